@@ -1,0 +1,44 @@
+# Sourced by the other scripts: makes .venv from the lock file, once, and says where it is.
+# Needs nothing but python3 (3.11 or newer) and pip; Debian's python3 without python3-venv is enough.
+
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+python="${PYTHON:-python3}"
+lock=requirements/dev.lock
+venv="$PWD/.venv"
+
+fail() {
+    printf 'turbopump: %s\n' "$*" >&2
+    exit 1
+}
+
+command -v "$python" >/dev/null || fail "no $python found: install Python 3.11 or newer, or set PYTHON"
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+    fail "$python is older than 3.11: set PYTHON to a newer one"
+
+fingerprint() {
+    { cat "$lock" pyproject.toml; "$python" --version; printf '%s' "$venv"; } | sha256sum | cut -d' ' -f1
+}
+
+make_venv() {
+    printf 'turbopump: setting up %s (first run only)\n' "${venv#"$PWD"/}" >&2
+    rm -rf "$venv"
+    # --without-pip: Debian leaves ensurepip out of python3; pip outside can install into the venv.
+    "$python" -m venv --without-pip "$venv"
+    if "$python" -m pip --version >/dev/null 2>&1; then
+        local pip=("$python" -m pip --python "$venv/bin/python")
+    elif "$venv/bin/python" -m ensurepip >/dev/null 2>&1; then
+        local pip=("$venv/bin/python" -m pip)
+    else
+        fail "no pip found: install it (Debian: apt-get install python3-pip) and run this again"
+    fi
+    export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+    "${pip[@]}" install --quiet --quiet --require-hashes -r "$lock"
+    "${pip[@]}" install --quiet --quiet --no-deps --no-build-isolation --editable .
+    fingerprint >"$venv/.complete"
+}
+
+[ "$(cat "$venv/.complete" 2>/dev/null || true)" = "$(fingerprint)" ] || make_venv
+export PATH="$venv/bin:$PATH"
+unset PYTHONHOME PYTHONPATH

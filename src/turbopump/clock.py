@@ -1,0 +1,35 @@
+"""The one source of time: everything that asks what time it is, asks a `Clock`.
+
+Timers are the event loop's; an event loop in virtual time (`turbopump.testing`) moves its clock along
+with its timers, so both always agree.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """What time it is, for people and for durations."""
+
+    def now_ms(self) -> int:
+        """Return milliseconds since the Unix epoch; may jump when somebody sets the clock."""
+        ...
+
+    def monotonic_ms(self) -> int:
+        """Return milliseconds since an arbitrary moment; never goes back. For durations."""
+        ...
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def monotonic_ms(self) -> int:
+        return time.monotonic_ns() // 1_000_000
+
+
+SYSTEM_CLOCK: Clock = SystemClock()

@@ -1,0 +1,99 @@
+"""Every exception that Turbopump raises, in one tree.
+
+::
+
+    TurbopumpError
+    ├── InvalidArgument            a value given by the caller is not allowed (also a ValueError)
+    ├── WireError                  bytes that are not what the protocol says; knows the position
+    │   ├── FrameError             length word or header length: the stream cannot be followed further
+    │   ├── HeaderError            a frame's header is not readable, or a field is missing or wrong
+    │   ├── BodyError              a body is not of the kind its request or answer calls for
+    │   └── RecordError            a stored message is damaged
+    ├── NetworkError               talking to a peer failed; ``retriable``
+    │   ├── ConnectFailed          nobody answered at the address, or it is in its back-off pause
+    │   ├── ConnectionLost         the connection closed before the answer came
+    │   ├── RequestTimeout         no answer in time
+    │   └── Overloaded             this side has too much in flight or unwritten
+    └── RemoteError                the peer answered with an error code; knows code and remark
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class TurbopumpError(Exception):
+    """The root of everything raised on purpose."""
+
+    retriable: ClassVar[bool] = False
+    """Whether the same call may well succeed when it is made again."""
+
+
+class InvalidArgument(TurbopumpError, ValueError):
+    """A value given by the caller is not allowed; the text names it, its value and what is allowed."""
+
+
+class WireError(TurbopumpError):
+    """Bytes that are not what the protocol says; ``position`` counts from their start."""
+
+    def __init__(self, reason: str, position: int = 0) -> None:
+        super().__init__(reason, position)
+        self.reason = reason
+        self.position = position
+
+    def __str__(self) -> str:
+        return f"{self.reason} (at byte {self.position})"
+
+    def shifted(self, by: int) -> WireError:
+        """Return the same error as seen from ``by`` bytes further left."""
+        return type(self)(self.reason, self.position + by)
+
+
+class FrameError(WireError):
+    """The length words of a frame make no sense, so the stream cannot be followed any further."""
+
+
+class HeaderError(WireError):
+    """A frame's header cannot be read, or one of its fields is missing or wrong."""
+
+
+class BodyError(WireError):
+    """A body is not of the kind that its request or answer calls for."""
+
+
+class RecordError(WireError):
+    """A stored message is damaged."""
+
+
+class NetworkError(TurbopumpError):
+    """Talking to a peer failed; whether it has seen the request is unknown unless a subclass says."""
+
+    retriable = True
+
+
+class ConnectFailed(NetworkError):
+    """Nobody answered at the address, or it is still in the pause after an earlier failure."""
+
+
+class ConnectionLost(NetworkError):
+    """The connection closed before the answer came; the peer may or may not have acted."""
+
+
+class RequestTimeout(NetworkError):
+    """No answer came in time; the peer may or may not have acted."""
+
+
+class Overloaded(NetworkError):
+    """This side has too many requests in flight or too many bytes unwritten; nothing was sent."""
+
+
+class RemoteError(TurbopumpError):
+    """The peer answered with an error; ``code`` is the response code and ``remark`` its own words."""
+
+    def __init__(self, code: int, remark: str) -> None:
+        super().__init__(code, remark)
+        self.code = code
+        self.remark = remark
+
+    def __str__(self) -> str:
+        return f"code {self.code}: {self.remark}"

@@ -1,0 +1,1 @@
+"""Sockets around the wire: connections, servers, routers, pools. Knows commands, not topics."""

@@ -1,0 +1,1 @@
+"""The durable log: commit log, consume queues and key index. Synchronous, one writer."""

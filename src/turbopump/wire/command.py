@@ -1,0 +1,270 @@
+"""One frame as a value: a request or an answer, with its header in JSON or in the binary form."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from enum import IntEnum
+
+import msgspec
+from msgspec import Struct
+
+from turbopump.errors import BodyError, HeaderError
+from turbopump.wire import lenient_json
+from turbopump.wire.codes import VERSION, Language
+from turbopump.wire.schema import I32, ExtFields, Header
+
+FLAG_RESPONSE = 0b01
+FLAG_ONEWAY = 0b10
+
+Buffer = bytes | bytearray | memoryview
+Payload = Buffer | Sequence[Buffer]
+"""A body, in one piece or in several that are sent one after the other without being joined."""
+
+
+class Serialize(IntEnum):
+    """The form of a frame's header; the number stands in the frame."""
+
+    JSON = 0
+    ROCKETMQ = 1
+
+
+class Command(Struct, frozen=True):
+    """A request or an answer.
+
+    ``language`` is None when the sender's is unknown. ``ext_fields`` is None when there is no header
+    class at all; an empty one is ``{}``, which some peers tell apart.
+    """
+
+    code: int
+    flag: int = 0
+    opaque: int = 0
+    language: int | None = Language.PYTHON
+    version: int = VERSION
+    remark: str | None = None
+    ext_fields: ExtFields | None = None
+    body: Payload = b""
+    serialize: Serialize = Serialize.JSON
+
+    @property
+    def is_response(self) -> bool:
+        return bool(self.flag & FLAG_RESPONSE)
+
+    @property
+    def is_oneway(self) -> bool:
+        return bool(self.flag & FLAG_ONEWAY)
+
+    @property
+    def body_length(self) -> int:
+        """Bytes of the body, over all its pieces."""
+        return sum(map(len, body_parts(self.body)))
+
+    def answer(
+        self,
+        code: int,
+        header: Header | None = None,
+        *,
+        remark: str | None = None,
+        body: Payload = b"",
+    ) -> Command:
+        """Make the answer to this request, in the encoding that the request came in."""
+        return Command(
+            code=code,
+            flag=FLAG_RESPONSE,
+            opaque=self.opaque,
+            remark=remark,
+            ext_fields=None if header is None else header.to_ext_fields(),
+            body=body,
+            serialize=self.serialize,
+        )
+
+
+def request(code: int, header: Header | None = None, body: Payload = b"") -> Command:
+    """Make a request; the connection that sends it gives it a number."""
+    return Command(
+        code=code,
+        ext_fields=None if header is None else header.to_ext_fields(),
+        body=body,
+    )
+
+
+def body_parts(body: Payload) -> Sequence[Buffer]:
+    """Return the pieces of a body."""
+    return (body,) if isinstance(body, bytes | bytearray | memoryview) else body
+
+
+def encode_header(command: Command) -> bytes:
+    """Return the header in the command's own encoding."""
+    if command.serialize == Serialize.JSON:
+        return _encode_json(command)
+    return _encode_binary(command)
+
+
+def decode_header(data: bytes, serialize: int, body: bytes = b"") -> Command:
+    """Read a header; the error's position counts from the header's start."""
+    if serialize == Serialize.JSON:
+        return _decode_json(data, body)
+    if serialize == Serialize.ROCKETMQ:
+        return _decode_binary(data, body)
+    raise HeaderError(f"header encoding {serialize} is neither JSON (0) nor binary (1)")
+
+
+# --- JSON -----------------------------------------------------------------------------------------
+
+
+class _JsonHeader(Struct, omit_defaults=True):
+    """The JSON form, its members in the order that Java writes them."""
+
+    code: int
+    ext_fields: dict[str, str] | None = msgspec.field(name="extFields", default=None)
+    flag: int = msgspec.field(name="flag", default_factory=int)
+    language: str | None = None
+    opaque: I32 = msgspec.field(name="opaque", default_factory=int)
+    remark: str | None = None
+    serialize: str | None = msgspec.field(name="serializeTypeCurrentRPC", default=None)
+    version: int = msgspec.field(name="version", default_factory=int)
+
+
+_decode_json_header = msgspec.json.Decoder(_JsonHeader).decode
+_encode_json_header = msgspec.json.Encoder().encode
+_LANGUAGE_NAMES = {language.value: language.name for language in Language}
+_LANGUAGE_NUMBERS = {language.name: language.value for language in Language}
+
+
+def _encode_json(command: Command) -> bytes:
+    return _encode_json_header(
+        _JsonHeader(
+            command.code,
+            command.ext_fields,
+            command.flag,
+            None if command.language is None else _LANGUAGE_NAMES.get(command.language),
+            command.opaque,
+            command.remark,
+            "JSON",
+            command.version,
+        )
+    )
+
+
+def _decode_json(data: bytes, body: bytes) -> Command:
+    try:
+        header = _decode_json_header(data)
+    except msgspec.DecodeError:
+        header = _decode_odd_json(data)
+    language = header.language
+    return Command(
+        header.code,
+        header.flag,
+        header.opaque,
+        None if language is None else _LANGUAGE_NUMBERS.get(language),
+        header.version,
+        header.remark,
+        header.ext_fields,
+        body,
+    )
+
+
+def _decode_odd_json(data: bytes) -> _JsonHeader:
+    """Read what fastjson accepts beyond strict JSON: other types of values, odd languages."""
+    try:
+        value = lenient_json.loads(data)
+        if not isinstance(value, dict):
+            raise HeaderError("header is not a JSON object")
+        fields = value.get("extFields")
+        if isinstance(fields, dict):
+            value["extFields"] = {
+                str(name): _as_text(item) for name, item in fields.items() if item is not None
+            }
+        value["language"] = _language_name(value.get("language"))
+        return msgspec.convert(value, _JsonHeader, strict=False)
+    except BodyError as error:
+        raise HeaderError(error.reason, error.position) from error
+    except msgspec.ValidationError as error:
+        raise HeaderError(f"header: {error}") from error
+
+
+def _as_text(value: object) -> str:
+    return value if isinstance(value, str) else lenient_json.dumps(value)
+
+
+def _language_name(value: object) -> str | None:
+    if isinstance(value, int):
+        return _LANGUAGE_NAMES.get(value)
+    return value.upper() if isinstance(value, str) else None
+
+
+# --- binary ---------------------------------------------------------------------------------------
+
+_FIXED = struct.Struct(">hbhiii")
+_LENGTH = struct.Struct(">i")
+_NAME_LENGTH = struct.Struct(">h")
+
+
+def _encode_binary(command: Command) -> bytes:
+    language = Language.OTHER if command.language is None else command.language
+    remark = (command.remark or "").encode()
+    entries: list[bytes] = []
+    for name, value in (command.ext_fields or {}).items():
+        name_bytes, value_bytes = name.encode(), value.encode()
+        entries += (
+            _NAME_LENGTH.pack(len(name_bytes)),
+            name_bytes,
+            _LENGTH.pack(len(value_bytes)),
+            value_bytes,
+        )
+    fields = b"".join(entries)
+    fixed = _FIXED.pack(
+        command.code, language, command.version, command.opaque, command.flag, len(remark)
+    )
+    return b"".join((fixed, remark, _LENGTH.pack(len(fields)), fields))
+
+
+def _decode_binary(data: bytes, body: bytes) -> Command:
+    if len(data) < _FIXED.size + _LENGTH.size:
+        raise HeaderError(f"binary header of {len(data)} bytes is too short", len(data))
+    code, language, version, opaque, flag, remark_length = _FIXED.unpack_from(data)
+    remark, at = _text(data, _FIXED.size, remark_length)
+    if len(data) - at < _LENGTH.size:
+        raise HeaderError("header ends before the length of its fields", at)
+    (fields_length,) = _LENGTH.unpack_from(data, at)
+    at += _LENGTH.size
+    if fields_length != len(data) - at:
+        raise HeaderError(f"fields of {fields_length} bytes, but {len(data) - at} are left", at - 4)
+    return Command(
+        code,
+        flag,
+        opaque,
+        language if language in _LANGUAGE_NAMES else None,
+        version,
+        remark or None,
+        _binary_fields(data, at) if fields_length else None,
+        body,
+        Serialize.ROCKETMQ,
+    )
+
+
+def _binary_fields(data: bytes, at: int) -> ExtFields:
+    fields: ExtFields = {}
+    while at < len(data):
+        name, at = _sized_text(data, at, _NAME_LENGTH)
+        value, at = _sized_text(data, at, _LENGTH)
+        if name and value:
+            # In this form an empty value is a missing one.
+            fields[name] = value
+    return fields
+
+
+def _sized_text(data: bytes, at: int, length: struct.Struct) -> tuple[str, int]:
+    if len(data) - at < length.size:
+        raise HeaderError("header ends inside its fields", at)
+    return _text(data, at + length.size, length.unpack_from(data, at)[0])
+
+
+def _text(data: bytes, at: int, length: int) -> tuple[str, int]:
+    end = at + length
+    if length < 0 or end > len(data):
+        raise HeaderError(f"text of {length} bytes, but {len(data) - at} are left", at)
+    try:
+        return str(data[at:end], "utf-8"), end
+    except UnicodeDecodeError as error:
+        raise HeaderError("text is not UTF-8", at + error.start) from error

@@ -1,0 +1,70 @@
+"""Message bodies, compressed and back."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+
+import lz4.frame
+import zstandard
+
+from turbopump.errors import RecordError
+from turbopump.wire.sysflag import Compression
+
+INFLATED_BYTES_MAX = 64 * 1024 * 1024
+"""The most that one body may become: senders are held to 4 MiB, so more is an attack."""
+
+LEVEL = 5
+
+
+def deflate(body: bytes, compression: Compression = Compression.ZLIB, level: int = LEVEL) -> bytes:
+    """Compress a body."""
+    match compression:
+        case Compression.ZLIB:
+            return zlib.compress(body, level)
+        case Compression.LZ4:
+            return lz4.frame.compress(body, compression_level=level)
+        case Compression.ZSTD:
+            return zstandard.ZstdCompressor(level=level).compress(body)
+
+
+def inflate(stored: bytes, compression: Compression, bytes_max: int = INFLATED_BYTES_MAX) -> bytes:
+    """Return the plain body, refusing one that is damaged or grows beyond ``bytes_max``."""
+    try:
+        body, complete = _INFLATE[compression](stored, bytes_max + 1)
+    except (zlib.error, RuntimeError, zstandard.ZstdError, EOFError) as error:
+        raise RecordError(f"body is not valid {compression.name}: {error}") from error
+    if len(body) > bytes_max:
+        raise RecordError(f"body inflates to more than {bytes_max} bytes")
+    if not complete:
+        raise RecordError(f"body ends in the middle of its {compression.name} stream")
+    return body
+
+
+def _inflate_zlib(stored: bytes, bytes_max: int) -> tuple[bytes, bool]:
+    stream = zlib.decompressobj()
+    return stream.decompress(stored, bytes_max), stream.eof
+
+
+def _inflate_lz4(stored: bytes, bytes_max: int) -> tuple[bytes, bool]:
+    stream = lz4.frame.LZ4FrameDecompressor()
+    return stream.decompress(stored, bytes_max), stream.eof
+
+
+def _inflate_zstd(stored: bytes, bytes_max: int) -> tuple[bytes, bool]:
+    reader = zstandard.ZstdDecompressor().stream_reader(stored)
+    body = reader.read(bytes_max)
+    return body, len(body) >= bytes_max or _zstd_is_complete(stored)
+
+
+def _zstd_is_complete(stored: bytes) -> bool:
+    stream = zstandard.ZstdDecompressor().decompressobj()
+    stream.decompress(stored)
+    return stream.eof
+
+
+_INFLATE: dict[Compression, Callable[[bytes, int], tuple[bytes, bool]]] = {
+    Compression.ZLIB: _inflate_zlib,
+    Compression.LZ4: _inflate_lz4,
+    Compression.ZSTD: _inflate_zstd,
+}

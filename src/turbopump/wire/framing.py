@@ -1,0 +1,120 @@
+"""Frames in a byte stream: a length, the header's length and encoding, the header, the body."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+from turbopump.errors import FrameError, InvalidArgument, WireError
+from turbopump.wire.command import Buffer, Command, body_parts, decode_header, encode_header
+
+FRAME_BYTES_MAX = 16 * 1024 * 1024
+
+_PREFIX = struct.Struct(">ii")
+_LENGTH_BYTES = 4
+_HEADER_LENGTH_BITS = 0xFF_FFFF
+
+
+def encode(command: Command, frame_bytes_max: int = FRAME_BYTES_MAX) -> bytes:
+    """Return the whole frame in one piece."""
+    return b"".join(encode_parts(command, frame_bytes_max))
+
+
+def encode_parts(command: Command, frame_bytes_max: int = FRAME_BYTES_MAX) -> list[Buffer]:
+    """Return the frame as its first piece and the pieces of its body, which are not copied."""
+    header = encode_header(command)
+    parts = body_parts(command.body)
+    length = _LENGTH_BYTES + len(header) + sum(map(len, parts))
+    if length > frame_bytes_max or len(header) > _HEADER_LENGTH_BITS:
+        raise InvalidArgument(f"frame of {length} bytes: at most {frame_bytes_max} are allowed")
+    return [_PREFIX.pack(length, command.serialize << 24 | len(header)) + header, *parts]
+
+
+class FrameDecoder:
+    """Cuts a byte stream into commands, however it is chunked.
+
+    Holds at most one frame and the last chunk. After an error the stream cannot be followed further,
+    and every later call raises the same error.
+    """
+
+    def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+        self._frame_bytes_max = frame_bytes_max
+        self._pending = bytearray()
+        self._missing = 0
+        self._consumed = 0
+        self._error: WireError | None = None
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes received of a frame that is not complete."""
+        return len(self._pending)
+
+    def feed(self, chunk: bytes) -> Iterator[Command]:
+        """Yield the commands that the chunk completes; read it to the end before the next chunk.
+
+        Errors count their position from the start of the stream.
+        """
+        if self._error is not None:
+            raise self._error
+        if self._pending:
+            self._pending += chunk
+            if len(self._pending) < self._missing:
+                return
+            chunk = bytes(self._pending)
+            self._pending.clear()
+        try:
+            yield from self._frames(chunk)
+        except WireError as error:
+            self._error = error
+            raise
+
+    def _frames(self, data: bytes) -> Iterator[Command]:
+        at, end = 0, len(data)
+        while end - at >= _LENGTH_BYTES:
+            length = int.from_bytes(data[at : at + _LENGTH_BYTES], "big", signed=True)
+            if not _LENGTH_BYTES <= length <= self._frame_bytes_max:
+                raise FrameError(
+                    f"frame of {length} bytes: {_LENGTH_BYTES} to {self._frame_bytes_max} are allowed",
+                    self._consumed + at,
+                )
+            frame_end = at + _LENGTH_BYTES + length
+            if frame_end > end:
+                break
+            yield _command(data, at, frame_end, self._consumed)
+            at = frame_end
+        self._keep(data, at)
+
+    def _keep(self, data: bytes, at: int) -> None:
+        """Keep what is left of the chunk until the rest of its frame comes."""
+        rest = data[at:] if at else data
+        self._consumed += at
+        self._pending += rest
+        known = len(rest) >= _LENGTH_BYTES
+        # Known once the length word is there; until then any byte may complete it.
+        self._missing = _LENGTH_BYTES + int.from_bytes(rest[:_LENGTH_BYTES], "big") if known else 0
+
+
+def decode(frame: bytes, frame_bytes_max: int = FRAME_BYTES_MAX) -> Command:
+    """Read exactly one whole frame."""
+    decoder = FrameDecoder(frame_bytes_max)
+    commands = list(decoder.feed(frame))
+    if decoder.pending_bytes or len(commands) != 1:
+        whole = len(frame) - decoder.pending_bytes
+        raise FrameError(f"expected one whole frame, found {len(commands)} and a rest", whole)
+    return commands[0]
+
+
+def _command(data: bytes, at: int, end: int, consumed: int) -> Command:
+    """Read the frame between two positions; ``consumed`` bytes of the stream lie before the data."""
+    mark = int.from_bytes(data[at + 4 : at + 8], "big")
+    header_at = at + _PREFIX.size
+    header_end = header_at + (mark & _HEADER_LENGTH_BITS)
+    if header_end > end:
+        raise FrameError(
+            f"header of {header_end - header_at} bytes in a frame of {end - at - 4}",
+            consumed + at + _LENGTH_BYTES,
+        )
+    try:
+        return decode_header(data[header_at:header_end], mark >> 24, data[header_end:end])
+    except WireError as error:
+        raise error.shifted(consumed + header_at) from error

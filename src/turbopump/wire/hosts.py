@@ -1,0 +1,51 @@
+"""Network addresses as messages and ids keep them: 4 or 16 bytes of IP, then the port as an i32."""
+
+from __future__ import annotations
+
+import ipaddress
+from functools import lru_cache
+
+from msgspec import Struct
+
+from turbopump.errors import InvalidArgument
+
+V4_BYTES = 4
+V6_BYTES = 16
+
+
+class Host(Struct, frozen=True):
+    """An IP address, 4 or 16 bytes, and a port."""
+
+    ip: bytes
+    port: int
+
+    @property
+    def is_v6(self) -> bool:
+        return len(self.ip) == V6_BYTES
+
+    @property
+    def address(self) -> str:
+        """The IP address as text."""
+        return str(ipaddress.ip_address(self.ip))
+
+    def __str__(self) -> str:
+        return f"[{self.address}]:{self.port}" if self.is_v6 else f"{self.address}:{self.port}"
+
+
+@lru_cache(maxsize=4096)
+def host(address: str, port: int) -> Host:
+    """Make a host from an IP address as text; names are not looked up."""
+    try:
+        return Host(ipaddress.ip_address(address).packed, port)
+    except ValueError as error:
+        raise InvalidArgument(f"address {address!r} is not an IP address") from error
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Take ``host:port`` apart, where an IPv6 host stands in brackets."""
+    name, colon, port = text.strip().rpartition(":")
+    if not colon or not name or not port.isdecimal() or int(port) > 0xFFFF:
+        raise InvalidArgument(f"address {text!r}: expected host:port, as in 127.0.0.1:9876")
+    if name.startswith("[") and name.endswith("]"):
+        name = name[1:-1]
+    return name, int(port)

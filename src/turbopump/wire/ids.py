@@ -1,0 +1,105 @@
+"""The two ids of a message: where it lies (offset id), and who made it when (unique id)."""
+
+from __future__ import annotations
+
+import datetime
+import struct
+
+from msgspec import Struct
+
+from turbopump.clock import Clock
+from turbopump.errors import InvalidArgument
+from turbopump.message import PhysicalOffset
+from turbopump.wire.hosts import V4_BYTES, V6_BYTES, Host
+
+_OFFSET_ID_TAIL = struct.Struct(">iq")
+_UNIQUE_ID_TAIL = struct.Struct(">HIiH")
+
+_CLOCK_SLIP_MS = 1_000_000
+"""A clock set back by less than this keeps ids at the month's first instant."""
+
+
+def offset_id(store_host: Host, offset: PhysicalOffset) -> str:
+    """Return the id that says on which broker and at which position a message lies."""
+    return (store_host.ip + _OFFSET_ID_TAIL.pack(store_host.port, offset)).hex().upper()
+
+
+def parse_offset_id(text: str) -> tuple[Host, PhysicalOffset]:
+    """Take an offset id apart."""
+    raw, ip_bytes = _id_bytes(text, "offset message id", _OFFSET_ID_TAIL.size)
+    port, offset = _OFFSET_ID_TAIL.unpack_from(raw, ip_bytes)
+    return Host(raw[:ip_bytes], port), PhysicalOffset(offset)
+
+
+class UniqueId(Struct, frozen=True):
+    """What a unique id is made of; ``month_ms`` counts from the start of the maker's month."""
+
+    ip: bytes
+    process: int
+    maker: int
+    month_ms: int
+    counter: int
+
+    def __str__(self) -> str:
+        tail = _UNIQUE_ID_TAIL.pack(self.process, self.maker, self.month_ms, self.counter)
+        return (self.ip + tail).hex().upper()
+
+    def created_ms(self, now_ms: int) -> int:
+        """Return when it was made, read as the last such moment of a month before ``now_ms``."""
+        this_month = _month_start_ms(now_ms)
+        created = this_month + self.month_ms
+        return created if created < now_ms else _month_start_ms(this_month - 1) + self.month_ms
+
+
+def parse_unique_id(text: str) -> UniqueId:
+    """Take a unique id apart."""
+    raw, ip_bytes = _id_bytes(text, "unique message id", _UNIQUE_ID_TAIL.size)
+    return UniqueId(raw[:ip_bytes], *_UNIQUE_ID_TAIL.unpack_from(raw, ip_bytes))
+
+
+class UniqueIds:
+    """Makes the unique ids of one process: never the same one twice within a millisecond's 65,536."""
+
+    def __init__(self, clock: Clock, ip: bytes, process: int, maker: int) -> None:
+        self._clock = clock
+        self._prefix = ip + struct.pack(">HI", process & 0xFFFF, maker & 0xFFFF_FFFF)
+        self._counter = 0
+        self._month_ms = self._next_month_ms = 0
+
+    def next(self) -> str:
+        """Make one."""
+        now_ms = self._clock.now_ms()
+        if now_ms >= self._next_month_ms:
+            self._month_ms = _month_start_ms(now_ms)
+            self._next_month_ms = _month_start_ms(self._month_ms + 32 * 24 * 3600 * 1000)
+        elapsed_ms = now_ms - self._month_ms
+        if elapsed_ms < 0:
+            elapsed_ms = self._elapsed_after_clock_set_back(now_ms)
+        tail = struct.pack(">iH", elapsed_ms, self._counter)
+        self._counter = (self._counter + 1) & 0xFFFF
+        return (self._prefix + tail).hex().upper()
+
+    def _elapsed_after_clock_set_back(self, now_ms: int) -> int:
+        if self._month_ms - now_ms < _CLOCK_SLIP_MS:
+            return 0
+        self._month_ms = _month_start_ms(now_ms)
+        self._next_month_ms = _month_start_ms(self._month_ms + 32 * 24 * 3600 * 1000)
+        return now_ms - self._month_ms
+
+
+def _id_bytes(text: str, what: str, tail_bytes: int) -> tuple[bytes, int]:
+    try:
+        raw = bytes.fromhex(text)
+    except ValueError:
+        raw = b""
+    ip_bytes = len(raw) - tail_bytes
+    if ip_bytes not in {V4_BYTES, V6_BYTES} or len(text) != 2 * len(raw):
+        raise InvalidArgument(f"{text!r} is not a {what}: expected 32 or 56 hex digits")
+    return raw, ip_bytes
+
+
+def _month_start_ms(moment_ms: int) -> int:
+    # The protocol counts from the local month, so the machine's own time zone is meant.
+    moment = datetime.datetime.fromtimestamp(moment_ms / 1000).astimezone()
+    start = moment.replace(day=1, hour=0, minute=0, second=0, microsecond=0, tzinfo=None)
+    return int(start.timestamp()) * 1000

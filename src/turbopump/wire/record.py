@@ -1,0 +1,262 @@
+"""The stored message: the same bytes in the commit log and in the answer to a pull.
+
+`Record` is what goes in (the store fills in where and when), `MessageView` is what comes out. A view
+costs one unpacking of the fixed part; properties are parsed and the body is inflated only when asked.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+from msgspec import Struct
+from msgspec.structs import force_setattr
+
+from turbopump.errors import InvalidArgument, RecordError
+from turbopump.message import PhysicalOffset, QueueOffset
+from turbopump.wire import properties, sysflag
+from turbopump.wire.compression import inflate
+from turbopump.wire.hashing import body_crc
+from turbopump.wire.hosts import Host
+from turbopump.wire.ids import offset_id
+
+MAGIC = 0xDAA320A7
+MAGIC_V2 = 0xDAA320AB
+"""Release 5 only: a topic length of two bytes. Read, never written."""
+BLANK_MAGIC = 0xCBD43194
+"""Fills the end of a log file: total size and this, the rest undefined."""
+
+BLANK_BYTES = 8
+TOPIC_BYTES_MAX = 127
+PROPERTIES_BYTES_MAX = properties.BYTES_MAX
+FIXED_BYTES = 91
+"""Size of a record without body, topic and properties, both hosts IPv4."""
+
+_HOST_V6_EXTRA_BYTES = 12
+_SYS_FLAG_LOW_BYTE_AT = 39
+_HOST_WIDTHS = ((4, 4), (16, 4), (4, 16), (16, 16))
+# Indexed by the two bits of the system flag that tell the widths of the born and the store host.
+_FIXED = tuple(struct.Struct(f">iIiiiqqiq{born}siq{store}siiqi") for born, store in _HOST_WIDTHS)
+_PREFIX = struct.Struct(">iI")
+_PROPERTIES_LENGTH = struct.Struct(">h")
+_V2_TOPIC_LENGTH = struct.Struct(">h")
+
+
+class Record(Struct, frozen=True, kw_only=True):
+    """A message about to be stored: everything but its position and the time of storing.
+
+    ``body`` is as it will lie in the log, compressed if ``sys_flag`` says so; ``properties`` is their
+    text form. ``size`` is known before the position is, so a log can make room first.
+    """
+
+    topic: bytes
+    queue_id: int
+    body: bytes
+    properties: bytes = b""
+    flag: int = 0
+    sys_flag: int = 0
+    born_timestamp_ms: int
+    born_host: Host
+    store_host: Host
+    reconsume_times: int = 0
+    prepared_transaction_offset: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.topic) <= TOPIC_BYTES_MAX:
+            raise InvalidArgument(
+                f"topic of {len(self.topic)} bytes: 1 to {TOPIC_BYTES_MAX} are allowed"
+            )
+        if len(self.properties) > PROPERTIES_BYTES_MAX:
+            raise InvalidArgument(
+                f"properties of {len(self.properties)} bytes: at most {PROPERTIES_BYTES_MAX}"
+            )
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole record."""
+        v6_hosts = self.born_host.is_v6 + self.store_host.is_v6
+        variable = len(self.body) + len(self.topic) + len(self.properties)
+        return FIXED_BYTES + variable + v6_hosts * _HOST_V6_EXTRA_BYTES
+
+    def encode(
+        self, queue_offset: QueueOffset, physical_offset: PhysicalOffset, store_timestamp_ms: int
+    ) -> bytes:
+        """Return the record's bytes; the bits for IPv6 hosts follow the hosts."""
+        born, store = self.born_host, self.store_host
+        widths = born.is_v6 | store.is_v6 << 1
+        host_bits = sysflag.BORN_HOST_V6 | sysflag.STORE_HOST_V6
+        fixed = _FIXED[widths].pack(
+            self.size,
+            MAGIC,
+            body_crc(self.body),
+            self.queue_id,
+            self.flag,
+            queue_offset,
+            physical_offset,
+            self.sys_flag & ~host_bits | widths << 4,
+            self.born_timestamp_ms,
+            born.ip,
+            born.port,
+            store_timestamp_ms,
+            store.ip,
+            store.port,
+            self.reconsume_times,
+            self.prepared_transaction_offset,
+            len(self.body),
+        )
+        topic_length = len(self.topic).to_bytes(1, "big")
+        properties_length = _PROPERTIES_LENGTH.pack(len(self.properties))
+        return b"".join(
+            (fixed, self.body, topic_length, self.topic, properties_length, self.properties)
+        )
+
+
+class MessageView(Struct, frozen=True, eq=False):
+    """A stored message. The fields up to ``body_length`` are in the order they have in the record."""
+
+    size: int
+    magic: int
+    body_crc: int
+    queue_id: int
+    flag: int
+    queue_offset: QueueOffset
+    physical_offset: PhysicalOffset
+    sys_flag: int
+    born_timestamp_ms: int
+    born_ip: bytes
+    born_port: int
+    store_timestamp_ms: int
+    store_ip: bytes
+    store_port: int
+    reconsume_times: int
+    prepared_transaction_offset: int
+    body_length: int
+    stored_body: bytes
+    """The body as it lies in the log, perhaps compressed."""
+    topic: str
+    stored_properties: bytes
+    _properties: dict[str, str] | None = None
+    _body: bytes | None = None
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """All properties, system ones included; parsed at the first use."""
+        found = self._properties
+        if found is None:
+            found = properties.decode(self.stored_properties.decode("utf-8", "replace"))
+            force_setattr(self, "_properties", found)
+        return found
+
+    @property
+    def body(self) -> bytes:
+        """The body as its sender gave it; inflated at the first use."""
+        body = self._body
+        if body is None:
+            compression = sysflag.compression_of(self.sys_flag)
+            body = (
+                self.stored_body if compression is None else inflate(self.stored_body, compression)
+            )
+            force_setattr(self, "_body", body)
+        return body
+
+    @property
+    def tags(self) -> str | None:
+        return self.properties.get(properties.TAGS)
+
+    @property
+    def keys(self) -> list[str]:
+        return self.properties.get(properties.KEYS, "").split()
+
+    @property
+    def unique_key(self) -> str | None:
+        return self.properties.get(properties.UNIQUE_KEY)
+
+    @property
+    def born_host(self) -> Host:
+        return Host(self.born_ip, self.born_port)
+
+    @property
+    def store_host(self) -> Host:
+        return Host(self.store_ip, self.store_port)
+
+    @property
+    def offset_id(self) -> str:
+        """The id that says where the message lies."""
+        return offset_id(self.store_host, self.physical_offset)
+
+    @property
+    def message_id(self) -> str:
+        """The id that users see: the sender's unique one, else the offset id."""
+        return self.unique_key or self.offset_id
+
+    @property
+    def transaction(self) -> sysflag.Transaction:
+        return sysflag.transaction_of(self.sys_flag)
+
+
+def encode_blank(size: int) -> bytes:
+    """Return the start of the filler for the last ``size`` bytes of a log file."""
+    return _PREFIX.pack(size, BLANK_MAGIC)
+
+
+def decode_record(data: bytes | memoryview, at: int = 0, *, check_crc: bool = False) -> MessageView:
+    """Read the record at a position; ``check_crc`` also compares the body with its checksum."""
+    size, magic = _prefix(data, at)
+    fixed = _FIXED[data[at + _SYS_FLAG_LOW_BYTE_AT] >> 4 & 0b11]
+    body_at = at + fixed.size
+    end = at + size
+    if body_at > end:
+        raise RecordError(f"record of {size} bytes is too short", at)
+    fields = fixed.unpack_from(data, at)
+    topic_length_at = body_at + fields[-1]
+    if fields[-1] < 0 or topic_length_at >= end:
+        raise RecordError(f"body of {fields[-1]} bytes in a record of {size}", body_at - 4)
+    body = bytes(data[body_at:topic_length_at])
+    topic, properties_at = _topic(data, topic_length_at, end, magic)
+    if check_crc and body_crc(body) != fields[2]:
+        raise RecordError(f"body does not match its checksum {fields[2]}", body_at)
+    return MessageView(*fields, body, topic, _properties(data, properties_at, end))
+
+
+def decode_records(data: bytes | memoryview) -> Iterator[MessageView]:
+    """Read a run of records as in the answer to a pull."""
+    at = 0
+    while at < len(data):
+        view = decode_record(data, at)
+        yield view
+        at += view.size
+
+
+def _prefix(data: bytes | memoryview, at: int) -> tuple[int, int]:
+    if len(data) - at < FIXED_BYTES:
+        raise RecordError(f"{max(0, len(data) - at)} bytes are too few for a record", at)
+    size, magic = _PREFIX.unpack_from(data, at)
+    if magic not in {MAGIC, MAGIC_V2}:
+        raise RecordError(f"magic number 0x{magic:08X} is not a message's", at + 4)
+    if not FIXED_BYTES <= size <= len(data) - at:
+        raise RecordError(f"record of {size} bytes, but {len(data) - at} are left", at)
+    return size, magic
+
+
+def _topic(data: bytes | memoryview, at: int, end: int, magic: int) -> tuple[str, int]:
+    if magic == MAGIC:
+        length, start = data[at], at + 1
+    elif end - at < _V2_TOPIC_LENGTH.size:
+        raise RecordError("record ends before its topic", at)
+    else:
+        length, start = _V2_TOPIC_LENGTH.unpack_from(data, at)[0], at + _V2_TOPIC_LENGTH.size
+    stop = start + length
+    if length < 0 or stop + _PROPERTIES_LENGTH.size > end:
+        raise RecordError(f"topic of {length} bytes does not fit into its record", at)
+    try:
+        return str(data[start:stop], "utf-8"), stop
+    except UnicodeDecodeError as error:
+        raise RecordError("topic is not UTF-8", start) from error
+
+
+def _properties(data: bytes | memoryview, at: int, end: int) -> bytes:
+    (length,) = _PROPERTIES_LENGTH.unpack_from(data, at)
+    start = at + _PROPERTIES_LENGTH.size
+    if length < 0 or start + length != end:
+        raise RecordError(f"properties of {length} bytes do not end with their record", at)
+    return bytes(data[start:end])

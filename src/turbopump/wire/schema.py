@@ -1,0 +1,88 @@
+"""How headers and bodies are declared, and the one codec for each.
+
+A subclass lists its fields in snake_case; on the wire they are camelCase unless ``field(name=...)``
+says otherwise. Headers travel as texts, bodies as JSON; members that are None are left out of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Self
+
+import msgspec
+from msgspec import Meta, Struct
+
+from turbopump.errors import BodyError, HeaderError
+from turbopump.wire import lenient_json
+
+I32 = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
+I64 = Annotated[int, Meta(ge=-(2**63), lt=2**63)]
+
+ExtFields = dict[str, str]
+
+
+class Header(Struct, frozen=True, rename="camel", kw_only=True):
+    """The typed fields of a request or an answer."""
+
+    def to_ext_fields(self) -> ExtFields:
+        """Return the fields as the texts that travel."""
+        return {
+            name: value if value.__class__ is str else _TEXT[value.__class__](value)
+            for name, value in msgspec.to_builtins(self).items()
+            if value is not None
+        }
+
+    @classmethod
+    def from_ext_fields(cls, ext_fields: Mapping[str, str] | None) -> Self:
+        """Read the fields; unknown ones are passed over, and the error names a bad or missing one."""
+        try:
+            return msgspec.convert(ext_fields or {}, cls, strict=False)
+        except msgspec.ValidationError as error:
+            raise HeaderError(f"{cls.__name__}: {_reason(error, ext_fields or {})}") from error
+
+
+class Body(Struct, frozen=True, rename="camel", kw_only=True):
+    """A JSON body."""
+
+    def encode(self, *, bare_keys: bool = False) -> bytes:
+        """Return the JSON; ``bare_keys`` writes integer and object keys as Java peers do."""
+        return lenient_json.dumps(_without_none(self), bare_keys=bare_keys).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """Read the JSON, proper or Java's; unknown members are passed over."""
+        return cls.from_value(lenient_json.loads(data))
+
+    @classmethod
+    def from_value(cls, value: object) -> Self:
+        """Give types to JSON that has been read already."""
+        try:
+            return msgspec.convert(value, cls, strict=False)
+        except msgspec.ValidationError as error:
+            raise BodyError(f"{cls.__name__}: {error}") from error
+
+
+_TEXT: dict[type, Callable[[Any], str]] = {
+    int: str,
+    float: str,
+    bool: ("false", "true").__getitem__,
+}
+
+
+def _reason(error: msgspec.ValidationError, ext_fields: Mapping[str, str]) -> str:
+    reason = str(error)
+    name = reason.rpartition("$.")[2].rstrip("`")
+    return f"{reason}, which is {ext_fields[name]!r}" if name in ext_fields else reason
+
+
+def _without_none(value: Any) -> Any:
+    """Turn structs into mappings that leave out None; keys that are structs stay as they are."""
+    if isinstance(value, Struct):
+        names = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
+        members = ((name, getattr(value, attribute)) for name, attribute in names)
+        return {name: _without_none(member) for name, member in members if member is not None}
+    if isinstance(value, Mapping):
+        return {key: _without_none(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | frozenset | set):
+        return [_without_none(item) for item in value]
+    return value
