@@ -1,7 +1,7 @@
 """The one source of time: everything that asks what time it is, asks a `Clock`.
 
-Timers are the event loop's; an event loop in virtual time (`turbopump.testing`) moves its clock along
-with its timers, so both always agree.
+Timers are the event loop's; a loop in virtual time (`turbopump.testing`) moves its clock along with
+its timers, so both always agree.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     TurbopumpError
     ├── InvalidArgument            a value given by the caller is not allowed (also a ValueError)
     ├── WireError                  bytes that are not what the protocol says; knows the position
-    │   ├── FrameError             length word or header length: the stream cannot be followed further
+    │   ├── FrameError             a length is wrong: the stream cannot be followed further
     │   ├── HeaderError            a frame's header is not readable, or a field is missing or wrong
     │   ├── BodyError              a body is not of the kind its request or answer calls for
     │   └── RecordError            a stored message is damaged
@@ -30,7 +30,7 @@ class TurbopumpError(Exception):
 
 
 class InvalidArgument(TurbopumpError, ValueError):
-    """A value given by the caller is not allowed; the text names it, its value and what is allowed."""
+    """A value given by the caller is not allowed; the text says which, and what is allowed."""
 
 
 class WireError(TurbopumpError):
@@ -66,7 +66,7 @@ class RecordError(WireError):
 
 
 class NetworkError(TurbopumpError):
-    """Talking to a peer failed; whether it has seen the request is unknown unless a subclass says."""
+    """Talking to a peer failed; whether it saw the request is unknown unless a subclass says."""
 
     retriable = True
 
@@ -88,7 +88,7 @@ class Overloaded(NetworkError):
 
 
 class RemoteError(TurbopumpError):
-    """The peer answered with an error; ``code`` is the response code and ``remark`` its own words."""
+    """The peer answered with an error: its response ``code`` and its own words, ``remark``."""
 
     def __init__(self, code: int, remark: str) -> None:
         super().__init__(code, remark)

@@ -9,7 +9,7 @@ from enum import IntEnum
 import msgspec
 from msgspec import Struct
 
-from turbopump.errors import BodyError, HeaderError
+from turbopump.errors import BodyError, HeaderError, InvalidArgument
 from turbopump.wire import lenient_json
 from turbopump.wire.codes import VERSION, Language
 from turbopump.wire.schema import I32, ExtFields, Header
@@ -32,8 +32,8 @@ class Serialize(IntEnum):
 class Command(Struct, frozen=True):
     """A request or an answer.
 
-    ``language`` is None when the sender's is unknown. ``ext_fields`` is None when there is no header
-    class at all; an empty one is ``{}``, which some peers tell apart.
+    ``language`` is None when the sender's is unknown. ``ext_fields`` is None when there is no
+    header class at all; an empty one is ``{}``, which some peers tell apart.
     """
 
     code: int
@@ -198,6 +198,7 @@ def _language_name(value: object) -> str | None:
 _FIXED = struct.Struct(">hbhiii")
 _LENGTH = struct.Struct(">i")
 _NAME_LENGTH = struct.Struct(">h")
+_NAME_BYTES_MAX = 0x7FFF
 
 
 def _encode_binary(command: Command) -> bytes:
@@ -206,6 +207,10 @@ def _encode_binary(command: Command) -> bytes:
     entries: list[bytes] = []
     for name, value in (command.ext_fields or {}).items():
         name_bytes, value_bytes = name.encode(), value.encode()
+        if len(name_bytes) > _NAME_BYTES_MAX:
+            raise InvalidArgument(
+                f"field name {name[:20]!r}… is longer than {_NAME_BYTES_MAX} bytes"
+            )
         entries += (
             _NAME_LENGTH.pack(len(name_bytes)),
             name_bytes,
@@ -213,9 +218,12 @@ def _encode_binary(command: Command) -> bytes:
             value_bytes,
         )
     fields = b"".join(entries)
-    fixed = _FIXED.pack(
-        command.code, language, command.version, command.opaque, command.flag, len(remark)
-    )
+    try:
+        fixed = _FIXED.pack(
+            command.code, language, command.version, command.opaque, command.flag, len(remark)
+        )
+    except struct.error as error:
+        raise InvalidArgument(f"{command!r} does not fit into a binary header: {error}") from error
     return b"".join((fixed, remark, _LENGTH.pack(len(fields)), fields))
 
 

@@ -33,8 +33,8 @@ def encode_parts(command: Command, frame_bytes_max: int = FRAME_BYTES_MAX) -> li
 class FrameDecoder:
     """Cuts a byte stream into commands, however it is chunked.
 
-    Holds at most one frame and the last chunk. After an error the stream cannot be followed further,
-    and every later call raises the same error.
+    Holds at most one frame and the last chunk. After an error the stream cannot be followed
+    further, and every later call raises the same error.
     """
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
@@ -74,7 +74,7 @@ class FrameDecoder:
             length = int.from_bytes(data[at : at + _LENGTH_BYTES], "big", signed=True)
             if not _LENGTH_BYTES <= length <= self._frame_bytes_max:
                 raise FrameError(
-                    f"frame of {length} bytes: {_LENGTH_BYTES} to {self._frame_bytes_max} are allowed",
+                    f"frame of {length} bytes: 4 to {self._frame_bytes_max} are allowed",
                     self._consumed + at,
                 )
             frame_end = at + _LENGTH_BYTES + length
@@ -105,7 +105,7 @@ def decode(frame: bytes, frame_bytes_max: int = FRAME_BYTES_MAX) -> Command:
 
 
 def _command(data: bytes, at: int, end: int, consumed: int) -> Command:
-    """Read the frame between two positions; ``consumed`` bytes of the stream lie before the data."""
+    """Read the frame between two positions; ``consumed`` bytes of the stream came before."""
     mark = int.from_bytes(data[at + 4 : at + 8], "big")
     header_at = at + _PREFIX.size
     header_end = header_at + (mark & _HEADER_LENGTH_BITS)

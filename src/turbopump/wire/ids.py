@@ -58,7 +58,7 @@ def parse_unique_id(text: str) -> UniqueId:
 
 
 class UniqueIds:
-    """Makes the unique ids of one process: never the same one twice within a millisecond's 65,536."""
+    """Makes the unique ids of one process: none twice, up to 65,536 a millisecond."""
 
     def __init__(self, clock: Clock, ip: bytes, process: int, maker: int) -> None:
         self._clock = clock

@@ -1,7 +1,7 @@
-"""JSON as Java peers write it: bare integers and whole objects as keys, references to earlier parts.
+"""JSON as Java peers write it: bare integers and whole objects as keys, and references.
 
-`loads` reads both that and proper JSON; `dumps` writes either. An object used as a key is read as an
-`ObjectKey`, a mapping that can be hashed.
+`loads` reads both that and proper JSON; `dumps` writes either. An object used as a key is read as
+an `ObjectKey`, a mapping that can be hashed.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def loads(data: bytes | str) -> Any:
 def dumps(value: Any, *, bare_keys: bool = False) -> str:
     """Write compact JSON.
 
-    With ``bare_keys`` integer keys are not quoted and objects stand as keys, as Java peers do it and
-    some clients insist on; otherwise such keys become texts, objects the text of their JSON.
+    With ``bare_keys`` integer keys are not quoted and objects stand as keys, as Java peers do it
+    and some clients insist on; otherwise such keys become texts, objects the text of their JSON.
     """
     if isinstance(value, Mapping):
         entries = (

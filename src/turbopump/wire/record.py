@@ -1,7 +1,8 @@
 """The stored message: the same bytes in the commit log and in the answer to a pull.
 
-`Record` is what goes in (the store fills in where and when), `MessageView` is what comes out. A view
-costs one unpacking of the fixed part; properties are parsed and the body is inflated only when asked.
+`Record` is what goes in (the store fills in where and when), `MessageView` is what comes out. A
+view costs one unpacking of the fixed part; properties are parsed and the body is inflated only when
+asked for.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ _V2_TOPIC_LENGTH = struct.Struct(">h")
 class Record(Struct, frozen=True, kw_only=True):
     """A message about to be stored: everything but its position and the time of storing.
 
-    ``body`` is as it will lie in the log, compressed if ``sys_flag`` says so; ``properties`` is their
-    text form. ``size`` is known before the position is, so a log can make room first.
+    ``body`` is as it will lie in the log, compressed if ``sys_flag`` says so; ``properties`` is
+    their text form. ``size`` is known before the position is, so a log can make room first.
     """
 
     topic: bytes
@@ -112,7 +113,7 @@ class Record(Struct, frozen=True, kw_only=True):
 
 
 class MessageView(Struct, frozen=True, eq=False):
-    """A stored message. The fields up to ``body_length`` are in the order they have in the record."""
+    """A stored message; the fields up to ``body_length`` stand in the record's own order."""
 
     size: int
     magic: int
@@ -215,7 +216,8 @@ def decode_record(data: bytes | memoryview, at: int = 0, *, check_crc: bool = Fa
     topic, properties_at = _topic(data, topic_length_at, end, magic)
     if check_crc and body_crc(body) != fields[2]:
         raise RecordError(f"body does not match its checksum {fields[2]}", body_at)
-    return MessageView(*fields, body, topic, _properties(data, properties_at, end))
+    values = (*fields, body, topic, _properties(data, properties_at, end))
+    return MessageView(*values)
 
 
 def decode_records(data: bytes | memoryview) -> Iterator[MessageView]:

@@ -1,7 +1,8 @@
 """How headers and bodies are declared, and the one codec for each.
 
-A subclass lists its fields in snake_case; on the wire they are camelCase unless ``field(name=...)``
-says otherwise. Headers travel as texts, bodies as JSON; members that are None are left out of both.
+A subclass is frozen, takes keywords only, and lists its fields in snake_case; on the wire they are
+camelCase unless ``field(name=...)`` says otherwise. Headers travel as texts, bodies as JSON; what
+is None stays out of both.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from msgspec import Meta, Struct
 from turbopump.errors import BodyError, HeaderError
 from turbopump.wire import lenient_json
 
-I32 = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
-I64 = Annotated[int, Meta(ge=-(2**63), lt=2**63)]
+I32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+I64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 ExtFields = dict[str, str]
 
@@ -34,7 +35,7 @@ class Header(Struct, frozen=True, rename="camel", kw_only=True):
 
     @classmethod
     def from_ext_fields(cls, ext_fields: Mapping[str, str] | None) -> Self:
-        """Read the fields; unknown ones are passed over, and the error names a bad or missing one."""
+        """Read the fields; unknown ones are passed over, a bad or missing one is named."""
         try:
             return msgspec.convert(ext_fields or {}, cls, strict=False)
         except msgspec.ValidationError as error:

@@ -1,0 +1,519 @@
+"""The fields of every request and answer, each declared once.
+
+Which class belongs to which code, is said in `catalogue`.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar, cast
+
+from msgspec import defstruct, field
+from msgspec.structs import fields as struct_fields
+
+from turbopump.wire.schema import I32, I64, Header
+
+
+class Routed(Header, frozen=True, kw_only=True):
+    """Requests that may tell which broker they are meant for; brokers pass over it."""
+
+    broker_name: str | None = field(name="bname", default=None)
+
+
+# --- sending --------------------------------------------------------------------------------------
+
+
+class SendMessage(Header, frozen=True, kw_only=True):
+    """A message, a batch or a reply, with long names (codes 10 and 324)."""
+
+    producer_group: str
+    topic: str
+    default_topic: str
+    default_topic_queue_nums: I32
+    queue_id: I32
+    sys_flag: I32
+    born_timestamp: I64
+    flag: I32
+    properties: str | None = None
+    reconsume_times: I32 | None = None
+    unit_mode: bool | None = None
+    max_reconsume_times: I32 | None = None
+    batch: bool | None = None
+    broker_name: str | None = field(name="bname", default=None)
+
+
+_H = TypeVar("_H", bound=Header)
+
+
+def _lettered(header: type[_H], name: str) -> type[_H]:
+    """Return the same header with its fields named a, b, c … on the wire."""
+    fields = [
+        (f.name, f.type, field(name=chr(ord("a") + place), default=f.default))
+        for place, f in enumerate(struct_fields(header))
+    ]
+    short = defstruct(name, fields, bases=(header,), module=__name__, frozen=True, kw_only=True)
+    return cast("type[_H]", short)
+
+
+SendMessageV2 = _lettered(SendMessage, "SendMessageV2")
+"""The same fields with one-letter names (codes 310, 320 and 325)."""
+
+
+class BrokerTraits(Header, frozen=True, kw_only=True):
+    """What every answer to a send tells of the broker, failures included."""
+
+    region: str | None = field(name="MSG_REGION", default=None)
+    trace_on: bool | None = field(name="TRACE_ON", default=None)
+
+
+class SendMessageAnswer(BrokerTraits, frozen=True, kw_only=True):
+    """Where the message was stored."""
+
+    msg_id: str
+    queue_id: I32
+    queue_offset: I64
+    transaction_id: str | None = None
+
+
+class SendBack(Routed, frozen=True, kw_only=True):
+    """A message that a consumer could not handle, by its place in the log (36)."""
+
+    offset: I64
+    group: str
+    delay_level: I32
+    origin_msg_id: str | None = None
+    origin_topic: str | None = None
+    unit_mode: bool | None = None
+    max_reconsume_times: I32 | None = None
+
+
+class EndTransaction(Routed, frozen=True, kw_only=True):
+    """A producer's decision over a half message (37)."""
+
+    producer_group: str
+    tran_state_table_offset: I64
+    commit_log_offset: I64
+    commit_or_rollback: I32
+    from_transaction_check: bool | None = None
+    msg_id: str
+    transaction_id: str | None = None
+
+
+class CheckTransactionState(Routed, frozen=True, kw_only=True):
+    """A broker's question what became of a half message (39)."""
+
+    tran_state_table_offset: I64
+    commit_log_offset: I64
+    msg_id: str | None = None
+    transaction_id: str | None = None
+    offset_msg_id: str | None = None
+
+
+class PushReply(Header, frozen=True, kw_only=True):
+    """A reply on its way to the client that asked (326)."""
+
+    producer_group: str
+    topic: str
+    default_topic: str
+    default_topic_queue_nums: I32
+    queue_id: I32
+    sys_flag: I32
+    born_timestamp: I64
+    flag: I32
+    properties: str | None = None
+    reconsume_times: I32 | None = None
+    unit_mode: bool | None = None
+    born_host: str
+    store_host: str
+    store_timestamp: I64
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+class PullMessage(Routed, frozen=True, kw_only=True):
+    """Messages of one queue from an offset on (11)."""
+
+    consumer_group: str
+    topic: str
+    queue_id: I32
+    queue_offset: I64
+    max_msg_nums: I32
+    sys_flag: I32
+    commit_offset: I64
+    suspend_timeout_millis: I64
+    subscription: str | None = None
+    sub_version: I64
+    expression_type: str | None = None
+
+
+class PullMessageAnswer(Header, frozen=True, kw_only=True):
+    """Where to go on, and the queue's limits."""
+
+    suggest_which_broker_id: I64
+    next_begin_offset: I64
+    min_offset: I64
+    max_offset: I64
+
+
+class QueryMessage(Header, frozen=True, kw_only=True):
+    """Messages by key in a span of store time (12)."""
+
+    topic: str
+    key: str
+    max_num: I32
+    begin_timestamp: I64
+    end_timestamp: I64
+    unique_key_query: bool | None = field(name="_UNIQUE_KEY_QUERY", default=None)
+
+
+class QueryMessageAnswer(Header, frozen=True, kw_only=True):
+    """How far the key index has come."""
+
+    index_last_update_timestamp: I64
+    index_last_update_phyoffset: I64
+
+
+class ViewMessage(Header, frozen=True, kw_only=True):
+    """One message by its place in the log (33)."""
+
+    offset: I64
+
+
+# --- offsets --------------------------------------------------------------------------------------
+
+
+class QueueOfTopic(Routed, frozen=True, kw_only=True):
+    """One queue (30, 31, 32)."""
+
+    topic: str
+    queue_id: I32
+
+
+class QueryConsumerOffset(QueueOfTopic, frozen=True, kw_only=True):
+    """A group's committed offset in one queue (14)."""
+
+    consumer_group: str
+
+
+class UpdateConsumerOffset(QueryConsumerOffset, frozen=True, kw_only=True):
+    """A group's progress in one queue (15)."""
+
+    commit_offset: I64
+
+
+class SearchOffset(QueueOfTopic, frozen=True, kw_only=True):
+    """The queue offset at a store time (29)."""
+
+    timestamp: I64
+
+
+class OffsetAnswer(Header, frozen=True, kw_only=True):
+    """A queue offset."""
+
+    offset: I64
+
+
+class TimestampAnswer(Header, frozen=True, kw_only=True):
+    """A store time, -1 when there is none."""
+
+    timestamp: I64
+
+
+class NoFields(Header, frozen=True, kw_only=True):
+    """A header class without fields: its answer carries ``{}`` where others carry nothing."""
+
+
+# --- clients and groups ---------------------------------------------------------------------------
+
+
+class UnregisterClient(Header, frozen=True, kw_only=True):
+    """A client leaves a group (35)."""
+
+    client_id: str = field(name="clientID")
+    producer_group: str | None = None
+    consumer_group: str | None = None
+
+
+class ConsumerGroup(Header, frozen=True, kw_only=True):
+    """A consumer group (38, 40, 203)."""
+
+    consumer_group: str
+
+
+class ProducerGroup(Header, frozen=True, kw_only=True):
+    """A producer group (204)."""
+
+    producer_group: str
+
+
+class ConsumeStatsOf(ConsumerGroup, frozen=True, kw_only=True):
+    """A group, perhaps in one topic only (208)."""
+
+    topic: str | None = None
+
+
+class RunningInfoOf(ConsumerGroup, frozen=True, kw_only=True):
+    """One client of a group (307)."""
+
+    client_id: str
+    jstack_enable: bool | None = None
+
+
+class ConsumeDirectly(ConsumerGroup, frozen=True, kw_only=True):
+    """A message that one client is to consume now (309)."""
+
+    client_id: str | None = None
+    msg_id: str | None = None
+    broker_name: str | None = None
+
+
+class TopicAndGroup(Header, frozen=True, kw_only=True):
+    """A group in a topic (221, 303)."""
+
+    topic: str
+    group: str
+
+
+class ConsumerStatusOf(TopicAndGroup, frozen=True, kw_only=True):
+    """A group in a topic, perhaps one client only (223)."""
+
+    client_addr: str | None = None
+
+
+class ResetOffset(TopicAndGroup, frozen=True, kw_only=True):
+    """A moment to go to; -1 is the newest (220, 222)."""
+
+    timestamp: I64
+    is_force: bool
+
+
+class CloneGroupOffset(Header, frozen=True, kw_only=True):
+    """Offsets of one group for another (314)."""
+
+    src_group: str
+    dest_group: str
+    topic: str | None = None
+    offline: bool | None = None
+
+
+class DeleteGroup(Header, frozen=True, kw_only=True):
+    """A group to be removed (207)."""
+
+    group_name: str
+    remove_offset: bool | None = None
+
+
+# --- administration of a broker -------------------------------------------------------------------
+
+
+class CreateTopic(Header, frozen=True, kw_only=True):
+    """A topic to be made or changed (17)."""
+
+    topic: str
+    default_topic: str
+    read_queue_nums: I32
+    write_queue_nums: I32
+    perm: I32
+    topic_filter_type: str
+    topic_sys_flag: I32 | None = None
+    order: bool = False
+
+
+class TopicName(Header, frozen=True, kw_only=True):
+    """One topic (202, 215, 300)."""
+
+    topic: str
+
+
+class StatsItem(Header, frozen=True, kw_only=True):
+    """One statistic (315)."""
+
+    stats_name: str
+    stats_key: str
+
+
+class BrokerConsumeStatsOf(Header, frozen=True, kw_only=True):
+    """Progress of all groups (317)."""
+
+    is_order: bool
+
+
+class CorrectionOffsetOf(Header, frozen=True, kw_only=True):
+    """Offsets to correct a group by (308)."""
+
+    filter_groups: str | None = None
+    compare_group: str
+    topic: str
+
+
+class ConsumeQueuePart(Header, frozen=True, kw_only=True):
+    """Some units of a consume queue (321)."""
+
+    topic: str
+    queue_id: I32
+    index: I64
+    count: I32
+    consumer_group: str | None = None
+
+
+class ResumeCheck(Header, frozen=True, kw_only=True):
+    """A half message to be checked again (323)."""
+
+    msg_id: str
+
+
+class ConfigVersion(Header, frozen=True, kw_only=True):
+    """The version of a configuration, as JSON text."""
+
+    version: str
+
+
+class UpdateAcl(Header, frozen=True, kw_only=True):
+    """An account to be made or changed (50)."""
+
+    access_key: str
+    secret_key: str | None = None
+    white_remote_address: str | None = None
+    admin: bool | None = None
+    default_topic_perm: str | None = None
+    default_group_perm: str | None = None
+    topic_perms: str | None = None
+    group_perms: str | None = None
+
+
+class DeleteAcl(Header, frozen=True, kw_only=True):
+    """An account to be removed (51)."""
+
+    access_key: str
+
+
+class AclInfo(Header, frozen=True, kw_only=True):
+    """What a broker knows of its access control files (52)."""
+
+    version: str
+    all_acl_file_version: str | None = None
+    broker_name: str
+    broker_addr: str
+    cluster_name: str
+
+
+class UpdateGlobalWhiteAddresses(Header, frozen=True, kw_only=True):
+    """Addresses that need no account (53)."""
+
+    global_white_addrs: str
+    acl_file_full_path: str | None = None
+
+
+class RegisterFilterServer(Header, frozen=True, kw_only=True):
+    """A filter server announces itself (301)."""
+
+    filter_server_addr: str
+
+
+class FilterServerAnswer(Header, frozen=True, kw_only=True):
+    """The broker that a filter server belongs to."""
+
+    broker_name: str
+    broker_id: I64
+
+
+class RegisterFilterClass(Header, frozen=True, kw_only=True):
+    """A filter's source for a group and topic (302)."""
+
+    consumer_group: str
+    topic: str
+    class_name: str
+    class_crc: I32 = field(name="classCRC")
+
+
+# --- name server ----------------------------------------------------------------------------------
+
+
+class KvNamespace(Header, frozen=True, kw_only=True):
+    """A namespace of key-values (219)."""
+
+    namespace: str
+
+
+class KvKey(KvNamespace, frozen=True, kw_only=True):
+    """One key (101, 102)."""
+
+    key: str
+
+
+class KvEntry(KvKey, frozen=True, kw_only=True):
+    """One key and its value (100)."""
+
+    value: str
+
+
+class KvValue(Header, frozen=True, kw_only=True):
+    """A value; absent when there is none."""
+
+    value: str | None = None
+
+
+class BrokerIdentity(Header, frozen=True, kw_only=True):
+    """One broker of one cluster (104, 322)."""
+
+    broker_name: str
+    broker_addr: str
+    cluster_name: str
+    broker_id: I64
+
+
+class RegisterBroker(BrokerIdentity, frozen=True, kw_only=True):
+    """A broker announces itself and its topics (103)."""
+
+    ha_server_addr: str
+    compressed: bool | None = None
+    body_crc32: I32 | None = None
+
+
+class RegisterBrokerAnswer(Header, frozen=True, kw_only=True):
+    """For a slave: where its master is."""
+
+    ha_server_addr: str | None = None
+    master_addr: str | None = None
+
+
+class RouteOf(TopicName, frozen=True, kw_only=True):
+    """A topic's route (105)."""
+
+    accept_standard_json_only: bool | None = None
+
+
+class BrokerName(Header, frozen=True, kw_only=True):
+    """All addresses of one broker name (205, 327)."""
+
+    broker_name: str
+
+
+class WipeWritePermAnswer(Header, frozen=True, kw_only=True):
+    """How many topics lost their write permission."""
+
+    wipe_topic_count: I32
+
+
+class AddWritePermAnswer(Header, frozen=True, kw_only=True):
+    """How many topics got their write permission back."""
+
+    add_topic_count: I32
+
+
+class ClusterName(Header, frozen=True, kw_only=True):
+    """One cluster (224)."""
+
+    cluster: str
+
+
+class DeleteTopicInNameServer(TopicName, frozen=True, kw_only=True):
+    """A topic to be forgotten, perhaps in one cluster only (216)."""
+
+    cluster_name: str | None = None
+
+
+class DataVersionAnswer(Header, frozen=True, kw_only=True):
+    """Whether the name server has to be told anew."""
+
+    changed: bool
