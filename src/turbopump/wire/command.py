@@ -149,14 +149,13 @@ def _encode_json(command: Command) -> bytes:
 def _decode_json(data: bytes, body: bytes) -> Command:
     try:
         header = _decode_json_header(data)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         header = _decode_odd_json(data)
-    language = header.language
     return Command(
         header.code,
         header.flag,
         header.opaque,
-        None if language is None else _LANGUAGE_NUMBERS.get(language),
+        _language_number(header.language),
         header.version,
         header.remark,
         header.ext_fields,
@@ -190,7 +189,11 @@ def _as_text(value: object) -> str:
 def _language_name(value: object) -> str | None:
     if isinstance(value, int):
         return _LANGUAGE_NAMES.get(value)
-    return value.upper() if isinstance(value, str) else None
+    return value if isinstance(value, str) else None
+
+
+def _language_number(name: str | None) -> int | None:
+    return None if name is None else _LANGUAGE_NUMBERS.get(name.upper())
 
 
 # --- binary ---------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from turbopump.message import PhysicalOffset
 from turbopump.wire.hosts import V4_BYTES, V6_BYTES, Host
 
 _OFFSET_ID_TAIL = struct.Struct(">iq")
-_UNIQUE_ID_TAIL = struct.Struct(">HIiH")
+_UNIQUE_ID_TAIL = struct.Struct(">HIIH")
 
 _CLOCK_SLIP_MS = 1_000_000
 """A clock set back by less than this keeps ids at the month's first instant."""
@@ -75,7 +75,7 @@ class UniqueIds:
         elapsed_ms = now_ms - self._month_ms
         if elapsed_ms < 0:
             elapsed_ms = self._elapsed_after_clock_set_back(now_ms)
-        tail = struct.pack(">iH", elapsed_ms, self._counter)
+        tail = struct.pack(">IH", elapsed_ms, self._counter)
         self._counter = (self._counter + 1) & 0xFFFF
         return (self._prefix + tail).hex().upper()
 

@@ -201,7 +201,7 @@ def _resolved(root: Any) -> Any:
         if isinstance(value, dict):
             target = value.get(_REFERENCE)
             if isinstance(target, str) and len(value) == 1:
-                return _referred(root, target, ancestors)
+                return _referred(root, target, (*ancestors, value))
             return {key: resolve(item, (*ancestors, value)) for key, item in value.items()}
         if isinstance(value, list):
             return [resolve(item, (*ancestors, value)) for item in value]

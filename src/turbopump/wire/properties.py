@@ -9,7 +9,6 @@ from turbopump.errors import InvalidArgument
 NAME_END = "\x01"
 ENTRY_END = "\x02"
 BYTES_MAX = 32767
-_SHORTEST_ENTRY = 3
 
 KEYS = "KEYS"
 TAGS = "TAGS"
@@ -58,9 +57,11 @@ RESERVED = frozenset(
 """Names that user code must not set as properties of its own."""
 
 
-def encode(properties: Mapping[str, str]) -> str:
-    """Return the text form; the last entry has no terminator, as 4.9.8 writes it."""
-    return ENTRY_END.join([f"{name}{NAME_END}{value}" for name, value in properties.items()])
+def encode(properties: Mapping[str, str | None]) -> str:
+    """Return the text form without what is None; nothing ends the last entry, as in 4.9.8."""
+    return ENTRY_END.join(
+        [f"{name}{NAME_END}{value}" for name, value in properties.items() if value is not None]
+    )
 
 
 def decode(text: str) -> dict[str, str]:

@@ -52,7 +52,10 @@ class Body(Struct, frozen=True, rename="camel", kw_only=True):
     @classmethod
     def decode(cls, data: bytes) -> Self:
         """Read the JSON, proper or Java's; unknown members are passed over."""
-        return cls.from_value(lenient_json.loads(data))
+        value = lenient_json.loads(data)
+        if _QUOTED_OBJECT in data:
+            value = _with_object_keys(value)
+        return cls.from_value(value)
 
     @classmethod
     def from_value(cls, value: object) -> Self:
@@ -62,6 +65,9 @@ class Body(Struct, frozen=True, rename="camel", kw_only=True):
         except msgspec.ValidationError as error:
             raise BodyError(f"{cls.__name__}: {error}") from error
 
+
+_QUOTED_OBJECT = b'"{\\"'
+"""How an object used as a key begins when the writer had to make proper JSON of it."""
 
 _TEXT: dict[type, Callable[[Any], str]] = {
     int: str,
@@ -87,3 +93,20 @@ def _without_none(value: Any) -> Any:
     if isinstance(value, list | tuple | frozenset | set):
         return [_without_none(item) for item in value]
     return value
+
+
+def _with_object_keys(value: Any) -> Any:
+    """Turn keys that are the text of an object into that object."""
+    if isinstance(value, Mapping):
+        return {_opened(key): _with_object_keys(item) for key, item in value.items()}
+    return [_with_object_keys(item) for item in value] if isinstance(value, list) else value
+
+
+def _opened(key: Any) -> Any:
+    if not isinstance(key, str) or not key.startswith("{"):
+        return key
+    try:
+        fields = lenient_json.loads(key)
+    except BodyError:
+        return key
+    return lenient_json.ObjectKey(fields) if isinstance(fields, dict) else key

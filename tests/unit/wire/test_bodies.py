@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import pytest
+
+from turbopump.errors import BodyError
+from turbopump.message import MessageQueue
+from turbopump.wire.bodies import (
+    BrokerData,
+    ConsumeFrom,
+    ConsumerData,
+    ConsumerOffsets,
+    ConsumeType,
+    Heartbeat,
+    LockedQueues,
+    MessageModel,
+    QueueData,
+    QueueOffsets,
+    Subscription,
+    TopicRoute,
+)
+
+ROUTE = TopicRoute(
+    broker_datas=[
+        BrokerData(
+            broker_addrs={0: "127.0.0.1:10911"}, broker_name="broker-a", cluster="DefaultCluster"
+        )
+    ],
+    queue_datas=[QueueData(broker_name="broker-a", perm=7, read_queue_nums=8, write_queue_nums=8)],
+)
+
+
+def test_route_for_new_clients_is_proper_json() -> None:
+    assert ROUTE.encode() == (
+        b'{"brokerDatas":[{"brokerAddrs":{"0":"127.0.0.1:10911"},"brokerName":"broker-a",'
+        b'"cluster":"DefaultCluster"}],"filterServerTable":{},"queueDatas":[{"brokerName":'
+        b'"broker-a","perm":7,"readQueueNums":8,"topicSysFlag":0,"writeQueueNums":8}]}'
+    )
+
+
+def test_route_for_old_clients_has_bare_keys() -> None:
+    assert b'"brokerAddrs":{0:"127.0.0.1:10911"}' in ROUTE.encode(bare_keys=True)
+
+
+def test_queues_as_keys_in_all_three_forms() -> None:
+    offsets = QueueOffsets(offset_table={MessageQueue("T", "b", 3): 5})
+    bare = offsets.encode(bare_keys=True)
+    assert bare == b'{"offsetTable":{{"topic":"T","brokerName":"b","queueId":3}:5}}'
+    assert QueueOffsets.decode(bare) == offsets
+    assert QueueOffsets.decode(offsets.encode()) == offsets
+    spaced = b'{"offsetTable":{ {"brokerName":"b", "queueId":"3", "topic":"T"} : 5 }}'
+    assert QueueOffsets.decode(spaced) == offsets
+
+
+def test_integer_keys_quoted_or_not() -> None:
+    expected = ConsumerOffsets(offset_table={"T@g": {0: 1, 1: 0}})
+    for text in (b'{"offsetTable":{"T@g":{0:1,1:0}}}', b'{"offsetTable":{"T@g":{"0":1,"1":0}}}'):
+        assert ConsumerOffsets.decode(text) == expected
+
+
+def test_heartbeat_of_a_client_that_sends_numbers_as_texts() -> None:
+    heartbeat = Heartbeat.decode(
+        b'{"clientID":"c","producerDataSet":[],"consumerDataSet":[{"groupName":"g",'
+        b'"consumeType":"CONSUME_PASSIVELY","messageModel":"CLUSTERING",'
+        b'"consumeFromWhere":"CONSUME_FROM_LAST_OFFSET","subscriptionDataSet":[{"topic":"T",'
+        b'"subString":"TagA","subVersion":"17","tagsSet":["TagA"],"codeSet":["2598919"]}]}]}'
+    )
+    assert heartbeat.consumer_data_set == [
+        ConsumerData(
+            group_name="g",
+            consume_type=ConsumeType.PUSH,
+            message_model=MessageModel.CLUSTERING,
+            consume_from_where=ConsumeFrom.LAST_OFFSET,
+            subscription_data_set=[
+                Subscription(
+                    topic="T",
+                    sub_string="TagA",
+                    sub_version=17,
+                    tags_set=["TagA"],
+                    code_set=[2598919],
+                )
+            ],
+        )
+    ]
+
+
+def test_members_that_are_none_are_left_out() -> None:
+    assert b"orderTopicConf" not in ROUTE.encode()
+    assert b"null" not in ConsumerData(group_name="g").encode()
+
+
+@pytest.mark.parametrize(
+    ("data", "complaint"),
+    [
+        (b"", "a value was expected"),
+        (b"[]", "LockedQueues: Expected `object`, got `array`"),
+        (b'{"lockOKMQSet":[{"topic":"T"}]}', "missing required field `brokerName`"),
+        (b'{"lockOKMQSet":null}', "Expected `array`, got `null`"),
+        (b"\xff\xfe", "not UTF-8"),
+    ],
+)
+def test_bodies_of_another_kind_are_refused(data: bytes, complaint: str) -> None:
+    with pytest.raises(BodyError, match=complaint):
+        LockedQueues.decode(data)
+
+
+def test_queues_sort_as_group_members_sort_them() -> None:
+    queues = [MessageQueue("T", "b", 10), MessageQueue("T", "b", 9), MessageQueue("T", "a", 11)]
+    assert [str(queue) for queue in sorted(queues)] == ["T@a:11", "T@b:9", "T@b:10"]
