@@ -10,10 +10,18 @@
     │   ├── BodyError              a body is not of the kind its request or answer calls for
     │   └── RecordError            a stored message is damaged
     ├── NetworkError               talking to a peer failed; ``retriable``
+    │   ├── ListenFailed           the address to listen at is taken or not this machine's
     │   ├── ConnectFailed          nobody answered at the address, or it is in its back-off pause
     │   ├── ConnectionLost         the connection closed before the answer came
     │   ├── RequestTimeout         no answer in time
     │   └── Overloaded             this side has too much in flight or unwritten
+    ├── StoreError                 the store cannot do what was asked
+    │   ├── StoreClosed            it is not open
+    │   ├── StoreInUse             another process, or this one, has the directory open already
+    │   ├── StoreDamaged           files that no crash explains; opening them would lose more
+    │   └── WriteRefused           nothing was stored, nothing is acknowledged; ``retriable``
+    │       ├── DiskFull           no space is left, or more is used than the configured ratio
+    │       └── WriteFailed        writing or flushing failed, or has not been mended since
     └── RemoteError                the peer answered with an error code; knows code and remark
 """
 
@@ -71,6 +79,10 @@ class NetworkError(TurbopumpError):
     retriable = True
 
 
+class ListenFailed(NetworkError):
+    """The address to listen at is taken by somebody else, or is not this machine's."""
+
+
 class ConnectFailed(NetworkError):
     """Nobody answered at the address, or it is still in the pause after an earlier failure."""
 
@@ -85,6 +97,36 @@ class RequestTimeout(NetworkError):
 
 class Overloaded(NetworkError):
     """This side has too many requests in flight or too many bytes unwritten; nothing was sent."""
+
+
+class StoreError(TurbopumpError):
+    """The store cannot do what was asked."""
+
+
+class StoreClosed(StoreError):
+    """The store is not open, or not any more."""
+
+
+class StoreInUse(StoreError):
+    """The directory is open already, here or in another process."""
+
+
+class StoreDamaged(StoreError):
+    """The files are not what a store leaves behind, not even by a crash; nothing was changed."""
+
+
+class WriteRefused(StoreError):
+    """Nothing was stored and nothing is acknowledged; the store mends itself and can be asked again."""
+
+    retriable = True
+
+
+class DiskFull(WriteRefused):
+    """No space is left, or more of the disk is used than the configured ratio allows."""
+
+
+class WriteFailed(WriteRefused):
+    """Writing or flushing failed, now or earlier and not mended since; the cause is attached."""
 
 
 class RemoteError(TurbopumpError):

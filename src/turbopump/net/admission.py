@@ -1,0 +1,99 @@
+"""Who may send now: bounds the requests in flight and holds them back from a full transport."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+
+from turbopump.errors import NetworkError, Overloaded
+from turbopump.net.deadlines import Deadlines
+
+
+class Admission:
+    """Places for requests in flight, given in the order of asking, none while writing is paused."""
+
+    def __init__(self, places: int, deadlines: Deadlines) -> None:
+        self._free = places
+        self._deadlines = deadlines
+        self._writable = True
+        self._waiting: OrderedDict[asyncio.Future[None], None] = OrderedDict()
+
+    @property
+    def writable(self) -> bool:
+        """Whether the transport takes more bytes."""
+        return self._writable
+
+    @property
+    def waiting(self) -> int:
+        """Callers that wait for a place."""
+        return len(self._waiting)
+
+    def try_enter(self) -> bool:
+        """Take a place if that needs no waiting."""
+        if self._free and self._writable and not self._waiting:
+            self._free -= 1
+            return True
+        return False
+
+    async def enter(self, timeout_ms: int) -> None:
+        """Take a place, waiting for it; raises Overloaded when none comes free in time."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def give_up() -> None:
+            self._fail(waiter, Overloaded(f"{self._obstacle()} for {timeout_ms} ms"))
+
+        deadline = self._deadlines.add(timeout_ms, give_up)
+        self._waiting[waiter] = None
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if _was_granted(waiter):
+                self.leave()
+            raise
+        finally:
+            deadline.cancel()
+            self._waiting.pop(waiter, None)
+        # The next one is let in after this one has sent: its bytes may fill the transport again.
+        asyncio.get_running_loop().call_soon(self._admit_next)
+
+    def leave(self) -> None:
+        """Give a place back."""
+        self._free += 1
+        if self._waiting:
+            self._admit_next()
+
+    def pause(self) -> None:
+        """Let nobody in until `resume`: the transport is full."""
+        self._writable = False
+
+    def resume(self) -> None:
+        self._writable = True
+        self._admit_next()
+
+    def fail_all(self, error: NetworkError) -> None:
+        """Send everybody away who waits: the connection is gone."""
+        for waiter in tuple(self._waiting):
+            self._fail(waiter, error)
+
+    def _admit_next(self) -> None:
+        if not (self._free and self._writable and self._waiting):
+            return
+        waiter, _ = self._waiting.popitem(last=False)
+        if waiter.done():
+            # Cancelled, and its task has not run yet to take it out.
+            self._admit_next()
+        else:
+            self._free -= 1
+            waiter.set_result(None)
+
+    def _fail(self, waiter: asyncio.Future[None], error: NetworkError) -> None:
+        self._waiting.pop(waiter, None)
+        if not waiter.done():
+            waiter.set_exception(error)
+
+    def _obstacle(self) -> str:
+        return "no request in flight finished" if self._writable else "the peer read nothing"
+
+
+def _was_granted(waiter: asyncio.Future[None]) -> bool:
+    return waiter.done() and not waiter.cancelled() and waiter.exception() is None

@@ -1,0 +1,96 @@
+"""Deadlines by the thousand on a single timer of the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Callable
+
+from turbopump.clock import SYSTEM_CLOCK, Clock
+
+GRANULARITY_MS = 50
+
+
+class Deadline:
+    """One call that will be made when its time has come, unless it is cancelled before."""
+
+    __slots__ = ("_bucket", "on_due")
+
+    def __init__(self, on_due: Callable[[], None], bucket: dict[Deadline, None]) -> None:
+        self.on_due = on_due
+        self._bucket = bucket
+
+    def cancel(self) -> None:
+        """Forget the call at once; does nothing when it was made or cancelled already."""
+        self._bucket.pop(self, None)
+
+
+class Deadlines:
+    """Calls functions when their time is over: never early, late by up to the granularity.
+
+    Most deadlines of requests are cancelled, so adding and cancelling must cost next to nothing:
+    deadlines of the same 50 ms share a bucket, and only the earliest bucket has a timer. All
+    connections of a server or a pool share one instance, which belongs to one event loop.
+    """
+
+    def __init__(self, clock: Clock = SYSTEM_CLOCK, granularity_ms: int = GRANULARITY_MS) -> None:
+        self.clock = clock
+        self._granularity_ms = granularity_ms
+        # Dicts as ordered sets: what falls due together is called in the order it was added.
+        self._buckets: dict[int, dict[Deadline, None]] = {}
+        self._order: list[int] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_bucket = 0
+
+    def __len__(self) -> int:
+        return sum(map(len, self._buckets.values()))
+
+    def add(self, timeout_ms: int, on_due: Callable[[], None]) -> Deadline:
+        """Call ``on_due`` once ``timeout_ms`` have passed."""
+        # One more than the quotient: the clock counts whole milliseconds, and early is forbidden.
+        number = (self.clock.monotonic_ms() + timeout_ms) // self._granularity_ms + 1
+        bucket = self._buckets.get(number)
+        if bucket is None:
+            bucket = self._open_bucket(number)
+        deadline = Deadline(on_due, bucket)
+        bucket[deadline] = None
+        return deadline
+
+    def close(self) -> None:
+        """Forget all deadlines without calling them."""
+        self._buckets.clear()
+        self._order.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _open_bucket(self, number: int) -> dict[Deadline, None]:
+        # An empty bucket stays until its time, so every number enters the heap only once.
+        bucket = self._buckets[number] = {}
+        heapq.heappush(self._order, number)
+        if self._timer is None or number < self._timer_bucket:
+            self._arm()
+        return bucket
+
+    def _arm(self) -> None:
+        """Set the one timer to the earliest bucket."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._order:
+            self._timer_bucket = self._order[0]
+            wait_ms = self._timer_bucket * self._granularity_ms - self.clock.monotonic_ms()
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(max(wait_ms, 0) / 1000, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        now = self.clock.monotonic_ms() // self._granularity_ms
+        while self._order and (self._order[0] <= now or not self._buckets[self._order[0]]):
+            bucket = self._buckets.pop(heapq.heappop(self._order))
+            while bucket:
+                # One at a time: a call may cancel others of the same bucket.
+                deadline = next(iter(bucket))
+                del bucket[deadline]
+                deadline.on_due()
+        self._arm()

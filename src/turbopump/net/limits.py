@@ -1,0 +1,49 @@
+"""How much one connection may hold: everything that could grow has a bound, and it stands here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from turbopump.errors import InvalidArgument
+from turbopump.wire.framing import FRAME_BYTES_MAX
+
+_KIB = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Bounds of one connection; the defaults are the protocol's where it names one."""
+
+    frame_bytes_max: int = FRAME_BYTES_MAX
+    """Longest frame taken or sent; a longer one from the peer closes the connection."""
+
+    requests_in_flight_max: int = 65_535
+    """Own requests without an answer yet; more wait for a free place."""
+
+    handlers_running_max: int = 1024
+    """The peer's requests served by running coroutines; at the bound, reading pauses."""
+
+    write_pause_bytes: int = 256 * _KIB
+    """Unwritten bytes above which requests wait and a server stops reading."""
+
+    unwritten_bytes_max: int = 64 * _KIB * _KIB
+    """Unwritten bytes at which the connection is closed: the peer has stopped reading."""
+
+    idle_ms: int = 120_000
+    """Time without any read or write after which the connection is closed."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            require_at_least(field.name, getattr(self, field.name), 1)
+        floor = self.frame_bytes_max + self.write_pause_bytes
+        # Below this, one legal answer to a healthy peer could close its connection.
+        require_at_least("unwritten_bytes_max", self.unwritten_bytes_max, floor)
+
+
+def require_at_least(name: str, value: object, least: int) -> None:
+    """Refuse a setting that is not a whole number or too small, and say which and why."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise InvalidArgument(f"{name} is {value!r}: a whole number of at least {least} is allowed")
+
+
+DEFAULT_LIMITS = ConnectionLimits()

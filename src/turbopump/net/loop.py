@@ -1,0 +1,27 @@
+"""Running a program on the fastest event loop there is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from importlib import import_module
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """Run to the end, on uvloop where it is installed."""
+    with asyncio.Runner(loop_factory=fastest_loop()) as runner:
+        return runner.run(main)
+
+
+def fastest_loop() -> LoopFactory:
+    """Return what makes new event loops: uvloop's, or else asyncio's."""
+    try:
+        factory: LoopFactory = import_module("uvloop").new_event_loop
+    except ImportError:
+        return asyncio.new_event_loop
+    return factory

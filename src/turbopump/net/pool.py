@@ -1,0 +1,227 @@
+"""The side that connects: one shared connection for each address."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from types import TracebackType
+from typing import Self
+
+from turbopump.clock import SYSTEM_CLOCK, Clock
+from turbopump.errors import ConnectFailed
+from turbopump.net.connection import Connection
+from turbopump.net.deadlines import Deadlines
+from turbopump.net.hooks import Hook
+from turbopump.net.limits import DEFAULT_LIMITS, ConnectionLimits, require_at_least
+from turbopump.net.network import Network
+from turbopump.net.router import Router
+from turbopump.net.tls import ClientTls
+from turbopump.wire.command import Command
+from turbopump.wire.hosts import split_address
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolConfig:
+    """How to connect, and how long to leave a peer alone that could not be reached."""
+
+    backoff_first_ms: int = 100
+    """The pause after the first failure; it doubles with each further one."""
+
+    backoff_max_ms: int = 10_000
+    drain_timeout_ms: int = 3000
+    """How long `ConnectionPool.close` waits for answers to requests in flight."""
+
+    limits: ConnectionLimits = DEFAULT_LIMITS
+    tls: ClientTls | None = None
+    """None connects without TLS."""
+
+    def __post_init__(self) -> None:
+        require_at_least("backoff_first_ms", self.backoff_first_ms, 1)
+        require_at_least("backoff_max_ms", self.backoff_max_ms, self.backoff_first_ms)
+        require_at_least("drain_timeout_ms", self.drain_timeout_ms, 0)
+
+    def pause_ms(self, failures: int, random: Random) -> int:
+        """Return how long to wait after so many failures in a row."""
+        doublings = min(failures - 1, self.backoff_max_ms.bit_length())
+        full_ms = min(self.backoff_first_ms << doublings, self.backoff_max_ms)
+        # By chance up to a half less, or all clients would come back in the same instant.
+        return full_ms - random.randrange(full_ms // 2 + 1)
+
+
+@dataclass(slots=True)
+class _Peer:
+    """What is known of one address."""
+
+    address: str
+    connection: Connection | None = None
+    dial: asyncio.Task[Connection | None] | None = None
+    failures: int = 0
+    next_try_ms: int = 0
+    last_error: str = ""
+
+
+class ConnectionPool:
+    """Connections by address, made when they are first needed and made again when they are lost.
+
+    ``router`` serves what peers ask of this side over its own connections; ``hooks`` see the
+    requests that are sent.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        config: PoolConfig | None = None,
+        *,
+        router: Router | None = None,
+        hooks: Sequence[Hook] = (),
+        clock: Clock = SYSTEM_CLOCK,
+        random: Random | None = None,
+    ) -> None:
+        self._network = network
+        self._config = config or PoolConfig()
+        self._router = router or Router()
+        self._hooks = tuple(hooks)
+        self._clock = clock
+        self._random = random or Random()  # noqa: S311 - spreads load, keeps no secret
+        self._deadlines = Deadlines(clock)
+        self._peers: dict[str, _Peer] = {}
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def connection(self, address: str) -> Connection:
+        """Return the live connection to ``host:port``; raises ConnectFailed.
+
+        All who ask while it is being made wait for the same one. After a failure, everybody fails
+        at once until the pause is over.
+        """
+        peer = self._peer(address)
+        if peer.connection is not None and peer.connection.is_open:
+            return peer.connection
+        if peer.dial is None:
+            self._require_try_allowed(peer)
+            peer.dial = asyncio.create_task(self._dial(peer))
+        connection = await self._dialled(peer.dial)
+        if connection is None:
+            raise ConnectFailed(self._failure_text(peer))
+        return connection
+
+    async def request(self, address: str, command: Command, timeout_ms: int) -> Command:
+        """Connect if need be, send a request and return its answer, all within the time."""
+        peer = self._peers.get(address)
+        if peer is not None and peer.connection is not None and peer.connection.is_open:
+            return await peer.connection.request(command, timeout_ms)
+        start_ms = self._clock.monotonic_ms()
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                connection = await self.connection(address)
+        except TimeoutError as error:
+            raise ConnectFailed(f"{address}: not connected within {timeout_ms} ms") from error
+        left_ms = timeout_ms - (self._clock.monotonic_ms() - start_ms)
+        return await connection.request(command, max(left_ms, 1))
+
+    async def close(self) -> None:
+        """Wait for the answers of requests in flight, then close everything."""
+        self._closed = True
+        for peer in self._peers.values():
+            if peer.dial is not None:
+                peer.dial.cancel()
+        async with asyncio.TaskGroup() as group:
+            for peer in self._peers.values():
+                group.create_task(self._close_peer(peer))
+        self._peers.clear()
+        self._deadlines.close()
+
+    async def _close_peer(self, peer: _Peer) -> None:
+        if peer.dial is not None:
+            await asyncio.wait([peer.dial])
+        if peer.connection is not None:
+            await peer.connection.drain(self._config.drain_timeout_ms)
+
+    def _peer(self, address: str) -> _Peer:
+        if self._closed:
+            raise ConnectFailed(f"{address}: the pool is closed")
+        peer = self._peers.get(address)
+        if peer is None:
+            split_address(address)
+            self._forget_old_failures()
+            peer = self._peers[address] = _Peer(address)
+        return peer
+
+    def _forget_old_failures(self) -> None:
+        """Drop addresses that nobody asked for since long after their pause."""
+        old_ms = self._clock.monotonic_ms() - self._config.backoff_max_ms
+        for address, peer in tuple(self._peers.items()):
+            if peer.connection is None and peer.dial is None and peer.next_try_ms < old_ms:
+                del self._peers[address]
+
+    async def _dialled(self, dial: asyncio.Task[Connection | None]) -> Connection | None:
+        """Wait for a dial without ending it when this caller alone gives up."""
+        try:
+            return await asyncio.shield(dial)
+        except asyncio.CancelledError:
+            if dial.cancelled() and self._closed:
+                raise ConnectFailed("the pool was closed while connecting") from None
+            raise
+
+    async def _dial(self, peer: _Peer) -> Connection | None:
+        """Try once; a failure is noted, not raised, since nobody may be waiting any more."""
+        host, port = split_address(peer.address)
+        try:
+            peer.connection = await self._network.connect(
+                host, port, functools.partial(self._new_connection, peer), tls=self._config.tls
+            )
+        except ConnectFailed as error:
+            self._note_failure(peer, str(error))
+            return None
+        finally:
+            peer.dial = None
+        return peer.connection
+
+    def _new_connection(self, peer: _Peer) -> Connection:
+        return Connection(
+            self._router,
+            self._deadlines,
+            self._config.limits,
+            hooks=self._hooks,
+            on_closed=functools.partial(self._lost, peer),
+        )
+
+    def _lost(self, peer: _Peer, connection: Connection) -> None:
+        if connection is peer.connection:
+            peer.connection = None
+        if connection.has_heard:
+            peer.failures = 0
+        else:
+            # A peer that takes connections only to drop them is no better than one that is gone.
+            self._note_failure(peer, f"{peer.address}: closed before it said anything")
+
+    def _note_failure(self, peer: _Peer, error: str) -> None:
+        peer.failures += 1
+        pause_ms = self._config.pause_ms(peer.failures, self._random)
+        peer.next_try_ms = self._clock.monotonic_ms() + pause_ms
+        peer.last_error = error
+        _log.info("%s; next try in %d ms", error, pause_ms)
+
+    def _require_try_allowed(self, peer: _Peer) -> None:
+        if self._clock.monotonic_ms() < peer.next_try_ms:
+            raise ConnectFailed(self._failure_text(peer))
+
+    def _failure_text(self, peer: _Peer) -> str:
+        left_ms = max(peer.next_try_ms - self._clock.monotonic_ms(), 0)
+        return f"{peer.last_error}; next try in {left_ms} ms"

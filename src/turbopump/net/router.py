@@ -1,0 +1,82 @@
+"""From a request's code to the function that serves it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from turbopump.errors import InvalidArgument, RemoteError, WireError
+from turbopump.net.hooks import Hook
+from turbopump.wire.codes import ResponseCode
+from turbopump.wire.command import Command
+
+if TYPE_CHECKING:
+    from turbopump.net.connection import Connection
+
+_log = logging.getLogger(__name__)
+
+_REMARK_CHARS_MAX = 2000
+"""Errors may quote what they stumbled over, which may be large."""
+
+Outcome = Command | Awaitable[Command | None] | None
+"""The answer, or a promise of it, or None: answered later with `Connection.answer`, or never."""
+
+Handler = Callable[[Command, "Connection"], Outcome]
+"""Serves one request of a peer. A plain function runs at once, a coroutine function as a task."""
+
+
+def not_supported(request: Command, peer: Connection) -> Command:
+    """Answer a request code that nobody serves, as a broker does."""
+    _log.debug("request %d of %s is not supported", request.code, peer.peer_address)
+    # The blank at the start is Java's.
+    remark = f" request type {request.code} not supported"
+    return request.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
+
+
+def silence(request: Command, peer: Connection) -> None:
+    """Leave a request without an answer, as a name server does with a code that nobody serves."""
+    _log.debug("request %d of %s is not served here", request.code, peer.peer_address)
+
+
+class Router:
+    """Handlers by request code, and the hooks around them."""
+
+    def __init__(
+        self,
+        handlers: Mapping[int, Handler] | None = None,
+        *,
+        unknown: Handler = not_supported,
+        hooks: Sequence[Hook] = (),
+    ) -> None:
+        self._handlers: dict[int, Handler] = {}
+        self._unknown = unknown
+        self.hooks = tuple(hooks)
+        for code, handler in (handlers or {}).items():
+            self.add(code, handler)
+
+    def add(self, code: int, handler: Handler) -> None:
+        """Let a function serve a request code; a code has one handler."""
+        if code in self._handlers:
+            raise InvalidArgument(f"request code {code} has a handler already")
+        # A plain int, because looking up an enum member hashes slowly.
+        self._handlers[int(code)] = handler
+
+    def outcome(self, request: Command, peer: Connection) -> Outcome:
+        """Run the handler of a request; raises what hook and handler raise."""
+        for hook in self.hooks:
+            request = hook.before_request(peer.peer_address, request)
+        return self._handlers.get(request.code, self._unknown)(request, peer)
+
+
+def failure(request: Command, peer: Connection, error: Exception) -> Command:
+    """Make the answer that tells the peer why its request could not be served."""
+    match error:
+        case RemoteError(code=code, remark=remark):
+            return request.answer(code, remark=remark)
+        case WireError():
+            _log.info("request %d of %s: %s", request.code, peer.peer_address, error)
+        case _:
+            _log.error("request %d of %s failed", request.code, peer.peer_address, exc_info=error)
+    remark = f"{type(error).__name__}: {error}"[:_REMARK_CHARS_MAX]
+    return request.answer(ResponseCode.SYSTEM_ERROR, remark=remark)

@@ -1,0 +1,172 @@
+"""The side that is connected to."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from turbopump.clock import SYSTEM_CLOCK, Clock
+from turbopump.errors import InvalidArgument
+from turbopump.net.connection import Connection
+from turbopump.net.deadlines import Deadlines
+from turbopump.net.limits import DEFAULT_LIMITS, ConnectionLimits, require_at_least
+from turbopump.net.network import Listener, Network, address_text
+from turbopump.net.router import Router
+from turbopump.net.tls import ServerTls
+
+_log = logging.getLogger(__name__)
+
+_PORT_MAX = 0xFFFF
+
+OnChange = Callable[[Connection], None]
+
+
+def _nothing(connection: Connection) -> None:
+    """Take no notice of peers that come and go."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """Where to listen, and for how many."""
+
+    host: str = "127.0.0.1"
+    """Name or IP address; empty listens on all of the machine's."""
+
+    port: int = 0
+    """0 takes any that is free."""
+
+    connections_max: int = 10_000
+    """Open connections; more are closed as soon as they are made."""
+
+    drain_timeout_ms: int = 5000
+    """How long `Server.close` waits for running handlers and unwritten answers."""
+
+    limits: ConnectionLimits = DEFAULT_LIMITS
+    tls: ServerTls | None = None
+    """None serves without TLS only."""
+
+    def __post_init__(self) -> None:
+        require_at_least("port", self.port, 0)
+        require_at_least("connections_max", self.connections_max, 1)
+        require_at_least("drain_timeout_ms", self.drain_timeout_ms, 0)
+        if self.port > _PORT_MAX:
+            raise InvalidArgument(f"port is {self.port}: 0 to {_PORT_MAX} is allowed")
+
+
+class Server:
+    """Takes connections and serves their requests with a router.
+
+    ::
+
+        async with Server(SocketNetwork(), Router({code: handler})) as server:
+            print(server.address)
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        router: Router,
+        config: ServerConfig | None = None,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        on_connect: OnChange = _nothing,
+        on_disconnect: OnChange = _nothing,
+    ) -> None:
+        self._network = network
+        self._router = router
+        self._config = config or ServerConfig()
+        self._on_connect = on_connect
+        self._on_disconnect = on_disconnect
+        self._deadlines = Deadlines(clock)
+        # A dict as an ordered set: connections are drained in the order they came.
+        self._connections: dict[Connection, None] = {}
+        self._listener: Listener | None = None
+        self._draining = False
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    @property
+    def host(self) -> str:
+        return self._require_listener().host
+
+    @property
+    def port(self) -> int:
+        return self._require_listener().port
+
+    @property
+    def address(self) -> str:
+        """Where the server listens, as ``host:port``."""
+        return address_text((self.host, self.port))
+
+    @property
+    def connections(self) -> tuple[Connection, ...]:
+        """The open connections, oldest first."""
+        return tuple(self._connections)
+
+    async def start(self) -> None:
+        """Listen; raises ListenFailed."""
+        self._listener = await self._network.listen(
+            self._config.host, self._config.port, self._new_connection, tls=self._config.tls
+        )
+        _log.info("listening at %s", self.address)
+
+    async def close(self) -> None:
+        """Drain for as long as the configuration says."""
+        await self.drain(self._config.drain_timeout_ms)
+
+    async def drain(self, timeout_ms: int) -> None:
+        """Take no more connections or requests, finish and answer those that run, then close.
+
+        Requests that their handlers keep for later are not waited for: who keeps them answers them
+        before. What is not finished in time is cut off.
+        """
+        self._draining = True
+        if self._listener is not None:
+            await self._listener.close()
+        async with asyncio.TaskGroup() as group:
+            for connection in self.connections:
+                group.create_task(connection.drain(timeout_ms))
+        self._deadlines.close()
+
+    def _require_listener(self) -> Listener:
+        assert self._listener is not None, "the server is not started"
+        return self._listener
+
+    def _new_connection(self) -> Connection:
+        return Connection(
+            self._router,
+            self._deadlines,
+            self._config.limits,
+            accepted=True,
+            on_open=self._opened,
+            on_closed=self._closed,
+        )
+
+    def _opened(self, connection: Connection) -> None:
+        if self._draining:
+            connection.abort("the server is closing")
+        elif len(self._connections) >= self._config.connections_max:
+            _log.warning("%s: refused, %d are open already", connection, len(self._connections))
+            connection.abort("too many connections")
+        else:
+            self._connections[connection] = None
+            self._on_connect(connection)
+
+    def _closed(self, connection: Connection) -> None:
+        if connection in self._connections:
+            del self._connections[connection]
+            self._on_disconnect(connection)

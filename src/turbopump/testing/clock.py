@@ -1,0 +1,37 @@
+"""A clock that stands still until it is moved."""
+
+from __future__ import annotations
+
+START_EPOCH_MS = 1_700_000_000_000
+"""What the wall shows when virtual time begins: always the same, so runs can be compared."""
+
+_NS_PER_MS = 1_000_000
+
+
+class VirtualClock:
+    """Time that only moves when its event loop, or a test, moves it."""
+
+    def __init__(self, start_epoch_ms: int = START_EPOCH_MS) -> None:
+        self._monotonic_ns = 0
+        self._wall_offset_ms = start_epoch_ms
+
+    def now_ms(self) -> int:
+        """Return what the wall shows, in milliseconds since the Unix epoch."""
+        return self._wall_offset_ms + self.monotonic_ms()
+
+    def monotonic_ms(self) -> int:
+        """Return milliseconds since virtual time began."""
+        return self._monotonic_ns // _NS_PER_MS
+
+    def monotonic_s(self) -> float:
+        """Return seconds since virtual time began, as event loops count them."""
+        return self._monotonic_ns / 1e9
+
+    def advance_ns(self, by_ns: int) -> None:
+        """Let time pass; timers of an event loop are not looked at until it runs again."""
+        assert by_ns >= 0, "time does not run backwards"
+        self._monotonic_ns += by_ns
+
+    def jump_wall(self, by_ms: int) -> None:
+        """Set the wall clock forward or, with a negative number, back, as people and NTP do."""
+        self._wall_offset_ms += by_ms

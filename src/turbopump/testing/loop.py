@@ -1,0 +1,168 @@
+"""An event loop that does not wait: it jumps to the next timer.
+
+The loop is asyncio's own with another selector. Where the original would sleep until the next
+timer, this one moves its `VirtualClock` there, so hours pass in the time that their work takes, and
+nothing depends on how fast the machine is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import math
+import selectors
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from random import Random
+from typing import Any, ParamSpec, TypeVar, TypeVarTuple
+
+from turbopump.testing.clock import VirtualClock
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+class Deadlock(AssertionError):
+    """Every task waits and nothing can wake any of them; the text names the tasks."""
+
+
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    """An asyncio event loop in virtual time.
+
+    ``clock`` is its time and ``random`` the one source of chance for what runs in it: the same seed
+    gives the same run. While threads of `run_in_executor` or of `outside_work` are busy, time
+    stands still and the loop waits for them.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self.clock = VirtualClock()
+        self.random = Random(seed)  # noqa: S311 - chance for tests, not for secrets
+        self._outside = 0
+        super().__init__(_JumpingSelector(self))
+
+    def time(self) -> float:
+        return self.clock.monotonic_s()
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether threads outside the loop are working for it."""
+        return self._outside > 0
+
+    @contextmanager
+    def outside_work(self) -> Iterator[None]:
+        """Let time stand still while a thread works that will call `call_soon_threadsafe`.
+
+        To be entered and left on the loop's own thread.
+        """
+        self._outside += 1
+        try:
+            yield
+        finally:
+            self._outside -= 1
+
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts
+    ) -> asyncio.Future[T]:
+        future = super().run_in_executor(executor, func, *args)
+        self._outside += 1
+        future.add_done_callback(self._came_back)
+        return future
+
+    def _came_back(self, _: asyncio.Future[T]) -> None:
+        self._outside -= 1
+
+
+class _JumpingSelector(selectors.BaseSelector):
+    """Looks for what is ready, as the real one does, but never waits for a time to come."""
+
+    def __init__(self, loop: VirtualTimeLoop) -> None:
+        self._loop = loop
+        self._real = selectors.DefaultSelector()
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = self._real.select(0)
+        if ready or timeout == 0:
+            return ready
+        if self._loop.is_waited_for:
+            return self._real.select(None)
+        if timeout is None:
+            raise Deadlock(_deadlock_text(self._loop))
+        self._loop.clock.advance_ns(math.ceil(timeout * 1e9))
+        return []
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        return self._real.register(fileobj, events, data)
+
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        return self._real.unregister(fileobj)
+
+    def modify(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        return self._real.modify(fileobj, events, data)
+
+    def close(self) -> None:
+        self._real.close()
+
+    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
+        return self._real.get_map()
+
+
+def _deadlock_text(loop: asyncio.AbstractEventLoop) -> str:
+    tasks = sorted(
+        asyncio.all_tasks(loop), key=lambda task: (len(task.get_name()), task.get_name())
+    )
+    lines = [f"  {task.get_name()}: {_where(task)}" for task in tasks]
+    return "\n".join(["nothing is ready and no timer is set, but these tasks wait:", *lines])
+
+
+def _where(task: asyncio.Task[Any]) -> str:
+    name = getattr(task.get_coro(), "__qualname__", "?")
+    frames = task.get_stack(limit=1)
+    return f"{name} at {frames[0].f_code.co_filename}:{frames[0].f_lineno}" if frames else str(name)
+
+
+def run_virtual(main: Coroutine[Any, Any, T], seed: int = 0) -> T:
+    """Run to the end in virtual time."""
+    with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(seed)) as runner:
+        return runner.run(main)
+
+
+def virtual_time(
+    seed: int = 0,
+) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Callable[P, T]]:
+    """Make an async test an ordinary one that runs in virtual time; fixtures work as ever."""
+
+    def decorate(test: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+        @functools.wraps(test)
+        def run_test(*args: P.args, **kwargs: P.kwargs) -> T:
+            return run_virtual(test(*args, **kwargs), seed)
+
+        return run_test
+
+    return decorate
+
+
+def virtual_loop() -> VirtualTimeLoop:
+    """Return the running loop, which must be one in virtual time."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop), "not in virtual time: use @virtual_time()"
+    return loop
+
+
+async def wait_until(
+    predicate: Callable[[], object], timeout_s: float = 10.0, *, check_every_s: float = 0.005
+) -> None:
+    """Wait for a fact, in virtual time or real; raises AssertionError when it does not come."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + timeout_s
+    while not predicate():
+        if loop.time() >= end:
+            raise AssertionError(f"not so within {timeout_s} s: {_described(predicate)}")
+        await asyncio.sleep(check_every_s)
+
+
+def _described(predicate: Callable[[], object]) -> str:
+    code = getattr(predicate, "__code__", None)
+    name = getattr(predicate, "__qualname__", repr(predicate))
+    return name if code is None else f"{name} at {code.co_filename}:{code.co_firstlineno}"

@@ -1,0 +1,283 @@
+"""A network in memory: hosts, links between them, and switches to break them.
+
+`MemoryNetwork.host` gives the `turbopump.net.network.Network` of one host, which a name server, a
+broker or a client takes in place of sockets. Delays and chunks come from a seeded generator, so a
+run in virtual time is the same every time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from random import Random
+from typing import TypeVar
+
+from turbopump.errors import ConnectFailed, InvalidArgument, ListenFailed
+from turbopump.net.tls import ClientTls, ServerTls
+from turbopump.testing.loop import virtual_loop
+from turbopump.testing.memory_transport import Address, MemoryTransport, Pipe
+
+P = TypeVar("P", bound=asyncio.Protocol)
+
+CONNECT_TIMEOUT_MS = 3000
+_FIRST_FREE_PORT = 40_000
+_ANY_HOST = ("", "0.0.0.0", "::")  # noqa: S104 - nothing is bound, these are names for "here"
+_HERE = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True, slots=True)
+class LinkQuality:
+    """How bytes travel between hosts."""
+
+    latency_ms: float = 0.2
+    jitter_ms: float = 0.1
+    """Up to so much is added to the latency, by chance."""
+
+    cut_chance: float = 0.1
+    """How often bytes written together arrive in several chunks; 1 cuts as often as possible."""
+
+    def __post_init__(self) -> None:
+        for name in ("latency_ms", "jitter_ms"):
+            if getattr(self, name) < 0:
+                raise InvalidArgument(f"{name} is {getattr(self, name)}: at least 0 is allowed")
+        if not 0 <= self.cut_chance <= 1:
+            raise InvalidArgument(f"cut_chance is {self.cut_chance}: 0 to 1 is allowed")
+
+
+class MemoryNetwork:
+    """All hosts, all connections, and what is wrong with them at the moment.
+
+    To be made inside virtual time; ``random`` defaults to the loop's own, which the seed of the run
+    determines. Set ``trace`` to a list to have every event written into it.
+    """
+
+    def __init__(self, quality: LinkQuality | None = None, random: Random | None = None) -> None:
+        self.quality = quality or LinkQuality()
+        self.random = random or virtual_loop().random
+        self.trace: list[str] | None = None
+        self.listeners: dict[Address, MemoryListener] = {}
+        self._connections: dict[MemoryTransport, None] = {}
+        self._partitioned: set[frozenset[str]] = set()
+        self._losing: set[tuple[str, str]] = set()
+        self._refusing: set[str] = set()
+        self._frozen: set[str] = set()
+        self._next_port = _FIRST_FREE_PORT
+
+    def host(self, name: str) -> MemoryHost:
+        """Return the network as one host has it; its name or IP address is its identity."""
+        return MemoryHost(self, name)
+
+    # --- switches ---------------------------------------------------------------------------------
+
+    def cut(self, one: str, other: str | None = None) -> int:
+        """Reset all connections between two hosts, or all of one; return how many."""
+        hit = [end for end in self._ends() if _touches(end, one, other)]
+        for end in hit:
+            end.reset(ConnectionResetError("connection cut"))
+        return len(hit) // 2
+
+    def partition(self, one: str, other: str) -> None:
+        """Let nothing pass between two hosts; what was sent arrives after `heal`."""
+        self._partitioned.add(frozenset((one, other)))
+
+    def heal(self) -> None:
+        """End all partitions."""
+        self._partitioned.clear()
+        self._catch_up()
+
+    def lose(self, source: str, target: str) -> None:
+        """Let all that one host sends to another vanish from now on; nobody is told."""
+        self._losing.add((source, target))
+
+    def stop_losing(self) -> None:
+        """End all losses; streams that lost bytes stay damaged."""
+        self._losing.clear()
+
+    def refuse(self, host: str) -> None:
+        """Refuse new connections to a host."""
+        self._refusing.add(host)
+
+    def accept(self, host: str) -> None:
+        """Take new connections again."""
+        self._refusing.discard(host)
+
+    def stop_reading(self, host: str) -> None:
+        """Let a host take no bytes, as if its process hung."""
+        self._frozen.add(host)
+        self._apply_frozen()
+
+    def resume_reading(self, host: str) -> None:
+        self._frozen.discard(host)
+        self._apply_frozen()
+        self._catch_up()
+
+    # --- questions --------------------------------------------------------------------------------
+
+    def is_partitioned(self, one: str, other: str) -> bool:
+        return frozenset((one, other)) in self._partitioned
+
+    def is_losing(self, source: str, target: str) -> bool:
+        return (source, target) in self._losing
+
+    def is_refusing(self, host: str) -> bool:
+        return host in self._refusing
+
+    @property
+    def open_connections(self) -> int:
+        """Connections with at least one living end."""
+        return (len(list(self._ends())) + 1) // 2
+
+    # --- used by hosts ----------------------------------------------------------------------------
+
+    def free_port(self) -> int:
+        self._next_port += 1
+        return self._next_port
+
+    def add_ends(self, *ends: MemoryTransport) -> None:
+        for dead in [end for end in self._connections if end.is_lost]:
+            del self._connections[dead]
+        self._connections.update(dict.fromkeys(ends))
+        self._apply_frozen()
+
+    def note(self, event: str) -> None:
+        if self.trace is not None:
+            micros = round(asyncio.get_running_loop().time() * 1e6)
+            self.trace.append(f"{micros} {event}")
+
+    def _ends(self) -> Iterator[MemoryTransport]:
+        return (end for end in tuple(self._connections) if not end.is_lost)
+
+    def _apply_frozen(self) -> None:
+        for end in self._ends():
+            end.is_frozen = end.get_extra_info("sockname")[0] in self._frozen
+
+    def _catch_up(self) -> None:
+        for end in self._ends():
+            end.catch_up()
+
+
+def _touches(end: MemoryTransport, one: str, other: str | None) -> bool:
+    hosts = {end.get_extra_info("sockname")[0], end.get_extra_info("peername")[0]}
+    return one in hosts if other is None else hosts == {one, other}
+
+
+class _HostLink:
+    """The way from one host to another."""
+
+    def __init__(self, network: MemoryNetwork, source: str, target: str) -> None:
+        self._network = network
+        self._source = source
+        self._target = target
+
+    @property
+    def is_down(self) -> bool:
+        return self._network.is_partitioned(self._source, self._target)
+
+    @property
+    def loses_bytes(self) -> bool:
+        return self._network.is_losing(self._source, self._target)
+
+    def delay_s(self) -> float:
+        quality = self._network.quality
+        return (quality.latency_ms + self._network.random.random() * quality.jitter_ms) / 1000
+
+    def cut(self, bytes_max: int) -> int:
+        random = self._network.random
+        if bytes_max > 1 and random.random() < self._network.quality.cut_chance:
+            return random.randrange(1, bytes_max)
+        return bytes_max
+
+    def note(self, event: str) -> None:
+        self._network.note(event)
+
+
+class MemoryListener:
+    """A place where peers connect to."""
+
+    def __init__(
+        self, network: MemoryNetwork, at: Address, factory: Callable[[], asyncio.Protocol]
+    ) -> None:
+        self._network = network
+        self._at = at
+        self.protocol_factory = factory
+
+    @property
+    def host(self) -> str:
+        return self._at[0]
+
+    @property
+    def port(self) -> int:
+        return self._at[1]
+
+    async def close(self) -> None:
+        """Take no more connections; those that exist live on."""
+        if self._network.listeners.get(self._at) is self:
+            del self._network.listeners[self._at]
+
+
+class MemoryHost:
+    """The network as one host has it; a `turbopump.net.network.Network`."""
+
+    def __init__(self, network: MemoryNetwork, name: str) -> None:
+        self._network = network
+        self.name = name
+
+    async def connect(
+        self,
+        host: str,
+        port: int,
+        protocol_factory: Callable[[], P],
+        *,
+        tls: ClientTls | None = None,
+    ) -> P:
+        _refuse_tls(tls)
+        target = self.name if host in _HERE else host
+        link = _HostLink(self._network, self.name, target)
+        if link.is_down or link.loses_bytes:
+            await asyncio.sleep(CONNECT_TIMEOUT_MS / 1000)
+            raise ConnectFailed(f"{host}:{port}: no answer within {CONNECT_TIMEOUT_MS} ms")
+        await asyncio.sleep(2 * link.delay_s())
+        listener = self._network.listeners.get((target, port))
+        if listener is None or self._network.is_refusing(target):
+            raise ConnectFailed(f"{host}:{port}: connection refused")
+        return self._join(listener, protocol_factory())
+
+    async def listen(
+        self,
+        host: str,
+        port: int,
+        protocol_factory: Callable[[], asyncio.Protocol],
+        *,
+        tls: ServerTls | None = None,
+    ) -> MemoryListener:
+        _refuse_tls(tls)
+        if host not in (self.name, *_ANY_HOST, *_HERE):
+            raise InvalidArgument(f"host {host!r}: {self.name} can only listen at itself")
+        at = (self.name, port or self._network.free_port())
+        if at in self._network.listeners:
+            raise ListenFailed(f"{at[0]}:{at[1]}: address is in use")
+        listener = MemoryListener(self._network, at, protocol_factory)
+        self._network.listeners[at] = listener
+        return listener
+
+    def _join(self, listener: MemoryListener, protocol: P) -> P:
+        here, there = (self.name, self._network.free_port()), (listener.host, listener.port)
+        onward = Pipe(_HostLink(self._network, here[0], there[0]))
+        back = Pipe(_HostLink(self._network, there[0], here[0]))
+        near = MemoryTransport(here, there, onward, back)
+        far = MemoryTransport(there, here, back, onward)
+        self._network.add_ends(near, far)
+        self._network.note(f"{here[0]}:{here[1]} connected to {there[0]}:{there[1]}")
+        accepted = listener.protocol_factory()
+        far.join(accepted, near)
+        near.join(protocol, far)
+        # Only now, since either may close the connection at once.
+        accepted.connection_made(far)
+        protocol.connection_made(near)
+        return protocol
+
+
+def _refuse_tls(tls: object) -> None:
+    if tls is not None:
+        raise InvalidArgument("tls: the memory network knows no TLS; use sockets")

@@ -1,0 +1,303 @@
+"""Both ends of a connection that exists in memory only, with the manners of a TCP socket.
+
+A `Pipe` carries bytes one way: what is written waits in the sender's buffer, travels for the
+latency of its link, and waits at the receiver while that does not read. The receiver's side holds
+no more than a window; when it is full, the sender's buffer grows, and the sender is told to pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+WINDOW_BYTES = 64 * 1024
+HIGH_WATER_BYTES = 64 * 1024
+
+Buffer = bytes | bytearray | memoryview
+Address = tuple[str, int]
+
+
+class Link(Protocol):
+    """The way between two hosts, as the network disposes of it at this moment."""
+
+    @property
+    def is_down(self) -> bool:
+        """Whether bytes cannot travel now; they wait."""
+        ...
+
+    @property
+    def loses_bytes(self) -> bool:
+        """Whether bytes vanish without anybody noticing."""
+        ...
+
+    def delay_s(self) -> float:
+        """Return how long the next bytes travel."""
+        ...
+
+    def cut(self, bytes_max: int) -> int:
+        """Return how many of so many bytes travel together."""
+        ...
+
+    def note(self, event: str) -> None:
+        """Write an event into the network's trace."""
+        ...
+
+
+_END = b""
+"""Travels after the last bytes: no more will come."""
+
+
+class Pipe:
+    """One direction of a connection."""
+
+    sender: MemoryTransport
+    receiver: MemoryTransport
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self._unsent = bytearray()
+        self._end_is_unsent = False
+        self._travelling: deque[tuple[float, bytes]] = deque()
+        self._arrived: deque[bytes] = deque()
+        self._window_used_bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._arrives_at = 0.0
+
+    @property
+    def unsent_bytes(self) -> int:
+        return len(self._unsent)
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether everything written, the end with it, is on its way."""
+        return not self._unsent and not self._end_is_unsent
+
+    def write(self, data: Buffer) -> None:
+        if self.link.loses_bytes:
+            self.link.note(f"lost {len(data)} bytes")
+            return
+        self._unsent += data
+        self.pump()
+
+    def end(self) -> None:
+        """Tell the receiver, after all bytes, that no more will come."""
+        if not self.link.loses_bytes:
+            self._end_is_unsent = True
+            self.pump()
+
+    def clear(self) -> None:
+        """Forget everything that was written."""
+        self._unsent.clear()
+        self._end_is_unsent = False
+        self._travelling.clear()
+        self._arrived.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def pump(self) -> None:
+        """Send what the window lets through, as long as the link is up."""
+        if self.link.is_down:
+            self.sender.note_sent()
+            return
+        if self.receiver.is_lost:
+            self._bounce()
+            return
+        while self._unsent and self._window_used_bytes < WINDOW_BYTES:
+            room = WINDOW_BYTES - self._window_used_bytes
+            size = self.link.cut(min(room, len(self._unsent)))
+            self._depart(bytes(self._unsent[:size]))
+            del self._unsent[:size]
+        if self._end_is_unsent and not self._unsent:
+            self._end_is_unsent = False
+            self._depart(_END)
+        self._set_timer()
+        self.sender.note_sent()
+
+    def deliver(self) -> None:
+        """Give the receiver what has arrived, while it wants it."""
+        while self._arrived and self.receiver.takes_data:
+            chunk = self._arrived.popleft()
+            self._window_used_bytes -= len(chunk)
+            self.receiver.take(chunk)
+        if self._unsent:
+            self.pump()
+
+    def _depart(self, chunk: bytes) -> None:
+        # Later bytes never overtake earlier ones, however short their delay.
+        now = asyncio.get_running_loop().time()
+        self._arrives_at = max(self._arrives_at, now + self.link.delay_s())
+        self._travelling.append((self._arrives_at, chunk))
+        self._window_used_bytes += len(chunk)
+
+    def _set_timer(self) -> None:
+        if self._travelling and self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_at(self._travelling[0][0], self._arrive)
+
+    def _arrive(self) -> None:
+        self._timer = None
+        if self.link.is_down:
+            # They wait, as TCP would send them again; the network pumps when the link is up.
+            return
+        if self.receiver.is_lost:
+            self._bounce()
+            return
+        now = asyncio.get_running_loop().time()
+        while self._travelling and self._travelling[0][0] <= now:
+            self._arrived.append(self._travelling.popleft()[1])
+        self._set_timer()
+        self.deliver()
+
+    def _bounce(self) -> None:
+        """Nobody is there any more: what was written is lost, and the sender hears of it."""
+        had_bytes = bool(self._unsent or any(chunk for _, chunk in self._travelling))
+        self.clear()
+        if had_bytes:
+            self.sender.reset(ConnectionResetError("connection reset by peer"))
+        else:
+            self.sender.note_sent()
+
+
+class MemoryTransport(asyncio.Transport):
+    """One end of a connection in memory."""
+
+    _protocol: asyncio.Protocol
+    _peer: MemoryTransport
+
+    def __init__(self, here: Address, there: Address, outgoing: Pipe, incoming: Pipe) -> None:
+        super().__init__({"sockname": here, "peername": there})
+        self.is_frozen = False
+        self._outgoing = outgoing
+        self._incoming = incoming
+        outgoing.sender = self
+        incoming.receiver = self
+        self._reading = True
+        self._writing_paused = False
+        self._high = HIGH_WATER_BYTES
+        self._low = HIGH_WATER_BYTES // 4
+        self._closing = False
+        self._lost = False
+
+    def join(self, protocol: asyncio.Protocol, peer: MemoryTransport) -> None:
+        """Name the protocol on this end, and the other end."""
+        self._protocol = protocol
+        self._peer = peer
+
+    # --- what asyncio's transports offer ----------------------------------------------------------
+
+    def is_closing(self) -> bool:
+        return self._closing
+
+    def is_reading(self) -> bool:
+        return self._reading and not self._closing
+
+    def pause_reading(self) -> None:
+        self._reading = False
+
+    def resume_reading(self) -> None:
+        if not self._reading and not self._closing:
+            self._reading = True
+            asyncio.get_running_loop().call_soon(self._incoming.deliver)
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        assert isinstance(protocol, asyncio.Protocol), "buffered protocols are not served"
+        self._protocol = protocol
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        return self._protocol
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._high = (4 * low if low is not None else HIGH_WATER_BYTES) if high is None else high
+        self._low = self._high // 4 if low is None else low
+        self.note_sent()
+
+    def get_write_buffer_limits(self) -> tuple[int, int]:
+        return self._low, self._high
+
+    def get_write_buffer_size(self) -> int:
+        return self._outgoing.unsent_bytes
+
+    def write(self, data: Buffer) -> None:
+        if not self._closing and data:
+            self._outgoing.write(data)
+
+    def writelines(self, list_of_data: Iterable[Any]) -> None:
+        self.write(b"".join(list_of_data))
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        """Send what is unsent, then close."""
+        if not self._closing:
+            self._closing = True
+            self._outgoing.end()
+            self._lose_when_sent()
+
+    def abort(self) -> None:
+        """Close at once; the peer sees a reset, if the link lets it through."""
+        link = self._outgoing.link
+        if not self._lost and not link.is_down and not link.loses_bytes:
+            self._peer.reset(ConnectionResetError("connection reset by peer"))
+        self.reset(None)
+
+    # --- what the pipes and the network call ------------------------------------------------------
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection is over on this side."""
+        return self._lost
+
+    @property
+    def takes_data(self) -> bool:
+        return self._reading and not self._closing and not self.is_frozen
+
+    def take(self, chunk: bytes) -> None:
+        self._incoming.link.note(f"{self._ends()} {len(chunk)} bytes")
+        if chunk != _END:
+            self._protocol.data_received(chunk)
+        elif not self._protocol.eof_received():
+            self.close()
+
+    def note_sent(self) -> None:
+        """Tell the protocol to pause or to go on, and finish closing once all is sent."""
+        unsent = self._outgoing.unsent_bytes
+        if unsent > self._high and not self._writing_paused:
+            self._writing_paused = True
+            self._protocol.pause_writing()
+        elif unsent <= self._low and self._writing_paused:
+            self._writing_paused = False
+            self._protocol.resume_writing()
+        self._lose_when_sent()
+
+    def catch_up(self) -> None:
+        """Send and take what was held up while the link was down or the host was frozen."""
+        self._outgoing.pump()
+        self._incoming.deliver()
+
+    def reset(self, error: Exception | None) -> None:
+        """End this side at once."""
+        if not self._lost:
+            self._closing = True
+            self._outgoing.clear()
+            self._lose(error)
+
+    def _lose_when_sent(self) -> None:
+        if self._closing and self._outgoing.is_sent:
+            self._lose(None)
+
+    def _lose(self, error: Exception | None) -> None:
+        if not self._lost:
+            self._lost = True
+            self._outgoing.link.note(f"{self._ends()} closed")
+            loop = asyncio.get_running_loop()
+            loop.call_soon(self._protocol.connection_lost, error)
+            # What the peer still sends has nowhere to go.
+            loop.call_soon(self._incoming.pump)
+
+    def _ends(self) -> str:
+        here, there = self.get_extra_info("sockname"), self.get_extra_info("peername")
+        return f"{here[0]}:{here[1]} from {there[0]}:{there[1]}"
