@@ -33,12 +33,16 @@ PROPERTIES_BYTES_MAX = properties.BYTES_MAX
 FIXED_BYTES = 91
 """Size of a record without body, topic and properties, both hosts IPv4."""
 
-_HOST_V6_EXTRA_BYTES = 12
+_LENGTHS_BYTES = 3
+"""Of topic and properties; the body's length belongs to the fixed part."""
+_HOST_BITS = sysflag.BORN_HOST_V6 | sysflag.STORE_HOST_V6
+_HOST_BITS_SHIFT = 4
 _SYS_FLAG_LOW_BYTE_AT = 39
 _HOST_WIDTHS = ((4, 4), (16, 4), (4, 16), (16, 16))
 # Indexed by the two bits of the system flag that tell the widths of the born and the store host.
 _FIXED = tuple(struct.Struct(f">iIiiiqqiq{born}siq{store}siiqi") for born, store in _HOST_WIDTHS)
 _PREFIX = struct.Struct(">iI")
+_MAGICS = frozenset({MAGIC, MAGIC_V2})
 _PROPERTIES_LENGTH = struct.Struct(">h")
 _V2_TOPIC_LENGTH = struct.Struct(">h")
 
@@ -75,26 +79,29 @@ class Record(Struct, frozen=True, kw_only=True):
     @property
     def size(self) -> int:
         """Bytes of the whole record."""
-        v6_hosts = self.born_host.is_v6 + self.store_host.is_v6
         variable = len(self.body) + len(self.topic) + len(self.properties)
-        return FIXED_BYTES + variable + v6_hosts * _HOST_V6_EXTRA_BYTES
+        return _FIXED[self._widths()].size + _LENGTHS_BYTES + variable
+
+    def _widths(self) -> int:
+        return self.born_host.is_v6 | self.store_host.is_v6 << 1
 
     def encode(
         self, queue_offset: QueueOffset, physical_offset: PhysicalOffset, store_timestamp_ms: int
     ) -> bytes:
         """Return the record's bytes; the bits for IPv6 hosts follow the hosts."""
+        body, topic, text = self.body, self.topic, self.properties
         born, store = self.born_host, self.store_host
-        widths = born.is_v6 | store.is_v6 << 1
-        host_bits = sysflag.BORN_HOST_V6 | sysflag.STORE_HOST_V6
-        fixed = _FIXED[widths].pack(
-            self.size,
+        widths = self._widths()
+        layout = _FIXED[widths]
+        fixed = layout.pack(
+            layout.size + _LENGTHS_BYTES + len(body) + len(topic) + len(text),
             MAGIC,
-            body_crc(self.body),
+            body_crc(body),
             self.queue_id,
             self.flag,
             queue_offset,
             physical_offset,
-            self.sys_flag & ~host_bits | widths << 4,
+            self.sys_flag & ~_HOST_BITS | widths << _HOST_BITS_SHIFT,
             self.born_timestamp_ms,
             born.ip,
             born.port,
@@ -103,13 +110,11 @@ class Record(Struct, frozen=True, kw_only=True):
             store.port,
             self.reconsume_times,
             self.prepared_transaction_offset,
-            len(self.body),
+            len(body),
         )
-        topic_length = len(self.topic).to_bytes(1, "big")
-        properties_length = _PROPERTIES_LENGTH.pack(len(self.properties))
-        return b"".join(
-            (fixed, self.body, topic_length, self.topic, properties_length, self.properties)
-        )
+        topic_length = len(topic).to_bytes(1, "big")
+        text_length = len(text).to_bytes(2, "big")
+        return b"".join((fixed, body, topic_length, topic, text_length, text))
 
 
 class MessageView(Struct, frozen=True, eq=False):
@@ -215,16 +220,17 @@ def encode_blank(size: int) -> bytes:
 
 def decode_record(data: bytes | memoryview, at: int = 0, *, check_crc: bool = False) -> MessageView:
     """Read the record at a position; ``check_crc`` also compares the body with its checksum."""
-    size, magic = _prefix(data, at)
-    fixed = _FIXED[data[at + _SYS_FLAG_LOW_BYTE_AT] >> 4 & 0b11]
-    body_at = at + fixed.size
-    end = at + size
-    if body_at > end:
-        raise RecordError(f"record of {size} bytes is too short", at)
+    fixed = _layout(data, at)
     fields = fixed.unpack_from(data, at)
-    topic_length_at = body_at + fields[-1]
-    if fields[-1] < 0 or topic_length_at >= end:
-        raise RecordError(f"body of {fields[-1]} bytes in a record of {size}", body_at - 4)
+    size, magic, body_length = fields[0], fields[1], fields[-1]
+    if magic not in _MAGICS:
+        raise RecordError(f"magic number 0x{magic:08X} is not a message's", at + 4)
+    if size > len(data) - at:
+        raise RecordError(f"record of {size} bytes, but {len(data) - at} are left", at)
+    body_at, end = at + fixed.size, at + size
+    topic_length_at = body_at + body_length
+    if body_length < 0 or topic_length_at >= end:
+        raise RecordError(f"body of {body_length} bytes in a record of {size}", body_at - 4)
     body = bytes(data[body_at:topic_length_at])
     topic, properties_at = _topic(data, topic_length_at, end, magic)
     if check_crc and body_crc(body) != fields[2]:
@@ -275,15 +281,14 @@ def decode_records(data: bytes | memoryview) -> Iterator[MessageView]:
         at += view.size
 
 
-def _prefix(data: bytes | memoryview, at: int) -> tuple[int, int]:
-    if len(data) - at < FIXED_BYTES:
-        raise RecordError(f"{max(0, len(data) - at)} bytes are too few for a record", at)
-    size, magic = _PREFIX.unpack_from(data, at)
-    if magic not in {MAGIC, MAGIC_V2}:
-        raise RecordError(f"magic number 0x{magic:08X} is not a message's", at + 4)
-    if not FIXED_BYTES <= size <= len(data) - at:
-        raise RecordError(f"record of {size} bytes, but {len(data) - at} are left", at)
-    return size, magic
+def _layout(data: bytes | memoryview, at: int) -> struct.Struct:
+    """Return the layout of the record's fixed part, which depends on its hosts."""
+    left = len(data) - at
+    if left >= FIXED_BYTES:
+        fixed = _FIXED[data[at + _SYS_FLAG_LOW_BYTE_AT] >> _HOST_BITS_SHIFT & 0b11]
+        if left >= fixed.size:
+            return fixed
+    raise RecordError(f"{max(0, left)} bytes are too few for a record", at)
 
 
 def _topic(data: bytes | memoryview, at: int, end: int, magic: int) -> tuple[str, int]:
