@@ -1,4 +1,9 @@
-"""Frames on their way out: what is sent within one turn of the event loop is written together."""
+"""Frames on their way out: those of one turn of the event loop are written in few, growing bursts.
+
+One write for each frame costs a system call each. One write for all frames of a turn lets the peer
+idle until the last of them is made, and then this side until the peer has served them all. So the
+first frame of a turn goes out alone and at once, then the next 4 together, then 16, and so on.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +17,12 @@ from turbopump.wire.framing import encode_parts
 _JOINED_BYTES_MAX = 16 * 1024
 """Pieces above this are handed over as they are: copying them costs more than a longer list."""
 
+_BURST_GROWTH = 4
+_BURST_FRAMES_MAX = 256
+
 
 class Outbox:
-    """Corks the frames of one turn of the loop: one system call for many small frames."""
+    """Corks the frames of one turn of the loop: few system calls for many small frames."""
 
     def __init__(
         self,
@@ -23,10 +31,13 @@ class Outbox:
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._transport = transport
-        self._limits = limits
+        self._frame_bytes_max = limits.frame_bytes_max
+        self._bytes_max = limits.write_pause_bytes
         self._loop = loop
         self._parts: list[Buffer] = []
         self._corked_bytes = 0
+        self._corked_frames = 0
+        self._burst = 1
         self._flush_is_due = False
 
     @property
@@ -35,23 +46,28 @@ class Outbox:
         return self._corked_bytes + self._transport.get_write_buffer_size()
 
     def put(self, command: Command) -> None:
-        """Send a frame, with the others of this turn."""
-        parts = encode_parts(command, self._limits.frame_bytes_max)
+        """Send a frame, now or with others of this turn."""
+        parts = encode_parts(command, self._frame_bytes_max)
         self._parts += parts
         self._corked_bytes += sum(map(len, parts))
-        if self._corked_bytes >= self._limits.write_pause_bytes:
-            # Hand over now: only the transport can say that the peer does not keep up.
+        self._corked_frames += 1
+        # By bytes too: only the transport can say that the peer does not keep up.
+        if self._corked_frames >= self._burst or self._corked_bytes >= self._bytes_max:
+            self._burst = min(self._burst * _BURST_GROWTH, _BURST_FRAMES_MAX)
             self.flush()
         elif not self._flush_is_due:
             self._flush_is_due = True
-            self._loop.call_soon(self._flush_in_turn)
+            self._loop.call_soon(self.release)
 
     def hold(self) -> None:
         """Keep frames back until `release`, because many may follow at once."""
         self._flush_is_due = True
+        self._burst = 1
 
     def release(self) -> None:
+        """Write what was kept back: the turn is over."""
         self._flush_is_due = False
+        self._burst = 1
         self.flush()
 
     def flush(self) -> None:
@@ -62,16 +78,13 @@ class Outbox:
         corked_bytes = self._corked_bytes
         self._parts = []
         self._corked_bytes = 0
+        self._corked_frames = 0
         if self._transport.is_closing():
             return
         if corked_bytes <= _JOINED_BYTES_MAX:
             self._transport.write(b"".join(parts))
         else:
             self._transport.writelines(coalesced(parts))
-
-    def _flush_in_turn(self) -> None:
-        self._flush_is_due = False
-        self.flush()
 
 
 def coalesced(parts: Sequence[Buffer]) -> list[Buffer]:

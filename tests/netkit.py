@@ -1,0 +1,113 @@
+"""What the tests of connections share: a server and its clients on a memory network."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from turbopump.net.connection import Connection
+from turbopump.net.deadlines import Deadlines
+from turbopump.net.hooks import Hook
+from turbopump.net.limits import DEFAULT_LIMITS, ConnectionLimits
+from turbopump.net.router import Router
+from turbopump.net.server import Server, ServerConfig
+from turbopump.testing import LinkQuality, MemoryNetwork, VirtualClock, virtual_loop
+from turbopump.wire.command import Command, Payload, body_parts
+
+ECHO = 310
+SLOW = 11
+NEVER = 12
+FAIL = 13
+
+SMALL = ConnectionLimits(
+    frame_bytes_max=64 * 1024, write_pause_bytes=4 * 1024, unwritten_bytes_max=1024 * 1024
+)
+
+
+def echo(request: Command, peer: Connection) -> Command:
+    return request.answer(0, body=request.body)
+
+
+async def slow_echo(request: Command, peer: Connection) -> Command:
+    """Echo after as many milliseconds as the field says."""
+    await asyncio.sleep(int((request.ext_fields or {}).get("ms", "100")) / 1000)
+    return request.answer(0, body=request.body)
+
+
+def never(request: Command, peer: Connection) -> None:
+    """Leave the request without an answer."""
+
+
+def fail(request: Command, peer: Connection) -> Command:
+    raise RuntimeError("the handler broke")
+
+
+def handlers() -> Router:
+    return Router({ECHO: echo, SLOW: slow_echo, NEVER: never, FAIL: fail})
+
+
+def slow(ms: int, body: Payload = b"") -> Command:
+    return Command(SLOW, ext_fields={"ms": str(ms)}, body=body)
+
+
+def body_bytes(command: Command) -> bytes:
+    return b"".join(body_parts(command.body))
+
+
+@dataclass
+class World:
+    """One server on the host "server"; clients sit on "client"."""
+
+    network: MemoryNetwork
+    server: Server
+    clock: VirtualClock
+    deadlines: Deadlines
+    connected: list[Connection] = field(default_factory=list)
+    disconnected: list[Connection] = field(default_factory=list)
+
+    @property
+    def accepted(self) -> Connection:
+        """The server's end of the only connection."""
+        (connection,) = self.server.connections
+        return connection
+
+    async def connect(
+        self,
+        router: Router | None = None,
+        limits: ConnectionLimits = DEFAULT_LIMITS,
+        *,
+        hooks: Sequence[Hook] = (),
+        host: str = "client",
+    ) -> Connection:
+        client_router = router or Router()
+        return await self.network.host(host).connect(
+            self.server.host,
+            self.server.port,
+            lambda: Connection(client_router, self.deadlines, limits, hooks=hooks),
+        )
+
+
+@asynccontextmanager
+async def world(
+    router: Router | None = None,
+    limits: ConnectionLimits = DEFAULT_LIMITS,
+    *,
+    quality: LinkQuality | None = None,
+    connections_max: int = 100,
+) -> AsyncIterator[World]:
+    """Start a server in virtual time."""
+    network, clock = MemoryNetwork(quality), virtual_loop().clock
+    connected: list[Connection] = []
+    disconnected: list[Connection] = []
+    config = ServerConfig("server", connections_max=connections_max, limits=limits)
+    async with Server(
+        network.host("server"),
+        router or handlers(),
+        config,
+        clock=clock,
+        on_connect=connected.append,
+        on_disconnect=disconnected.append,
+    ) as server:
+        yield World(network, server, clock, Deadlines(clock), connected, disconnected)

@@ -1,0 +1,458 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from netkit import ECHO, FAIL, NEVER, SLOW, body_bytes, echo, slow, slow_echo, world
+from turbopump.errors import ConnectionLost, InvalidArgument, Overloaded, RequestTimeout
+from turbopump.net.connection import Connection
+from turbopump.net.limits import ConnectionLimits
+from turbopump.net.router import Router
+from turbopump.testing import LinkQuality, run_virtual, virtual_loop, virtual_time, wait_until
+from turbopump.wire.codes import ResponseCode
+from turbopump.wire.command import Buffer, Command
+from turbopump.wire.framing import encode
+
+
+@virtual_time()
+async def test_a_request_gets_its_answer() -> None:
+    async with world() as here:
+        connection = await here.connect()
+        answer = await connection.request(Command(ECHO, body=b"hello"), 1000)
+        assert (answer.code, answer.body) == (0, b"hello")
+        assert connection.requests_in_flight == 0
+        assert connection.peer_address == here.server.address
+        assert here.accepted.peer_address == connection.local_address
+
+
+@settings(max_examples=20)
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=30), st.integers(0, 1000))
+def test_answers_find_their_requests_in_whatever_order_they_come(
+    delays: list[int], seed: int
+) -> None:
+    async def main() -> None:
+        async with world(quality=LinkQuality(jitter_ms=20, cut_chance=0.8)) as here:
+            connection = await here.connect()
+            calls = [slow(ms, str(i).encode()) for i, ms in enumerate(delays)]
+            answers = await asyncio.gather(*(connection.request(call, 5000) for call in calls))
+            assert [answer.body for answer in answers] == [call.body for call in calls]
+
+    run_virtual(main(), seed)
+
+
+@virtual_time()
+async def test_both_sides_ask_each_other_with_the_same_numbers() -> None:
+    """The broker's pushes and the client's requests count from 0 alike and must not be mixed up."""
+    pushed: list[bytes] = []
+
+    async def ask_back(request: Command, peer: Connection) -> Command:
+        answer = await peer.request(Command(SLOW, ext_fields={"ms": "30"}, body=request.body), 1000)
+        pushed.append(body_bytes(answer))
+        return request.answer(0, body=b"outer " + body_bytes(answer))
+
+    async def prefixed(request: Command, peer: Connection) -> Command:
+        answer = await slow_echo(request, peer)
+        return request.answer(0, body=b"inner " + body_bytes(answer))
+
+    async with world(Router({1: ask_back})) as here:
+        connection = await here.connect(Router({SLOW: prefixed}))
+        calls = (connection.request(Command(1, body=bytes([i])), 1000) for i in range(20))
+        answers = await asyncio.gather(*calls)
+        assert [answer.body for answer in answers] == [
+            b"outer inner " + bytes([i]) for i in range(20)
+        ]
+        assert sorted(pushed) == [b"inner " + bytes([i]) for i in range(20)]
+
+
+@pytest.mark.parametrize("opaque", [0, 1, -1, 2**31 - 1, -(2**31)])
+@virtual_time()
+async def test_any_number_of_a_peer_is_echoed(opaque: int) -> None:
+    async with world() as here:
+        raw = await here.network.host("client").connect("server", here.server.port, RawClient)
+        raw.send(encode(Command(ECHO, opaque=opaque)))
+        await wait_until(lambda: raw.received)
+        assert f'"opaque":{opaque},'.encode() in raw.received
+
+
+class RawClient(asyncio.Protocol):
+    """A peer that sends what it likes."""
+
+    def __init__(self) -> None:
+        self.received = b""
+        self.is_lost = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.received += data
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_lost = True
+
+    def send(self, data: bytes) -> None:
+        self.transport.write(data)
+
+
+@virtual_time()
+async def test_numbers_wrap_around_and_pass_over_those_in_use() -> None:
+    async with world() as here:
+        connection = await here.connect()
+        connection._next_opaque = 2**31 - 2
+        calls = [asyncio.create_task(connection.request(slow(500), 1000)) for _ in range(4)]
+        await asyncio.sleep(0.01)
+        assert sorted(connection._pending) == [0, 1, 2**31 - 2, 2**31 - 1]
+        connection._next_opaque = 0
+        await connection.request(Command(ECHO), 1000)
+        assert connection._next_opaque == 3
+        await asyncio.gather(*calls)
+
+
+@virtual_time()
+async def test_an_answer_that_nobody_waits_for_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "turbopump.net")
+    async with world() as here:
+        connection = await here.connect()
+        here.accepted._send(Command(0, flag=1, opaque=77))
+        await asyncio.sleep(0.1)
+        assert connection.is_open
+        assert "answer to unknown request 77 dropped" in caplog.text
+
+
+# --- time -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("timeout_ms", [1, 20, 49, 50, 51, 3000, 3_600_000])
+@virtual_time()
+async def test_a_request_without_answer_times_out_never_early(timeout_ms: int) -> None:
+    async with world(limits=ConnectionLimits(idle_ms=10_000_000)) as here:
+        connection = await here.connect(limits=ConnectionLimits(idle_ms=10_000_000))
+        start_ms = here.clock.monotonic_ms()
+        with pytest.raises(RequestTimeout, match=f"request 12 of server:.* within {timeout_ms} ms"):
+            await connection.request(Command(NEVER), timeout_ms)
+        assert timeout_ms < here.clock.monotonic_ms() - start_ms <= timeout_ms + 51
+        assert connection.requests_in_flight == 0
+        assert connection.is_open
+
+
+@virtual_time()
+async def test_the_late_answer_of_a_timed_out_request_disturbs_nobody() -> None:
+    async with world() as here:
+        connection = await here.connect()
+        with pytest.raises(RequestTimeout):
+            await connection.request(slow(500, b"late"), 100)
+        answer = await connection.request(slow(1000, b"own"), 2000)
+        assert answer.body == b"own"
+
+
+@virtual_time()
+async def test_a_cancelled_request_frees_its_place_at_once() -> None:
+    limits = ConnectionLimits(requests_in_flight_max=1)
+    async with world() as here:
+        connection = await here.connect(limits=limits)
+        call = asyncio.create_task(connection.request(Command(NEVER), 60_000))
+        await asyncio.sleep(0.1)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert connection.requests_in_flight == 0
+        assert len(here.deadlines) == 1, "only the idle check is left"
+        assert (await connection.request(Command(ECHO), 100)).code == 0
+
+
+@virtual_time()
+async def test_cancelling_in_the_turn_of_the_failure_leaves_no_trace(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with world() as here:
+        connection = await here.connect()
+        call = asyncio.create_task(connection.request(Command(NEVER), 60_000))
+        await asyncio.sleep(0.1)
+        connection.abort("test")
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        del call
+    assert "never retrieved" not in caplog.text
+
+
+@virtual_time()
+async def test_an_idle_connection_is_closed_after_its_time_and_not_before() -> None:
+    limits = ConnectionLimits(idle_ms=120_000)
+    async with world(limits=limits) as here:
+        connection = await here.connect(limits=limits)
+        for _ in range(5):
+            await asyncio.sleep(119)
+            await connection.request(Command(ECHO), 1000)
+        start = virtual_loop().time()
+        await connection.wait_closed()
+        assert 119.9 <= virtual_loop().time() - start <= 120.2
+        with pytest.raises(ConnectionLost, match=r"idle|reset"):
+            await connection.request(Command(ECHO), 1000)
+        await wait_until(lambda: not here.server.connections)
+
+
+# --- bounds ---------------------------------------------------------------------------------------
+
+
+@virtual_time()
+async def test_requests_in_flight_are_bounded_and_served_in_order() -> None:
+    async with world() as here:
+        connection = await here.connect(limits=ConnectionLimits(requests_in_flight_max=3))
+        seen: list[int] = []
+        done: list[int] = []
+
+        async def call(number: int) -> None:
+            await connection.request(slow(100, bytes([number])), 5000)
+            seen.append(connection.requests_in_flight)
+            done.append(number)
+
+        await asyncio.gather(*(call(number) for number in range(12)))
+        rounds = [sorted(done[at : at + 3]) for at in range(0, 12, 3)]
+        assert rounds == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
+        assert max(seen) <= 3
+        assert 0.4 <= virtual_loop().time() <= 0.5
+
+
+@virtual_time()
+async def test_no_place_in_time_is_an_overload_and_nothing_is_sent() -> None:
+    served: list[Command] = []
+
+    def note(request: Command, peer: Connection) -> None:
+        served.append(request)
+
+    async with world(Router({1: note})) as here:
+        connection = await here.connect(limits=ConnectionLimits(requests_in_flight_max=1))
+        first = asyncio.create_task(connection.request(Command(1), 5000))
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match="no request in flight finished for 300 ms"):
+            await connection.request(Command(1), 300)
+        with pytest.raises(RequestTimeout):
+            await first
+        assert len(served) == 1
+
+
+@virtual_time()
+async def test_a_cancelled_waiter_gives_its_place_to_the_next() -> None:
+    async with world() as here:
+        connection = await here.connect(limits=ConnectionLimits(requests_in_flight_max=1))
+        first = asyncio.create_task(connection.request(slow(100), 5000))
+        await asyncio.sleep(0)
+        second = asyncio.create_task(connection.request(slow(100), 5000))
+        third = asyncio.create_task(connection.request(slow(100), 5000))
+        await asyncio.sleep(0)
+        first.add_done_callback(lambda _: second.cancel())
+        assert (await third).code == 0
+        assert second.cancelled()
+        assert (await connection.request(Command(ECHO), 100)).code == 0
+
+
+@virtual_time()
+async def test_handlers_are_bounded_by_not_reading_further() -> None:
+    limits = ConnectionLimits(handlers_running_max=5)
+    async with world(limits=limits) as here:
+        connection = await here.connect()
+        most = 0
+
+        async def watch() -> None:
+            nonlocal most
+            while True:
+                most = max(most, here.accepted.handlers_running)
+                await asyncio.sleep(0.001)
+
+        watcher = asyncio.create_task(watch())
+        calls = (connection.request(slow(20, bytes([i])), 5000) for i in range(50))
+        answers = await asyncio.gather(*calls)
+        watcher.cancel()
+        assert [answer.body for answer in answers] == [bytes([i]) for i in range(50)]
+        assert most == 5
+
+
+# --- one-way --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [ECHO, SLOW, FAIL, 999])
+@virtual_time()
+async def test_one_way_requests_are_never_answered(code: int) -> None:
+    async with world() as here:
+        raw = await here.network.host("client").connect("server", here.server.port, RawClient)
+        raw.send(encode(Command(code, flag=2, opaque=5)))
+        await asyncio.sleep(1)
+        assert raw.received == b""
+        raw.transport.close()
+
+
+@virtual_time()
+async def test_one_way_requests_arrive() -> None:
+    arrived: list[Command] = []
+
+    def note(request: Command, peer: Connection) -> None:
+        arrived.append(request)
+
+    async with world(Router({1: note})) as here:
+        connection = await here.connect()
+        connection.oneway(Command(1, body=b"a"))
+        await connection.oneway_in_time(Command(1, body=b"b"), 1000)
+        await wait_until(lambda: len(arrived) == 2)
+        assert [request.body for request in arrived] == [b"a", b"b"]
+        assert all(request.is_oneway for request in arrived)
+
+
+@virtual_time()
+async def test_an_answer_may_come_long_after_the_handler_returned() -> None:
+    kept: list[tuple[Command, Connection]] = []
+
+    def keep(request: Command, peer: Connection) -> None:
+        kept.append((request, peer))
+
+    async with world(Router({1: keep, ECHO: echo})) as here:
+        connection = await here.connect()
+        call = asyncio.create_task(connection.request(Command(1), 30_000))
+        await wait_until(lambda: kept)
+        await connection.request(Command(ECHO), 1000)
+        await asyncio.sleep(20)
+        request, peer = kept[0]
+        peer.answer(request, request.answer(0, body=b"at last"))
+        assert (await call).body == b"at last"
+        connection.close()
+        await connection.wait_closed()
+        await wait_until(lambda: not peer.is_open)
+        peer.answer(request, request.answer(0))
+
+
+# --- hooks ----------------------------------------------------------------------------------------
+
+
+class Signer:
+    """Signs requests, and writes down what it sees."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, int, int]] = []
+
+    def before_request(self, address: str, command: Command) -> Command:
+        fields = {**(command.ext_fields or {}), "Signature": "secret"}
+        return Command(command.code, flag=command.flag, opaque=command.opaque, ext_fields=fields)
+
+    def after_response(self, address: str, request: Command, response: Command) -> None:
+        self.seen.append((address, request.code, response.code))
+
+
+class Checker(Signer):
+    """Refuses what is not signed."""
+
+    def before_request(self, address: str, command: Command) -> Command:
+        if (command.ext_fields or {}).get("Signature") != "secret":
+            raise PermissionError(f"{address} did not sign")
+        return command
+
+
+@virtual_time()
+async def test_hooks_change_and_see_requests_on_both_sides() -> None:
+    signer, checker = Signer(), Checker()
+    async with world(Router({ECHO: echo}, hooks=[checker])) as here:
+        signed = await here.connect(hooks=[signer])
+        assert (await signed.request(Command(ECHO), 1000)).code == 0
+        assert signer.seen == [(here.server.address, ECHO, 0)]
+        assert checker.seen == [(signed.local_address, ECHO, 0)]
+        refused = await (await here.connect()).request(Command(ECHO), 1000)
+        assert refused.code == ResponseCode.SYSTEM_ERROR
+        assert "did not sign" in (refused.remark or "")
+
+
+# --- the end --------------------------------------------------------------------------------------
+
+
+def by_close(client: Connection, server: Connection) -> None:
+    client.close()
+
+
+def by_abort(client: Connection, server: Connection) -> None:
+    client.abort("test")
+
+
+def by_server(client: Connection, server: Connection) -> None:
+    server.close()
+
+
+def by_reset(client: Connection, server: Connection) -> None:
+    server.abort("test")
+
+
+@pytest.mark.parametrize("end", [by_close, by_abort, by_server, by_reset])
+@virtual_time()
+async def test_requests_in_flight_and_waiting_fail_when_the_connection_ends(
+    end: Callable[[Connection, Connection], None],
+) -> None:
+    async with world() as here:
+        connection = await here.connect(limits=ConnectionLimits(requests_in_flight_max=2))
+        calls = [asyncio.create_task(connection.request(Command(NEVER), 60_000)) for _ in range(4)]
+        await asyncio.sleep(0.1)
+        end(connection, here.accepted)
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert all(isinstance(result, ConnectionLost) for result in results)
+        await connection.wait_closed()
+        await wait_until(lambda: not here.server.connections)
+        assert virtual_loop().time() < 1
+        assert len(here.deadlines) == 0
+
+
+@virtual_time()
+async def test_a_closed_connection_refuses_requests() -> None:
+    async with world() as here:
+        connection = await here.connect()
+        connection.close("had enough")
+        with pytest.raises(ConnectionLost, match="had enough"):
+            await connection.request(Command(ECHO), 1000)
+        with pytest.raises(ConnectionLost):
+            connection.oneway(Command(ECHO))
+        with pytest.raises(ConnectionLost):
+            await connection.oneway_in_time(Command(ECHO), 1000)
+        await connection.wait_closed()
+
+
+@virtual_time()
+async def test_handlers_are_cancelled_when_their_peer_goes() -> None:
+    ended: list[str] = []
+
+    async def endless(request: Command, peer: Connection) -> None:
+        try:
+            await asyncio.sleep(1e6)
+        finally:
+            ended.append("cancelled")
+
+    async with world(Router({1: endless})) as here:
+        connection = await here.connect()
+        connection.oneway(Command(1))
+        await wait_until(lambda: here.accepted.handlers_running)
+        accepted = here.accepted
+        connection.close()
+        await accepted.wait_closed()
+        assert ended == ["cancelled"]
+        assert accepted.handlers_running == 0
+
+
+@virtual_time()
+async def test_a_request_too_large_for_a_frame_is_the_callers_mistake() -> None:
+    async with world() as here:
+        connection = await here.connect()
+        with pytest.raises(InvalidArgument, match="at most"):
+            await connection.request(Command(ECHO, body=bytes(17 * 1024 * 1024)), 1000)
+        assert connection.requests_in_flight == 0
+        assert (await connection.request(Command(ECHO), 1000)).code == 0
+
+
+@virtual_time()
+async def test_a_body_in_pieces_arrives_in_one() -> None:
+    async with world() as here:
+        connection = await here.connect()
+        data = bytes(range(256)) * 1000
+        view = memoryview(data)
+        pieces: list[Buffer] = [view[:10], view[10:20], view[20:200_000], b"", view[200_000:]]
+        answer = await connection.request(Command(ECHO, body=pieces), 5000)
+        assert answer.body == data

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from turbopump.errors import InvalidArgument
+from turbopump.net.limits import DEFAULT_LIMITS, ConnectionLimits
+from turbopump.net.pool import PoolConfig
+from turbopump.net.server import ServerConfig
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(ConnectionLimits)])
+@pytest.mark.parametrize("value", [0, -1, True, 1.5, "7", None])
+def test_a_bad_limit_is_refused_by_name_value_and_what_is_allowed(name: str, value: object) -> None:
+    changes: dict[str, Any] = {name: value}
+    with pytest.raises(InvalidArgument, match=f"{name} is {value!r}: a whole number of at least 1"):
+        replace(DEFAULT_LIMITS, **changes)
+
+
+def test_the_hard_limit_leaves_room_for_the_largest_frame() -> None:
+    with pytest.raises(
+        InvalidArgument, match=r"unwritten_bytes_max is 16777216: .* at least 17039360"
+    ):
+        ConnectionLimits(unwritten_bytes_max=16 * 1024 * 1024)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"port": -1}, "port is -1: a whole number of at least 0"),
+        ({"port": 65_536}, "port is 65536: 0 to 65535"),
+        ({"connections_max": 0}, "connections_max is 0"),
+        ({"drain_timeout_ms": -1}, "drain_timeout_ms is -1"),
+    ],
+)
+def test_a_bad_server_setting_is_refused(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidArgument, match=text):
+        replace(ServerConfig(), **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"backoff_first_ms": 0}, "backoff_first_ms is 0"),
+        ({"backoff_max_ms": 99}, "backoff_max_ms is 99: a whole number of at least 100"),
+        ({"drain_timeout_ms": -1}, "drain_timeout_ms is -1"),
+    ],
+)
+def test_a_bad_pool_setting_is_refused(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidArgument, match=text):
+        replace(PoolConfig(), **changes)

@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from netkit import ECHO, NEVER, World, echo, slow, world
+from turbopump.errors import ConnectFailed, InvalidArgument, RequestTimeout
+from turbopump.net.pool import ConnectionPool, PoolConfig
+from turbopump.net.router import Router
+from turbopump.testing import virtual_loop, virtual_time, wait_until
+from turbopump.wire.command import Command
+
+
+@asynccontextmanager
+async def pooled(
+    config: PoolConfig | None = None, router: Router | None = None
+) -> AsyncIterator[tuple[World, ConnectionPool]]:
+    async with world() as here:
+        loop = virtual_loop()
+        async with ConnectionPool(
+            here.network.host("client"),
+            config,
+            router=router,
+            clock=loop.clock,
+            random=loop.random,
+        ) as pool:
+            yield here, pool
+
+
+@virtual_time()
+async def test_all_share_one_connection_and_one_dial() -> None:
+    async with pooled() as (here, pool):
+        address = here.server.address
+        found = await asyncio.gather(*(pool.connection(address) for _ in range(20)))
+        assert len(set(found)) == 1
+        assert len(here.connected) == 1
+        calls = (pool.request(address, Command(ECHO), 1000) for _ in range(20))
+        assert all(answer.code == 0 for answer in await asyncio.gather(*calls))
+        assert len(here.connected) == 1
+
+
+@virtual_time()
+async def test_a_lost_connection_is_made_again() -> None:
+    async with pooled() as (here, pool):
+        address = here.server.address
+        for _ in range(5):
+            assert (await pool.request(address, Command(ECHO), 1000)).code == 0
+            assert here.network.cut("client", "server") == 1
+            await asyncio.sleep(0.01)
+        assert len(here.connected) == 5
+
+
+@virtual_time()
+async def test_a_caller_that_gives_up_does_not_end_the_dial_of_others() -> None:
+    async with pooled() as (here, pool):
+        address = here.server.address
+        impatient = asyncio.create_task(pool.connection(address))
+        patient = asyncio.create_task(pool.connection(address))
+        await asyncio.sleep(0)
+        impatient.cancel()
+        assert (await patient).is_open
+        assert impatient.cancelled()
+
+
+@virtual_time()
+async def test_failures_pause_longer_and_longer_and_say_until_when() -> None:
+    async with pooled() as (here, pool):
+        here.network.refuse("server")
+        loop, address = virtual_loop(), here.server.address
+        tries: list[float] = []
+        while loop.time() < 60:
+            try:
+                await pool.request(address, Command(ECHO), 1000)
+            except ConnectFailed as error:
+                assert "connection refused; next try in " in str(error)
+                left_ms = int(str(error).rpartition(" in ")[2].removesuffix(" ms"))
+                assert left_ms <= 10_000
+                tries.append(left_ms)
+                before = loop.time()
+                with pytest.raises(ConnectFailed, match="connection refused; next try in"):
+                    await pool.connection(address)
+                assert loop.time() == before, "fails at once during the pause"
+                await asyncio.sleep(left_ms / 1000)
+        assert 50 <= tries[0] <= 100
+        assert tries[-1] >= 5000
+        assert 8 <= len(tries) <= 25
+        here.network.accept("server")
+        await asyncio.sleep(10)
+        assert (await pool.request(address, Command(ECHO), 1000)).code == 0
+
+
+@virtual_time()
+async def test_success_ends_the_pauses() -> None:
+    async with pooled() as (here, pool):
+        address = here.server.address
+        here.network.refuse("server")
+        for _ in range(8):
+            with pytest.raises(ConnectFailed):
+                await pool.connection(address)
+            await asyncio.sleep(10)
+        here.network.accept("server")
+        await pool.request(address, Command(ECHO), 1000)
+        here.network.refuse("server")
+        here.network.cut("server")
+        await asyncio.sleep(0.01)
+        with pytest.raises(ConnectFailed) as failed:
+            await pool.connection(address)
+        assert int(str(failed.value).rpartition(" in ")[2].removesuffix(" ms")) <= 100
+
+
+@virtual_time()
+async def test_a_peer_that_drops_connections_without_a_word_is_left_alone_too() -> None:
+    async with pooled() as (here, pool):
+        address = here.server.address
+        await pool.connection(address)
+        here.network.cut("server")
+        await asyncio.sleep(0.01)
+        with pytest.raises(ConnectFailed, match="closed before it said anything; next try in"):
+            await pool.connection(address)
+
+
+@virtual_time()
+async def test_a_silent_network_fails_at_the_connect_timeout_or_the_callers() -> None:
+    async with pooled() as (here, pool):
+        address = here.server.address
+        here.network.partition("client", "server")
+        with pytest.raises(ConnectFailed, match="not connected within 500 ms"):
+            await pool.request(address, Command(ECHO), 500)
+        with pytest.raises(ConnectFailed, match="no answer within 3000 ms"):
+            await pool.connection(address)
+        assert virtual_loop().time() == pytest.approx(3, abs=0.01)
+        here.network.heal()
+        await asyncio.sleep(1)
+        assert (await pool.request(address, Command(ECHO), 500)).code == 0
+
+
+@virtual_time()
+async def test_closing_waits_for_answers() -> None:
+    async with pooled() as (here, pool):
+        call = asyncio.create_task(pool.request(here.server.address, slow(500, b"x"), 5000))
+        await wait_until(lambda: here.connected and here.accepted.handlers_running)
+        await pool.close()
+        assert (await call).body == b"x"
+        assert 0.5 <= virtual_loop().time() < 0.7
+        with pytest.raises(ConnectFailed, match="the pool is closed"):
+            await pool.connection(here.server.address)
+
+
+@virtual_time()
+async def test_closing_ends_dials() -> None:
+    async with pooled() as (here, pool):
+        here.network.partition("client", "server")
+        call = asyncio.create_task(pool.connection(here.server.address))
+        await asyncio.sleep(0.1)
+        await pool.close()
+        with pytest.raises(ConnectFailed, match="closed while connecting"):
+            await call
+
+
+@virtual_time()
+async def test_peers_may_ask_over_the_pools_connections() -> None:
+    async with pooled(router=Router({7: echo})) as (here, pool):
+        await pool.request(here.server.address, Command(ECHO), 1000)
+        answer = await here.accepted.request(Command(7, body=b"push"), 1000)
+        assert answer.body == b"push"
+
+
+@virtual_time()
+async def test_a_timeout_leaves_the_connection_to_others() -> None:
+    async with pooled() as (here, pool):
+        with pytest.raises(RequestTimeout):
+            await pool.request(here.server.address, Command(NEVER), 100)
+        assert (await pool.request(here.server.address, Command(ECHO), 100)).code == 0
+        assert len(here.connected) == 1
+
+
+@virtual_time()
+async def test_addresses_are_checked_and_old_ones_forgotten() -> None:
+    async with pooled() as (_, pool):
+        with pytest.raises(InvalidArgument, match="expected host:port"):
+            await pool.connection("nowhere")
+        for number in range(50):
+            with pytest.raises(ConnectFailed):
+                await pool.connection(f"gone-{number}:1")
+            await asyncio.sleep(1)
+        assert len(pool._peers) <= 15
+
+
+@given(st.integers(1, 10_000), st.integers(1, 1000), st.integers(0, 100_000), st.integers())
+def test_pauses_stay_within_their_bounds(failures: int, first: int, more: int, seed: int) -> None:
+    config = PoolConfig(backoff_first_ms=first, backoff_max_ms=first + more)
+    pause = config.pause_ms(failures, Random(seed))
+    full = min(first * 2 ** (failures - 1), first + more)
+    assert full - full // 2 <= pause <= full

@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turbopump.errors import ConnectFailed, InvalidArgument
+from turbopump.testing import (
+    LinkQuality,
+    MemoryNetwork,
+    run_virtual,
+    virtual_loop,
+    virtual_time,
+    wait_until,
+)
+from turbopump.testing.memory_transport import WINDOW_BYTES
+
+
+class End(asyncio.Protocol):
+    """One end of a connection that writes down what happens to it."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.received = bytearray()
+        self.chunks = 0
+        self.error: Exception | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self.events.append("made")
+
+    def data_received(self, data: bytes) -> None:
+        assert data
+        self.received += data
+        self.chunks += 1
+
+    def eof_received(self) -> None:
+        self.events.append("eof")
+
+    def pause_writing(self) -> None:
+        self.events.append("pause")
+
+    def resume_writing(self) -> None:
+        self.events.append("resume")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.error = exc
+        self.events.append("lost")
+
+
+async def pair(network: MemoryNetwork) -> tuple[End, End]:
+    far = End()
+    listener = await network.host("b").listen("b", 0, lambda: far)
+    near = await network.host("a").connect("b", listener.port, End)
+    await listener.close()
+    return near, far
+
+
+@settings(max_examples=30)
+@given(
+    st.lists(st.binary(max_size=5000), max_size=20),
+    st.floats(0, 50),
+    st.floats(0, 50),
+    st.floats(0, 1),
+    st.integers(0, 100),
+)
+def test_bytes_arrive_whole_and_in_order(
+    writes: list[bytes], latency: float, jitter: float, cut: float, seed: int
+) -> None:
+    async def main() -> None:
+        near, far = await pair(MemoryNetwork(LinkQuality(latency, jitter, cut)))
+        for data in writes:
+            near.transport.write(data)
+            await asyncio.sleep(0.001)
+        near.transport.close()
+        await wait_until(lambda: "lost" in far.events)
+        assert far.received == b"".join(writes)
+        assert [*far.events[:1], *far.events[-2:]] == ["made", "eof", "lost"]
+        assert far.error is None
+
+    run_virtual(main(), seed)
+
+
+@virtual_time()
+async def test_latency_and_names_are_as_set() -> None:
+    near, far = await pair(MemoryNetwork(LinkQuality(latency_ms=40, jitter_ms=0)))
+    start = virtual_loop().time()
+    near.transport.write(b"x")
+    await wait_until(lambda: far.received)
+    assert 0.04 <= virtual_loop().time() - start <= 0.046
+    assert near.transport.get_extra_info("peername") == far.transport.get_extra_info("sockname")
+    assert near.transport.get_extra_info("sockname")[0] == "a"
+    assert near.transport.get_extra_info("peername")[0] == "b"
+
+
+@virtual_time()
+async def test_a_reader_that_pauses_pauses_the_writer_and_bounds_what_is_held() -> None:
+    near, far = await pair(MemoryNetwork())
+    far.transport.pause_reading()
+    while "pause" not in near.events:
+        near.transport.write(bytes(1000))
+    _, high = near.transport.get_write_buffer_limits()
+    await asyncio.sleep(1)
+    assert near.transport.get_write_buffer_size() <= high + 1000
+    assert far.received == b""
+    far.transport.resume_reading()
+    await wait_until(lambda: "resume" in near.events)
+    await wait_until(lambda: len(far.received) >= WINDOW_BYTES)
+    assert near.events.count("pause") == near.events.count("resume") == 1
+
+
+@virtual_time()
+async def test_an_aborted_connection_is_reset_at_the_peer() -> None:
+    near, far = await pair(MemoryNetwork())
+    near.transport.write(b"lost")
+    near.transport.abort()
+    await wait_until(lambda: "lost" in far.events)
+    assert isinstance(far.error, ConnectionResetError)
+    assert near.events[-1] == "lost"
+    assert near.error is None
+
+
+@virtual_time()
+async def test_writing_to_a_peer_that_is_gone_is_a_reset() -> None:
+    network = MemoryNetwork(LinkQuality(latency_ms=10))
+    near, far = await pair(network)
+    far.transport.pause_reading()
+    far.transport.close()
+    near.transport.write(bytes(1_000_000))
+    await wait_until(lambda: "lost" in near.events)
+    assert isinstance(near.error, ConnectionResetError)
+
+
+@virtual_time()
+async def test_cutting_resets_both_ends() -> None:
+    network = MemoryNetwork()
+    near, far = await pair(network)
+    assert network.open_connections == 1
+    assert network.cut("a", "c") == 0
+    assert network.cut("a", "b") == 1
+    await wait_until(lambda: "lost" in near.events and "lost" in far.events)
+    assert network.open_connections == 0
+
+
+@virtual_time()
+async def test_a_partition_delays_and_never_loses() -> None:
+    network = MemoryNetwork()
+    near, far = await pair(network)
+    near.transport.write(b"before ")
+    network.partition("a", "b")
+    near.transport.write(b"during ")
+    far.transport.write(b"back")
+    await asyncio.sleep(60)
+    assert far.received == near.received == b""
+    with pytest.raises(ConnectFailed, match="no answer within 3000 ms"):
+        await network.host("a").connect("b", 1, End)
+    network.heal()
+    near.transport.write(b"after")
+    await wait_until(lambda: far.received == b"before during after" and near.received == b"back")
+
+
+@virtual_time()
+async def test_a_connection_closed_during_a_partition_is_noticed_after_it() -> None:
+    network = MemoryNetwork()
+    near, far = await pair(network)
+    network.partition("a", "b")
+    near.transport.abort()
+    await asyncio.sleep(60)
+    assert "lost" not in far.events
+    network.heal()
+    far.transport.write(b"anybody there?")
+    await wait_until(lambda: "lost" in far.events)
+    assert isinstance(far.error, ConnectionResetError)
+
+
+@virtual_time()
+async def test_lost_bytes_are_lost_one_way_only() -> None:
+    network = MemoryNetwork()
+    near, far = await pair(network)
+    network.lose("a", "b")
+    near.transport.write(b"into the void")
+    far.transport.write(b"heard")
+    await wait_until(lambda: near.received == b"heard")
+    network.stop_losing()
+    near.transport.write(b"again")
+    await wait_until(lambda: far.received == b"again")
+
+
+@virtual_time()
+async def test_a_frozen_host_takes_nothing_until_it_thaws() -> None:
+    network = MemoryNetwork()
+    near, far = await pair(network)
+    network.stop_reading("b")
+    near.transport.write(b"x")
+    await asyncio.sleep(10)
+    assert far.received == b""
+    network.resume_reading("b")
+    await wait_until(lambda: far.received == b"x")
+
+
+@virtual_time()
+async def test_connecting_may_be_refused() -> None:
+    network = MemoryNetwork()
+    listener = await network.host("b").listen("0.0.0.0", 9876, End)
+    assert (listener.host, listener.port) == ("b", 9876)
+    network.refuse("b")
+    with pytest.raises(ConnectFailed, match="b:9876: connection refused"):
+        await network.host("a").connect("b", 9876, End)
+    network.accept("b")
+    await network.host("a").connect("b", 9876, End)
+    await network.host("b").connect("127.0.0.1", 9876, End)
+    with pytest.raises(ConnectFailed, match="refused"):
+        await network.host("a").connect("b", 1, End)
+
+
+@virtual_time()
+async def test_hosts_listen_at_themselves_only() -> None:
+    with pytest.raises(InvalidArgument, match="host 'c': b can only listen at itself"):
+        await MemoryNetwork().host("b").listen("c", 0, End)
+
+
+@pytest.mark.parametrize(
+    ("quality", "text"),
+    [
+        ((-1, 0, 0), "latency_ms is -1"),
+        ((0, -1, 0), "jitter_ms is -1"),
+        ((0, 0, 2), "cut_chance is 2"),
+    ],
+)
+def test_bad_qualities_are_refused(quality: tuple[float, float, float], text: str) -> None:
+    with pytest.raises(InvalidArgument, match=text):
+        LinkQuality(*quality)

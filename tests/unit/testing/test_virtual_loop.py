@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turbopump.testing import (
+    Deadlock,
+    VirtualClock,
+    run_virtual,
+    virtual_loop,
+    virtual_time,
+    wait_until,
+)
+from turbopump.testing.clock import START_EPOCH_MS
+
+
+def test_days_pass_in_milliseconds() -> None:
+    async def main() -> float:
+        await asyncio.sleep(30 * 24 * 3600)
+        return virtual_loop().time()
+
+    start = time.perf_counter()
+    assert run_virtual(main()) == pytest.approx(30 * 24 * 3600)
+    assert time.perf_counter() - start < 1
+
+
+@given(st.lists(st.floats(0, 1e5), min_size=1, max_size=20))
+def test_timers_fire_in_order_and_at_their_time(delays: list[float]) -> None:
+    async def main() -> list[tuple[float, float]]:
+        fired: list[tuple[float, float]] = []
+        loop = virtual_loop()
+
+        def note(due: float) -> None:
+            fired.append((due, loop.time()))
+
+        for delay in delays:
+            loop.call_later(delay, note, delay)
+        await asyncio.sleep(1e5 + 1)
+        return fired
+
+    fired = run_virtual(main())
+    assert [due for due, _ in fired] == sorted(delays)
+    for due, at in fired:
+        assert at == pytest.approx(due, abs=1e-6)
+
+
+@virtual_time()
+async def test_clock_and_timers_agree() -> None:
+    clock = virtual_loop().clock
+    for step_ms in (1, 7, 50, 120_000, 3_600_000):
+        before_ms, wall_ms = clock.monotonic_ms(), clock.now_ms()
+        await asyncio.sleep(step_ms / 1000)
+        assert clock.monotonic_ms() == before_ms + step_ms
+        assert clock.now_ms() == wall_ms + step_ms
+
+
+@virtual_time()
+async def test_the_wall_clock_jumps_without_the_timers() -> None:
+    clock = virtual_loop().clock
+    assert clock.now_ms() == START_EPOCH_MS
+    clock.jump_wall(-60_000)
+    await asyncio.sleep(1)
+    assert clock.now_ms() == START_EPOCH_MS - 59_000
+    assert clock.monotonic_ms() == 1000
+    clock.jump_wall(3_600_000)
+    assert clock.now_ms() == START_EPOCH_MS + 3_541_000
+    assert clock.monotonic_ms() == 1000
+
+
+def test_a_clock_may_start_at_any_epoch() -> None:
+    assert VirtualClock(5).now_ms() == 5
+
+
+def test_a_deadlock_names_the_tasks_and_where_they_wait() -> None:
+    async def waits_for_nobody() -> None:
+        await asyncio.get_running_loop().create_future()
+
+    async def main() -> None:
+        await asyncio.create_task(waits_for_nobody(), name="the lonely one")
+
+    with pytest.raises(Deadlock) as deadlock:
+        run_virtual(main())
+    assert "the lonely one: " in str(deadlock.value)
+    assert f"waits_for_nobody at {__file__}:" in str(deadlock.value)
+
+
+@virtual_time()
+async def test_time_stands_still_while_a_thread_works() -> None:
+    release = threading.Event()
+    ticks: list[float] = []
+    loop = virtual_loop()
+    loop.call_later(0.001, lambda: ticks.append(loop.time()))
+    job = loop.run_in_executor(None, release.wait, 10)
+    # Real time passes here; the timer of one virtual millisecond must not fire meanwhile.
+    threading.Timer(0.05, release.set).start()
+    assert await job
+    assert ticks == []
+    assert loop.time() == 0
+    await asyncio.sleep(0.01)
+    assert ticks == [pytest.approx(0.001)]
+
+
+@virtual_time()
+async def test_a_failing_thread_lets_time_go_on() -> None:
+    with pytest.raises(ZeroDivisionError):
+        await asyncio.to_thread(lambda: 1 // 0)
+    await asyncio.sleep(5)
+    assert virtual_loop().time() == pytest.approx(5)
+
+
+@virtual_time()
+async def test_a_thread_of_ones_own_may_wake_the_loop() -> None:
+    loop = virtual_loop()
+    woken = asyncio.Event()
+    loop.call_later(60, lambda: None)
+    with loop.outside_work():
+        thread = threading.Timer(0.02, lambda: loop.call_soon_threadsafe(woken.set))
+        thread.start()
+        await woken.wait()
+    assert loop.time() == 0
+    thread.join()
+
+
+@pytest.fixture
+def number() -> int:
+    return 41
+
+
+@pytest.mark.parametrize("more", [1])
+@virtual_time(seed=7)
+async def test_fixtures_and_parameters_work(number: int, more: int, tmp_path: Path) -> None:
+    assert number + more == 42
+    assert tmp_path.is_absolute()
+    await asyncio.sleep(3600)
+
+
+def test_the_seed_decides_the_chance() -> None:
+    async def draw() -> list[int]:
+        return [virtual_loop().random.randrange(1000) for _ in range(5)]
+
+    assert run_virtual(draw(), seed=1) == run_virtual(draw(), seed=1)
+    assert run_virtual(draw(), seed=1) != run_virtual(draw(), seed=2)
+
+
+@virtual_time()
+async def test_waiting_for_a_fact_ends_when_it_is_one() -> None:
+    facts: list[int] = []
+    virtual_loop().call_later(5, facts.append, 1)
+    await wait_until(lambda: facts)
+    assert 5 <= virtual_loop().time() < 5.01
+
+
+@virtual_time()
+async def test_waiting_for_a_fact_that_never_comes_says_which() -> None:
+    with pytest.raises(AssertionError, match=r"not so within 2 s: .*lambda.* at .*\.py:\d+"):
+        await wait_until(lambda: False, 2)
+
+
+def test_virtual_helpers_say_when_they_are_used_in_real_time() -> None:
+    async def main() -> None:
+        virtual_loop()
+
+    with pytest.raises(AssertionError, match="not in virtual time"):
+        asyncio.run(main())
