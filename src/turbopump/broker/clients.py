@@ -1,0 +1,251 @@
+"""Who is connected: members of consumer groups and of producer groups, by connection.
+
+A heartbeat puts a connection into groups; leaving, closing or silence takes it out. Nothing here
+waits or sends: changes are told to a function, which does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Protocol
+
+from msgspec import Struct
+
+from turbopump.wire.bodies import (
+    ConsumeFrom,
+    ConsumerData,
+    ConsumeType,
+    MessageModel,
+    Subscription,
+)
+from turbopump.wire.command import Command
+
+
+class Peer(Protocol):
+    """A client's connection; also its identity here."""
+
+    peer_address: str
+
+    def oneway(self, command: Command) -> None: ...
+
+    async def request(self, command: Command, timeout_ms: int) -> Command: ...
+
+    def close(self, reason: str = ...) -> None: ...
+
+
+class Member(Struct, frozen=True, eq=False):
+    """One client in one group, as its last heartbeat described it."""
+
+    connection: Peer
+    client_id: str
+    language: int | None
+    version: int
+    heartbeat_ms: int
+    """When the heartbeat came, by a clock for durations."""
+    heartbeat_epoch_ms: int
+    """The same moment, for people."""
+
+    @property
+    def address(self) -> str:
+        return self.connection.peer_address
+
+
+class ConsumerGroup(Struct, frozen=True, eq=False):
+    """A group that has members, as the last heartbeat left it."""
+
+    consume_type: ConsumeType | None
+    message_model: MessageModel | None
+    consume_from: ConsumeFrom | None
+    subscriptions: Mapping[str, Subscription]
+    members: Mapping[Peer, Member]
+
+
+OnGroupChange = Callable[[str, ConsumerGroup | None], None]
+"""Told of a group whose members or topics changed; None when its last member left."""
+
+
+def _nobody_listens(name: str, group: ConsumerGroup | None) -> None:
+    """Take no notice of a change."""
+
+
+class Consumers:
+    """Consumer groups with members, by name."""
+
+    def __init__(self, on_change: OnGroupChange = _nobody_listens) -> None:
+        self._on_change = on_change
+        self._groups: dict[str, ConsumerGroup] = {}
+        self._joined: dict[Peer, set[str]] = {}
+
+    @property
+    def groups(self) -> Mapping[str, ConsumerGroup]:
+        """All groups that have members."""
+        return MappingProxyType(self._groups)
+
+    def find(self, group: str) -> ConsumerGroup | None:
+        """Return a group that has members."""
+        return self._groups.get(group)
+
+    def message_model(self, group: str) -> MessageModel | None:
+        """Return how a group shares its messages; None when it is not online or did not say."""
+        found = self._groups.get(group)
+        return None if found is None else found.message_model
+
+    def subscription(self, group: str, topic: str) -> Subscription | None:
+        """Return what a group wants of a topic; None when it is not online or not interested."""
+        found = self._groups.get(group)
+        return None if found is None else found.subscriptions.get(topic)
+
+    def members(self, group: str) -> tuple[Member, ...]:
+        """Return the members of a group, oldest first."""
+        found = self._groups.get(group)
+        return () if found is None else tuple(found.members.values())
+
+    def member(self, group: str, client_id: str) -> Member | None:
+        """Return the member of a group that calls itself so; the latest, when there are several."""
+        found = [member for member in self.members(group) if member.client_id == client_id]
+        return found[-1] if found else None
+
+    def groups_of_topic(self, topic: str) -> set[str]:
+        """Return the groups with members that want a topic."""
+        return {name for name, group in self._groups.items() if topic in group.subscriptions}
+
+    def heartbeat(self, member: Member, data: ConsumerData) -> None:
+        """Put a connection into a group, and let its subscriptions be the group's."""
+        known = self._groups.get(data.group_name)
+        old = {} if known is None else known.subscriptions
+        subscriptions = merged(old, data.subscription_data_set)
+        members = {} if known is None else known.members
+        is_new = member.connection not in members
+        group = ConsumerGroup(
+            data.consume_type,
+            data.message_model,
+            data.consume_from_where,
+            subscriptions,
+            {**members, member.connection: member},
+        )
+        self._groups[data.group_name] = group
+        self._joined.setdefault(member.connection, set()).add(data.group_name)
+        # A mere replacement of a subscription moves no queue, so nobody needs to know.
+        if is_new or subscriptions.keys() != old.keys():
+            self._on_change(data.group_name, group)
+
+    def unregister(self, connection: Peer, group: str) -> None:
+        """Take a connection out of a group."""
+        joined = self._joined.get(connection, set())
+        if group in joined:
+            joined.discard(group)
+            if not joined:
+                del self._joined[connection]
+            self._leave(connection, group)
+
+    def connection_closed(self, connection: Peer) -> None:
+        """Take a connection out of all its groups."""
+        for group in sorted(self._joined.pop(connection, ())):
+            self._leave(connection, group)
+
+    def expired(self, now_ms: int, expiry_ms: int) -> list[Peer]:
+        """Return the connections with a group that has heard nothing from them for too long.
+
+        They stay members until they are closed: that is what tells the others.
+        """
+        members = (member for group in self._groups.values() for member in group.members.values())
+        return silent(members, now_ms, expiry_ms)
+
+    def _leave(self, connection: Peer, name: str) -> None:
+        group = self._groups[name]
+        members = {peer: seat for peer, seat in group.members.items() if peer != connection}
+        if members:
+            self._groups[name] = left = ConsumerGroup(
+                group.consume_type,
+                group.message_model,
+                group.consume_from,
+                group.subscriptions,
+                members,
+            )
+            self._on_change(name, left)
+        else:
+            del self._groups[name]
+            self._on_change(name, None)
+
+
+class Producers:
+    """Producer groups with members, by name."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, dict[Peer, Member]] = {}
+        self._by_client_id: dict[str, Member] = {}
+
+    @property
+    def groups(self) -> Mapping[str, Mapping[Peer, Member]]:
+        """All groups that have members."""
+        return MappingProxyType(self._groups)
+
+    def members(self, group: str) -> tuple[Member, ...]:
+        """Return the members of a group, oldest first."""
+        return tuple(self._groups.get(group, {}).values())
+
+    def by_client_id(self, client_id: str) -> Member | None:
+        """Return the producer that called itself so last, in whatever group."""
+        return self._by_client_id.get(client_id)
+
+    def heartbeat(self, member: Member, group: str) -> None:
+        """Put a connection into a group."""
+        members = self._groups.setdefault(group, {})
+        old = members.get(member.connection)
+        members[member.connection] = member
+        self._by_client_id[member.client_id] = member
+        if old is not None and old.client_id != member.client_id:
+            self._forget_id(old)
+
+    def unregister(self, connection: Peer, group: str) -> None:
+        """Take a connection out of a group."""
+        members = self._groups.get(group, {})
+        member = members.pop(connection, None)
+        if member is not None:
+            if not members:
+                del self._groups[group]
+            self._forget_id(member)
+
+    def connection_closed(self, connection: Peer) -> None:
+        """Take a connection out of all its groups."""
+        for group in [name for name, members in self._groups.items() if connection in members]:
+            self.unregister(connection, group)
+
+    def expired(self, now_ms: int, expiry_ms: int) -> list[Peer]:
+        """Return the connections with a group that has heard nothing from them for too long."""
+        members = (member for group in self._groups.values() for member in group.values())
+        return silent(members, now_ms, expiry_ms)
+
+    def _forget_id(self, gone: Member) -> None:
+        """Let the id go, or to another group or connection that has it too."""
+        if self._by_client_id.get(gone.client_id) is None:
+            return
+        same = [
+            member
+            for members in self._groups.values()
+            for member in members.values()
+            if member.client_id == gone.client_id
+        ]
+        if same:
+            self._by_client_id[gone.client_id] = max(same, key=lambda m: m.heartbeat_ms)
+        else:
+            del self._by_client_id[gone.client_id]
+
+
+def merged(
+    old: Mapping[str, Subscription], fresh: Iterable[Subscription]
+) -> dict[str, Subscription]:
+    """Return a group's subscriptions after a heartbeat: its topics, each in its newest version."""
+    found = {}
+    for subscription in fresh:
+        known = old.get(subscription.topic)
+        is_newer = known is None or subscription.sub_version > known.sub_version
+        found[subscription.topic] = subscription if is_newer or known is None else known
+    return found
+
+
+def silent(members: Iterable[Member], now_ms: int, expiry_ms: int) -> list[Peer]:
+    """Return the connections of members whose last heartbeat is too long ago."""
+    late = (m.connection for m in members if now_ms - m.heartbeat_ms > expiry_ms)
+    return list(dict.fromkeys(late))

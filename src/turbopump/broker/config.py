@@ -1,0 +1,330 @@
+"""What can be set about a broker. In brackets: the key in configuration files (see `settings`)."""
+
+from __future__ import annotations
+
+import re
+import socket
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+from turbopump.errors import InvalidArgument
+from turbopump.store.config import StoreConfig
+from turbopump.wire.hosts import split_address
+
+PERM_READ = 4
+PERM_WRITE = 2
+PERM_INHERIT = 1
+
+RECORD_EXTRA_BYTES = 64 * 1024
+"""What a stored message may need beyond its body: properties, topic and the fixed fields."""
+
+_PORT_MAX = 0xFFFF
+_NAME = re.compile(r"[%|a-zA-Z0-9_.-]{1,127}")
+_NAME_ALLOWED = "1 to 127 of the characters % | a-z A-Z 0-9 _ . -, not only dots,"
+_ANY_HOST = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - compared with, not bound to
+
+
+class Role(Enum):
+    """What a broker is to the others of its name."""
+
+    ASYNC_MASTER = "ASYNC_MASTER"
+    SYNC_MASTER = "SYNC_MASTER"
+    SLAVE = "SLAVE"
+
+
+def _default_broker_name() -> str:
+    return re.sub(r"[^%|a-zA-Z0-9_.-]", "-", socket.gethostname())[:127] or "broker"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdentityConfig:
+    """Who the broker is, and where."""
+
+    cluster: str = "DefaultCluster"
+    """Brokers of one cluster share their topics; also a topic of this name [brokerClusterName]."""
+    broker_name: str = field(default_factory=_default_broker_name)
+    """Part of every queue's identity; by default the host's name [brokerName]."""
+    broker_id: int = 0
+    """0 for the master, other numbers for its slaves [brokerId]."""
+    role: Role = Role.ASYNC_MASTER
+    """Whether it is master or slave, and whether sends wait for a slave [brokerRole]."""
+    bind_host: str = "127.0.0.1"
+    """Where to listen: a name or an address; 0.0.0.0 for all of the machine's [bindAddress]."""
+    port: int = 10911
+    """Where to listen; 0 takes any port that is free [listenPort]."""
+    advertised_host: str = ""
+    """The host that clients are told to connect to; empty takes the one listened at, or the
+    machine's own address when that is all of them [brokerIP1]."""
+    region: str = "DefaultRegion"
+    """Told to producers in every answer, for message traces [regionId]."""
+    trace_on: bool = True
+    """Told to producers in every answer: whether traces may be sent [traceOn]."""
+
+    def __post_init__(self) -> None:
+        for key, name in (("brokerClusterName", self.cluster), ("brokerName", self.broker_name)):
+            # Both are topics too, so they must be able to name a directory.
+            ok = _NAME.fullmatch(name) is not None and name.strip(".") != ""
+            require(ok, key, name, _NAME_ALLOWED)
+        require_int("brokerId", self.broker_id, 0)
+        require_text("bindAddress", self.bind_host, empty=True)
+        require_int("listenPort", self.port, 0, _PORT_MAX)
+        require_text("brokerIP1", self.advertised_host, empty=True)
+        require_text("regionId", self.region)
+        require_bool("traceOn", self.trace_on)
+
+    @property
+    def is_slave(self) -> bool:
+        return self.role is Role.SLAVE
+
+    @property
+    def reachable_host(self) -> str:
+        """The host for clients to dial, looked up only when nothing better was configured."""
+        if self.advertised_host:
+            return self.advertised_host
+        return local_address() if self.bind_host in _ANY_HOST else self.bind_host
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegistrationConfig:
+    """How the broker makes itself known to name servers."""
+
+    name_servers: tuple[str, ...] = ()
+    """Addresses as host:port; the broker registers with all of them [namesrvAddr]."""
+    interval_ms: int = 30_000
+    """How often it registers when nothing changes [registerNameServerPeriod]."""
+    timeout_ms: int = 6000
+    """How long to wait for each name server [registerBrokerTimeoutMills]."""
+    forced: bool = True
+    """Whether the periodic registration sends everything without asking first whether anything
+    changed [forceRegister]."""
+    compressed: bool = False
+    """Whether the topics are sent compressed [compressedRegister]."""
+
+    def __post_init__(self) -> None:
+        for address in self.name_servers:
+            try:
+                split_address(address)
+            except InvalidArgument as error:
+                raise InvalidArgument(f"namesrvAddr: {error}") from error
+        require_int("registerNameServerPeriod", self.interval_ms, 10_000, 60_000)
+        require_int("registerBrokerTimeoutMills", self.timeout_ms, 1)
+        require_bool("forceRegister", self.forced)
+        require_bool("compressedRegister", self.compressed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessConfig:
+    """What the broker lets others do."""
+
+    permission: int = PERM_READ | PERM_WRITE
+    """4 reading, 2 writing, 6 both; without one, routes say so too [brokerPermission]."""
+    sends_from_ms: int = 0
+    """Sends are refused before this moment, in ms since 1970
+    [startAcceptSendRequestTimeStamp]."""
+    config_blacklist: frozenset[str] = frozenset({"configBlackList", "brokerConfigPath"})
+    """Keys that no one may change from outside while the broker runs [configBlackList]."""
+
+    def __post_init__(self) -> None:
+        require_int("brokerPermission", self.permission, 0, 7)
+        require_int("startAcceptSendRequestTimeStamp", self.sends_from_ms, 0)
+        require(
+            all(self.config_blacklist), "configBlackList", self.config_blacklist, "a set of keys"
+        )
+
+    @property
+    def can_read(self) -> bool:
+        return bool(self.permission & PERM_READ)
+
+    @property
+    def can_write(self) -> bool:
+        return bool(self.permission & PERM_WRITE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicsConfig:
+    """Which topics exist, and which come by themselves."""
+
+    auto_create: bool = True
+    """Whether a send to an unknown topic makes it [autoCreateTopicEnable]."""
+    default_queues: int = 8
+    """Most queues of a topic made by a send [defaultTopicQueueNums]."""
+    cluster_topic: bool = True
+    """Whether the topic named like the cluster can be used [clusterTopicEnable]."""
+    broker_topic: bool = True
+    """Whether the topic named like the broker can be used [brokerTopicEnable]."""
+    trace_topic: bool = False
+    """Whether there is a topic for message traces [traceTopicEnable]."""
+    trace_topic_name: str = "RMQ_SYS_TRACE_TOPIC"
+    """Its name [msgTraceTopicName]."""
+
+    def __post_init__(self) -> None:
+        require_bool("autoCreateTopicEnable", self.auto_create)
+        require_int("defaultTopicQueueNums", self.default_queues, 1, QUEUES_MAX)
+        require_bool("clusterTopicEnable", self.cluster_topic)
+        require_bool("brokerTopicEnable", self.broker_topic)
+        require_bool("traceTopicEnable", self.trace_topic)
+        name = self.trace_topic_name
+        ok = _NAME.fullmatch(name) is not None and name.strip(".") != ""
+        require(ok, "msgTraceTopicName", name, _NAME_ALLOWED)
+
+
+QUEUES_MAX = 65_536
+"""Most queues of one topic on one broker: each costs a directory and files."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupsConfig:
+    """Consumer groups and their members."""
+
+    auto_create: bool = True
+    """Whether a group comes into being when it is first used [autoCreateSubscriptionGroup]."""
+    notify_changes: bool = True
+    """Whether members are told when others come or go [notifyConsumerIdsChangedEnable]."""
+    client_expiry_ms: int = 120_000
+    """A client without a heartbeat for so long is disconnected [channelExpiredTimeout]."""
+    lock_expiry_ms: int = 60_000
+    """A queue's lock that is not renewed for so long is free again [rebalanceLockMaxLiveTime]."""
+
+    def __post_init__(self) -> None:
+        require_bool("autoCreateSubscriptionGroup", self.auto_create)
+        require_bool("notifyConsumerIdsChangedEnable", self.notify_changes)
+        require_int("channelExpiredTimeout", self.client_expiry_ms, 1000)
+        require_int("rebalanceLockMaxLiveTime", self.lock_expiry_ms, 1000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongPollingConfig:
+    """How pulls wait for messages."""
+
+    enabled: bool = True
+    """Whether a pull that finds nothing waits as long as it asks to [longPollingEnable]."""
+    short_hold_ms: int = 1000
+    """How long it waits when long polling is off [shortPollingTimeMills]."""
+    sweep_interval_ms: int = 5000
+    """How often all waiting pulls are looked at, in case an arrival was missed
+    [longPollingSweepInterval]."""
+    held_max: int = 100_000
+    """Most pulls that wait at once; more are answered at once [pullThreadPoolQueueCapacity]."""
+
+    def __post_init__(self) -> None:
+        require_bool("longPollingEnable", self.enabled)
+        require_int("shortPollingTimeMills", self.short_hold_ms, 1)
+        require_int("longPollingSweepInterval", self.sweep_interval_ms, 1)
+        require_int("pullThreadPoolQueueCapacity", self.held_max, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverloadConfig:
+    """When the broker says that it is busy, instead of letting everyone wait."""
+
+    fast_failure: bool = True
+    """Whether sends that waited too long are refused [brokerFastFailureEnable]."""
+    send_wait_max_ms: int = 200
+    """How long a send may wait before it is refused [waitTimeMillsInSendQueue]."""
+    sends_waiting_max: int = 10_000
+    """How many sends may wait; more are refused at once [sendThreadPoolQueueCapacity]."""
+    append_busy_ms: int = 1000
+    """An append that takes so long makes the store count as busy [osPageCacheBusyTimeOutMills]."""
+    connections_max: int = 10_000
+    """Open connections; more are closed as soon as they are made [connectionsMax]."""
+
+    def __post_init__(self) -> None:
+        require_bool("brokerFastFailureEnable", self.fast_failure)
+        require_int("waitTimeMillsInSendQueue", self.send_wait_max_ms, 1)
+        require_int("sendThreadPoolQueueCapacity", self.sends_waiting_max, 1)
+        require_int("osPageCacheBusyTimeOutMills", self.append_busy_ms, 1)
+        require_int("connectionsMax", self.connections_max, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitsConfig:
+    """How large things may be."""
+
+    message_bytes_max: int = 4 * 1024 * 1024
+    """Largest body of a message or a batch [maxMessageSize]."""
+    query_count_max: int = 32
+    """Most messages that a query by key returns [defaultQueryMaxNum]."""
+
+    def __post_init__(self) -> None:
+        require_int("maxMessageSize", self.message_bytes_max, 1, 15 * 1024 * 1024)
+        require_int("defaultQueryMaxNum", self.query_count_max, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntervalsConfig:
+    """How often things are written down."""
+
+    offsets_ms: int = 5000
+    """Committed offsets of consumer groups [flushConsumerOffsetInterval]."""
+    delays_ms: int = 10_000
+    """Progress of the delay service [flushDelayOffsetInterval]."""
+
+    def __post_init__(self) -> None:
+        require_int("flushConsumerOffsetInterval", self.offsets_ms, 1)
+        require_int("flushDelayOffsetInterval", self.delays_ms, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerConfig:
+    """Everything, by who reads it."""
+
+    identity: IdentityConfig = field(default_factory=IdentityConfig)
+    registration: RegistrationConfig = RegistrationConfig()
+    access: AccessConfig = AccessConfig()
+    topics: TopicsConfig = TopicsConfig()
+    groups: GroupsConfig = GroupsConfig()
+    long_polling: LongPollingConfig = LongPollingConfig()
+    overload: OverloadConfig = OverloadConfig()
+    limits: LimitsConfig = LimitsConfig()
+    intervals: IntervalsConfig = IntervalsConfig()
+    directory: Path = field(default_factory=lambda: Path.home() / "store")
+    """Where everything is kept [storePathRootDir]."""
+    store: StoreConfig = field(default_factory=StoreConfig)
+
+    def __post_init__(self) -> None:
+        # Until there is replication: a broker that thinks it is a slave must not act as a master.
+        is_alone = self.identity.role is Role.ASYNC_MASTER and self.identity.broker_id == 0
+        given = f"{self.identity.role.value} with brokerId {self.identity.broker_id}"
+        require(is_alone, "brokerRole", given, "only ASYNC_MASTER with brokerId 0")
+        largest = self.store.record_bytes_max - RECORD_EXTRA_BYTES
+        given_bytes = self.limits.message_bytes_max
+        require(given_bytes <= largest, "maxMessageSize", given_bytes, f"at most {largest} here")
+
+
+def local_address() -> str:
+    """Return the address that this machine uses towards others; nothing is sent to find out."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+            address: str = probe.getsockname()[0]
+        except OSError:
+            # No network at all: only this machine can be a client anyway.
+            return "127.0.0.1"
+        return address
+
+
+# --- checks ---------------------------------------------------------------------------------------
+
+
+def require(ok: bool, key: str, value: object, allowed: str) -> None:
+    """Refuse a setting, naming it, its value and what would be right."""
+    if not ok:
+        raise InvalidArgument(f"{key} is {value!r}: {allowed} is allowed")
+
+
+def require_int(key: str, value: object, least: int, most: int | None = None) -> None:
+    ok = isinstance(value, int) and not isinstance(value, bool) and value >= least
+    if ok and most is not None:
+        ok = isinstance(value, int) and value <= most
+    allowed = f"at least {least}" if most is None else f"{least} to {most}"
+    require(ok, key, value, f"a whole number of {allowed}")
+
+
+def require_bool(key: str, value: object) -> None:
+    require(isinstance(value, bool), key, value, "true or false")
+
+
+def require_text(key: str, value: object, *, empty: bool = False) -> None:
+    ok = isinstance(value, str) and (empty or bool(value)) and not set(value) & set("\n\r\0")
+    require(ok, key, value, "a text on one line")

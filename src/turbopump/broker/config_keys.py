@@ -1,0 +1,353 @@
+"""A broker's configuration as keys and values: RocketMQ's own keys where it has one.
+
+Files are ``key=value`` lines, as in ``broker.conf``, or TOML with the same keys. A key that nobody
+knows is refused, with the nearest known one named.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from turbopump.broker.config import RECORD_EXTRA_BYTES, BrokerConfig, Role
+from turbopump.errors import InvalidArgument
+from turbopump.settings import Settings, read_settings
+from turbopump.store.config import UNIT_BYTES, FlushMode, parse_delay_levels
+
+_log = logging.getLogger(__name__)
+
+_PAGE_BYTES = 4096
+_HOUR_MS = 3_600_000
+_DELAY_UNITS = (("d", 86_400_000), ("h", _HOUR_MS), ("m", 60_000), ("s", 1000))
+
+ALWAYS_BLACKLISTED = frozenset({"brokerConfigPath", "rocketmqHome", "configBlackList"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """How a value is written."""
+
+    read: Callable[[str], Any]
+    write: Callable[[Any], str]
+    allowed: str
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One key, and the field it stands for."""
+
+    key: str
+    path: str
+    """The field, as in ``identity.cluster``."""
+    kind: _Kind
+    live: bool = False
+    """Whether a change takes effect while the broker runs."""
+
+
+# --- reading and writing values -------------------------------------------------------------------
+
+
+def _read_bool(text: str) -> bool:
+    return {"true": True, "false": False}[text.lower()]
+
+
+def _write_bool(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def _read_parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(";") if part.strip()]
+
+
+def _read_hours(text: str) -> frozenset[int]:
+    return frozenset(map(int, _read_parts(text)))
+
+
+def _write_hours(hours: Iterable[int]) -> str:
+    return ";".join(f"{hour:02d}" for hour in sorted(hours))
+
+
+def _write_delays(levels_ms: Iterable[int]) -> str:
+    return " ".join(map(_write_delay, levels_ms))
+
+
+def _write_delay(delay_ms: int) -> str:
+    for unit, unit_ms in _DELAY_UNITS:
+        if delay_ms and delay_ms % unit_ms == 0:
+            return f"{delay_ms // unit_ms}{unit}"
+    return f"{delay_ms // 1000}s"
+
+
+def _read_reserved(text: str) -> int:
+    # 0 hours means that everything may go at once, which the store knows as the shortest time.
+    return max(int(text) * _HOUR_MS, 1)
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _read_memory_percent(text: str) -> int:
+    return _memory_bytes() * int(text) // 100
+
+
+def _write_memory_percent(size: int) -> str:
+    return str(round(size * 100 / _memory_bytes()))
+
+
+def _one_of(members: Mapping[str, Enum]) -> _Kind:
+    names = {member: name for name, member in members.items()}
+    return _Kind(members.__getitem__, names.__getitem__, " or ".join(members))
+
+
+_INT = _Kind(int, str, "a whole number")
+_BOOL = _Kind(_read_bool, _write_bool, "true or false")
+_TEXT = _Kind(str, str, "a text")
+_PATH = _Kind(lambda text: Path(text).expanduser(), str, "a path")
+_ADDRESSES = _Kind(
+    lambda text: tuple(_read_parts(text)), ";".join, "host:port, several separated by ;"
+)
+_KEYS = _Kind(
+    lambda text: frozenset(_read_parts(text)),
+    lambda keys: ";".join(sorted(keys)),
+    "keys separated by ;",
+)
+_ROLE = _one_of({role.value: role for role in Role})
+_FLUSH = _one_of({"ASYNC_FLUSH": FlushMode.ASYNC, "SYNC_FLUSH": FlushMode.SYNC})
+_HOURS = _Kind(_read_hours, _write_hours, "hours from 00 to 23, several separated by ;")
+_RESERVED = _Kind(_read_reserved, lambda ms: str(ms // _HOUR_MS), "a whole number of hours")
+_PERCENT = _Kind(
+    lambda text: int(text) / 100, lambda ratio: str(round(ratio * 100)), "a percentage"
+)
+_MEMORY_PERCENT = _Kind(_read_memory_percent, _write_memory_percent, "a percentage")
+_DELAYS = _Kind(parse_delay_levels, _write_delays, "delays such as 1s 5s 10s 1m 2h")
+_PAGES = _Kind(
+    lambda text: int(text) * _PAGE_BYTES,
+    lambda size: str(size // _PAGE_BYTES),
+    "a whole number of pages",
+)
+_UNITS = _Kind(
+    lambda text: -(-int(text) // UNIT_BYTES),
+    lambda units: str(units * UNIT_BYTES),
+    "a whole number of bytes",
+)
+
+
+# --- the keys -------------------------------------------------------------------------------------
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting("brokerClusterName", "identity.cluster", _TEXT),
+    Setting("brokerName", "identity.broker_name", _TEXT),
+    Setting("brokerId", "identity.broker_id", _INT),
+    Setting("brokerRole", "identity.role", _ROLE),
+    Setting("bindAddress", "identity.bind_host", _TEXT),
+    Setting("listenPort", "identity.port", _INT),
+    Setting("brokerIP1", "identity.advertised_host", _TEXT),
+    Setting("regionId", "identity.region", _TEXT, live=True),
+    Setting("traceOn", "identity.trace_on", _BOOL, live=True),
+    Setting("namesrvAddr", "registration.name_servers", _ADDRESSES, live=True),
+    Setting("registerNameServerPeriod", "registration.interval_ms", _INT, live=True),
+    Setting("registerBrokerTimeoutMills", "registration.timeout_ms", _INT, live=True),
+    Setting("forceRegister", "registration.forced", _BOOL, live=True),
+    Setting("compressedRegister", "registration.compressed", _BOOL, live=True),
+    Setting("brokerPermission", "access.permission", _INT, live=True),
+    Setting("startAcceptSendRequestTimeStamp", "access.sends_from_ms", _INT, live=True),
+    Setting("configBlackList", "access.config_blacklist", _KEYS),
+    Setting("autoCreateTopicEnable", "topics.auto_create", _BOOL, live=True),
+    Setting("defaultTopicQueueNums", "topics.default_queues", _INT),
+    Setting("clusterTopicEnable", "topics.cluster_topic", _BOOL),
+    Setting("brokerTopicEnable", "topics.broker_topic", _BOOL),
+    Setting("traceTopicEnable", "topics.trace_topic", _BOOL),
+    Setting("msgTraceTopicName", "topics.trace_topic_name", _TEXT),
+    Setting("autoCreateSubscriptionGroup", "groups.auto_create", _BOOL, live=True),
+    Setting("notifyConsumerIdsChangedEnable", "groups.notify_changes", _BOOL, live=True),
+    Setting("channelExpiredTimeout", "groups.client_expiry_ms", _INT, live=True),
+    Setting("rebalanceLockMaxLiveTime", "groups.lock_expiry_ms", _INT, live=True),
+    Setting("longPollingEnable", "long_polling.enabled", _BOOL, live=True),
+    Setting("shortPollingTimeMills", "long_polling.short_hold_ms", _INT, live=True),
+    Setting("longPollingSweepInterval", "long_polling.sweep_interval_ms", _INT, live=True),
+    Setting("pullThreadPoolQueueCapacity", "long_polling.held_max", _INT, live=True),
+    Setting("brokerFastFailureEnable", "overload.fast_failure", _BOOL, live=True),
+    Setting("waitTimeMillsInSendQueue", "overload.send_wait_max_ms", _INT, live=True),
+    Setting("sendThreadPoolQueueCapacity", "overload.sends_waiting_max", _INT, live=True),
+    Setting("osPageCacheBusyTimeOutMills", "overload.append_busy_ms", _INT, live=True),
+    Setting("connectionsMax", "overload.connections_max", _INT),
+    Setting("maxMessageSize", "limits.message_bytes_max", _INT),
+    Setting("defaultQueryMaxNum", "limits.query_count_max", _INT, live=True),
+    Setting("flushConsumerOffsetInterval", "intervals.offsets_ms", _INT, live=True),
+    Setting("flushDelayOffsetInterval", "intervals.delays_ms", _INT, live=True),
+    Setting("storePathRootDir", "directory", _PATH),
+    Setting("flushDiskType", "store.flush.mode", _FLUSH),
+    Setting("flushIntervalCommitLog", "store.flush.interval_ms", _INT),
+    Setting("flushCommitLogLeastPages", "store.flush.dirty_bytes_min", _PAGES),
+    Setting("flushCommitLogThoroughInterval", "store.flush.thorough_interval_ms", _INT),
+    Setting("flushIntervalConsumeQueue", "store.flush.queue_interval_ms", _INT),
+    Setting("maxTransferBytesOnMessageInMemory", "store.limits.memory_bytes_max", _INT),
+    Setting("maxTransferCountOnMessageInMemory", "store.limits.memory_count_max", _INT),
+    Setting("maxTransferBytesOnMessageInDisk", "store.limits.disk_bytes_max", _INT),
+    Setting("maxTransferCountOnMessageInDisk", "store.limits.disk_count_max", _INT),
+    Setting("maxFilterMessageSize", "store.limits.scan_units_max", _UNITS),
+    Setting("accessMessageInMemoryMaxRatio", "store.limits.recent_bytes", _MEMORY_PERCENT),
+    Setting("fileReservedTime", "store.retention.reserved_ms", _RESERVED, live=True),
+    Setting("deleteWhen", "store.retention.delete_hours", _HOURS, live=True),
+    Setting("diskMaxUsedSpaceRatio", "store.retention.early_ratio", _PERCENT, live=True),
+    Setting("diskSpaceCleanForciblyRatio", "store.retention.forced_ratio", _PERCENT, live=True),
+    Setting("diskSpaceWarningLevelRatio", "store.retention.full_ratio", _PERCENT, live=True),
+    Setting("mappedFileSizeCommitLog", "store.segment_bytes", _INT),
+    Setting("mappedFileSizeConsumeQueue", "store.queue_segment_units", _UNITS),
+    Setting("maxHashSlotNum", "store.index_slots", _INT),
+    Setting("maxIndexNum", "store.index_entries", _INT),
+    Setting("messageIndexEnable", "store.index_enabled", _BOOL),
+    Setting("messageDelayLevel", "store.delay_levels", _DELAYS),
+    Setting("checkCRCOnRecover", "store.check_crc_on_recovery", _BOOL),
+)
+
+_BY_KEY = {setting.key: setting for setting in SETTINGS}
+
+NOT_YET = {
+    "aclEnable": "false",
+    "enablePropertyFilter": "false",
+    "slaveReadEnable": "false",
+    "enableDLegerCommitLog": "false",
+    "enableLmq": "false",
+    "enableMultiDispatch": "false",
+    "transientStorePoolEnable": "false",
+    "rejectTransactionMessage": "false",
+    "disableConsumeIfConsumerReadSlowly": "false",
+    "enableConsumeQueueExt": "false",
+}
+"""Keys of the original whose other values we could not honour; saying so beats ignoring them."""
+
+WITHOUT_EFFECT = frozenset(
+    {
+        "rocketmqHome", "brokerConfigPath", "brokerIP2", "haListenPort",
+        "sendMessageThreadPoolNums", "pullMessageThreadPoolNums", "queryMessageThreadPoolNums",
+        "adminBrokerThreadPoolNums", "clientManageThreadPoolNums", "consumerManageThreadPoolNums",
+        "heartbeatThreadPoolNums", "endTransactionThreadPoolNums", "putMessageFutureThreadPoolNums",
+        "processReplyMessageThreadPoolNums", "serverWorkerThreads", "serverSelectorThreads",
+        "serverCallbackExecutorThreads", "serverOnewaySemaphoreValue", "serverAsyncSemaphoreValue",
+        "serverSocketSndBufSize", "serverSocketRcvBufSize", "serverSocketBacklog",
+        "serverPooledByteBufAllocatorEnable", "useEpollNativeSelector",
+        "warmMapedFileEnable", "flushCommitLogTimed", "useReentrantLockWhenPutMessage",
+        "transferMsgByHeap", "cleanFileForciblyEnable", "redeleteHangedFileInterval",
+        "destroyMapedFileIntervalForcibly", "deleteCommitLogFilesInterval",
+        "deleteConsumeQueueFilesInterval", "cleanResourceInterval", "diskFallRecorded",
+    }
+)  # fmt: skip
+"""Keys of the original about threads, buffers and the like, which have no counterpart here."""
+
+
+# --- whole configurations -------------------------------------------------------------------------
+
+
+def parse(settings: Settings) -> BrokerConfig:
+    """Make a configuration from keys and texts; what is not given keeps its default."""
+    return _applied(BrokerConfig(), _known(settings))
+
+
+def load(path: Path) -> BrokerConfig:
+    """Read a configuration file: TOML when its name ends so, else ``key=value`` lines."""
+    settings = read_settings(path)
+    try:
+        return parse(settings)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"configuration {path}: {error}") from error
+
+
+def as_properties(config: BrokerConfig) -> dict[str, str]:
+    """Return all keys and their values as texts, in the order of the documentation."""
+    return {setting.key: setting.kind.write(_field(config, setting)) for setting in SETTINGS}
+
+
+def blacklisted(config: BrokerConfig, keys: Iterable[str]) -> list[str]:
+    """Return those keys that no one may change while the broker runs."""
+    return sorted((ALWAYS_BLACKLISTED | config.access.config_blacklist).intersection(keys))
+
+
+def updated(config: BrokerConfig, settings: Settings) -> BrokerConfig:
+    """Return the configuration with some values changed while the broker runs.
+
+    Unknown keys are passed over, as the protocol has it. A key that only a restart could bring into
+    effect is refused when its value would change; so is everything on the blacklist.
+    """
+    refused = blacklisted(config, settings)
+    if refused:
+        raise InvalidArgument(f"{', '.join(refused)}: on the blacklist, not to be changed")
+    known = {key: value for key, value in settings.items() if key in _BY_KEY}
+    fresh = _applied(config, known)
+    for key in known:
+        setting = _BY_KEY[key]
+        if not setting.live and _field(fresh, setting) != _field(config, setting):
+            raise InvalidArgument(f"{key} takes effect only at start: change it in the file")
+    return fresh
+
+
+def _known(settings: Settings) -> dict[str, str]:
+    known = {}
+    for key, text in settings.items():
+        if key in _BY_KEY:
+            known[key] = text
+        elif key in NOT_YET:
+            if text.lower() != NOT_YET[key]:
+                raise InvalidArgument(f"{key} is {text!r}: only {NOT_YET[key]} is supported")
+        elif key in WITHOUT_EFFECT:
+            _log.info("%s has no effect here", key)
+        else:
+            raise InvalidArgument(_unknown_text(key))
+    return known
+
+
+def _unknown_text(key: str) -> str:
+    lower = {known.lower(): known for known in _BY_KEY}
+    near = difflib.get_close_matches(key.lower(), lower, n=1, cutoff=0.6)
+    hint = f"did you mean {lower[near[0]]}?" if near else "see the configuration guide for all keys"
+    return f"unknown key {key!r}: {hint}"
+
+
+def _applied(config: BrokerConfig, settings: Settings) -> BrokerConfig:
+    changes: dict[str, Any] = {}
+    for key, text in settings.items():
+        setting = _BY_KEY[key]
+        try:
+            changes[setting.path] = setting.kind.read(text)
+        except (ValueError, KeyError) as error:
+            allowed = setting.kind.allowed
+            raise InvalidArgument(f"{key} is {text!r}: {allowed} is allowed") from error
+    if "limits.message_bytes_max" in changes:
+        changes["store.record_bytes_max"] = changes["limits.message_bytes_max"] + RECORD_EXTRA_BYTES
+    applied: BrokerConfig = _with(config, changes, "")
+    return applied
+
+
+def _with(part: Any, changes: Mapping[str, Any], prefix: str) -> Any:
+    """Return a dataclass with the fields changed whose path begins so, nested ones included."""
+    own: dict[str, Any] = {}
+    for path, value in changes.items():
+        if path.startswith(prefix):
+            name, dot, _ = path[len(prefix) :].partition(".")
+            own[name] = _with(getattr(part, name), changes, f"{prefix}{name}.") if dot else value
+    try:
+        return replace(part, **own)
+    except InvalidArgument as error:
+        raise InvalidArgument(_with_keys(str(error), prefix, own)) from error
+
+
+def _with_keys(text: str, prefix: str, names: Iterable[str]) -> str:
+    """Name the keys behind the fields that an error speaks of, unless it names them itself."""
+    if any(setting.key in text for setting in SETTINGS):
+        return text
+    keys = [s.key for s in SETTINGS for name in names if s.path == prefix + name and name in text]
+    return f"{', '.join(keys)}: {text}" if keys else text
+
+
+def _field(config: BrokerConfig, setting: Setting) -> Any:
+    value: Any = config
+    for name in setting.path.split("."):
+        value = getattr(value, name)
+    return value

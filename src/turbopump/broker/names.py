@@ -1,0 +1,78 @@
+"""The names that topics may have, and those that mean something to a broker."""
+
+from __future__ import annotations
+
+import re
+
+TEMPLATE_TOPIC = "TBW102"
+"""A topic that does not exist yet is made like this one, when a message is sent to it."""
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+"""Delayed messages wait here; one queue for each level."""
+HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
+HALF_OPERATIONS_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+CHECKED_TOO_OFTEN_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
+OFFSET_MOVED_TOPIC = "OFFSET_MOVED_EVENT"
+"""Told when a group asks for messages that are not there (any more)."""
+SELF_TEST_TOPIC = "SELF_TEST_TOPIC"
+BENCHMARK_TOPIC = "BenchmarkTest"
+TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
+
+RETRY_PREFIX = "%RETRY%"
+DEAD_LETTER_PREFIX = "%DLQ%"
+SYSTEM_PREFIX = "rmq_sys_"
+
+NAME_CHARS_MAX = 127
+_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
+
+SYSTEM_TOPICS = frozenset(
+    {
+        SELF_TEST_TOPIC,
+        TEMPLATE_TOPIC,
+        SCHEDULE_TOPIC,
+        BENCHMARK_TOPIC,
+        HALF_TOPIC,
+        TRACE_TOPIC,
+        HALF_OPERATIONS_TOPIC,
+        CHECKED_TOO_OFTEN_TOPIC,
+        OFFSET_MOVED_TOPIC,
+    }
+)
+_FORBIDDEN = frozenset(
+    {
+        SCHEDULE_TOPIC,
+        HALF_TOPIC,
+        HALF_OPERATIONS_TOPIC,
+        CHECKED_TOO_OFTEN_TOPIC,
+        SELF_TEST_TOPIC,
+        OFFSET_MOVED_TOPIC,
+    }
+)
+
+
+def check_name(name: str) -> str | None:
+    """Return what is wrong with a topic's name, in the original's words, or None.
+
+    A topic becomes a directory, so what passes here can name one: no slash, no dot.
+    """
+    if not name.strip():
+        return "The specified topic is blank."
+    if _NAME.fullmatch(name) is None:
+        return "The specified topic contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$"
+    if len(name) > NAME_CHARS_MAX:
+        return "The specified topic is longer than topic max length."
+    return None
+
+
+def is_forbidden_to_send(name: str) -> bool:
+    """Whether only the broker itself may write to a topic."""
+    return name in _FORBIDDEN
+
+
+def retry_topic(group: str) -> str:
+    """Return the topic of a group's messages that are to be tried again."""
+    return RETRY_PREFIX + group
+
+
+def dead_letter_topic(group: str) -> str:
+    """Return the topic of a group's messages that were tried too often."""
+    return DEAD_LETTER_PREFIX + group

@@ -1,0 +1,138 @@
+"""How far each consumer group has come in each queue."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+import msgspec
+
+from turbopump.broker.config_file import ConfigFile
+from turbopump.errors import WriteFailed
+from turbopump.message import QueueOffset
+from turbopump.wire.bodies import ConsumerOffsets
+
+_log = logging.getLogger(__name__)
+
+_SEPARATOR = "@"
+
+
+class Offsets:
+    """Committed offsets by topic, group and queue; in memory, and in a file that follows."""
+
+    def __init__(self, file: ConfigFile) -> None:
+        self._file = file
+        self._table: dict[str, dict[int, int]] = {}
+        self._changes = 0
+        self._changes_saved = 0
+        self._save_failed = False
+
+    def load(self) -> None:
+        """Read what was saved."""
+        saved = self._file.load(ConsumerOffsets)
+        if saved is not None:
+            self._table = saved.offset_table
+
+    # --- one queue --------------------------------------------------------------------------------
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Note a group's progress. It may go back, which is how a stopped group is reset."""
+        key = f"{topic}{_SEPARATOR}{group}"
+        queues = self._table.get(key)
+        if queues is None:
+            queues = self._table[key] = {}
+        if queues.get(queue_id) != offset:
+            queues[queue_id] = offset
+            self._changes += 1
+
+    def find(self, group: str, topic: str, queue_id: int) -> QueueOffset | None:
+        """Return a group's progress in a queue; None when it never committed any."""
+        queues = self._table.get(f"{topic}{_SEPARATOR}{group}")
+        offset = None if queues is None else queues.get(queue_id)
+        return None if offset is None else QueueOffset(offset)
+
+    # --- whole groups -----------------------------------------------------------------------------
+
+    @property
+    def snapshot(self) -> ConsumerOffsets:
+        """Everything, as it is now."""
+        return ConsumerOffsets(offset_table={key: dict(q) for key, q in self._table.items()})
+
+    def of_topic(self, group: str, topic: str) -> dict[int, QueueOffset]:
+        """Return a group's progress in a topic by queue."""
+        queues = self._table.get(f"{topic}{_SEPARATOR}{group}", {})
+        return {queue_id: QueueOffset(offset) for queue_id, offset in queues.items()}
+
+    def topics_of(self, group: str) -> set[str]:
+        """Return the topics that a group has made progress in."""
+        return {topic for topic, name in map(_split, self._table) if name == group}
+
+    def groups_of(self, topic: str) -> set[str]:
+        """Return the groups that have made progress in a topic."""
+        return {group for name, group in map(_split, self._table) if name == topic}
+
+    def reset(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+        """Set a group's progress in several queues of a topic, forward or back."""
+        for queue_id, offset in offsets.items():
+            self.commit(group, topic, queue_id, offset)
+
+    def clone(self, source: str, target: str, topic: str) -> None:
+        """Give a group the progress of another in a topic, in place of its own."""
+        queues = self._table.get(f"{topic}{_SEPARATOR}{source}")
+        if queues is not None:
+            self._table[f"{topic}{_SEPARATOR}{target}"] = dict(queues)
+            self._changes += 1
+
+    def remove_group(self, group: str) -> None:
+        """Forget all progress of a group."""
+        for topic in self.topics_of(group):
+            del self._table[f"{topic}{_SEPARATOR}{group}"]
+            self._changes += 1
+
+    # --- the file ---------------------------------------------------------------------------------
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether anything changed that is not in the file."""
+        return self._changes != self._changes_saved
+
+    async def persist(self) -> None:
+        """Write the file if anything changed, without holding up the event loop.
+
+        A failure is logged, once until it works again; the offsets stay to be written.
+        """
+        if not self.is_dirty:
+            return
+        changes, body = self._changes, self._encoded()
+        try:
+            await asyncio.to_thread(self._file.save, body)
+        except WriteFailed as error:
+            self._note_failure(error)
+        else:
+            self._note_saved(changes)
+
+    def persist_now(self) -> None:
+        """Write the file if anything changed, before returning; for the end. Raises WriteFailed."""
+        if self.is_dirty:
+            self._file.save(self._encoded())
+            self._note_saved(self._changes)
+
+    def _encoded(self) -> bytes:
+        return msgspec.json.encode({"offsetTable": self._table})
+
+    def _note_failure(self, error: WriteFailed) -> None:
+        if not self._save_failed:
+            _log.error("offsets are not saved until this is mended: %s", error)
+        self._save_failed = True
+
+    def _note_saved(self, changes: int) -> None:
+        self._changes_saved = changes
+        if self._save_failed:
+            _log.warning("offsets are saved again")
+        self._save_failed = False
+
+
+def _split(key: str) -> tuple[str, str]:
+    topic, _, group = key.partition(_SEPARATOR)
+    return topic, group

@@ -1,0 +1,254 @@
+"""The topics of a broker: which exist, which may be made by whom, and where they are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import msgspec
+from msgspec.structs import replace
+
+from turbopump.broker.config import (
+    PERM_INHERIT,
+    PERM_READ,
+    PERM_WRITE,
+    QUEUES_MAX,
+    IdentityConfig,
+    TopicsConfig,
+)
+from turbopump.broker.config_file import ConfigFile
+from turbopump.broker.names import (
+    BENCHMARK_TOPIC,
+    OFFSET_MOVED_TOPIC,
+    RETRY_PREFIX,
+    SCHEDULE_TOPIC,
+    SELF_TEST_TOPIC,
+    SYSTEM_PREFIX,
+    SYSTEM_TOPICS,
+    TEMPLATE_TOPIC,
+    check_name,
+    is_forbidden_to_send,
+)
+from turbopump.clock import Clock
+from turbopump.errors import InvalidArgument
+from turbopump.wire.bodies import DataVersion, TopicConfig, TopicConfigTable
+
+_READ_WRITE = PERM_READ | PERM_WRITE
+_ALL_PERMS = _READ_WRITE | PERM_INHERIT
+_SCHEDULE_QUEUES_MIN = 18
+
+__all__ = [
+    "Topics",
+    "check_name",
+    "check_shape",
+    "is_forbidden_to_send",
+    "is_readable",
+    "is_writable",
+    "next_version",
+]
+
+OnTopicChange = Callable[[TopicConfig], None]
+"""Told of a topic that was made or changed, after it was saved."""
+
+
+def next_version(version: DataVersion, now_ms: int) -> DataVersion:
+    """Return the version of a table after a change."""
+    return DataVersion(counter=version.counter + 1, timestamp=now_ms)
+
+
+class Topics:
+    """All topics by name, the broker's own included; every change is saved before it counts."""
+
+    def __init__(
+        self,
+        config: TopicsConfig,
+        identity: IdentityConfig,
+        file: ConfigFile,
+        clock: Clock,
+        *,
+        delay_levels: int = _SCHEDULE_QUEUES_MIN,
+    ) -> None:
+        self.config = config
+        self._file = file
+        self._clock = clock
+        self._listeners: list[OnTopicChange] = []
+        self._boot = {topic.topic_name: topic for topic in _boot_topics(config, identity)}
+        self._boot[SCHEDULE_TOPIC] = _topic(SCHEDULE_TOPIC, max(delay_levels, _SCHEDULE_QUEUES_MIN))
+        self._table = dict(self._boot)
+        self.data_version = DataVersion(counter=0, timestamp=clock.now_ms())
+
+    def load(self) -> None:
+        """Read what was saved. The broker's own topics follow the configuration, not the file."""
+        saved = self._file.load(TopicConfigTable)
+        if saved is not None:
+            self._table = dict(saved.topic_config_table) | self._boot
+            if not self.config.auto_create and TEMPLATE_TOPIC in self._table:
+                self._table[TEMPLATE_TOPIC] = replace(self._table[TEMPLATE_TOPIC], perm=_READ_WRITE)
+            self.data_version = saved.data_version
+
+    @property
+    def table(self) -> Mapping[str, TopicConfig]:
+        """All topics, as they are at any moment."""
+        return MappingProxyType(self._table)
+
+    @property
+    def snapshot(self) -> TopicConfigTable:
+        """All topics, as they are now, and their version."""
+        return TopicConfigTable(
+            data_version=self.data_version, topic_config_table=dict(self._table)
+        )
+
+    @property
+    def system_names(self) -> frozenset[str]:
+        """The broker's own topics, those that come later included."""
+        return SYSTEM_TOPICS | self._boot.keys()
+
+    def listen(self, listener: OnTopicChange) -> None:
+        """Call a function after each topic that is made or changed.
+
+        Not after deletions: name servers forget a topic only when whoever deletes it tells them.
+        """
+        self._listeners.append(listener)
+
+    def find(self, name: str) -> TopicConfig | None:
+        return self._table.get(name)
+
+    def is_system(self, name: str) -> bool:
+        """Whether a topic is the broker's own, not to be changed from outside."""
+        return name in SYSTEM_TOPICS or name in self._boot or name.startswith(SYSTEM_PREFIX)
+
+    def create_by_send(
+        self, name: str, template: str, queues_wanted: int, sys_flag: int = 0
+    ) -> TopicConfig | None:
+        """Return a topic that a message was sent to, made if that is allowed, or None.
+
+        The name has passed `check_name`.
+        """
+        known = self._table.get(name)
+        if known is not None:
+            return known
+        made = self._from_template(name, template, queues_wanted, sys_flag)
+        if made is None and name.startswith(RETRY_PREFIX):
+            made = _topic(name, 1, sys_flag=sys_flag)
+        if made is not None:
+            self._put(made)
+        return made
+
+    def create_internal(
+        self, name: str, queues: int, perm: int = _READ_WRITE, sys_flag: int = 0
+    ) -> TopicConfig:
+        """Return a topic that the broker itself needs, made if it is not there yet.
+
+        Raises InvalidArgument when the name, which contains a client's group, cannot be a topic's.
+        """
+        known = self._table.get(name)
+        if known is not None:
+            return known
+        wrong = check_name(name)
+        if wrong is not None:
+            raise InvalidArgument(f"topic {name[:200]!r}: {wrong}")
+        made = _topic(name, queues, perm, sys_flag)
+        self._put(made)
+        return made
+
+    def update(self, topic: TopicConfig) -> None:
+        """Make or change a topic; the order flag stays what the name servers' table says."""
+        known = self._table.get(topic.topic_name)
+        self._put(replace(topic, order=known.order if known is not None else False))
+
+    def delete(self, name: str) -> bool:
+        """Forget a topic; whether it was known."""
+        if name not in self._table:
+            return False
+        self._save({key: topic for key, topic in self._table.items() if key != name})
+        return True
+
+    def mark_ordered(self, names: frozenset[str]) -> None:
+        """Note which topics are ordered: those that name servers list, and no others."""
+        changed = {
+            name: replace(topic, order=name in names)
+            for name, topic in self._table.items()
+            if topic.order != (name in names)
+        }
+        if changed:
+            self._save(self._table | changed)
+
+    def _from_template(
+        self, name: str, template: str, queues_wanted: int, sys_flag: int
+    ) -> TopicConfig | None:
+        if template == TEMPLATE_TOPIC and not self.config.auto_create:
+            return None
+        model = self._table.get(template)
+        if model is None or not model.perm & PERM_INHERIT:
+            return None
+        queues = min(queues_wanted, model.write_queue_nums)
+        if queues < 1:
+            return None
+        return TopicConfig(
+            topic_name=name,
+            read_queue_nums=queues,
+            write_queue_nums=queues,
+            perm=model.perm & ~PERM_INHERIT,
+            topic_filter_type=model.topic_filter_type,
+            topic_sys_flag=sys_flag,
+        )
+
+    def _put(self, topic: TopicConfig) -> None:
+        self._save(self._table | {topic.topic_name: topic})
+        for listener in self._listeners:
+            listener(topic)
+
+    def _save(self, table: dict[str, TopicConfig]) -> None:
+        # Written down first: a crash must not forget a topic that messages were stored for.
+        version = next_version(self.data_version, self._clock.now_ms())
+        body = TopicConfigTable(data_version=version, topic_config_table=table)
+        self._file.save(msgspec.json.encode(body))
+        self._table = table
+        self.data_version = version
+
+
+def is_readable(topic: TopicConfig) -> bool:
+    return bool(topic.perm & PERM_READ)
+
+
+def is_writable(topic: TopicConfig) -> bool:
+    return bool(topic.perm & PERM_WRITE)
+
+
+def check_shape(topic: TopicConfig) -> str | None:
+    """Return what is wrong with a topic that somebody wants made, or None."""
+    for name, queues in (
+        ("readQueueNums", topic.read_queue_nums),
+        ("writeQueueNums", topic.write_queue_nums),
+    ):
+        if not 0 <= queues <= QUEUES_MAX:
+            return f"{name} is {queues}: 0 to {QUEUES_MAX} is allowed"
+    if not 0 <= topic.perm <= _ALL_PERMS:
+        return f"perm is {topic.perm}: 0 to {_ALL_PERMS} is allowed"
+    return None
+
+
+def _topic(name: str, queues: int, perm: int = _READ_WRITE, sys_flag: int = 0) -> TopicConfig:
+    return TopicConfig(
+        topic_name=name,
+        read_queue_nums=queues,
+        write_queue_nums=queues,
+        perm=perm,
+        topic_sys_flag=sys_flag,
+    )
+
+
+def _boot_topics(config: TopicsConfig, identity: IdentityConfig) -> list[TopicConfig]:
+    topics = [
+        _topic(SELF_TEST_TOPIC, 1),
+        _topic(BENCHMARK_TOPIC, 1024),
+        _topic(identity.cluster, 16, _ALL_PERMS if config.cluster_topic else PERM_INHERIT),
+        _topic(identity.broker_name, 1, _ALL_PERMS if config.broker_topic else PERM_INHERIT),
+        _topic(OFFSET_MOVED_TOPIC, 1),
+        _topic(f"{identity.cluster}_REPLY_TOPIC", 1),
+    ]
+    if config.auto_create:
+        topics.append(_topic(TEMPLATE_TOPIC, config.default_queues, _ALL_PERMS))
+    if config.trace_topic:
+        topics.append(_topic(config.trace_topic_name, 1))
+    return topics
