@@ -1,0 +1,157 @@
+"""TLS over real sockets, on both event loops; the certificates are made here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+
+from netkit import ECHO, handlers
+from turbopump.errors import ConnectFailed, InvalidArgument, NetworkError
+from turbopump.net.loop import LoopFactory, fastest_loop
+from turbopump.net.pool import ConnectionPool, PoolConfig
+from turbopump.net.server import Server, ServerConfig
+from turbopump.net.sockets import SocketNetwork
+from turbopump.net.tls import ClientTls, ServerTls, TlsMode
+from turbopump.testing import wait_until
+from turbopump.wire.command import Command
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, fastest_loop()], ids=["asyncio", "fastest"])
+def run_on_loop(request: pytest.FixtureRequest) -> Run:
+    factory: LoopFactory = request.param
+
+    def run_on(main: Coroutine[Any, Any, None]) -> None:
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(main)
+
+    return run_on
+
+
+@dataclass(frozen=True)
+class Files:
+    """Certificates on disk."""
+
+    trust: Path
+    server: Path
+    client: Path
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    folder = tmp_path_factory.mktemp("tls")
+    authority = trustme.CA()
+    found = Files(folder / "ca.pem", folder / "server.pem", folder / "client.pem")
+    authority.cert_pem.write_to_path(found.trust)
+    server = authority.issue_cert("127.0.0.1", "broker.test")
+    server.private_key_and_cert_chain_pem.write_to_path(found.server)
+    client = authority.issue_cert("client@example.test")
+    client.private_key_and_cert_chain_pem.write_to_path(found.client)
+    return found
+
+
+async def asked(server: ServerTls | None, client: ClientTls | None) -> int:
+    """Start a server, send it a request with a large answer, and return the answer's code."""
+    async with (
+        Server(SocketNetwork(), handlers(), ServerConfig(tls=server)) as listening,
+        ConnectionPool(SocketNetwork(), PoolConfig(tls=client)) as pool,
+    ):
+        body = bytes(300_000)
+        calls = (pool.request(listening.address, Command(ECHO, body=body), 5000) for _ in range(5))
+        answers = await asyncio.gather(*calls)
+        assert all(answer.body == body for answer in answers)
+        return answers[0].code
+
+
+@pytest.mark.parametrize(
+    ("mode", "with_tls", "works"),
+    [
+        (TlsMode.DISABLED, False, True),
+        (TlsMode.DISABLED, True, False),
+        (TlsMode.PERMISSIVE, False, True),
+        (TlsMode.PERMISSIVE, True, True),
+        (TlsMode.ENFORCING, False, False),
+        (TlsMode.ENFORCING, True, True),
+    ],
+)
+def test_modes_let_in_whom_they_should(
+    run_on_loop: Run, files: Files, mode: TlsMode, with_tls: bool, works: bool
+) -> None:
+    async def main() -> None:
+        server = ServerTls(files.server, mode=mode)
+        client = ClientTls(trust_path=files.trust) if with_tls else None
+        if works:
+            assert await asked(server, client) == 0
+        else:
+            with pytest.raises(NetworkError):
+                await asked(server, client)
+
+    run_on_loop(main())
+
+
+def test_certificates_are_checked(run_on_loop: Run, files: Files) -> None:
+    async def main() -> None:
+        server = ServerTls(files.server, mode=TlsMode.ENFORCING)
+        with pytest.raises(ConnectFailed, match="certificate verify failed"):
+            await asked(server, ClientTls())
+        with pytest.raises(ConnectFailed, match="certificate"):
+            await asked(server, ClientTls(trust_path=files.trust, server_name="other.test"))
+        assert await asked(server, ClientTls(files.trust, server_name="broker.test")) == 0
+        assert await asked(server, ClientTls(verify=False)) == 0
+
+    run_on_loop(main())
+
+
+def test_clients_may_have_to_show_a_certificate(run_on_loop: Run, files: Files) -> None:
+    async def main() -> None:
+        server = ServerTls(files.server, mode=TlsMode.PERMISSIVE, client_trust_path=files.trust)
+        with pytest.raises(NetworkError):
+            await asked(server, ClientTls(files.trust))
+        assert await asked(server, ClientTls(files.trust, certificate_path=files.client)) == 0
+
+    run_on_loop(main())
+
+
+def test_connections_that_say_nothing_or_nonsense_do_no_harm(
+    run_on_loop: Run, files: Files
+) -> None:
+    async def main() -> None:
+        config = ServerConfig(tls=ServerTls(files.server))
+        async with Server(SocketNetwork(), handlers(), config) as server:
+            _, gone = await asyncio.open_connection("127.0.0.1", server.port)
+            gone.close()
+            await gone.wait_closed()
+            _, silent = await asyncio.open_connection("127.0.0.1", server.port)
+            reader, liar = await asyncio.open_connection("127.0.0.1", server.port)
+            liar.write(b"\x16\x03\x01\x00\x05hello")
+            await reader.read()
+            async with ConnectionPool(SocketNetwork()) as pool:
+                assert (await pool.request(server.address, Command(ECHO), 5000)).code == 0
+                await wait_until(lambda: len(server.connections) == 1)
+            for writer in (silent, liar):
+                writer.close()
+
+    run_on_loop(main())
+
+
+@pytest.mark.parametrize("name", ["missing.pem", "ca.pem"])
+def test_files_that_cannot_be_used_are_named(files: Files, name: str) -> None:
+    path = files.trust.with_name(name)
+    with pytest.raises(InvalidArgument, match=name):
+        ServerTls(path).context()
+    with pytest.raises(InvalidArgument, match=name):
+        ClientTls(certificate_path=path).context()
+
+
+def test_trust_that_cannot_be_used_is_named(tmp_path: Path, files: Files) -> None:
+    with pytest.raises(InvalidArgument, match=r"trusted TLS certificates .*nobody\.pem"):
+        ClientTls(tmp_path / "nobody.pem").context()
+    with pytest.raises(InvalidArgument, match=r"nobody\.pem"):
+        ServerTls(files.server, client_trust_path=tmp_path / "nobody.pem").context()
