@@ -116,7 +116,7 @@ class StoreDamaged(StoreError):
 
 
 class WriteRefused(StoreError):
-    """Nothing was stored and nothing is acknowledged; the store mends itself and can be asked again."""
+    """Nothing was stored or acknowledged; the store mends itself and can be asked again."""
 
     retriable = True
 

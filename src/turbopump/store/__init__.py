@@ -1,1 +1,56 @@
-"""The durable log: commit log, consume queues and key index. Synchronous, one writer."""
+"""The durable log: commit log, consume queues and key index. Synchronous, one writer.
+
+One thread owns a `Store` and makes every call; a second one, the store's own, only flushes.
+"""
+
+from turbopump.store.config import (
+    DEFAULT_DELAY_LEVELS,
+    FlushConfig,
+    FlushMode,
+    ReadLimits,
+    RetentionConfig,
+    StoreConfig,
+    parse_delay_levels,
+)
+from turbopump.store.files import Files
+from turbopump.store.outcomes import (
+    Appended,
+    Arrival,
+    Filter,
+    Found,
+    MessagesRemoved,
+    NoMatch,
+    OffsetTooLarge,
+    OffsetTooSmall,
+    QueueEmpty,
+    QueueUnknown,
+    ReadOutcome,
+    UnitsMissing,
+    UpToDate,
+)
+from turbopump.store.store import Store
+
+__all__ = [
+    "DEFAULT_DELAY_LEVELS",
+    "Appended",
+    "Arrival",
+    "Files",
+    "Filter",
+    "FlushConfig",
+    "FlushMode",
+    "Found",
+    "MessagesRemoved",
+    "NoMatch",
+    "OffsetTooLarge",
+    "OffsetTooSmall",
+    "QueueEmpty",
+    "QueueUnknown",
+    "ReadLimits",
+    "ReadOutcome",
+    "RetentionConfig",
+    "Store",
+    "StoreConfig",
+    "UnitsMissing",
+    "UpToDate",
+    "parse_delay_levels",
+]

@@ -1,0 +1,254 @@
+"""The commit log: all messages in the order of their arrival, one file after the other."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from turbopump.message import PhysicalOffset
+from turbopump.store.files import Files, sync_path
+from turbopump.store.segment import Segment
+from turbopump.store.segments import Segments
+from turbopump.wire.record import BLANK_BYTES, RecordEntry, decode_entry, encode_blank
+
+
+class CommitLog:
+    """Written at ``written``; what lies before ``flushed`` is on disk.
+
+    The owner's thread makes all calls but `sync`, which the flusher's makes.
+    """
+
+    def __init__(self, segments: Segments, files: Files, mapped_max: int) -> None:
+        self._segments = segments
+        self._files = files
+        self._mapped_max = mapped_max
+        self._open: OrderedDict[int, Segment] = OrderedDict()
+        self._tail: Segment | None = None
+        self._tail_end = 0
+        self._unsynced_names = False
+        # Held while files are synced, and by whoever takes files away that may not be synced yet.
+        self._syncing = threading.Lock()
+        self.written = PhysicalOffset(0)
+        self.flushed = PhysicalOffset(0)
+
+    @property
+    def segment_bytes(self) -> int:
+        return self._segments.segment_bytes
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """Where the files start."""
+        return self._segments.starts
+
+    @property
+    def min_offset(self) -> PhysicalOffset:
+        """Position of the first message that has not been deleted."""
+        starts = self._segments.starts
+        return PhysicalOffset(starts[0]) if starts else self.written
+
+    def begin_at(self, end: PhysicalOffset, flushed: PhysicalOffset) -> None:
+        """Say where the log ends and how much of it is surely on disk, once that is known."""
+        self.written = end
+        self.flushed = min(flushed, end)
+        start = self._segments.start_at(end)
+        self._tail = None if start is None else self._segment(start)
+        self._tail_end = self._segments.end
+
+    @property
+    def room(self) -> int:
+        """How many bytes are left in the current file."""
+        return self._tail_end - self.written if self._tail is not None else 0
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Write at the end; the data must fit into what is left of the file, or into a new one."""
+        tail = self._tail
+        if tail is None or self.written == self._tail_end:
+            tail = self._add_segment()
+        tail.write(data, self.written)
+        self.written = PhysicalOffset(self.written + len(data))
+
+    def fill_up(self) -> None:
+        """End the current file with the blank record."""
+        tail, room = self._tail, self.room
+        assert tail is not None
+        assert room >= BLANK_BYTES
+        tail.write(encode_blank(room), self.written)
+        self.written = PhysicalOffset(self.written + room)
+
+    def view(self, position: int, size: int) -> memoryview | None:
+        """Return bytes of the log, or None where no file has them (any more)."""
+        start = self._segments.start_at(position)
+        if start is None or position + size > min(start + self.segment_bytes, self.written):
+            return None
+        at = position - start
+        return self._segment(start).view()[at : at + size]
+
+    def rest_of_segment(self, position: int) -> memoryview:
+        """Return a whole file's bytes from a position on, written or not; for scans."""
+        start = self._segments.start_at(position)
+        assert start is not None, position
+        return self._segment(start).view()[position - start :]
+
+    def entry_at(self, position: PhysicalOffset, *, check_crc: bool = False) -> RecordEntry | None:
+        """Read the record at a position; None when there is none."""
+        start = self._segments.start_at(position)
+        if start is None or position >= self.written:
+            return None
+        entry = decode_entry(self._segment(start).view(), position - start, check_crc=check_crc)
+        return entry if entry is not None and entry.physical_offset == position else None
+
+    def first_store_timestamp_ms(self, start: int) -> int:
+        """Return when the first record of a file was stored; 0 when it has none."""
+        entry = decode_entry(self._segment(start).view())
+        return entry.store_timestamp_ms if entry is not None else 0
+
+    def truncate(self, end: PhysicalOffset) -> None:
+        """Forget everything from a position on, for good: no stale record may ever come back."""
+        with self._syncing:
+            # The last file goes first: stopped half-way, the files are still an unbroken row.
+            while len(self.starts) > 1 and self.starts[-1] > end:
+                self._let_go(self.starts[-1])
+                self._segments.drop_last()
+                self._unsynced_names = True
+            if self.starts and self.starts[-1] <= end < self._segments.end:
+                self._segment(self.starts[-1]).erase_behind(end)
+            self.begin_at(end, self.flushed)
+
+    def rewrite_unflushed(self) -> None:
+        """Write the bytes again that a failed flush may have dropped from the disk's queue."""
+        for start in self._dirty_starts(self.flushed, self.written):
+            segment = self._segment(start)
+            first = max(start, self.flushed)
+            last = min(start + self.segment_bytes, self.written)
+            segment.write(bytes(segment.view()[first - start : last - start]), first)
+
+    def drop_first(self) -> None:
+        """Delete the first file; those who still hold views into it are not disturbed."""
+        assert self.starts[0] + self.segment_bytes <= self.flushed, "only what is flushed may go"
+        self._let_go(self.starts[0])
+        self._segments.drop_first()
+
+    def sync(self) -> PhysicalOffset:
+        """Return the position up to which all is on disk now. Runs on the flusher's thread."""
+        with self._syncing:
+            target = self.written
+            for start in self._dirty_starts(self.flushed, target):
+                segment = self._open.get(start)
+                if segment is not None:
+                    segment.sync()
+                else:
+                    sync_path(self._files, self._segments.path(start))
+            if self._unsynced_names:
+                # First, so that a file made meanwhile is not forgotten.
+                self._unsynced_names = False
+                self._sync_names()
+            self.flushed = max(self.flushed, target)
+            return self.flushed
+
+    def _sync_names(self) -> None:
+        try:
+            self._files.sync_directory(self._segments.directory)
+        except OSError:
+            self._unsynced_names = True
+            raise
+
+    def close(self) -> None:
+        for segment in self._open.values():
+            segment.close()
+        self._open.clear()
+
+    def _dirty_starts(self, first: int, last: int) -> Iterator[int]:
+        # The last file always: it may have been cut, which leaves nothing else to see.
+        for start in self.starts:
+            if start <= last and start + self.segment_bytes > first:
+                yield start
+
+    def _add_segment(self) -> Segment:
+        start = self._segments.end if self.starts else self.written
+        fd = self._segments.create(start)
+        self._unsynced_names = True
+        self._tail = self._adopt(start, fd)
+        self._tail_end = self._segments.end
+        return self._tail
+
+    def _segment(self, start: int) -> Segment:
+        segment = self._open.get(start)
+        if segment is None:
+            return self._adopt(start, self._files.open(self._segments.path(start)))
+        self._open.move_to_end(start)
+        return segment
+
+    def _adopt(self, start: int, fd: int) -> Segment:
+        segment = Segment(start, self.segment_bytes, self._files, fd)
+        self._open[start] = segment
+        if len(self._open) > self._mapped_max:
+            self._close_unused()
+        return segment
+
+    def _close_unused(self) -> None:
+        # A file with unflushed bytes stays open: only the descriptor that wrote learns of an error.
+        for start in list(self._open):
+            if start + self.segment_bytes <= self.flushed and start != self.starts[-1]:
+                self._let_go(start)
+                return
+
+    def _let_go(self, start: int) -> None:
+        segment = self._open.pop(start, None)
+        if segment is not None:
+            segment.close()
+
+
+def scan(
+    log: CommitLog, start: PhysicalOffset, *, check_crc: bool, end: PhysicalOffset | None = None
+) -> Iterator[RecordEntry | PhysicalOffset]:
+    """Walk the records from a position on; last comes the position behind the last good one.
+
+    Stops at ``end``, or at the first bytes that are no record: unwritten, torn or damaged.
+    """
+    position = int(start)
+    limit = log.starts[-1] + log.segment_bytes if log.starts else 0
+    if end is not None:
+        limit = min(limit, end)
+    while position < limit:
+        view = log.rest_of_segment(position)
+        base, at = position, 0
+        while base + at < limit and (entry := _good_entry(view, at, base, check_crc)) is not None:
+            if base + at + entry.size > limit:
+                # Not all of it has been written yet.
+                break
+            yield entry
+            at += entry.size
+        position = base + at
+        if at < len(view) and not is_blank(view, at):
+            break
+        position = base + len(view)
+        if position >= limit and end is None:
+            # The last file is full and ends with its filler.
+            break
+    yield PhysicalOffset(min(position, limit))
+
+
+def is_blank(view: memoryview, at: int) -> bool:
+    """Whether the filler stands here that ends a file."""
+    return len(view) - at >= BLANK_BYTES and view[at : at + BLANK_BYTES] == encode_blank(
+        len(view) - at
+    )
+
+
+def _good_entry(view: memoryview, at: int, base: int, check_crc: bool) -> RecordEntry | None:
+    entry = decode_entry(view, at, check_crc=check_crc)
+    if entry is None or entry.physical_offset != base + at or entry.queue_id < 0:
+        return None
+    return entry if is_topic_name(entry.topic) else None
+
+
+def is_topic_name(topic: bytes) -> bool:
+    """Whether a topic can name a directory; a damaged or hostile one must not lead elsewhere."""
+    if not topic or b"/" in topic or b"\0" in topic or topic in {b".", b".."}:
+        return False
+    try:
+        topic.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

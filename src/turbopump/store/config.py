@@ -1,0 +1,179 @@
+"""What can be set about a store. In brackets: the original's name for the same setting."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from enum import Enum
+
+from turbopump.errors import InvalidArgument
+
+UNIT_BYTES = 20
+"""Size of one entry of a consume queue."""
+
+_BLANK_BYTES = 8
+_UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_LEVEL = re.compile(r"(\d+)([smhd])")
+
+
+def parse_delay_levels(text: str) -> tuple[int, ...]:
+    """Read delay levels as in ``1s 5s 10s``; level n is the nth, in milliseconds."""
+    levels = []
+    for part in text.split():
+        match = _LEVEL.fullmatch(part)
+        if match is None:
+            raise InvalidArgument(f"delay level {part!r}: expected a number and one of s, m, h, d")
+        levels.append(int(match[1]) * _UNIT_MS[match[2]])
+    return tuple(levels)
+
+
+DEFAULT_DELAY_LEVELS = parse_delay_levels(
+    "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+)
+
+
+def _check_positive(config: object, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if value <= 0:
+            raise InvalidArgument(f"{name} {value}: must be positive")
+
+
+class FlushMode(Enum):
+    """When a message counts as stored."""
+
+    ASYNC = "async"
+    """When the operating system has it: survives the end of the process, not of the power."""
+    SYNC = "sync"
+    """When the disk has it; until then nobody can read it either."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlushConfig:
+    """When what was written is forced to disk."""
+
+    mode: FlushMode = FlushMode.ASYNC
+    """Whether messages wait for the disk [flushDiskType]."""
+    interval_ms: int = 500
+    """Asynchronous mode: how often the log is looked at [flushIntervalCommitLog]."""
+    dirty_bytes_min: int = 4 * 4096
+    """Asynchronous mode: fewer unflushed bytes wait longer [flushCommitLogLeastPages]."""
+    thorough_interval_ms: int = 10_000
+    """Asynchronous mode: no byte waits longer than this [flushCommitLogThoroughInterval]."""
+    queue_interval_ms: int = 1000
+    """How long queue units and index entries may wait for a file [flushIntervalConsumeQueue]."""
+    heal_interval_ms: int = 1000
+    """After a failed write or flush: how long until the store tries to mend itself."""
+
+    def __post_init__(self) -> None:
+        _check_positive(
+            self, "interval_ms", "thorough_interval_ms", "queue_interval_ms", "heal_interval_ms"
+        )
+        if self.dirty_bytes_min < 0:
+            raise InvalidArgument(f"dirty_bytes_min {self.dirty_bytes_min}: must not be negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadLimits:
+    """How much one read may return; the first message is always returned."""
+
+    memory_bytes_max: int = 256 * 1024
+    """Bytes, of messages recent enough to be in memory [maxTransferBytesOnMessageInMemory]."""
+    memory_count_max: int = 32
+    """Messages recent enough to be in memory [maxTransferCountOnMessageInMemory]."""
+    disk_bytes_max: int = 64 * 1024
+    """Bytes, of older messages [maxTransferBytesOnMessageInDisk]."""
+    disk_count_max: int = 8
+    """Older messages [maxTransferCountOnMessageInDisk]."""
+    scan_units_max: int = 800
+    """Units looked at for a filter in one read [maxFilterMessageSize / 20]."""
+    recent_bytes: int = field(default_factory=lambda: _memory_bytes() * 40 // 100)
+    """How far from the end of the log messages count as being in memory; by default 40 % of the
+    machine's memory [accessMessageInMemoryMaxRatio]."""
+
+    def __post_init__(self) -> None:
+        names = ("memory_bytes_max", "memory_count_max", "disk_bytes_max", "disk_count_max")
+        _check_positive(self, *names, "scan_units_max", "recent_bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionConfig:
+    """When the oldest segments are deleted, and when the disk counts as full."""
+
+    reserved_ms: int = 72 * 3_600_000
+    """Age of its newest message at which a segment may go [fileReservedTime]."""
+    delete_hours: frozenset[int] = frozenset({4})
+    """Local hours of the day at which old segments go [deleteWhen]."""
+    early_ratio: float = 0.75
+    """Disk usage above which old segments go at any hour [diskMaxUsedSpaceRatio]."""
+    forced_ratio: float = 0.85
+    """Disk usage above which the oldest segment goes, however young [forcible clean ratio]."""
+    full_ratio: float = 0.90
+    """Disk usage above which messages are refused [disk full ratio]."""
+    segments_per_run_max: int = 10
+    """How many segments one run deletes at most, so that a run stays short."""
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "reserved_ms", "segments_per_run_max")
+        if not all(0 <= hour < 24 for hour in self.delete_hours):
+            raise InvalidArgument(f"delete_hours {sorted(self.delete_hours)}: 0 to 23 are allowed")
+        if not 0 < self.early_ratio <= self.forced_ratio <= self.full_ratio <= 1:
+            raise InvalidArgument(
+                f"disk ratios {self.early_ratio}, {self.forced_ratio}, {self.full_ratio}:"
+                " expected 0 < early_ratio <= forced_ratio <= full_ratio <= 1"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreConfig:
+    """Sizes of files and tables; they must be the same each time a directory is opened."""
+
+    segment_bytes: int = 1024 * 1024 * 1024
+    """Size of a commit log file [mappedFileSizeCommitLog]."""
+    queue_segment_units: int = 300_000
+    """Units in a consume queue file [mappedFileSizeConsumeQueue / 20]."""
+    index_slots: int = 5_000_000
+    """Hash slots of a key index file [maxHashSlotNum]."""
+    index_entries: int = 20_000_000
+    """Entries of a key index file, the unused first one included [maxIndexNum]."""
+    index_enabled: bool = True
+    """Whether messages are found by key [messageIndexEnable]."""
+    record_bytes_max: int = 4 * 1024 * 1024 + 64 * 1024
+    """The largest stored message [maxMessageSize + 64 KiB]."""
+    delay_levels: tuple[int, ...] = DEFAULT_DELAY_LEVELS
+    """Milliseconds of delay of levels 1, 2, ...; for delivery times [messageDelayLevel]."""
+    open_files_max: int = 512
+    """Queue and index files held open at once; one more closes the longest unused."""
+    mapped_segments_max: int = 64
+    """Commit log files mapped for reading at once."""
+    check_crc_on_recovery: bool = True
+    """Whether recovery compares bodies with their checksums [checkCRCOnRecover]."""
+    clean_check_segments: int = 1
+    """After a clean stop: how many of the last commit log files are checked (the original: 3)."""
+    flush: FlushConfig = FlushConfig()
+    limits: ReadLimits = field(default_factory=ReadLimits)
+    retention: RetentionConfig = RetentionConfig()
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "segment_bytes", "queue_segment_units", "index_slots")
+        _check_positive(self, "record_bytes_max", "mapped_segments_max", "clean_check_segments")
+        if self.index_entries < 2:
+            raise InvalidArgument(f"index_entries {self.index_entries}: at least 2")
+        if self.open_files_max < 8:
+            raise InvalidArgument(f"open_files_max {self.open_files_max}: at least 8")
+        if any(delay_ms < 0 for delay_ms in self.delay_levels):
+            raise InvalidArgument(f"delay_levels {self.delay_levels}: must not be negative")
+
+    @property
+    def queue_segment_bytes(self) -> int:
+        return self.queue_segment_units * UNIT_BYTES
+
+    @property
+    def group_bytes_max(self) -> int:
+        """The largest message or batch: it must fit into one file together with the filler."""
+        return self.segment_bytes - _BLANK_BYTES
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

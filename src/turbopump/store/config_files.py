@@ -1,0 +1,69 @@
+"""Configuration files (topics, groups, offsets): small JSON texts, replaced as a whole.
+
+Either the old or the new text is there at any moment, also after a power loss, and the one before
+stays as ``.bak``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from turbopump.errors import BodyError
+from turbopump.store.files import Files
+from turbopump.wire import lenient_json
+
+_log = logging.getLogger(__name__)
+
+
+def save_json(files: Files, path: Path, value: Any, *, bare_keys: bool = False) -> None:
+    """Replace a file; ``bare_keys`` writes integer keys as the original does."""
+    compact = lenient_json.dumps(value, bare_keys=bare_keys)
+    text = compact if bare_keys else msgspec.json.format(compact, indent=4)
+    save_text(files, path, text)
+
+
+def save_text(files: Files, path: Path, text: str) -> None:
+    """Replace a file: new text beside it, forced to disk; the old one becomes ``.bak``; rename."""
+    files.make_directory(path.parent)
+    fresh, backup = _beside(path, ".tmp"), _beside(path, ".bak")
+    _write_synced(files, fresh, text.encode())
+    if path.exists():
+        # A link, not a rename: at no moment may the file itself be missing.
+        spare = _beside(path, ".bak.tmp")
+        files.remove(spare)
+        os.link(path, spare)
+        files.rename(spare, backup)
+    files.rename(fresh, path)
+    files.sync_directory(path.parent)
+
+
+def load_json(path: Path) -> Any:
+    """Read a file, or its backup if it is missing, empty or not JSON; None if neither can be."""
+    for candidate in (path, _beside(path, ".bak")):
+        try:
+            text = candidate.read_bytes()
+            if text.strip():
+                return lenient_json.loads(text)
+        except FileNotFoundError:
+            continue
+        except BodyError as error:
+            _log.warning("%s cannot be read: %s", candidate, error)
+    return None
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
+
+
+def _write_synced(files: Files, path: Path, data: bytes) -> None:
+    fd = files.open_new(path)
+    try:
+        files.write(fd, data, 0)
+        files.sync(fd)
+    finally:
+        files.close(fd)

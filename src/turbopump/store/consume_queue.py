@@ -1,0 +1,269 @@
+"""One queue of a topic: where its messages lie in the log, 20 bytes each.
+
+New units wait in memory and are written many at a time. Nothing depends on them being written: they
+can always be made again from the log.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import numpy as np
+
+from turbopump.message import PhysicalOffset, QueueOffset
+from turbopump.store.config import UNIT_BYTES
+from turbopump.store.files import Files, OpenFiles
+from turbopump.store.outcomes import UNIT_DTYPE, Units
+from turbopump.store.segments import Segments
+
+UNIT = struct.Struct(">qiq")
+_FILLER = UNIT.pack(0, 0x7FFF_FFFF, 0)
+"""Stands before the first unit of a queue whose older messages are not in the log."""
+
+_RECOVERED_FILES = 3
+_SCAN_UNITS = 4096
+
+
+class ConsumeQueue:
+    """Where the messages of one queue lie. ``max_offset`` is one behind the last unit."""
+
+    __slots__ = (
+        "_files", "_open_files", "_pending", "_segments", "max_offset", "min_offset",
+        "next_offset", "physical_end", "queue_id", "topic", "written_offset",
+    )  # fmt: skip
+
+    def __init__(
+        self, topic: str, queue_id: int, segments: Segments, files: Files, open_files: OpenFiles
+    ) -> None:
+        self.topic = topic
+        self.queue_id = queue_id
+        self.min_offset = QueueOffset(0)
+        self.max_offset = QueueOffset(0)
+        self.next_offset = QueueOffset(0)
+        """What the next message stored gets; ahead of the maximum while any are unflushed."""
+        self.written_offset = QueueOffset(0)
+        """One behind the last unit that its file has; the later ones are in memory."""
+        self.physical_end = PhysicalOffset(-1)
+        """Position in the log behind the last message; -1 when there is none."""
+        self._segments = segments
+        self._files = files
+        self._open_files = open_files
+        self._pending = bytearray()
+
+    @property
+    def units_per_segment(self) -> int:
+        return self._segments.segment_bytes // UNIT_BYTES
+
+    @property
+    def pending_bytes(self) -> int:
+        """Size of the units that are not written yet."""
+        return len(self._pending)
+
+    def add(
+        self, offset: QueueOffset, physical_offset: PhysicalOffset, size: int, tags_code: int
+    ) -> bool:
+        """Enter a message; False when it is there already, as after a replay of the log."""
+        end = physical_offset + size
+        if end <= self.physical_end or offset < self.max_offset:
+            return False
+        if offset > self.max_offset and self._is_without_units():
+            self._begin_at(offset)
+        # A gap anywhere else is closed: the unit's place is the next one, as in the original.
+        self._pending += UNIT.pack(physical_offset, size, tags_code)
+        self.max_offset = QueueOffset(self.max_offset + 1)
+        self.physical_end = PhysicalOffset(end)
+        return True
+
+    def units(self, offset: QueueOffset, count: int) -> bytes | None:
+        """Return up to ``count`` units from an offset on, as far as one file has them."""
+        start = self._segments.start_at(offset * UNIT_BYTES)
+        if offset >= self.written_offset:
+            at = (offset - self.written_offset) * UNIT_BYTES
+            in_file = self.units_per_segment - offset % self.units_per_segment
+            with memoryview(self._pending) as pending:
+                return bytes(pending[at : at + min(count, in_file) * UNIT_BYTES])
+        if start is None:
+            return None
+        file_end = start // UNIT_BYTES + self.units_per_segment
+        count = min(count, file_end - offset, self.max_offset - offset)
+        written = min(count, self.written_offset - offset)
+        data = self._read(start, offset, written)
+        if len(data) == written * UNIT_BYTES and written < count:
+            data += self._pending[: (count - written) * UNIT_BYTES]
+        return data or None
+
+    def unit(self, offset: QueueOffset) -> tuple[PhysicalOffset, int, int] | None:
+        """Return position, size and tags code of one message; None when there is no such unit."""
+        if not self.min_offset <= offset < self.max_offset:
+            return None
+        data = self.units(offset, 1)
+        if data is None or len(data) < UNIT_BYTES:
+            return None
+        position, size, tags_code = UNIT.unpack(data)
+        return PhysicalOffset(position), size, tags_code
+
+    def file_ranges(self) -> list[tuple[QueueOffset, QueueOffset]]:
+        """Return first offset and one behind the last of each file, and of what has no file yet."""
+        per_file = self.units_per_segment
+        first = self._segments.starts[0] // UNIT_BYTES if self._segments.starts else 0
+        return [
+            (
+                QueueOffset(max(start, self.min_offset)),
+                QueueOffset(min(start + per_file, self.max_offset)),
+            )
+            for start in range(first, self.max_offset, per_file)
+            if start + per_file > self.min_offset
+        ]
+
+    def write_pending(self) -> tuple[list[Path], list[Path]]:
+        """Write the units that wait; return the files to be synced and the new ones among them."""
+        touched: list[Path] = []
+        created: list[Path] = []
+        while self._pending:
+            position = self.written_offset * UNIT_BYTES
+            start = self._segments.start_at(position)
+            if start is None:
+                start = position // self._segments.segment_bytes * self._segments.segment_bytes
+                self._create(start)
+                created.append(self._segments.path(start))
+            part = self._pending[: start + self._segments.segment_bytes - position]
+            path = self._segments.path(start)
+            self._files.write(self._open_files.fd(path), part, position - start)
+            touched.append(path)
+            del self._pending[: len(part)]
+            self.written_offset = QueueOffset(self.written_offset + len(part) // UNIT_BYTES)
+        return touched, created
+
+    def load(self) -> None:
+        """Find the files and the units in them, looking at the last three files only."""
+        self._segments.load()
+        starts = self._segments.starts
+        if not starts:
+            return
+        end = starts[max(0, len(starts) - _RECOVERED_FILES)] // UNIT_BYTES
+        for start in starts[-_RECOVERED_FILES:]:
+            count = self._valid_units(start)
+            end = start // UNIT_BYTES + count
+            if count < self.units_per_segment:
+                break
+        self.min_offset = QueueOffset(starts[0] // UNIT_BYTES)
+        self._end_at(QueueOffset(end))
+
+    def truncate(self, log_end: PhysicalOffset, *, erase: bool) -> None:
+        """Drop units that point behind the end of the log.
+
+        ``erase`` also clears what a crash may have left behind the last unit, where it would come
+        to light again once the gap before it is filled.
+        """
+        assert not self._pending
+        end = self.max_offset
+        while end > self.min_offset:
+            unit = self.unit(QueueOffset(end - 1))
+            if unit is not None and unit[0] + unit[1] <= log_end and unit[0] >= 0:
+                break
+            if unit is not None and _is_filler(unit[1]):
+                break
+            end = QueueOffset(end - 1)
+        if erase or end < self.max_offset:
+            self._erase_behind(end)
+        self._end_at(end)
+
+    def raise_minimum(self, log_min: PhysicalOffset) -> list[Path]:
+        """Follow the log's deletion: drop files and pass over units whose messages are gone."""
+        dropped: list[Path] = []
+        while len(self._segments.starts) > 1 and self._last_position_of_first() < log_min:
+            path = self._segments.drop_first()
+            self._open_files.close(path)
+            dropped.append(path)
+        if self._segments.starts:
+            first = QueueOffset(self._segments.starts[0] // UNIT_BYTES)
+            self.min_offset = self._first_at_or_behind(max(first, self.min_offset), log_min)
+        return dropped
+
+    def destroy(self) -> None:
+        """Delete all files."""
+        while self._segments.starts:
+            self._open_files.close(self._segments.drop_last())
+        self._pending.clear()
+        self.min_offset = QueueOffset(0)
+        self._end_at(QueueOffset(0))
+
+    def _is_without_units(self) -> bool:
+        return self.max_offset == 0 and not self._segments.starts
+
+    def _begin_at(self, offset: QueueOffset) -> None:
+        """Start a queue in the middle, with filler before the first unit of its file."""
+        first = offset // self.units_per_segment * self.units_per_segment
+        self.written_offset = QueueOffset(first)
+        self._pending += _FILLER * (offset - first)
+        self.max_offset = self.min_offset = offset
+
+    def _create(self, start: int) -> None:
+        fd = self._segments.create(start)
+        self._open_files.adopt(self._segments.path(start), fd)
+
+    def _read(self, start: int, offset: int, count: int) -> bytes:
+        at = offset * UNIT_BYTES - start
+        try:
+            fd = self._open_files.fd(self._segments.path(start))
+        except FileNotFoundError:
+            return b""
+        return self._files.read(fd, count * UNIT_BYTES, at)
+
+    def _valid_units(self, start: int) -> int:
+        """Count the units at the start of a file that are not empty."""
+        count = 0
+        while count < self.units_per_segment:
+            part = min(_SCAN_UNITS, self.units_per_segment - count)
+            units = as_units(self._read(start, start // UNIT_BYTES + count, part))
+            bad = np.flatnonzero((units["size"] <= 0) | (units["physical_offset"] < 0))
+            if len(bad):
+                return count + int(bad[0])
+            count += part
+        return count
+
+    def _end_at(self, end: QueueOffset) -> None:
+        self.max_offset = self.next_offset = self.written_offset = end
+        self.min_offset = min(self.min_offset, end)
+        unit = self.unit(QueueOffset(end - 1))
+        filled = unit is not None and not _is_filler(unit[1])
+        self.physical_end = PhysicalOffset(unit[0] + unit[1] if unit and filled else -1)
+
+    def _erase_behind(self, end: QueueOffset) -> None:
+        position = end * UNIT_BYTES
+        while len(self._segments.starts) > 1 and self._segments.starts[-1] >= position:
+            self._open_files.close(self._segments.drop_last())
+        if self._segments.starts and position < self._segments.end:
+            start = self._segments.starts[-1]
+            fd = self._open_files.fd(self._segments.path(start))
+            self._files.truncate(fd, position - start)
+            self._files.truncate(fd, self._segments.segment_bytes)
+
+    def _last_position_of_first(self) -> int:
+        last = self._segments.starts[0] // UNIT_BYTES + self.units_per_segment - 1
+        data = self.units(QueueOffset(last), 1)
+        return UNIT.unpack(data)[0] if data is not None and len(data) == UNIT_BYTES else -1
+
+    def _first_at_or_behind(self, offset: QueueOffset, log_min: PhysicalOffset) -> QueueOffset:
+        """Return the first offset whose message lies at or behind a position of the log."""
+        while offset < self.max_offset:
+            data = self.units(offset, min(_SCAN_UNITS, self.max_offset - offset))
+            if not data:
+                break
+            units = as_units(data)
+            good = (units["physical_offset"] >= log_min) & (units["size"] != 0x7FFF_FFFF)
+            found = np.flatnonzero(good)
+            if len(found):
+                return QueueOffset(offset + int(found[0]))
+            offset = QueueOffset(offset + len(units))
+        return offset
+
+
+def as_units(data: bytes | bytearray | memoryview) -> Units:
+    """Look at bytes as units, without copying them."""
+    return np.frombuffer(data, UNIT_DTYPE, count=len(data) // UNIT_BYTES)
+
+
+def _is_filler(size: int) -> bool:
+    return size == 0x7FFF_FFFF

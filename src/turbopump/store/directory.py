@@ -1,0 +1,94 @@
+"""The store's directory: what lies where, who has it open, and whether the last one crashed."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from turbopump.errors import StoreInUse
+from turbopump.store.files import Files
+from turbopump.store.segments import SPARE_NAME
+
+_LOCK_TEXT = b"lock"
+# Java's kind of lock does not keep out the same process, so this does.
+_open_here: set[Path] = set()
+_open_here_guard = threading.Lock()
+
+
+class StoreDirectory:
+    """Paths, the lock, and the ``abort`` file that stands as long as a store is open."""
+
+    def __init__(self, root: Path, files: Files) -> None:
+        self.root = root
+        self._files = files
+        self._lock_fd = -1
+
+    @property
+    def commit_log(self) -> Path:
+        return self.root / "commitlog"
+
+    @property
+    def queues(self) -> Path:
+        return self.root / "consumequeue"
+
+    @property
+    def index(self) -> Path:
+        return self.root / "index"
+
+    @property
+    def config(self) -> Path:
+        return self.root / "config"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.root / "checkpoint"
+
+    @property
+    def abort(self) -> Path:
+        return self.root / "abort"
+
+    @property
+    def spare(self) -> Path:
+        return self.root / SPARE_NAME
+
+    def acquire(self) -> None:
+        """Make the directory if need be and lock it."""
+        self._files.make_directory(self.root)
+        self.root = self.root.resolve()
+        with _open_here_guard:
+            if self.root in _open_here:
+                raise StoreInUse(f"{self.root} is open already in this process")
+            self._take_lock()
+            _open_here.add(self.root)
+
+    def _take_lock(self) -> None:
+        path = self.root / "lock"
+        fd = self._files.open(path) if path.exists() else self._files.open_new(path)
+        try:
+            self._files.lock(fd)
+            self._files.write(fd, _LOCK_TEXT, 0)
+        except OSError as error:
+            self._files.close(fd)
+            if isinstance(error, BlockingIOError | PermissionError):
+                raise StoreInUse(f"{self.root} is open in another process") from error
+            raise
+        self._lock_fd = fd
+
+    def mark_running(self) -> None:
+        """From now on an end without `mark_stopped` is a crash."""
+        self._files.remove(self.spare)
+        self._files.close(self._files.open_new(self.abort))
+        self._files.sync_directory(self.root)
+
+    def mark_stopped(self) -> None:
+        """Everything is on disk: the next start need not look for damage."""
+        self._files.remove(self.abort)
+        self._files.sync_directory(self.root)
+
+    def release(self) -> None:
+        """Let others open the directory."""
+        with _open_here_guard:
+            _open_here.discard(self.root)
+        if self._lock_fd >= 0:
+            self._files.close(self._lock_fd)
+            self._lock_fd = -1

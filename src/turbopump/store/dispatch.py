@@ -1,0 +1,154 @@
+"""The dispatcher: follows the log and enters each message into its queue and the key index.
+
+It can start again at any earlier position: what is entered already is recognised and passed over.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from turbopump.message import PhysicalOffset, QueueOffset
+from turbopump.store.consume_queue import ConsumeQueue
+from turbopump.store.key_index import KeyIndex
+from turbopump.store.outcomes import Arrival
+from turbopump.store.queues import Queues
+from turbopump.wire import properties, sysflag
+from turbopump.wire.hashing import tags_code
+from turbopump.wire.record import RecordEntry
+
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+"""Its units hold the time of delivery in place of the tag's hash."""
+
+_SCHEDULE_TOPIC = SCHEDULE_TOPIC.encode()
+_UNKNOWN_LEVEL_MS = 1000
+QUEUE_PENDING_BYTES_MAX = 16 * 1024
+_TRANSACTION_BITS = 0xC
+_TAGS = properties.TAGS.encode()
+_KEYS = properties.KEYS.encode()
+_UNIQUE_KEY = properties.UNIQUE_KEY.encode()
+_DELAY = properties.DELAY.encode()
+_NAME_END = properties.NAME_END.encode()
+_ENTRY_END = properties.ENTRY_END.encode()
+
+Listener = Callable[[list[Arrival]], None]
+
+
+class Dispatcher:
+    """Enters messages up to a position that the owner calls confirmed."""
+
+    def __init__(
+        self, queues: Queues, index: KeyIndex | None, delay_levels: tuple[int, ...]
+    ) -> None:
+        self._queues = queues
+        self._index = index
+        self._delay_levels = delay_levels
+        self._waiting: deque[RecordEntry] = deque()
+        self.listener: Listener | None = None
+        self.crowded: list[ConsumeQueue] = []
+        """Queues with so many units in memory that they should be written."""
+        self.store_timestamp_ms = 0
+        """Of the last message entered."""
+
+    @property
+    def first_waiting(self) -> PhysicalOffset | None:
+        """Position of the first message that is not entered yet."""
+        return self._waiting[0].physical_offset if self._waiting else None
+
+    def follow(self, entries: Iterable[RecordEntry]) -> None:
+        """Remember messages to be entered once they are confirmed."""
+        self._waiting.extend(entries)
+
+    def forget(self) -> None:
+        """Give up the messages that wait: they have been dropped from the log."""
+        self._waiting.clear()
+
+    def advance(self, confirmed: PhysicalOffset, now_ms: int) -> None:
+        """Enter everything that waits and ends at or before a position, and tell the listener."""
+        waiting = self._waiting
+        if not waiting or waiting[0].physical_offset >= confirmed:
+            return
+        arrivals: list[Arrival] = []
+        while waiting and waiting[0].physical_offset < confirmed:
+            self.enter(waiting.popleft(), now_ms, arrivals)
+        if arrivals and self.listener is not None:
+            self.listener(arrivals)
+
+    def enter(self, entry: RecordEntry, now_ms: int, arrivals: list[Arrival] | None = None) -> None:
+        """Enter one message into its queue, unless it is half of a transaction, and the index."""
+        queue = self._queues.for_record(entry.topic, entry.queue_id)
+        transaction = entry.sys_flag & _TRANSACTION_BITS
+        if transaction in {sysflag.Transaction.NONE, sysflag.Transaction.COMMIT}:
+            code = self._tags_code(entry)
+            position = entry.physical_offset
+            if queue.add(entry.queue_offset, position, entry.size, code):
+                self._queues.mark_waiting(queue, now_ms, entry.store_timestamp_ms)
+                if queue.pending_bytes >= QUEUE_PENDING_BYTES_MAX:
+                    self.crowded.append(queue)
+                if arrivals is not None and self.listener is not None:
+                    arrivals.append(_arrival(queue, entry, code))
+        if self._index is not None and transaction != sysflag.Transaction.ROLLBACK:
+            keys = index_keys(entry.properties)
+            if keys:
+                position = entry.physical_offset
+                self._index.add(queue.topic, keys, position, entry.store_timestamp_ms)
+        self.store_timestamp_ms = entry.store_timestamp_ms
+
+    def _tags_code(self, entry: RecordEntry) -> int:
+        if entry.topic == _SCHEDULE_TOPIC:
+            level = _delay_level(entry.properties)
+            if level > 0:
+                return entry.store_timestamp_ms + self._delay_ms(level)
+        tags = property_value(entry.properties, _TAGS)
+        return tags_code(tags.decode("utf-8", "replace")) if tags else 0
+
+    def _delay_ms(self, level: int) -> int:
+        if not self._delay_levels:
+            return _UNKNOWN_LEVEL_MS
+        return self._delay_levels[min(level, len(self._delay_levels)) - 1]
+
+
+def property_value(text: bytes, name: bytes) -> bytes | None:
+    """Find one property in the text form without taking the others apart; the last one counts."""
+    start = text.rfind(_ENTRY_END + name + _NAME_END)
+    if start >= 0:
+        start += len(name) + 2
+    elif text.startswith(name + _NAME_END):
+        start = len(name) + 1
+    else:
+        return None
+    end = text.find(_ENTRY_END, start)
+    value = text[start:] if end < 0 else text[start:end]
+    if value:
+        return value
+    # An empty value does not count, but an earlier one might.
+    found = properties.decode(text.decode("utf-8", "replace")).get(name.decode())
+    return found.encode() if found else None
+
+
+def index_keys(text: bytes) -> list[bytes]:
+    """Return the keys a message is indexed under: its unique one, then the sender's."""
+    keys = []
+    unique = property_value(text, _UNIQUE_KEY)
+    if unique:
+        keys.append(unique)
+    given = property_value(text, _KEYS)
+    if given:
+        keys += [key for key in given.split(b" ") if key]
+    return keys
+
+
+def _delay_level(text: bytes) -> int:
+    value = property_value(text, _DELAY)
+    try:
+        return int(value) if value else 0
+    except ValueError:
+        return 0
+
+
+def _arrival(queue: ConsumeQueue, entry: RecordEntry, code: int) -> Arrival:
+    # The queue's own count, which differs from the record's where units were missing.
+    offset = QueueOffset(queue.max_offset - 1)
+    return Arrival(
+        queue.topic, queue.queue_id, offset, code, entry.store_timestamp_ms, entry.properties
+    )

@@ -1,0 +1,145 @@
+"""All that the store asks of the operating system, so that tests can stand in its way.
+
+Positions are explicit (no file pointers), data is forced to disk only where `sync` says so.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import shutil
+from collections import OrderedDict
+from pathlib import Path
+
+_MODE = 0o644
+
+
+class Files:
+    """The real disk. A subclass may fail, lose or tear whatever passes through it."""
+
+    def open(self, path: Path) -> int:
+        """Open an existing file for reading and writing."""
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+    def open_new(self, path: Path) -> int:
+        """Open a file for reading and writing; what it held is gone."""
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, _MODE)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def write(self, fd: int, data: bytes | bytearray | memoryview, at: int) -> None:
+        """Write all of the data, or raise."""
+        written = os.pwrite(fd, data, at)
+        while written < len(data):
+            # A signal or a nearly full disk makes a short write; the next one tells which.
+            written += os.pwrite(fd, memoryview(data)[written:], at + written)
+
+    def read(self, fd: int, size: int, at: int) -> bytes:
+        """Read up to ``size`` bytes; fewer only at the end of the file."""
+        return os.pread(fd, size, at)
+
+    def truncate(self, fd: int, size: int) -> None:
+        """Cut the file, or grow it by a hole that reads as zeros."""
+        os.ftruncate(fd, size)
+
+    def sync(self, fd: int) -> None:
+        """Return when the file's data is on disk. Lets other threads run meanwhile."""
+        os.fdatasync(fd)
+
+    def map(self, fd: int, size: int) -> mmap.mmap:
+        """Map a file for reading."""
+        return mmap.mmap(fd, size, access=mmap.ACCESS_READ)
+
+    def rename(self, old: Path, new: Path) -> None:
+        old.replace(new)
+
+    def remove(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+
+    def make_directory(self, path: Path) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+
+    def sync_directory(self, path: Path) -> None:
+        """Return when the names in a directory are on disk."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def used_ratio(self, path: Path) -> float:
+        """Return how much of the disk is in use, as ``df`` tells a user without privileges."""
+        usage = shutil.disk_usage(path)
+        return usage.used / (usage.used + usage.free)
+
+    def lock(self, fd: int) -> None:
+        """Take the lock that Java takes too, or raise OSError; it ends with the process."""
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+
+
+def create_full_size(files: Files, path: Path, size: int, spare: Path) -> int:
+    """Make a file of its full size, all zeros and no blocks, and return it open.
+
+    It grows under the name ``spare`` first: a kill in between must not leave a short file where
+    only full ones are accepted.
+    """
+    fd = files.open_new(spare)
+    try:
+        files.truncate(fd, size)
+        files.rename(spare, path)
+    except OSError:
+        files.close(fd)
+        raise
+    return fd
+
+
+def sync_path(files: Files, path: Path) -> None:
+    """Force a file to disk that this thread has not open; one that is gone needs no forcing."""
+    try:
+        fd = files.open(path)
+    except FileNotFoundError:
+        return
+    try:
+        files.sync(fd)
+    finally:
+        files.close(fd)
+
+
+class OpenFiles:
+    """A bounded number of open files, by path; the longest unused gives way."""
+
+    def __init__(self, files: Files, count_max: int) -> None:
+        self._files = files
+        self._count_max = count_max
+        self._fds: OrderedDict[Path, int] = OrderedDict()
+
+    def fd(self, path: Path) -> int:
+        """Return the file, opened if it was not; valid until the next call."""
+        fd = self._fds.get(path)
+        if fd is None:
+            fd = self._files.open(path)
+            self.adopt(path, fd)
+        else:
+            self._fds.move_to_end(path)
+        return fd
+
+    def adopt(self, path: Path, fd: int) -> None:
+        """Take over a file that has been opened elsewhere."""
+        while len(self._fds) >= self._count_max:
+            _, unused = self._fds.popitem(last=False)
+            self._files.close(unused)
+        self._fds[path] = fd
+
+    def close(self, path: Path) -> None:
+        fd = self._fds.pop(path, None)
+        if fd is not None:
+            self._files.close(fd)
+
+    def close_all(self) -> None:
+        while self._fds:
+            self._files.close(self._fds.popitem()[1])
+
+    def __len__(self) -> int:
+        return len(self._fds)

@@ -1,0 +1,102 @@
+"""The flusher: one thread that forces written bytes to disk, for everyone who waits at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from turbopump.errors import WriteFailed
+from turbopump.message import PhysicalOffset
+
+
+def done() -> Future[None]:
+    """Return a future that needs no waiting."""
+    future: Future[None] = Future()
+    future.set_result(None)
+    return future
+
+
+class Flusher:
+    """Group commit: whoever joins while a flush runs shares the next one, and its future.
+
+    After a failed flush every group fails until `reset`: the operating system reports lost pages
+    once only, so a second try that succeeds proves nothing.
+    """
+
+    def __init__(self, sync_log: Callable[[], PhysicalOffset]) -> None:
+        self._sync_log = sync_log
+        self._wake = threading.Condition()
+        self._group: Future[None] | None = None
+        self._jobs: list[Callable[[], None]] = []
+        self._busy = False
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self.failure: WriteFailed | None = None
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="store-flusher", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish what was asked for and end the thread."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
+    def join(self) -> Future[None]:
+        """Return the future of a flush that covers everything written so far."""
+        with self._wake:
+            if self._group is None:
+                self._group = Future()
+                # Shared by many: one who loses interest must not be able to cancel it.
+                self._group.set_running_or_notify_cancel()
+                self._wake.notify_all()
+            return self._group
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Have something else done on this thread, after the flushes asked for before."""
+        with self._wake:
+            self._jobs.append(job)
+            self._wake.notify_all()
+
+    def wait_idle(self) -> None:
+        """Return when nothing is left to do."""
+        with self._wake:
+            self._wake.wait_for(lambda: not (self._busy or self._group or self._jobs))
+
+    def reset(self) -> None:
+        """Flush again: what could not be flushed has been written anew or dropped."""
+        self.failure = None
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                self._busy = False
+                self._wake.notify_all()
+                self._wake.wait_for(lambda: self._group or self._jobs or self._stopping)
+                group, self._group = self._group, None
+                jobs, self._jobs = self._jobs, []
+                if group is None and not jobs:
+                    return
+                self._busy = True
+            if group is not None:
+                self._flush(group)
+            for job in jobs:
+                job()
+
+    def _flush(self, group: Future[None]) -> None:
+        failure = self.failure
+        if failure is None:
+            try:
+                self._sync_log()
+            except OSError as error:
+                failure = WriteFailed(f"flushing the commit log failed: {error}")
+                failure.__cause__ = error
+                self.failure = failure
+        if failure is None:
+            group.set_result(None)
+        else:
+            group.set_exception(failure)

@@ -1,0 +1,120 @@
+"""Whether the store may take messages, and how it gets well again."""
+
+from __future__ import annotations
+
+import errno
+
+from turbopump.clock import Clock
+from turbopump.errors import DiskFull, WriteFailed, WriteRefused
+from turbopump.message import PhysicalOffset
+from turbopump.store.commit_log import CommitLog
+from turbopump.store.config import FlushMode, StoreConfig
+from turbopump.store.dispatch import Dispatcher
+from turbopump.store.flush import Flusher
+from turbopump.store.queues import Queues
+from turbopump.store.write_behind import WriteBehind
+
+
+class Health:
+    """Remembers what went wrong; refuses messages until a probe shows that it is mended.
+
+    The probe runs at most once in ``heal_interval_ms``, when messages come or the store is tidied:
+    it drops or rewrites what could not be made durable, and flushes that.
+    """
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        clock: Clock,
+        log: CommitLog,
+        queues: Queues,
+        dispatcher: Dispatcher,
+        flusher: Flusher,
+        behind: WriteBehind,
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._log = log
+        self._queues = queues
+        self._dispatcher = dispatcher
+        self._flusher = flusher
+        self._behind = behind
+        self._torn_at: PhysicalOffset | None = None
+        self._blocked: OSError | None = None
+        self._probed_ms = 0
+        self.disk_used_ratio: float | None = None
+        """Set while so much of the disk is used that messages are refused."""
+
+    def reason(self) -> WriteRefused | None:
+        """Return why messages are refused now; None when they are not."""
+        if self.disk_used_ratio is not None:
+            return DiskFull(f"{self.disk_used_ratio:.0%} of the disk is used")
+        if self._torn_at is not None:
+            return WriteFailed("an unfinished write could not be taken back")
+        if self._flusher.failure is not None:
+            return WriteFailed(str(self._flusher.failure))
+        if self._blocked is not None:
+            return refusal(self._blocked, "queues and index cannot be written")
+        return None
+
+    def is_well(self) -> bool:
+        """Whether messages are taken; tries to mend what is broken, from time to time."""
+        sick = (
+            self._flusher.failure is not None
+            or self._torn_at is not None
+            or self._blocked is not None
+        )
+        if sick and self._clock.monotonic_ms() - self._probed_ms >= self._heal_interval_ms:
+            sick = not self.probe()
+        return not sick and self.disk_used_ratio is None
+
+    @property
+    def _heal_interval_ms(self) -> int:
+        return self._config.flush.heal_interval_ms
+
+    def probe(self) -> bool:
+        """Try to mend everything now; tell whether that worked."""
+        self._probed_ms = self._clock.monotonic_ms()
+        try:
+            if self._torn_at is not None:
+                self._log.truncate(self._torn_at)
+                self._torn_at = None
+            if self._flusher.failure is not None:
+                self._mend_log()
+            if self._blocked is not None:
+                self._behind.spill(self._dispatcher.crowded)
+                self._blocked = None
+        except OSError:
+            return False
+        return True
+
+    def torn(self, at: PhysicalOffset) -> None:
+        """Note that bytes behind a position could not be taken back."""
+        self._torn_at = at
+        self._probed_ms = self._clock.monotonic_ms()
+
+    def blocked(self, error: OSError) -> None:
+        """Note that queues or index could not be written: they must not pile up in memory."""
+        self._blocked = error
+        self._probed_ms = self._clock.monotonic_ms()
+
+    def _mend_log(self) -> None:
+        if self._config.flush.mode is FlushMode.SYNC:
+            # Nobody has been told of what lies behind the last flush, and nobody could read it.
+            self._dispatcher.advance(self._log.flushed, self._clock.monotonic_ms())
+            self._dispatcher.forget()
+            self._log.truncate(self._log.flushed)
+            for queue in self._queues:
+                queue.next_offset = queue.max_offset
+        else:
+            self._log.rewrite_unflushed()
+        self._log.sync()
+        self._flusher.reset()
+
+
+def refusal(error: OSError, what: str) -> WriteRefused:
+    """Return the error for those whose message could not be written."""
+    full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+    refused = (DiskFull if full else WriteFailed)(f"{what}: {error}")
+    refused.__cause__ = error
+    return refused

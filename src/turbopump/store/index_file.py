@@ -1,0 +1,243 @@
+"""One file of the key index: a header, a table of hash slots, and entries chained backwards."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from turbopump.store.files import Files, OpenFiles
+
+HEADER_BYTES = 40
+SLOT_BYTES = 4
+ENTRY_BYTES = 20
+NAME_DIGITS = 17
+
+_HEADER = struct.Struct(">qqqqii")
+_SLOT = struct.Struct(">i")
+_ENTRY = struct.Struct(">iqii")
+_ENTRY_DTYPE = np.dtype(
+    [("hash", ">i4"), ("physical_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")]
+)
+_PAGE_SLOTS = 1024
+_INT_MAX = 0x7FFF_FFFF
+
+
+class IndexHeader(Struct, frozen=True):
+    """What a file covers; ``count`` is the number of its entries plus the unused first one."""
+
+    begin_ms: int
+    end_ms: int
+    begin_offset: int
+    end_offset: int
+    used_slots: int
+    count: int
+
+    def overlaps(self, begin_ms: int, end_ms: int) -> bool:
+        """Whether entries of a time range can be in the file."""
+        inside = self.begin_ms <= begin_ms <= self.end_ms or self.begin_ms <= end_ms <= self.end_ms
+        return inside or (begin_ms < self.begin_ms and end_ms > self.end_ms)
+
+
+EMPTY = IndexHeader(0, 0, 0, 0, 0, 1)
+
+
+class IndexFile:
+    """A file that can be searched, and extended if it is the newest.
+
+    The slots of the file being extended are kept in memory and written page by page: one system
+    call per key would cost more than storing the message does.
+    """
+
+    def __init__(
+        self, path: Path, slots: int, entries: int, files: Files, open_files: OpenFiles
+    ) -> None:
+        self.path = path
+        self.header = EMPTY
+        self._slot_count = slots
+        self._entry_count = entries
+        self._files = files
+        self._open_files = open_files
+        self._slots: NDArray[np.int32] | None = None
+        self._dirty_pages: set[int] = set()
+        self._header_dirty = False
+
+    @property
+    def size(self) -> int:
+        return self._entries_at + ENTRY_BYTES * self._entry_count
+
+    @property
+    def room(self) -> int:
+        """How many entries still fit."""
+        return self._entry_count - self.header.count
+
+    @property
+    def _entries_at(self) -> int:
+        return HEADER_BYTES + SLOT_BYTES * self._slot_count
+
+    def load_header(self) -> None:
+        self.header = read_header(self._read(HEADER_BYTES, 0))
+
+    def extend(
+        self, hashes: NDArray[np.int64], offsets: NDArray[np.int64], times_ms: NDArray[np.int64]
+    ) -> None:
+        """Add entries, which must fit; after an error none of them is in."""
+        header, count = self.header, len(hashes)
+        assert 0 < count <= self.room
+        begin_ms = header.begin_ms if header.count > 1 else int(times_ms[0])
+        slots_of = hashes % self._slot_count
+        entries = np.zeros(count, _ENTRY_DTYPE)
+        entries["hash"] = hashes
+        entries["physical_offset"] = offsets
+        entries["seconds"] = np.clip((times_ms - begin_ms) // 1000, 0, _INT_MAX)
+        entries["previous"] = previous = self._predecessors(slots_of)
+        self._write(entries.tobytes(), self._entries_at + header.count * ENTRY_BYTES)
+        self._point_slots_at(slots_of)
+        self.header = IndexHeader(
+            begin_ms,
+            int(times_ms[-1]),
+            header.begin_offset if header.count > 1 else int(offsets[0]),
+            int(offsets[-1]),
+            header.used_slots + int(np.count_nonzero(previous == 0)),
+            header.count + count,
+        )
+        self._header_dirty = True
+
+    def write_out(self) -> bool:
+        """Write slots and header as far as they have changed; False when they have not."""
+        if not self._header_dirty:
+            return False
+        slots = self._loaded_slots()
+        for page in sorted(self._dirty_pages):
+            part = slots[page * _PAGE_SLOTS : (page + 1) * _PAGE_SLOTS]
+            at = HEADER_BYTES + page * _PAGE_SLOTS * SLOT_BYTES
+            self._write(part.astype(">i4").tobytes(), at)
+        self._dirty_pages.clear()
+        self._write_header()
+        self._header_dirty = False
+        return True
+
+    def search(
+        self, key_hash: int, begin_ms: int, end_ms: int, count_max: int, found: list[int]
+    ) -> None:
+        """Add positions of entries with a hash and in a time range to ``found``, newest first."""
+        number = self._newest_in_slot(key_hash % self._slot_count)
+        while 0 < number < self.header.count and len(found) < count_max:
+            data = self._read(ENTRY_BYTES, self._entries_at + number * ENTRY_BYTES)
+            entry_hash, position, seconds, previous = _ENTRY.unpack(data)
+            time_ms = self.header.begin_ms + seconds * 1000
+            if seconds < 0:
+                return
+            if entry_hash == key_hash and begin_ms <= time_ms <= end_ms:
+                found.append(position)
+            if time_ms < begin_ms or previous >= number:
+                # A chain leads back; anything else is damage and might never end.
+                return
+            number = previous
+
+    def repair(self, log_end: int) -> None:
+        """After a crash: keep the entries that are whole and chain them anew."""
+        self.load_header()
+        header, kept = self.header, self._whole_entries(log_end)
+        self._slots = np.zeros(self._slot_count, np.int32)
+        self.header = EMPTY
+        if len(kept):
+            slots_of = kept["hash"].astype(np.int64) % self._slot_count
+            kept["previous"] = previous = self._predecessors(slots_of)
+            self._point_slots_at(slots_of)
+            cut = len(kept) + 1 < header.count
+            last_ms = header.begin_ms + int(kept["seconds"][-1]) * 1000 + 999
+            self.header = IndexHeader(
+                header.begin_ms,
+                min(header.end_ms, last_ms) if cut else header.end_ms,
+                int(kept["physical_offset"][0]),
+                int(kept["physical_offset"][-1]),
+                int(np.count_nonzero(previous == 0)),
+                len(kept) + 1,
+            )
+        self._write_all(kept)
+
+    def seal(self) -> None:
+        """Forget what only the newest file needs."""
+        self.write_out()
+        self._slots = None
+
+    def _write_all(self, entries: NDArray[np.void]) -> None:
+        self._write(self._loaded_slots().astype(">i4").tobytes(), HEADER_BYTES)
+        self._write(entries.tobytes(), self._entries_at + ENTRY_BYTES)
+        fd = self._open_files.fd(self.path)
+        self._files.truncate(fd, self._entries_at + self.header.count * ENTRY_BYTES)
+        self._files.truncate(fd, self.size)
+        self._dirty_pages.clear()
+        self._write_header()
+
+    def _whole_entries(self, log_end: int) -> NDArray[np.void]:
+        count = min(max(self.header.count, 1), self._entry_count) - 1
+        data = self._read(count * ENTRY_BYTES, self._entries_at + ENTRY_BYTES)
+        entries = np.frombuffer(data, _ENTRY_DTYPE).copy()
+        offsets = entries["physical_offset"].astype(np.int64)
+        good = (offsets < log_end) & (entries["seconds"] >= 0) & (entries["hash"] >= 0)
+        good[1:] &= offsets[1:] >= offsets[:-1]
+        # A page that never reached the disk reads as zeros: position 0 can only be the first ones'.
+        good &= (offsets > 0) | (self.header.begin_offset == 0)
+        bad = np.flatnonzero(~good)
+        return entries[: int(bad[0])] if len(bad) else entries
+
+    def _predecessors(self, slots_of: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return what each new entry follows in its slot: an older entry, a new one, or 0."""
+        first = self.header.count
+        order = np.argsort(slots_of, kind="stable")
+        ordered = slots_of[order]
+        chained = self._loaded_slots()[ordered].astype(np.int64)
+        chained[(chained <= 0) | (chained >= first)] = 0
+        repeats = np.flatnonzero(ordered[1:] == ordered[:-1])
+        chained[repeats + 1] = first + order[repeats]
+        previous = np.empty(len(ordered), np.int64)
+        previous[order] = chained
+        return previous
+
+    def _point_slots_at(self, slots_of: NDArray[np.int64]) -> None:
+        numbers = np.arange(self.header.count, self.header.count + len(slots_of), dtype=np.int32)
+        # Of several in one slot the newest counts; maximum.at says so, plain assignment would not.
+        slots = self._loaded_slots()
+        slots[slots_of] = 0
+        np.maximum.at(slots, slots_of, numbers)
+        self._dirty_pages.update((slots_of // _PAGE_SLOTS).tolist())
+
+    def _newest_in_slot(self, slot: int) -> int:
+        if self._slots is not None:
+            return int(self._slots[slot])
+        (number,) = _SLOT.unpack(self._read(SLOT_BYTES, HEADER_BYTES + slot * SLOT_BYTES))
+        return int(number)
+
+    def _loaded_slots(self) -> NDArray[np.int32]:
+        if self._slots is None:
+            data = self._read(self._slot_count * SLOT_BYTES, HEADER_BYTES)
+            self._slots = np.frombuffer(data, ">i4").astype(np.int32)
+        return self._slots
+
+    def _write_header(self) -> None:
+        header = self.header
+        data = _HEADER.pack(
+            header.begin_ms,
+            header.end_ms,
+            header.begin_offset,
+            header.end_offset,
+            header.used_slots,
+            header.count,
+        )
+        self._write(data, 0)
+
+    def _write(self, data: bytes, at: int) -> None:
+        self._files.write(self._open_files.fd(self.path), data, at)
+
+    def _read(self, size: int, at: int) -> bytes:
+        return self._files.read(self._open_files.fd(self.path), size, at)
+
+
+def read_header(data: bytes) -> IndexHeader:
+    """Read a file's first 40 bytes."""
+    return IndexHeader(*_HEADER.unpack(data))

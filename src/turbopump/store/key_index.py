@@ -1,0 +1,200 @@
+"""The key index: messages by unique id and by key, in files of limited size.
+
+Entries wait in memory and are added many at a time; like the queues, they can be made again from
+the log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+from pathlib import Path
+
+import numpy as np
+
+from turbopump.clock import Clock
+from turbopump.errors import StoreDamaged
+from turbopump.message import PhysicalOffset
+from turbopump.store.config import StoreConfig
+from turbopump.store.files import Files, OpenFiles, create_full_size
+from turbopump.store.index_file import NAME_DIGITS, IndexFile
+from turbopump.store.key_hashes import index_hashes
+from turbopump.wire.hashing import index_hash
+
+RESULTS_MAX = 64
+PENDING_MAX = 1024
+
+
+class KeyIndex:
+    """All files of the index, oldest first; only the newest is extended."""
+
+    def __init__(
+        self,
+        directory: Path,
+        config: StoreConfig,
+        clock: Clock,
+        files: Files,
+        open_files: OpenFiles,
+        spare: Path,
+    ) -> None:
+        self._directory = directory
+        self._config = config
+        self._clock = clock
+        self._files = files
+        self._open_files = open_files
+        self._spare = spare
+        self._index_files: list[IndexFile] = []
+        self._topics: list[str] = []
+        self._keys: list[bytes] = []
+        self._positions: list[int] = []
+        self._times_ms: list[int] = []
+        self._replayed_to = PhysicalOffset(-1)
+
+    @property
+    def files(self) -> tuple[IndexFile, ...]:
+        return tuple(self._index_files)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so many entries wait that they should be written."""
+        return len(self._keys) >= PENDING_MAX
+
+    @property
+    def newest_header(self) -> IndexHeader | None:
+        """The header of the newest file that has entries; None when the index is empty."""
+        used = (file.header for file in reversed(self._index_files) if file.header.count > 1)
+        return next(used, None)
+
+    @property
+    def end_offset(self) -> int:
+        """Position of the newest message in the index; -1 when it is empty."""
+        header = self.newest_header
+        return -1 if header is None else header.end_offset
+
+    @property
+    def sealed_ms(self) -> int:
+        """Store time up to which full files reach: those never change any more."""
+        full = [file.header.end_ms for file in self._index_files if file.room <= 0]
+        return max(full, default=0)
+
+    def load(self) -> None:
+        """Find the files."""
+        for path in index_paths(self._directory):
+            file = self._file(path)
+            if path.stat().st_size != file.size:
+                raise StoreDamaged(
+                    f"{path} has {path.stat().st_size} bytes instead of {file.size}:"
+                    " delete it, or set the numbers of slots and entries the store was made with"
+                )
+            file.load_header()
+            self._index_files.append(file)
+        self._replayed_to = PhysicalOffset(self.end_offset)
+
+    def repair(self, sealed_ms: int, log_end: PhysicalOffset) -> None:
+        """After a crash: mend each file that was still changing, delete what has nothing left."""
+        for file in list(self._index_files):
+            if file.header.end_ms <= sealed_ms and file.header.end_offset < log_end:
+                continue
+            file.repair(log_end)
+            if file.header.count <= 1:
+                self._delete(file)
+        self._replayed_to = PhysicalOffset(self.end_offset)
+
+    def add(
+        self, topic: str, keys: list[bytes], position: PhysicalOffset, store_timestamp_ms: int
+    ) -> None:
+        """Enter a message under its keys, unless it is in already, as after a replay."""
+        if position <= self._replayed_to:
+            return
+        for key in keys:
+            self._topics.append(topic)
+            self._keys.append(key)
+            self._positions.append(position)
+            self._times_ms.append(store_timestamp_ms)
+
+    def write_pending(self) -> list[Path]:
+        """Put the entries that wait into files; return the files to be synced."""
+        full: list[Path] = []
+        while self._keys:
+            file = self._file_with_room()
+            part = slice(0, file.room)
+            file.extend(
+                index_hashes(self._topics[part], self._keys[part]),
+                np.array(self._positions[part], np.int64),
+                np.array(self._times_ms[part], np.int64),
+            )
+            for waiting in (self._topics, self._keys, self._positions, self._times_ms):
+                del waiting[part]
+            if file.room <= 0:
+                file.seal()
+                full.append(file.path)
+        newest = self._index_files[-1:]
+        return full + [file.path for file in newest if file.write_out()]
+
+    def search(self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int) -> list[int]:
+        """Return positions of messages with the key's hash, oldest first, without repeats."""
+        with contextlib.suppress(OSError):
+            # A full disk delays new entries; the older ones can be searched all the same.
+            self.write_pending()
+        key_hash = index_hash(topic, key)
+        found: list[int] = []
+        for file in reversed(self._index_files):
+            if len(found) >= min(count_max, RESULTS_MAX):
+                break
+            if file.header.overlaps(begin_ms, end_ms):
+                file.search(key_hash, begin_ms, end_ms, min(count_max, RESULTS_MAX), found)
+            if file.header.begin_ms < begin_ms:
+                break
+        return sorted(set(found))
+
+    def clear(self) -> None:
+        """Delete all files."""
+        for file in self.files:
+            self._delete(file)
+
+    def drop_before(self, log_min: PhysicalOffset) -> None:
+        """Delete files whose messages are all gone; the newest stays, it will be extended."""
+        while len(self._index_files) > 1 and self._index_files[0].header.end_offset < log_min:
+            self._delete(self._index_files[0])
+
+    def _file_with_room(self) -> IndexFile:
+        if self._index_files:
+            newest = self._index_files[-1]
+            newest.write_out()
+            if newest.room > 0:
+                return newest
+        self._files.make_directory(self._directory)
+        file = self._file(self._free_path())
+        fd = create_full_size(self._files, file.path, file.size, self._spare)
+        self._open_files.adopt(file.path, fd)
+        self._index_files.append(file)
+        return file
+
+    def _file(self, path: Path) -> IndexFile:
+        config = self._config
+        return IndexFile(
+            path, config.index_slots, config.index_entries, self._files, self._open_files
+        )
+
+    def _free_path(self) -> Path:
+        """Name a file by the time; later than the newest one's name, whatever the clock says."""
+        # Local time, as the original names them.
+        moment = datetime.datetime.fromtimestamp(self._clock.now_ms() / 1000).astimezone()
+        name = f"{moment:%Y%m%d%H%M%S}{moment.microsecond // 1000:03d}"
+        if self._index_files and name <= self._index_files[-1].path.name:
+            name = f"{int(self._index_files[-1].path.name) + 1:0{NAME_DIGITS}d}"
+        return self._directory / name
+
+    def _delete(self, file: IndexFile) -> None:
+        self._open_files.close(file.path)
+        self._files.remove(file.path)
+        self._index_files.remove(file)
+
+
+def index_paths(directory: Path) -> list[Path]:
+    """Return the index files of a directory, oldest first; foreign names are refused."""
+    paths = sorted(directory.iterdir()) if directory.is_dir() else []
+    for path in paths:
+        if len(path.name) != NAME_DIGITS or not path.name.isdecimal():
+            raise StoreDamaged(f"{path} does not belong into a store: move it away")
+    return paths

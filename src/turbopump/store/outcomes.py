@@ -1,0 +1,133 @@
+"""What the store answers: frozen values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TypeAlias
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from turbopump.message import PhysicalOffset, QueueOffset
+
+UNIT_DTYPE = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+"""One entry of a consume queue, as numpy sees it."""
+
+Units: TypeAlias = NDArray[np.void]
+"""A run of consume queue entries; each has the fields of `UNIT_DTYPE`."""
+
+
+class Appended(Struct, frozen=True):
+    """Where and when a message or a batch was stored."""
+
+    physical_offsets: tuple[PhysicalOffset, ...]
+    """Position of each message of the batch."""
+    queue_offset: QueueOffset
+    """Of the first message; the others of a batch follow. 0 for prepared and rolled back ones."""
+    store_timestamp_ms: int
+    end_offset: PhysicalOffset
+    """Position behind the last message."""
+    durable: Future[None]
+    """Done when the mode's promise is kept: at once in asynchronous mode, after the flush in
+    synchronous mode. Everyone in one flush shares it. Its error means: not stored."""
+
+    @property
+    def physical_offset(self) -> PhysicalOffset:
+        """Of the first message."""
+        return self.physical_offsets[0]
+
+
+class Arrival(Struct, frozen=True):
+    """A message that has just become readable."""
+
+    topic: str
+    queue_id: int
+    queue_offset: QueueOffset
+    tags_code: int
+    store_timestamp_ms: int
+    properties: bytes
+    """In their text form, encoded; parse them only where a filter asks."""
+
+
+class Filter(Struct, frozen=True):
+    """Which messages a read wants; all three tests must pass, and None passes everything."""
+
+    tags_codes: frozenset[int] | None = None
+    """Hashes of the wanted tags, compared as 32-bit numbers."""
+    units: Callable[[Units], NDArray[np.bool_]] | None = None
+    """Given a run of units, says which to consider; called with whole arrays, never one by one."""
+    properties: Callable[[bytes], bool] | None = None
+    """Given a message's properties in their text form, says whether it is wanted."""
+
+
+EVERYTHING = Filter()
+
+
+class _Answered(Struct, frozen=True, kw_only=True):
+    next_offset: QueueOffset
+    """Where to read next."""
+    min_offset: QueueOffset
+    max_offset: QueueOffset
+    """One behind the last message."""
+
+
+class Found(_Answered, frozen=True, kw_only=True):
+    """Messages, as views into the log: hand them to the socket and let go of them."""
+
+    messages: Sequence[memoryview]
+    queue_offsets: Sequence[QueueOffset]
+    size: int
+    """Bytes of all messages."""
+    suggest_slave: bool
+    """The reader is so far behind that the messages are hardly in memory any more."""
+
+
+class NoMatch(_Answered, frozen=True, kw_only=True):
+    """Units were looked at, but the filter wanted none [NO_MATCHED_MESSAGE]."""
+
+    suggest_slave: bool
+
+
+class MessagesRemoved(_Answered, frozen=True, kw_only=True):
+    """The messages are no longer in the log [MESSAGE_WAS_REMOVING]."""
+
+    suggest_slave: bool
+
+
+class QueueUnknown(_Answered, frozen=True, kw_only=True):
+    """No such queue can exist [NO_MATCHED_LOGIC_QUEUE]."""
+
+
+class QueueEmpty(_Answered, frozen=True, kw_only=True):
+    """Nothing was ever stored in the queue [NO_MESSAGE_IN_QUEUE]."""
+
+
+class OffsetTooSmall(_Answered, frozen=True, kw_only=True):
+    """The offset lies before the first message [OFFSET_TOO_SMALL]."""
+
+
+class UpToDate(_Answered, frozen=True, kw_only=True):
+    """The offset is that of the next message to come [OFFSET_OVERFLOW_ONE]."""
+
+
+class OffsetTooLarge(_Answered, frozen=True, kw_only=True):
+    """The offset lies beyond the next message to come [OFFSET_OVERFLOW_BADLY]."""
+
+
+class UnitsMissing(_Answered, frozen=True, kw_only=True):
+    """The queue's file at the offset cannot be read [OFFSET_FOUND_NULL]."""
+
+
+ReadOutcome: TypeAlias = (
+    Found
+    | NoMatch
+    | MessagesRemoved
+    | QueueUnknown
+    | QueueEmpty
+    | OffsetTooSmall
+    | UpToDate
+    | OffsetTooLarge
+    | UnitsMissing
+)

@@ -1,0 +1,117 @@
+"""All consume queues of a store, and which of them have units that wait to be written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from msgspec import Struct
+
+from turbopump.errors import InvalidArgument, StoreDamaged
+from turbopump.message import PhysicalOffset
+from turbopump.store.commit_log import is_topic_name
+from turbopump.store.consume_queue import ConsumeQueue
+from turbopump.store.files import Files, OpenFiles
+from turbopump.store.segments import Segments
+
+
+class Waiting(Struct, frozen=True):
+    """Since when a queue has units that are not in its file, and the store time of the first."""
+
+    since_ms: int
+    store_timestamp_ms: int
+
+
+class Queues:
+    """The queues by topic and number; made when first used, in memory only until units come."""
+
+    def __init__(
+        self,
+        directory: Path,
+        segment_bytes: int,
+        files: Files,
+        open_files: OpenFiles,
+        spare: Path,
+    ) -> None:
+        self._directory = directory
+        self._segment_bytes = segment_bytes
+        self._files = files
+        self._open_files = open_files
+        self._spare = spare
+        self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self._by_stored_topic: dict[tuple[bytes, int], ConsumeQueue] = {}
+        # In the order in which they began to wait: the first has the oldest unit.
+        self._waiting: dict[ConsumeQueue, Waiting] = {}
+
+    def find(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """Return a queue that exists."""
+        return self._queues.get((topic, queue_id))
+
+    def for_record(self, topic: bytes, queue_id: int) -> ConsumeQueue:
+        """Return the queue of a stored or storable message, made if need be."""
+        key = (topic, queue_id)
+        queue = self._by_stored_topic.get(key)
+        if queue is None:
+            if queue_id < 0 or not is_topic_name(topic):
+                raise InvalidArgument(
+                    f"queue {topic!r}, {queue_id}: the topic must be able to name a directory"
+                    " and the number must not be negative"
+                )
+            queue = self._make(topic.decode(), queue_id)
+        return queue
+
+    def __iter__(self) -> Iterator[ConsumeQueue]:
+        return iter(list(self._queues.values()))
+
+    def __len__(self) -> int:
+        return len(self._queues)
+
+    @property
+    def physical_end(self) -> PhysicalOffset:
+        """Position behind the last message that any queue knows; -1 when there is none."""
+        return max((queue.physical_end for queue in self), default=PhysicalOffset(-1))
+
+    def load(self) -> None:
+        """Find the queues that have files."""
+        for topic, queue_id in queue_directories(self._directory):
+            self._make(topic, queue_id).load()
+
+    def mark_waiting(self, queue: ConsumeQueue, now_ms: int, store_timestamp_ms: int) -> None:
+        """Remember that a queue has units to be written."""
+        if queue not in self._waiting:
+            self._waiting[queue] = Waiting(now_ms, store_timestamp_ms)
+
+    def oldest_waiting(self) -> tuple[ConsumeQueue, Waiting] | None:
+        return next(iter(self._waiting.items()), None)
+
+    def write_pending(self, queue: ConsumeQueue) -> tuple[list[Path], list[Path]]:
+        """Write a queue's waiting units; return files to be synced, and the new ones among them."""
+        written = queue.write_pending()
+        self._waiting.pop(queue, None)
+        return written
+
+    def remove(self, queue: ConsumeQueue) -> None:
+        """Delete a queue with its files."""
+        queue.destroy()
+        self._waiting.pop(queue, None)
+        del self._queues[queue.topic, queue.queue_id]
+        del self._by_stored_topic[queue.topic.encode(), queue.queue_id]
+
+    def _make(self, topic: str, queue_id: int) -> ConsumeQueue:
+        directory = self._directory / topic / str(queue_id)
+        segments = Segments(directory, self._segment_bytes, self._files, self._spare)
+        queue = ConsumeQueue(topic, queue_id, segments, self._files, self._open_files)
+        self._queues[topic, queue_id] = queue
+        self._by_stored_topic[topic.encode(), queue_id] = queue
+        return queue
+
+
+def queue_directories(directory: Path) -> list[tuple[str, int]]:
+    """Return topic and number of the queues that have a directory, sorted."""
+    found = []
+    for topic in directory.iterdir() if directory.is_dir() else ():
+        for queue in topic.iterdir() if topic.is_dir() else ():
+            if not queue.name.isdecimal():
+                raise StoreDamaged(f"{queue} does not belong into a store: move it away")
+            found.append((topic.name, int(queue.name)))
+    return sorted(found)

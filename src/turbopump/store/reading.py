@@ -1,0 +1,220 @@
+"""Reading a queue: from an offset to messages, or to the reason why there are none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from turbopump.message import QueueOffset
+from turbopump.store.commit_log import CommitLog
+from turbopump.store.config import UNIT_BYTES, ReadLimits
+from turbopump.store.consume_queue import UNIT, ConsumeQueue, as_units
+from turbopump.store.outcomes import (
+    EVERYTHING,
+    Filter,
+    Found,
+    MessagesRemoved,
+    NoMatch,
+    OffsetTooLarge,
+    OffsetTooSmall,
+    QueueEmpty,
+    ReadOutcome,
+    Units,
+    UnitsMissing,
+    UpToDate,
+)
+from turbopump.wire.record import decode_entry
+
+_FEW_CODES = 16
+
+
+def read_queue(
+    log: CommitLog,
+    queue: ConsumeQueue,
+    offset: QueueOffset,
+    count_max: int,
+    limits: ReadLimits,
+    wanted: Filter,
+) -> ReadOutcome:
+    """Answer a read of a queue that exists."""
+    low, high = queue.min_offset, queue.max_offset
+    if high == 0:
+        return QueueEmpty(next_offset=QueueOffset(0), min_offset=low, max_offset=high)
+    if offset < low:
+        return OffsetTooSmall(next_offset=low, min_offset=low, max_offset=high)
+    if offset == high:
+        return UpToDate(next_offset=offset, min_offset=low, max_offset=high)
+    if offset > high:
+        return OffsetTooLarge(next_offset=high, min_offset=low, max_offset=high)
+    data = queue.units(offset, _units_to_look_at(count_max, limits, wanted))
+    if not data:
+        per_file = queue.units_per_segment
+        following = QueueOffset((offset + per_file) // per_file * per_file)
+        return UnitsMissing(next_offset=following, min_offset=low, max_offset=high)
+    scan = _Scan(log, count_max, limits, wanted)
+    return scan.run(data, offset).outcome(low, high)
+
+
+def _units_to_look_at(count_max: int, limits: ReadLimits, wanted: Filter) -> int:
+    if wanted == EVERYTHING:
+        # Every unit yields a message, so one more than can be returned tells where to stop.
+        return min(max(1, count_max), max(limits.memory_count_max, limits.disk_count_max)) + 1
+    return max(limits.scan_units_max, count_max)
+
+
+class _Scan:
+    """One pass over a run of units; collects messages until the limits are reached."""
+
+    def __init__(self, log: CommitLog, count_max: int, limits: ReadLimits, wanted: Filter) -> None:
+        self._log = log
+        self._limits = limits
+        self._wanted = wanted
+        self._count_max = count_max
+        self._recent_from = log.written - limits.recent_bytes
+        self._messages: list[memoryview] = []
+        self._numbers: list[int] = []
+        self._bytes = 0
+        self._removed = False
+        self._skip_to = -1
+
+    def run(self, data: bytes, offset: QueueOffset) -> _Scanned:
+        units = as_units(data)
+        stop = len(units)
+        looked_at = 0
+        for number, position, size in self._candidates(data, units):
+            if self._messages:
+                full_at = self._first_full(units, looked_at, number, position, size)
+                if full_at is not None:
+                    stop = full_at
+                    break
+            looked_at = number + 1
+            if position >= self._skip_to:
+                self._collect(number, position, size)
+        else:
+            stop = self._first_full_between(units, looked_at, stop) or stop
+        last_position = int(units["physical_offset"][max(0, stop - 1)])
+        return _Scanned(
+            offset,
+            stop,
+            self._messages,
+            self._numbers,
+            self._bytes,
+            self._removed,
+            last_position < self._recent_from,
+        )
+
+    def _candidates(self, data: bytes, units: Units) -> Iterator[tuple[int, int, int]]:
+        """Pass over units whose tag is not wanted, all at once."""
+        mask = _mask(units, self._wanted)
+        if mask is None:
+            for number, (position, size, _) in enumerate(UNIT.iter_unpack(data)):
+                yield number, position, size
+            return
+        for number in np.flatnonzero(mask).tolist():
+            position, size, _ = UNIT.unpack_from(data, number * UNIT_BYTES)
+            yield number, position, size
+
+    def _first_full(
+        self, units: Units, first: int, candidate: int, position: int, size: int
+    ) -> int | None:
+        """Return the first unit, wanted or not, up to a candidate, at which the answer is full."""
+        if first < candidate:
+            full_at = self._first_full_between(units, first, candidate)
+            if full_at is not None:
+                return full_at
+        return candidate if self._is_full(position, size) else None
+
+    def _first_full_between(self, units: Units, first: int, end: int) -> int | None:
+        count, limits = len(self._messages), self._limits
+        if count == 0 or first >= end:
+            return None
+        if count >= self._count_max:
+            return first
+        run = units[first:end]
+        recent = run["physical_offset"] >= self._recent_from
+        bytes_max = np.where(recent, limits.memory_bytes_max, limits.disk_bytes_max)
+        count_max = np.where(recent, limits.memory_count_max, limits.disk_count_max)
+        full = (run["size"].astype(np.int64) + self._bytes > bytes_max) | (count >= count_max)
+        found = np.flatnonzero(full)
+        return first + int(found[0]) if len(found) else None
+
+    def _is_full(self, position: int, size: int) -> bool:
+        limits = self._limits
+        if position >= self._recent_from:
+            bytes_max, count_max = limits.memory_bytes_max, limits.memory_count_max
+        else:
+            bytes_max, count_max = limits.disk_bytes_max, limits.disk_count_max
+        count = len(self._messages)
+        return count >= self._count_max or count >= count_max or self._bytes + size > bytes_max
+
+    def _collect(self, number: int, position: int, size: int) -> None:
+        message = self._log.view(position, size)
+        if message is None:
+            if not self._messages:
+                self._removed = True
+            # The whole file is gone: look at nothing else that was in it.
+            segment_bytes = self._log.segment_bytes
+            self._skip_to = position + segment_bytes - position % segment_bytes
+            return
+        if self._wanted.properties is not None and not self._wants(message):
+            self._removed = False
+            return
+        self._messages.append(message)
+        self._numbers.append(number)
+        self._bytes += size
+        self._skip_to = -1
+
+    def _wants(self, message: memoryview) -> bool:
+        assert self._wanted.properties is not None
+        entry = decode_entry(message)
+        return entry is not None and self._wanted.properties(entry.properties)
+
+
+class _Scanned(Struct, frozen=True):
+    offset: QueueOffset
+    units: int
+    messages: list[memoryview]
+    numbers: list[int]
+    size: int
+    removed: bool
+    far_behind: bool
+
+    def outcome(self, low: QueueOffset, high: QueueOffset) -> ReadOutcome:
+        following = QueueOffset(self.offset + self.units)
+        if self.messages:
+            return Found(
+                messages=self.messages,
+                queue_offsets=[QueueOffset(self.offset + number) for number in self.numbers],
+                size=self.size,
+                suggest_slave=self.far_behind,
+                next_offset=following,
+                min_offset=low,
+                max_offset=high,
+            )
+        nothing = MessagesRemoved if self.removed else NoMatch
+        return nothing(
+            suggest_slave=self.far_behind, next_offset=following, min_offset=low, max_offset=high
+        )
+
+
+def _mask(units: Units, wanted: Filter) -> NDArray[np.bool_] | None:
+    """Say which units to consider; None for all of them."""
+    mask = None if wanted.tags_codes is None else _has_code(units, wanted.tags_codes)
+    if wanted.units is not None:
+        allowed = wanted.units(units)
+        mask = allowed if mask is None else mask & allowed
+    return mask
+
+
+def _has_code(units: Units, codes: frozenset[int]) -> NDArray[np.bool_]:
+    # The hash is the lower half of the field; units of delayed messages hold a time there.
+    found = units["tags_code"].astype(np.int64).astype(np.int32)
+    if len(codes) > _FEW_CODES:
+        return np.isin(found, np.array(sorted(codes), np.int64))
+    mask = np.zeros(len(found), np.bool_)
+    for code in codes:
+        mask |= found == code
+    return mask

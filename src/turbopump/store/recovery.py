@@ -1,0 +1,191 @@
+"""Recovery: what a store does before it opens, after a clean stop and after a crash.
+
+Every step can be repeated: killed half-way, the next start comes to the same result.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from turbopump.clock import Clock
+from turbopump.message import PhysicalOffset
+from turbopump.store.checkpoint import Checkpoint
+from turbopump.store.commit_log import CommitLog, scan
+from turbopump.store.config import StoreConfig
+from turbopump.store.dispatch import Dispatcher
+from turbopump.store.key_index import KeyIndex
+from turbopump.store.queues import Queues
+from turbopump.store.write_behind import WriteBehind
+from turbopump.wire import sysflag
+from turbopump.wire.record import RecordEntry
+
+_CHECKPOINT_MARGIN_MS = 3000
+"""How far before the checkpoint a replay begins, as clocks are only roughly right."""
+
+
+class Recovered(Struct, frozen=True):
+    """What recovery found and did."""
+
+    crashed: bool
+    end: PhysicalOffset
+    """Where the log ends now."""
+    cut_bytes: int
+    """How much of the last file was torn or damaged and cut off, as far as it was not zeros."""
+    replayed: int
+    """How many messages were entered again."""
+
+
+class Recovery:
+    """Brings log, queues and index of one directory to agree."""
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        clock: Clock,
+        log: CommitLog,
+        queues: Queues,
+        index: KeyIndex | None,
+        dispatcher: Dispatcher,
+        behind: WriteBehind,
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._log = log
+        self._queues = queues
+        self._index = index
+        self._dispatcher = dispatcher
+        self._behind = behind
+        self._replayed = 0
+        self._last_ms = 0
+
+    def run(self, *, crashed: bool) -> Recovered:
+        """Recover; afterwards everything that is in the log can be read, and is on disk."""
+        if not self._log.starts:
+            return self._begin_anew(crashed)
+        start = self._scan_start(crashed)
+        end, missing_from = self._find_end(start)
+        cut_bytes = self._cut_log(start, end, crashed)
+        shortened = self._follow_log(end, crashed)
+        if not crashed:
+            # After a clean stop the queues are complete as far as they reach.
+            missing_from = max(self._queues.physical_end, PhysicalOffset(0))
+        elif not len(self._queues):
+            missing_from = PhysicalOffset(0)
+        elif shortened:
+            missing_from = start
+        self._replay(max(self._log.min_offset, missing_from), end)
+        for queue in self._queues:
+            queue.next_offset = queue.max_offset
+            queue.raise_minimum(self._log.min_offset)
+        self._make_durable(crashed)
+        return Recovered(crashed, end, cut_bytes, self._replayed)
+
+    def _begin_anew(self, crashed: bool) -> Recovered:
+        # Without a log the queues point nowhere.
+        for queue in self._queues:
+            self._queues.remove(queue)
+        if self._index is not None:
+            self._index.clear()
+        self._log.begin_at(PhysicalOffset(0), PhysicalOffset(0))
+        return Recovered(crashed, PhysicalOffset(0), 0, 0)
+
+    def _scan_start(self, crashed: bool) -> PhysicalOffset:
+        starts = self._log.starts
+        if not crashed:
+            used = [start for start in starts[-2:] if self._log.first_store_timestamp_ms(start)]
+            last = starts.index(used[-1]) if used else 0
+            return PhysicalOffset(starts[max(0, last + 1 - self._config.clean_check_segments)])
+        safe_ms = self._safe_ms()
+        for previous, start in zip(reversed((0, *starts[:-1])), reversed(starts), strict=True):
+            first_ms = self._log.first_store_timestamp_ms(start)
+            before_ms = self._log.first_store_timestamp_ms(previous) if start > starts[0] else 0
+            # Where the clock went back, a small time does not prove that a file is old.
+            if 0 < first_ms <= safe_ms and before_ms <= first_ms:
+                return PhysicalOffset(start)
+        return PhysicalOffset(starts[0])
+
+    def _safe_ms(self) -> int:
+        """Return the store time up to which the log and what follows it are surely on disk."""
+        checkpoint = self._behind.checkpoint
+        return max(0, min(checkpoint.log_ms, checkpoint.queues_ms) - _CHECKPOINT_MARGIN_MS)
+
+    def _find_end(self, start: PhysicalOffset) -> tuple[PhysicalOffset, PhysicalOffset]:
+        """Return where the log ends, and the first message that queues or index lack."""
+        indexed = self._index.end_offset if self._index is not None else None
+        missing_from: PhysicalOffset | None = None
+        end = start
+        for found in scan(self._log, start, check_crc=self._config.check_crc_on_recovery):
+            if not isinstance(found, RecordEntry):
+                end = found
+                break
+            self._last_ms = found.store_timestamp_ms
+            if missing_from is None and self._lacks(found, indexed):
+                missing_from = found.physical_offset
+        return end, end if missing_from is None else missing_from
+
+    def _lacks(self, entry: RecordEntry, indexed: int | None) -> bool:
+        if indexed is not None and entry.physical_offset > indexed:
+            return True
+        if not _is_visible(entry):
+            return False
+        queue = self._queues.for_record(entry.topic, entry.queue_id)
+        return entry.physical_offset + entry.size > queue.physical_end
+
+    def _follow_log(self, end: PhysicalOffset, crashed: bool) -> bool:
+        """Cut queues and index where the log ends; tell whether that took anything away."""
+        shortened = False
+        for queue in self._queues:
+            queue_end = queue.physical_end
+            queue.truncate(end, erase=crashed)
+            shortened |= queue.physical_end < queue_end
+            queue.raise_minimum(self._log.min_offset)
+        if self._index is not None and crashed:
+            indexed = self._index.end_offset
+            self._index.repair(self._behind.checkpoint.index_ms, end)
+            shortened |= self._index.end_offset < indexed
+        return shortened
+
+    def _cut_log(self, start: PhysicalOffset, end: PhysicalOffset, crashed: bool) -> int:
+        """Forget what lies behind the end; return how much that was, as far as it can be told."""
+        torn = 0
+        if self._log.starts[-1] + self._log.segment_bytes > end:
+            rest = bytes(self._log.rest_of_segment(end)[: self._config.record_bytes_max])
+            torn = len(rest.rstrip(b"\0"))
+        # Whatever was read here may be in memory only: it counts as unflushed until it is synced.
+        self._log.begin_at(end, start)
+        if crashed or torn:
+            self._log.truncate(end)
+        return torn
+
+    def _replay(self, start: PhysicalOffset, end: PhysicalOffset) -> None:
+        if start < end and not self._replay_from(start, end):
+            # Some queue lacks more than was to be entered again: make all of them complete.
+            self._replay_from(self._log.min_offset, end)
+
+    def _replay_from(self, start: PhysicalOffset, end: PhysicalOffset) -> bool:
+        now_ms = self._clock.monotonic_ms()
+        complete = start == self._log.min_offset
+        for entry in scan(self._log, start, check_crc=False, end=end):
+            if not isinstance(entry, RecordEntry):
+                break
+            queue = self._queues.for_record(entry.topic, entry.queue_id)
+            if not complete and entry.queue_offset > queue.max_offset and _is_visible(entry):
+                return False
+            self._dispatcher.enter(entry, now_ms)
+            self._behind.spill(self._dispatcher.crowded)
+            self._replayed += 1
+        return True
+
+    def _make_durable(self, crashed: bool) -> None:
+        self._behind.write_waiting(self._clock.monotonic_ms(), all_of_them=True)
+        changed = crashed or self._replayed > 0
+        job = self._behind.sync_job(self._last_ms if changed else 0)
+        self._log.sync()
+        job()
+        if changed:
+            self._behind.reach(Checkpoint(log_ms=self._last_ms))
+
+
+def _is_visible(entry: RecordEntry) -> bool:
+    transaction = sysflag.transaction_of(entry.sys_flag)
+    return transaction in {sysflag.Transaction.NONE, sysflag.Transaction.COMMIT}

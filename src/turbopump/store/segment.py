@@ -1,0 +1,52 @@
+"""One open file of the commit log: written at the end, mapped for reading.
+
+Writing through a map would turn a full disk into a deadly signal; reading through one hands bytes
+to the network without copying them. Both see the same page cache. (ADR 0005)
+"""
+
+from __future__ import annotations
+
+from turbopump.store.files import Files
+
+
+class Segment:
+    """An open file. Views into it stay valid after it is closed or deleted."""
+
+    __slots__ = ("_fd", "_files", "_view", "size", "start")
+
+    def __init__(self, start: int, size: int, files: Files, fd: int) -> None:
+        self.start = start
+        self.size = size
+        self._files = files
+        self._fd = fd
+        self._view: memoryview | None = None
+
+    def write(self, data: bytes | bytearray | memoryview, at: int) -> None:
+        """Write at a position of the whole log."""
+        assert self.start <= at <= self.start + self.size - len(data)
+        self._files.write(self._fd, data, at - self.start)
+
+    def view(self) -> memoryview:
+        """Return the whole file for reading."""
+        view = self._view
+        if view is None:
+            # The map itself is never closed: it ends with the last view into it, so a reader that
+            # still sends a message of a deleted file meets no error.
+            view = self._view = memoryview(self._files.map(self._fd, self.size))
+        return view
+
+    def erase_behind(self, at: int) -> None:
+        """Make everything from a position of the log on zeros; needs no space on disk."""
+        self._files.truncate(self._fd, at - self.start)
+        self._files.truncate(self._fd, self.size)
+
+    def sync(self) -> None:
+        """Return when all that was written is on disk."""
+        self._files.sync(self._fd)
+
+    def close(self) -> None:
+        """Let go of the file; views go on living."""
+        self._view = None
+        if self._fd >= 0:
+            self._files.close(self._fd)
+            self._fd = -1

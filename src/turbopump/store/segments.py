@@ -1,0 +1,94 @@
+"""The files of one log or queue: a row of equal size, named by where they start."""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_right
+from pathlib import Path
+
+from turbopump.errors import StoreDamaged
+from turbopump.store.files import Files, create_full_size
+
+_NAME_DIGITS = 20
+SPARE_NAME = "spare.tmp"
+"""In the store's own directory: where a file grows to its size before it gets its name."""
+
+
+class Segments:
+    """Which files exist; each change makes a new tuple ``starts``, so other threads may read it."""
+
+    __slots__ = ("_files", "_spare", "directory", "segment_bytes", "starts")
+
+    def __init__(self, directory: Path, segment_bytes: int, files: Files, spare: Path) -> None:
+        self.directory = directory
+        self.segment_bytes = segment_bytes
+        self.starts: tuple[int, ...] = ()
+        self._files = files
+        self._spare = spare
+
+    def load(self) -> None:
+        """Find the files; anything that is not a full file in an unbroken row is refused."""
+        found = segment_files(self.directory)
+        if found and found[-1][1] == 0:
+            # Killed between making the file and giving it its size; nothing can be in it.
+            self._files.remove(self.path(found.pop()[0]))
+        for start, size in found:
+            if size != self.segment_bytes:
+                raise StoreDamaged(
+                    f"{self.path(start)} has {size} bytes instead of {self.segment_bytes}:"
+                    " restore it from a copy, or set the size the store was made with"
+                )
+        starts = tuple(start for start, _ in found)
+        for left, right in itertools.pairwise(starts):
+            if right - left != self.segment_bytes:
+                raise StoreDamaged(f"{self.directory}: no file between {left} and {right}")
+        self.starts = starts
+
+    def path(self, start: int) -> Path:
+        return self.directory / f"{start:0{_NAME_DIGITS}d}"
+
+    @property
+    def end(self) -> int:
+        """Position behind the last file."""
+        return self.starts[-1] + self.segment_bytes if self.starts else 0
+
+    def start_at(self, position: int) -> int | None:
+        """Return the start of the file that a position lies in."""
+        starts = self.starts
+        if not starts or not starts[0] <= position < starts[-1] + self.segment_bytes:
+            return None
+        return starts[bisect_right(starts, position) - 1]
+
+    def create(self, start: int) -> int:
+        """Make the next file and return it open."""
+        assert not self.starts or start == self.end, (start, self.starts)
+        self._files.make_directory(self.directory)
+        fd = create_full_size(self._files, self.path(start), self.segment_bytes, self._spare)
+        self.starts = (*self.starts, start)
+        return fd
+
+    def drop_first(self) -> Path:
+        """Delete the first file."""
+        path = self.path(self.starts[0])
+        self._files.remove(path)
+        self.starts = self.starts[1:]
+        return path
+
+    def drop_last(self) -> Path:
+        """Delete the last file."""
+        path = self.path(self.starts[-1])
+        self._files.remove(path)
+        self.starts = self.starts[:-1]
+        return path
+
+
+def segment_files(directory: Path) -> list[tuple[int, int]]:
+    """Return start and size of the files in a directory, in order; foreign names are refused."""
+    try:
+        entries = list(directory.iterdir())
+    except FileNotFoundError:
+        return []
+    for entry in entries:
+        if len(entry.name) != _NAME_DIGITS or not entry.name.isdecimal():
+            raise StoreDamaged(f"{entry} does not belong into a store: move it away")
+    return sorted((int(entry.name), entry.stat().st_size) for entry in entries)

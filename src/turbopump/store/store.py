@@ -1,0 +1,463 @@
+"""The store: append, read, look up, flush, keep tidy. Everything else in this folder works for it.
+
+One thread owns a store and makes all calls. The store's own flusher thread completes the futures
+of `append`; after a flush in synchronous mode the owner calls `dispatch` (reads do so by
+themselves), as only the owner touches queues and index.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from turbopump.clock import SYSTEM_CLOCK, Clock
+from turbopump.errors import InvalidArgument, StoreClosed, WriteRefused
+from turbopump.message import PhysicalOffset, QueueOffset
+from turbopump.store.append import Appender
+from turbopump.store.commit_log import CommitLog, is_topic_name
+from turbopump.store.config import FlushMode, ReadLimits, StoreConfig
+from turbopump.store.directory import StoreDirectory
+from turbopump.store.dispatch import Dispatcher, Listener
+from turbopump.store.files import Files, OpenFiles
+from turbopump.store.flush import Flusher, done
+from turbopump.store.health import Health, refusal
+from turbopump.store.key_index import KeyIndex
+from turbopump.store.lookup import offset_by_time, store_timestamp_at
+from turbopump.store.outcomes import (
+    EVERYTHING,
+    Appended,
+    Filter,
+    QueueEmpty,
+    QueueUnknown,
+    ReadOutcome,
+)
+from turbopump.store.queues import Queues
+from turbopump.store.reading import read_queue
+from turbopump.store.recovery import Recovered, Recovery
+from turbopump.store.retention import Verdict, judge
+from turbopump.store.segments import Segments
+from turbopump.store.upkeep import Upkeep
+from turbopump.store.write_behind import WriteBehind
+from turbopump.wire.ids import parse_offset_id
+from turbopump.wire.record import Record
+
+_TICK_MS = 100
+"""How often appending does the upkeep in passing, should nobody call `tick`."""
+
+
+class Store:
+    """An open store. Get one from `open`; `close` it or use it in a ``with`` statement."""
+
+    def __init__(self, directory: Path, config: StoreConfig, clock: Clock, files: Files) -> None:
+        self.config = config
+        self._clock = clock
+        self._directory = StoreDirectory(directory, files)
+        spare = self._directory.spare
+        self._open_files = OpenFiles(files, config.open_files_max)
+        segments = Segments(self._directory.commit_log, config.segment_bytes, files, spare)
+        self._segments = segments
+        self._log = CommitLog(segments, files, config.mapped_segments_max)
+        self._queues = Queues(
+            self._directory.queues, config.queue_segment_bytes, files, self._open_files, spare
+        )
+        self._index = (
+            KeyIndex(self._directory.index, config, clock, files, self._open_files, spare)
+            if config.index_enabled
+            else None
+        )
+        self._files = files
+        self._dispatcher = Dispatcher(self._queues, self._index, config.delay_levels)
+        self._behind = WriteBehind(files, self._directory.checkpoint, self._queues, self._index)
+        self._flusher = Flusher(self._log.sync)
+        self._appender = Appender(config, clock, self._log, self._queues)
+        self._health = Health(
+            config, clock, self._log, self._queues, self._dispatcher, self._flusher, self._behind
+        )
+        self._upkeep = Upkeep(
+            config.flush,
+            clock,
+            self._log,
+            self._appender,
+            self._dispatcher,
+            self._flusher,
+            self._behind,
+            self._health,
+        )
+        self._synchronous = config.flush.mode is FlushMode.SYNC
+        self._done = done()
+        self._raw_from = PhysicalOffset(0)
+        self._ticked_ms = 0
+        self._open = False
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path | str,
+        config: StoreConfig | None = None,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        files: Files | None = None,
+    ) -> Self:
+        """Lock a directory, recover what is in it, and start to flush."""
+        store = cls(Path(directory), config or StoreConfig(), clock, files or Files())
+        store._start()
+        return store
+
+    def _start(self) -> None:
+        self._directory.acquire()
+        try:
+            self._segments.load()
+            self._queues.load()
+            if self._index is not None:
+                self._index.load()
+            self._behind.load()
+            self.recovered = self._recover()
+            self._directory.mark_running()
+        except BaseException:
+            self._let_go()
+            raise
+        self._raw_from = self._log.written
+        self._flusher.start()
+        self._open = True
+
+    def _recover(self) -> Recovered:
+        recovery = Recovery(
+            self.config,
+            self._clock,
+            self._log,
+            self._queues,
+            self._index,
+            self._dispatcher,
+            self._behind,
+        )
+        return recovery.run(crashed=self._directory.abort.exists())
+
+    def close(self) -> None:
+        """Flush everything and let go of the directory.
+
+        What cannot be flushed is left to the recovery of the next start.
+        """
+        if not self._open:
+            return
+        self._open = False
+        try:
+            clean = self._settle()
+            self._flusher.stop()
+            if clean and self._flusher.failure is None and self._behind.failure is None:
+                self._directory.mark_stopped()
+        finally:
+            self._flusher.stop()
+            self._let_go()
+
+    def _settle(self) -> bool:
+        """Make everything durable and dispatched; tell whether that worked."""
+        if not self._health.is_well():
+            self._health.probe()
+        self._upkeep.flush()
+        self._flusher.wait_idle()
+        self._dispatcher.advance(self._log.flushed, self._clock.monotonic_ms())
+        try:
+            self._behind.write_waiting(self._clock.monotonic_ms(), all_of_them=True)
+        except OSError as error:
+            self._behind.fail(error)
+        self._flusher.submit(self._behind.sync_job(self._dispatcher.store_timestamp_ms))
+        self._flusher.wait_idle()
+        return self._dispatcher.first_waiting is None and self._log.flushed == self._log.written
+
+    def _let_go(self) -> None:
+        self._log.close()
+        self._open_files.close_all()
+        self._directory.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # Writing
+
+    def append(self, records: Sequence[Record]) -> Appended:
+        """Store one message, or a batch of them that stays together in one file."""
+        return self.append_all((records,))[0]
+
+    def append_all(self, groups: Sequence[Sequence[Record]]) -> list[Appended]:
+        """Store several messages or batches with one write; all of them, or none and an error.
+
+        `check` tells beforehand what would be an error of the message itself.
+        """
+        self._check_writable()
+        begin = self._log.written
+        try:
+            placed, entries = self._appender.write(groups)
+        except OSError as error:
+            self._undo(begin, torn=True)
+            raise refusal(error, "the commit log cannot be written") from error
+        except InvalidArgument:
+            self._undo(begin, torn=False)
+            raise
+        self._dispatcher.follow(entries)
+        durable = self._flusher.join() if self._synchronous else self._done
+        self._after_write()
+        return [
+            Appended(
+                group.physical_offsets,
+                group.queue_offset,
+                group.store_timestamp_ms,
+                group.end_offset,
+                durable,
+            )
+            for group in placed
+        ]
+
+    def append_raw(self, position: PhysicalOffset, data: bytes | memoryview) -> None:
+        """Store bytes of a master's log at the same position, as a slave does.
+
+        Messages become readable once they are complete. Data must not go across the end of a file.
+        """
+        self._check_writable()
+        begin = self._log.written
+        try:
+            self._appender.write_raw(position, data)
+        except OSError as error:
+            self._undo(begin, torn=True)
+            raise refusal(error, "the commit log cannot be written") from error
+        entries = self._appender.complete_records(max(self._raw_from, self._log.min_offset))
+        if entries:
+            self._raw_from = PhysicalOffset(entries[-1].physical_offset + entries[-1].size)
+            self._dispatcher.follow(entries)
+        if self._synchronous:
+            self._flusher.join()
+        self._after_write()
+
+    def check(self, records: Sequence[Record]) -> None:
+        """Refuse what `append` would refuse because of the messages themselves."""
+        for record in records:
+            self._queues.for_record(record.topic, record.queue_id)
+            if record.size > self.config.record_bytes_max:
+                raise InvalidArgument(
+                    f"message of {record.size} bytes: at most {self.config.record_bytes_max}"
+                )
+        total = sum(record.size for record in records)
+        if not 0 < total <= self.config.group_bytes_max:
+            raise InvalidArgument(f"a batch of {total} bytes does not fit into a file of the log")
+
+    def _check_writable(self) -> None:
+        if not self._open:
+            raise StoreClosed("the store is closed")
+        if not self._health.is_well():
+            raise self._health.reason() or WriteRefused("the store has just recovered: try again")
+
+    def _undo(self, begin: PhysicalOffset, *, torn: bool) -> None:
+        try:
+            self._appender.undo(begin, torn=torn)
+        except OSError:
+            self._health.torn(begin)
+
+    def _after_write(self) -> None:
+        if not self._synchronous:
+            self.dispatch()
+        now_ms = self._appender.store_timestamp_ms
+        if abs(now_ms - self._ticked_ms) >= _TICK_MS:
+            self.tick()
+
+    # Upkeep
+
+    def dispatch(self) -> None:
+        """Make readable what may be read by now; call it when a flush is done."""
+        self._dispatcher.advance(self.readable_end, self._clock.monotonic_ms())
+        if self._dispatcher.crowded or (self._index is not None and self._index.crowded):
+            try:
+                self._behind.spill(self._dispatcher.crowded)
+            except OSError as error:
+                self._health.blocked(error)
+
+    def tick(self) -> None:
+        """Do what is due: flush, write queues and index, mend. Call it every 100 ms or so.
+
+        It never waits for the disk unless something is broken.
+        """
+        self._ticked_ms = self._clock.now_ms()
+        self.dispatch()
+        self._upkeep.run()
+
+    def listen(self, listener: Listener | None) -> None:
+        """Have somebody told, within `append` and `dispatch`, of messages that became readable."""
+        self._dispatcher.listener = listener
+
+    def retain(self, *, at_any_hour: bool = False) -> Verdict:
+        """Delete what is too old or in the way, and refuse messages while the disk is full."""
+        used = self._files.used_ratio(self._directory.root)
+        newest_ms = self._newest_per_segment()
+        verdict = judge(
+            self.config.retention, newest_ms, self._clock.now_ms(), used, at_any_hour=at_any_hour
+        )
+        for _ in range(verdict.segments):
+            self._log.drop_first()
+        if verdict.segments:
+            self._follow_deletion()
+        self._health.disk_used_ratio = used if verdict.full else None
+        return verdict
+
+    def _newest_per_segment(self) -> list[int]:
+        """Return, for each segment that is complete and on disk, when its last message came."""
+        starts = self._log.starts
+        flushed = self._log.flushed
+        return [
+            # The next one's first message: practically the same moment, and quickly found.
+            self._log.first_store_timestamp_ms(following) or self._clock.now_ms()
+            for start, following in itertools.pairwise(starts)
+            if following <= flushed and self._dispatched_to > start
+        ]
+
+    @property
+    def _dispatched_to(self) -> PhysicalOffset:
+        first = self._dispatcher.first_waiting
+        return self._log.written if first is None else first
+
+    def _follow_deletion(self) -> None:
+        log_min = self._log.min_offset
+        for queue in self._queues:
+            queue.raise_minimum(log_min)
+        if self._index is not None:
+            self._index.drop_before(log_min)
+
+    def remove_topic(self, topic: str) -> None:
+        """Forget a topic's queues; its messages go with the log. Offsets start from 0 again."""
+        self.dispatch()
+        for queue in self._queues:
+            if queue.topic == topic:
+                self._queues.remove(queue)
+
+    # Reading
+
+    @property
+    def readable_end(self) -> PhysicalOffset:
+        """Position up to which messages may be read: in synchronous mode, what is on disk."""
+        return self._log.flushed if self._synchronous else self._log.written
+
+    @property
+    def min_offset(self) -> PhysicalOffset:
+        """Position of the first message in the log."""
+        return self._log.min_offset
+
+    @property
+    def written_end(self) -> PhysicalOffset:
+        """Position behind the last message, readable or not."""
+        return self._log.written
+
+    @property
+    def refusal(self) -> WriteRefused | None:
+        """Why messages are refused at the moment; None when they are not."""
+        return self._health.reason()
+
+    def read(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: QueueOffset,
+        count_max: int,
+        wanted: Filter = EVERYTHING,
+        limits: ReadLimits | None = None,
+    ) -> ReadOutcome:
+        """Read messages of a queue from an offset on."""
+        self._catch_up()
+        queue = self._queues.find(topic, queue_id)
+        if queue is None:
+            return _unknown(topic, queue_id)
+        limits = limits or self.config.limits
+        return read_queue(self._log, queue, offset, count_max, limits, wanted)
+
+    def queue_range(self, topic: str, queue_id: int) -> tuple[QueueOffset, QueueOffset]:
+        """Return the first offset of a queue and the one behind its last; 0 and 0 if unknown."""
+        self._catch_up()
+        queue = self._queues.find(topic, queue_id)
+        return (
+            (QueueOffset(0), QueueOffset(0))
+            if queue is None
+            else (
+                queue.min_offset,
+                queue.max_offset,
+            )
+        )
+
+    def queue_ids(self) -> list[tuple[str, int]]:
+        """Return topic and number of all queues that have had messages."""
+        self._catch_up()
+        return sorted((queue.topic, queue.queue_id) for queue in self._queues if queue.max_offset)
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> QueueOffset:
+        """Return the offset of the message stored nearest to a moment; 0 if there is none."""
+        self._catch_up()
+        queue = self._queues.find(topic, queue_id)
+        return QueueOffset(0) if queue is None else offset_by_time(self._log, queue, timestamp_ms)
+
+    def store_timestamp_ms(self, topic: str, queue_id: int, offset: QueueOffset) -> int | None:
+        """Return when the message at an offset was stored; None if it is not there."""
+        self._catch_up()
+        queue = self._queues.find(topic, queue_id)
+        return None if queue is None else store_timestamp_at(self._log, queue, offset)
+
+    def message_at(self, position: PhysicalOffset) -> memoryview | None:
+        """Return the message that begins at a position of the log, as its offset id names it."""
+        self._catch_up()
+        entry = self._log.entry_at(position)
+        if entry is None or position + entry.size > self.readable_end:
+            return None
+        return self._log.view(position, entry.size)
+
+    def message_by_id(self, offset_message_id: str) -> memoryview | None:
+        """Return the message with an offset id; the id's host is the caller's business."""
+        return self.message_at(parse_offset_id(offset_message_id)[1])
+
+    def messages_by_key(
+        self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int
+    ) -> list[memoryview]:
+        """Return messages found under a key or unique id, oldest first, at most 64.
+
+        The index knows hashes and whole seconds only, so others may be among them.
+        """
+        self._catch_up()
+        if self._index is None:
+            return []
+        positions = self._index.search(topic, key, count_max, begin_ms, end_ms)
+        found = (self.message_at(PhysicalOffset(position)) for position in positions)
+        return [message for message in found if message is not None]
+
+    @property
+    def indexed_to(self) -> tuple[int, PhysicalOffset]:
+        """Store time and position of the newest message in the key index; zeros if it is empty."""
+        header = None if self._index is None else self._index.newest_header
+        return (0, PhysicalOffset(0)) if header is None else (header.end_ms, header.end_offset)
+
+    def raw(self, position: PhysicalOffset, size_max: int) -> memoryview | None:
+        """Return up to ``size_max`` bytes of the log for a slave, within one file; None if gone."""
+        self._catch_up()
+        segment_bytes = self.config.segment_bytes
+        in_file = segment_bytes - position % segment_bytes
+        size = min(size_max, in_file, self.readable_end - position)
+        return self._log.view(position, size) if size > 0 else None
+
+    def _catch_up(self) -> None:
+        if not self._open:
+            raise StoreClosed("the store is closed")
+        if self._dispatcher.first_waiting is not None:
+            self.dispatch()
+
+
+def _unknown(topic: str, queue_id: int) -> ReadOutcome:
+    zero = QueueOffset(0)
+    try:
+        possible = queue_id >= 0 and is_topic_name(topic.encode())
+    except UnicodeEncodeError:
+        possible = False
+    kind = QueueEmpty if possible else QueueUnknown
+    return kind(next_offset=zero, min_offset=zero, max_offset=zero)

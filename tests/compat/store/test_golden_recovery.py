@@ -1,0 +1,128 @@
+"""Damaged and crashed stores of the original: recovery comes to the same result, or a better one."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from unit.store.support import GOLDEN_CONFIG, golden, unpack
+
+from turbopump.errors import StoreDamaged
+from turbopump.message import QueueOffset
+from turbopump.store import Store
+
+CASES = golden("recovery")["cases"]
+
+# Better than the original, as the vectors' description allows: delivery times are computed from the
+# configured levels also while recovering, and queues that are gone are rebuilt completely. Such
+# queues must have the units that the undamaged base has.
+REBUILT = {
+    "clean, consume queues and index gone, abort file, no checkpoint",
+    "crash, consume queues gone",
+    "crash, consume queues and checkpoint gone",
+}
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
+def test_recovery(case: Any, tmp_path: Path) -> None:
+    root = damaged(case, tmp_path)
+    expected = case["result"]
+    if not expected["loaded"]:
+        before = snapshot(root)
+        with pytest.raises(StoreDamaged, match="bytes instead of"):
+            Store.open(root, GOLDEN_CONFIG)
+        assert snapshot(root) == before
+        return
+    first = recovered(root)
+    assert [first["min"], first["end"]] == [expected["minPhyOffset"], expected["maxPhyOffset"]]
+    assert first["segments"] == expected["commitLogFiles"]
+    reference = undamaged(case["base"]) if case["name"] in REBUILT else expected["queues"]
+    for name, queue in reference.items():
+        assert first["queues"].get(name, EMPTY) == {
+            "min": queue["min"],
+            "max": queue["max"],
+            "unitsSha256": queue["unitsSha256"],
+        }, name
+    assert first["checkpoint"] == checkpoint_of(expected)
+    second = recovered(root)
+    assert second == first
+
+
+EMPTY = {"min": 0, "max": 0, "unitsSha256": hashlib.sha256().hexdigest()}
+
+
+def damaged(case: Any, into: Path) -> Path:
+    root = unpack(case["base"], into)
+    for edit in case["edits"]:
+        path = root / edit["path"]
+        match edit["do"]:
+            case "delete":
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            case "create":
+                path.write_bytes(bytes.fromhex(edit.get("hex", "")))
+            case "truncate":
+                with path.open("r+b") as file:
+                    file.truncate(edit["size"])
+            case "write":
+                with path.open("r+b") as file:
+                    file.seek(edit["at"])
+                    file.write(bytes.fromhex(edit["hex"]))
+            case other:
+                raise AssertionError(other)
+    return root
+
+
+def undamaged(base: str) -> Any:
+    (name,) = {"store": ["clean as it is"], "store_crash": ["crash as it is"]}[base]
+    return next(case for case in CASES if case["name"] == name)["result"]["queues"]
+
+
+def recovered(root: Path) -> dict[str, Any]:
+    """Open as after a crash or a stop, whichever it was, and say what is there."""
+    crashed = (root / "abort").exists()
+    with Store.open(root, GOLDEN_CONFIG) as store:
+        found = {
+            "min": store.min_offset,
+            "end": store.written_end,
+            "segments": sorted(path.name for path in (root / "commitlog").iterdir()),
+            "queues": {f"{topic}/{number}": units(store, topic, number)
+                       for topic, number in store.queue_ids()},
+            "checkpoint": [
+                store._behind.checkpoint.log_ms,
+                store._behind.checkpoint.queues_ms,
+            ],
+        }  # fmt: skip
+    if crashed:
+        # A second recovery from the crash must find the same.
+        (root / "abort").touch()
+    return found
+
+
+def units(store: Store, topic: str, queue_id: int) -> dict[str, Any]:
+    low, high = store.queue_range(topic, queue_id)
+    queue = store._queues.find(topic, queue_id)
+    assert queue is not None
+    digest = hashlib.sha256()
+    offset = low
+    while offset < high:
+        data = queue.units(offset, high - offset)
+        assert data
+        digest.update(data)
+        offset = QueueOffset(offset + len(data) // 20)
+    return {"min": low, "max": high, "unitsSha256": digest.hexdigest()}
+
+
+def checkpoint_of(expected: Any) -> list[int]:
+    checkpoint = expected["checkpoint"]
+    return [checkpoint["physicMsgTimestamp"], checkpoint["logicsMsgTimestamp"]]
+
+
+def snapshot(root: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(root)): path.read_bytes()
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and path.name != "lock"
+    }
