@@ -19,10 +19,36 @@ PERM_INHERIT = 1
 RECORD_EXTRA_BYTES = 64 * 1024
 """What a stored message may need beyond its body: properties, topic and the fixed fields."""
 
+QUEUES_MAX = 65_536
+"""Most queues of one topic on one broker: each costs a directory and files."""
+
 _PORT_MAX = 0xFFFF
 _NAME = re.compile(r"[%|a-zA-Z0-9_.-]{1,127}")
 _NAME_ALLOWED = "1 to 127 of the characters % | a-z A-Z 0-9 _ . -, not only dots,"
 _ANY_HOST = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - compared with, not bound to
+
+
+def require(ok: bool, key: str, value: object, allowed: str) -> None:
+    """Refuse a setting, naming it, its value and what would be right."""
+    if not ok:
+        raise InvalidArgument(f"{key} is {value!r}: {allowed} is allowed")
+
+
+def require_int(key: str, value: object, least: int, most: int | None = None) -> None:
+    ok = isinstance(value, int) and not isinstance(value, bool) and value >= least
+    if ok and most is not None:
+        ok = isinstance(value, int) and value <= most
+    allowed = f"at least {least}" if most is None else f"{least} to {most}"
+    require(ok, key, value, f"a whole number of {allowed}")
+
+
+def require_bool(key: str, value: object) -> None:
+    require(isinstance(value, bool), key, value, "true or false")
+
+
+def require_text(key: str, value: object, *, empty: bool = False) -> None:
+    ok = isinstance(value, str) and (empty or bool(value)) and not set(value) & set("\n\r\0")
+    require(ok, key, value, "a text on one line")
 
 
 class Role(Enum):
@@ -169,10 +195,6 @@ class TopicsConfig:
         require(ok, "msgTraceTopicName", name, _NAME_ALLOWED)
 
 
-QUEUES_MAX = 65_536
-"""Most queues of one topic on one broker: each costs a directory and files."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupsConfig:
     """Consumer groups and their members."""
@@ -302,29 +324,3 @@ def local_address() -> str:
             # No network at all: only this machine can be a client anyway.
             return "127.0.0.1"
         return address
-
-
-# --- checks ---------------------------------------------------------------------------------------
-
-
-def require(ok: bool, key: str, value: object, allowed: str) -> None:
-    """Refuse a setting, naming it, its value and what would be right."""
-    if not ok:
-        raise InvalidArgument(f"{key} is {value!r}: {allowed} is allowed")
-
-
-def require_int(key: str, value: object, least: int, most: int | None = None) -> None:
-    ok = isinstance(value, int) and not isinstance(value, bool) and value >= least
-    if ok and most is not None:
-        ok = isinstance(value, int) and value <= most
-    allowed = f"at least {least}" if most is None else f"{least} to {most}"
-    require(ok, key, value, f"a whole number of {allowed}")
-
-
-def require_bool(key: str, value: object) -> None:
-    require(isinstance(value, bool), key, value, "true or false")
-
-
-def require_text(key: str, value: object, *, empty: bool = False) -> None:
-    ok = isinstance(value, str) and (empty or bool(value)) and not set(value) & set("\n\r\0")
-    require(ok, key, value, "a text on one line")
