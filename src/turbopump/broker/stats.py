@@ -1,0 +1,353 @@
+"""How much goes in and out: counters, and what they did in the last minute, hour and day.
+
+Counting is a lookup and a few additions. Every ten seconds all counters are copied at once into an
+array; a window is the difference of its last and its first copy.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from typing import TypeVar
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from turbopump.clock import Clock
+from turbopump.wire.bodies import BrokerStats, StatsWindow
+
+SAMPLE_INTERVAL_MS = 10_000
+_HOUR_SAMPLE_MS = 10 * 60_000
+_DAY_SAMPLE_MS = 3_600_000
+_RATES_OVER_MS = (10_000, 60_000, 600_000)
+_DEAD_ROWS_MIN = 64
+
+_MESSAGES, _BYTES, _TIMES = range(3)
+_COLUMNS = 3
+
+_Sample = NDArray[np.int64]
+K = TypeVar("K")
+
+
+class Counter:
+    """One thing that is counted: messages, their bytes, and how many requests they came in."""
+
+    __slots__ = ("bytes", "messages", "row", "times")
+
+    def __init__(self, row: int) -> None:
+        self.row = row
+        self.messages = 0
+        self.bytes = 0
+        self.times = 0
+
+    def add(self, messages: int, size: int) -> None:
+        self.messages += messages
+        self.bytes += size
+        self.times += 1
+
+
+class Rates(Struct, frozen=True):
+    """Events per second over the last 10 s, minute and ten minutes; None before there are such."""
+
+    last_10_s: float | None
+    last_minute: float | None
+    last_10_minutes: float | None
+
+
+class DayTotals(Struct, frozen=True):
+    """Messages counted since the start: at the last two midnights, and now."""
+
+    yesterday_morning: int
+    today_morning: int
+    now: int
+
+
+class Stats:
+    """All counters of a broker.
+
+    Topics and groups that are deleted are to be forgotten, so that the counters of what comes and
+    goes do not pile up.
+    """
+
+    def __init__(self, cluster: str, clock: Clock) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._table = _Table()
+        self.puts = self._table.counter()
+        """All messages stored."""
+        self.gets = self._table.counter()
+        """All messages handed out; ``times`` counts the pulls that found some."""
+        self.misses = self._table.counter()
+        """Pulls that found nothing."""
+        self.failures = self._table.counter()
+        """Sends that could not be stored."""
+        self._put: dict[tuple[str, int], Counter] = {}
+        self._get: dict[tuple[str, str, int], Counter] = {}
+        self._sent_back: dict[tuple[str, str], Counter] = {}
+        self._days = _Days(clock.now_ms())
+        self._table.sample(clock.monotonic_ms())
+
+    # --- counting ---------------------------------------------------------------------------------
+
+    def put(self, topic: str, queue_id: int, messages: int, size: int) -> None:
+        """Count messages that were stored by one send."""
+        counter = self._put.get((topic, queue_id))
+        if counter is None:
+            counter = self._put[topic, queue_id] = self._table.counter()
+        counter.add(messages, size)
+        self.puts.add(messages, size)
+
+    def get(self, group: str, topic: str, queue_id: int, messages: int, size: int) -> None:
+        """Count messages that were handed out by one pull."""
+        counter = self._get.get((topic, group, queue_id))
+        if counter is None:
+            counter = self._get[topic, group, queue_id] = self._table.counter()
+        counter.add(messages, size)
+        self.gets.add(messages, size)
+
+    def missed(self) -> None:
+        """Count a pull that found nothing."""
+        self.misses.add(0, 0)
+
+    def put_failed(self) -> None:
+        """Count a send that could not be stored."""
+        self.failures.add(0, 0)
+
+    def sent_back(self, group: str, topic: str) -> None:
+        """Count a message that a group could not handle."""
+        counter = self._sent_back.get((topic, group))
+        if counter is None:
+            counter = self._sent_back[topic, group] = self._table.counter()
+        counter.add(1, 0)
+
+    def forget_topic(self, topic: str) -> None:
+        """Drop the counters of a topic that was deleted."""
+        self._forget(self._put, lambda key: key[0] == topic)
+        self._forget(self._get, lambda key: key[0] == topic)
+        self._forget(self._sent_back, lambda key: key[0] == topic)
+
+    def forget_group(self, group: str) -> None:
+        """Drop the counters of a group that was deleted."""
+        self._forget(self._get, lambda key: key[1] == group)
+        self._forget(self._sent_back, lambda key: key[1] == group)
+
+    def sample(self) -> None:
+        """Note where all counters are; to be called every `SAMPLE_INTERVAL_MS`."""
+        self._table.sample(self._clock.monotonic_ms())
+        self._days.note(self._clock.now_ms(), self.puts.messages, self.gets.messages)
+
+    # --- looking ----------------------------------------------------------------------------------
+
+    def view(self, name: str, key: str) -> BrokerStats | None:
+        """Return one statistic by the protocol's names; None when nothing of it was counted."""
+        find = self._finders().get(name)
+        counters = [] if find is None else find(key)
+        if not counters:
+            return None
+        column = _BYTES if name.endswith("_SIZE") else _MESSAGES
+        minute, hour, day = (
+            _window(*history.change(counters), column) for history in self._table.histories
+        )
+        return BrokerStats(stats_minute=minute, stats_hour=hour, stats_day=day)
+
+    def consume_tps(self, group: str, topic: str) -> float:
+        """Return the messages per second that a group got of a topic in the last minute."""
+        seen = self.view("GROUP_GET_NUMS", f"{topic}@{group}")
+        return 0.0 if seen is None else seen.stats_minute.tps
+
+    def put_rates(self) -> Rates:
+        """Return how many messages were stored."""
+        return self._rates(self.puts, _MESSAGES)
+
+    def transferred_rates(self) -> Rates:
+        """Return how many messages were handed out."""
+        return self._rates(self.gets, _MESSAGES)
+
+    def found_rates(self) -> Rates:
+        """Return how many pulls found messages."""
+        return self._rates(self.gets, _TIMES)
+
+    def missed_rates(self) -> Rates:
+        """Return how many pulls found none."""
+        return self._rates(self.misses, _TIMES)
+
+    def put_days(self) -> DayTotals:
+        return self._days.totals(0, self.puts.messages)
+
+    def get_days(self) -> DayTotals:
+        return self._days.totals(1, self.gets.messages)
+
+    def _finders(self) -> dict[str, Callable[[str], list[Counter]]]:
+        """How the counters of a statistic are found by its key."""
+        return {
+            "TOPIC_PUT_NUMS": self._of_topic,
+            "TOPIC_PUT_SIZE": self._of_topic,
+            "QUEUE_PUT_NUMS": self._of_queue,
+            "QUEUE_PUT_SIZE": self._of_queue,
+            "GROUP_GET_NUMS": self._of_group,
+            "GROUP_GET_SIZE": self._of_group,
+            "QUEUE_GET_NUMS": self._of_group_queue,
+            "QUEUE_GET_SIZE": self._of_group_queue,
+            "SNDBCK_PUT_NUMS": self._of_sent_back,
+            "BROKER_PUT_NUMS": lambda key: [self.puts] if key == self._cluster else [],
+            "BROKER_GET_NUMS": lambda key: [self.gets] if key == self._cluster else [],
+        }
+
+    def _of_topic(self, topic: str) -> list[Counter]:
+        return [counter for key, counter in self._put.items() if key[0] == topic]
+
+    def _of_queue(self, key: str) -> list[Counter]:
+        topic, _, queue_id = key.rpartition("@")
+        return _found(self._put.get((topic, int(queue_id)))) if queue_id.isdecimal() else []
+
+    def _of_group(self, key: str) -> list[Counter]:
+        wanted = tuple(key.split("@"))
+        return [counter for found, counter in self._get.items() if found[:2] == wanted]
+
+    def _of_group_queue(self, key: str) -> list[Counter]:
+        parts = key.split("@")
+        if len(parts) != 3 or not parts[1].isdecimal():
+            return []
+        return _found(self._get.get((parts[0], parts[2], int(parts[1]))))
+
+    def _of_sent_back(self, key: str) -> list[Counter]:
+        topic, _, group = key.partition("@")
+        return _found(self._sent_back.get((topic, group)))
+
+    def _rates(self, counter: Counter, column: int) -> Rates:
+        return Rates(*(self._table.rate(counter, column, over_ms) for over_ms in _RATES_OVER_MS))
+
+    def _forget(self, counters: dict[K, Counter], unwanted: Callable[[K], bool]) -> None:
+        for key in [key for key in counters if unwanted(key)]:
+            self._table.forget(counters.pop(key))
+
+
+def _found(counter: Counter | None) -> list[Counter]:
+    return [] if counter is None else [counter]
+
+
+def _window(change: Sequence[int], span_ms: int, column: int) -> StatsWindow:
+    times = change[_TIMES]
+    return StatsWindow(
+        sum=change[column],
+        tps=change[column] * 1000 / span_ms if span_ms else 0.0,
+        avgpt=change[column] / times if times else 0.0,
+    )
+
+
+class _History:
+    """Copies of all counters at regular moments, the oldest dropped."""
+
+    def __init__(self, interval_ms: int, keep: int) -> None:
+        self.interval_ms = interval_ms
+        self.samples: deque[tuple[int, _Sample]] = deque(maxlen=keep)
+
+    def offer(self, now_ms: int, sample: _Sample) -> None:
+        """Take a sample, if it is time."""
+        # Samples come a little early or late; half of one's distance tells which is meant.
+        slack_ms = SAMPLE_INTERVAL_MS // 2
+        if not self.samples or now_ms - self.samples[-1][0] >= self.interval_ms - slack_ms:
+            self.samples.append((now_ms, sample))
+
+    def change(self, counters: Iterable[Counter]) -> tuple[Sequence[int], int]:
+        """Return what some counters gained from the first sample to the last, and the time."""
+        if not self.samples:
+            return [0] * _COLUMNS, 0
+        rows = np.array([counter.row for counter in counters], np.int64)
+        (start_ms, first), (end_ms, last) = self.samples[0], self.samples[-1]
+        added: list[int] = (_sum(last, rows) - _sum(first, rows)).tolist()
+        return added, end_ms - start_ms
+
+    def keep_rows(self, rows: NDArray[np.int64]) -> None:
+        self.samples = deque(
+            ((ms, sample[rows[rows < len(sample)]]) for ms, sample in self.samples),
+            self.samples.maxlen,
+        )
+
+
+def _sum(sample: _Sample, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    # A counter that is younger than the sample was zero then.
+    total: NDArray[np.int64] = sample[rows[rows < len(sample)]].sum(axis=0)
+    return total
+
+
+class _Table:
+    """The counters, each with its row in the samples."""
+
+    def __init__(self) -> None:
+        self._counters: list[Counter] = []
+        self._dead: set[Counter] = set()
+        self._recent = _History(SAMPLE_INTERVAL_MS, _RATES_OVER_MS[-1] // SAMPLE_INTERVAL_MS + 1)
+        self.histories = (
+            _History(SAMPLE_INTERVAL_MS, 7),
+            _History(_HOUR_SAMPLE_MS, 7),
+            _History(_DAY_SAMPLE_MS, 25),
+        )
+        """Of a minute, an hour and a day."""
+
+    def counter(self) -> Counter:
+        made = Counter(len(self._counters))
+        self._counters.append(made)
+        return made
+
+    def forget(self, counter: Counter) -> None:
+        self._dead.add(counter)
+
+    def sample(self, now_ms: int) -> None:
+        self._compact()
+        flat = [n for c in self._counters for n in (c.messages, c.bytes, c.times)]
+        sample = np.array(flat, np.int64).reshape(-1, _COLUMNS)
+        for history in self.histories:
+            history.offer(now_ms, sample)
+        self._recent.offer(now_ms, sample[:_FIXED_ROWS].copy())
+
+    def rate(self, counter: Counter, column: int, over_ms: int) -> float | None:
+        """Return the events per second of a counter over the newest samples of so much time."""
+        steps = over_ms // SAMPLE_INTERVAL_MS
+        samples = self._recent.samples
+        if len(samples) <= steps:
+            return None
+        (start_ms, first), (end_ms, last) = samples[-1 - steps], samples[-1]
+        added = int(last[counter.row, column] - first[counter.row, column])
+        return added * 1000 / (end_ms - start_ms)
+
+    def _compact(self) -> None:
+        """Close the gaps of forgotten counters once they are many."""
+        if len(self._dead) < max(_DEAD_ROWS_MIN, len(self._counters) // 2):
+            return
+        alive = [counter for counter in self._counters if counter not in self._dead]
+        rows = np.array([counter.row for counter in alive], np.int64)
+        for history in self.histories:
+            history.keep_rows(rows)
+        for row, counter in enumerate(alive):
+            counter.row = row
+        self._counters, self._dead = alive, set()
+
+
+_FIXED_ROWS = 4
+"""The totals come first in the table and are never forgotten; only they have rates."""
+
+
+class _Days:
+    """Totals at the midnights of local time."""
+
+    def __init__(self, now_ms: int) -> None:
+        self._date = _local_date(now_ms)
+        self._today = (0, 0)
+        self._yesterday = (0, 0)
+
+    def note(self, now_ms: int, puts: int, gets: int) -> None:
+        date = _local_date(now_ms)
+        if date != self._date:
+            self._date = date
+            self._yesterday, self._today = self._today, (puts, gets)
+
+    def totals(self, which: int, now: int) -> DayTotals:
+        return DayTotals(self._yesterday[which], self._today[which], now)
+
+
+def _local_date(epoch_ms: int) -> str:
+    # People read these numbers against the clock on their wall.
+    return datetime.fromtimestamp(epoch_ms / 1000).astimezone().date().isoformat()
