@@ -1,0 +1,6 @@
+"""The name server. `routes` is its core, without IO; `server` runs it."""
+
+from turbopump.nameserver.config import NameServerConfig
+from turbopump.nameserver.server import NameServer
+
+__all__ = ["NameServer", "NameServerConfig"]

@@ -1,0 +1,51 @@
+"""What can be set about a name server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from turbopump.errors import InvalidArgument
+from turbopump.settings import keyed
+
+PORT = 9876
+LOCKED_KEYS = frozenset({"configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome"})
+"""Not to be changed from afar: who could, would choose the files that a name server writes."""
+
+_PORT_MAX = 0xFFFF
+
+
+def _default_kv_path() -> Path:
+    return Path.home() / "namesrv" / "kvConfig.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NameServerConfig:
+    """Settings of a name server; in files and requests by their keys in camelCase."""
+
+    host: str = keyed("bindAddress", "127.0.0.1")
+    """Where to listen: name or IP address; 0.0.0.0 listens on all of the machine's."""
+
+    port: int = keyed("listenPort", PORT)
+    """0 takes any that is free."""
+
+    order_message_enable: bool = False
+    """Whether routes carry the configuration of ordered topics."""
+
+    kv_config_path: Path = field(default_factory=_default_kv_path)
+    """The file of key-values; the Java name server reads and writes the same."""
+
+    config_store_path: Path | None = None
+    """The file of ``key=value`` lines that changes made from afar are written to; None keeps them
+    in memory only."""
+
+    connections_max: int = 10_000
+    """Open connections; more are closed as soon as they are made."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= _PORT_MAX:
+            raise InvalidArgument(f"listenPort is {self.port}: 0 to {_PORT_MAX} is allowed")
+        if self.connections_max < 1:
+            raise InvalidArgument(
+                f"connectionsMax is {self.connections_max}: at least 1 is allowed"
+            )

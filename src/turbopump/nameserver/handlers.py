@@ -1,0 +1,199 @@
+"""Requests of clients and operators: routes, lists, key-values, permissions, settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from msgspec.structs import replace
+
+from turbopump.errors import InvalidArgument, RemoteError
+from turbopump.nameserver.kv import ORDER_NAMESPACE, KvConfig
+from turbopump.nameserver.live_config import LiveConfig
+from turbopump.nameserver.routes import UNIT_FLAG, UNIT_SUBSCRIPTION_FLAG, RouteTable
+from turbopump.net.connection import Connection
+from turbopump.net.router import Handler
+from turbopump.settings import described, parse_properties, render_properties
+from turbopump.wire import headers
+from turbopump.wire.bodies import KeyValues, TopicList
+from turbopump.wire.codes import RequestCode, ResponseCode, release
+from turbopump.wire.command import Command, body_parts
+
+STANDARD_JSON_VERSION = release(4, 9, 4)
+"""Older clients want bare integers as keys in a route: some take it apart by hand."""
+
+ROUTE_MISSING = "No topic route info in name server for the topic: "
+
+
+# --- routes and lists -----------------------------------------------------------------------------
+
+
+def route_handlers(routes: RouteTable, kv: KvConfig, config: LiveConfig) -> dict[int, Handler]:
+    """Return what answers questions for routes and changes them, by request code."""
+    both_flags = UNIT_FLAG | UNIT_SUBSCRIPTION_FLAG
+    subscription = UNIT_SUBSCRIPTION_FLAG
+    return {
+        RequestCode.GET_ROUTEINFO_BY_TOPIC: partial(_route, routes, kv, config),
+        RequestCode.GET_BROKER_CLUSTER_INFO: partial(_cluster_info, routes),
+        RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: _listing(routes.topics),
+        RequestCode.GET_TOPICS_BY_CLUSTER: partial(_topics_in_cluster, routes),
+        RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: partial(_system_topics, routes),
+        RequestCode.GET_UNIT_TOPIC_LIST: _listing(
+            partial(routes.topics_flagged, UNIT_FLAG, UNIT_FLAG)
+        ),
+        RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: _listing(
+            partial(routes.topics_flagged, subscription, subscription)
+        ),
+        RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: _listing(
+            partial(routes.topics_flagged, subscription, both_flags)
+        ),
+        RequestCode.WIPE_WRITE_PERM_OF_BROKER: partial(_wipe_write_permission, routes),
+        RequestCode.ADD_WRITE_PERM_OF_BROKER: partial(_add_write_permission, routes),
+        RequestCode.DELETE_TOPIC_IN_NAMESRV: partial(_delete_topic, routes),
+    }
+
+
+def _route(
+    routes: RouteTable, kv: KvConfig, config: LiveConfig, request: Command, _: Connection
+) -> Command:
+    asked = headers.RouteOf.from_ext_fields(request.ext_fields)
+    route = routes.route(asked.topic)
+    if route is None:
+        remark = ROUTE_MISSING + asked.topic
+        return request.answer(ResponseCode.TOPIC_NOT_EXIST, remark=remark)
+    if config.current.order_message_enable:
+        route = replace(route, order_topic_conf=kv.value(ORDER_NAMESPACE, asked.topic))
+    if asked.accept_standard_json_only or request.version >= STANDARD_JSON_VERSION:
+        body = ascii_json(route.encode())
+    else:
+        body = route.encode(bare_keys=True)
+    return request.answer(ResponseCode.SUCCESS, body=body)
+
+
+def _cluster_info(routes: RouteTable, request: Command, _: Connection) -> Command:
+    return request.answer(ResponseCode.SUCCESS, body=routes.cluster_info().encode())
+
+
+def _listing(topics: Callable[[], list[str]]) -> Handler:
+    def answer(request: Command, _: Connection) -> Command:
+        return request.answer(ResponseCode.SUCCESS, body=TopicList(topic_list=topics()).encode())
+
+    return answer
+
+
+def _topics_in_cluster(routes: RouteTable, request: Command, _: Connection) -> Command:
+    asked = headers.ClusterName.from_ext_fields(request.ext_fields)
+    found = TopicList(topic_list=routes.topics_in(asked.cluster))
+    return request.answer(ResponseCode.SUCCESS, body=found.encode())
+
+
+def _system_topics(routes: RouteTable, request: Command, _: Connection) -> Command:
+    return request.answer(ResponseCode.SUCCESS, body=routes.system_topics().encode())
+
+
+def _wipe_write_permission(routes: RouteTable, request: Command, _: Connection) -> Command:
+    asked = headers.BrokerName.from_ext_fields(request.ext_fields)
+    count = routes.wipe_write_permission(asked.broker_name)
+    answer = headers.WipeWritePermAnswer(wipe_topic_count=count)
+    return request.answer(ResponseCode.SUCCESS, answer)
+
+
+def _add_write_permission(routes: RouteTable, request: Command, _: Connection) -> Command:
+    asked = headers.BrokerName.from_ext_fields(request.ext_fields)
+    count = routes.add_write_permission(asked.broker_name)
+    answer = headers.AddWritePermAnswer(add_topic_count=count)
+    return request.answer(ResponseCode.SUCCESS, answer)
+
+
+def _delete_topic(routes: RouteTable, request: Command, _: Connection) -> Command:
+    asked = headers.DeleteTopicInNameServer.from_ext_fields(request.ext_fields)
+    # An empty cluster name is none: in the binary form it could not even be sent.
+    routes.delete_topic(asked.topic, asked.cluster_name or None)
+    return request.answer(ResponseCode.SUCCESS)
+
+
+def ascii_json(text: bytes) -> bytes:
+    """Escape what is not ASCII; in JSON it can only stand inside texts."""
+    if text.isascii():
+        return text
+    return "".join(map(_escaped, text.decode())).encode("ascii")
+
+
+def _escaped(character: str) -> str:
+    if character.isascii():
+        return character
+    units = character.encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
+
+
+# --- key-values -----------------------------------------------------------------------------------
+
+
+def kv_handlers(kv: KvConfig) -> dict[int, Handler]:
+    """Return what serves key-values, by request code."""
+    return {
+        RequestCode.PUT_KV_CONFIG: partial(_put_kv, kv),
+        RequestCode.GET_KV_CONFIG: partial(_get_kv, kv),
+        RequestCode.DELETE_KV_CONFIG: partial(_delete_kv, kv),
+        RequestCode.GET_KVLIST_BY_NAMESPACE: partial(_list_kv, kv),
+    }
+
+
+async def _put_kv(kv: KvConfig, request: Command, _: Connection) -> Command:
+    entry = headers.KvEntry.from_ext_fields(request.ext_fields)
+    try:
+        await kv.put(entry.namespace, entry.key, entry.value)
+    except InvalidArgument as error:
+        raise RemoteError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+    return request.answer(ResponseCode.SUCCESS)
+
+
+def _get_kv(kv: KvConfig, request: Command, _: Connection) -> Command:
+    asked = headers.KvKey.from_ext_fields(request.ext_fields)
+    value = kv.value(asked.namespace, asked.key)
+    answer = headers.KvValue(value=value)
+    if value is not None:
+        return request.answer(ResponseCode.SUCCESS, answer)
+    remark = f"No config item, Namespace: {asked.namespace} Key: {asked.key}"
+    return request.answer(ResponseCode.QUERY_NOT_FOUND, answer, remark=remark)
+
+
+async def _delete_kv(kv: KvConfig, request: Command, _: Connection) -> Command:
+    asked = headers.KvKey.from_ext_fields(request.ext_fields)
+    await kv.delete(asked.namespace, asked.key)
+    return request.answer(ResponseCode.SUCCESS)
+
+
+def _list_kv(kv: KvConfig, request: Command, _: Connection) -> Command:
+    asked = headers.KvNamespace.from_ext_fields(request.ext_fields)
+    entries = kv.namespace(asked.namespace)
+    if entries is None:
+        remark = f"No config item, Namespace: {asked.namespace}"
+        return request.answer(ResponseCode.QUERY_NOT_FOUND, remark=remark)
+    return request.answer(ResponseCode.SUCCESS, body=KeyValues(table=dict(entries)).encode())
+
+
+# --- settings -------------------------------------------------------------------------------------
+
+
+def config_handlers(config: LiveConfig) -> dict[int, Handler]:
+    """Return what reads and changes the settings, by request code."""
+    return {
+        RequestCode.GET_NAMESRV_CONFIG: partial(_read_config, config),
+        RequestCode.UPDATE_NAMESRV_CONFIG: partial(_update_config, config),
+    }
+
+
+def _read_config(config: LiveConfig, request: Command, _: Connection) -> Command:
+    text = render_properties(described(config.current))
+    return request.answer(ResponseCode.SUCCESS, body=text.encode())
+
+
+async def _update_config(config: LiveConfig, request: Command, _: Connection) -> Command:
+    body = b"".join(body_parts(request.body))
+    try:
+        changes = parse_properties(body.decode())
+    except (InvalidArgument, UnicodeDecodeError) as error:
+        raise RemoteError(ResponseCode.SYSTEM_ERROR, f"body: {error}") from error
+    await config.change(changes)
+    return request.answer(ResponseCode.SUCCESS)

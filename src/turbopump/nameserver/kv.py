@@ -1,0 +1,82 @@
+"""Key-values by namespace, kept in a file: queues of ordered topics, and what operators like."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from turbopump.errors import InvalidArgument, StoreDamaged
+from turbopump.store.config_files import load_json, save_json
+from turbopump.store.files import Files
+from turbopump.wire import lenient_json
+
+ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
+"""Its keys are topics, its values how many queues each broker has: ``broker-a:4;broker-b:4``."""
+
+TEXT_BYTES_MAX = 8 * 1024 * 1024
+"""All of it together: every change writes the whole file, and an answer must fit into a frame."""
+
+Table = Mapping[str, Mapping[str, str]]
+
+_FILE_MEMBER = "configTable"
+
+
+class KvConfig:
+    """The key-values of one name server; a change counts once it is on disk."""
+
+    def __init__(self, path: Path, files: Files | None = None) -> None:
+        self._path = path
+        self._files = files or Files()
+        self._table: Table = {}
+        # One change after the other, or a slow write could undo a later one.
+        self._changing = asyncio.Lock()
+
+    def load(self) -> None:
+        """Read the file, or its backup; raises StoreDamaged when there is one but none is readable.
+
+        Starting empty instead would overwrite at the next change what somebody might still save.
+        """
+        value = load_json(self._path)
+        if value is None and _has_content(self._path):
+            raise StoreDamaged(f"{self._path} is not readable, and neither is its backup")
+        try:
+            self._table = msgspec.convert(
+                {} if value is None else value[_FILE_MEMBER], dict[str, dict[str, str]]
+            )
+        except (msgspec.ValidationError, KeyError, TypeError) as error:
+            raise StoreDamaged(f"{self._path} does not hold key-values: {error}") from error
+
+    def value(self, namespace: str, key: str) -> str | None:
+        """Return one value; None when there is none."""
+        return self._table.get(namespace, {}).get(key)
+
+    def namespace(self, namespace: str) -> Mapping[str, str] | None:
+        """Return all of a namespace; None when it never had anything."""
+        return self._table.get(namespace)
+
+    async def put(self, namespace: str, key: str, value: str) -> None:
+        """Set a value."""
+        async with self._changing:
+            entries = {**self._table.get(namespace, {}), key: value}
+            await self._replace({**self._table, namespace: entries})
+
+    async def delete(self, namespace: str, key: str) -> None:
+        """Remove a value; its namespace stays, as it does in the original."""
+        async with self._changing:
+            if self.value(namespace, key) is not None:
+                entries = {k: v for k, v in self._table[namespace].items() if k != key}
+                await self._replace({**self._table, namespace: entries})
+
+    async def _replace(self, table: Table) -> None:
+        size = len(lenient_json.dumps(table).encode())
+        if size > TEXT_BYTES_MAX:
+            raise InvalidArgument(f"key-values take {size} bytes: {TEXT_BYTES_MAX} are allowed")
+        await asyncio.to_thread(save_json, self._files, self._path, {_FILE_MEMBER: table})
+        self._table = table
+
+
+def _has_content(path: Path) -> bool:
+    return path.exists() and path.stat().st_size > 0

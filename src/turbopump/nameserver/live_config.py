@@ -1,0 +1,59 @@
+"""The settings of a running name server, and changing them from afar."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from turbopump.errors import InvalidArgument, RemoteError
+from turbopump.nameserver.config import LOCKED_KEYS, NameServerConfig
+from turbopump.settings import Settings, changed_properties, configured, described, keys_of
+from turbopump.store.config_files import save_text
+from turbopump.store.files import Files
+from turbopump.wire.codes import ResponseCode
+
+CHANGEABLE_KEYS = frozenset({"orderMessageEnable"})
+"""What can act at once; the rest is only looked at when a name server starts."""
+
+
+class LiveConfig:
+    """The current settings; a change counts once it is written, if there is a file to write to."""
+
+    def __init__(self, config: NameServerConfig, files: Files | None = None) -> None:
+        self._current = config
+        self._files = files or Files()
+        self._changing = asyncio.Lock()
+
+    @property
+    def current(self) -> NameServerConfig:
+        return self._current
+
+    async def change(self, changes: Settings) -> None:
+        """Take over new values; raises RemoteError when one is not to be changed, or not so."""
+        _require_changeable(changes)
+        async with self._changing:
+            try:
+                changed = configured(NameServerConfig, {**described(self._current), **changes})
+            except InvalidArgument as error:
+                raise RemoteError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+            path = self._current.config_store_path
+            if path is not None:
+                await asyncio.to_thread(_write, self._files, path, changes)
+            self._current = changed
+
+
+def _require_changeable(changes: Settings) -> None:
+    for key in changes:
+        if key in LOCKED_KEYS:
+            raise RemoteError(ResponseCode.NO_PERMISSION, f"{key} cannot be changed from afar")
+        if key not in keys_of(NameServerConfig):
+            known = ", ".join(sorted(CHANGEABLE_KEYS))
+            raise RemoteError(ResponseCode.SYSTEM_ERROR, f"{key} is not a setting: {known} is")
+        if key not in CHANGEABLE_KEYS:
+            remark = f"{key} is only read at the start: change it where the name server is started"
+            raise RemoteError(ResponseCode.NO_PERMISSION, remark)
+
+
+def _write(files: Files, path: Path, changes: Settings) -> None:
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    save_text(files, path, changed_properties(text, changes))

@@ -1,0 +1,310 @@
+"""Who serves which topic: the route table, without IO and without a clock.
+
+Times are arguments, in milliseconds on any clock that never goes back. A broker *name* stands for a
+master (id 0) and its slaves; each of them is known by the *address* it registered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import dataclass, field, replace
+
+from msgspec.structs import replace as replaced
+
+from turbopump.wire.bodies import (
+    BrokerData,
+    ClusterInfo,
+    DataVersion,
+    QueueData,
+    TopicConfig,
+    TopicList,
+    TopicRoute,
+)
+
+MASTER_ID = 0
+SILENCE_MAX_MS = 120_000
+"""A broker that is silent for longer is gone."""
+
+PERM_READ = 4
+PERM_WRITE = 2
+
+UNIT_FLAG = 1
+UNIT_SUBSCRIPTION_FLAG = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registration:
+    """What a broker tells about itself."""
+
+    name: str
+    address: str
+    cluster: str
+    broker_id: int
+    ha_address: str
+    version: DataVersion
+    topics: Mapping[str, TopicConfig] = field(default_factory=dict)
+    """All of the broker's topics, or only those that changed: others are never removed."""
+
+    filter_servers: tuple[str, ...] | None = None
+    """None leaves them as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Master:
+    """Where a slave finds its master."""
+
+    address: str
+    ha_address: str
+
+
+@dataclass(frozen=True, slots=True)
+class KnownVersion:
+    """The answer to a broker that asks whether it has to register."""
+
+    changed: bool
+    version: DataVersion | None
+    """What is known of the broker; None when nothing is."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Live:
+    """A broker that is there, under the address it registered."""
+
+    name: str
+    broker_id: int
+    ha_address: str
+    version: DataVersion
+    seen_ms: int
+    filter_servers: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Replicas:
+    """The addresses of one broker name by id; there is always at least one."""
+
+    cluster: str
+    addresses: dict[int, str]
+
+
+class RouteTable:
+    """Brokers, their clusters and their topics, as far as they have registered."""
+
+    def __init__(self) -> None:
+        self._live: dict[str, _Live] = {}
+        self._brokers: dict[str, _Replicas] = {}
+        self._queues: dict[str, dict[str, QueueData]] = {}
+        """By topic, then by broker name."""
+
+    def __contains__(self, address: str) -> bool:
+        return address in self._live
+
+    # --- brokers come and go ----------------------------------------------------------------------
+
+    def register(self, registration: Registration, now_ms: int) -> Master | None:
+        """Take note of a broker; return its master if it is a slave of one that is known."""
+        before = self._live.get(registration.address)
+        is_first = self._place(registration, before)
+        is_changed = before is None or before.version != registration.version
+        if registration.broker_id == MASTER_ID and (is_first or is_changed):
+            self._put_queues(registration)
+        servers = registration.filter_servers
+        if servers is None:
+            servers = before.filter_servers if before else ()
+        self._live[registration.address] = _Live(
+            registration.name,
+            registration.broker_id,
+            registration.ha_address,
+            registration.version,
+            now_ms,
+            servers,
+        )
+        return self._master_of(registration)
+
+    def unregister(self, name: str, broker_id: int, address: str) -> bool:
+        """Remove a broker that says good-bye; return whether it was there.
+
+        Not if it is known otherwise by now: the good-bye of a predecessor must not hit the broker
+        that has taken its place.
+        """
+        live = self._live.get(address)
+        if live is None or (live.name, live.broker_id) != (name, broker_id):
+            return False
+        return self.remove(address)
+
+    def remove(self, address: str) -> bool:
+        """Remove the broker at an address; return whether it was there.
+
+        With its last address a broker name leaves its cluster and all topics; topics that nobody
+        serves any more vanish.
+        """
+        live = self._live.pop(address, None)
+        if live is None:
+            return False
+        replicas = self._brokers[live.name]
+        del replicas.addresses[live.broker_id]
+        if not replicas.addresses:
+            del self._brokers[live.name]
+            self._drop_queues(self._queues.keys(), {live.name})
+        return True
+
+    def expire(self, now_ms: int) -> list[str]:
+        """Remove the brokers that have been silent for too long; return their addresses."""
+        silent = [
+            address
+            for address, live in self._live.items()
+            if now_ms - live.seen_ms > SILENCE_MAX_MS
+        ]
+        for address in silent:
+            self.remove(address)
+        return silent
+
+    def compare_version(self, address: str, version: DataVersion, now_ms: int) -> KnownVersion:
+        """Tell whether a broker has to register; if not, asking counts as a sign of life."""
+        live = self._live.get(address)
+        if live is None:
+            return KnownVersion(changed=True, version=None)
+        if live.version != version:
+            return KnownVersion(changed=True, version=live.version)
+        self._live[address] = replace(live, seen_ms=now_ms)
+        return KnownVersion(changed=False, version=version)
+
+    def _place(self, registration: Registration, before: _Live | None) -> bool:
+        """Give the broker its name and id; return whether nobody had them before."""
+        name, broker_id = registration.name, registration.broker_id
+        if before is not None and before.name != name:
+            self.remove(registration.address)
+        elif before is not None and before.broker_id != broker_id:
+            # A slave that was promoted, say. Its name stays, even while it has no address.
+            del self._brokers[name].addresses[before.broker_id]
+        replicas = self._brokers.setdefault(name, _Replicas(registration.cluster, {}))
+        replicas.cluster = registration.cluster
+        displaced = replicas.addresses.get(broker_id)
+        if displaced is not None and displaced != registration.address:
+            del self._live[displaced]
+        replicas.addresses[broker_id] = registration.address
+        return displaced is None
+
+    def _put_queues(self, registration: Registration) -> None:
+        for topic in registration.topics.values():
+            self._queues.setdefault(topic.topic_name, {})[registration.name] = QueueData(
+                broker_name=registration.name,
+                perm=topic.perm,
+                read_queue_nums=topic.read_queue_nums,
+                write_queue_nums=topic.write_queue_nums,
+                topic_sys_flag=topic.topic_sys_flag,
+            )
+
+    def _master_of(self, registration: Registration) -> Master | None:
+        address = self._brokers[registration.name].addresses.get(MASTER_ID)
+        if registration.broker_id == MASTER_ID or address is None:
+            return None
+        return Master(address, self._live[address].ha_address)
+
+    # --- what operators change --------------------------------------------------------------------
+
+    def wipe_write_permission(self, name: str) -> int:
+        """Let nobody write to a broker until it registers a change; return its number of topics."""
+        return self._change_permission(name, lambda perm: perm & ~PERM_WRITE)
+
+    def add_write_permission(self, name: str) -> int:
+        """Let everybody write to and read from a broker; return its number of topics."""
+        return self._change_permission(name, lambda _: PERM_READ | PERM_WRITE)
+
+    def delete_topic(self, topic: str, cluster: str | None = None) -> None:
+        """Forget a topic, or only its queues in one cluster."""
+        names = self._brokers.keys() if cluster is None else self._names_in(cluster)
+        self._drop_queues([topic], names)
+
+    def _change_permission(self, name: str, change: Callable[[int], int]) -> int:
+        count = 0
+        for queues in self._queues.values():
+            queue = queues.get(name)
+            if queue is not None:
+                queues[name] = replaced(queue, perm=change(queue.perm))
+                count += 1
+        return count
+
+    def _drop_queues(self, topics: Iterable[str], names: Set[str]) -> None:
+        for topic in tuple(topics):
+            queues = self._queues.get(topic, {})
+            for name in names & queues.keys():
+                del queues[name]
+            if not queues:
+                self._queues.pop(topic, None)
+
+    # --- questions --------------------------------------------------------------------------------
+
+    def route(self, topic: str) -> TopicRoute | None:
+        """Return where a topic's queues are; None when nobody has any."""
+        queues = self._queues.get(topic)
+        if queues is None:
+            return None
+        brokers = [self._broker_data(name) for name in queues]
+        addresses = [address for broker in brokers for address in broker.broker_addrs.values()]
+        return TopicRoute(
+            broker_datas=brokers,
+            queue_datas=list(queues.values()),
+            filter_server_table={
+                address: list(self._live[address].filter_servers)
+                for address in addresses
+                if self._live[address].filter_servers
+            },
+        )
+
+    def cluster_info(self) -> ClusterInfo:
+        """Return all brokers and clusters."""
+        clusters: dict[str, list[str]] = {}
+        for name, replicas in self._brokers.items():
+            clusters.setdefault(replicas.cluster, []).append(name)
+        return ClusterInfo(
+            broker_addr_table={name: self._broker_data(name) for name in self._brokers},
+            cluster_addr_table=clusters,
+        )
+
+    def topics(self) -> list[str]:
+        """Return all topics."""
+        return list(self._queues)
+
+    def topics_in(self, cluster: str) -> list[str]:
+        """Return the topics that a broker of a cluster has."""
+        names = self._names_in(cluster)
+        return [topic for topic, queues in self._queues.items() if names & queues.keys()]
+
+    def topics_flagged(self, flags: int, mask: int) -> list[str]:
+        """Return the topics whose system flag, as far as the mask lets through, is ``flags``."""
+        return [
+            topic
+            for topic, queues in self._queues.items()
+            if any(queue.topic_sys_flag & mask == flags for queue in queues.values())
+        ]
+
+    def system_topics(self) -> TopicList:
+        """Return the names of clusters and brokers, topics all of them, and a broker to ask."""
+        clusters = dict.fromkeys(replicas.cluster for replicas in self._brokers.values())
+        return TopicList(
+            broker_addr=next(iter(self._live), None),
+            topic_list=[*clusters, *(name for name in self._brokers if name not in clusters)],
+        )
+
+    def _names_in(self, cluster: str) -> set[str]:
+        return {name for name, replicas in self._brokers.items() if replicas.cluster == cluster}
+
+    def _broker_data(self, name: str) -> BrokerData:
+        replicas = self._brokers[name]
+        return BrokerData(
+            broker_addrs=dict(sorted(replicas.addresses.items())),
+            broker_name=name,
+            cluster=replicas.cluster,
+        )
+
+    def validate(self) -> None:
+        """Assert what must hold between any two calls; for tests."""
+        placed = {
+            address: (name, broker_id)
+            for name, replicas in self._brokers.items()
+            for broker_id, address in replicas.addresses.items()
+        }
+        assert placed == {a: (live.name, live.broker_id) for a, live in self._live.items()}
+        assert all(replicas.addresses for replicas in self._brokers.values())
+        assert all(queues for queues in self._queues.values())
+        assert all(queues.keys() <= self._brokers.keys() for queues in self._queues.values())

@@ -1,0 +1,197 @@
+"""Settings as people write them, in TOML or ``key=value`` lines, and the dataclasses made of them.
+
+A configuration is a frozen dataclass that checks itself. Its keys are its field names in camelCase
+unless `keyed` gives another; on the way in and out all values are texts.
+"""
+
+from __future__ import annotations
+
+import tomllib
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, Field, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, get_args, get_type_hints
+
+from turbopump.errors import InvalidArgument
+
+if TYPE_CHECKING:
+
+    class Config(Protocol):
+        """Any dataclass."""
+
+        __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+
+C = TypeVar("C", bound="Config")
+T = TypeVar("T")
+
+Settings = Mapping[str, str]
+
+_KEY = "key"
+_TEXTS_OF_BOOL = {"true": True, "false": False}
+
+
+def keyed(key: str, default: T) -> T:
+    """Declare a dataclass field whose key is not its name in camelCase."""
+    declared: T = field(default=default, metadata={_KEY: key})
+    return declared
+
+
+# --- texts and files ------------------------------------------------------------------------------
+
+
+def parse_properties(text: str) -> dict[str, str]:
+    """Read lines of ``key=value``; blank lines and those that start with # or ! are passed over."""
+    found = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not _is_entry(line):
+            continue
+        key, mark, value = line.partition("=")
+        if not mark or not key.strip():
+            raise InvalidArgument(f"line {number} is {line!r}: key=value is allowed")
+        found[key.strip()] = value.strip()
+    return found
+
+
+def render_properties(settings: Settings) -> str:
+    """Write lines of ``key=value``; the keys in order, so that two can be compared."""
+    return "".join(f"{key}={settings[key]}\n" for key in sorted(settings))
+
+
+def changed_properties(text: str, changes: Settings) -> str:
+    """Return the lines with some values changed or added, and everything else as it was."""
+    left = dict(changes)
+    lines = []
+    for line in text.splitlines():
+        key = line.partition("=")[0].strip()
+        changed = _is_entry(line) and key in changes
+        lines.append(f"{key}={changes[key]}" if changed else line)
+        if changed:
+            left.pop(key, None)
+    lines += [f"{key}={value}" for key, value in left.items()]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def parse_toml(text: str) -> dict[str, str]:
+    """Read TOML; keys of a table are preceded by its name and a dot."""
+    try:
+        return dict(_flat(tomllib.loads(text), ""))
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidArgument(f"not TOML: {error}") from error
+
+
+def read_settings(path: Path) -> dict[str, str]:
+    """Read a file, as TOML if its name ends so and as ``key=value`` lines otherwise."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"configuration {path} cannot be read: {error}") from error
+    try:
+        return parse_toml(text) if is_toml(path) else parse_properties(text)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"configuration {path}: {error}") from error
+
+
+def is_toml(path: Path) -> bool:
+    return path.suffix.lower() == ".toml"
+
+
+def _is_entry(line: str) -> bool:
+    return bool(line.strip()) and line.lstrip()[0] not in "#!"
+
+
+def _flat(table: Mapping[str, Any], prefix: str) -> Iterable[tuple[str, str]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        elif isinstance(value, bool):
+            yield prefix + key, str(value).lower()
+        elif isinstance(value, str | int | float):
+            yield prefix + key, str(value)
+        else:
+            raise InvalidArgument(
+                f"{prefix}{key} is {value!r}: a text, number or boolean is allowed"
+            )
+
+
+# --- from settings to a configuration and back ----------------------------------------------------
+
+
+def configured(kind: type[C], settings: Settings) -> C:
+    """Make a configuration; raises InvalidArgument that names every unknown key and bad value."""
+    by_key = {_key(declared): declared.name for declared in fields(kind)}
+    types_by_name = get_type_hints(kind)
+    problems, values = [], {}
+    for key, text in settings.items():
+        name = by_key.get(key)
+        if name is None:
+            problems.append(f"{key} is not a setting: {', '.join(sorted(by_key))} are")
+            continue
+        try:
+            values[name] = _parsed(text, types_by_name[name])
+        except InvalidArgument as error:
+            problems.append(f"{key} is {text!r}: {error}")
+    if problems:
+        raise InvalidArgument("; ".join(problems))
+    return kind(**values)
+
+
+def described(config: Config) -> dict[str, str]:
+    """Return every setting that has a value, by key, as the text that `configured` reads."""
+    values = {_key(declared): getattr(config, declared.name) for declared in fields(config)}
+    return {key: _text(value) for key, value in values.items() if value is not None}
+
+
+def keys_of(kind: type[Config]) -> dict[str, str | None]:
+    """Return every key of a configuration with the text of its default; None when it has none."""
+    return {
+        _key(declared): None
+        if declared.default is MISSING or declared.default is None
+        else _text(declared.default)
+        for declared in fields(kind)
+    }
+
+
+def _key(declared: Field[Any]) -> str:
+    first, *others = declared.name.split("_")
+    return str(declared.metadata.get(_KEY, first + "".join(map(str.capitalize, others))))
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _parsed(text: str, kind: Any) -> Any:
+    if isinstance(kind, types.UnionType):
+        # A setting that may be absent: present, it is of the other type.
+        kind = next(each for each in get_args(kind) if each is not types.NoneType)
+    return _PARSERS[kind](text)
+
+
+def _parsed_int(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise InvalidArgument("a whole number is allowed") from None
+
+
+def _parsed_bool(text: str) -> bool:
+    value = _TEXTS_OF_BOOL.get(text.lower())
+    if value is None:
+        raise InvalidArgument("true or false is allowed")
+    return value
+
+
+def _parsed_path(text: str) -> Path:
+    if not text:
+        raise InvalidArgument("the path of a file is allowed")
+    return Path(text).expanduser()
+
+
+_PARSERS: dict[type, Callable[[str], object]] = {
+    bool: _parsed_bool,
+    int: _parsed_int,
+    Path: _parsed_path,
+    str: str,
+}
