@@ -17,7 +17,7 @@ from turbopump.errors import StoreDamaged
 from turbopump.message import PhysicalOffset
 from turbopump.store.config import StoreConfig
 from turbopump.store.files import Files, OpenFiles, create_full_size
-from turbopump.store.index_file import NAME_DIGITS, IndexFile
+from turbopump.store.index_file import NAME_DIGITS, IndexFile, IndexHeader
 from turbopump.store.key_hashes import index_hashes
 from turbopump.wire.hashing import index_hash
 

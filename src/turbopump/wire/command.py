@@ -93,6 +93,12 @@ def body_parts(body: Payload) -> Sequence[Buffer]:
     return (body,) if isinstance(body, bytes | bytearray | memoryview) else body
 
 
+def whole_body(command: Command) -> bytes:
+    """Return the body in one piece; what came off the wire is one already."""
+    body = command.body
+    return body if isinstance(body, bytes) else b"".join(body_parts(body))
+
+
 def encode_header(command: Command) -> bytes:
     """Return the header in the command's own encoding."""
     if command.serialize == Serialize.JSON:

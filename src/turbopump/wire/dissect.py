@@ -14,7 +14,7 @@ from turbopump.wire.batch import decode_batch
 from turbopump.wire.bodies import BrokerRegistration
 from turbopump.wire.catalogue import REQUEST_BODIES, RESPONSE_BODIES, BodyKind
 from turbopump.wire.codes import VERSION, Language
-from turbopump.wire.command import FLAG_RESPONSE, Command, Serialize, body_parts
+from turbopump.wire.command import FLAG_RESPONSE, Command, Serialize, whole_body
 from turbopump.wire.framing import FrameDecoder, encode
 from turbopump.wire.properties import decode as decode_properties
 from turbopump.wire.record import FIXED_BYTES, MAGIC, MAGIC_V2, MessageView, decode_records
@@ -42,7 +42,7 @@ class Dissector:
 
     def fields(self, command: Command) -> Fields:
         """Return one frame as a JSON value; ``body`` is there only when its kind is known."""
-        body = b"".join(body_parts(command.body))
+        body = whole_body(command)
         found: Fields = {
             "code": command.code,
             "flag": command.flag,

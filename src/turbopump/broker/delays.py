@@ -1,0 +1,256 @@
+"""Delayed messages: kept in one queue a level, put into their own topic when their time has come.
+
+A level's queue is in order of delivery, because all its messages wait equally long. So one timer a
+level is enough: it is set for the queue's head, and a run delivers everything that is due.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turbopump.broker.config_file import ConfigFile
+from turbopump.broker.names import SCHEDULE_TOPIC
+from turbopump.broker.put import Draft, Put, record_of
+from turbopump.clock import Clock
+from turbopump.errors import RecordError, RemoteError
+from turbopump.message import QueueOffset
+from turbopump.store import outcomes
+from turbopump.store.config import ReadLimits
+from turbopump.store.outcomes import Arrival, Filter, Units
+from turbopump.store.store import Store
+from turbopump.wire import properties as names
+from turbopump.wire.bodies import DelayOffsets
+from turbopump.wire.record import MessageView, Record, decode_record
+
+_log = logging.getLogger(__name__)
+
+RUN_COUNT_MAX = 256
+"""Messages delivered in one turn of the event loop, so that others get their turn too."""
+
+RETRY_MS = 100
+"""How long to wait after the store refused a delivery."""
+
+LOOK_MS = 1000
+"""The longest wait between two looks at the clock, which somebody may set."""
+
+_RUN_LIMITS = ReadLimits(
+    memory_bytes_max=8 * 1024 * 1024,
+    memory_count_max=RUN_COUNT_MAX,
+    disk_bytes_max=8 * 1024 * 1024,
+    disk_count_max=RUN_COUNT_MAX,
+    scan_units_max=RUN_COUNT_MAX,
+)
+
+
+class Due:
+    """The filter that lets pass the messages at the front of a level's queue whose time has come.
+
+    ``forgive`` lets pass those too that lie further ahead than any message of the level can, which
+    happens when the clock was set back after they were stored.
+    """
+
+    def __init__(self, now_ms: int, delay_ms: int, *, forgive: bool) -> None:
+        self._now_ms = now_ms
+        self._latest_ms = now_ms + delay_ms
+        self._forgive = forgive
+        self.head_ms: int | None = None
+        """When the first of them is to be delivered."""
+
+    def __call__(self, units: Units) -> NDArray[np.bool_]:
+        times = units["tags_code"]
+        self.head_ms = int(times[0])
+        due = times <= self._now_ms
+        if self._forgive:
+            due |= times > self._latest_ms
+        front: NDArray[np.bool_] = np.logical_and.accumulate(due)
+        return front
+
+
+class Level:
+    """One delay level: how far its queue has been delivered, and when to look again."""
+
+    __slots__ = ("delay_ms", "held_until_ms", "number", "offset", "safe_offset", "timer")
+
+    def __init__(self, number: int, delay_ms: int) -> None:
+        self.number = number
+        self.delay_ms = delay_ms
+        self.offset = QueueOffset(0)
+        self.safe_offset = QueueOffset(0)
+        """Up to here what was delivered is as durable as the store's mode promises."""
+        self.timer: asyncio.TimerHandle | None = None
+        self.held_until_ms: int | None = None
+        """Set when the head lies further ahead than its delay: the clock was set back."""
+
+    @property
+    def queue_id(self) -> int:
+        return self.number - 1
+
+
+class Delays:
+    """Delivers delayed messages: never early, and late by no more than the store needs."""
+
+    def __init__(
+        self, store: Store, put: Put, file: ConfigFile, levels_ms: Sequence[int], clock: Clock
+    ) -> None:
+        self._store = store
+        self._put = put
+        self._file = file
+        self._clock = clock
+        self._levels = [Level(n, delay_ms) for n, delay_ms in enumerate(levels_ms, start=1)]
+        self._saved: dict[int, int] = {}
+        self._running = False
+
+    @property
+    def progress(self) -> DelayOffsets:
+        """The next offset to be delivered, by level; levels never used are left out."""
+        return DelayOffsets(
+            offset_table={level.number: level.safe_offset for level in self._levels if level.offset}
+        )
+
+    def load(self) -> None:
+        """Read how far delivery has come."""
+        saved = self._file.load(DelayOffsets)
+        self._saved = dict(saved.offset_table) if saved is not None else {}
+        for level in self._levels:
+            level.offset = level.safe_offset = QueueOffset(self._saved.get(level.number, 0))
+
+    def save(self) -> None:
+        """Write down how far delivery has come, if it has."""
+        progress = self.progress
+        if progress.offset_table != self._saved:
+            self._file.save(progress.encode())
+            self._saved = dict(progress.offset_table)
+
+    def start(self) -> None:
+        """Deliver what is due, and from now on what becomes due."""
+        self._running = True
+        for level in self._levels:
+            self._look_in(level, 0)
+
+    def stop(self) -> None:
+        """Deliver nothing more."""
+        self._running = False
+        for level in self._levels:
+            if level.timer is not None:
+                level.timer.cancel()
+                level.timer = None
+
+    def notify(self, arrival: Arrival) -> None:
+        """Take notice of a message that wants to be delayed: perhaps its level was empty."""
+        if arrival.topic != SCHEDULE_TOPIC or arrival.queue_id >= len(self._levels):
+            return
+        level = self._levels[arrival.queue_id]
+        if level.timer is None and self._running:
+            self._look_in(level, arrival.tags_code - self._clock.now_ms())
+
+    def _look_in(self, level: Level, wait_ms: int) -> None:
+        wait_ms = min(max(wait_ms, 0), LOOK_MS)
+        loop = asyncio.get_running_loop()
+        level.timer = loop.call_later(wait_ms / 1000, self._run, level)
+
+    def _run(self, level: Level) -> None:
+        """Deliver what is due of a level, or as much as one turn allows, and set the next look."""
+        level.timer = None
+        try:
+            wait_ms = self._deliver_due(level)
+        except RemoteError as error:
+            _log.warning("delay level %d: delivery refused, trying again: %s", level.number, error)
+            wait_ms = RETRY_MS
+        if wait_ms is not None and self._running:
+            self._look_in(level, wait_ms)
+
+    def _deliver_due(self, level: Level) -> int | None:
+        """Return how long to wait before the next look; None when the queue is empty."""
+        now_ms = self._clock.now_ms()
+        held = level.held_until_ms
+        forgive = held is not None and self._clock.monotonic_ms() >= held
+        due = Due(now_ms, level.delay_ms, forgive=forgive)
+        outcome = self._store.read(
+            SCHEDULE_TOPIC,
+            level.queue_id,
+            level.offset,
+            RUN_COUNT_MAX,
+            Filter(units=due),
+            _RUN_LIMITS,
+        )
+        match outcome:
+            case outcomes.Found():
+                self._deliver(level, outcome)
+                return 0
+            case outcomes.NoMatch():
+                return self._until(level, due.head_ms, now_ms)
+            case outcomes.OffsetTooSmall() | outcomes.OffsetTooLarge():
+                _log.warning(
+                    "delay level %d: offset %d is not in the queue, going on at %d",
+                    level.number,
+                    level.offset,
+                    outcome.next_offset,
+                )
+                level.offset = level.safe_offset = outcome.next_offset
+                return 0
+            case outcomes.MessagesRemoved():
+                # Gone before its time: one at a time, the next one may still be there.
+                level.offset = level.safe_offset = QueueOffset(level.offset + 1)
+                return 0
+            case _:
+                return None
+
+    def _until(self, level: Level, head_ms: int | None, now_ms: int) -> int:
+        wait_ms = LOOK_MS if head_ms is None else head_ms - now_ms
+        if wait_ms <= level.delay_ms:
+            level.held_until_ms = None
+        elif level.held_until_ms is None:
+            # No message waits longer than its delay, so the clock was set back. How long this one
+            # has waited is unknown: once more its full delay is late perhaps, but never early.
+            level.held_until_ms = self._clock.monotonic_ms() + level.delay_ms
+        return wait_ms
+
+    def _deliver(self, level: Level, found: outcomes.Found) -> None:
+        records = [_delivered(message) for message in found.messages]
+        groups = [[record] for record in records if record is not None]
+        behind = QueueOffset(found.queue_offsets[-1] + 1)
+
+        def done(error: BaseException | None) -> None:
+            if error is None:
+                level.safe_offset = max(level.safe_offset, behind)
+            elif level.offset >= behind:
+                # Not stored after all: the same messages again.
+                level.offset = level.safe_offset
+
+        appended = self._put.groups(groups) if groups else []
+        level.offset = behind
+        if appended:
+            self._put.when_durable(appended[-1], done)
+        else:
+            done(None)
+
+
+def _delivered(message: memoryview) -> Record | None:
+    """Make the record that goes to the message's own topic; None for one that has none."""
+    try:
+        view = decode_record(message)
+        return record_of(_own(view))
+    except (RecordError, KeyError, ValueError) as error:
+        _log.warning("delayed message cannot be delivered, passed over: %s", error)
+        return None
+
+
+def _own(view: MessageView) -> Draft:
+    # The properties stay as they are, the delay level included: it is not looked at again.
+    return Draft(
+        topic=view.properties[names.REAL_TOPIC],
+        queue_id=int(view.properties[names.REAL_QUEUE_ID]),
+        properties=view.properties,
+        body=view.stored_body,
+        flag=view.flag,
+        sys_flag=view.sys_flag,
+        born_timestamp_ms=view.born_timestamp_ms,
+        born_host=view.born_host,
+        store_host=view.store_host,
+        reconsume_times=view.reconsume_times,
+    )

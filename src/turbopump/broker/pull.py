@@ -1,0 +1,311 @@
+"""Answering pulls: messages at once, or held until one comes that the puller wants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import assert_never
+
+import msgspec
+from msgspec import Struct
+
+from turbopump.broker.arrivals import Arrivals, HeldPull
+from turbopump.broker.clients import Consumers
+from turbopump.broker.config import PERM_READ, BrokerConfig
+from turbopump.broker.groups import Groups
+from turbopump.broker.names import OFFSET_MOVED_TOPIC
+from turbopump.broker.offsets import Offsets
+from turbopump.broker.put import Draft, Put
+from turbopump.broker.stats import Stats
+from turbopump.broker.topics import Topics
+from turbopump.clock import Clock
+from turbopump.errors import InvalidArgument, RemoteError
+from turbopump.filters import tags
+from turbopump.message import MessageQueue, QueueOffset
+from turbopump.net.connection import Connection
+from turbopump.net.router import Handler
+from turbopump.store import outcomes
+from turbopump.store.outcomes import Arrival, Filter, ReadOutcome
+from turbopump.store.store import Store
+from turbopump.wire import properties as names
+from turbopump.wire.bodies import GroupConfig, MessageModel, Subscription
+from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.command import Command
+from turbopump.wire.headers import PullMessage, PullMessageAnswer
+from turbopump.wire.hosts import Host
+from turbopump.wire.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND
+
+_MASTER = 0
+
+
+class Pull(Struct, frozen=True):
+    """A pull that has been let in."""
+
+    request: Command
+    peer: Connection
+    header: PullMessage
+    group: GroupConfig
+    wanted: Filter
+
+
+class Pulls:
+    """Serves pull requests."""
+
+    def __init__(
+        self,
+        *,
+        config: BrokerConfig,
+        store_host: Host,
+        store: Store,
+        put: Put,
+        arrivals: Arrivals,
+        topics: Topics,
+        groups: Groups,
+        consumers: Consumers,
+        offsets: Offsets,
+        stats: Stats,
+        clock: Clock,
+    ) -> None:
+        self.config = config
+        self._store_host = store_host
+        self._store = store
+        self._put = put
+        self._arrivals = arrivals
+        self._topics = topics
+        self._groups = groups
+        self._consumers = consumers
+        self._offsets = offsets
+        self._stats = stats
+        self._clock = clock
+
+    def handlers(self) -> dict[int, Handler]:
+        return {RequestCode.PULL_MESSAGE: self.pull}
+
+    def pull(self, request: Command, peer: Connection) -> Command | None:
+        """Answer with messages, or hold the pull and return None."""
+        header = PullMessage.from_ext_fields(request.ext_fields)
+        group = self._admit(header)
+        pull = Pull(request, peer, header, group, self._wanted(header, group))
+        if header.sys_flag & PULL_COMMIT_OFFSET:
+            self._offsets.commit(
+                header.consumer_group, header.topic, header.queue_id, header.commit_offset
+            )
+        outcome = self._read(pull)
+        may_hold = header.sys_flag & PULL_SUSPEND and not self._arrivals.is_full
+        if may_hold and _code(outcome, header.queue_offset) == ResponseCode.PULL_NOT_FOUND:
+            self._hold(pull)
+            return None
+        return self._answer(pull, outcome)
+
+    # --- checks, in the order of the protocol -----------------------------------------------------
+
+    def _admit(self, header: PullMessage) -> GroupConfig:
+        if not self.config.access.can_read:
+            raise RemoteError(
+                ResponseCode.NO_PERMISSION,
+                f"the broker[{self.config.identity.reachable_host}] pulling message is forbidden",
+            )
+        group = self._groups.find(header.consumer_group)
+        if group is None:
+            raise RemoteError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"subscription group [{header.consumer_group}] does not exist",
+            )
+        if not group.consume_enable:
+            raise RemoteError(
+                ResponseCode.NO_PERMISSION,
+                f"subscription group no permission, {header.consumer_group}",
+            )
+        topic = self._topics.find(header.topic)
+        if topic is None:
+            raise RemoteError(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"topic[{header.topic}] not exist, apply first please!",
+            )
+        if not topic.perm & PERM_READ:
+            raise RemoteError(
+                ResponseCode.NO_PERMISSION,
+                f"the topic[{header.topic}] pulling message is forbidden",
+            )
+        if not 0 <= header.queue_id < topic.read_queue_nums:
+            raise RemoteError(
+                ResponseCode.SYSTEM_ERROR,
+                f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}]"
+                f" topicConfig.readQueueNums:[{topic.read_queue_nums}]"
+                f" consumer:[{header.consumer_group}]",
+            )
+        return group
+
+    def _wanted(self, header: PullMessage, group: GroupConfig) -> Filter:
+        if header.sys_flag & PULL_SUBSCRIPTION:
+            return _filter_of_request(header)
+        return _filter_of_subscription(self._subscription(header, group))
+
+    def _subscription(self, header: PullMessage, group: GroupConfig) -> Subscription:
+        name = header.consumer_group
+        model = self._consumers.message_model(name)
+        if model is None:
+            raise RemoteError(
+                ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's group [{name}] is not online"
+            )
+        if model is MessageModel.BROADCASTING and not group.consume_broadcast_enable:
+            raise RemoteError(
+                ResponseCode.NO_PERMISSION,
+                f"the consumer group[{name}] can not consume by broadcast way",
+            )
+        subscription = self._consumers.subscription(name, header.topic)
+        if subscription is None:
+            raise RemoteError(
+                ResponseCode.SUBSCRIPTION_NOT_EXIST,
+                f"the consumer's group [{name}] has no subscription to {header.topic}",
+            )
+        if subscription.sub_version < header.sub_version:
+            raise RemoteError(
+                ResponseCode.SUBSCRIPTION_NOT_LATEST,
+                f"the consumer's subscription of {header.topic} is newer than the broker knows",
+            )
+        return subscription
+
+    # --- reading, holding, answering --------------------------------------------------------------
+
+    def _read(self, pull: Pull) -> ReadOutcome:
+        header = pull.header
+        return self._store.read(
+            header.topic,
+            header.queue_id,
+            QueueOffset(header.queue_offset),
+            header.max_msg_nums,
+            pull.wanted,
+        )
+
+    def _hold(self, pull: Pull) -> None:
+        header = pull.header
+        polling = self.config.long_polling
+        wait_ms = header.suspend_timeout_millis if polling.enabled else polling.short_hold_ms
+        self._arrivals.hold(
+            HeldPull(
+                queue=(header.topic, header.queue_id),
+                offset=header.queue_offset,
+                owner=pull.peer,
+                wants=_wants(pull.wanted),
+                resume=lambda: self._resume(pull),
+            ),
+            max(0, wait_ms),
+        )
+
+    def _resume(self, pull: Pull) -> None:
+        """Answer a pull whose wait is over, with whatever there is now."""
+        pull.peer.answer(pull.request, self._answer(pull, self._read(pull)))
+
+    def _answer(self, pull: Pull, outcome: ReadOutcome) -> Command:
+        header = pull.header
+        code = _code(outcome, header.queue_offset)
+        answer = PullMessageAnswer(
+            suggest_which_broker_id=_MASTER,
+            next_begin_offset=outcome.next_offset,
+            min_offset=outcome.min_offset,
+            max_offset=outcome.max_offset,
+        )
+        if isinstance(outcome, outcomes.Found):
+            self._stats.get(
+                header.consumer_group,
+                header.topic,
+                header.queue_id,
+                len(outcome.messages),
+                outcome.size,
+            )
+            return pull.request.answer(
+                code, answer, remark=_STATUS[type(outcome)], body=tuple(outcome.messages)
+            )
+        if code == ResponseCode.PULL_OFFSET_MOVED:
+            self._tell_offset_moved(pull, outcome.next_offset)
+        return pull.request.answer(code, answer, remark=_STATUS[type(outcome)])
+
+    def _tell_offset_moved(self, pull: Pull, offset: int) -> None:
+        """Note for operators that a group asked for messages that are not there (any more)."""
+        header = pull.header
+        queue = MessageQueue(header.topic, self.config.identity.broker_name, header.queue_id)
+        event = {
+            "consumerGroup": header.consumer_group,
+            "messageQueue": queue,
+            "offsetNew": offset,
+            "offsetRequest": header.queue_offset,
+        }
+        group = header.consumer_group
+        try:
+            self._put.message(
+                Draft(
+                    topic=OFFSET_MOVED_TOPIC,
+                    queue_id=0,
+                    properties={names.TAGS: group, names.KEYS: group},
+                    body=msgspec.json.encode(event),
+                    born_timestamp_ms=self._clock.now_ms(),
+                    born_host=self._store_host,
+                    store_host=self._store_host,
+                )
+            )
+        except RemoteError:
+            # Only a note: a store that refuses writes must still answer reads.
+            return
+
+
+def _filter_of_request(header: PullMessage) -> Filter:
+    """Read the expression that the pull itself carries."""
+    if header.expression_type == tags.SQL92:
+        raise RemoteError(
+            ResponseCode.SYSTEM_ERROR,
+            "The broker does not support consumer to filter message by SQL92",
+        )
+    try:
+        parsed = tags.parse_tags(header.subscription)
+    except InvalidArgument as error:
+        raise RemoteError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from error
+    return Filter() if parsed.everything else Filter(tags_codes=frozenset(parsed.codes))
+
+
+def _filter_of_subscription(subscription: Subscription) -> Filter:
+    """Take the hashes that the consumer sent along: the broker does not compute them."""
+    if subscription.expression_type == tags.SQL92:
+        raise RemoteError(
+            ResponseCode.SYSTEM_ERROR,
+            "The broker does not support consumer to filter message by SQL92",
+        )
+    if subscription.sub_string == tags.EVERYTHING:
+        return Filter()
+    return Filter(tags_codes=frozenset(subscription.code_set))
+
+
+def _wants(wanted: Filter) -> Callable[[Arrival], bool]:
+    codes = wanted.tags_codes
+    if codes is None:
+        return lambda _: True
+    return lambda arrival: arrival.tags_code in codes
+
+
+_STATUS: dict[type[ReadOutcome], str] = {
+    outcomes.Found: "FOUND",
+    outcomes.NoMatch: "NO_MATCHED_MESSAGE",
+    outcomes.MessagesRemoved: "MESSAGE_WAS_REMOVING",
+    outcomes.QueueUnknown: "NO_MATCHED_LOGIC_QUEUE",
+    outcomes.QueueEmpty: "NO_MESSAGE_IN_QUEUE",
+    outcomes.OffsetTooSmall: "OFFSET_TOO_SMALL",
+    outcomes.UpToDate: "OFFSET_OVERFLOW_ONE",
+    outcomes.OffsetTooLarge: "OFFSET_OVERFLOW_BADLY",
+    outcomes.UnitsMissing: "OFFSET_FOUND_NULL",
+}
+"""What the original calls the outcomes; clients see it as the remark."""
+
+
+def _code(outcome: ReadOutcome, asked: int) -> ResponseCode:
+    match outcome:
+        case outcomes.Found():
+            return ResponseCode.SUCCESS
+        case outcomes.NoMatch() | outcomes.MessagesRemoved():
+            return ResponseCode.PULL_RETRY_IMMEDIATELY
+        case outcomes.QueueEmpty() | outcomes.QueueUnknown():
+            return ResponseCode.PULL_OFFSET_MOVED if asked else ResponseCode.PULL_NOT_FOUND
+        case outcomes.UpToDate() | outcomes.UnitsMissing():
+            return ResponseCode.PULL_NOT_FOUND
+        case outcomes.OffsetTooSmall() | outcomes.OffsetTooLarge():
+            return ResponseCode.PULL_OFFSET_MOVED
+        case _:
+            assert_never(outcome)

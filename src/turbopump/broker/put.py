@@ -1,0 +1,114 @@
+"""The one way into the store: delayed messages are diverted, refusals get their response code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from turbopump.broker.durability import Durability, OnDone
+from turbopump.broker.names import SCHEDULE_TOPIC
+from turbopump.errors import InvalidArgument, RemoteError, StoreError, WriteRefused
+from turbopump.store.outcomes import Appended
+from turbopump.store.store import Store
+from turbopump.wire import properties as names
+from turbopump.wire.codes import ResponseCode
+from turbopump.wire.hosts import Host
+from turbopump.wire.record import Record
+
+
+class Draft(Struct, frozen=True, kw_only=True):
+    """A message on its way into the store, with its properties still apart."""
+
+    topic: str
+    queue_id: int
+    properties: Mapping[str, str]
+    body: bytes
+    flag: int = 0
+    sys_flag: int = 0
+    born_timestamp_ms: int
+    born_host: Host
+    store_host: Host
+    reconsume_times: int = 0
+
+
+def delay_level_of(properties: Mapping[str, str]) -> int:
+    """Return the delay level a message asks for; 0 when it asks for none that makes sense."""
+    text = properties.get(names.DELAY, "0")
+    return int(text) if text.isdecimal() else 0
+
+
+def diverted(draft: Draft, levels: int) -> Draft:
+    """Send a message that wants delay through the delay topic, or return it as it is."""
+    level = min(delay_level_of(draft.properties), levels)
+    if level <= 0:
+        return draft
+    kept = {names.REAL_TOPIC: draft.topic, names.REAL_QUEUE_ID: str(draft.queue_id)}
+    return replace(
+        draft,
+        topic=SCHEDULE_TOPIC,
+        queue_id=level - 1,
+        properties={**draft.properties, **kept},
+    )
+
+
+def record_of(draft: Draft) -> Record:
+    """Make the record; what cannot be stored is refused with the protocol's code."""
+    try:
+        return Record(
+            topic=draft.topic.encode(),
+            queue_id=draft.queue_id,
+            body=draft.body,
+            properties=names.encode(draft.properties).encode(),
+            flag=draft.flag,
+            sys_flag=draft.sys_flag,
+            born_timestamp_ms=draft.born_timestamp_ms,
+            born_host=draft.born_host,
+            store_host=draft.store_host,
+            reconsume_times=draft.reconsume_times,
+        )
+    except InvalidArgument as error:
+        raise RemoteError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
+
+
+class Put:
+    """Appends messages; the store's refusals become answers."""
+
+    def __init__(self, store: Store, durability: Durability, delay_levels: int) -> None:
+        self._store = store
+        self._durability = durability
+        self._delay_levels = delay_levels
+
+    def record(self, draft: Draft) -> Record:
+        """Make a message's record, for the delay topic if it wants delay."""
+        return record_of(diverted(draft, self._delay_levels))
+
+    def message(self, draft: Draft) -> Appended:
+        """Append one message, to the delay topic if it wants delay."""
+        return self.records([self.record(draft)])
+
+    def records(self, records: Sequence[Record]) -> Appended:
+        """Append records together: all of them or none."""
+        return self.groups([records])[0]
+
+    def groups(self, groups: Sequence[Sequence[Record]]) -> list[Appended]:
+        """Append several such groups with one write."""
+        try:
+            appended = self._store.append_all(groups)
+        except InvalidArgument as error:
+            raise RemoteError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
+        except WriteRefused as error:
+            raise RemoteError(ResponseCode.SERVICE_NOT_AVAILABLE, str(error)) from error
+        except StoreError as error:
+            raise RemoteError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        if not appended[0].durable.done():
+            self._durability.watch(appended[0].durable)
+        return appended
+
+    def when_durable(self, appended: Appended, on_done: OnDone) -> None:
+        """Call back when a message is as durable as the store's mode promises, or cannot be."""
+        if appended.durable.done():
+            on_done(appended.durable.exception())
+        else:
+            self._durability.watch(appended.durable, on_done)

@@ -1,0 +1,130 @@
+"""Failed messages: back to their group after a delay, or to its dead letters."""
+
+from __future__ import annotations
+
+from random import Random
+
+from turbopump.broker.config import PERM_WRITE, BrokerConfig
+from turbopump.broker.groups import Groups
+from turbopump.broker.names import dead_letter_topic, retry_topic
+from turbopump.broker.put import Draft, Put
+from turbopump.broker.send import UNIT_RETRY_TOPIC, retries_max
+from turbopump.broker.stats import Stats
+from turbopump.broker.topics import Topics
+from turbopump.errors import RemoteError
+from turbopump.message import PhysicalOffset
+from turbopump.net.connection import Connection
+from turbopump.net.router import Handler
+from turbopump.store.store import Store
+from turbopump.wire import properties as names
+from turbopump.wire.bodies import GroupConfig, TopicConfig
+from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.command import Command
+from turbopump.wire.headers import SendBack
+from turbopump.wire.record import MessageView, decode_record
+
+FIRST_RETRY_LEVEL = 3
+"""The delay level of the first retry: 10 s with the default levels."""
+
+GIVE_UP = -1
+"""The delay level by which a consumer says that it will never succeed."""
+
+
+class Retries:
+    """Serves the requests that send a message back."""
+
+    def __init__(
+        self,
+        *,
+        config: BrokerConfig,
+        store: Store,
+        put: Put,
+        topics: Topics,
+        groups: Groups,
+        stats: Stats,
+        chance: Random,
+    ) -> None:
+        self.config = config
+        self._store = store
+        self._put = put
+        self._topics = topics
+        self._groups = groups
+        self._stats = stats
+        self._chance = chance
+
+    def handlers(self) -> dict[int, Handler]:
+        return {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
+
+    def send_back(self, request: Command, _peer: Connection) -> Command:
+        """Store a failed message anew, for a later try or as a dead letter."""
+        header = SendBack.from_ext_fields(request.ext_fields)
+        group = self._group(header.group)
+        if group.retry_queue_nums <= 0:
+            # The group wants no retries: what fails is dropped.
+            return request.answer(ResponseCode.SUCCESS)
+        retry = self._retry_topic(header, group)
+        failed = self._failed_message(header)
+        most = retries_max(request, header.max_reconsume_times, group.retry_max_times)
+        gives_up = failed.reconsume_times >= most or header.delay_level < 0
+        if gives_up:
+            target = self._topics.create_internal(dead_letter_topic(header.group), queues=1)
+            level = 0
+        else:
+            target = retry
+            level = header.delay_level or FIRST_RETRY_LEVEL + failed.reconsume_times
+        queue_id = self._chance.randrange(target.write_queue_nums)
+        self._put.message(_again(failed, target.topic_name, queue_id, level))
+        self._stats.sent_back(header.group, failed.topic)
+        return request.answer(ResponseCode.SUCCESS)
+
+    def _group(self, name: str) -> GroupConfig:
+        group = self._groups.find(name)
+        if group is None:
+            raise RemoteError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {name}"
+            )
+        if not self.config.access.can_write:
+            host = self.config.identity.reachable_host
+            raise RemoteError(
+                ResponseCode.NO_PERMISSION, f"the broker[{host}] sending message is forbidden"
+            )
+        return group
+
+    def _retry_topic(self, header: SendBack, group: GroupConfig) -> TopicConfig:
+        unit = UNIT_RETRY_TOPIC if header.unit_mode else 0
+        name = retry_topic(header.group)
+        topic = self._topics.create_internal(name, queues=group.retry_queue_nums, sys_flag=unit)
+        if not topic.perm & PERM_WRITE:
+            raise RemoteError(
+                ResponseCode.NO_PERMISSION, f"the topic[{name}] sending message is forbidden"
+            )
+        return topic
+
+    def _failed_message(self, header: SendBack) -> MessageView:
+        stored = self._store.message_at(PhysicalOffset(header.offset))
+        if stored is None:
+            raise RemoteError(
+                ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}"
+            )
+        return decode_record(stored)
+
+
+def _again(failed: MessageView, topic: str, queue_id: int, level: int) -> Draft:
+    """Make the next version of a failed message: same body and origin, counted once more."""
+    properties = dict(failed.properties)
+    properties.setdefault(names.RETRY_TOPIC, failed.topic)
+    properties.setdefault(names.ORIGIN_MESSAGE_ID, failed.offset_id)
+    properties[names.WAIT] = "false"
+    properties[names.DELAY] = str(level)
+    return Draft(
+        topic=topic,
+        queue_id=queue_id,
+        properties=properties,
+        body=failed.stored_body,
+        flag=failed.flag,
+        sys_flag=failed.sys_flag,
+        born_timestamp_ms=failed.born_timestamp_ms,
+        born_host=failed.born_host,
+        store_host=failed.store_host,
+        reconsume_times=failed.reconsume_times + 1,
+    )

@@ -1,0 +1,336 @@
+"""Accepting messages: checked, perhaps given a topic, stored, and answered when that is true."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from random import Random
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from turbopump.broker.config import BrokerConfig
+from turbopump.broker.durability import Durability, NotDurableYet
+from turbopump.broker.groups import Groups
+from turbopump.broker.names import (
+    RETRY_PREFIX,
+    check_name,
+    dead_letter_topic,
+    is_forbidden_to_send,
+)
+from turbopump.broker.overload import LoopLag
+from turbopump.broker.put import Draft, Put, delay_level_of, record_of
+from turbopump.broker.stats import Stats
+from turbopump.broker.topics import Topics
+from turbopump.clock import Clock
+from turbopump.errors import BodyError, RemoteError
+from turbopump.net.connection import Connection
+from turbopump.net.router import Handler
+from turbopump.store.outcomes import Appended
+from turbopump.wire import properties as names
+from turbopump.wire.batch import decode_batch
+from turbopump.wire.bodies import TopicConfig
+from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.command import Command, whole_body
+from turbopump.wire.headers import BrokerTraits, SendMessage, SendMessageAnswer, SendMessageV2
+from turbopump.wire.hosts import Host, host, split_address
+from turbopump.wire.ids import offset_id
+from turbopump.wire.record import Record
+from turbopump.wire.sysflag import MULTI_TAGS, Transaction, transaction_of
+
+UNIT_TOPIC = 1
+UNIT_RETRY_TOPIC = 2
+
+_CLIENT_LIMITS_RETRIES_SINCE = 121
+"""From this version number on, a client's own limit of retries counts."""
+
+
+class Accepted(Struct, frozen=True):
+    """A send that has passed the checks, and where it goes."""
+
+    header: SendMessage
+    topic: str
+    queue_id: int
+    sys_flag: int
+    body: bytes
+    born_host: Host
+
+
+class Sends:
+    """Serves the requests that bring messages."""
+
+    def __init__(
+        self,
+        *,
+        config: BrokerConfig,
+        store_host: Host,
+        put: Put,
+        durability: Durability,
+        lag: LoopLag,
+        topics: Topics,
+        groups: Groups,
+        stats: Stats,
+        clock: Clock,
+        chance: Random,
+    ) -> None:
+        self.config = config
+        self._store_host = store_host
+        self._put = put
+        self._durability = durability
+        self._lag = lag
+        self._topics = topics
+        self._groups = groups
+        self._stats = stats
+        self._clock = clock
+        self._chance = chance
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            RequestCode.SEND_MESSAGE: self.send,
+            RequestCode.SEND_MESSAGE_V2: self.send_v2,
+            RequestCode.SEND_BATCH_MESSAGE: self.send_v2,
+        }
+
+    def send(self, request: Command, peer: Connection) -> Command | None:
+        """Serve a send whose fields have long names."""
+        return self._serve(request, peer, SendMessage.from_ext_fields(request.ext_fields))
+
+    def send_v2(self, request: Command, peer: Connection) -> Command | None:
+        """Serve a send whose fields have letters for names."""
+        return self._serve(request, peer, SendMessageV2.from_ext_fields(request.ext_fields))
+
+    def _serve(self, request: Command, peer: Connection, header: SendMessage) -> Command | None:
+        """Answer at once, or return None and answer when the message is durable."""
+        try:
+            self._refuse_when_busy()
+            accepted = self._accept(request, peer, header)
+            records, waits = self._batch(accepted) if header.batch else self._single(accepted)
+            appended = self._put.records(records)
+        except RemoteError as error:
+            return request.answer(error.code, self._traits, remark=error.remark)
+        size = sum([record.size for record in records])
+        self._stats.put(accepted.topic, accepted.queue_id, len(records), size)
+        return self._answer(request, peer, appended, accepted.queue_id, waits)
+
+    @property
+    def _traits(self) -> BrokerTraits:
+        identity = self.config.identity
+        return BrokerTraits(region=identity.region, trace_on=identity.trace_on)
+
+    def _refuse_when_busy(self) -> None:
+        if self._durability.is_full:
+            raise RemoteError(
+                ResponseCode.SYSTEM_BUSY,
+                f"[OVERLOAD]{len(self._durability)} messages wait for the disk already:"
+                " start flow control for a while",
+            )
+        overload = self.config.overload
+        waited_ms = self._lag.lag_ms
+        if overload.fast_failure and waited_ms > overload.send_wait_max_ms:
+            raise RemoteError(
+                ResponseCode.SYSTEM_BUSY,
+                f"[TIMEOUT_CLEAN_QUEUE]broker busy, requests wait for {waited_ms} ms:"
+                " start flow control for a while",
+            )
+
+    # --- checks -----------------------------------------------------------------------------------
+
+    def _accept(self, request: Command, peer: Connection, header: SendMessage) -> Accepted:
+        body = whole_body(request)
+        self._check_size(len(body))
+        topic = self.admit(header)
+        queue_id = header.queue_id
+        if queue_id < 0:
+            queue_id = self._chance.randrange(topic.write_queue_nums)
+        name = topic.topic_name
+        if name.startswith(RETRY_PREFIX) and self._is_hopeless(request, header):
+            dead_letters = dead_letter_topic(name.removeprefix(RETRY_PREFIX))
+            name, queue_id = self._topics.create_internal(dead_letters, queues=1).topic_name, 0
+        multi_tags = MULTI_TAGS if topic.topic_filter_type == "MULTI_TAG" else 0
+        return Accepted(
+            header, name, queue_id, header.sys_flag | multi_tags, body, host_of(peer.peer_address)
+        )
+
+    def admit(self, header: SendMessage) -> TopicConfig:
+        """Return the topic that a message may be stored in, made from its template if need be."""
+        starts_ms = self.config.access.sends_from_ms
+        if starts_ms > self._clock.now_ms():
+            raise RemoteError(
+                ResponseCode.SYSTEM_ERROR,
+                f"broker unable to service, until {starts_ms} (startAcceptSendRequestTimeStamp)",
+            )
+        topic = self._topics.find(header.topic)
+        if topic is None:
+            topic = self._create_topic(header)
+        if is_forbidden_to_send(header.topic):
+            raise RemoteError(
+                ResponseCode.NO_PERMISSION,
+                f"Sending message to topic[{header.topic}] is forbidden.",
+            )
+        # A broker that is not writable still takes plain sends: clients avoid it by its route.
+        if topic.order and not self.config.access.can_write:
+            raise self._forbidden("sending message")
+        queues = max(topic.read_queue_nums, topic.write_queue_nums)
+        if header.queue_id >= queues or (header.queue_id < 0 and topic.write_queue_nums < 1):
+            raise RemoteError(
+                ResponseCode.SYSTEM_ERROR,
+                f"request queueId[{header.queue_id}] is illegal: topic {topic.topic_name}"
+                f" has {queues} queues",
+            )
+        return topic
+
+    def _create_topic(self, header: SendMessage) -> TopicConfig:
+        wrong = check_name(header.topic)
+        if wrong is not None:
+            raise RemoteError(ResponseCode.SYSTEM_ERROR, wrong)
+        unit = 0
+        if header.unit_mode:
+            unit = UNIT_RETRY_TOPIC if header.topic.startswith(RETRY_PREFIX) else UNIT_TOPIC
+        topic = self._topics.create_by_send(
+            header.topic, header.default_topic, header.default_topic_queue_nums, unit
+        )
+        if topic is None:
+            raise RemoteError(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"topic[{header.topic}] not exist, apply first please! No topic can be made from"
+                f" the template {header.default_topic!r} here.",
+            )
+        return topic
+
+    def _is_hopeless(self, request: Command, header: SendMessage) -> bool:
+        """Whether a message was retried as often as its group allows."""
+        name = header.topic.removeprefix(RETRY_PREFIX)
+        group = self._groups.find(name)
+        if group is None:
+            raise RemoteError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {name}"
+            )
+        most = retries_max(request, header.max_reconsume_times, group.retry_max_times)
+        return (header.reconsume_times or 0) >= most
+
+    def _check_size(self, size: int) -> None:
+        most = self.config.limits.message_bytes_max
+        if size > most:
+            raise RemoteError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"the message is illegal: a body of {size} bytes, at most {most} (maxMessageSize)",
+            )
+
+    def _forbidden(self, what: str) -> RemoteError:
+        place = self.config.identity.reachable_host
+        return RemoteError(ResponseCode.NO_PERMISSION, f"the broker[{place}] {what} is forbidden")
+
+    # --- storing ----------------------------------------------------------------------------------
+
+    def _single(self, accepted: Accepted) -> tuple[list[Record], bool]:
+        """Return the record of a single send, and whether the sender waits for the disk."""
+        properties = names.decode(accepted.header.properties or "")
+        if properties.get(names.TRANSACTION_PREPARED, "").lower() == "true":
+            raise self._forbidden("sending transaction message")
+        waits = properties.get(names.WAIT, "true").lower() == "true"
+        if delay_level_of(properties) == 0:
+            # Delayed messages keep it, as the original's do.
+            properties.pop(names.WAIT, None)
+        properties[names.CLUSTER] = self.config.identity.cluster
+        draft = self._draft(accepted, properties, accepted.body)
+        return [self._put.record(draft)], waits
+
+    def _batch(self, accepted: Accepted) -> tuple[list[Record], bool]:
+        """Return the records of a batch, and whether the sender waits for the disk."""
+        shared = names.decode(accepted.header.properties or "")
+        try:
+            entries = list(decode_batch(accepted.body))
+        except BodyError as error:
+            raise RemoteError(ResponseCode.MESSAGE_ILLEGAL, f"batch: {error}") from error
+        in_transaction = transaction_of(accepted.sys_flag) is not Transaction.NONE
+        if not entries or delay_level_of(shared) > 0 or in_transaction:
+            raise RemoteError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                "a batch must have messages, and neither a delay nor a transaction",
+            )
+        waits = shared.get(names.WAIT, "true").lower() == "true"
+        shared[names.CLUSTER] = self.config.identity.cluster
+        of_all = names.encode(shared).encode()
+        bare = record_of(self._draft(accepted, {}, b""))
+        return [
+            _filled(bare, entry.body, _joined(entry.properties, of_all), entry.flag)
+            for entry in entries
+        ], waits
+
+    def _draft(self, accepted: Accepted, properties: dict[str, str], body: bytes) -> Draft:
+        header = accepted.header
+        return Draft(
+            topic=accepted.topic,
+            queue_id=accepted.queue_id,
+            properties=properties,
+            body=body,
+            flag=header.flag,
+            sys_flag=accepted.sys_flag,
+            born_timestamp_ms=header.born_timestamp,
+            born_host=accepted.born_host,
+            store_host=self._store_host,
+            reconsume_times=header.reconsume_times or 0,
+        )
+
+    # --- answering --------------------------------------------------------------------------------
+
+    def _answer(
+        self, request: Command, peer: Connection, appended: Appended, queue_id: int, waits: bool
+    ) -> Command | None:
+        ids = [offset_id(self._store_host, offset) for offset in appended.physical_offsets]
+        identity = self.config.identity
+        stored = SendMessageAnswer(
+            region=identity.region,
+            trace_on=identity.trace_on,
+            msg_id=",".join(ids),
+            queue_id=queue_id,
+            queue_offset=appended.queue_offset,
+        )
+        if not waits or appended.durable.done():
+            return request.answer(ResponseCode.SUCCESS, stored)
+
+        def done(error: BaseException | None) -> None:
+            peer.answer(request, self._late_answer(request, stored, error))
+
+        self._durability.when_done(appended.durable, done)
+        return None
+
+    def _late_answer(
+        self, request: Command, stored: SendMessageAnswer, error: BaseException | None
+    ) -> Command:
+        match error:
+            case None:
+                return request.answer(ResponseCode.SUCCESS, stored)
+            case NotDurableYet():
+                remark = "stored, but not on disk within syncFlushTimeout"
+                return request.answer(ResponseCode.FLUSH_DISK_TIMEOUT, stored, remark=remark)
+            case _:
+                remark = f"not stored: {error}"
+                code = ResponseCode.SERVICE_NOT_AVAILABLE
+                return request.answer(code, self._traits, remark=remark)
+
+
+@lru_cache(maxsize=16384)
+def host_of(peer_address: str) -> Host:
+    """Return a peer's address as messages keep it."""
+    return host(*split_address(peer_address))
+
+
+def retries_max(request: Command, wanted: int | None, of_group: int) -> int:
+    """Return how often a message may be retried: the client decides if it is new enough."""
+    if wanted is not None and request.version >= _CLIENT_LIMITS_RETRIES_SINCE:
+        return wanted
+    return of_group
+
+
+def _joined(own: bytes, shared: bytes) -> bytes:
+    separator = names.ENTRY_END.encode()
+    return own + shared if not own or own.endswith(separator) else own + separator + shared
+
+
+def _filled(bare: Record, body: bytes, properties: bytes, flag: int) -> Record:
+    if len(properties) > names.BYTES_MAX:
+        raise RemoteError(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"properties of {len(properties)} bytes: at most {names.BYTES_MAX}",
+        )
+    return replace(bare, body=body, properties=properties, flag=flag)

@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from turbopump.broker.arrivals import Arrivals, HeldPull
+from turbopump.message import QueueOffset
+from turbopump.store.outcomes import Arrival
+from turbopump.testing import VirtualTimeLoop, virtual_loop, virtual_time
+
+
+def arrival(topic: str = "T", queue_id: int = 0, offset: int = 0, tags_code: int = 0) -> Arrival:
+    return Arrival(
+        topic=topic,
+        queue_id=queue_id,
+        queue_offset=QueueOffset(offset),
+        tags_code=tags_code,
+        store_timestamp_ms=0,
+        properties=b"",
+    )
+
+
+class Held:
+    """A held pull that counts its answers."""
+
+    def __init__(
+        self, queue_id: int = 0, wants: Callable[[Arrival], bool] = lambda _: True, owner: str = "c"
+    ) -> None:
+        self.answers = 0
+        self.pull = HeldPull(("T", queue_id), 0, owner, wants, self._answer)
+
+    def _answer(self) -> None:
+        self.answers += 1
+
+
+@virtual_time()
+async def test_an_arrival_wakes_exactly_the_pulls_that_want_it() -> None:
+    arrivals = Arrivals(virtual_loop().clock, held_max=10)
+    everything = Held()
+    red = Held(wants=lambda message: message.tags_code == 1)
+    blue = Held(wants=lambda message: message.tags_code == 2)
+    elsewhere = Held(queue_id=1)
+    for held in (everything, red, blue, elsewhere):
+        arrivals.hold(held.pull, 15_000)
+    arrivals.notify(arrival(tags_code=1))
+    await asyncio.sleep(0)
+    assert [held.answers for held in (everything, red, blue, elsewhere)] == [1, 1, 0, 0]
+    assert len(arrivals) == 2
+    arrivals.release_all()
+
+
+@virtual_time()
+async def test_messages_that_arrive_together_are_answered_together() -> None:
+    arrivals = Arrivals(virtual_loop().clock, held_max=10)
+    held = Held()
+    arrivals.hold(held.pull, 15_000)
+    for offset in range(5):
+        arrivals.notify(arrival(offset=offset))
+    assert held.answers == 0, "the answer waits for the rest of the turn"
+    await asyncio.sleep(0)
+    assert held.answers == 1
+
+
+@virtual_time()
+async def test_a_pull_is_answered_when_its_time_is_over_and_never_before() -> None:
+    clock = virtual_loop().clock
+    arrivals = Arrivals(clock, held_max=10)
+    held = Held()
+    arrivals.hold(held.pull, 15_000)
+    await asyncio.sleep(14.999)
+    assert held.answers == 0
+    await asyncio.sleep(0.101)
+    assert held.answers == 1
+    assert len(arrivals) == 0
+
+
+@virtual_time()
+async def test_the_sweep_wakes_what_an_arrival_missed() -> None:
+    arrivals = Arrivals(virtual_loop().clock, held_max=10)
+    behind, up_to_date = Held(queue_id=0), Held(queue_id=1)
+    arrivals.hold(behind.pull, 15_000)
+    arrivals.hold(up_to_date.pull, 15_000)
+    arrivals.sweep(lambda topic, queue_id: 1 if queue_id == 0 else 0)
+    await asyncio.sleep(0)
+    assert (behind.answers, up_to_date.answers) == (1, 0)
+    arrivals.release_all()
+
+
+@virtual_time()
+async def test_pulls_of_a_peer_that_is_gone_are_dropped() -> None:
+    arrivals = Arrivals(virtual_loop().clock, held_max=10)
+    gone, here = Held(owner="gone"), Held(owner="here")
+    arrivals.hold(gone.pull, 1000)
+    arrivals.hold(here.pull, 1000)
+    arrivals.notify(arrival())
+    arrivals.forget("gone")
+    arrivals.forget("never seen")
+    await asyncio.sleep(5)
+    assert (gone.answers, here.answers) == (0, 1)
+
+
+@virtual_time()
+async def test_one_broken_answer_does_not_stop_the_others() -> None:
+    arrivals = Arrivals(virtual_loop().clock, held_max=10)
+
+    def broken() -> None:
+        raise RuntimeError("broken")
+
+    held = Held()
+    arrivals.hold(HeldPull(("T", 0), 0, "c", lambda _: True, broken), 1000)
+    arrivals.hold(held.pull, 1000)
+    arrivals.notify(arrival())
+    await asyncio.sleep(0)
+    assert held.answers == 1
+
+
+@virtual_time()
+async def test_full() -> None:
+    arrivals = Arrivals(virtual_loop().clock, held_max=1)
+    assert not arrivals.is_full
+    arrivals.hold(Held().pull, 1000)
+    assert arrivals.is_full
+    arrivals.release_all()
+    assert not arrivals.is_full
+
+
+class ArrivalsMachine(RuleBasedStateMachine):
+    """Whatever happens in whatever order, each pull is answered once or dropped with its owner."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = VirtualTimeLoop()
+        self.arrivals = Arrivals(self.loop.clock, held_max=1000)
+        self.held: list[Held] = []
+        self.gone: set[str] = set()
+
+    def run(self, action: Callable[[], None], seconds: float = 0) -> None:
+        async def act() -> None:
+            action()
+            await asyncio.sleep(seconds)
+
+        self.loop.run_until_complete(act())
+
+    @rule(queue_id=st.integers(0, 2), tag=st.integers(0, 2), wait_ms=st.integers(0, 300))
+    def hold(self, queue_id: int, tag: int, wait_ms: int) -> None:
+        owner = f"owner-{len(self.held) % 3}"
+        self.gone.discard(owner)
+        held = Held(queue_id, lambda message: tag in (0, message.tags_code), owner)
+        self.held.append(held)
+        self.run(lambda: self.arrivals.hold(held.pull, wait_ms))
+
+    @rule(queue_id=st.integers(0, 2), tag=st.integers(1, 2))
+    def arrive(self, queue_id: int, tag: int) -> None:
+        before = {held: held.answers for held in self.held}
+        waiting = [held for held in self.held if held.pull in self.waiting()]
+        self.run(lambda: self.arrivals.notify(arrival(queue_id=queue_id, tags_code=tag)))
+        for held in waiting:
+            wanted = held.pull.queue == ("T", queue_id) and held.pull.wants(
+                arrival(queue_id=queue_id, tags_code=tag)
+            )
+            assert held.answers == before[held] + wanted
+
+    @rule(number=st.integers(0, 2))
+    def leave(self, number: int) -> None:
+        self.run(lambda: self.arrivals.forget(f"owner-{number}"))
+        assert not [held for held in self.waiting() if held.owner == f"owner-{number}"]
+
+    @rule(seconds=st.sampled_from([0.01, 0.1, 1.0]))
+    def pass_time(self, seconds: float) -> None:
+        self.run(lambda: None, seconds)
+        if seconds == 1.0:
+            assert len(self.arrivals) == 0
+
+    def waiting(self) -> set[HeldPull]:
+        return {pull for held in self.arrivals._by_queue.values() for pull in held}
+
+    @invariant()
+    def answered_at_most_once_and_tables_agree(self) -> None:
+        waiting = self.waiting()
+        assert all(held.answers <= 1 for held in self.held)
+        assert not [held for held in self.held if held.answers and held.pull in waiting]
+        owned = {pull for held in self.arrivals._by_owner.values() for pull in held}
+        assert waiting == owned
+        assert len(self.arrivals) == len(waiting)
+
+    def teardown(self) -> None:
+        self.run(self.arrivals.release_all)
+        self.loop.close()
+
+
+TestArrivalsMachine = ArrivalsMachine.TestCase
+TestArrivalsMachine.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
