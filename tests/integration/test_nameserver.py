@@ -1,0 +1,508 @@
+"""A name server and its peers, over the memory network in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import zlib
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from nameserver_peers import (
+    TIMEOUT_MS,
+    Peer,
+    config_at,
+    name_server_on,
+    peer_on,
+    registration,
+    registration_body,
+)
+from turbopump.errors import ConnectFailed, StoreDamaged
+from turbopump.nameserver import NameServer
+from turbopump.testing import MemoryNetwork, virtual_time
+from turbopump.wire import headers
+from turbopump.wire.bodies import ClusterInfo, DataVersion, KeyValues, TopicList, TopicRoute
+from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.command import Command, request
+from turbopump.wire.hashing import body_crc
+from turbopump.wire.registration import encode_compressed
+
+Code = RequestCode
+
+
+def body_of(answer: Command) -> bytes:
+    assert isinstance(answer.body, bytes)
+    return answer.body
+
+
+async def route_of(peer: Peer, server: NameServer, topic: str) -> TopicRoute:
+    answer = await peer.ask(server, Code.GET_ROUTEINFO_BY_TOPIC, headers.RouteOf(topic=topic))
+    assert answer.code == ResponseCode.SUCCESS
+    return TopicRoute.decode(body_of(answer))
+
+
+# --- brokers come and go --------------------------------------------------------------------------
+
+
+@virtual_time()
+async def test_broker_disappears_after_120_s_of_silence(tmp_path: Path) -> None:
+    network = MemoryNetwork()
+    async with (
+        name_server_on(network, config_at(tmp_path)) as server,
+        peer_on(network) as broker,
+        peer_on(network) as client,
+    ):
+        await broker.register(server)
+        # The connection stays in use, so that its being idle does not remove the broker first.
+        for _ in range(12):
+            await asyncio.sleep(9.9)
+            await broker.topics(server)
+            assert await client.has_route(server)
+        await asyncio.sleep(15)
+        assert not await client.has_route(server)
+
+
+@virtual_time()
+async def test_broker_that_registers_every_30_s_stays(tmp_path: Path) -> None:
+    network = MemoryNetwork()
+    async with (
+        name_server_on(network, config_at(tmp_path)) as server,
+        peer_on(network) as broker,
+        peer_on(network) as client,
+    ):
+        for _ in range(120):
+            await broker.register(server)
+            await asyncio.sleep(30)
+            assert await client.has_route(server)
+
+
+@virtual_time()
+async def test_broker_that_only_asks_for_its_version_stays(tmp_path: Path) -> None:
+    network = MemoryNetwork()
+    async with (
+        name_server_on(network, config_at(tmp_path)) as server,
+        peer_on(network) as broker,
+        peer_on(network) as client,
+    ):
+        await broker.register(server)
+        identity = broker.registration()
+        for _ in range(10):
+            await asyncio.sleep(30)
+            same = DataVersion(counter=1)
+            answer = await broker.ask(server, Code.QUERY_DATA_VERSION, identity, same.encode())
+            assert answer.ext_fields == {"changed": "false"}
+            assert DataVersion.decode(body_of(answer)) == same
+        assert await client.has_route(server)
+
+
+@virtual_time()
+async def test_silent_broker_loses_its_connection(tmp_path: Path) -> None:
+    network = MemoryNetwork()
+    async with name_server_on(network, config_at(tmp_path)) as server, peer_on(network) as broker:
+        await broker.register(server)
+        connection = await broker.pool.connection(server.address)
+        for _ in range(13):
+            await asyncio.sleep(9.9)
+            if connection.is_open:
+                await broker.topics(server)
+        assert not connection.is_open
+
+
+@virtual_time()
+async def test_closed_connection_removes_the_broker_at_once(tmp_path: Path) -> None:
+    network = MemoryNetwork()
+    async with (
+        name_server_on(network, config_at(tmp_path)) as server,
+        peer_on(network) as broker,
+        peer_on(network) as client,
+    ):
+        await broker.register(server)
+        assert await client.has_route(server)
+        network.cut(broker.host)
+        await asyncio.sleep(0.01)
+        assert not await client.has_route(server)
+
+
+@virtual_time()
+async def test_old_connection_of_a_broker_that_came_back_may_close(tmp_path: Path) -> None:
+    network = MemoryNetwork()
+    async with (
+        name_server_on(network, config_at(tmp_path)) as server,
+        peer_on(network, "b") as broker,
+        peer_on(network) as client,
+    ):
+        async with peer_on(network, "b") as broker_before:
+            await broker_before.register(server)
+            await broker.register(server)
+        await asyncio.sleep(0.01)
+        assert await client.has_route(server)
+
+
+@virtual_time()
+async def test_idle_connection_removes_the_broker(tmp_path: Path) -> None:
+    network = MemoryNetwork()
+    async with (
+        name_server_on(network, config_at(tmp_path)) as server,
+        peer_on(network) as broker,
+        peer_on(network) as client,
+    ):
+        await broker.register(server)
+        await asyncio.sleep(121)
+        assert not await client.has_route(server)
+
+
+@virtual_time()
+async def test_unregistering_removes_at_once(tmp_path: Path) -> None:
+    network = MemoryNetwork()
+    async with (
+        name_server_on(network, config_at(tmp_path)) as server,
+        peer_on(network) as master,
+        peer_on(network) as slave,
+        peer_on(network) as client,
+    ):
+        await master.register(server)
+        answer = await slave.register(server, broker_id=1)
+        assert answer.ext_fields == {
+            "masterAddr": f"{master.host}:10911",
+            "haServerAddr": f"{master.host}:10912",
+        }
+        await master.ask(server, Code.UNREGISTER_BROKER, master.registration())
+        route = await route_of(client, server, "T")
+        assert route.broker_datas[0].broker_addrs == {1: f"{slave.host}:10911"}
+        await slave.ask(server, Code.UNREGISTER_BROKER, slave.registration(broker_id=1))
+        assert not await client.has_route(server)
+
+
+@virtual_time()
+async def test_registration_that_wants_no_answer(tmp_path: Path) -> None:
+    network = MemoryNetwork()
+    async with (
+        name_server_on(network, config_at(tmp_path)) as server,
+        peer_on(network) as broker,
+    ):
+        connection = await broker.pool.connection(server.address)
+        body = registration_body(T=6)
+        connection.oneway(request(Code.REGISTER_BROKER, broker.registration(), body))
+        assert await broker.has_route(server)
+
+
+@virtual_time()
+async def test_name_servers_know_nothing_of_each_other(tmp_path: Path) -> None:
+    network = MemoryNetwork()
+    async with (
+        name_server_on(network, config_at(tmp_path, "ns1")) as one,
+        name_server_on(network, config_at(tmp_path, "ns2")) as two,
+        peer_on(network) as broker,
+        peer_on(network) as client,
+    ):
+        await broker.register(one)
+        entry = headers.KvEntry(namespace="n", key="k", value="v")
+        await client.ask(one, Code.PUT_KV_CONFIG, entry)
+        assert await client.has_route(one)
+        assert not await client.has_route(two)
+        key = headers.KvKey(namespace="n", key="k")
+        assert (await client.ask(two, Code.GET_KV_CONFIG, key)).code == ResponseCode.QUERY_NOT_FOUND
+        await broker.register(two)
+        network.cut(broker.host, "ns1")
+        await asyncio.sleep(0.01)
+        assert not await client.has_route(one)
+        assert await client.has_route(two)
+
+
+@virtual_time()
+async def test_restart_forgets_routes_and_keeps_key_values(tmp_path: Path) -> None:
+    network = MemoryNetwork()
+    async with name_server_on(network, config_at(tmp_path)) as server, peer_on(network) as peer:
+        await peer.register(server)
+        entry = headers.KvEntry(namespace="n", key="k", value="v")
+        await peer.ask(server, Code.PUT_KV_CONFIG, entry)
+    async with name_server_on(network, config_at(tmp_path)) as server, peer_on(network) as peer:
+        assert not await peer.has_route(server)
+        answer = await peer.ask(server, Code.GET_KV_CONFIG, headers.KvKey(namespace="n", key="k"))
+        assert answer.ext_fields == {"value": "v"}
+
+
+# --- forms of requests and answers ----------------------------------------------------------------
+
+
+@virtual_time()
+async def test_compressed_registration(tmp_path: Path) -> None:
+    network = MemoryNetwork()
+    async with name_server_on(network, config_at(tmp_path)) as server, peer_on(network) as broker:
+        body = encode_compressed(registration(T=4))
+        header = broker.registration(compressed=True, crc=body_crc(body))
+        assert (await broker.ask(server, Code.REGISTER_BROKER, header, body)).code == 0
+        assert (await route_of(broker, server, "T")).queue_datas[0].perm == 4
+
+
+@virtual_time()
+async def test_registration_of_an_old_broker_is_its_topics_alone(tmp_path: Path) -> None:
+    network = MemoryNetwork()
+    async with name_server_on(network, config_at(tmp_path)) as server, peer_on(network) as broker:
+        body = registration(T=4).topic_config_serialize_wrapper.encode()
+        old = replace(request(Code.REGISTER_BROKER, broker.registration(), body), version=36)
+        assert (await broker.pool.request(server.address, old, TIMEOUT_MS)).code == 0
+        assert (await route_of(broker, server, "T")).queue_datas[0].perm == 4
+
+
+@pytest.mark.parametrize("version", [36, 409])
+@virtual_time()
+async def test_registration_without_a_body_has_no_topics(tmp_path: Path, version: int) -> None:
+    network = MemoryNetwork()
+    async with name_server_on(network, config_at(tmp_path)) as server, peer_on(network) as broker:
+        empty = replace(request(Code.REGISTER_BROKER, broker.registration()), version=version)
+        assert (await broker.pool.request(server.address, empty, TIMEOUT_MS)).code == 0
+        assert await broker.topics(server) == b'{"topicList":[]}'
+        info = await broker.ask(server, Code.GET_BROKER_CLUSTER_INFO)
+        assert ClusterInfo.decode(body_of(info)).cluster_addr_table == {"c": ["a"]}
+
+
+@virtual_time()
+async def test_route_in_the_form_that_the_client_reads(tmp_path: Path) -> None:
+    network = MemoryNetwork()
+    async with name_server_on(network, config_at(tmp_path)) as server, peer_on(network) as peer:
+        await peer.register(server, "bröker😀")
+
+        async def route_text(version: int, accept: bool | None = None) -> bytes:
+            header = headers.RouteOf(topic="T", accept_standard_json_only=accept)
+            asked = replace(request(Code.GET_ROUTEINFO_BY_TOPIC, header), version=version)
+            return body_of(await peer.pool.request(server.address, asked, TIMEOUT_MS))
+
+        bare, quoted = b'"brokerAddrs":{0:"', b'"brokerAddrs":{"0":"'
+        name, escaped = '"bröker😀"'.encode(), b'"br\\u00f6ker\\ud83d\\ude00"'
+        assert bare in await route_text(317)
+        assert name in await route_text(400)
+        plain = TopicRoute.decode(await route_text(317))
+        for text in (await route_text(401), await route_text(317, True)):
+            assert quoted in text
+            assert escaped in text
+            assert TopicRoute.decode(text) == plain
+
+
+@virtual_time()
+async def test_order_configuration_reaches_brokers_and_clients(tmp_path: Path) -> None:
+    network = MemoryNetwork()
+    config = config_at(tmp_path, is_ordered=True)
+    async with name_server_on(network, config) as server, peer_on(network) as peer:
+        assert body_of(await peer.register(server, T=6, U=6)) == b""
+        entry = headers.KvEntry(namespace="ORDER_TOPIC_CONFIG", key="T", value="a:16")
+        await peer.ask(server, Code.PUT_KV_CONFIG, entry)
+        table = KeyValues.decode(body_of(await peer.register(server))).table
+        assert table == {"T": "a:16"}
+        assert (await route_of(peer, server, "T")).order_topic_conf == "a:16"
+        assert (await route_of(peer, server, "U")).order_topic_conf is None
+
+
+@virtual_time()
+async def test_settings_are_read_and_changed_from_afar(tmp_path: Path) -> None:
+    network = MemoryNetwork()
+    path = tmp_path / "namesrv.conf"
+    path.write_text("# ours\norderMessageEnable=false\n")
+    config = dataclasses.replace(config_at(tmp_path), config_store_path=path)
+    async with name_server_on(network, config) as server, peer_on(network) as peer:
+        body = b"orderMessageEnable=true\n"
+        assert (await peer.ask(server, Code.UPDATE_NAMESRV_CONFIG, body=body)).code == 0
+        assert b"orderMessageEnable=true\n" in body_of(
+            await peer.ask(server, Code.GET_NAMESRV_CONFIG)
+        )
+    assert path.read_text() == "# ours\norderMessageEnable=true\n"
+
+
+@virtual_time()
+async def test_settings_without_a_file_change_in_memory(tmp_path: Path) -> None:
+    network = MemoryNetwork()
+    async with name_server_on(network, config_at(tmp_path)) as server, peer_on(network) as peer:
+        await peer.register(server)
+        entry = headers.KvEntry(namespace="ORDER_TOPIC_CONFIG", key="T", value="a:16")
+        await peer.ask(server, Code.PUT_KV_CONFIG, entry)
+        assert (await route_of(peer, server, "T")).order_topic_conf is None
+        await peer.ask(server, Code.UPDATE_NAMESRV_CONFIG, body=b"orderMessageEnable=true")
+        assert (await route_of(peer, server, "T")).order_topic_conf == "a:16"
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "named"),
+    [
+        (b"kvConfigPath=/etc/passwd", ResponseCode.NO_PERMISSION, "kvConfigPath"),
+        (b"configStorePath=/x", ResponseCode.NO_PERMISSION, "configStorePath"),
+        (b"configBlackList=", ResponseCode.NO_PERMISSION, "configBlackList"),
+        (b"rocketmqHome=/x", ResponseCode.NO_PERMISSION, "rocketmqHome"),
+        (b"listenPort=1", ResponseCode.NO_PERMISSION, "listenPort"),
+        (b"orderMessageEnable=perhaps", ResponseCode.SYSTEM_ERROR, "true or false"),
+        (b"unheardOf=1", ResponseCode.SYSTEM_ERROR, "unheardOf"),
+        (b"nonsense", ResponseCode.SYSTEM_ERROR, "key=value"),
+        (b"\xff=1", ResponseCode.SYSTEM_ERROR, "utf-8"),
+    ],
+)
+@virtual_time()
+async def test_settings_that_cannot_be_changed(
+    tmp_path: Path, body: bytes, code: int, named: str
+) -> None:
+    network = MemoryNetwork()
+    async with name_server_on(network, config_at(tmp_path)) as server, peer_on(network) as peer:
+        answer = await peer.ask(server, Code.UPDATE_NAMESRV_CONFIG, body=body)
+        assert answer.code == code
+        assert named in (answer.remark or "")
+
+
+# --- bad input ------------------------------------------------------------------------------------
+
+
+def damaged_registrations() -> dict[str, tuple[dict[str, str], bytes, str]]:
+    """By name: fields to change (empty removes one), the body, and what the answer must name."""
+    good = registration_body(T=6)
+    compressed = encode_compressed(registration(T=6))
+    return {
+        "checksum": ({"bodyCrc32": "12345"}, good, "crc32 not match"),
+        "checksum without body": ({"bodyCrc32": "12345"}, b"", "crc32 not match"),
+        "no name": ({"brokerName": ""}, good, "brokerName"),
+        "no id": ({"brokerId": ""}, good, "brokerId"),
+        "odd id": ({"brokerId": "first"}, good, "'first'"),
+        "negative id": ({"brokerId": "-1"}, good, "brokerId is -1"),
+        "blank cluster": ({"clusterName": " "}, good, "clusterName"),
+        "odd address": ({"brokerAddr": "nowhere"}, good, "'nowhere'"),
+        "no json": ({}, b"{", "JSON"),
+        "no object": ({}, b"[]", "BrokerRegistration"),
+        "no topics": ({}, b"{}", "BrokerRegistration"),
+        "no zlib": ({"compressed": "true"}, good, "ZLIB"),
+        "cut zlib": ({"compressed": "true"}, compressed[:-9], "ZLIB"),
+        "empty zlib": ({"compressed": "true"}, zlib.compress(b""), "registration ends"),
+    }
+
+
+@pytest.mark.parametrize("case", damaged_registrations())
+@virtual_time()
+async def test_damaged_registration_is_refused_and_changes_nothing(
+    tmp_path: Path, case: str
+) -> None:
+    changes, body, named = damaged_registrations()[case]
+    network = MemoryNetwork()
+    async with name_server_on(network, config_at(tmp_path)) as server, peer_on(network) as peer:
+        good = request(Code.REGISTER_BROKER, peer.registration(), body)
+        fields = {**(good.ext_fields or {}), **changes}
+        bad = replace(good, ext_fields={name: text for name, text in fields.items() if text})
+        answer = await peer.pool.request(server.address, bad, TIMEOUT_MS)
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert named in (answer.remark or "")
+        info = body_of(await peer.ask(server, Code.GET_BROKER_CLUSTER_INFO))
+        assert info == b'{"brokerAddrTable":{},"clusterAddrTable":{}}'
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        Code.PUT_KV_CONFIG,
+        Code.GET_KV_CONFIG,
+        Code.DELETE_KV_CONFIG,
+        Code.REGISTER_BROKER,
+        Code.UNREGISTER_BROKER,
+        Code.GET_ROUTEINFO_BY_TOPIC,
+        Code.WIPE_WRITE_PERM_OF_BROKER,
+        Code.DELETE_TOPIC_IN_NAMESRV,
+        Code.GET_KVLIST_BY_NAMESPACE,
+        Code.GET_TOPICS_BY_CLUSTER,
+        Code.QUERY_DATA_VERSION,
+        Code.ADD_WRITE_PERM_OF_BROKER,
+    ],
+)
+@virtual_time()
+async def test_missing_field_is_named(tmp_path: Path, code: int) -> None:
+    network = MemoryNetwork()
+    async with name_server_on(network, config_at(tmp_path)) as server, peer_on(network) as peer:
+        answer = await peer.ask(server, code)
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert "missing required field" in (answer.remark or "")
+
+
+@virtual_time()
+async def test_question_without_a_version(tmp_path: Path) -> None:
+    network = MemoryNetwork()
+    async with name_server_on(network, config_at(tmp_path)) as server, peer_on(network) as peer:
+        answer = await peer.ask(server, Code.QUERY_DATA_VERSION, peer.registration())
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+
+
+@virtual_time()
+async def test_code_that_nobody_serves_is_answered(tmp_path: Path) -> None:
+    network = MemoryNetwork()
+    async with name_server_on(network, config_at(tmp_path)) as server, peer_on(network) as peer:
+        answer = await peer.ask(server, Code.SEND_MESSAGE)
+        assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+
+
+# --- life cycle -----------------------------------------------------------------------------------
+
+
+@virtual_time()
+async def test_nobody_answers_after_the_end(tmp_path: Path) -> None:
+    network = MemoryNetwork()
+    async with peer_on(network) as peer:
+        async with name_server_on(network, config_at(tmp_path)) as server:
+            address = server.address
+            connection = await peer.pool.connection(address)
+        await connection.wait_closed()
+        with pytest.raises(ConnectFailed):
+            await peer.pool.connection(address)
+        assert network.open_connections == 0
+
+
+@virtual_time()
+async def test_error_of_the_user_comes_out_as_it_is(tmp_path: Path) -> None:
+    with pytest.raises(LookupError, match="mine"):
+        async with name_server_on(MemoryNetwork(), config_at(tmp_path)):
+            raise LookupError("mine")
+
+
+@virtual_time()
+async def test_cancelling_ends_it(tmp_path: Path) -> None:
+    network = MemoryNetwork()
+
+    async def serve() -> None:
+        async with name_server_on(network, config_at(tmp_path)):
+            await asyncio.sleep(1000)
+
+    task = asyncio.create_task(serve())
+    await asyncio.sleep(1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not network.listeners
+
+
+@virtual_time()
+async def test_damaged_key_values_keep_it_from_starting(tmp_path: Path) -> None:
+    config = config_at(tmp_path)
+    config.kv_config_path.parent.mkdir()
+    config.kv_config_path.write_text("{")
+    network = MemoryNetwork()
+    with pytest.raises(StoreDamaged):
+        async with name_server_on(network, config):
+            pass
+    assert not network.listeners
+
+
+@virtual_time()
+async def test_topic_lists(tmp_path: Path) -> None:
+    network = MemoryNetwork()
+    async with (
+        name_server_on(network, config_at(tmp_path)) as server,
+        peer_on(network) as broker,
+        peer_on(network) as other,
+    ):
+        await broker.register(server, "a", T=6, U=6)
+        await other.register(server, "b", T=6)
+        lists = {
+            Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: ["T", "U"],
+            Code.GET_SYSTEM_TOPIC_LIST_FROM_NS: ["c", "a", "b"],
+            Code.GET_UNIT_TOPIC_LIST: [],
+        }
+        for code, expected in lists.items():
+            found = TopicList.decode(body_of(await broker.ask(server, code)))
+            assert found.topic_list == expected
+        header = headers.DeleteTopicInNameServer(topic="T", cluster_name="")
+        await broker.ask(server, Code.DELETE_TOPIC_IN_NAMESRV, header)
+        asked = headers.ClusterName(cluster="c")
+        answer = await broker.ask(server, Code.GET_TOPICS_BY_CLUSTER, asked)
+        assert TopicList.decode(body_of(answer)).topic_list == ["U"]

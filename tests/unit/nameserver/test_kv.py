@@ -1,0 +1,121 @@
+"""Key-values: what is asked, what is on disk, what survives."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from turbopump.errors import InvalidArgument, StoreDamaged
+from turbopump.nameserver import kv as kv_module
+from turbopump.nameserver.kv import KvConfig
+from turbopump.store.files import Files
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "namesrv" / "kvConfig.json"
+
+
+def loaded(path: Path) -> KvConfig:
+    kv = KvConfig(path)
+    kv.load()
+    return kv
+
+
+def test_what_was_put_is_found_again_after_a_restart(path: Path) -> None:
+    async def put() -> None:
+        kv = loaded(path)
+        await kv.put("ns", "key", "wert ü")
+        await kv.put("ns", "key2", "2")
+        await kv.put("other", "key", "3")
+        assert kv.value("ns", "key") == "wert ü"
+
+    asyncio.run(put())
+    kv = loaded(path)
+    assert kv.namespace("ns") == {"key": "wert ü", "key2": "2"}
+    assert kv.value("other", "key") == "3"
+    assert kv.value("other", "key2") is None
+    assert kv.namespace("none") is None
+
+
+def test_file_has_the_shape_that_java_reads(path: Path) -> None:
+    asyncio.run(loaded(path).put("ns", "key", "value"))
+    assert json.loads(path.read_bytes()) == {"configTable": {"ns": {"key": "value"}}}
+
+
+def test_file_written_by_java_is_read(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_text('{\n\t"configTable":{"ORDER_TOPIC_CONFIG":{"T":"broker-a:2"}\n\t}\n}')
+    assert loaded(path).value("ORDER_TOPIC_CONFIG", "T") == "broker-a:2"
+
+
+def test_namespace_stays_when_its_last_key_goes(path: Path) -> None:
+    async def put_and_delete() -> None:
+        kv = loaded(path)
+        await kv.put("ns", "key", "1")
+        await kv.delete("ns", "key")
+        await kv.delete("ns", "key")
+        await kv.delete("none", "key")
+
+    asyncio.run(put_and_delete())
+    assert loaded(path).namespace("ns") == {}
+    assert loaded(path).namespace("none") is None
+
+
+def test_changes_at_the_same_time_all_count(path: Path) -> None:
+    async def put_many() -> None:
+        kv = loaded(path)
+        await asyncio.gather(*(kv.put("ns", str(n), str(n)) for n in range(20)))
+
+    asyncio.run(put_many())
+    assert loaded(path).namespace("ns") == {str(n): str(n) for n in range(20)}
+
+
+def test_backup_is_read_when_the_file_is_damaged(path: Path) -> None:
+    async def put_twice() -> None:
+        kv = loaded(path)
+        await kv.put("ns", "key", "1")
+        await kv.put("ns", "key", "2")
+
+    asyncio.run(put_twice())
+    path.write_text('{"configTa')
+    assert loaded(path).value("ns", "key") == "1"
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"configTable":{"ns":1}}'])
+def test_damaged_file_is_not_taken_for_an_empty_one(path: Path, text: str) -> None:
+    path.parent.mkdir()
+    path.write_text(text)
+    with pytest.raises(StoreDamaged, match="kvConfig"):
+        loaded(path)
+
+
+class FullDisk(Files):
+    def write(self, fd: int, data: bytes | bytearray | memoryview, at: int) -> None:
+        raise OSError(28, "No space left on device")
+
+
+def test_change_that_cannot_be_written_does_not_count(path: Path) -> None:
+    async def put() -> None:
+        kv = KvConfig(path, FullDisk())
+        with pytest.raises(OSError, match="No space"):
+            await kv.put("ns", "key", "1")
+        assert kv.namespace("ns") is None
+
+    asyncio.run(put())
+    assert not path.exists()
+
+
+def test_there_is_an_end_to_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_module, "TEXT_BYTES_MAX", 100)
+
+    async def put() -> None:
+        kv = loaded(path)
+        with pytest.raises(InvalidArgument, match="100 are allowed"):
+            await kv.put("ns", "key", "x" * 100)
+        assert kv.namespace("ns") is None
+
+    asyncio.run(put())
