@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,6 +138,20 @@ def test_connections_that_say_nothing_or_nonsense_do_no_harm(
                 await wait_until(lambda: len(server.connections) == 1)
             for writer in (silent, liar):
                 writer.close()
+
+    run_on_loop(main())
+
+
+def test_permissive_sockets_send_small_frames_at_once(run_on_loop: Run, files: Files) -> None:
+    async def main() -> None:
+        config = ServerConfig(tls=ServerTls(files.server))
+        async with (
+            Server(SocketNetwork(), handlers(), config) as server,
+            ConnectionPool(SocketNetwork()) as pool,
+        ):
+            await pool.request(server.address, Command(ECHO), 5000)
+            end = server.connections[0]._transport.get_extra_info("socket")
+            assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
     run_on_loop(main())
 

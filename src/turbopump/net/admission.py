@@ -13,6 +13,7 @@ class Admission:
     """Places for requests in flight, given in the order of asking, none while writing is paused."""
 
     def __init__(self, places: int, deadlines: Deadlines) -> None:
+        self._places = places
         self._free = places
         self._deadlines = deadlines
         self._writable = True
@@ -24,9 +25,9 @@ class Admission:
         return self._writable
 
     @property
-    def waiting(self) -> int:
-        """Callers that wait for a place."""
-        return len(self._waiting)
+    def is_idle(self) -> bool:
+        """Whether nobody has a place and nobody waits for one."""
+        return self._free == self._places and not self._waiting
 
     def try_enter(self) -> bool:
         """Take a place if that needs no waiting."""
@@ -76,15 +77,13 @@ class Admission:
             self._fail(waiter, error)
 
     def _admit_next(self) -> None:
-        if not (self._free and self._writable and self._waiting):
-            return
-        waiter, _ = self._waiting.popitem(last=False)
-        if waiter.done():
-            # Cancelled, and its task has not run yet to take it out.
-            self._admit_next()
-        else:
-            self._free -= 1
-            waiter.set_result(None)
+        while self._free and self._writable and self._waiting:
+            waiter, _ = self._waiting.popitem(last=False)
+            # One that is done was cancelled, and its task has not run yet to take it out.
+            if not waiter.done():
+                self._free -= 1
+                waiter.set_result(None)
+                return
 
     def _fail(self, waiter: asyncio.Future[None], error: NetworkError) -> None:
         self._waiting.pop(waiter, None)

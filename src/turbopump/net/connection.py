@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -29,8 +30,8 @@ _OPAQUE_BITS = 0x7FFF_FFFF
 OnChange = Callable[["Connection"], None]
 
 
-def _nothing(connection: Connection) -> None:
-    """Take no notice of a connection that opens or closes."""
+def no_notice(_: Connection) -> None:
+    """Do nothing about a connection that opens or closes."""
 
 
 class Connection(asyncio.Protocol):
@@ -55,8 +56,8 @@ class Connection(asyncio.Protocol):
         *,
         accepted: bool = False,
         hooks: Sequence[Hook] = (),
-        on_open: OnChange = _nothing,
-        on_closed: OnChange = _nothing,
+        on_open: OnChange = no_notice,
+        on_closed: OnChange = no_notice,
     ) -> None:
         self.peer_address = "unknown"
         self.local_address = "unknown"
@@ -75,8 +76,8 @@ class Connection(asyncio.Protocol):
         self._reading = True
         self._pending: dict[int, asyncio.Future[Command]] = {}
         self._next_opaque = 0
-        # A dict as an ordered set: tasks are cancelled in the order they were started.
-        self._tasks: dict[asyncio.Task[None], None] = {}
+        # A dict as an ordered set: handlers are cancelled in the order they were started.
+        self._running: dict[asyncio.Future[Command | None], None] = {}
         self._idle: Deadline | None = None
         self._touched_ms = 0
         self._close_reason: str | None = None
@@ -84,6 +85,7 @@ class Connection(asyncio.Protocol):
         self._draining = False
         self._quiet = asyncio.Event()
         self.has_heard = False
+        """Whether the peer has ever sent anything."""
 
     def __repr__(self) -> str:
         return f"<Connection {self.local_address} to {self.peer_address}>"
@@ -103,7 +105,7 @@ class Connection(asyncio.Protocol):
     @property
     def handlers_running(self) -> int:
         """Requests of the peer that coroutine handlers are serving."""
-        return len(self._tasks)
+        return len(self._running)
 
     @property
     def unwritten_bytes(self) -> int:
@@ -124,7 +126,7 @@ class Connection(asyncio.Protocol):
         try:
             response = await self._exchange(command, timeout_ms)
         finally:
-            self._admission.leave()
+            self._leave()
         for hook in self._hooks:
             hook.after_response(self.peer_address, command, response)
         return response
@@ -148,7 +150,7 @@ class Connection(asyncio.Protocol):
             self._require_open()
             self._send_oneway(command)
         finally:
-            self._admission.leave()
+            self._leave()
 
     def answer(self, request: Command, response: Command) -> None:
         """Answer a request of the peer, now or long after its handler returned None.
@@ -156,12 +158,11 @@ class Connection(asyncio.Protocol):
         Nothing is sent for one-way requests, nor to a peer that is gone: who answers late cannot
         know that it is.
         """
-        if request.flag & FLAG_ONEWAY or self._close_reason is not None:
-            return
         assert response.flag & FLAG_RESPONSE, "an answer is made with Command.answer"
-        for hook in self._router.hooks:
-            hook.after_response(self.peer_address, request, response)
-        self._send(response)
+        if self._is_answerable(request):
+            for hook in self._router.hooks:
+                hook.after_response(self.peer_address, request, response)
+            self._send(response)
 
     def close(self, reason: str = "closed by this side") -> None:
         """Write what is unwritten, then close; requests in flight fail at once."""
@@ -179,9 +180,9 @@ class Connection(asyncio.Protocol):
     async def wait_closed(self) -> None:
         """Wait until the connection is gone and its handlers have ended."""
         await self._closed.wait()
-        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
-        if tasks:
-            await asyncio.wait(tasks)
+        running = [task for task in self._running if task is not asyncio.current_task()]
+        if running:
+            await asyncio.wait(running)
 
     async def drain(self, timeout_ms: int) -> None:
         """Finish what runs in both directions, write everything, then close; after the time, abort.
@@ -191,7 +192,7 @@ class Connection(asyncio.Protocol):
         self._draining = True
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                while self._tasks or self._pending:
+                while not self._is_quiet:
                     self._quiet.clear()
                     await self._quiet.wait()
                 self.close("drained")
@@ -208,7 +209,7 @@ class Connection(asyncio.Protocol):
         await self._admission.enter(timeout_ms)
         left_ms = timeout_ms - (self._clock.monotonic_ms() - start_ms)
         if left_ms <= 0:
-            self._admission.leave()
+            self._leave()
             raise Overloaded(f"a place for the request came free only after {timeout_ms} ms")
         return left_ms
 
@@ -235,7 +236,10 @@ class Connection(asyncio.Protocol):
         finally:
             deadline.cancel()
             del self._pending[opaque]
-            self._note_quiet()
+
+    def _leave(self) -> None:
+        self._admission.leave()
+        self._note_quiet()
 
     def _unused_opaque(self) -> int:
         opaque = self._next_opaque
@@ -293,6 +297,8 @@ class Connection(asyncio.Protocol):
         self._adjust_reading()
 
     def resume_writing(self) -> None:
+        # A peer that reads slowly is not idle.
+        self._touched_ms = self._clock.monotonic_ms()
         self._admission.resume()
         self._adjust_reading()
 
@@ -300,8 +306,8 @@ class Connection(asyncio.Protocol):
         self._stop(f"lost: {exc}" if exc else "closed by the peer")
         if self._idle is not None:
             self._idle.cancel()
-        for task in tuple(self._tasks):
-            task.cancel()
+        for running in tuple(self._running):
+            running.cancel()
         self._closed.set()
         self._on_closed(self)
 
@@ -312,6 +318,7 @@ class Connection(asyncio.Protocol):
         self._close_reason = reason
         self._reading = False
         self._chunks.clear()
+        self._frames = iter(())
         for future in self._pending.values():
             if not future.done():
                 future.set_exception(self._lost())
@@ -322,8 +329,13 @@ class Connection(asyncio.Protocol):
         if left_ms > 0:
             self._idle = self._deadlines.add(left_ms, self._check_idle)
             return
-        _log.info("%s: closed, idle for %d ms", self, self._limits.idle_ms)
-        self.abort(f"idle for {self._limits.idle_ms} ms")
+        reason = f"idle for {self._limits.idle_ms} ms"
+        _log.info("%s: closed, %s", self, reason)
+        if self._outbox.unwritten_bytes or not self.is_open:
+            # The peer does not read: waiting for it to take the rest would be for ever.
+            self.abort(reason)
+        else:
+            self.close(reason)
 
     # --- reading and serving ----------------------------------------------------------------------
 
@@ -357,56 +369,66 @@ class Connection(asyncio.Protocol):
 
     def _serve(self, request: Command) -> None:
         if self._draining:
-            remark = "this server is closing"
-            self.answer(request, request.answer(ResponseCode.SERVICE_NOT_AVAILABLE, remark=remark))
+            remark = "this side is closing the connection"
+            refusal = request.answer(ResponseCode.SERVICE_NOT_AVAILABLE, remark=remark)
+            self._answer_past_hooks(request, refusal)
             return
         try:
             outcome = self._router.outcome(request, self)
             if isinstance(outcome, Command):
                 self.answer(request, outcome)
             elif outcome is not None:
-                self._start(request, outcome)
+                self._run(request, outcome)
         except Exception as error:  # noqa: BLE001 - a handler's bug must not close the connection
-            self._answer_failure(request, error)
+            self._answer_past_hooks(request, failure(request, self, error))
 
-    def _start(self, request: Command, outcome: Awaitable[Command | None]) -> None:
-        task = self._loop.create_task(self._serve_later(request, outcome))
-        self._tasks[task] = None
-        task.add_done_callback(self._finished)
+    def _run(self, request: Command, outcome: Awaitable[Command | None]) -> None:
+        running = asyncio.ensure_future(outcome)
+        self._running[running] = None
+        running.add_done_callback(functools.partial(self._finished, request))
         self._adjust_reading()
 
-    async def _serve_later(self, request: Command, outcome: Awaitable[Command | None]) -> None:
+    def _finished(self, request: Command, done: asyncio.Future[Command | None]) -> None:
+        del self._running[done]
         try:
-            response = await outcome
+            response = done.result()
             if response is not None:
                 self.answer(request, response)
+        except asyncio.CancelledError:
+            cancelled = RuntimeError("the handler was cancelled")
+            if self.is_open:
+                self._answer_past_hooks(request, failure(request, self, cancelled))
         except Exception as error:  # noqa: BLE001 - as in _serve
-            self._answer_failure(request, error)
-
-    def _answer_failure(self, request: Command, error: Exception) -> None:
-        # Past the hooks: the error may be theirs.
-        response = failure(request, self, error)
-        if not request.flag & FLAG_ONEWAY and self._close_reason is None:
-            self._send(response)
-
-    def _finished(self, task: asyncio.Task[None]) -> None:
-        del self._tasks[task]
+            self._answer_past_hooks(request, failure(request, self, error))
         self._adjust_reading()
         self._note_quiet()
 
+    def _is_answerable(self, request: Command) -> bool:
+        return not request.flag & FLAG_ONEWAY and self._close_reason is None
+
+    def _answer_past_hooks(self, request: Command, response: Command) -> None:
+        """Send an answer that no hook sees: what it reports may be a hook's own error."""
+        if self._is_answerable(request):
+            self._send(response)
+
+    @property
+    def _is_quiet(self) -> bool:
+        return not self._running and self._admission.is_idle
+
     def _note_quiet(self) -> None:
-        if self._draining and not self._tasks and not self._pending:
+        if self._draining and self._is_quiet:
             self._quiet.set()
 
     def _adjust_reading(self) -> None:
         """Pause reading while answers cannot be written or too many handlers run; else resume."""
         if self._close_reason is not None:
             return
-        full = len(self._tasks) >= self._limits.handlers_running_max
+        full = len(self._running) >= self._limits.handlers_running_max
         should_read = not full and (self._admission.writable or not self._accepted)
         if self._reading and not should_read:
             self._reading = False
-            self._transport.pause_reading()
+            if not self._transport.is_closing():
+                self._transport.pause_reading()
         elif should_read and not self._reading:
             self._reading = True
             # Not from here: the transport or a task may be in the middle of something.

@@ -58,6 +58,8 @@ class Deadlines:
 
     def close(self) -> None:
         """Forget all deadlines without calling them."""
+        for bucket in self._buckets.values():
+            bucket.clear()
         self._buckets.clear()
         self._order.clear()
         if self._timer is not None:
@@ -86,11 +88,20 @@ class Deadlines:
     def _on_timer(self) -> None:
         self._timer = None
         now = self.clock.monotonic_ms() // self._granularity_ms
-        while self._order and (self._order[0] <= now or not self._buckets[self._order[0]]):
-            bucket = self._buckets.pop(heapq.heappop(self._order))
-            while bucket:
-                # One at a time: a call may cancel others of the same bucket.
-                deadline = next(iter(bucket))
-                del bucket[deadline]
-                deadline.on_due()
-        self._arm()
+        try:
+            while self._order and (self._order[0] <= now or not self._buckets[self._order[0]]):
+                number = self._order[0]
+                self._call_all(self._buckets[number])
+                # Not before: should a call raise, the others of its bucket are made next. And
+                # only if it is still there: a call may have closed everything.
+                if self._buckets.pop(number, None) is not None:
+                    heapq.heappop(self._order)
+        finally:
+            self._arm()
+
+    def _call_all(self, bucket: dict[Deadline, None]) -> None:
+        while bucket:
+            # One at a time: a call may cancel others of the same bucket.
+            deadline = next(iter(bucket))
+            del bucket[deadline]
+            deadline.on_due()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 from turbopump.clock import SYSTEM_CLOCK, Clock
 from turbopump.errors import InvalidArgument
-from turbopump.net.connection import Connection
+from turbopump.net.connection import Connection, OnChange, no_notice
 from turbopump.net.deadlines import Deadlines
 from turbopump.net.limits import DEFAULT_LIMITS, ConnectionLimits, require_at_least
 from turbopump.net.network import Listener, Network, address_text
@@ -21,12 +20,6 @@ from turbopump.net.tls import ServerTls
 _log = logging.getLogger(__name__)
 
 _PORT_MAX = 0xFFFF
-
-OnChange = Callable[[Connection], None]
-
-
-def _nothing(connection: Connection) -> None:
-    """Take no notice of peers that come and go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +66,8 @@ class Server:
         config: ServerConfig | None = None,
         *,
         clock: Clock = SYSTEM_CLOCK,
-        on_connect: OnChange = _nothing,
-        on_disconnect: OnChange = _nothing,
+        on_connect: OnChange = no_notice,
+        on_disconnect: OnChange = no_notice,
     ) -> None:
         self._network = network
         self._router = router
@@ -119,6 +112,7 @@ class Server:
 
     async def start(self) -> None:
         """Listen; raises ListenFailed."""
+        self._draining = False
         self._listener = await self._network.listen(
             self._config.host, self._config.port, self._new_connection, tls=self._config.tls
         )

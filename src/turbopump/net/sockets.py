@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import ssl
 from collections.abc import Callable
@@ -15,8 +14,6 @@ from turbopump.net.sniffing import SniffingListener
 from turbopump.net.tls import ClientTls, ServerTls, TlsMode
 
 P = TypeVar("P", bound=asyncio.Protocol)
-
-_log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_MS = 3000
 BACKLOG = 1024
@@ -54,7 +51,8 @@ class SocketNetwork:
         except TimeoutError as error:
             text = f"{host}:{port}: no answer within {self._connect_timeout_ms} ms"
             raise ConnectFailed(text) from error
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
+            # A host name that cannot even be asked for is a UnicodeError.
             raise ConnectFailed(f"{host}:{port}: {error}") from error
         return protocol
 

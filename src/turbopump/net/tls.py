@@ -10,7 +10,7 @@ from pathlib import Path
 from turbopump.errors import InvalidArgument
 
 HANDSHAKE_FIRST_BYTE = 0x16
-"""Every TLS connection opens with it, and no frame below 256 MiB does."""
+"""Every TLS connection opens with it; a frame that does would be longer than any is allowed."""
 
 
 class TlsMode(Enum):

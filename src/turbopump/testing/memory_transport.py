@@ -93,16 +93,14 @@ class Pipe:
         self._end_is_unsent = False
         self._travelling.clear()
         self._arrived.clear()
+        self._window_used_bytes = 0
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def pump(self) -> None:
-        """Send what the window lets through, as long as the link is up."""
-        if self.link.is_down:
-            self.sender.note_sent()
-            return
-        if self.receiver.is_lost:
+        """Send what the window lets through; while the link is down, it waits on the way."""
+        if self.receiver.is_lost and not self.link.is_down:
             self._bounce()
             return
         while self._unsent and self._window_used_bytes < WINDOW_BYTES:
@@ -133,14 +131,14 @@ class Pipe:
         self._window_used_bytes += len(chunk)
 
     def _set_timer(self) -> None:
-        if self._travelling and self._timer is None:
+        # What waits for the link to come up is like what TCP sends again and again.
+        if self._travelling and self._timer is None and not self.link.is_down:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_at(self._travelling[0][0], self._arrive)
 
     def _arrive(self) -> None:
         self._timer = None
         if self.link.is_down:
-            # They wait, as TCP would send them again; the network pumps when the link is up.
             return
         if self.receiver.is_lost:
             self._bounce()
@@ -264,6 +262,8 @@ class MemoryTransport(asyncio.Transport):
 
     def note_sent(self) -> None:
         """Tell the protocol to pause or to go on, and finish closing once all is sent."""
+        if self._lost:
+            return
         unsent = self._outgoing.unsent_bytes
         if unsent > self._high and not self._writing_paused:
             self._writing_paused = True
@@ -276,6 +276,7 @@ class MemoryTransport(asyncio.Transport):
     def catch_up(self) -> None:
         """Send and take what was held up while the link was down or the host was frozen."""
         self._outgoing.pump()
+        self._incoming.pump()
         self._incoming.deliver()
 
     def reset(self, error: Exception | None) -> None:

@@ -87,6 +87,22 @@ async def test_a_peer_that_never_reads_is_closed_as_idle() -> None:
 
 
 @virtual_time()
+async def test_a_peer_that_reads_slowly_is_not_idle() -> None:
+    router, served = large_answers()
+    async with world(router, SMALL) as here:
+        peer = await flood(here, 20)
+        for _ in range(10):
+            await asyncio.sleep(100)
+            peer.transport.resume_reading()
+            await asyncio.sleep(0.0001)
+            peer.transport.pause_reading()
+        assert not here.disconnected
+        peer.transport.resume_reading()
+        await wait_until(lambda: peer.received_bytes > 20 * ANSWER_BYTES)
+        assert len(served) == 20
+
+
+@virtual_time()
 async def test_late_answers_to_a_peer_that_does_not_read_end_at_the_hard_limit(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -456,3 +458,89 @@ async def test_a_body_in_pieces_arrives_in_one() -> None:
         pieces: list[Buffer] = [view[:10], view[10:20], view[20:200_000], b"", view[200_000:]]
         answer = await connection.request(Command(ECHO, body=pieces), 5000)
         assert answer.body == data
+
+
+@virtual_time()
+async def test_a_handler_cancelled_before_its_first_step_is_no_warning() -> None:
+    started: list[str] = []
+
+    async def handler(request: Command, peer: Connection) -> None:
+        started.append("ran")
+
+    def serve_and_leave(request: Command, peer: Connection) -> Coroutine[Any, Any, None]:
+        peer.abort("test")
+        return handler(request, peer)
+
+    async with world(Router({1: serve_and_leave})) as here:
+        connection = await here.connect()
+        connection.oneway(Command(1))
+        await connection.wait_closed()
+        await wait_until(lambda: here.disconnected)
+    gc.collect()
+
+
+@virtual_time()
+async def test_a_handler_that_is_cancelled_by_others_answers_with_an_error() -> None:
+    async def give_up(request: Command, peer: Connection) -> None:
+        raise asyncio.CancelledError
+
+    async with world(Router({1: give_up, ECHO: echo})) as here:
+        connection = await here.connect()
+        answer = await connection.request(Command(1), 1000)
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert answer.remark == "RuntimeError: the handler was cancelled"
+        assert (await connection.request(Command(ECHO), 1000)).code == 0
+
+
+@virtual_time()
+async def test_a_handler_may_return_any_awaitable() -> None:
+    def promise(request: Command, peer: Connection) -> asyncio.Future[Command]:
+        future: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
+        virtual_loop().call_later(1, future.set_result, request.answer(0, body=b"kept"))
+        return future
+
+    async with world(Router({1: promise})) as here:
+        assert (await (await here.connect()).request(Command(1), 2000)).body == b"kept"
+
+
+@virtual_time()
+async def test_draining_waits_for_those_who_wait_for_a_place() -> None:
+    async with world() as here:
+        connection = await here.connect(limits=ConnectionLimits(requests_in_flight_max=1))
+        calls = [asyncio.create_task(connection.request(slow(100), 5000)) for _ in range(5)]
+        await asyncio.sleep(0)
+        await connection.drain(3000)
+        answers = await asyncio.gather(*calls)
+        assert [answer.code for answer in answers] == [0] * 5
+
+
+@virtual_time()
+async def test_thousands_who_give_up_at_once_do_not_disturb_the_queue() -> None:
+    async with world() as here:
+        connection = await here.connect(limits=ConnectionLimits(requests_in_flight_max=1))
+        first = asyncio.create_task(connection.request(slow(100), 5000))
+        await asyncio.sleep(0)
+        crowd = [asyncio.create_task(connection.request(slow(100), 5000)) for _ in range(3000)]
+        last = asyncio.create_task(connection.request(Command(ECHO), 5000))
+        await asyncio.sleep(0)
+        first.add_done_callback(lambda _: [call.cancel() for call in crowd])
+        assert (await last).code == 0
+        assert connection._admission.is_idle
+        await asyncio.wait(crowd)
+
+
+class Faulty(Signer):
+    """Fails on every answer."""
+
+    def after_response(self, address: str, request: Command, response: Command) -> None:
+        raise OSError("the audit log is full")
+
+
+@pytest.mark.parametrize("code", [ECHO, SLOW])
+@virtual_time()
+async def test_a_hook_that_fails_makes_an_error_answer_and_no_more(code: int) -> None:
+    async with world(Router({ECHO: echo, SLOW: slow_echo}, hooks=[Faulty()])) as here:
+        connection = await here.connect()
+        for _ in range(2):
+            answer = await connection.request(Command(code), 1000)
+            assert answer.remark == "OSError: the audit log is full"

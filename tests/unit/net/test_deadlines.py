@@ -106,3 +106,36 @@ async def test_there_is_one_timer_however_many_deadlines() -> None:
     assert len(timers) == 1
     deadlines.close()
     assert len(deadlines) == 0
+
+
+@virtual_time()
+async def test_a_call_that_raises_does_not_keep_others_from_being_made() -> None:
+    loop = virtual_loop()
+    deadlines = Deadlines(loop.clock)
+    fired: list[int] = []
+    errors: list[object] = []
+    loop.set_exception_handler(lambda _, context: errors.append(context["exception"]))
+    deadlines.add(10, lambda: fired.append(1))
+    deadlines.add(10, lambda: fired.remove(99))
+    deadlines.add(10, lambda: fired.append(2))
+    deadlines.add(500, lambda: fired.append(3))
+    await asyncio.sleep(1)
+    assert fired == [1, 2, 3]
+    assert [type(error) for error in errors] == [ValueError]
+
+
+@virtual_time()
+async def test_a_call_may_close_everything_and_begin_anew() -> None:
+    deadlines = Deadlines(virtual_loop().clock)
+    fired: list[str] = []
+
+    def begin_anew() -> None:
+        deadlines.close()
+        deadlines.add(100, lambda: fired.append("new"))
+
+    deadlines.add(10, begin_anew)
+    deadlines.add(10, lambda: fired.append("old"))
+    deadlines.add(20_000, lambda: fired.append("old"))
+    await asyncio.sleep(30)
+    assert fired == ["new"]
+    assert len(deadlines) == 0

@@ -177,6 +177,22 @@ async def test_a_connection_closed_during_a_partition_is_noticed_after_it() -> N
 
 
 @virtual_time()
+async def test_what_was_sent_before_closing_in_a_partition_arrives_after_it() -> None:
+    network = MemoryNetwork()
+    near, far = await pair(network)
+    network.partition("a", "b")
+    near.transport.write(b"last words")
+    near.transport.close()
+    await wait_until(lambda: "lost" in near.events, 1)
+    await asyncio.sleep(60)
+    assert far.received == b""
+    network.heal()
+    await wait_until(lambda: far.events[-2:] == ["eof", "lost"])
+    assert far.received == b"last words"
+    assert network.open_connections == 0
+
+
+@virtual_time()
 async def test_lost_bytes_are_lost_one_way_only() -> None:
     network = MemoryNetwork()
     near, far = await pair(network)
