@@ -40,7 +40,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 def write_checkpoint(files: Files, path: Path, checkpoint: Checkpoint) -> None:
     """Write the file and wait for the disk. In place: its 24 bytes lie in one sector."""
-    fd = files.open(path) if path.exists() else files.open_new(path)
+    new = not path.exists()
+    fd = files.open_new(path) if new else files.open(path)
     try:
         files.truncate(fd, FILE_BYTES)
         times = (checkpoint.log_ms, checkpoint.queues_ms, checkpoint.index_ms)
@@ -48,3 +49,5 @@ def write_checkpoint(files: Files, path: Path, checkpoint: Checkpoint) -> None:
         files.sync(fd)
     finally:
         files.close(fd)
+    if new:
+        files.sync_directory(path.parent)

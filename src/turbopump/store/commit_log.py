@@ -182,16 +182,18 @@ class CommitLog:
     def _adopt(self, start: int, fd: int) -> Segment:
         segment = Segment(start, self.segment_bytes, self._files, fd)
         self._open[start] = segment
-        if len(self._open) > self._mapped_max:
-            self._close_unused()
+        self.close_unused(but=start)
         return segment
 
-    def _close_unused(self) -> None:
-        # A file with unflushed bytes stays open: only the descriptor that wrote learns of an error.
-        for start in list(self._open):
-            if start + self.segment_bytes <= self.flushed and start != self.starts[-1]:
+    def close_unused(self, but: int = -1) -> None:
+        """Close the longest unused files when too many are open."""
+        excess = len(self._open) - self._mapped_max
+        for start in list(self._open) if excess > 0 else ():
+            # One with unflushed bytes stays: only the descriptor that wrote learns of an error.
+            flushed = start + self.segment_bytes <= self.flushed
+            if excess > 0 and flushed and start not in {but, self.starts[-1]}:
                 self._let_go(start)
-                return
+                excess -= 1
 
     def _let_go(self, start: int) -> None:
         segment = self._open.pop(start, None)

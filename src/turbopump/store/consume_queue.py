@@ -116,24 +116,21 @@ class ConsumeQueue:
             if start + per_file > self.min_offset
         ]
 
-    def write_pending(self) -> tuple[list[Path], list[Path]]:
-        """Write the units that wait; return the files to be synced and the new ones among them."""
-        touched: list[Path] = []
-        created: list[Path] = []
+    def write_pending(self, touched: set[Path], new: set[Path]) -> None:
+        """Write the units that wait; add the files to be synced, and the new ones, to the sets."""
         while self._pending:
             position = self.written_offset * UNIT_BYTES
             start = self._segments.start_at(position)
             if start is None:
                 start = position // self._segments.segment_bytes * self._segments.segment_bytes
                 self._create(start)
-                created.append(self._segments.path(start))
+                new.add(self._segments.path(start))
             part = self._pending[: start + self._segments.segment_bytes - position]
             path = self._segments.path(start)
             self._files.write(self._open_files.fd(path), part, position - start)
-            touched.append(path)
+            touched.add(path)
             del self._pending[: len(part)]
             self.written_offset = QueueOffset(self.written_offset + len(part) // UNIT_BYTES)
-        return touched, created
 
     def load(self) -> None:
         """Find the files and the units in them, looking at the last three files only."""

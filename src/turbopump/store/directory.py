@@ -74,9 +74,16 @@ class StoreDirectory:
             raise
         self._lock_fd = fd
 
+    def make_parts(self) -> None:
+        """Make what is missing, and have the names on disk before anything is put into them."""
+        self._files.remove(self.spare)
+        for part in (self.commit_log, self.queues, self.index, self.config):
+            self._files.make_directory(part)
+        for directory in (self.root, self.root.parent):
+            self._files.sync_directory(directory)
+
     def mark_running(self) -> None:
         """From now on an end without `mark_stopped` is a crash."""
-        self._files.remove(self.spare)
         self._files.close(self._files.open_new(self.abort))
         self._files.sync_directory(self.root)
 

@@ -106,10 +106,10 @@ class IndexFile:
         )
         self._header_dirty = True
 
-    def write_out(self) -> bool:
-        """Write slots and header as far as they have changed; False when they have not."""
+    def write_out(self) -> None:
+        """Write slots and header as far as they have changed."""
         if not self._header_dirty:
-            return False
+            return
         slots = self._loaded_slots()
         for page in sorted(self._dirty_pages):
             part = slots[page * _PAGE_SLOTS : (page + 1) * _PAGE_SLOTS]
@@ -118,7 +118,6 @@ class IndexFile:
         self._dirty_pages.clear()
         self._write_header()
         self._header_dirty = False
-        return True
 
     def search(
         self, key_hash: int, begin_ms: int, end_ms: int, count_max: int, found: list[int]

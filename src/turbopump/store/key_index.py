@@ -44,6 +44,8 @@ class KeyIndex:
         self._open_files = open_files
         self._spare = spare
         self._index_files: list[IndexFile] = []
+        self._touched: set[Path] = set()
+        self._new: set[Path] = set()
         self._topics: list[str] = []
         self._keys: list[bytes] = []
         self._positions: list[int] = []
@@ -112,9 +114,11 @@ class KeyIndex:
             self._positions.append(position)
             self._times_ms.append(store_timestamp_ms)
 
-    def write_pending(self) -> list[Path]:
-        """Put the entries that wait into files; return the files to be synced."""
-        full: list[Path] = []
+    def write_pending(self, touched: set[Path] | None = None, new: set[Path] | None = None) -> None:
+        """Put the entries that wait into files; add those to be synced, and new ones, to the sets.
+
+        Without sets they are remembered for the next time.
+        """
         while self._keys:
             file = self._file_with_room()
             part = slice(0, file.room)
@@ -125,11 +129,15 @@ class KeyIndex:
             )
             for waiting in (self._topics, self._keys, self._positions, self._times_ms):
                 del waiting[part]
+            self._touched.add(file.path)
             if file.room <= 0:
                 file.seal()
-                full.append(file.path)
-        newest = self._index_files[-1:]
-        return full + [file.path for file in newest if file.write_out()]
+        if self._index_files:
+            self._index_files[-1].write_out()
+        if touched is not None and new is not None:
+            touched |= self._touched
+            new |= self._new
+            self._touched, self._new = set(), set()
 
     def search(self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int) -> list[int]:
         """Return positions of messages with the key's hash, oldest first, without repeats."""
@@ -168,6 +176,7 @@ class KeyIndex:
         fd = create_full_size(self._files, file.path, file.size, self._spare)
         self._open_files.adopt(file.path, fd)
         self._index_files.append(file)
+        self._new.add(file.path)
         return file
 
     def _file(self, path: Path) -> IndexFile:

@@ -84,11 +84,10 @@ class Queues:
     def oldest_waiting(self) -> tuple[ConsumeQueue, Waiting] | None:
         return next(iter(self._waiting.items()), None)
 
-    def write_pending(self, queue: ConsumeQueue) -> tuple[list[Path], list[Path]]:
-        """Write a queue's waiting units; return files to be synced, and the new ones among them."""
-        written = queue.write_pending()
+    def write_pending(self, queue: ConsumeQueue, touched: set[Path], new: set[Path]) -> None:
+        """Write a queue's waiting units; add files to be synced, and new ones, to the sets."""
+        queue.write_pending(touched, new)
         self._waiting.pop(queue, None)
-        return written
 
     def remove(self, queue: ConsumeQueue) -> None:
         """Delete a queue with its files."""

@@ -109,6 +109,7 @@ class Store:
     def _start(self) -> None:
         self._directory.acquire()
         try:
+            self._directory.make_parts()
             self._segments.load()
             self._queues.load()
             if self._index is not None:
@@ -436,7 +437,9 @@ class Store:
     def indexed_to(self) -> tuple[int, PhysicalOffset]:
         """Store time and position of the newest message in the key index; zeros if it is empty."""
         header = None if self._index is None else self._index.newest_header
-        return (0, PhysicalOffset(0)) if header is None else (header.end_ms, header.end_offset)
+        if header is None:
+            return 0, PhysicalOffset(0)
+        return header.end_ms, PhysicalOffset(header.end_offset)
 
     def raw(self, position: PhysicalOffset, size_max: int) -> memoryview | None:
         """Return up to ``size_max`` bytes of the log for a slave, within one file; None if gone."""

@@ -41,6 +41,7 @@ class Upkeep:
         """Do what is due."""
         now_ms = self._clock.monotonic_ms()
         self._health.is_well()
+        self._log.close_unused()
         if now_ms - self._looked_ms >= self._config.interval_ms:
             self._looked_ms = now_ms
             self._flush_log(now_ms)

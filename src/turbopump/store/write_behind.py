@@ -100,15 +100,11 @@ class WriteBehind:
         self.failure = error
 
     def _write_queue(self, queue: ConsumeQueue) -> None:
-        touched, new = self._queues.write_pending(queue)
-        self._touched.update(touched)
-        self._new.update(new)
+        self._queues.write_pending(queue, self._touched, self._new)
 
     def _write_index(self) -> None:
         if self._index is not None:
-            written = self._index.write_pending()
-            self._touched.update(written)
-            self._new.update(written)
+            self._index.write_pending(self._touched, self._new)
 
 
 class SyncJob:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from unit.store.support import GOLDEN_CONFIG, ManualClock, golden, unpack
 
 from turbopump.message import PhysicalOffset
 from turbopump.store import Store
 from turbopump.wire.record import MessageView, Record, decode_record
+from unit.store.support import GOLDEN_CONFIG, ManualClock, golden, unpack
 
 
 @pytest.mark.parametrize("archive", ["store", "store_v6"])

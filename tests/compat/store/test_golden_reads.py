@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from unit.store.support import GOLDEN_CONFIG, golden, tag_filter, unpack
 
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store import (
@@ -25,6 +24,7 @@ from turbopump.store.commit_log import CommitLog
 from turbopump.store.consume_queue import ConsumeQueue
 from turbopump.store.lookup import nearest_between
 from turbopump.wire.record import decode_record
+from unit.store.support import GOLDEN_CONFIG, golden, tag_filter, unpack
 
 ARCHIVES = ("store", "store_crash", "store_trimmed", "store_v6")
 STATUS = {

@@ -1,4 +1,4 @@
-"""Damaged and crashed stores of the original: recovery comes to the same result, or a better one."""
+"""Damaged and crashed stores of the original: recovery ends the same way, or a better one."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from unit.store.support import GOLDEN_CONFIG, golden, unpack
 
 from turbopump.errors import StoreDamaged
 from turbopump.message import QueueOffset
 from turbopump.store import Store
+from unit.store.support import GOLDEN_CONFIG, golden, unpack
 
 CASES = golden("recovery")["cases"]
 

@@ -1,4 +1,4 @@
-"""What the tests of the store share: a clock to set, small stores, golden archives, faulty disks."""
+"""What the tests of the store share: a clock to set, small stores, golden ones, faulty disks."""
 
 from __future__ import annotations
 
