@@ -1,0 +1,37 @@
+"""All commands, by name."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from turbopump.cli.nameserver import nameserver
+from turbopump.version import __version__
+
+app = typer.Typer(
+    help="A RocketMQ-compatible messaging system.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    # Errors that people can mend are reported without one; the others need it plain.
+    pretty_exceptions_enable=False,
+)
+app.command()(nameserver)
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"turbopump {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def turbopump(
+    _: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """A RocketMQ-compatible messaging system."""

@@ -1,0 +1,80 @@
+"""From the start of a server process to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
+from typing import TypeVar
+
+import typer
+
+from turbopump.errors import InvalidArgument, TurbopumpError
+from turbopump.net.loop import run
+
+S = TypeVar("S")
+
+FAILED = 1
+BAD_INPUT = 2
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def serve(server: AbstractAsyncContextManager[S], ready: Callable[[S], str]) -> None:
+    """Run a server until the process is told to stop; ``ready`` makes the line that it is up."""
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    run(_serve(server, ready))
+
+
+def ready_line(**addresses: str) -> str:
+    """Return the line that tells other programs where to connect; they rely on its form."""
+    return " ".join(["ready", *(f"{name}={address}" for name, address in addresses.items())])
+
+
+@contextmanager
+def reported_errors() -> Iterator[None]:
+    """Turn errors that people can mend into a line on stderr and an exit code."""
+    try:
+        yield
+    except InvalidArgument as error:
+        _fail(error, BAD_INPUT)
+    except (TurbopumpError, OSError) as error:
+        _fail(error, FAILED)
+
+
+def _fail(error: Exception, code: int) -> None:
+    typer.echo(f"turbopump: {error}", err=True)
+    raise typer.Exit(code) from error
+
+
+async def _serve(server: AbstractAsyncContextManager[S], ready: Callable[[S], str]) -> None:
+    with _stop_signal() as stop:
+        async with server as running:
+            typer.echo(ready(running))
+            await stop.wait()
+
+
+@contextmanager
+def _stop_signal() -> Iterator[asyncio.Event]:
+    """Set the event at the first signal; a second one ends the process the hard way."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        stop.set()
+        forget()
+
+    def forget() -> None:
+        for number in _STOP_SIGNALS:
+            loop.remove_signal_handler(number)
+
+    for number in _STOP_SIGNALS:
+        loop.add_signal_handler(number, on_signal)
+    try:
+        yield stop
+    finally:
+        forget()

@@ -1,0 +1,68 @@
+"""Options that several commands have, and the settings that they and a file make together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+from turbopump.errors import InvalidArgument
+from turbopump.settings import Settings, read_settings
+
+SECTIONS = ("nameserver", "broker")
+"""Tables of a TOML file, and what precedes a key and a dot in a file of ``key=value`` lines."""
+
+_PORT_MAX = 0xFFFF
+
+
+def _parsed_port(text: str) -> int:
+    # The parser of typer does not say what was given.
+    if not text.isdecimal() or int(text) > _PORT_MAX:
+        raise typer.BadParameter(f"{text!r}: 0 to {_PORT_MAX} is allowed")
+    return int(text)
+
+
+HostOption: TypeAlias = Annotated[
+    str | None, typer.Option(help="Name or IP address to listen at.", show_default="127.0.0.1")
+]
+PortOption: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        parser=_parsed_port, metavar="PORT", help="0 takes any that is free.", show_default=False
+    ),
+]
+ConfigOption: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(help="File of settings: TOML, or key=value lines.", show_default=False),
+]
+PrintConfigOption: TypeAlias = Annotated[
+    bool, typer.Option("--print-config", help="Print all settings as they would be used, and exit.")
+]
+
+
+def file_settings(path: Path | None) -> dict[str, str]:
+    """Read the file of settings, if there is one."""
+    return {} if path is None else read_settings(path)
+
+
+def settings_of(section: str, settings: Settings, *, has_plain: bool = True) -> dict[str, str]:
+    """Return the settings of one section; with ``has_plain`` those of no section are its as well.
+
+    Raises InvalidArgument for a section that does not exist, so that a misspelt one is noticed.
+    """
+    found, plain = {}, {}
+    for key, value in settings.items():
+        owner, dot, name = key.rpartition(".")
+        if dot and owner not in SECTIONS:
+            raise InvalidArgument(f"{key}: {owner} is not a section: {' and '.join(SECTIONS)} are")
+        if owner == section:
+            found[name] = value
+        elif not dot:
+            plain[key] = value
+    return {**found, **plain} if has_plain else found
+
+
+def given(**options: object) -> dict[str, str]:
+    """Return the options that were given, as settings."""
+    return {key: str(value) for key, value in options.items() if value is not None}

@@ -1,0 +1,117 @@
+"""Commands, as far as they end by themselves."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from turbopump.cli.app import app
+from turbopump.settings import parse_properties
+from turbopump.version import __version__
+
+ROOT = Path(__file__).parents[3]
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "400"})
+
+
+def printed_config(*arguments: str) -> dict[str, str]:
+    result = run("nameserver", "--print-config", *arguments)
+    assert result.exit_code == 0, result.output
+    return parse_properties(result.stdout)
+
+
+def test_version() -> None:
+    result = run("--version")
+    assert (result.exit_code, result.stdout) == (0, f"turbopump {__version__}\n")
+
+
+def test_console_script_exists() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    module, _, function = project["scripts"]["turbopump"].partition(":")
+    assert callable(getattr(import_module(module), function))
+
+
+def test_importing_the_command_line_is_light() -> None:
+    """What it imports, it imports at every key that asks the shell for a completion."""
+    heavy = ("numpy", "uvloop", "asyncio", "turbopump.store", "turbopump.net")
+    program = f"""
+import sys, turbopump.cli.app
+found = [name for name in {heavy!r} if name in sys.modules]
+assert not found, found
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_defaults_are_printed() -> None:
+    config = printed_config()
+    assert config["listenPort"] == "9876"
+    assert config["bindAddress"] == "127.0.0.1"
+    assert config["kvConfigPath"].endswith("namesrv/kvConfig.json")
+    assert "configStorePath" not in config
+
+
+def test_options_win_over_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "n.toml"
+    path.write_text('connectionsMax = 5\n[nameserver]\nbindAddress = "h"\nlistenPort = 1\n')
+    config = printed_config("--config", str(path), "--port", "2", "--host", "i")
+    assert (config["listenPort"], config["bindAddress"]) == ("2", "i")
+    assert config["connectionsMax"] == "5"
+    assert "configStorePath" not in config
+
+
+def test_file_of_lines_is_where_changes_go(tmp_path: Path) -> None:
+    path = tmp_path / "namesrv.conf"
+    path.write_text("listenPort=1\n")
+    assert printed_config("--config", str(path))["configStorePath"] == str(path)
+    path.write_text("configStorePath=/elsewhere\n")
+    assert printed_config("--config", str(path))["configStorePath"] == "/elsewhere"
+
+
+def test_printed_settings_can_be_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "all.conf"
+    path.write_text(run("nameserver", "--print-config", "--port", "1").stdout)
+    printed = printed_config("--config", str(path))
+    assert printed == {**parse_properties(path.read_text()), "configStorePath": str(path)}
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("listenPort=abc", "listenPort is 'abc': a whole number is allowed"),
+        ("listenPort=65536", "listenPort is 65536: 0 to 65535 is allowed"),
+        ("connectionsMax=0", "connectionsMax is 0: at least 1 is allowed"),
+        ("orderMessageEnable=1", "orderMessageEnable is '1': true or false is allowed"),
+        ("listenport=1", "listenport is not a setting: bindAddress"),
+        ("other.listenPort=1", "other is not a section"),
+        ("listenPort", "line 1"),
+    ],
+)
+def test_bad_setting_is_named(tmp_path: Path, text: str, named: str) -> None:
+    path = tmp_path / "bad.conf"
+    path.write_text(text)
+    result = run("nameserver", "--config", str(path))
+    assert result.exit_code == 2
+    assert named in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize("port", ["65536", "-1", "abc", ""])
+def test_bad_port_is_named(port: str) -> None:
+    result = run("nameserver", "--port", port)
+    assert result.exit_code == 2
+    assert f"'--port': '{port}': 0 to 65535 is allowed" in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [["nameserver", "--prot", "1"], ["nonsense"]])
+def test_unknown_words_are_refused(arguments: list[str]) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert arguments[-2 if len(arguments) > 1 else -1] in result.stderr
