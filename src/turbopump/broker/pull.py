@@ -216,6 +216,7 @@ class Pulls:
             return pull.request.answer(
                 code, answer, remark=_STATUS[type(outcome)], body=tuple(outcome.messages)
             )
+        self._stats.missed()
         if code == ResponseCode.PULL_OFFSET_MOVED:
             self._tell_offset_moved(pull, outcome.next_offset)
         return pull.request.answer(code, answer, remark=_STATUS[type(outcome)])

@@ -106,6 +106,7 @@ class Sends:
             records, waits = self._batch(accepted) if header.batch else self._single(accepted)
             appended = self._put.records(records)
         except RemoteError as error:
+            self._stats.put_failed()
             return request.answer(error.code, self._traits, remark=error.remark)
         size = sum([record.size for record in records])
         self._stats.put(accepted.topic, accepted.queue_id, len(records), size)

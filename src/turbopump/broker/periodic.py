@@ -1,0 +1,44 @@
+"""Things that a broker does again and again, each in a task that somebody owns."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable
+
+_log = logging.getLogger(__name__)
+
+Action = Callable[[], Awaitable[None] | None]
+
+
+class Periodic:
+    """Owns tasks that repeat an action until they are stopped."""
+
+    def __init__(self) -> None:
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def every(self, interval_ms: int, action: Action, *, first_ms: int | None = None) -> None:
+        """Repeat an action; the pause begins when it is done. The first comes after a pause too."""
+        pause_ms = interval_ms if first_ms is None else first_ms
+        task = asyncio.create_task(_repeat(interval_ms, action, pause_ms))
+        self._tasks.append(task)
+
+    async def stop(self) -> None:
+        """End all of them, in the middle of what they wait for."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+
+
+async def _repeat(interval_ms: int, action: Action, first_ms: int) -> None:
+    await asyncio.sleep(first_ms / 1000)
+    while True:
+        try:
+            pending = action()
+            if inspect.isawaitable(pending):
+                await pending
+        except Exception:  # noqa: BLE001 - one failure must not end what keeps the broker tidy
+            _log.exception("%s failed", getattr(action, "__qualname__", action))
+        await asyncio.sleep(interval_ms / 1000)

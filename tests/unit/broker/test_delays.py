@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from brokers import SMALL_STORE, Client, running_broker
+from turbopump.broker.broker import Broker
+from turbopump.errors import WriteFailed
+from turbopump.store.config import parse_delay_levels
+from turbopump.testing import virtual_loop, virtual_time
+from turbopump.wire.codes import ResponseCode
+
+
+def delivered(broker: Broker) -> int:
+    return broker.queue_end("T", 0)
+
+
+async def send_delayed(client: Client, level: int, body: bytes = b"later") -> None:
+    answer = await client.send(body, named={"DELAY": str(level), "TAGS": "a"})
+    assert answer.code == ResponseCode.SUCCESS
+
+
+@virtual_time()
+async def test_never_early_and_hardly_late(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (broker, client):
+        for level, seconds in ((1, 1), (2, 5), (3, 10), (18, 7200)):
+            before = delivered(broker)
+            stored_ms = virtual_loop().clock.now_ms()
+            await send_delayed(client, level)
+            await asyncio.sleep(seconds - 0.05)
+            assert delivered(broker) == before, level
+            await asyncio.sleep(0.15)
+            message = (await client.messages())[-1]
+            late_ms = message.store_timestamp_ms - stored_ms - seconds * 1000
+            assert 0 <= late_ms < 100, (level, late_ms)
+
+
+@virtual_time()
+async def test_what_is_delivered(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (_, client):
+        await send_delayed(client, 1, b"body")
+        [waiting] = await client.messages("SCHEDULE_TOPIC_XXXX", 0)
+        await asyncio.sleep(2)
+        [message] = await client.messages()
+        assert (message.topic, message.queue_id, message.body) == ("T", 0, b"body")
+        assert message.tags == "a"
+        assert message.born_timestamp_ms == waiting.born_timestamp_ms
+        assert message.properties["DELAY"] == "1"
+        assert message.properties["REAL_TOPIC"] == "T"
+        assert message.properties["REAL_QID"] == "0"
+
+
+@virtual_time()
+async def test_levels_beyond_the_last_are_the_last(tmp_path: Path) -> None:
+    store = replace(SMALL_STORE, delay_levels=parse_delay_levels("1s 2s"))
+    async with running_broker(tmp_path, store=store) as (broker, client):
+        await send_delayed(client, 99)
+        await asyncio.sleep(1.9)
+        assert delivered(broker) == 0
+        await asyncio.sleep(0.3)
+        assert delivered(broker) == 1
+
+
+@virtual_time()
+async def test_a_delay_that_makes_no_sense_is_none(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (broker, client):
+        for text in ("0", "-1", "soon", "1.5"):
+            await client.send(named={"DELAY": text})
+        assert delivered(broker) == 4
+
+
+@virtual_time()
+async def test_order_within_a_level_is_kept(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (_, client):
+        for number in range(600):
+            await send_delayed(client, 1, b"%d" % number)
+        await asyncio.sleep(3)
+        bodies = [int(message.body) for message in await client.messages()]
+        assert bodies == list(range(600))
+
+
+@virtual_time()
+async def test_progress_survives_a_restart_and_what_fell_due_meanwhile_is_delivered(
+    tmp_path: Path,
+) -> None:
+    async with running_broker(tmp_path) as (_, client):
+        await send_delayed(client, 1, b"before")
+        await asyncio.sleep(2)
+        await send_delayed(client, 3, b"meanwhile")
+        await send_delayed(client, 4, b"after")
+    assert '"1":1' in (tmp_path / "config" / "delayOffset.json").read_text().replace(" ", "")
+    await asyncio.sleep(20)
+    async with running_broker(tmp_path) as (_, client):
+        await asyncio.sleep(0.2)
+        bodies = [message.body for message in await client.messages()]
+        assert bodies == [b"before", b"meanwhile"]
+        await asyncio.sleep(20)
+        assert (await client.messages())[-1].body == b"after"
+
+
+@virtual_time()
+async def test_a_store_that_refuses_is_tried_again(tmp_path: Path, monkeypatch: Any) -> None:
+    async with running_broker(tmp_path) as (broker, client):
+        await send_delayed(client, 1)
+        refusals = 0
+
+        def refuse(*_: object) -> None:
+            nonlocal refusals
+            refusals += 1
+            raise WriteFailed("no")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(broker.store, "append_all", refuse)
+            await asyncio.sleep(3)
+        assert refusals > 5
+        await asyncio.sleep(0.5)
+        assert len(await client.messages()) == 1
+
+
+@virtual_time()
+async def test_a_clock_set_back_makes_nothing_early_and_nothing_wait_forever(
+    tmp_path: Path,
+) -> None:
+    async with running_broker(tmp_path) as (broker, client):
+        await send_delayed(client, 3)
+        await send_delayed(client, 3)
+        await asyncio.sleep(5)
+        virtual_loop().clock.jump_wall(-3_600_000)
+        await asyncio.sleep(4.9)
+        assert delivered(broker) == 0
+        await asyncio.sleep(7)
+        assert delivered(broker) == 2, "late by at most the delay once more"
+        await send_delayed(client, 3)
+        await asyncio.sleep(9.9)
+        assert delivered(broker) == 2
+        await asyncio.sleep(0.3)
+        assert delivered(broker) == 3
+
+
+@virtual_time()
+async def test_a_clock_set_forward_is_noticed_within_a_second(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (broker, client):
+        await send_delayed(client, 18)
+        await asyncio.sleep(5)
+        virtual_loop().clock.jump_wall(7_200_000)
+        await asyncio.sleep(1.1)
+        assert delivered(broker) == 1

@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brokers import client_of, pulled, running_broker, views
+from turbopump.broker.config import AccessConfig, LongPollingConfig
+from turbopump.testing import MemoryNetwork, virtual_loop, virtual_time
+from turbopump.wire.bodies import GroupConfig, TopicConfig
+from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.headers import QueueOfTopic, SearchOffset
+from turbopump.wire.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION
+
+
+@virtual_time()
+async def test_outcomes_and_corrected_offsets(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (_, client):
+        for tag in ("a", "a", "b"):
+            await client.send(named={"TAGS": tag})
+        cases: list[tuple[dict[str, Any], int, str, int]] = [
+            ({"offset": 0}, 0, "FOUND", 3),
+            ({"offset": 1}, 0, "FOUND", 3),
+            ({"offset": 0, "tags": "b"}, 0, "FOUND", 3),
+            ({"offset": 0, "tags": "zz"}, 20, "NO_MATCHED_MESSAGE", 3),
+            ({"offset": 3}, 19, "OFFSET_OVERFLOW_ONE", 3),
+            ({"offset": 9}, 21, "OFFSET_OVERFLOW_BADLY", 3),
+            ({"offset": -1}, 21, "OFFSET_TOO_SMALL", 0),
+            ({"offset": 0, "queue_id": 1}, 19, "NO_MESSAGE_IN_QUEUE", 0),
+            ({"offset": 5, "queue_id": 1}, 21, "NO_MESSAGE_IN_QUEUE", 0),
+        ]
+        for fields, code, remark, following in cases:
+            answer = await client.pull(**fields)
+            assert (answer.code, answer.remark) == (code, remark), fields
+            assert pulled(answer).next_begin_offset == following, fields
+        found = pulled(await client.pull(0))
+        assert (found.min_offset, found.max_offset, found.suggest_which_broker_id) == (0, 3, 0)
+
+
+@virtual_time()
+async def test_at_most_32_messages(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (_, client):
+        for _ in range(40):
+            await client.send()
+        assert len(views(await client.pull(0, max_msg_nums=1000))) == 32
+        assert len(views(await client.pull(0, max_msg_nums=5))) == 5
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"topic": "Unknown"}, ResponseCode.TOPIC_NOT_EXIST),
+        ({"queue_id": 4}, ResponseCode.SYSTEM_ERROR),
+        ({"queue_id": -1}, ResponseCode.SYSTEM_ERROR),
+        ({"tags": "||"}, ResponseCode.SUBSCRIPTION_PARSE_FAILED),
+        ({"expression_type": "SQL92"}, ResponseCode.SYSTEM_ERROR),
+        ({"sys_flag": 0}, ResponseCode.SUBSCRIPTION_NOT_EXIST),
+        ({"consumer_group": "off"}, ResponseCode.NO_PERMISSION),
+        ({"topic": "WriteOnly"}, ResponseCode.NO_PERMISSION),
+    ],
+)
+def test_what_is_refused(tmp_path: Path, fields: dict[str, Any], code: ResponseCode) -> None:
+    @virtual_time()
+    async def run() -> None:
+        async with running_broker(tmp_path) as (broker, client):
+            await client.send()
+            broker.groups.update(GroupConfig(group_name="off", consume_enable=False))
+            broker.topics.update(TopicConfig(topic_name="WriteOnly", perm=2))
+            answer = await client.pull(**fields)
+            assert answer.code == code, answer
+            assert answer.remark
+
+    run()
+
+
+@virtual_time()
+async def test_a_broker_that_must_not_be_read(tmp_path: Path) -> None:
+    async with running_broker(tmp_path, access=AccessConfig(permission=2)) as (_, client):
+        assert (await client.pull(0)).code == ResponseCode.NO_PERMISSION
+
+
+@virtual_time()
+async def test_a_held_pull_is_answered_when_a_message_comes(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (broker, client):
+        await client.send(b"first")
+        loop = virtual_loop()
+        held = asyncio.create_task(client.pull(1, hold_ms=15_000))
+        await asyncio.sleep(5)
+        assert not held.done()
+        assert len(broker.arrivals) == 1
+        sent_s = loop.time()
+        await client.send(b"second")
+        answer = await held
+        assert [view.body for view in views(answer)] == [b"second"]
+        assert loop.time() - sent_s < 0.01
+        assert len(broker.arrivals) == 0
+
+
+@virtual_time()
+async def test_only_the_pull_that_wants_the_message_wakes(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (_, client):
+        await client.send()
+        red = asyncio.create_task(client.pull(1, tags="red", hold_ms=15_000))
+        blue = asyncio.create_task(client.pull(1, tags="blue", hold_ms=15_000))
+        await asyncio.sleep(0.1)
+        await client.send(b"b", named={"TAGS": "blue"})
+        assert [view.body for view in views(await blue)] == [b"b"]
+        assert not red.done()
+        red_answer = await red
+        assert red_answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY, (
+            "swept, though nothing matched"
+        )
+        assert pulled(red_answer).next_begin_offset == 2
+
+
+@virtual_time()
+async def test_nothing_comes(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (_, client):
+        await client.send()
+        started_s = virtual_loop().time()
+        answer = await client.pull(1, hold_ms=15_000)
+        assert answer.code == ResponseCode.PULL_NOT_FOUND
+        assert pulled(answer).next_begin_offset == 1
+        assert 15 <= virtual_loop().time() - started_s < 15.2
+
+
+@virtual_time()
+async def test_short_polling(tmp_path: Path) -> None:
+    polling = LongPollingConfig(enabled=False, short_hold_ms=1000)
+    async with running_broker(tmp_path, long_polling=polling) as (_, client):
+        await client.send()
+        started_s = virtual_loop().time()
+        assert (await client.pull(1, hold_ms=15_000)).code == ResponseCode.PULL_NOT_FOUND
+        assert 1 <= virtual_loop().time() - started_s < 1.2
+
+
+@virtual_time()
+async def test_too_many_held_pulls_are_answered_at_once(tmp_path: Path) -> None:
+    polling = LongPollingConfig(held_max=1)
+    async with running_broker(tmp_path, long_polling=polling) as (_, client):
+        await client.send()
+        held = asyncio.create_task(client.pull(1, hold_ms=15_000))
+        await asyncio.sleep(0.1)
+        started_s = virtual_loop().time()
+        assert (await client.pull(1, hold_ms=15_000)).code == ResponseCode.PULL_NOT_FOUND
+        assert virtual_loop().time() - started_s < 1
+        await client.send()
+        await held
+
+
+@virtual_time()
+async def test_pulls_of_a_client_that_is_gone_are_forgotten(tmp_path: Path) -> None:
+    network = MemoryNetwork()
+    async with running_broker(tmp_path, network) as (broker, client):
+        await client.send()
+        async with client_of(network, broker.address, "10.0.0.8") as other:
+            held = asyncio.create_task(other.pull(1, hold_ms=15_000))
+            await asyncio.sleep(0.1)
+            assert len(broker.arrivals) == 1
+            network.cut("10.0.0.8")
+            assert isinstance(await asyncio.gather(held, return_exceptions=True), list)
+            await asyncio.sleep(0.1)
+            assert len(broker.arrivals) == 0
+
+
+@virtual_time()
+async def test_a_closing_broker_answers_held_pulls(tmp_path: Path) -> None:
+    network = MemoryNetwork()
+    async with running_broker(tmp_path, network) as (broker, client):
+        await client.send()
+        held = asyncio.create_task(client.pull(1, hold_ms=15_000))
+        await asyncio.sleep(0.1)
+        started_s = virtual_loop().time()
+        await broker.close()
+        assert (await held).code == ResponseCode.PULL_NOT_FOUND
+        assert virtual_loop().time() - started_s < 2
+
+
+@virtual_time()
+async def test_the_committed_offset_travels_with_the_pull(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (broker, client):
+        await client.send()
+        flags = PULL_SUBSCRIPTION | PULL_COMMIT_OFFSET
+        await client.pull(1, sys_flag=flags, commit_offset=1)
+        assert broker.offsets.find("g", "T", 0) == 1
+
+
+@virtual_time()
+async def test_an_impossible_offset_is_noted_for_operators(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (_, client):
+        await client.send()
+        await client.pull(99)
+        [event] = await client.messages("OFFSET_MOVED_EVENT")
+        assert event.tags == "g"
+        assert b'"offsetNew":1' in event.body
+        assert b'"offsetRequest":99' in event.body
+
+
+@virtual_time()
+async def test_limits_of_queues_and_search_by_time(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (_, client):
+        for _ in range(3):
+            await client.send()
+            await asyncio.sleep(10)
+        times = [message.store_timestamp_ms for message in await client.messages()]
+        queue = QueueOfTopic(topic="T", queue_id=0)
+        assert await client.offset(RequestCode.GET_MAX_OFFSET, queue) == 3
+        assert await client.offset(RequestCode.GET_MIN_OFFSET, queue) == 0
+        unknown = QueueOfTopic(topic="Unknown", queue_id=7)
+        assert await client.offset(RequestCode.GET_MAX_OFFSET, unknown) == 0
+        for place, time_ms in enumerate(times):
+            header = SearchOffset(topic="T", queue_id=0, timestamp=time_ms)
+            code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
+            assert await client.offset(code, header) == place
+        late = SearchOffset(topic="T", queue_id=0, timestamp=times[-1] + 10**9)
+        assert await client.offset(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, late) == 2
+        earliest = await client.ask(RequestCode.GET_EARLIEST_MSG_STORETIME, queue)
+        assert earliest.ext_fields == {"timestamp": str(times[0])}
+        empty = await client.ask(RequestCode.GET_EARLIEST_MSG_STORETIME, unknown)
+        assert empty.ext_fields == {"timestamp": "-1"}

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from brokers import Client, running_broker
+from turbopump.broker.broker import Broker
+from turbopump.testing import virtual_loop, virtual_time
+from turbopump.wire.bodies import GroupConfig
+from turbopump.wire.codes import ResponseCode
+from turbopump.wire.record import MessageView
+
+RETRY_DELAYS_S = [10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200]
+"""What a message that always fails waits before each of its 16 retries."""
+
+
+def retries_stored(broker: Broker) -> int:
+    return broker.queue_end("%RETRY%g", 0)
+
+
+async def failing_message(client: Client) -> MessageView:
+    await client.send(b"fails", named={"TAGS": "a", "KEYS": "k", "UNIQ_KEY": "U"})
+    [message] = await client.messages()
+    return message
+
+
+@virtual_time()
+async def test_a_failed_message_comes_again_after_its_delay(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (broker, client):
+        failed = await failing_message(client)
+        assert (await client.send_back(failed)).code == ResponseCode.SUCCESS
+        await asyncio.sleep(9.9)
+        assert retries_stored(broker) == 0
+        await asyncio.sleep(0.2)
+        [again] = await client.messages("%RETRY%g")
+        assert (again.body, again.reconsume_times) == (b"fails", 1)
+        assert again.born_timestamp_ms == failed.born_timestamp_ms
+        assert again.properties["RETRY_TOPIC"] == "T"
+        assert again.properties["ORIGIN_MESSAGE_ID"] == failed.offset_id
+        assert (again.tags, again.keys, again.unique_key) == ("a", ["k"], "U")
+
+
+@virtual_time()
+async def test_sixteen_retries_take_4_hours_46_minutes_and_end_in_the_dead_letters(
+    tmp_path: Path,
+) -> None:
+    async with running_broker(tmp_path) as (broker, client):
+        loop = virtual_loop()
+        message = await failing_message(client)
+        started_s, waits = loop.time(), []
+        for times in range(16):
+            sent_ms = loop.clock.now_ms()
+            assert (await client.send_back(message)).code == ResponseCode.SUCCESS
+            await asyncio.sleep(RETRY_DELAYS_S[times] + 1)
+            message = (await client.messages("%RETRY%g"))[-1]
+            assert message.reconsume_times == times + 1
+            waits.append((message.store_timestamp_ms - sent_ms) / 1000)
+        late = [wait - delay for wait, delay in zip(waits, RETRY_DELAYS_S, strict=True)]
+        assert all(0 <= extra < 0.2 for extra in late), late
+        assert sum(RETRY_DELAYS_S) == 4 * 3600 + 45 * 60 + 40
+        assert loop.time() - started_s < sum(RETRY_DELAYS_S) + 20
+        await client.send_back(message)
+        [dead] = await client.messages("%DLQ%g")
+        assert (dead.body, dead.reconsume_times) == (b"fails", 17)
+        assert dead.properties["RETRY_TOPIC"] == "T"
+        await asyncio.sleep(10_000)
+        assert retries_stored(broker) == 16, "nothing comes after the dead-letter topic"
+
+
+@virtual_time()
+async def test_giving_up_at_once(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (broker, client):
+        failed = await failing_message(client)
+        assert (await client.send_back(failed, delay_level=-1)).code == ResponseCode.SUCCESS
+        assert [message.body for message in await client.messages("%DLQ%g")] == [b"fails"]
+        assert retries_stored(broker) == 0
+
+
+@virtual_time()
+async def test_the_consumer_may_choose_level_and_limit(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (broker, client):
+        failed = await failing_message(client)
+        await client.send_back(failed, delay_level=1)
+        await asyncio.sleep(1.2)
+        assert retries_stored(broker) == 1
+        await client.send_back(failed, max_reconsume_times=0)
+        assert len(await client.messages("%DLQ%g")) == 1
+
+
+@virtual_time()
+async def test_groups_may_limit_retries_or_want_none(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (broker, client):
+        failed = await failing_message(client)
+        broker.groups.update(GroupConfig(group_name="none", retry_queue_nums=0))
+        assert (await client.send_back(failed, "none")).code == ResponseCode.SUCCESS
+        assert broker.topics.find("%RETRY%none") is None
+        broker.groups.update(GroupConfig(group_name="g", retry_max_times=0))
+        await client.send_back(failed)
+        assert len(await client.messages("%DLQ%g")) == 1
+
+
+@virtual_time()
+async def test_what_cannot_be_sent_back(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (_, client):
+        failed = await failing_message(client)
+        nowhere = await client.send_back(failed, offset=10**9)
+        assert nowhere.code == ResponseCode.SYSTEM_ERROR
+        assert "look message by offset failed, 1000000000" in (nowhere.remark or "")
+        inside = await client.send_back(failed, offset=5)
+        assert inside.code == ResponseCode.SYSTEM_ERROR
+        hostile = await client.send_back(failed, "../../etc")
+        assert hostile.code != ResponseCode.SUCCESS
+        assert not (tmp_path / "etc").exists()
