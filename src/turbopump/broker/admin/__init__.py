@@ -1,0 +1,1 @@
+"""Requests of operators and their tools."""

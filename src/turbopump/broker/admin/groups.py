@@ -1,0 +1,144 @@
+"""Making, changing, deleting and listing groups, and seeing who is in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from turbopump.broker.clients import Consumers, Member, Producers
+from turbopump.broker.config import IdentityConfig
+from turbopump.broker.groups import Groups
+from turbopump.broker.offsets import Offsets
+from turbopump.broker.requests import answer_with, body_of, refuse_on_slave
+from turbopump.broker.stats import Stats
+from turbopump.errors import InvalidArgument, RemoteError
+from turbopump.net.connection import Connection
+from turbopump.net.router import Handler
+from turbopump.wire import headers
+from turbopump.wire.bodies import (
+    ClientConnection,
+    ConsumerConnections,
+    GroupConfig,
+    ProducerConnections,
+    ProducerInfo,
+    ProducerTable,
+)
+from turbopump.wire.codes import Language, RequestCode, ResponseCode
+from turbopump.wire.command import Command
+
+_LANGUAGE_NAMES = {language.value: language.name for language in Language}
+
+
+class GroupRequests:
+    """Serves requests for groups and their members."""
+
+    def __init__(
+        self,
+        *,
+        identity: IdentityConfig,
+        groups: Groups,
+        offsets: Offsets,
+        consumers: Consumers,
+        producers: Producers,
+        stats: Stats,
+    ) -> None:
+        self._identity = identity
+        self._groups = groups
+        self._offsets = offsets
+        self._consumers = consumers
+        self._producers = producers
+        self._stats = stats
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self.update,
+            RequestCode.DELETE_SUBSCRIPTIONGROUP: self.delete,
+            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.all,
+            RequestCode.GET_CONSUMER_CONNECTION_LIST: self.consumers_of,
+            RequestCode.GET_PRODUCER_CONNECTION_LIST: self.producers_of,
+            RequestCode.GET_ALL_PRODUCER_INFO: self.all_producers,
+        }
+
+    def update(self, request: Command, _peer: Connection) -> Command:
+        """Make or change a group."""
+        refuse_on_slave(self._identity)
+        try:
+            self._groups.update(body_of(request, GroupConfig))
+        except InvalidArgument as error:
+            raise RemoteError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        return request.answer(ResponseCode.SUCCESS)
+
+    def delete(self, request: Command, _peer: Connection) -> Command:
+        """Delete a group, and its progress when asked to; one that is not known is fine."""
+        header = headers.DeleteGroup.from_ext_fields(request.ext_fields)
+        refuse_on_slave(self._identity)
+        self._groups.delete(header.group_name)
+        if header.remove_offset:
+            self._offsets.remove_group(header.group_name)
+        self._stats.forget_group(header.group_name)
+        return request.answer(ResponseCode.SUCCESS)
+
+    def all(self, request: Command, _peer: Connection) -> Command:
+        """Return all groups, for slaves and tools."""
+        body = msgspec.json.encode(self._groups.snapshot)
+        return request.answer(ResponseCode.SUCCESS, body=body)
+
+    def consumers_of(self, request: Command, _peer: Connection) -> Command:
+        """Tell who is in a consumer group, and what it wants."""
+        name = headers.ConsumerGroup.from_ext_fields(request.ext_fields).consumer_group
+        group = self._consumers.find(name)
+        if group is None:
+            remark = f"the consumer group[{name}] not online"
+            raise RemoteError(ResponseCode.CONSUMER_NOT_ONLINE, remark)
+        body = ConsumerConnections(
+            connection_set=_connections(group.members.values()),
+            consume_from_where=group.consume_from,
+            consume_type=group.consume_type,
+            message_model=group.message_model,
+            subscription_table=dict(group.subscriptions),
+        )
+        return answer_with(request, body)
+
+    def producers_of(self, request: Command, _peer: Connection) -> Command:
+        """Tell who is in a producer group."""
+        name = headers.ProducerGroup.from_ext_fields(request.ext_fields).producer_group
+        members = self._producers.members(name)
+        if not members:
+            remark = f"the producer group[{name}] not exist"
+            raise RemoteError(ResponseCode.SYSTEM_ERROR, remark)
+        return answer_with(request, ProducerConnections(connection_set=_connections(members)))
+
+    def all_producers(self, request: Command, _peer: Connection) -> Command:
+        """Tell who is in any producer group."""
+        table = {
+            name: [_producer_info(member) for member in members.values()]
+            for name, members in self._producers.groups.items()
+        }
+        return answer_with(request, ProducerTable(data=table))
+
+
+def _connections(members: Iterable[Member]) -> list[ClientConnection]:
+    return [
+        ClientConnection(
+            client_addr=member.address,
+            client_id=member.client_id,
+            language=_language(member),
+            version=member.version,
+        )
+        for member in members
+    ]
+
+
+def _producer_info(member: Member) -> ProducerInfo:
+    return ProducerInfo(
+        client_id=member.client_id,
+        language=_language(member),
+        last_update_timestamp=member.heartbeat_epoch_ms,
+        remote_ip=f"/{member.address}",
+        version=member.version,
+    )
+
+
+def _language(member: Member) -> str | None:
+    return None if member.language is None else _LANGUAGE_NAMES.get(member.language)

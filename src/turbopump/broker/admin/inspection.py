@@ -1,0 +1,131 @@
+"""Looking at statistics, queues and delays, and cleaning up now rather than later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turbopump.broker.clients import Consumers
+from turbopump.broker.requests import answer_with
+from turbopump.broker.stats import Stats
+from turbopump.errors import RemoteError
+from turbopump.message import QueueOffset
+from turbopump.net.connection import Connection
+from turbopump.net.router import Handler
+from turbopump.store.outcomes import Filter, ReadOutcome, Units
+from turbopump.wire import headers
+from turbopump.wire.bodies import ConsumeQueuePage, DelayOffsets, QueueUnit
+from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.command import Command
+
+UNITS_MAX = 800
+"""Most units of a queue shown at once."""
+
+
+class InspectedStore(Protocol):
+    """What is asked of the store."""
+
+    def queue_range(self, topic: str, queue_id: int) -> tuple[QueueOffset, QueueOffset]: ...
+
+    def queue_ids(self) -> list[tuple[str, int]]: ...
+
+    def read(
+        self, topic: str, queue_id: int, offset: QueueOffset, count_max: int, wanted: Filter
+    ) -> ReadOutcome: ...
+
+    def retain(self, *, at_any_hour: bool = False) -> object: ...
+
+
+class InspectionRequests:
+    """Serves those who want to look inside."""
+
+    def __init__(
+        self,
+        *,
+        stats: Stats,
+        consumers: Consumers,
+        store: InspectedStore,
+        delay_progress: Callable[[], DelayOffsets],
+    ) -> None:
+        self._stats = stats
+        self._consumers = consumers
+        self._store = store
+        self._delay_progress = delay_progress
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            RequestCode.VIEW_BROKER_STATS_DATA: self.statistic,
+            RequestCode.QUERY_CONSUME_QUEUE: self.queue_units,
+            RequestCode.GET_ALL_DELAY_OFFSET: self.delays,
+            RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: self.clean_queues,
+            RequestCode.DELETE_EXPIRED_COMMITLOG: self.clean_log,
+        }
+
+    def statistic(self, request: Command, _peer: Connection) -> Command:
+        """Return one statistic over a minute, an hour and a day."""
+        header = headers.StatsItem.from_ext_fields(request.ext_fields)
+        found = self._stats.view(header.stats_name, header.stats_key)
+        if found is None:
+            remark = f"The stats <{header.stats_name}> <{header.stats_key}> not exist"
+            raise RemoteError(ResponseCode.SYSTEM_ERROR, remark)
+        return answer_with(request, found)
+
+    def queue_units(self, request: Command, _peer: Connection) -> Command:
+        """Show the entries of a queue: where each message lies, and its tag's hash."""
+        header = headers.ConsumeQueuePart.from_ext_fields(request.ext_fields)
+        if (header.topic, header.queue_id) not in self._store.queue_ids():
+            remark = f"{header.queue_id}@{header.topic} is not exist!"
+            raise RemoteError(ResponseCode.SYSTEM_ERROR, remark)
+        low, high = self._store.queue_range(header.topic, header.queue_id)
+        if not low <= header.index < high or header.count < 1:
+            remark = f"Index {header.index} of {header.queue_id}@{header.topic} is not exist!"
+            return request.answer(ResponseCode.SUCCESS, remark=remark)
+        page = ConsumeQueuePage(
+            min_queue_index=low,
+            max_queue_index=high,
+            queue_data=self._units(header, min(header.count, UNITS_MAX)),
+            subscription_data=self._consumers.subscription(
+                header.consumer_group or "", header.topic
+            ),
+            filter_data=self._filter_text(header),
+        )
+        return answer_with(request, page)
+
+    def delays(self, request: Command, _peer: Connection) -> Command:
+        """Return the progress of the delay service, for slaves."""
+        return answer_with(request, self._delay_progress())
+
+    def clean_queues(self, request: Command, _peer: Connection) -> Command:
+        """Delete what is due; queues follow the log by themselves."""
+        self._store.retain()
+        return request.answer(ResponseCode.SUCCESS)
+
+    def clean_log(self, request: Command, _peer: Connection) -> Command:
+        """Delete what is too old, whatever the hour."""
+        self._store.retain(at_any_hour=True)
+        return request.answer(ResponseCode.SUCCESS)
+
+    def _units(self, header: headers.ConsumeQueuePart, count: int) -> list[QueueUnit]:
+        found: list[QueueUnit] = []
+
+        def look(units: Units) -> NDArray[np.bool_]:
+            found.extend(
+                QueueUnit(physic_offset=position, physic_size=size, tags_code=code)
+                for position, size, code in units[:count].tolist()
+            )
+            # The entries themselves were wanted: no message needs to be read.
+            return np.zeros(len(units), np.bool_)
+
+        offset = QueueOffset(header.index)
+        self._store.read(header.topic, header.queue_id, offset, count, Filter(units=look))
+        return found
+
+    def _filter_text(self, header: headers.ConsumeQueuePart) -> str | None:
+        if not header.consumer_group:
+            return None
+        if self._consumers.subscription(header.consumer_group, header.topic) is None:
+            return f"{header.consumer_group}@{header.topic} is not online!"
+        return "null"

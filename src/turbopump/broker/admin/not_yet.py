@@ -1,0 +1,34 @@
+"""Requests of the protocol that this broker does not serve yet, and how it says so."""
+
+from __future__ import annotations
+
+from turbopump.net.connection import Connection
+from turbopump.net.router import Handler, not_supported
+from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.command import Command
+
+
+def handlers() -> dict[int, Handler]:
+    """Return what answers requests for transactions, access control and filter servers."""
+    return {
+        RequestCode.END_TRANSACTION: not_supported,
+        RequestCode.RESUME_CHECK_HALF_MESSAGE: not_supported,
+        RequestCode.REGISTER_FILTER_SERVER: not_supported,
+        RequestCode.GET_BROKER_CLUSTER_ACL_INFO: not_supported,
+        RequestCode.UPDATE_AND_CREATE_ACL_CONFIG: _without_access_control(
+            ResponseCode.UPDATE_AND_CREATE_ACL_CONFIG_FAILED
+        ),
+        RequestCode.DELETE_ACL_CONFIG: _without_access_control(
+            ResponseCode.DELETE_ACL_CONFIG_FAILED
+        ),
+        RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: _without_access_control(
+            ResponseCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG_FAILED
+        ),
+    }
+
+
+def _without_access_control(code: ResponseCode) -> Handler:
+    def answer(request: Command, _peer: Connection) -> Command:
+        return request.answer(code, remark="access control is not enabled on this broker")
+
+    return answer

@@ -1,0 +1,132 @@
+"""Questions for a client, put to it over its own connection."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from turbopump.broker.admin.resets import RESETTABLE_SINCE
+from turbopump.broker.clients import Consumers, Member
+from turbopump.broker.requests import answer_with, body_bytes
+from turbopump.errors import BodyError, InvalidArgument, NetworkError, RemoteError, RequestTimeout
+from turbopump.message import MessageQueue
+from turbopump.net.connection import Connection
+from turbopump.net.router import Handler
+from turbopump.wire import headers
+from turbopump.wire.bodies import ConsumerStatus
+from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.command import Command
+from turbopump.wire.command import request as make_request
+
+_log = logging.getLogger(__name__)
+
+STATUS_TIMEOUT_MS = 5000
+RELAY_TIMEOUT_MS = 10_000
+RELAYABLE_SINCE = 62
+"""Clients with a lower version number cannot tell of their inside or consume on request."""
+
+
+class MessagesById(Protocol):
+    """What is asked of the store."""
+
+    def message_by_id(self, offset_message_id: str) -> memoryview | None: ...
+
+
+class RelayRequests:
+    """Serves requests that only a client can answer."""
+
+    def __init__(self, *, broker_name: str, consumers: Consumers, store: MessagesById) -> None:
+        self._broker_name = broker_name
+        self._consumers = consumers
+        self._store = store
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            RequestCode.GET_CONSUMER_RUNNING_INFO: self.running_info,
+            RequestCode.CONSUME_MESSAGE_DIRECTLY: self.consume_directly,
+            RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: self.status,
+        }
+
+    async def running_info(self, request: Command, _peer: Connection) -> Command:
+        """Let a client tell of its inside."""
+        header = headers.RunningInfoOf.from_ext_fields(request.ext_fields)
+        member = self._member(header.consumer_group, header.client_id)
+        return await _relayed(request, member, make_request(request.code, header))
+
+    async def consume_directly(self, request: Command, _peer: Connection) -> Command:
+        """Let a client consume a message now and tell what came of it."""
+        header = headers.ConsumeDirectly.from_ext_fields(request.ext_fields)
+        member = self._member(header.consumer_group, header.client_id or "")
+        message = self._message(header.msg_id or "")
+        asked = make_request(request.code, replace(header, broker_name=self._broker_name), message)
+        return await _relayed(request, member, asked)
+
+    async def status(self, request: Command, _peer: Connection) -> Command:
+        """Ask the clients of a group, or one of them, how far they are in memory."""
+        header = headers.ConsumerStatusOf.from_ext_fields(request.ext_fields)
+        members = self._consumers.members(header.group)
+        if not members:
+            remark = f"No Any Consumer online in the consumer group: [{header.group}]"
+            raise RemoteError(ResponseCode.SYSTEM_ERROR, remark)
+        for member in members:
+            _require_version(member, RESETTABLE_SINCE)
+        asked = [m for m in members if header.client_addr in {None, "", m.client_id}]
+        command = make_request(
+            RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT,
+            headers.TopicAndGroup(topic=header.topic, group=header.group),
+        )
+        tables = await asyncio.gather(*(_status_of(member, command) for member in asked))
+        found = {m.client_id: t for m, t in zip(asked, tables, strict=True) if t is not None}
+        return answer_with(request, ConsumerStatus(consumer_table=found))
+
+    def _member(self, group: str, client_id: str) -> Member:
+        member = self._consumers.member(group, client_id)
+        if member is None:
+            remark = f"The Consumer <{group}> <{client_id}> not online"
+            raise RemoteError(ResponseCode.SYSTEM_ERROR, remark)
+        _require_version(member, RELAYABLE_SINCE)
+        return member
+
+    def _message(self, msg_id: str) -> bytes:
+        try:
+            message = self._store.message_by_id(msg_id)
+        except InvalidArgument as error:
+            raise RemoteError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        if message is None:
+            raise RemoteError(ResponseCode.SYSTEM_ERROR, f"there is no message {msg_id} here")
+        # A copy: the log's own bytes must not be held while a client takes its time.
+        return bytes(message)
+
+
+def _require_version(member: Member, least: int) -> None:
+    if member.version < least:
+        remark = f"The Consumer <{member.client_id}> Version <{member.version}> too low to finish"
+        raise RemoteError(ResponseCode.SYSTEM_ERROR, f"{remark}, please upgrade it")
+
+
+async def _relayed(request: Command, member: Member, asked: Command) -> Command:
+    """Put a question to a client and hand on its answer as it is."""
+    try:
+        answer = await member.connection.request(asked, RELAY_TIMEOUT_MS)
+    except RequestTimeout as error:
+        remark = f"consumer <{member.client_id}> did not answer: {error}"
+        raise RemoteError(ResponseCode.CONSUME_MSG_TIMEOUT, remark) from error
+    except NetworkError as error:
+        remark = f"consumer <{member.client_id}> could not be asked: {error}"
+        raise RemoteError(ResponseCode.SYSTEM_ERROR, remark) from error
+    return replace(answer, opaque=request.opaque, serialize=request.serialize)
+
+
+async def _status_of(member: Member, command: Command) -> dict[MessageQueue, int] | None:
+    """Ask one client; one that does not answer is left out, as in the original."""
+    try:
+        answer = await member.connection.request(command, STATUS_TIMEOUT_MS)
+        if answer.code == ResponseCode.SUCCESS:
+            return ConsumerStatus.decode(body_bytes(answer)).message_queue_table
+        _log.info("%s does not tell its status: %s", member.address, answer.remark)
+    except (NetworkError, BodyError) as error:
+        _log.info("%s does not tell its status: %s", member.address, error)
+    return None

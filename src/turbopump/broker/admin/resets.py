@@ -1,0 +1,130 @@
+"""Sending a running group forward or back in time."""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+from turbopump.broker.clients import Consumers, Member
+from turbopump.broker.offsets import Offsets
+from turbopump.broker.requests import answer_with
+from turbopump.broker.topics import Topics
+from turbopump.errors import NetworkError, RemoteError
+from turbopump.message import MessageQueue, QueueOffset
+from turbopump.net.connection import Connection
+from turbopump.net.router import Handler
+from turbopump.wire import headers
+from turbopump.wire.bodies import QueueAndOffset, QueueOffsetRows, QueueOffsets
+from turbopump.wire.codes import Language, RequestCode, ResponseCode
+from turbopump.wire.command import Command
+from turbopump.wire.command import request as make_request
+
+_log = logging.getLogger(__name__)
+
+NEWEST = -1
+"""In place of a moment: behind the newest message."""
+
+RESETTABLE_SINCE = 28
+"""Clients with a lower version number do not understand a reset."""
+
+
+class ResetStore(Protocol):
+    """What is asked of the store."""
+
+    def queue_range(self, topic: str, queue_id: int) -> tuple[QueueOffset, QueueOffset]: ...
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> QueueOffset: ...
+
+
+class ResetRequests:
+    """Serves resets by time.
+
+    The offsets are worked out here and told to the members, which set themselves and commit. Of a
+    group without members the asker is told so; tools then commit the offsets themselves.
+    """
+
+    def __init__(
+        self,
+        *,
+        broker_name: str,
+        topics: Topics,
+        offsets: Offsets,
+        consumers: Consumers,
+        store: ResetStore,
+    ) -> None:
+        self._broker_name = broker_name
+        self._topics = topics
+        self._offsets = offsets
+        self._consumers = consumers
+        self._store = store
+
+    def handlers(self) -> dict[int, Handler]:
+        return {RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: self.reset}
+
+    def reset(self, request: Command, _peer: Connection) -> Command:
+        header = headers.ResetOffset.from_ext_fields(request.ext_fields)
+        targets = self._targets(header)
+        members = self._consumers.members(header.group)
+        if not members:
+            remark = f"Consumer not online, so can not reset offset, Group: {header.group}"
+            raise RemoteError(ResponseCode.CONSUMER_NOT_ONLINE, remark)
+        too_old = [member for member in members if member.version < RESETTABLE_SINCE]
+        if too_old:
+            remark = f"the client {too_old[0].client_id} is too old to be reset"
+            raise RemoteError(ResponseCode.SYSTEM_ERROR, remark)
+        as_rows = request.language == Language.CPP
+        notice = _notice(header, _rows(targets) if as_rows else QueueOffsets(offset_table=targets))
+        for member in members:
+            _push(member, notice)
+        return answer_with(request, QueueOffsets(offset_table=targets))
+
+    def _targets(self, header: headers.ResetOffset) -> dict[MessageQueue, int]:
+        topic = self._topics.find(header.topic)
+        if topic is None:
+            remark = f"[reset-offset] reset offset failed, no topic: {header.topic}"
+            raise RemoteError(ResponseCode.SYSTEM_ERROR, remark)
+        return {
+            MessageQueue(header.topic, self._broker_name, queue_id): self._target(header, queue_id)
+            for queue_id in range(topic.write_queue_nums)
+        }
+
+    def _target(self, header: headers.ResetOffset, queue_id: int) -> int:
+        stored = self._offsets.find(header.group, header.topic, queue_id)
+        if stored is None:
+            remark = f"the group {header.group} has no offset in queue {queue_id} of {header.topic}"
+            raise RemoteError(ResponseCode.SYSTEM_ERROR, remark)
+        if header.timestamp == NEWEST:
+            target = self._store.queue_range(header.topic, queue_id)[1]
+        else:
+            target = self._store.offset_by_time(header.topic, queue_id, header.timestamp)
+        # Without force a group only goes back: nothing it has not seen yet is skipped.
+        return target if header.is_force or target < stored else stored
+
+
+def _notice(header: headers.ResetOffset, body: QueueOffsets | QueueOffsetRows) -> Command:
+    return make_request(
+        RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
+        headers.ResetOffset(
+            topic=header.topic, group=header.group, timestamp=header.timestamp, is_force=False
+        ),
+        body.encode(bare_keys=True),
+    )
+
+
+def _rows(targets: dict[MessageQueue, int]) -> QueueOffsetRows:
+    return QueueOffsetRows(
+        offset_table=[
+            QueueAndOffset(
+                broker_name=queue.broker, offset=offset, queue_id=queue.queue_id, topic=queue.topic
+            )
+            for queue, offset in targets.items()
+        ]
+    )
+
+
+def _push(member: Member, notice: Command) -> None:
+    try:
+        member.connection.oneway(notice)
+    except NetworkError as error:
+        # The answer tells the asker what was wanted; who is gone starts from committed offsets.
+        _log.warning("%s is not told of its reset: %s", member.address, error)

@@ -1,0 +1,54 @@
+"""Reading and changing a broker's settings, and how it is doing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from turbopump.broker.config_keys import as_properties, blacklisted
+from turbopump.broker.live_config import LiveConfig
+from turbopump.broker.requests import answer_with, body_bytes
+from turbopump.errors import InvalidArgument, RemoteError
+from turbopump.net.connection import Connection
+from turbopump.net.router import Handler
+from turbopump.settings import parse_properties, render_properties
+from turbopump.wire import headers
+from turbopump.wire.bodies import KeyValues
+from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.command import Command
+
+
+class SettingRequests:
+    """Serves requests for settings."""
+
+    def __init__(self, live: LiveConfig, runtime_info: Callable[[], dict[str, str]]) -> None:
+        self._live = live
+        self._runtime_info = runtime_info
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            RequestCode.UPDATE_BROKER_CONFIG: self.change,
+            RequestCode.GET_BROKER_CONFIG: self.all,
+            RequestCode.GET_BROKER_RUNTIME_INFO: self.runtime_info,
+        }
+
+    def change(self, request: Command, _peer: Connection) -> Command:
+        """Change settings while the broker runs."""
+        try:
+            settings = parse_properties(body_bytes(request).decode("utf-8"))
+            if blacklisted(self._live.current, settings):
+                remark = "Can not update config in black list."
+                raise RemoteError(ResponseCode.NO_PERMISSION, remark)
+            self._live.change(settings)
+        except (InvalidArgument, UnicodeDecodeError) as error:
+            raise RemoteError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        return request.answer(ResponseCode.SUCCESS)
+
+    def all(self, request: Command, _peer: Connection) -> Command:
+        """Return all settings, and how often they were changed."""
+        header = headers.ConfigVersion(version=self._live.version.encode().decode())
+        body = render_properties(as_properties(self._live.current)).encode()
+        return request.answer(ResponseCode.SUCCESS, header, body=body)
+
+    def runtime_info(self, request: Command, _peer: Connection) -> Command:
+        """Tell how the broker is doing."""
+        return answer_with(request, KeyValues(table=self._runtime_info()))

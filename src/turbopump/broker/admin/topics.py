@@ -1,0 +1,159 @@
+"""Making, changing, deleting and listing topics."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+import msgspec
+
+from turbopump.broker.clients import Consumers
+from turbopump.broker.config import IdentityConfig
+from turbopump.broker.names import HALF_OPERATIONS_TOPIC, SCHEDULE_TOPIC, check_name
+from turbopump.broker.offsets import Offsets
+from turbopump.broker.requests import answer_with, refuse_on_slave, topic_missing
+from turbopump.broker.stats import Stats
+from turbopump.broker.topics import Topics, check_shape
+from turbopump.errors import RemoteError
+from turbopump.message import MessageQueue, QueueOffset
+from turbopump.net.connection import Connection
+from turbopump.net.router import Handler
+from turbopump.wire import headers
+from turbopump.wire.bodies import (
+    GroupList,
+    TopicConfig,
+    TopicList,
+    TopicQueueStats,
+    TopicStats,
+)
+from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.command import Command
+
+_FILTER_TYPES = frozenset({"SINGLE_TAG", "MULTI_TAG"})
+
+Announce = Callable[[TopicConfig], Awaitable[None]]
+"""Tells name servers of a topic that was made or changed, and waits a while until they know."""
+
+
+class TopicStore(Protocol):
+    """What is asked of the store."""
+
+    def queue_range(self, topic: str, queue_id: int) -> tuple[QueueOffset, QueueOffset]: ...
+
+    def store_timestamp_ms(self, topic: str, queue_id: int, offset: QueueOffset) -> int | None: ...
+
+    def queue_ids(self) -> list[tuple[str, int]]: ...
+
+    def remove_topic(self, topic: str) -> None: ...
+
+
+class TopicRequests:
+    """Serves requests for topics."""
+
+    def __init__(
+        self,
+        *,
+        identity: IdentityConfig,
+        topics: Topics,
+        offsets: Offsets,
+        consumers: Consumers,
+        stats: Stats,
+        store: TopicStore,
+        announce: Announce,
+    ) -> None:
+        self._identity = identity
+        self._topics = topics
+        self._offsets = offsets
+        self._consumers = consumers
+        self._stats = stats
+        self._store = store
+        self._announce = announce
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            RequestCode.UPDATE_AND_CREATE_TOPIC: self.update,
+            RequestCode.DELETE_TOPIC_IN_BROKER: self.delete,
+            RequestCode.GET_ALL_TOPIC_CONFIG: self.all,
+            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: self.system,
+            RequestCode.GET_TOPIC_STATS_INFO: self.limits,
+            RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: self.consumed_by,
+            RequestCode.CLEAN_UNUSED_TOPIC: self.clean_unused,
+        }
+
+    async def update(self, request: Command, _peer: Connection) -> Command:
+        """Make or change a topic; name servers know when this is answered, if they are there."""
+        header = headers.CreateTopic.from_ext_fields(request.ext_fields)
+        self._require_changeable(header.topic)
+        topic = TopicConfig(
+            topic_name=header.topic,
+            read_queue_nums=header.read_queue_nums,
+            write_queue_nums=header.write_queue_nums,
+            perm=header.perm,
+            topic_filter_type=header.topic_filter_type,
+            topic_sys_flag=header.topic_sys_flag or 0,
+        )
+        wrong = check_shape(topic)
+        if topic.topic_filter_type not in _FILTER_TYPES:
+            wrong = f"topicFilterType = [{topic.topic_filter_type}] value invalid"
+        if wrong is not None:
+            raise RemoteError(ResponseCode.SYSTEM_ERROR, wrong)
+        self._topics.update(topic)
+        await self._announce(topic)
+        return request.answer(ResponseCode.SUCCESS)
+
+    def delete(self, request: Command, _peer: Connection) -> Command:
+        """Delete a topic and its queues; offsets of groups stay, as in the original."""
+        name = headers.TopicName.from_ext_fields(request.ext_fields).topic
+        self._require_changeable(name)
+        self._topics.delete(name)
+        self._store.remove_topic(name)
+        self._stats.forget_topic(name)
+        return request.answer(ResponseCode.SUCCESS)
+
+    def all(self, request: Command, _peer: Connection) -> Command:
+        """Return all topics, for slaves and tools."""
+        body = msgspec.json.encode(self._topics.snapshot)
+        return request.answer(ResponseCode.SUCCESS, headers.NoFields(), body=body)
+
+    def system(self, request: Command, _peer: Connection) -> Command:
+        """List the broker's own topics."""
+        return answer_with(request, TopicList(topic_list=sorted(self._topics.system_names)))
+
+    def limits(self, request: Command, _peer: Connection) -> Command:
+        """Tell, for each queue, its first and last offset and when something was stored last."""
+        name = headers.TopicName.from_ext_fields(request.ext_fields).topic
+        topic = self._topics.find(name)
+        if topic is None:
+            raise topic_missing(name)
+        table = {
+            MessageQueue(name, self._identity.broker_name, queue_id): self._limits(name, queue_id)
+            for queue_id in range(topic.write_queue_nums)
+        }
+        return answer_with(request, TopicStats(offset_table=table))
+
+    def consumed_by(self, request: Command, _peer: Connection) -> Command:
+        """List the groups that want a topic now, or did once."""
+        name = headers.TopicName.from_ext_fields(request.ext_fields).topic
+        groups = self._consumers.groups_of_topic(name) | self._offsets.groups_of(name)
+        return answer_with(request, GroupList(group_list=sorted(groups)))
+
+    def clean_unused(self, request: Command, _peer: Connection) -> Command:
+        """Delete the queues of topics that do not exist (any more)."""
+        kept = {SCHEDULE_TOPIC, HALF_OPERATIONS_TOPIC}
+        for name in {topic for topic, _ in self._store.queue_ids()} - kept:
+            if self._topics.find(name) is None:
+                self._store.remove_topic(name)
+        return request.answer(ResponseCode.SUCCESS)
+
+    def _limits(self, topic: str, queue_id: int) -> TopicQueueStats:
+        low, high = self._store.queue_range(topic, queue_id)
+        last_ms = self._store.store_timestamp_ms(topic, queue_id, QueueOffset(high - 1))
+        return TopicQueueStats(min_offset=low, max_offset=high, last_update_timestamp=last_ms or 0)
+
+    def _require_changeable(self, name: str) -> None:
+        refuse_on_slave(self._identity)
+        wrong = check_name(name)
+        if wrong is None and self._topics.is_system(name):
+            wrong = f"The topic[{name}] is conflict with system topic."
+        if wrong is not None:
+            raise RemoteError(ResponseCode.SYSTEM_ERROR, wrong)

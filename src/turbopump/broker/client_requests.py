@@ -1,0 +1,204 @@
+"""Requests by which clients make themselves known, find each other and share queues."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from turbopump.broker.clients import ConsumerGroup, Consumers, Member, Peer, Producers
+from turbopump.broker.config import GroupsConfig
+from turbopump.broker.groups import Groups, check_group_name
+from turbopump.broker.names import retry_topic
+from turbopump.broker.queue_locks import QueueLocks
+from turbopump.broker.requests import answer_with, body_of
+from turbopump.broker.topics import Topics
+from turbopump.clock import Clock
+from turbopump.errors import InvalidArgument, NetworkError, RemoteError, WriteRefused
+from turbopump.net.connection import Connection
+from turbopump.net.router import Handler
+from turbopump.wire import headers
+from turbopump.wire.bodies import (
+    CheckClientConfig,
+    ConsumerData,
+    ConsumerIds,
+    Heartbeat,
+    LockedQueues,
+    LockQueues,
+)
+from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.command import Command
+from turbopump.wire.command import request as make_request
+
+_log = logging.getLogger(__name__)
+
+SWEEP_INTERVAL_MS = 10_000
+"""How often clients are looked for that have fallen silent."""
+
+_UNIT_RETRY_FLAG = 2
+_TAG = "TAG"
+
+CheckExpression = Callable[[str], None]
+"""Compiles a filter expression; raises InvalidArgument that says what is wrong with it."""
+
+
+class ClientRequests:
+    """Serves heartbeats, leaving, member lists, locks and checks of subscriptions."""
+
+    def __init__(
+        self,
+        *,
+        config: GroupsConfig,
+        topics: Topics,
+        groups: Groups,
+        clock: Clock,
+        check_sql: CheckExpression | None = None,
+    ) -> None:
+        self.consumers = Consumers(self._group_changed)
+        self.producers = Producers()
+        self.locks = QueueLocks(config.lock_expiry_ms)
+        self._config = config
+        self._topics = topics
+        self._groups = groups
+        self._clock = clock
+        self._check_sql = check_sql
+
+    @property
+    def config(self) -> GroupsConfig:
+        return self._config
+
+    @config.setter
+    def config(self, config: GroupsConfig) -> None:
+        self._config = config
+        self.locks.expiry_ms = config.lock_expiry_ms
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            RequestCode.HEART_BEAT: self.heartbeat,
+            RequestCode.UNREGISTER_CLIENT: self.unregister,
+            RequestCode.GET_CONSUMER_LIST_BY_GROUP: self.consumer_ids,
+            RequestCode.LOCK_BATCH_MQ: self.lock,
+            RequestCode.UNLOCK_BATCH_MQ: self.unlock,
+            RequestCode.CHECK_CLIENT_CONFIG: self.check,
+        }
+
+    # --- coming and going -------------------------------------------------------------------------
+
+    def heartbeat(self, request: Command, peer: Connection) -> Command:
+        """Put a client into its groups, or renew that it is there."""
+        beat = body_of(request, Heartbeat)
+        for data in beat.consumer_data_set:
+            wrong = check_group_name(data.group_name)
+            if wrong is not None:
+                raise RemoteError(ResponseCode.SYSTEM_ERROR, wrong)
+        member = Member(
+            peer,
+            beat.client_id,
+            request.language,
+            request.version,
+            self._clock.monotonic_ms(),
+            self._clock.now_ms(),
+        )
+        for data in beat.consumer_data_set:
+            self._prepare(data)
+            self.consumers.heartbeat(member, data)
+        for producer in beat.producer_data_set:
+            self.producers.heartbeat(member, producer.group_name)
+        return request.answer(ResponseCode.SUCCESS)
+
+    def unregister(self, request: Command, peer: Connection) -> Command:
+        """Take a client out of a group."""
+        header = headers.UnregisterClient.from_ext_fields(request.ext_fields)
+        if header.producer_group is not None:
+            self.producers.unregister(peer, header.producer_group)
+        if header.consumer_group is not None:
+            self.consumers.unregister(peer, header.consumer_group)
+        return request.answer(ResponseCode.SUCCESS, headers.NoFields())
+
+    def connection_closed(self, connection: Peer) -> None:
+        """Take a client out of all its groups; to be called when a connection has closed."""
+        self.producers.connection_closed(connection)
+        self.consumers.connection_closed(connection)
+
+    def sweep(self) -> None:
+        """Close the connections of silent clients; to be called every `SWEEP_INTERVAL_MS`."""
+        now_ms, expiry_ms = self._clock.monotonic_ms(), self._config.client_expiry_ms
+        silent = self.consumers.expired(now_ms, expiry_ms)
+        silent += self.producers.expired(now_ms, expiry_ms)
+        for connection in dict.fromkeys(silent):
+            _log.info("%s: closed, no heartbeat for %d ms", connection.peer_address, expiry_ms)
+            connection.close(f"no heartbeat for {expiry_ms} ms")
+        self.locks.forget_expired(now_ms)
+
+    def _prepare(self, data: ConsumerData) -> None:
+        """Make the group and its retry topic, if they are not there yet."""
+        try:
+            group = self._groups.find(data.group_name)
+            if group is not None and group.retry_queue_nums > 0:
+                flag = _UNIT_RETRY_FLAG if data.unit_mode else 0
+                name = retry_topic(data.group_name)
+                self._topics.create_internal(name, group.retry_queue_nums, sys_flag=flag)
+        except WriteRefused as error:
+            # Those who are there can consume all the same; a later heartbeat tries again.
+            _log.warning("group %s is not prepared: %s", data.group_name, error)
+
+    def _group_changed(self, name: str, group: ConsumerGroup | None) -> None:
+        settings = self._groups.table.get(name)
+        wanted = settings is None or settings.notify_consumer_ids_changed_enable
+        if group is None or not wanted or not self._config.notify_changes:
+            return
+        notice = make_request(
+            RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, headers.ConsumerGroup(consumer_group=name)
+        )
+        for member in group.members.values():
+            try:
+                member.connection.oneway(notice)
+            except NetworkError as error:
+                # It looks by itself every 20 s, or is about to be noticed as gone.
+                _log.info("%s is not told of a change in %s: %s", member.address, name, error)
+
+    # --- who is there -----------------------------------------------------------------------------
+
+    def consumer_ids(self, request: Command, _peer: Connection) -> Command:
+        """List the members of a group, from which each works out its share of the queues."""
+        group = headers.ConsumerGroup.from_ext_fields(request.ext_fields).consumer_group
+        ids = [member.client_id for member in self.consumers.members(group)]
+        if not ids:
+            remark = f"no consumer for this group, {group}"
+            return request.answer(ResponseCode.SYSTEM_ERROR, headers.NoFields(), remark=remark)
+        body = ConsumerIds(consumer_id_list=ids).encode()
+        return request.answer(ResponseCode.SUCCESS, headers.NoFields(), body=body)
+
+    # --- who may consume a queue in order ---------------------------------------------------------
+
+    def lock(self, request: Command, _peer: Connection) -> Command:
+        """Lock queues for a client, or renew its locks; tell which it has."""
+        asked = body_of(request, LockQueues)
+        granted = self.locks.lock(
+            asked.consumer_group, asked.client_id, asked.queues, self._clock.monotonic_ms()
+        )
+        return answer_with(request, LockedQueues(queues=granted))
+
+    def unlock(self, request: Command, _peer: Connection) -> Command:
+        """Give up a client's locks."""
+        asked = body_of(request, LockQueues)
+        self.locks.unlock(asked.consumer_group, asked.client_id, asked.queues)
+        return request.answer(ResponseCode.SUCCESS)
+
+    # --- subscriptions ----------------------------------------------------------------------------
+
+    def check(self, request: Command, _peer: Connection) -> Command:
+        """Try out a subscription before a client relies on it."""
+        subscription = body_of(request, CheckClientConfig).subscription_data
+        kind = subscription.expression_type
+        if kind is None or kind == _TAG:
+            return request.answer(ResponseCode.SUCCESS)
+        if self._check_sql is None:
+            raise RemoteError(
+                ResponseCode.SYSTEM_ERROR,
+                f"The broker does not support consumer to filter message by {kind}",
+            )
+        try:
+            self._check_sql(subscription.sub_string)
+        except InvalidArgument as error:
+            raise RemoteError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from error
+        return request.answer(ResponseCode.SUCCESS)

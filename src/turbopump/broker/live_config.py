@@ -1,0 +1,69 @@
+"""The settings of a running broker, and changing them from afar."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from turbopump.broker.config import BrokerConfig
+from turbopump.broker.config_keys import updated
+from turbopump.broker.topics import next_version
+from turbopump.clock import Clock
+from turbopump.errors import WriteFailed
+from turbopump.settings import Settings, changed_properties, is_toml
+from turbopump.store.config_files import save_text
+from turbopump.store.files import Files
+from turbopump.wire.bodies import DataVersion
+
+_log = logging.getLogger(__name__)
+
+OnConfigChange = Callable[[BrokerConfig, BrokerConfig], None]
+"""Told of the configuration before a change, and after."""
+
+
+class LiveConfig:
+    """The current settings; a change counts once it is written, if there is a file to write to."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        clock: Clock,
+        path: Path | None = None,
+        files: Files | None = None,
+    ) -> None:
+        self._current = config
+        self._clock = clock
+        self._path = path
+        self._files = files or Files()
+        self._listeners: list[OnConfigChange] = []
+        self.version = DataVersion(counter=0, timestamp=clock.now_ms())
+
+    @property
+    def current(self) -> BrokerConfig:
+        return self._current
+
+    def listen(self, listener: OnConfigChange) -> None:
+        """Call a function after each change."""
+        self._listeners.append(listener)
+
+    def change(self, settings: Settings) -> None:
+        """Take over new values; raises InvalidArgument, or WriteFailed, and nothing changed."""
+        old, fresh = self._current, updated(self._current, settings)
+        if fresh == old:
+            return
+        self._write(settings)
+        self._current = fresh
+        self.version = next_version(self.version, self._clock.now_ms())
+        for listener in self._listeners:
+            listener(old, fresh)
+
+    def _write(self, settings: Settings) -> None:
+        if self._path is None or is_toml(self._path):
+            _log.info("%s: changed until the next start only", ", ".join(settings))
+            return
+        try:
+            text = self._path.read_text(encoding="utf-8")
+            save_text(self._files, self._path, changed_properties(text, settings))
+        except OSError as error:
+            raise WriteFailed(f"{self._path} could not be changed: {error}") from error

@@ -1,0 +1,302 @@
+"""Making the broker known to every name server, and taking it out again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+import msgspec
+from msgspec import Struct
+
+from turbopump.broker.config import AccessConfig, BrokerConfig
+from turbopump.broker.requests import body_bytes
+from turbopump.broker.topics import Topics
+from turbopump.errors import NetworkError, WireError, WriteRefused
+from turbopump.wire import headers
+from turbopump.wire.bodies import (
+    BrokerRegistration,
+    DataVersion,
+    KeyValues,
+    TopicConfig,
+    TopicConfigTable,
+)
+from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.command import Command, request
+from turbopump.wire.registration import encode_compressed
+
+_log = logging.getLogger(__name__)
+
+RETRY_MS = 5000
+"""How soon a name server is tried again that could not be told."""
+
+UNREGISTER_TIMEOUT_MS = 3000
+_CRC_MASK = 0x7FFF_FFFF
+"""Keeps the checksum positive as an i32."""
+
+
+class NameServerConnection(Protocol):
+    """What is asked of a connection."""
+
+    async def request(self, command: Command, timeout_ms: int) -> Command: ...
+
+
+class NameServers(Protocol):
+    """What is asked of a pool of connections."""
+
+    async def connection(self, address: str) -> NameServerConnection: ...
+
+
+class Registration:
+    """Registers with all name servers: at the start, every 30 s, and whenever a topic changes.
+
+    `register_all` once, then `run` for as long as the broker lives, then `unregister`. A name
+    server that cannot be reached holds up neither the broker nor the others.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: BrokerConfig,
+        topics: Topics,
+        pool: NameServers,
+        address: str,
+        ha_address: str,
+    ) -> None:
+        self.config = config
+        self._topics = topics
+        self._identity = headers.BrokerIdentity(
+            broker_name=config.identity.broker_name,
+            broker_addr=address,
+            cluster_name=config.identity.cluster,
+            broker_id=config.identity.broker_id,
+        )
+        self._ha_address = ha_address
+        self._ordered: dict[str, frozenset[str]] = {}
+        self._heralds = [_Herald(self, pool, server) for server in config.registration.name_servers]
+
+    async def register_all(self) -> None:
+        """Tell every name server once, all at the same time; failures are logged."""
+        await asyncio.gather(*(herald.register() for herald in self._heralds))
+
+    async def run(self) -> None:
+        """Keep every name server informed, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for herald in self._heralds:
+                group.create_task(herald.run())
+
+    async def announce(self, topic: TopicConfig) -> None:
+        """Tell of one changed topic and wait until each name server knows or has failed to."""
+        told = [herald.tell(topic) for herald in self._heralds]
+        if told:
+            # A name server that hangs is waited for no longer than for an answer of it.
+            await asyncio.wait(told, timeout=self.config.registration.timeout_ms / 1000)
+
+    def topic_changed(self, topic: TopicConfig) -> None:
+        """Tell of one changed topic soon, without waiting; to be given to `Topics.listen`."""
+        for herald in self._heralds:
+            herald.tell(topic)
+
+    def announce_all(self) -> None:
+        """Tell of all topics soon, without waiting; after a change that concerns all of them."""
+        for herald in self._heralds:
+            herald.tell_all()
+
+    async def unregister(self) -> None:
+        """Take the broker out of all routes at once; failures are logged."""
+        await asyncio.gather(*(herald.unregister() for herald in self._heralds))
+
+    # --- for the heralds --------------------------------------------------------------------------
+
+    @property
+    def version(self) -> DataVersion:
+        return self._topics.data_version
+
+    def command(self, changed: Iterable[str] | None) -> Command:
+        """Make the registration, of some topics or, with None, of all."""
+        table = self._topics.table
+        names = table.keys() if changed is None else changed
+        wanted = {name: table[name] for name in names if name in table}
+        body = self._body(wanted)
+        header = headers.RegisterBroker(
+            broker_name=self._identity.broker_name,
+            broker_addr=self._identity.broker_addr,
+            cluster_name=self._identity.cluster_name,
+            broker_id=self._identity.broker_id,
+            ha_server_addr=self._ha_address,
+            compressed=self.config.registration.compressed,
+            body_crc32=zlib.crc32(body) & _CRC_MASK,
+        )
+        return request(RequestCode.REGISTER_BROKER, header, body)
+
+    def version_query(self) -> Command:
+        """Make the question whether a name server has to be told anew."""
+        return request(RequestCode.QUERY_DATA_VERSION, self._identity, self.version.encode())
+
+    def unregistration(self) -> Command:
+        return request(RequestCode.UNREGISTER_BROKER, self._identity)
+
+    def note_ordered(self, server: str, names: Iterable[str]) -> None:
+        """Take over which topics are ordered, from all name servers that have an opinion."""
+        self._ordered[server] = frozenset(names)
+        try:
+            self._topics.mark_ordered(frozenset().union(*self._ordered.values()))
+        except WriteRefused as error:
+            _log.warning("which topics are ordered is not noted: %s", error)
+
+    def _body(self, topics: Mapping[str, TopicConfig]) -> bytes:
+        table = TopicConfigTable(
+            data_version=self.version,
+            topic_config_table=permitted(topics, self.config.access),
+        )
+        body = BrokerRegistration(topic_config_serialize_wrapper=table)
+        if self.config.registration.compressed:
+            return encode_compressed(body)
+        return msgspec.json.encode(body)
+
+
+def permitted(topics: Mapping[str, TopicConfig], access: AccessConfig) -> dict[str, TopicConfig]:
+    """Return the topics as they are announced: what a broker forbids, it forbids in all of them."""
+    if access.can_read and access.can_write:
+        return dict(topics)
+    return {
+        name: TopicConfig(
+            topic_name=name,
+            read_queue_nums=topic.read_queue_nums,
+            write_queue_nums=topic.write_queue_nums,
+            perm=access.permission,
+        )
+        for name, topic in topics.items()
+    }
+
+
+class _Told(Struct, frozen=True):
+    """What a name server was last told, and over which connection."""
+
+    connection: NameServerConnection
+    version: DataVersion
+
+
+class _Herald:
+    """Keeps one name server informed."""
+
+    def __init__(self, registration: Registration, pool: NameServers, server: str) -> None:
+        self._registration = registration
+        self._pool = pool
+        self._server = server
+        self._told: _Told | None = None
+        self._changed: dict[str, None] = {}
+        self._news = asyncio.Event()
+        self._waiting: list[asyncio.Future[None]] = []
+        self._is_reached: bool | None = None
+
+    def tell(self, topic: TopicConfig) -> asyncio.Future[None]:
+        """Have a changed topic told soon; the result is done when that was tried."""
+        self._changed[topic.topic_name] = None
+        told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(told)
+        self._news.set()
+        return told
+
+    def tell_all(self) -> None:
+        self._told = None
+        self._news.set()
+
+    async def run(self) -> None:
+        while True:
+            config = self._registration.config.registration
+            pause_ms = config.interval_ms if self._is_reached else RETRY_MS
+            is_news = await _set_within(self._news, pause_ms)
+            await self.register(only_if_changed=not is_news and not config.forced)
+
+    async def register(self, *, only_if_changed: bool = False) -> None:
+        """Tell the name server, whatever comes of it."""
+        self._news.clear()
+        waiting, self._waiting = self._waiting, []
+        timeout_ms = self._registration.config.registration.timeout_ms
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                failure = await self._try(timeout_ms, only_if_changed)
+        except TimeoutError:
+            failure = f"no answer within {timeout_ms} ms"
+        except (NetworkError, WireError) as error:
+            failure = str(error)
+        finally:
+            for told in waiting:
+                if not told.done():
+                    told.set_result(None)
+        self._note(failure)
+
+    async def unregister(self) -> None:
+        """Tell the name server that the broker goes."""
+        try:
+            async with asyncio.timeout(UNREGISTER_TIMEOUT_MS / 1000):
+                connection = await self._pool.connection(self._server)
+                await connection.request(self._registration.unregistration(), UNREGISTER_TIMEOUT_MS)
+        except (NetworkError, TimeoutError) as error:
+            _log.info("name server %s is not told that the broker goes: %s", self._server, error)
+
+    async def _try(self, timeout_ms: int, only_if_changed: bool) -> str | None:
+        """Register; return why it did not work, or None."""
+        connection = await self._pool.connection(self._server)
+        if only_if_changed and await self._is_current(connection, timeout_ms):
+            return None
+        changed, self._changed = self._changed, {}
+        version = self._registration.version
+        command = self._registration.command(self._partial(connection, changed))
+        self._told = None
+        answer = await connection.request(command, timeout_ms)
+        if answer.code != ResponseCode.SUCCESS:
+            return f"code {answer.code}: {answer.remark}"
+        self._told = _Told(connection, version)
+        body = body_bytes(answer)
+        if body:
+            self._registration.note_ordered(self._server, KeyValues.decode(body).table)
+        return None
+
+    def _partial(
+        self, connection: NameServerConnection, changed: dict[str, None]
+    ) -> Iterable[str] | None:
+        """Return the topics to tell of; None for all.
+
+        A part is enough only for a name server that knows the rest: it would take the version that
+        comes with it for the whole, and pass over the whole when it comes.
+        """
+        told = self._told
+        knows_rest = (
+            told is not None
+            and told.connection is connection
+            and told.version.counter + len(changed) == self._registration.version.counter
+        )
+        return changed if changed and knows_rest else None
+
+    async def _is_current(self, connection: NameServerConnection, timeout_ms: int) -> bool:
+        answer = await connection.request(self._registration.version_query(), timeout_ms)
+        if answer.code != ResponseCode.SUCCESS:
+            return False
+        return not headers.DataVersionAnswer.from_ext_fields(answer.ext_fields).changed
+
+    def _note(self, failure: str | None) -> None:
+        """Log when a name server comes within reach or gets out of it, not each time."""
+        if failure is None and self._is_reached is not True:
+            _log.info("registered with name server %s", self._server)
+        elif failure is not None and self._is_reached is not False:
+            _log.warning(
+                "name server %s cannot be told, tried again every %d s: %s",
+                self._server,
+                RETRY_MS // 1000,
+                failure,
+            )
+        self._is_reached = failure is None
+
+
+async def _set_within(event: asyncio.Event, timeout_ms: int) -> bool:
+    """Wait for an event; whether it came in time."""
+    try:
+        async with asyncio.timeout(timeout_ms / 1000):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True

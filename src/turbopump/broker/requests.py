@@ -1,0 +1,42 @@
+"""What handlers have in common: reading a request's body, writing an answer's."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from turbopump.broker.config import IdentityConfig
+from turbopump.errors import RemoteError
+from turbopump.wire.codes import ResponseCode
+from turbopump.wire.command import Command, body_parts
+from turbopump.wire.schema import Body
+
+B = TypeVar("B", bound=Body)
+
+
+def body_bytes(request: Command) -> bytes:
+    """Return a body in one piece."""
+    return b"".join(body_parts(request.body))
+
+
+def body_of(request: Command, kind: type[B]) -> B:
+    """Read a request's body; raises BodyError, which becomes the answer."""
+    return kind.decode(body_bytes(request))
+
+
+def answer_with(request: Command, body: Body) -> Command:
+    """Answer with a body, its keys bare as Java writes them: some clients insist on it."""
+    return request.answer(ResponseCode.SUCCESS, body=body.encode(bare_keys=True))
+
+
+def refuse_on_slave(identity: IdentityConfig) -> None:
+    """Let topics and groups be changed on a master only, from which slaves copy them."""
+    if identity.is_slave:
+        raise RemoteError(
+            ResponseCode.SYSTEM_ERROR,
+            "Can't modify topic or subscription group from slave broker,"
+            " please execute it from master broker.",
+        )
+
+
+def topic_missing(topic: str) -> RemoteError:
+    return RemoteError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")

@@ -1,0 +1,201 @@
+"""How a broker is doing, in the words that operators' tools expect."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from msgspec import Struct
+
+from turbopump.broker.config import BrokerConfig
+from turbopump.broker.names import SCHEDULE_TOPIC
+from turbopump.broker.stats import Rates, Stats
+from turbopump.clock import Clock
+from turbopump.message import PhysicalOffset, QueueOffset
+from turbopump.wire.bodies import DelayOffsets
+from turbopump.wire.codes import VERSION
+from turbopump.wire.record import decode_entry
+
+_VERSION_NAME = "V4_9_8"
+_NO_TIME = "-1"
+_GIB = 1024**3
+
+_CONSTANT = {
+    "putMessageEntireTimeMax": "0",
+    "getMessageEntireTimeMax": "0",
+    "putMessageDistributeTime": "",
+    "putLatency99": "0.00",
+    "putLatency999": "0.00",
+    "dispatchMaxBuffer": "0",
+    "pullThreadPoolQueueHeadWaitTimeMills": "0",
+    "queryThreadPoolQueueSize": "0",
+    "queryThreadPoolQueueCapacity": "0",
+    "queryThreadPoolQueueHeadWaitTimeMills": "0",
+    "EndTransactionQueueSize": "0",
+    "EndTransactionThreadPoolQueueCapacity": "0",
+    "remainTransientStoreBufferNumbs": "2147483647",
+}
+"""What tools insist on, though there is no such queue, buffer or measurement here."""
+
+
+class Load(Struct, frozen=True):
+    """What waits at the moment."""
+
+    sends_waiting: int = 0
+    send_wait_ms: int = 0
+    """How long the oldest of them has waited."""
+    pulls_held: int = 0
+    append_ms: int = 0
+    """How long the append takes that is going on."""
+
+
+class LogStore(Protocol):
+    """What is asked of the store."""
+
+    @property
+    def min_offset(self) -> PhysicalOffset: ...
+
+    @property
+    def written_end(self) -> PhysicalOffset: ...
+
+    @property
+    def readable_end(self) -> PhysicalOffset: ...
+
+    def message_at(self, position: PhysicalOffset) -> memoryview | None: ...
+
+    def queue_range(self, topic: str, queue_id: int) -> tuple[QueueOffset, QueueOffset]: ...
+
+
+class RuntimeInfo:
+    """Puts together what a broker tells of itself."""
+
+    def __init__(
+        self,
+        *,
+        config: BrokerConfig,
+        stats: Stats,
+        store: LogStore,
+        delay_progress: Callable[[], DelayOffsets],
+        clock: Clock,
+        load: Callable[[], Load] = Load,
+    ) -> None:
+        self.config = config
+        self._stats = stats
+        self._store = store
+        self._delay_progress = delay_progress
+        self._clock = clock
+        self._load = load
+        self._boot_ms = clock.now_ms()
+        self._boot_monotonic_ms = clock.monotonic_ms()
+
+    def __call__(self) -> dict[str, str]:
+        """Return all keys and values."""
+        return {
+            **_CONSTANT,
+            **self._life(),
+            **self._counts(),
+            **self._days(),
+            **self._log(),
+            **self._disk(self.config.directory),
+            **self._waiting(self._load()),
+            **self._delays(),
+        }
+
+    def _life(self) -> dict[str, str]:
+        seconds = (self._clock.monotonic_ms() - self._boot_monotonic_ms) // 1000
+        minutes, hours, days = seconds // 60, seconds // 3600, seconds // 86_400
+        running = f"{days} days, {hours % 24} hours, {minutes % 60} minutes, {seconds % 60} seconds"
+        return {
+            "bootTimestamp": str(self._boot_ms),
+            "startAcceptSendRequestTimeStamp": str(self.config.access.sends_from_ms),
+            "runtime": f"[ {running} ]",
+            "brokerVersion": str(VERSION),
+            "brokerVersionDesc": _VERSION_NAME,
+        }
+
+    def _counts(self) -> dict[str, str]:
+        puts = self._stats.puts
+        found, missed = self._stats.found_rates(), self._stats.missed_rates()
+        return {
+            "putMessageTimesTotal": str(puts.messages),
+            "putMessageFailedTimes": str(self._stats.failures.times),
+            "putMessageSizeTotal": str(puts.bytes),
+            "putMessageAverageSize": str(puts.bytes / puts.messages if puts.messages else 0.0),
+            "putTps": _rates(self._stats.put_rates()),
+            "getFoundTps": _rates(found),
+            "getMissTps": _rates(missed),
+            "getTotalTps": _rates(_both(found, missed)),
+            "getTransferedTps": _rates(self._stats.transferred_rates()),
+        }
+
+    def _days(self) -> dict[str, str]:
+        found = {}
+        for name, days in (("Put", self._stats.put_days()), ("Get", self._stats.get_days())):
+            found[f"msg{name}TotalYesterdayMorning"] = str(days.yesterday_morning)
+            found[f"msg{name}TotalTodayMorning"] = str(days.today_morning)
+            found[f"msg{name}TotalTodayNow"] = str(days.now)
+        return found
+
+    def _log(self) -> dict[str, str]:
+        store = self._store
+        unreadable = store.written_end - store.readable_end
+        return {
+            "commitLogMinOffset": str(store.min_offset),
+            "commitLogMaxOffset": str(store.written_end),
+            "dispatchBehindBytes": str(unreadable),
+            "remainHowManyDataToFlush": f"{unreadable} B",
+            "earliestMessageTimeStamp": self._earliest(),
+        }
+
+    def _earliest(self) -> str:
+        message = self._store.message_at(self._store.min_offset)
+        entry = None if message is None else decode_entry(message)
+        return _NO_TIME if entry is None else str(entry.store_timestamp_ms)
+
+    def _disk(self, directory: Path) -> dict[str, str]:
+        usage = shutil.disk_usage(directory)
+        ratio = f"{usage.used / (usage.used + usage.free):.2f}"
+        capacity = f"Total : {usage.total / _GIB:.1f} GiB, Free : {usage.free / _GIB:.1f} GiB."
+        return {
+            "commitLogDiskRatio": ratio,
+            f"commitLogDiskRatio_{directory / 'commitlog'}": ratio,
+            "consumeQueueDiskRatio": ratio,
+            "commitLogDirCapacity": capacity,
+        }
+
+    def _waiting(self, load: Load) -> dict[str, str]:
+        return {
+            "sendThreadPoolQueueSize": str(load.sends_waiting),
+            "sendThreadPoolQueueCapacity": str(self.config.overload.sends_waiting_max),
+            "sendThreadPoolQueueHeadWaitTimeMills": str(load.send_wait_ms),
+            "pullThreadPoolQueueSize": str(load.pulls_held),
+            "pullThreadPoolQueueCapacity": str(self.config.long_polling.held_max),
+            "pageCacheLockTimeMills": str(load.append_ms),
+        }
+
+    def _delays(self) -> dict[str, str]:
+        found = {}
+        for level, offset in self._delay_progress().offset_table.items():
+            _, high = self._store.queue_range(SCHEDULE_TOPIC, level - 1)
+            found[f"scheduleMessageOffset_{level}"] = f"{offset},{high}"
+        return found
+
+
+def _both(one: Rates, other: Rates) -> Rates:
+    return Rates(
+        _sum(one.last_10_s, other.last_10_s),
+        _sum(one.last_minute, other.last_minute),
+        _sum(one.last_10_minutes, other.last_10_minutes),
+    )
+
+
+def _sum(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one + other
+
+
+def _rates(rates: Rates) -> str:
+    """Write the rates as tools split them: at blanks, those missing yet left empty."""
+    every = (rates.last_10_s, rates.last_minute, rates.last_10_minutes)
+    return " ".join("" if rate is None else str(rate) for rate in every)
