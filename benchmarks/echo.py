@@ -5,7 +5,7 @@ exchanges the same frames: a dictionary of futures and one write for each frame,
 bounds, back-pressure or corking. Both are measured in turn within one run, so their ratio holds on
 a noisy machine where the figures themselves do not.
 
-    python benchmarks/echo.py [--seconds 0.7] [--rounds 3] [--body-bytes 256]
+    python benchmarks/echo.py [--seconds 0.5] [--rounds 5] [--body-bytes 256]
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import cast
 
 from msgspec.structs import replace
 
+from measure import print_table
 from turbopump.net.connection import Connection
 from turbopump.net.deadlines import Deadlines
 from turbopump.net.loop import run
@@ -49,6 +50,16 @@ SEND_HEADER = {
     "k": "false",
     "m": "false",
 }
+
+COLUMNS = [
+    "in flight",
+    "requests/s",
+    "server CPU µs",
+    "client CPU µs",
+    "prototype requests/s",
+    "ratio",
+    "CPU ratio",
+]
 
 Call = Callable[[Command], Awaitable[Command]]
 
@@ -146,13 +157,14 @@ async def compare(ports: tuple[int, int], options: argparse.Namespace) -> None:
     theirs = await SocketNetwork().connect("127.0.0.1", ports[1], Prototype)
     command = Command(ECHO, ext_fields=SEND_HEADER, body=b"x" * options.body_bytes)
     print(f"{options.body_bytes} bytes of body, {type(asyncio.get_running_loop()).__module__} loop")
-    print("in flight   requests/s   server us  client us |  prototype/s  | ratio   CPU ratio")
+    rows: list[list[str]] = []
     for in_flight in IN_FLIGHT:
         samples: tuple[list[Sample], list[Sample]] = ([], [])
         for _ in range(options.rounds):
             for kind, call in enumerate((lambda c: ours.request(c, TIMEOUT_MS), theirs.request)):
                 samples[kind].append(await measure(call, command, in_flight, options.seconds))
-        print_row(in_flight, median(samples[0]), median(samples[1]))
+        rows.append(row(in_flight, median(samples[0]), median(samples[1])))
+    print_table(COLUMNS, rows)
     ours.close()
     theirs.transport.close()
 
@@ -165,12 +177,17 @@ def median(samples: list[Sample]) -> Sample:
     )
 
 
-def print_row(in_flight: int, ours: Sample, theirs: Sample) -> None:
+def row(in_flight: int, ours: Sample, theirs: Sample) -> list[str]:
     cpu_ratio = (ours.server_us + ours.client_us) / (theirs.server_us + theirs.client_us)
-    print(
-        f"{in_flight:9} {ours.per_s:12,.0f} {ours.server_us:11.1f} {ours.client_us:10.1f} |"
-        f" {theirs.per_s:12,.0f}  | {ours.per_s / theirs.per_s:5.2f} {cpu_ratio:10.2f}"
-    )
+    return [
+        str(in_flight),
+        f"{ours.per_s:,.0f}",
+        f"{ours.server_us:.1f}",
+        f"{ours.client_us:.1f}",
+        f"{theirs.per_s:,.0f}",
+        f"{ours.per_s / theirs.per_s:.2f}",
+        f"{cpu_ratio:.2f}",
+    ]
 
 
 async def main(options: argparse.Namespace) -> None:
@@ -193,8 +210,8 @@ async def main(options: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--seconds", type=float, default=0.7, help="length of one round")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of each; the median counts")
+    parser.add_argument("--seconds", type=float, default=0.5, help="length of one round")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of each; the median counts")
     parser.add_argument("--body-bytes", type=int, default=256, help="size of the echoed body")
     parser.add_argument("--serve", action="store_true", help="be the server (used by itself)")
     arguments = parser.parse_args()

@@ -239,7 +239,8 @@ class Connection(asyncio.Protocol):
 
     def _leave(self) -> None:
         self._admission.leave()
-        self._note_quiet()
+        if self._draining:
+            self._note_quiet()
 
     def _unused_opaque(self) -> int:
         opaque = self._next_opaque
@@ -288,9 +289,12 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._touched_ms = self._clock.monotonic_ms()
         self.has_heard = True
-        self._chunks.append(data)
-        if self._reading:
+        if self._reading and not self._chunks:
+            self._frames = self._decoder.feed(data)
             self._read()
+        else:
+            # Reading paused, yet the transport had this in hand already.
+            self._chunks.append(data)
 
     def pause_writing(self) -> None:
         self._admission.pause()
@@ -343,19 +347,22 @@ class Connection(asyncio.Protocol):
         """Act on the frames that came, until there are no more or reading must pause."""
         self._outbox.hold()
         try:
-            while self._reading:
-                command = next(self._frames, None)
-                if command is not None:
-                    self._take(command)
-                elif self._chunks:
-                    self._frames = self._decoder.feed(self._chunks.popleft())
-                else:
-                    break
+            self._take_frames()
+            while self._reading and self._chunks:
+                self._frames = self._decoder.feed(self._chunks.popleft())
+                self._take_frames()
         except WireError as error:
             _log.warning("%s: closed, malformed frame: %s", self, error)
             self.close(f"malformed frame: {error}")
         finally:
             self._outbox.release()
+
+    def _take_frames(self) -> None:
+        for command in self._frames:
+            self._take(command)
+            if not self._reading:
+                # What is left of the chunk stays in the iterator.
+                return
 
     def _take(self, command: Command) -> None:
         if not command.flag & FLAG_RESPONSE:
@@ -419,24 +426,30 @@ class Connection(asyncio.Protocol):
         if self._draining and self._is_quiet:
             self._quiet.set()
 
+    def _should_read(self) -> bool:
+        """Not while answers cannot be written or too many handlers run."""
+        return (
+            self._close_reason is None
+            and len(self._running) < self._limits.handlers_running_max
+            and (self._admission.writable or not self._accepted)
+        )
+
     def _adjust_reading(self) -> None:
-        """Pause reading while answers cannot be written or too many handlers run; else resume."""
-        if self._close_reason is not None:
-            return
-        full = len(self._running) >= self._limits.handlers_running_max
-        should_read = not full and (self._admission.writable or not self._accepted)
+        """Pause reading at once, or resume it soon, when it is time to."""
+        should_read = self._should_read()
         if self._reading and not should_read:
             self._reading = False
             if not self._transport.is_closing():
                 self._transport.pause_reading()
         elif should_read and not self._reading:
-            self._reading = True
-            # Not from here: the transport or a task may be in the middle of something.
+            # Not from here: the transport or a handler may be in the middle of something.
             self._loop.call_soon(self._resume)
 
     def _resume(self) -> None:
         """Go on with frames that were left, then let new ones come."""
-        if self._reading:
-            self._read()
+        if self._reading or not self._should_read():
+            return
+        self._reading = True
+        self._read()
         if self._reading and not self._transport.is_closing():
             self._transport.resume_reading()

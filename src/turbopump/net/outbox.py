@@ -48,8 +48,14 @@ class Outbox:
     def put(self, command: Command) -> None:
         """Send a frame, now or with others of this turn."""
         parts = encode_parts(command, self._frame_bytes_max)
+        length = sum(map(len, parts))
+        if self._burst == 1:
+            assert not self._parts, "a frame must not overtake those before it"
+            self._burst = _BURST_GROWTH
+            self._write(parts, length)
+            return
         self._parts += parts
-        self._corked_bytes += sum(map(len, parts))
+        self._corked_bytes += length
         self._corked_frames += 1
         # By bytes too: only the transport can say that the peer does not keep up.
         if self._corked_frames >= self._burst or self._corked_bytes >= self._bytes_max:
@@ -62,7 +68,8 @@ class Outbox:
     def hold(self) -> None:
         """Keep frames back until `release`, because many may follow at once."""
         self._flush_is_due = True
-        self._burst = 1
+        if not self._parts:
+            self._burst = 1
 
     def release(self) -> None:
         """Write what was kept back: the turn is over."""
@@ -75,13 +82,16 @@ class Outbox:
         parts = self._parts
         if not parts:
             return
-        corked_bytes = self._corked_bytes
+        length = self._corked_bytes
         self._parts = []
         self._corked_bytes = 0
         self._corked_frames = 0
+        self._write(parts, length)
+
+    def _write(self, parts: list[Buffer], length: int) -> None:
         if self._transport.is_closing():
             return
-        if corked_bytes <= _JOINED_BYTES_MAX:
+        if length <= _JOINED_BYTES_MAX:
             self._transport.write(b"".join(parts))
         else:
             self._transport.writelines(coalesced(parts))

@@ -9,7 +9,6 @@ import pytest
 from netkit import ECHO, SMALL, World, echo, world
 from turbopump.errors import Overloaded
 from turbopump.net.connection import Connection
-from turbopump.net.outbox import coalesced
 from turbopump.net.router import Router
 from turbopump.testing import virtual_loop, virtual_time, wait_until
 from turbopump.testing.memory_transport import WINDOW_BYTES
@@ -175,10 +174,3 @@ async def test_frames_of_one_turn_go_out_in_few_writes() -> None:
         here.network.trace = []
         await asyncio.gather(*(connection.request(Command(ECHO), 1000) for _ in range(200)))
         assert len(here.network.trace) < 40
-
-
-def test_only_small_neighbours_are_joined() -> None:
-    large = memoryview(bytes(100_000))
-    parts = coalesced([b"a", b"b", large, b"", b"c", large, large, b"d"])
-    assert [len(part) for part in parts] == [2, 100_000, 1, 100_000, 100_000, 1]
-    assert parts[1] is large
