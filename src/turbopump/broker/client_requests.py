@@ -48,28 +48,23 @@ class ClientRequests:
         self,
         *,
         config: GroupsConfig,
+        consumers: Consumers,
+        producers: Producers,
+        locks: QueueLocks,
         topics: Topics,
         groups: Groups,
         clock: Clock,
         check_sql: CheckExpression | None = None,
     ) -> None:
-        self.consumers = Consumers(self._group_changed)
-        self.producers = Producers()
-        self.locks = QueueLocks(config.lock_expiry_ms)
-        self._config = config
+        self.config = config
+        self._consumers = consumers
+        self._producers = producers
+        self._locks = locks
         self._topics = topics
         self._groups = groups
         self._clock = clock
         self._check_sql = check_sql
-
-    @property
-    def config(self) -> GroupsConfig:
-        return self._config
-
-    @config.setter
-    def config(self, config: GroupsConfig) -> None:
-        self._config = config
-        self.locks.expiry_ms = config.lock_expiry_ms
+        consumers.listen(self._group_changed)
 
     def handlers(self) -> dict[int, Handler]:
         return {
@@ -100,34 +95,34 @@ class ClientRequests:
         )
         for data in beat.consumer_data_set:
             self._prepare(data)
-            self.consumers.heartbeat(member, data)
+            self._consumers.heartbeat(member, data)
         for producer in beat.producer_data_set:
-            self.producers.heartbeat(member, producer.group_name)
+            self._producers.heartbeat(member, producer.group_name)
         return request.answer(ResponseCode.SUCCESS)
 
     def unregister(self, request: Command, peer: Connection) -> Command:
         """Take a client out of a group."""
         header = headers.UnregisterClient.from_ext_fields(request.ext_fields)
         if header.producer_group is not None:
-            self.producers.unregister(peer, header.producer_group)
+            self._producers.unregister(peer, header.producer_group)
         if header.consumer_group is not None:
-            self.consumers.unregister(peer, header.consumer_group)
+            self._consumers.unregister(peer, header.consumer_group)
         return request.answer(ResponseCode.SUCCESS, headers.NoFields())
 
     def connection_closed(self, connection: Peer) -> None:
         """Take a client out of all its groups; to be called when a connection has closed."""
-        self.producers.connection_closed(connection)
-        self.consumers.connection_closed(connection)
+        self._producers.connection_closed(connection)
+        self._consumers.connection_closed(connection)
 
     def sweep(self) -> None:
         """Close the connections of silent clients; to be called every `SWEEP_INTERVAL_MS`."""
-        now_ms, expiry_ms = self._clock.monotonic_ms(), self._config.client_expiry_ms
-        silent = self.consumers.expired(now_ms, expiry_ms)
-        silent += self.producers.expired(now_ms, expiry_ms)
+        now_ms, expiry_ms = self._clock.monotonic_ms(), self.config.client_expiry_ms
+        silent = self._consumers.expired(now_ms, expiry_ms)
+        silent += self._producers.expired(now_ms, expiry_ms)
         for connection in dict.fromkeys(silent):
             _log.info("%s: closed, no heartbeat for %d ms", connection.peer_address, expiry_ms)
             connection.close(f"no heartbeat for {expiry_ms} ms")
-        self.locks.forget_expired(now_ms)
+        self._locks.forget_expired(now_ms)
 
     def _prepare(self, data: ConsumerData) -> None:
         """Make the group and its retry topic, if they are not there yet."""
@@ -144,7 +139,7 @@ class ClientRequests:
     def _group_changed(self, name: str, group: ConsumerGroup | None) -> None:
         settings = self._groups.table.get(name)
         wanted = settings is None or settings.notify_consumer_ids_changed_enable
-        if group is None or not wanted or not self._config.notify_changes:
+        if group is None or not wanted or not self.config.notify_changes:
             return
         notice = make_request(
             RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, headers.ConsumerGroup(consumer_group=name)
@@ -161,7 +156,7 @@ class ClientRequests:
     def consumer_ids(self, request: Command, _peer: Connection) -> Command:
         """List the members of a group, from which each works out its share of the queues."""
         group = headers.ConsumerGroup.from_ext_fields(request.ext_fields).consumer_group
-        ids = [member.client_id for member in self.consumers.members(group)]
+        ids = [member.client_id for member in self._consumers.members(group)]
         if not ids:
             remark = f"no consumer for this group, {group}"
             return request.answer(ResponseCode.SYSTEM_ERROR, headers.NoFields(), remark=remark)
@@ -173,7 +168,7 @@ class ClientRequests:
     def lock(self, request: Command, _peer: Connection) -> Command:
         """Lock queues for a client, or renew its locks; tell which it has."""
         asked = body_of(request, LockQueues)
-        granted = self.locks.lock(
+        granted = self._locks.lock(
             asked.consumer_group, asked.client_id, asked.queues, self._clock.monotonic_ms()
         )
         return answer_with(request, LockedQueues(queues=granted))
@@ -181,7 +176,7 @@ class ClientRequests:
     def unlock(self, request: Command, _peer: Connection) -> Command:
         """Give up a client's locks."""
         asked = body_of(request, LockQueues)
-        self.locks.unlock(asked.consumer_group, asked.client_id, asked.queues)
+        self._locks.unlock(asked.consumer_group, asked.client_id, asked.queues)
         return request.answer(ResponseCode.SUCCESS)
 
     # --- subscriptions ----------------------------------------------------------------------------

@@ -65,15 +65,11 @@ OnGroupChange = Callable[[str, ConsumerGroup | None], None]
 """Told of a group whose members or topics changed; None when its last member left."""
 
 
-def _nobody_listens(name: str, group: ConsumerGroup | None) -> None:
-    """Take no notice of a change."""
-
-
 class Consumers:
     """Consumer groups with members, by name."""
 
-    def __init__(self, on_change: OnGroupChange = _nobody_listens) -> None:
-        self._on_change = on_change
+    def __init__(self) -> None:
+        self._listeners: list[OnGroupChange] = []
         self._groups: dict[str, ConsumerGroup] = {}
         self._joined: dict[Peer, set[str]] = {}
 
@@ -81,6 +77,10 @@ class Consumers:
     def groups(self) -> Mapping[str, ConsumerGroup]:
         """All groups that have members."""
         return MappingProxyType(self._groups)
+
+    def listen(self, listener: OnGroupChange) -> None:
+        """Call a function after each change of a group's members or topics."""
+        self._listeners.append(listener)
 
     def find(self, group: str) -> ConsumerGroup | None:
         """Return a group that has members."""
@@ -128,7 +128,7 @@ class Consumers:
         self._joined.setdefault(member.connection, set()).add(data.group_name)
         # A mere replacement of a subscription moves no queue, so nobody needs to know.
         if is_new or subscriptions.keys() != old.keys():
-            self._on_change(data.group_name, group)
+            self._tell(data.group_name, group)
 
     def unregister(self, connection: Peer, group: str) -> None:
         """Take a connection out of a group."""
@@ -163,10 +163,14 @@ class Consumers:
                 group.subscriptions,
                 members,
             )
-            self._on_change(name, left)
+            self._tell(name, left)
         else:
             del self._groups[name]
-            self._on_change(name, None)
+            self._tell(name, None)
+
+    def _tell(self, name: str, group: ConsumerGroup | None) -> None:
+        for listener in self._listeners:
+            listener(name, group)
 
 
 class Producers:
