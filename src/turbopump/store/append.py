@@ -9,7 +9,7 @@ from msgspec import Struct
 from turbopump.clock import Clock
 from turbopump.errors import InvalidArgument
 from turbopump.message import PhysicalOffset, QueueOffset
-from turbopump.store.commit_log import CommitLog, scan
+from turbopump.store.commit_log import UNWRITTEN, CommitLog, scan
 from turbopump.store.config import StoreConfig
 from turbopump.store.queues import Queues
 from turbopump.wire.record import BLANK_BYTES, Record, RecordEntry
@@ -107,6 +107,8 @@ class Appender:
                 data = record.encode(QueueOffset(offset + number), PhysicalOffset(at), now_ms)
                 encoded.append(data)
                 at += len(data)
+        if any(UNWRITTEN in record.properties for record in group):
+            raise InvalidArgument("properties with a zero byte: it would look like a torn write")
         largest, largest_allowed = max(map(len, encoded)), self._config.record_bytes_max
         if largest > largest_allowed:
             raise InvalidArgument(f"message of {largest} bytes: at most {largest_allowed}")

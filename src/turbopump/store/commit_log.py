@@ -12,6 +12,8 @@ from turbopump.store.segment import Segment
 from turbopump.store.segments import Segments
 from turbopump.wire.record import BLANK_BYTES, RecordEntry, decode_entry, encode_blank
 
+UNWRITTEN = b"\0"
+
 
 class CommitLog:
     """Written at ``written``; what lies before ``flushed`` is on disk.
@@ -206,7 +208,8 @@ def scan(
 ) -> Iterator[RecordEntry | PhysicalOffset]:
     """Walk the records from a position on; last comes the position behind the last good one.
 
-    Stops at ``end``, or at the first bytes that are no record: unwritten, torn or damaged.
+    Stops at ``end``, or at the first bytes that are no record: unwritten, torn, damaged, or not
+    complete yet at ``end``.
     """
     position = int(start)
     limit = log.starts[-1] + log.segment_bytes if log.starts else 0
@@ -216,8 +219,7 @@ def scan(
         view = log.rest_of_segment(position)
         base, at = position, 0
         while base + at < limit and (entry := _good_entry(view, at, base, check_crc)) is not None:
-            if base + at + entry.size > limit:
-                # Not all of it has been written yet.
+            if base + at + entry.size > limit or (end is None and _is_torn(view, at, base, entry)):
                 break
             yield entry
             at += entry.size
@@ -243,6 +245,18 @@ def _good_entry(view: memoryview, at: int, base: int, check_crc: bool) -> Record
     if entry is None or entry.physical_offset != base + at or entry.queue_id < 0:
         return None
     return entry if is_topic_name(entry.topic) else None
+
+
+def _is_torn(view: memoryview, at: int, base: int, entry: RecordEntry) -> bool:
+    """Whether a record lacks pages that never reached the disk, where no checksum tells.
+
+    The checksum covers the body only. Missing pages read as zeros, which no properties contain; a
+    record with something good behind it was surely written.
+    """
+    if UNWRITTEN not in entry.properties:
+        return False
+    behind = at + entry.size
+    return not is_blank(view, behind) and _good_entry(view, behind, base, False) is None
 
 
 def is_topic_name(topic: bytes) -> bool:

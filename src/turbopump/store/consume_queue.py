@@ -13,7 +13,7 @@ import numpy as np
 
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.config import UNIT_BYTES
-from turbopump.store.files import Files, OpenFiles
+from turbopump.store.files import Files, OpenFiles, erase_behind
 from turbopump.store.outcomes import UNIT_DTYPE, Units
 from turbopump.store.segments import Segments
 
@@ -234,8 +234,7 @@ class ConsumeQueue:
         if self._segments.starts and position < self._segments.end:
             start = self._segments.starts[-1]
             fd = self._open_files.fd(self._segments.path(start))
-            self._files.truncate(fd, position - start)
-            self._files.truncate(fd, self._segments.segment_bytes)
+            erase_behind(self._files, fd, position - start, self._segments.segment_bytes)
 
     def _last_position_of_first(self) -> int:
         last = self._segments.starts[0] // UNIT_BYTES + self.units_per_segment - 1

@@ -5,14 +5,17 @@ Positions are explicit (no file pointers), data is forced to disk only where `sy
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
 import shutil
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 
 _MODE = 0o644
+_ERASED_AT_ONCE = 1024 * 1024
 
 
 class Files:
@@ -43,6 +46,19 @@ class Files:
     def truncate(self, fd: int, size: int) -> None:
         """Cut the file, or grow it by a hole that reads as zeros."""
         os.ftruncate(fd, size)
+
+    def data_ranges(self, fd: int, at: int, size: int) -> Iterator[tuple[int, int]]:
+        """Return start and end of what has ever been written from a position on."""
+        while at < size:
+            try:
+                at = os.lseek(fd, at, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno == errno.ENXIO:
+                    return
+                raise
+            end = os.lseek(fd, at, os.SEEK_HOLE)
+            yield at, min(end, size)
+            at = end
 
     def sync(self, fd: int) -> None:
         """Return when the file's data is on disk. Lets other threads run meanwhile."""
@@ -93,6 +109,17 @@ def create_full_size(files: Files, path: Path, size: int, spare: Path) -> int:
         files.close(fd)
         raise
     return fd
+
+
+def erase_behind(files: Files, fd: int, at: int, size: int) -> None:
+    """Make everything from a position on zeros.
+
+    Not by cutting the file and growing it again: killed in between, it would have the wrong size.
+    Overwriting takes no space where something was written, and the holes are zeros already.
+    """
+    for start, end in list(files.data_ranges(fd, at, size)):
+        for part in range(start, end, _ERASED_AT_ONCE):
+            files.write(fd, bytes(min(_ERASED_AT_ONCE, end - part)), part)
 
 
 def sync_path(files: Files, path: Path) -> None:

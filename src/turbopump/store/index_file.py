@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from turbopump.store.files import Files, OpenFiles
+from turbopump.store.files import Files, OpenFiles, erase_behind
 
 HEADER_BYTES = 40
 SLOT_BYTES = 4
@@ -168,8 +168,8 @@ class IndexFile:
         self._write(self._loaded_slots().astype(">i4").tobytes(), HEADER_BYTES)
         self._write(entries.tobytes(), self._entries_at + ENTRY_BYTES)
         fd = self._open_files.fd(self.path)
-        self._files.truncate(fd, self._entries_at + self.header.count * ENTRY_BYTES)
-        self._files.truncate(fd, self.size)
+        used = self._entries_at + self.header.count * ENTRY_BYTES
+        erase_behind(self._files, fd, used, self.size)
         self._dirty_pages.clear()
         self._write_header()
 
@@ -238,5 +238,6 @@ class IndexFile:
 
 
 def read_header(data: bytes) -> IndexHeader:
-    """Read a file's first 40 bytes."""
-    return IndexHeader(*_HEADER.unpack(data))
+    """Read a file's first 40 bytes; those of a file just made are zeros."""
+    header = IndexHeader(*_HEADER.unpack(data))
+    return header if header.count > 0 else EMPTY

@@ -95,7 +95,8 @@ class KeyIndex:
     def repair(self, sealed_ms: int, log_end: PhysicalOffset) -> None:
         """After a crash: mend each file that was still changing, delete what has nothing left."""
         for file in list(self._index_files):
-            if file.header.end_ms <= sealed_ms and file.header.end_offset < log_end:
+            header = file.header
+            if file.room <= 0 and header.end_ms <= sealed_ms and header.end_offset < log_end:
                 continue
             file.repair(log_end)
             if file.header.count <= 1:

@@ -6,7 +6,7 @@ to the network without copying them. Both see the same page cache. (ADR 0005)
 
 from __future__ import annotations
 
-from turbopump.store.files import Files
+from turbopump.store.files import Files, erase_behind
 
 
 class Segment:
@@ -36,9 +36,8 @@ class Segment:
         return view
 
     def erase_behind(self, at: int) -> None:
-        """Make everything from a position of the log on zeros; needs no space on disk."""
-        self._files.truncate(self._fd, at - self.start)
-        self._files.truncate(self._fd, self.size)
+        """Make everything from a position of the log on zeros."""
+        erase_behind(self._files, self._fd, at - self.start, self.size)
 
     def sync(self) -> None:
         """Return when all that was written is on disk."""

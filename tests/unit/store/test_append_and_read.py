@@ -151,6 +151,7 @@ def test_groups_roll_within_one_call(tmp_path: Path) -> None:
         ([record(topic="a/b")], "directory"),
         ([record(topic="..")], "directory"),
         ([record(queue_id=-1)], "negative"),
+        ([record(a="b\0c")], "zero byte"),
     ],
 )
 def test_what_cannot_be_stored_leaves_no_trace(

@@ -1,0 +1,166 @@
+"""A log that ends in the middle of something, or with wrong bits: the good part is kept."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from turbopump.store import Store
+from turbopump.wire.record import decode_record
+from unit.store.disks import Killed, KilledFiles
+from unit.store.support import bodies, read_all, record, small_config
+
+CONFIG = small_config(segment_bytes=16384, queue_segment_units=20)
+COUNT = 12
+
+
+@pytest.fixture
+def crashed(tmp_path: Path) -> Path:
+    """A store whose process was killed after its queues were half written."""
+    running = tmp_path / "running"
+    store = Store.open(running, CONFIG)
+    for number in range(COUNT):
+        store.append(
+            [record(b"%d" % number * 10, queue_id=number % 2, TAGS="A", KEYS=f"k{number}")]
+        )
+    copy = tmp_path / "crashed"
+    shutil.copytree(running, copy)
+    store.close()
+    return copy
+
+
+def positions(root: Path) -> list[tuple[int, int]]:
+    """Return position and size of each record."""
+    data = (root / "commitlog" / f"{0:020d}").read_bytes()
+    found, at = [], 0
+    while data[at : at + 4] != b"\0\0\0\0":
+        size = decode_record(data, at).size
+        found.append((at, size))
+        at += size
+    return found
+
+
+def check(root: Path, survivors: int) -> None:
+    with Store.open(root, CONFIG) as store:
+        assert store.recovered.crashed
+        for queue_id in (0, 1):
+            expected = [b"%d" % number * 10 for number in range(queue_id, survivors, 2)]
+            assert bodies(store, queue_id=queue_id) == expected
+        for number in range(COUNT):
+            found = store.messages_by_key("Topic", f"k{number}", 9, 0, 1 << 60)
+            assert len(found) == (number < survivors)
+        # And it goes on where it stopped.
+        appended = store.append([record(b"new", queue_id=1)])
+        assert appended.queue_offset == survivors // 2
+        assert bodies(store, queue_id=1)[-1] == b"new"
+    with Store.open(root, CONFIG) as store:
+        assert not store.recovered.crashed
+        assert bodies(store, queue_id=1)[-1] == b"new"
+
+
+def sweep_truncation(crashed: Path, tmp_path: Path, step: int) -> None:
+    records = positions(crashed)
+    assert len(records) == COUNT
+    (first, _), (last, size) = records[-3], records[-1]
+    for cut in range(first, last + size, step):
+        root = tmp_path / f"cut{cut}"
+        shutil.copytree(crashed, root)
+        log = root / "commitlog" / f"{0:020d}"
+        data = log.read_bytes()
+        log.write_bytes(data[:cut] + bytes(len(data) - cut))
+        kept = sum(at + size <= cut for at, size in records)
+        if not any(data[cut:]):
+            kept = COUNT
+        check(root, kept)
+        shutil.rmtree(root)
+
+
+def test_log_cut_inside_the_last_three_records(crashed: Path, tmp_path: Path) -> None:
+    sweep_truncation(crashed, tmp_path, step=11)
+
+
+@pytest.mark.long
+def test_log_cut_at_every_byte_of_the_last_three_records(crashed: Path, tmp_path: Path) -> None:
+    sweep_truncation(crashed, tmp_path, step=1)
+
+
+def sweep_bit_flips(crashed: Path, tmp_path: Path, rounds: int, seed: int) -> None:
+    records = positions(crashed)
+    (first, _), (last, size) = records[-3], records[-1]
+    chosen = random.Random(seed)
+    original = [b"%d" % number * 10 for number in range(COUNT)]
+    for number in range(rounds):
+        root = tmp_path / f"flip{number}"
+        shutil.copytree(crashed, root)
+        log = root / "commitlog" / f"{0:020d}"
+        data = bytearray(log.read_bytes())
+        at, bit = chosen.randrange(first, last + size + 64), chosen.randrange(8)
+        data[at] ^= 1 << bit
+        log.write_bytes(data)
+        intact = sum(start + length <= at for start, length in records)
+        with Store.open(root, CONFIG) as store:
+            store.append([record(b"new", topic="Other")])
+            assert bodies(store, "Other")[-1:] == [b"new"]
+            found = {
+                view.stored_body for queue in store.queue_ids() for view in read_all(store, *queue)
+            }
+        # What lies before the damage is there; behind it nothing is made up.
+        assert found >= set(original[:intact])
+        assert found <= {*original, b"new"}
+        shutil.rmtree(root)
+
+
+def test_bit_flips_in_the_tail(crashed: Path, tmp_path: Path) -> None:
+    sweep_bit_flips(crashed, tmp_path, rounds=40, seed=1)
+
+
+@pytest.mark.long
+def test_many_bit_flips_in_the_tail(crashed: Path, tmp_path: Path) -> None:
+    sweep_bit_flips(crashed, tmp_path, rounds=2000, seed=2)
+
+
+def test_recovery_killed_half_way_comes_to_the_same_end(crashed: Path, tmp_path: Path) -> None:
+    log = crashed / "commitlog" / f"{0:020d}"
+    data = bytearray(log.read_bytes())
+    at, size = positions(crashed)[-2]
+    data[at + size - 1 :] = bytes(len(data) - (at + size - 1))
+    log.write_bytes(data)
+    shutil.rmtree(crashed / "consumequeue")
+    for changes in range(200):
+        root = tmp_path / f"killed{changes}"
+        shutil.copytree(crashed, root)
+        try:
+            Store.open(root, CONFIG, files=KilledFiles(changes)).close()
+        except Killed:
+            check(root, COUNT - 2)
+            continue
+        break
+    else:
+        raise AssertionError("recovery never came to its end")
+    assert changes > 10
+
+
+def test_a_stale_record_never_comes_back(crashed: Path, tmp_path: Path) -> None:
+    """A record behind the cut lies where the next one of the same size ends: it must be gone."""
+    log = crashed / "commitlog" / f"{0:020d}"
+    data = bytearray(log.read_bytes())
+    at, size = positions(crashed)[-3]
+    data[at + size - 30] ^= 1
+    log.write_bytes(data)
+    with Store.open(crashed, CONFIG) as store:
+        again = store.append([record(b"x" * 10, queue_id=1, TAGS="A", KEYS="k8")])
+        assert (again.physical_offset, again.end_offset) == (at, at + size)
+    (crashed / "abort").touch()
+    with Store.open(crashed, CONFIG) as store:
+        assert store.written_end == at + size
+
+
+def test_an_empty_file_of_a_killed_creation_is_removed(crashed: Path) -> None:
+    (crashed / "commitlog" / f"{16384:020d}").touch()
+    (crashed / "spare.tmp").write_bytes(b"half")
+    with Store.open(crashed, CONFIG) as store:
+        assert len(bodies(store)) == COUNT // 2
+    assert not (crashed / "spare.tmp").exists()
