@@ -19,7 +19,7 @@ from nameserver_peers import (
     registration,
     registration_body,
 )
-from turbopump.errors import ConnectFailed, StoreDamaged
+from turbopump.errors import ConnectFailed, NetworkError, StoreDamaged
 from turbopump.nameserver import NameServer
 from turbopump.testing import MemoryNetwork, virtual_time
 from turbopump.wire import headers
@@ -362,6 +362,7 @@ def damaged_registrations() -> dict[str, tuple[dict[str, str], bytes, str]]:
         "odd id": ({"brokerId": "first"}, good, "'first'"),
         "negative id": ({"brokerId": "-1"}, good, "brokerId is -1"),
         "blank cluster": ({"clusterName": " "}, good, "clusterName"),
+        "lines in a name": ({"brokerName": "a\nb"}, good, "printable"),
         "odd address": ({"brokerAddr": "nowhere"}, good, "'nowhere'"),
         "no json": ({}, b"{", "JSON"),
         "no object": ({}, b"[]", "BrokerRegistration"),
@@ -388,6 +389,17 @@ async def test_damaged_registration_is_refused_and_changes_nothing(
         assert named in (answer.remark or "")
         info = body_of(await peer.ask(server, Code.GET_BROKER_CLUSTER_INFO))
         assert info == b'{"brokerAddrTable":{},"clusterAddrTable":{}}'
+
+
+@virtual_time()
+async def test_full_table_refuses_and_says_so(tmp_path: Path) -> None:
+    network = MemoryNetwork()
+    config = dataclasses.replace(config_at(tmp_path), brokers_max=2, topics_max=1)
+    async with name_server_on(network, config) as server, peer_on(network) as peer:
+        answer = await peer.register(server, T=6, U=6)
+        assert answer.code == ResponseCode.SYSTEM_BUSY
+        assert answer.remark == "2 topics would be registered: 1 may be"
+        assert await peer.topics(server) == b'{"topicList":[]}'
 
 
 @pytest.mark.parametrize(
@@ -430,6 +442,21 @@ async def test_code_that_nobody_serves_is_answered(tmp_path: Path) -> None:
     async with name_server_on(network, config_at(tmp_path)) as server, peer_on(network) as peer:
         answer = await peer.ask(server, Code.SEND_MESSAGE)
         assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+
+
+@virtual_time()
+async def test_connections_beyond_the_limit_are_closed(tmp_path: Path) -> None:
+    network = MemoryNetwork()
+    config = dataclasses.replace(config_at(tmp_path), connections_max=1)
+    async with (
+        name_server_on(network, config) as server,
+        peer_on(network) as one,
+        peer_on(network) as other,
+    ):
+        await one.topics(server)
+        with pytest.raises(NetworkError):
+            await other.topics(server)
+        await one.topics(server)
 
 
 # --- life cycle -----------------------------------------------------------------------------------

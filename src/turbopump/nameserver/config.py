@@ -42,10 +42,20 @@ class NameServerConfig:
     connections_max: int = 10_000
     """Open connections; more are closed as soon as they are made."""
 
+    brokers_max: int = 10_000
+    """Brokers; registrations of more are refused."""
+
+    topics_max: int = 500_000
+    """Topics, each counted once for every broker name that has it; a registration that would
+    bring more is refused."""
+
     def __post_init__(self) -> None:
         if not 0 <= self.port <= _PORT_MAX:
             raise InvalidArgument(f"listenPort is {self.port}: 0 to {_PORT_MAX} is allowed")
-        if self.connections_max < 1:
-            raise InvalidArgument(
-                f"connectionsMax is {self.connections_max}: at least 1 is allowed"
-            )
+        for key, value in (
+            ("connectionsMax", self.connections_max),
+            ("brokersMax", self.brokers_max),
+            ("topicsMax", self.topics_max),
+        ):
+            if value < 1:
+                raise InvalidArgument(f"{key} is {value}: at least 1 is allowed")

@@ -8,7 +8,7 @@ from functools import partial
 from turbopump.clock import Clock
 from turbopump.errors import InvalidArgument, RemoteError
 from turbopump.nameserver.kv import ORDER_NAMESPACE, KvConfig
-from turbopump.nameserver.routes import MASTER_ID, Registration, RouteTable
+from turbopump.nameserver.routes import MASTER_ID, Master, Registration, RouteTable, TableFull
 from turbopump.net.connection import Connection
 from turbopump.net.router import Handler
 from turbopump.wire import headers
@@ -67,20 +67,27 @@ def _register(
 ) -> Command:
     registration = read_registration(request)
     is_new = registration.address not in routes
-    master = routes.register(registration, clock.monotonic_ms())
+    outcome = routes.register(registration, clock.monotonic_ms())
+    if isinstance(outcome, TableFull):
+        _log.error("%s cannot register: %s", registration.address, outcome.reason)
+        return request.answer(ResponseCode.SYSTEM_BUSY, remark=outcome.reason)
     connections.put(registration.address, peer)
     if is_new:
-        role = "master" if registration.broker_id == MASTER_ID else "slave"
-        name = f"{registration.cluster}/{registration.name}"
-        _log.info("%s %s registered at %s", role, name, registration.address)
+        name = f"{registration.cluster}/{registration.name}/{registration.broker_id}"
+        _log.info("broker %s registered at %s", name, registration.address)
     order = kv.namespace(ORDER_NAMESPACE)
     return request.answer(
         ResponseCode.SUCCESS,
-        headers.RegisterBrokerAnswer(
-            ha_server_addr=master.ha_address if master else None,
-            master_addr=master.address if master else None,
-        ),
+        _answer_header(outcome.master),
         body=b"" if order is None else KeyValues(table=dict(order)).encode(),
+    )
+
+
+def _answer_header(master: Master | None) -> headers.RegisterBrokerAnswer:
+    if master is None:
+        return headers.RegisterBrokerAnswer()
+    return headers.RegisterBrokerAnswer(
+        ha_server_addr=master.ha_address, master_addr=master.address
     )
 
 
@@ -153,8 +160,9 @@ _NO_TOPICS = TopicConfigTable(data_version=DataVersion())
 
 def _require_plausible(header: headers.RegisterBroker) -> None:
     problem = None
-    if not header.broker_name.strip() or not header.cluster_name.strip():
-        problem = "brokerName and clusterName must not be empty"
+    names = (header.broker_name, header.cluster_name)
+    if not all(name.strip() and name.isprintable() for name in names):
+        problem = f"brokerName and clusterName are {names}: printable texts are allowed"
     elif header.broker_id < MASTER_ID:
         problem = f"brokerId is {header.broker_id}: 0 is a master, a slave has more"
     if problem is None:

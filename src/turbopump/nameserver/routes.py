@@ -58,6 +58,30 @@ class Master:
 
 
 @dataclass(frozen=True, slots=True)
+class Registered:
+    """The broker is known now."""
+
+    master: Master | None
+    """Of a slave, if it is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableFull:
+    """Nothing was taken note of; the reason is for people."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RouteLimits:
+    """How much a table may hold."""
+
+    brokers_max: int = 10_000
+    topics_max: int = 500_000
+    """Topics, each counted once for every broker name that has it."""
+
+
+@dataclass(frozen=True, slots=True)
 class KnownVersion:
     """The answer to a broker that asks whether it has to register."""
 
@@ -89,19 +113,24 @@ class _Replicas:
 class RouteTable:
     """Brokers, their clusters and their topics, as far as they have registered."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: RouteLimits | None = None) -> None:
+        self._limits = limits or RouteLimits()
         self._live: dict[str, _Live] = {}
         self._brokers: dict[str, _Replicas] = {}
         self._queues: dict[str, dict[str, QueueData]] = {}
         """By topic, then by broker name."""
+        self._queues_count = 0
 
     def __contains__(self, address: str) -> bool:
         return address in self._live
 
     # --- brokers come and go ----------------------------------------------------------------------
 
-    def register(self, registration: Registration, now_ms: int) -> Master | None:
-        """Take note of a broker; return its master if it is a slave of one that is known."""
+    def register(self, registration: Registration, now_ms: int) -> Registered | TableFull:
+        """Take note of a broker and, if it is a master and they may have changed, of its topics."""
+        full = self._lack_of_room(registration)
+        if full is not None:
+            return full
         before = self._live.get(registration.address)
         is_first = self._place(registration, before)
         is_changed = before is None or before.version != registration.version
@@ -118,7 +147,7 @@ class RouteTable:
             now_ms,
             servers,
         )
-        return self._master_of(registration)
+        return Registered(self._master_of(registration))
 
     def unregister(self, name: str, broker_id: int, address: str) -> bool:
         """Remove a broker that says good-bye; return whether it was there.
@@ -184,10 +213,28 @@ class RouteTable:
         replicas.addresses[broker_id] = registration.address
         return displaced is None
 
+    def _lack_of_room(self, registration: Registration) -> TableFull | None:
+        limits = self._limits
+        is_new = registration.address not in self._live
+        if is_new and len(self._live) >= limits.brokers_max:
+            return TableFull(f"{limits.brokers_max} brokers are registered already")
+        if registration.broker_id != MASTER_ID:
+            return None
+        fresh = self._queues_count + sum(
+            registration.name not in self._queues.get(topic.topic_name, {})
+            for topic in registration.topics.values()
+        )
+        if fresh > limits.topics_max:
+            return TableFull(f"{fresh} topics would be registered: {limits.topics_max} may be")
+        return None
+
     def _put_queues(self, registration: Registration) -> None:
+        name = registration.name
         for topic in registration.topics.values():
-            self._queues.setdefault(topic.topic_name, {})[registration.name] = QueueData(
-                broker_name=registration.name,
+            queues = self._queues.setdefault(topic.topic_name, {})
+            self._queues_count += name not in queues
+            queues[name] = QueueData(
+                broker_name=name,
                 perm=topic.perm,
                 read_queue_nums=topic.read_queue_nums,
                 write_queue_nums=topic.write_queue_nums,
@@ -229,6 +276,7 @@ class RouteTable:
             queues = self._queues.get(topic, {})
             for name in names & queues.keys():
                 del queues[name]
+                self._queues_count -= 1
             if not queues:
                 self._queues.pop(topic, None)
 
@@ -307,4 +355,5 @@ class RouteTable:
         assert placed == {a: (live.name, live.broker_id) for a, live in self._live.items()}
         assert all(replicas.addresses for replicas in self._brokers.values())
         assert all(queues for queues in self._queues.values())
+        assert self._queues_count == sum(map(len, self._queues.values()))
         assert all(queues.keys() <= self._brokers.keys() for queues in self._queues.values())

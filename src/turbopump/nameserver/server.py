@@ -14,7 +14,7 @@ from turbopump.nameserver.handlers import config_handlers, kv_handlers, route_ha
 from turbopump.nameserver.kv import KvConfig
 from turbopump.nameserver.live_config import LiveConfig
 from turbopump.nameserver.registration import BrokerConnections, broker_handlers
-from turbopump.nameserver.routes import SILENCE_MAX_MS, RouteTable
+from turbopump.nameserver.routes import SILENCE_MAX_MS, RouteLimits, RouteTable
 from turbopump.net.connection import Connection
 from turbopump.net.network import Network
 from turbopump.net.router import Router
@@ -45,7 +45,7 @@ class NameServer:
         self._clock = clock
         self._config = LiveConfig(config)
         self._kv = KvConfig(config.kv_config_path)
-        self._routes = RouteTable()
+        self._routes = RouteTable(RouteLimits(config.brokers_max, config.topics_max))
         self._connections = BrokerConnections()
         self._server = Server(
             network,

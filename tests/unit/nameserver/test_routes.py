@@ -8,8 +8,11 @@ from turbopump.nameserver.routes import (
     SILENCE_MAX_MS,
     KnownVersion,
     Master,
+    Registered,
     Registration,
+    RouteLimits,
     RouteTable,
+    TableFull,
 )
 from turbopump.wire.bodies import BrokerData, DataVersion, QueueData, TopicConfig, TopicRoute
 
@@ -92,9 +95,9 @@ def test_slave_brings_no_topics() -> None:
 
 def test_slave_is_told_its_master() -> None:
     routes = table(broker())
-    assert routes.register(broker(broker_id=1), NOW) == Master("a0:1", "ha-a0:1")
-    assert routes.register(broker(), NOW) is None
-    assert routes.register(broker("b", broker_id=1), NOW) is None
+    assert routes.register(broker(broker_id=1), NOW) == Registered(Master("a0:1", "ha-a0:1"))
+    assert routes.register(broker(), NOW) == Registered(None)
+    assert routes.register(broker("b", broker_id=1), NOW) == Registered(None)
 
 
 def test_same_version_changes_nothing() -> None:
@@ -247,6 +250,30 @@ def test_write_permission_is_added_to_reading() -> None:
 def test_permission_of_an_unknown_broker() -> None:
     assert table(broker()).wipe_write_permission("x") == 0
     assert table(broker()).add_write_permission("x") == 0
+
+
+def test_there_is_room_for_so_many_brokers() -> None:
+    routes = RouteTable(RouteLimits(brokers_max=1))
+    assert isinstance(routes.register(broker("a"), NOW), Registered)
+    assert routes.register(broker("b"), NOW) == TableFull("1 brokers are registered already")
+    assert "b0:1" not in routes
+    assert isinstance(routes.register(broker("a"), NOW), Registered)
+    routes.remove("a0:1")
+    assert isinstance(routes.register(broker("b"), NOW), Registered)
+
+
+def test_there_is_room_for_so_many_topics() -> None:
+    routes = RouteTable(RouteLimits(topics_max=3))
+    assert isinstance(routes.register(broker("a", topics=topics_of("TU")), NOW), Registered)
+    full = routes.register(broker("b", topics=topics_of("TU")), NOW)
+    assert full == TableFull("4 topics would be registered: 3 may be")
+    assert "b0:1" not in routes
+    routes.validate()
+    slave = broker("b", broker_id=1, topics=topics_of("TUVW"))
+    assert isinstance(routes.register(slave, NOW), Registered)
+    routes.delete_topic("U")
+    assert isinstance(routes.register(broker("b", topics=topics_of("TU")), NOW), Registered)
+    routes.validate()
 
 
 def test_topic_is_deleted_everywhere_or_in_one_cluster() -> None:

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from turbopump.nameserver.routes import SILENCE_MAX_MS, Registration, RouteTable
+from turbopump.nameserver.routes import SILENCE_MAX_MS, Registered, Registration, RouteTable
 from turbopump.wire.bodies import DataVersion, TopicConfig
 
 names = st.sampled_from(["a", "b"])
@@ -90,7 +90,7 @@ class Routes(RuleBasedStateMachine):
         if broker_id == 0 and (is_first or is_changed):
             model.perm.update({(topic, name): perm for topic, perm in topics.items()})
 
-        master = self.routes.register(
+        outcome = self.routes.register(
             Registration(
                 name=name,
                 address=address,
@@ -104,7 +104,8 @@ class Routes(RuleBasedStateMachine):
             self.now_ms,
         )
         expected = None if broker_id == 0 else model.holder(name, 0)
-        assert (master.address if master else None) == expected
+        assert isinstance(outcome, Registered)
+        assert (outcome.master.address if outcome.master else None) == expected
 
     @rule(address=addresses)
     def remove(self, address: str) -> None:
