@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 from pathlib import Path
@@ -9,29 +10,19 @@ from random import Random
 from types import TracebackType
 from typing import Self
 
-from turbopump.broker.arrivals import Arrivals
-from turbopump.broker.clients import Consumers, Producers
+from turbopump.broker.client_requests import SWEEP_INTERVAL_MS
 from turbopump.broker.config import BrokerConfig
-from turbopump.broker.config_file import ConfigFile
-from turbopump.broker.delays import Delays
-from turbopump.broker.durability import Durability
-from turbopump.broker.groups import Groups
+from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.names import SCHEDULE_TOPIC
-from turbopump.broker.offsets import Offsets
-from turbopump.broker.overload import LoopLag
+from turbopump.broker.parts import Administration, MessagePath, State
 from turbopump.broker.periodic import Periodic
-from turbopump.broker.pull import Pulls
-from turbopump.broker.put import Put
-from turbopump.broker.queries import Queries
-from turbopump.broker.retries import Retries
-from turbopump.broker.send import Sends
-from turbopump.broker.stats import SAMPLE_INTERVAL_MS, Stats
-from turbopump.broker.topics import Topics
+from turbopump.broker.registration import Registration
+from turbopump.broker.stats import SAMPLE_INTERVAL_MS
 from turbopump.clock import SYSTEM_CLOCK, Clock
 from turbopump.errors import InvalidArgument
 from turbopump.net.connection import Connection
-from turbopump.net.deadlines import Deadlines
 from turbopump.net.network import Network
+from turbopump.net.pool import ConnectionPool
 from turbopump.net.router import Router, not_supported
 from turbopump.net.server import Server, ServerConfig
 from turbopump.net.sockets import SocketNetwork
@@ -46,10 +37,9 @@ _log = logging.getLogger(__name__)
 _STORE_TICK_MS = 100
 _RETENTION_INTERVAL_MS = 10_000
 _RETENTION_FIRST_MS = 60_000
-_FLUSH_TIMEOUT_MS = 5000
-_EXPIRY_INTERVAL_MS = 10_000
+_LEAVE_MS = 500
 _DRAIN_MS = 1000
-"""Half of the two seconds in which a broker has to be down."""
+"""Both are short: a broker has to be down two seconds after it was told to stop."""
 
 
 class Broker:
@@ -67,23 +57,24 @@ class Broker:
         network: Network | None = None,
         clock: Clock = SYSTEM_CLOCK,
         *,
+        config_path: Path | None = None,
         seed: int | None = None,
     ) -> None:
-        self.config = config
-        self._network = network or SocketNetwork()
+        network = network or SocketNetwork()
+        self._live = LiveConfig(config, clock, config_path)
         self._clock = clock
         self._chance = Random(seed)  # noqa: S311 - spreads messages over queues
         self._ready = False
         self._advertised: Host | None = None
         self._warned_of: set[str] = set()
         self._router = Router(unknown=self._unknown)
-        identity = config.identity
+        self._pool = ConnectionPool(network, clock=clock)
         self._server = Server(
-            self._network,
+            network,
             self._router,
             ServerConfig(
-                host=identity.bind_host,
-                port=identity.port,
+                host=config.identity.bind_host,
+                port=config.identity.port,
                 connections_max=config.overload.connections_max,
             ),
             clock=clock,
@@ -110,148 +101,122 @@ class Broker:
         assert self._advertised is not None, "the broker is not started"
         return str(self._advertised)
 
+    @property
+    def config(self) -> BrokerConfig:
+        """The settings as they are now: operators may change them while the broker runs."""
+        return self._live.current
+
     async def start(self) -> None:
-        """Recover the store, listen, and serve."""
-        self.store = Store.open(self.config.directory, self.config.store, clock=self._clock)
+        """Recover the store, listen, serve, and register with the name servers."""
+        config = self.config
+        self.store = Store.open(config.directory, config.store, clock=self._clock)
         try:
             await self._server.start()
-            # No await from here on: nobody is served by half a broker.
-            self._advertised = _resolved(self.config.identity.reachable_host, self._server.port)
+            # No await until everything is built: nobody is served by half a broker.
+            self._advertised = _resolved(config.identity.reachable_host, self._server.port)
             self._build(self._advertised)
-            self._load()
         except BaseException:
             await self._server.drain(0)
             self.store.close()
             raise
         self._run()
         self._ready = True
-        _log.info("broker %s serves at %s", self.config.identity.broker_name, self.address)
+        await self._registration.register_all()
+        self._periodic.keep(self._registration.run())
+        _log.info("broker %s serves at %s", config.identity.broker_name, self.address)
 
     def _build(self, store_host: Host) -> None:
-        config, clock, store = self.config, self._clock, self.store
-        self.topics = Topics(
-            config.topics,
-            config.identity,
-            self._file("topics.json"),
-            clock,
-            delay_levels=len(config.store.delay_levels),
+        self.state = State(self._live, self._clock)
+        self.state.load()
+        self.path = MessagePath(self.state, self.store, store_host, self._clock, self._chance)
+        self.path.delays.load()
+        self._registration = Registration(
+            config=self.config,
+            topics=self.state.topics,
+            pool=self._pool,
+            address=self.address,
+            ha_address=str(Host(store_host.ip, store_host.port + 1)),
         )
-        self.groups = Groups(config.groups, self._file("subscriptionGroup.json"), clock)
-        self.offsets = Offsets(self._file("consumerOffset.json"))
-        self.stats = Stats(config.identity.cluster, clock)
-        self.producers = Producers()
-        self.consumers = Consumers()
-        self.arrivals = Arrivals(clock, config.long_polling.held_max)
-        self._lag = LoopLag(clock)
-        self._deadlines = Deadlines(clock)
-        self._durability = Durability(
-            self._deadlines, store.dispatch, _FLUSH_TIMEOUT_MS, config.overload.sends_waiting_max
+        self._administration = Administration(
+            self.state, self.path, self.store, self._registration, self.address, self._clock
         )
-        put = Put(store, self._durability, len(config.store.delay_levels))
-        self.delays = Delays(
-            store, put, self._file("delayOffset.json"), config.store.delay_levels, clock
-        )
-        self.sends = Sends(
-            config=config,
-            store_host=store_host,
-            put=put,
-            durability=self._durability,
-            lag=self._lag,
-            topics=self.topics,
-            groups=self.groups,
-            stats=self.stats,
-            clock=clock,
-            chance=self._chance,
-        )
-        self.pulls = Pulls(
-            config=config,
-            store_host=store_host,
-            store=store,
-            put=put,
-            arrivals=self.arrivals,
-            topics=self.topics,
-            groups=self.groups,
-            consumers=self.consumers,
-            offsets=self.offsets,
-            stats=self.stats,
-            clock=clock,
-        )
-        self.retries = Retries(
-            config=config,
-            store=store,
-            put=put,
-            topics=self.topics,
-            groups=self.groups,
-            stats=self.stats,
-            chance=self._chance,
-        )
-        self.queries = Queries(config, store)
-        for part in (self.sends, self.pulls, self.retries, self.queries):
+        self.state.topics.listen(self._registration.topic_changed)
+        self._live.listen(self._config_changed)
+        for part in (self.path, self._administration):
             for code, handler in part.handlers().items():
                 self._router.add(code, handler)
-
-    def _file(self, name: str) -> ConfigFile:
-        return ConfigFile(Path(self.config.directory) / "config" / name)
-
-    def _load(self) -> None:
-        self.topics.load()
-        self.groups.load()
-        self.offsets.load()
-        self.delays.load()
 
     def _run(self) -> None:
         config, every = self.config, self._periodic.every
         self.store.listen(self._arrived)
-        self._lag.start()
-        self.delays.start()
+        self.path.delays.start()
         every(_STORE_TICK_MS, self.store.tick)
         every(_RETENTION_INTERVAL_MS, self._retain, first_ms=_RETENTION_FIRST_MS)
         every(config.long_polling.sweep_interval_ms, self._sweep)
-        every(config.intervals.offsets_ms, self.offsets.persist)
-        every(config.intervals.delays_ms, self.delays.save)
-        every(SAMPLE_INTERVAL_MS, self.stats.sample)
-        every(_EXPIRY_INTERVAL_MS, self._expire)
+        every(config.intervals.offsets_ms, self.state.offsets.persist)
+        every(config.intervals.delays_ms, self.path.delays.save)
+        every(SAMPLE_INTERVAL_MS, self.state.stats.sample)
+        every(SWEEP_INTERVAL_MS, self._expire)
 
     async def close(self) -> None:
-        """Answer who waits, let go of the clients, and write everything down."""
+        """Leave the routes, answer who waits, let go of the clients, and write everything down."""
         if not self._ready:
             return
         self._ready = False
         await self._periodic.stop()
-        self.delays.stop()
-        self.arrivals.release_all()
-        await self._server.drain(_DRAIN_MS)
-        self._lag.stop()
-        self._deadlines.close()
+        self.path.delays.stop()
+        self.path.arrivals.release_all()
+        await self._leave()
+        self.path.lag.stop()
+        self.path.deadlines.close()
         try:
-            self.delays.save()
-            self.offsets.persist_now()
+            self.path.delays.save()
+            self.state.offsets.persist_now()
         finally:
             self.store.close()
+
+    async def _leave(self) -> None:
+        """Tell name servers and clients that it is over, whether they listen or not."""
+        try:
+            async with asyncio.timeout(_LEAVE_MS / 1000):
+                await self._registration.unregister()
+        except TimeoutError:
+            _log.warning("name servers do not answer: they will notice that the broker is gone")
+        await self._pool.close()
+        await self._server.drain(_DRAIN_MS)
 
     # --- what happens -----------------------------------------------------------------------------
 
     def _arrived(self, arrivals: list[Arrival]) -> None:
         for arrival in arrivals:
-            self.arrivals.notify(arrival)
+            self.path.arrivals.notify(arrival)
             if arrival.topic == SCHEDULE_TOPIC:
-                self.delays.notify(arrival)
+                self.path.delays.notify(arrival)
 
     def queue_end(self, topic: str, queue_id: int) -> int:
         """Return the offset that the next message of a queue will get."""
         return self.store.queue_range(topic, queue_id)[1]
 
     def _sweep(self) -> None:
-        self.arrivals.sweep(self.queue_end)
+        self.path.arrivals.sweep(self.queue_end)
 
     def _retain(self) -> None:
         self.store.retain()
 
     def _expire(self) -> None:
         now_ms, expiry_ms = self._clock.monotonic_ms(), self.config.groups.client_expiry_ms
-        for registry in (self.consumers, self.producers):
+        for registry in (self.state.consumers, self.state.producers):
             for connection in registry.expired(now_ms, expiry_ms):
                 connection.close(f"no heartbeat for {expiry_ms} ms")
+
+    def _config_changed(self, old: BrokerConfig, new: BrokerConfig) -> None:
+        self.state.topics.config = new.topics
+        self.state.groups.config = new.groups
+        self._administration.clients.config = new.groups
+        self._administration.runtime_info.config = new
+        self._registration.config = new
+        if old.access != new.access:
+            self._registration.announce_all()
 
     def _connected(self, connection: Connection) -> None:
         """Warn when a client came by an address that others are not told of."""
@@ -268,9 +233,9 @@ class Broker:
 
     def _disconnected(self, connection: Connection) -> None:
         if self._ready:
-            self.arrivals.forget(connection)
-            self.consumers.connection_closed(connection)
-            self.producers.connection_closed(connection)
+            self.path.arrivals.forget(connection)
+            self.state.consumers.connection_closed(connection)
+            self.state.producers.connection_closed(connection)
 
     def _unknown(self, request: Command, peer: Connection) -> Command:
         if not self._ready:

@@ -12,28 +12,26 @@ _INTERVAL_MS = 100
 class LoopLag:
     """Measures how late the event loop is: what a request waits that arrived in the meantime.
 
-    A look every 100 ms; ``lag_ms`` is what the last one found, and it grows while the next one is
-    overdue, so a stalled loop is noticed by the first request after the stall.
+    While requests come, it looks every 100 ms; `lag_ms` is what the last look found, and it grows
+    while the next one is overdue, so a stalled loop is noticed by the first request after the
+    stall. Without requests there are no looks.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._due_ms = 0
         self._last_ms = 0
+        self._asked = False
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def lag_ms(self) -> int:
         """Milliseconds that requests had to wait lately."""
+        self._asked = True
         if self._timer is None:
+            self._look_later()
             return 0
-        return max(self._last_ms, self._clock.monotonic_ms() - self._due_ms, 0)
-
-    def start(self) -> None:
-        """Begin to look; needs a running loop."""
-        self._due_ms = self._clock.monotonic_ms() + _INTERVAL_MS
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(_INTERVAL_MS / 1000, self._look)
+        return max(self._last_ms, self._clock.monotonic_ms() - self._due_ms)
 
     def stop(self) -> None:
         """Look no more."""
@@ -41,6 +39,14 @@ class LoopLag:
             self._timer.cancel()
             self._timer = None
 
+    def _look_later(self) -> None:
+        self._asked = False
+        self._due_ms = self._clock.monotonic_ms() + _INTERVAL_MS
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(_INTERVAL_MS / 1000, self._look)
+
     def _look(self) -> None:
         self._last_ms = max(self._clock.monotonic_ms() - self._due_ms, 0)
-        self.start()
+        self._timer = None
+        if self._asked:
+            self._look_later()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 _log = logging.getLogger(__name__)
 
@@ -23,6 +24,10 @@ class Periodic:
         pause_ms = interval_ms if first_ms is None else first_ms
         task = asyncio.create_task(_repeat(interval_ms, action, pause_ms))
         self._tasks.append(task)
+
+    def keep(self, work: Coroutine[Any, Any, None]) -> None:
+        """Own something that runs until it is stopped."""
+        self._tasks.append(asyncio.create_task(work))
 
     async def stop(self) -> None:
         """End all of them, in the middle of what they wait for."""

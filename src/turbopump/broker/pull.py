@@ -10,8 +10,9 @@ from msgspec import Struct
 
 from turbopump.broker.arrivals import Arrivals, HeldPull
 from turbopump.broker.clients import Consumers
-from turbopump.broker.config import PERM_READ, BrokerConfig
+from turbopump.broker.config import PERM_READ
 from turbopump.broker.groups import Groups
+from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.names import OFFSET_MOVED_TOPIC
 from turbopump.broker.offsets import Offsets
 from turbopump.broker.put import Draft, Put
@@ -53,7 +54,7 @@ class Pulls:
     def __init__(
         self,
         *,
-        config: BrokerConfig,
+        config: LiveConfig,
         store_host: Host,
         store: Store,
         put: Put,
@@ -65,7 +66,7 @@ class Pulls:
         stats: Stats,
         clock: Clock,
     ) -> None:
-        self.config = config
+        self._config = config
         self._store_host = store_host
         self._store = store
         self._put = put
@@ -99,10 +100,11 @@ class Pulls:
     # --- checks, in the order of the protocol -----------------------------------------------------
 
     def _admit(self, header: PullMessage) -> GroupConfig:
-        if not self.config.access.can_read:
+        config = self._config.current
+        if not config.access.can_read:
             raise RemoteError(
                 ResponseCode.NO_PERMISSION,
-                f"the broker[{self.config.identity.reachable_host}] pulling message is forbidden",
+                f"the broker[{config.identity.reachable_host}] pulling message is forbidden",
             )
         group = self._groups.find(header.consumer_group)
         if group is None:
@@ -179,7 +181,7 @@ class Pulls:
 
     def _hold(self, pull: Pull) -> None:
         header = pull.header
-        polling = self.config.long_polling
+        polling = self._config.current.long_polling
         wait_ms = header.suspend_timeout_millis if polling.enabled else polling.short_hold_ms
         self._arrivals.hold(
             HeldPull(
@@ -224,7 +226,9 @@ class Pulls:
     def _tell_offset_moved(self, pull: Pull, offset: int) -> None:
         """Note for operators that a group asked for messages that are not there (any more)."""
         header = pull.header
-        queue = MessageQueue(header.topic, self.config.identity.broker_name, header.queue_id)
+        queue = MessageQueue(
+            header.topic, self._config.current.identity.broker_name, header.queue_id
+        )
         event = {
             "consumerGroup": header.consumer_group,
             "messageQueue": queue,

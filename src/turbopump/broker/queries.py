@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from turbopump.broker.config import BrokerConfig
+from turbopump.broker.live_config import LiveConfig
 from turbopump.errors import RemoteError
 from turbopump.message import PhysicalOffset
 from turbopump.net.connection import Connection
@@ -26,8 +26,8 @@ _NO_TIME = -1
 class Queries:
     """Serves look-ups; none of them changes anything."""
 
-    def __init__(self, config: BrokerConfig, store: Store) -> None:
-        self.config = config
+    def __init__(self, config: LiveConfig, store: Store) -> None:
+        self._config = config
         self._store = store
 
     def handlers(self) -> dict[int, Handler]:
@@ -45,7 +45,7 @@ class Queries:
         header = QueryMessage.from_ext_fields(request.ext_fields)
         wanted = header.max_num
         if header.unique_key_query:
-            wanted = self.config.limits.query_count_max
+            wanted = self._config.current.limits.query_count_max
         found = self._store.messages_by_key(
             header.topic, header.key, wanted, header.begin_timestamp, header.end_timestamp
         )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from random import Random
 
-from turbopump.broker.config import PERM_WRITE, BrokerConfig
+from turbopump.broker.config import PERM_WRITE
 from turbopump.broker.groups import Groups
+from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.names import dead_letter_topic, retry_topic
 from turbopump.broker.put import Draft, Put
 from turbopump.broker.send import UNIT_RETRY_TOPIC, retries_max
@@ -36,7 +37,7 @@ class Retries:
     def __init__(
         self,
         *,
-        config: BrokerConfig,
+        config: LiveConfig,
         store: Store,
         put: Put,
         topics: Topics,
@@ -44,7 +45,7 @@ class Retries:
         stats: Stats,
         chance: Random,
     ) -> None:
-        self.config = config
+        self._config = config
         self._store = store
         self._put = put
         self._topics = topics
@@ -83,8 +84,8 @@ class Retries:
             raise RemoteError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {name}"
             )
-        if not self.config.access.can_write:
-            host = self.config.identity.reachable_host
+        if not self._config.current.access.can_write:
+            host = self._config.current.identity.reachable_host
             raise RemoteError(
                 ResponseCode.NO_PERMISSION, f"the broker[{host}] sending message is forbidden"
             )

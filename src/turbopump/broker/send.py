@@ -8,9 +8,9 @@ from random import Random
 from msgspec import Struct
 from msgspec.structs import replace
 
-from turbopump.broker.config import BrokerConfig
 from turbopump.broker.durability import Durability, NotDurableYet
 from turbopump.broker.groups import Groups
+from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.names import (
     RETRY_PREFIX,
     check_name,
@@ -61,7 +61,7 @@ class Sends:
     def __init__(
         self,
         *,
-        config: BrokerConfig,
+        config: LiveConfig,
         store_host: Host,
         put: Put,
         durability: Durability,
@@ -72,7 +72,7 @@ class Sends:
         clock: Clock,
         chance: Random,
     ) -> None:
-        self.config = config
+        self._config = config
         self._store_host = store_host
         self._put = put
         self._durability = durability
@@ -114,7 +114,7 @@ class Sends:
 
     @property
     def _traits(self) -> BrokerTraits:
-        identity = self.config.identity
+        identity = self._config.current.identity
         return BrokerTraits(region=identity.region, trace_on=identity.trace_on)
 
     def _refuse_when_busy(self) -> None:
@@ -124,7 +124,7 @@ class Sends:
                 f"[OVERLOAD]{len(self._durability)} messages wait for the disk already:"
                 " start flow control for a while",
             )
-        overload = self.config.overload
+        overload = self._config.current.overload
         waited_ms = self._lag.lag_ms
         if overload.fast_failure and waited_ms > overload.send_wait_max_ms:
             raise RemoteError(
@@ -153,7 +153,7 @@ class Sends:
 
     def admit(self, header: SendMessage) -> TopicConfig:
         """Return the topic that a message may be stored in, made from its template if need be."""
-        starts_ms = self.config.access.sends_from_ms
+        starts_ms = self._config.current.access.sends_from_ms
         if starts_ms > self._clock.now_ms():
             raise RemoteError(
                 ResponseCode.SYSTEM_ERROR,
@@ -168,7 +168,7 @@ class Sends:
                 f"Sending message to topic[{header.topic}] is forbidden.",
             )
         # A broker that is not writable still takes plain sends: clients avoid it by its route.
-        if topic.order and not self.config.access.can_write:
+        if topic.order and not self._config.current.access.can_write:
             raise self._forbidden("sending message")
         queues = max(topic.read_queue_nums, topic.write_queue_nums)
         if header.queue_id >= queues or (header.queue_id < 0 and topic.write_queue_nums < 1):
@@ -209,7 +209,7 @@ class Sends:
         return (header.reconsume_times or 0) >= most
 
     def _check_size(self, size: int) -> None:
-        most = self.config.limits.message_bytes_max
+        most = self._config.current.limits.message_bytes_max
         if size > most:
             raise RemoteError(
                 ResponseCode.MESSAGE_ILLEGAL,
@@ -217,7 +217,7 @@ class Sends:
             )
 
     def _forbidden(self, what: str) -> RemoteError:
-        place = self.config.identity.reachable_host
+        place = self._config.current.identity.reachable_host
         return RemoteError(ResponseCode.NO_PERMISSION, f"the broker[{place}] {what} is forbidden")
 
     # --- storing ----------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ class Sends:
         if delay_level_of(properties) == 0:
             # Delayed messages keep it, as the original's do.
             properties.pop(names.WAIT, None)
-        properties[names.CLUSTER] = self.config.identity.cluster
+        properties[names.CLUSTER] = self._config.current.identity.cluster
         draft = self._draft(accepted, properties, accepted.body)
         return [self._put.record(draft)], waits
 
@@ -249,7 +249,7 @@ class Sends:
                 "a batch must have messages, and neither a delay nor a transaction",
             )
         waits = shared.get(names.WAIT, "true").lower() == "true"
-        shared[names.CLUSTER] = self.config.identity.cluster
+        shared[names.CLUSTER] = self._config.current.identity.cluster
         of_all = names.encode(shared).encode()
         bare = record_of(self._draft(accepted, {}, b""))
         return [
@@ -278,7 +278,7 @@ class Sends:
         self, request: Command, peer: Connection, appended: Appended, queue_id: int, waits: bool
     ) -> Command | None:
         ids = [offset_id(self._store_host, offset) for offset in appended.physical_offsets]
-        identity = self.config.identity
+        identity = self._config.current.identity
         stored = SendMessageAnswer(
             region=identity.region,
             trace_on=identity.trace_on,

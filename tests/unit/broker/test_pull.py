@@ -66,8 +66,8 @@ def test_what_is_refused(tmp_path: Path, fields: dict[str, Any], code: ResponseC
     async def run() -> None:
         async with running_broker(tmp_path) as (broker, client):
             await client.send()
-            broker.groups.update(GroupConfig(group_name="off", consume_enable=False))
-            broker.topics.update(TopicConfig(topic_name="WriteOnly", perm=2))
+            broker.state.groups.update(GroupConfig(group_name="off", consume_enable=False))
+            broker.state.topics.update(TopicConfig(topic_name="WriteOnly", perm=2))
             answer = await client.pull(**fields)
             assert answer.code == code, answer
             assert answer.remark
@@ -89,13 +89,13 @@ async def test_a_held_pull_is_answered_when_a_message_comes(tmp_path: Path) -> N
         held = asyncio.create_task(client.pull(1, hold_ms=15_000))
         await asyncio.sleep(5)
         assert not held.done()
-        assert len(broker.arrivals) == 1
+        assert len(broker.path.arrivals) == 1
         sent_s = loop.time()
         await client.send(b"second")
         answer = await held
         assert [view.body for view in views(answer)] == [b"second"]
         assert loop.time() - sent_s < 0.01
-        assert len(broker.arrivals) == 0
+        assert len(broker.path.arrivals) == 0
 
 
 @virtual_time()
@@ -158,11 +158,11 @@ async def test_pulls_of_a_client_that_is_gone_are_forgotten(tmp_path: Path) -> N
         async with client_of(network, broker.address, "10.0.0.8") as other:
             held = asyncio.create_task(other.pull(1, hold_ms=15_000))
             await asyncio.sleep(0.1)
-            assert len(broker.arrivals) == 1
+            assert len(broker.path.arrivals) == 1
             network.cut("10.0.0.8")
             assert isinstance(await asyncio.gather(held, return_exceptions=True), list)
             await asyncio.sleep(0.1)
-            assert len(broker.arrivals) == 0
+            assert len(broker.path.arrivals) == 0
 
 
 @virtual_time()
@@ -184,7 +184,7 @@ async def test_the_committed_offset_travels_with_the_pull(tmp_path: Path) -> Non
         await client.send()
         flags = PULL_SUBSCRIPTION | PULL_COMMIT_OFFSET
         await client.pull(1, sys_flag=flags, commit_offset=1)
-        assert broker.offsets.find("g", "T", 0) == 1
+        assert broker.state.offsets.find("g", "T", 0) == 1
 
 
 @virtual_time()

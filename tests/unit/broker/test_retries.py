@@ -91,10 +91,10 @@ async def test_the_consumer_may_choose_level_and_limit(tmp_path: Path) -> None:
 async def test_groups_may_limit_retries_or_want_none(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (broker, client):
         failed = await failing_message(client)
-        broker.groups.update(GroupConfig(group_name="none", retry_queue_nums=0))
+        broker.state.groups.update(GroupConfig(group_name="none", retry_queue_nums=0))
         assert (await client.send_back(failed, "none")).code == ResponseCode.SUCCESS
-        assert broker.topics.find("%RETRY%none") is None
-        broker.groups.update(GroupConfig(group_name="g", retry_max_times=0))
+        assert broker.state.topics.find("%RETRY%none") is None
+        broker.state.groups.update(GroupConfig(group_name="g", retry_max_times=0))
         await client.send_back(failed)
         assert len(await client.messages("%DLQ%g")) == 1
 

@@ -49,7 +49,7 @@ async def test_long_names_and_old_code(tmp_path: Path) -> None:
 async def test_an_unknown_topic_is_made_from_its_template(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (broker, client):
         await client.send(topic="New", default_topic_queue_nums=3)
-        topic = broker.topics.find("New")
+        topic = broker.state.topics.find("New")
         assert topic is not None
         assert (topic.read_queue_nums, topic.write_queue_nums, topic.perm) == (3, 3, 6)
 
@@ -62,7 +62,7 @@ async def test_no_topics_by_themselves_when_switched_off(tmp_path: Path) -> None
         assert answer.code == ResponseCode.TOPIC_NOT_EXIST
         assert "topic[New] not exist" in (answer.remark or "")
         assert answer.ext_fields == {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
-        assert broker.topics.find("New") is None
+        assert broker.state.topics.find("New") is None
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ async def test_a_batch_is_stored_message_by_message(tmp_path: Path) -> None:
 @virtual_time()
 async def test_retried_too_often_goes_to_the_dead_letters(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (broker, client):
-        broker.groups.update(GroupConfig(group_name="g", retry_max_times=2))
+        broker.state.groups.update(GroupConfig(group_name="g", retry_max_times=2))
         for times in (0, 1, 2):
             await client.send(b"%d" % times, topic="%RETRY%g", reconsume_times=times)
         await client.send(b"own", topic="%RETRY%g", reconsume_times=1, max_reconsume_times=1)

@@ -1,0 +1,229 @@
+"""The parts of a broker, each given what it uses. Nothing runs here: `broker` does that."""
+
+from __future__ import annotations
+
+from random import Random
+
+from turbopump.broker.admin import not_yet
+from turbopump.broker.admin.groups import GroupRequests
+from turbopump.broker.admin.inspection import InspectionRequests
+from turbopump.broker.admin.progress import ProgressRequests
+from turbopump.broker.admin.relays import RelayRequests
+from turbopump.broker.admin.resets import ResetRequests
+from turbopump.broker.admin.settings import SettingRequests
+from turbopump.broker.admin.topics import TopicRequests
+from turbopump.broker.arrivals import Arrivals
+from turbopump.broker.client_requests import ClientRequests
+from turbopump.broker.clients import Consumers, Producers
+from turbopump.broker.config_file import ConfigFile
+from turbopump.broker.delays import Delays
+from turbopump.broker.durability import Durability
+from turbopump.broker.groups import Groups
+from turbopump.broker.live_config import LiveConfig
+from turbopump.broker.offset_requests import OffsetRequests
+from turbopump.broker.offsets import Offsets
+from turbopump.broker.overload import LoopLag
+from turbopump.broker.pull import Pulls
+from turbopump.broker.put import Put
+from turbopump.broker.queries import Queries
+from turbopump.broker.queue_locks import QueueLocks
+from turbopump.broker.registration import Registration
+from turbopump.broker.retries import Retries
+from turbopump.broker.runtime_info import Load, RuntimeInfo
+from turbopump.broker.send import Sends
+from turbopump.broker.stats import Stats
+from turbopump.broker.topics import Topics
+from turbopump.clock import Clock
+from turbopump.net.deadlines import Deadlines
+from turbopump.net.router import Handler
+from turbopump.store.store import Store
+from turbopump.wire.hosts import Host
+
+FLUSH_TIMEOUT_MS = 5000
+"""How long a sender waits for the disk in synchronous mode."""
+
+
+class State:
+    """What a broker knows: on disk and loaded at the start, or in memory only."""
+
+    def __init__(self, live: LiveConfig, clock: Clock) -> None:
+        config = live.current
+        self.live = live
+        self._directory = config.directory / "config"
+        self.topics = Topics(
+            config.topics,
+            config.identity,
+            self.file("topics.json"),
+            clock,
+            delay_levels=len(config.store.delay_levels),
+        )
+        self.groups = Groups(config.groups, self.file("subscriptionGroup.json"), clock)
+        self.offsets = Offsets(self.file("consumerOffset.json"))
+        self.stats = Stats(config.identity.cluster, clock)
+        self.consumers = Consumers()
+        self.producers = Producers()
+        self.locks = QueueLocks(config.groups.lock_expiry_ms)
+
+    def file(self, name: str) -> ConfigFile:
+        """Return the file of a table."""
+        return ConfigFile(self._directory / name)
+
+    def load(self) -> None:
+        """Read what an earlier run left."""
+        self.topics.load()
+        self.groups.load()
+        self.offsets.load()
+
+
+class MessagePath:
+    """A message's way through the broker: accepted, stored, handed out, retried, delayed."""
+
+    def __init__(
+        self, state: State, store: Store, store_host: Host, clock: Clock, chance: Random
+    ) -> None:
+        config = state.live.current
+        levels = config.store.delay_levels
+        self.deadlines = Deadlines(clock)
+        self.lag = LoopLag(clock)
+        self.arrivals = Arrivals(clock, config.long_polling.held_max)
+        self.durability = Durability(
+            self.deadlines, store.dispatch, FLUSH_TIMEOUT_MS, config.overload.sends_waiting_max
+        )
+        put = Put(store, self.durability, len(levels))
+        self.delays = Delays(store, put, state.file("delayOffset.json"), levels, clock)
+        self.sends = Sends(
+            config=state.live,
+            store_host=store_host,
+            put=put,
+            durability=self.durability,
+            lag=self.lag,
+            topics=state.topics,
+            groups=state.groups,
+            stats=state.stats,
+            clock=clock,
+            chance=chance,
+        )
+        self.pulls = Pulls(
+            config=state.live,
+            store_host=store_host,
+            store=store,
+            put=put,
+            arrivals=self.arrivals,
+            topics=state.topics,
+            groups=state.groups,
+            consumers=state.consumers,
+            offsets=state.offsets,
+            stats=state.stats,
+            clock=clock,
+        )
+        self.retries = Retries(
+            config=state.live,
+            store=store,
+            put=put,
+            topics=state.topics,
+            groups=state.groups,
+            stats=state.stats,
+            chance=chance,
+        )
+        self.queries = Queries(state.live, store)
+
+    @property
+    def load(self) -> Load:
+        """What waits at the moment."""
+        return Load(
+            sends_waiting=len(self.durability),
+            send_wait_ms=self.lag.lag_ms,
+            pulls_held=len(self.arrivals),
+        )
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            **self.sends.handlers(),
+            **self.pulls.handlers(),
+            **self.retries.handlers(),
+            **self.queries.handlers(),
+        }
+
+
+class Administration:
+    """Clients and operators: heartbeats, locks, offsets, and everything that tools ask."""
+
+    def __init__(
+        self,
+        state: State,
+        path: MessagePath,
+        store: Store,
+        registration: Registration,
+        address: str,
+        clock: Clock,
+    ) -> None:
+        config = state.live.current
+        identity, name = config.identity, config.identity.broker_name
+        topics, groups, offsets = state.topics, state.groups, state.offsets
+        consumers, producers, stats = state.consumers, state.producers, state.stats
+        self.clients = ClientRequests(
+            config=config.groups,
+            consumers=consumers,
+            producers=producers,
+            locks=state.locks,
+            topics=topics,
+            groups=groups,
+            clock=clock,
+        )
+        self.runtime_info = RuntimeInfo(
+            config=config,
+            stats=stats,
+            store=store,
+            delay_progress=lambda: path.delays.progress,
+            clock=clock,
+            load=lambda: path.load,
+        )
+        self._requests = (
+            self.clients,
+            OffsetRequests(offsets, topics, consumers, store),
+            SettingRequests(state.live, self.runtime_info),
+            TopicRequests(
+                identity=identity,
+                topics=topics,
+                offsets=offsets,
+                consumers=consumers,
+                stats=stats,
+                store=store,
+                announce=registration.announce,
+            ),
+            GroupRequests(
+                identity=identity,
+                groups=groups,
+                offsets=offsets,
+                consumers=consumers,
+                producers=producers,
+                stats=stats,
+            ),
+            ProgressRequests(
+                broker_name=name,
+                address=lambda: address,
+                topics=topics,
+                groups=groups,
+                offsets=offsets,
+                consumers=consumers,
+                stats=stats,
+                store=store,
+                clock=clock,
+            ),
+            ResetRequests(
+                broker_name=name, topics=topics, offsets=offsets, consumers=consumers, store=store
+            ),
+            RelayRequests(broker_name=name, consumers=consumers, store=store),
+            InspectionRequests(
+                stats=stats,
+                consumers=consumers,
+                store=store,
+                delay_progress=lambda: path.delays.progress,
+            ),
+        )
+
+    def handlers(self) -> dict[int, Handler]:
+        found: dict[int, Handler] = dict(not_yet.handlers())
+        for requests in self._requests:
+            found |= requests.handlers()
+        return found
