@@ -12,7 +12,6 @@ import msgspec
 from msgspec import Struct
 
 from turbopump.broker.config import AccessConfig, BrokerConfig
-from turbopump.broker.requests import body_bytes
 from turbopump.broker.topics import Topics
 from turbopump.errors import NetworkError, WireError, WriteRefused
 from turbopump.wire import headers
@@ -24,7 +23,7 @@ from turbopump.wire.bodies import (
     TopicConfigTable,
 )
 from turbopump.wire.codes import RequestCode, ResponseCode
-from turbopump.wire.command import Command, request
+from turbopump.wire.command import Command, request, whole_body
 from turbopump.wire.registration import encode_compressed
 
 _log = logging.getLogger(__name__)
@@ -251,7 +250,7 @@ class _Herald:
         if answer.code != ResponseCode.SUCCESS:
             return f"code {answer.code}: {answer.remark}"
         self._told = _Told(connection, version)
-        body = body_bytes(answer)
+        body = whole_body(answer)
         if body:
             self._registration.note_ordered(self._server, KeyValues.decode(body).table)
         return None

@@ -7,20 +7,15 @@ from typing import TypeVar
 from turbopump.broker.config import IdentityConfig
 from turbopump.errors import RemoteError
 from turbopump.wire.codes import ResponseCode
-from turbopump.wire.command import Command, body_parts
+from turbopump.wire.command import Command, whole_body
 from turbopump.wire.schema import Body
 
 B = TypeVar("B", bound=Body)
 
 
-def body_bytes(request: Command) -> bytes:
-    """Return a body in one piece."""
-    return b"".join(body_parts(request.body))
-
-
 def body_of(request: Command, kind: type[B]) -> B:
     """Read a request's body; raises BodyError, which becomes the answer."""
-    return kind.decode(body_bytes(request))
+    return kind.decode(whole_body(request))
 
 
 def answer_with(request: Command, body: Body) -> Command:

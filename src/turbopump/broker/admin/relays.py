@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from turbopump.broker.admin.resets import RESETTABLE_SINCE
 from turbopump.broker.clients import Consumers, Member
-from turbopump.broker.requests import answer_with, body_bytes
+from turbopump.broker.requests import answer_with
 from turbopump.errors import BodyError, InvalidArgument, NetworkError, RemoteError, RequestTimeout
 from turbopump.message import MessageQueue
 from turbopump.net.connection import Connection
@@ -18,7 +18,7 @@ from turbopump.net.router import Handler
 from turbopump.wire import headers
 from turbopump.wire.bodies import ConsumerStatus
 from turbopump.wire.codes import RequestCode, ResponseCode
-from turbopump.wire.command import Command
+from turbopump.wire.command import Command, whole_body
 from turbopump.wire.command import request as make_request
 
 _log = logging.getLogger(__name__)
@@ -125,7 +125,7 @@ async def _status_of(member: Member, command: Command) -> dict[MessageQueue, int
     try:
         answer = await member.connection.request(command, STATUS_TIMEOUT_MS)
         if answer.code == ResponseCode.SUCCESS:
-            return ConsumerStatus.decode(body_bytes(answer)).message_queue_table
+            return ConsumerStatus.decode(whole_body(answer)).message_queue_table
         _log.info("%s does not tell its status: %s", member.address, answer.remark)
     except (NetworkError, BodyError) as error:
         _log.info("%s does not tell its status: %s", member.address, error)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from turbopump.broker.config_keys import as_properties, blacklisted
 from turbopump.broker.live_config import LiveConfig
-from turbopump.broker.requests import answer_with, body_bytes
+from turbopump.broker.requests import answer_with
 from turbopump.errors import InvalidArgument, RemoteError
 from turbopump.net.connection import Connection
 from turbopump.net.router import Handler
@@ -14,7 +14,7 @@ from turbopump.settings import parse_properties, render_properties
 from turbopump.wire import headers
 from turbopump.wire.bodies import KeyValues
 from turbopump.wire.codes import RequestCode, ResponseCode
-from turbopump.wire.command import Command
+from turbopump.wire.command import Command, whole_body
 
 
 class SettingRequests:
@@ -34,7 +34,7 @@ class SettingRequests:
     def change(self, request: Command, _peer: Connection) -> Command:
         """Change settings while the broker runs."""
         try:
-            settings = parse_properties(body_bytes(request).decode("utf-8"))
+            settings = parse_properties(whole_body(request).decode("utf-8"))
             if blacklisted(self._live.current, settings):
                 remark = "Can not update config in black list."
                 raise RemoteError(ResponseCode.NO_PERMISSION, remark)

@@ -1,0 +1,278 @@
+"""The state of a broker and the handlers around it, without sockets and without a store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from msgspec import structs
+
+from turbopump.broker.admin import not_yet
+from turbopump.broker.admin.groups import GroupRequests
+from turbopump.broker.admin.inspection import InspectionRequests
+from turbopump.broker.admin.progress import ProgressRequests
+from turbopump.broker.admin.relays import RelayRequests
+from turbopump.broker.admin.resets import ResetRequests
+from turbopump.broker.admin.settings import SettingRequests
+from turbopump.broker.admin.topics import TopicRequests
+from turbopump.broker.client_requests import ClientRequests
+from turbopump.broker.clients import Consumers, Producers
+from turbopump.broker.config import BrokerConfig, IdentityConfig, TopicsConfig
+from turbopump.broker.config_file import ConfigFile
+from turbopump.broker.groups import Groups
+from turbopump.broker.live_config import LiveConfig
+from turbopump.broker.offset_requests import OffsetRequests
+from turbopump.broker.offsets import Offsets
+from turbopump.broker.queue_locks import QueueLocks
+from turbopump.broker.runtime_info import RuntimeInfo
+from turbopump.broker.stats import Stats
+from turbopump.broker.topics import Topics
+from turbopump.errors import RequestTimeout
+from turbopump.message import PhysicalOffset, QueueOffset
+from turbopump.net.connection import Connection
+from turbopump.net.router import Handler, Router, failure
+from turbopump.store.files import Files
+from turbopump.store.outcomes import EVERYTHING, UNIT_DTYPE, Filter, NoMatch, ReadOutcome
+from turbopump.testing import VirtualClock
+from turbopump.wire.bodies import DelayOffsets, TopicConfig
+from turbopump.wire.command import Command, request
+from turbopump.wire.ids import parse_offset_id
+from turbopump.wire.schema import Body, Header
+
+IDENTITY = IdentityConfig(broker_name="broker-a")
+
+
+class FullDisk(Files):
+    """A disk that fails to write whenever it is told to."""
+
+    full = False
+
+    def open_new(self, path: Path) -> int:
+        if self.full:
+            raise OSError(28, "No space left on device", str(path))
+        return super().open_new(path)
+
+
+class FakePeer:
+    """A client's connection that remembers what it was sent."""
+
+    def __init__(self, address: str = "10.0.0.1:5000") -> None:
+        self.peer_address = address
+        self.sent: list[Command] = []
+        self.answers: dict[int, Command] = {}
+        self.closed: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<{self.peer_address}>"
+
+    def oneway(self, command: Command) -> None:
+        self.sent.append(command)
+
+    async def request(self, command: Command, timeout_ms: int) -> Command:
+        self.sent.append(command)
+        answer = self.answers.get(command.code)
+        if answer is None:
+            raise RequestTimeout(f"no answer within {timeout_ms} ms")
+        return answer
+
+    def close(self, reason: str = "closed") -> None:
+        self.closed = reason
+
+
+class FakeStore:
+    """Queues of which only the store times of their messages are known."""
+
+    def __init__(self) -> None:
+        self.queues: dict[tuple[str, int], list[int]] = {}
+        self.first: dict[tuple[str, int], int] = {}
+        self.records: dict[int, bytes] = {}
+        self.units: dict[tuple[str, int], list[tuple[int, int, int]]] = {}
+        self.removed: list[str] = []
+        self.cleaned: list[bool] = []
+        self.on_disk = False
+        self.min_offset = PhysicalOffset(0)
+        self.written_end = PhysicalOffset(0)
+        self.readable_end = PhysicalOffset(0)
+
+    def put(self, topic: str, queue_id: int, *times_ms: int) -> None:
+        self.queues.setdefault((topic, queue_id), []).extend(times_ms)
+
+    def queue_range(self, topic: str, queue_id: int) -> tuple[QueueOffset, QueueOffset]:
+        low = self.first.get((topic, queue_id), 0)
+        times = self.queues.get((topic, queue_id), [])
+        return QueueOffset(low), QueueOffset(low + len(times))
+
+    def store_timestamp_ms(self, topic: str, queue_id: int, offset: QueueOffset) -> int | None:
+        low, high = self.queue_range(topic, queue_id)
+        return self.queues[topic, queue_id][offset - low] if low <= offset < high else None
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> QueueOffset:
+        low, _ = self.queue_range(topic, queue_id)
+        times = self.queues.get((topic, queue_id), [])
+        later = [place for place, time_ms in enumerate(times) if time_ms >= timestamp_ms]
+        return QueueOffset(low + (later[0] if later else max(len(times) - 1, 0)))
+
+    def read(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: QueueOffset,
+        count_max: int,
+        wanted: Filter = EVERYTHING,
+    ) -> ReadOutcome:
+        low, high = self.queue_range(topic, queue_id)
+        if wanted.units is not None:
+            units = np.array(self.units.get((topic, queue_id), [])[offset - low :], UNIT_DTYPE)
+            wanted.units(units)
+        return NoMatch(
+            next_offset=offset, min_offset=low, max_offset=high, suggest_slave=self.on_disk
+        )
+
+    def queue_ids(self) -> list[tuple[str, int]]:
+        return sorted(self.queues)
+
+    def remove_topic(self, topic: str) -> None:
+        self.removed.append(topic)
+
+    def retain(self, *, at_any_hour: bool = False) -> None:
+        self.cleaned.append(at_any_hour)
+
+    def message_at(self, position: PhysicalOffset) -> memoryview | None:
+        record = self.records.get(position)
+        return None if record is None else memoryview(record)
+
+    def message_by_id(self, offset_message_id: str) -> memoryview | None:
+        return self.message_at(parse_offset_id(offset_message_id)[1])
+
+
+class Parts:
+    """Everything that administration touches, joined as a broker joins it."""
+
+    def __init__(self, directory: Path, *, identity: IdentityConfig = IDENTITY) -> None:
+        self.clock = VirtualClock()
+        self.disk = FullDisk()
+        self.directory = directory
+        self.config = BrokerConfig(
+            identity=replace(IDENTITY, advertised_host="10.20.30.40"),
+            topics=TopicsConfig(trace_topic=True),
+            directory=directory,
+        )
+        self.live = LiveConfig(self.config, self.clock)
+        self.topics = Topics(self.config.topics, identity, self.file("topics"), self.clock)
+        self.groups = Groups(self.config.groups, self.file("subscriptionGroup"), self.clock)
+        self.offsets = Offsets(self.file("consumerOffset"))
+        self.stats = Stats(identity.cluster, self.clock)
+        self.consumers = Consumers()
+        self.producers = Producers()
+        self.locks = QueueLocks()
+        self.store = FakeStore()
+        self.delays = DelayOffsets()
+        self.announced: list[TopicConfig] = []
+        self.clients = ClientRequests(
+            config=self.config.groups,
+            consumers=self.consumers,
+            producers=self.producers,
+            locks=self.locks,
+            topics=self.topics,
+            groups=self.groups,
+            clock=self.clock,
+        )
+        self.info = RuntimeInfo(
+            config=self.config,
+            stats=self.stats,
+            store=self.store,
+            delay_progress=lambda: self.delays,
+            clock=self.clock,
+        )
+        self.router = Router(self._handlers(identity))
+
+    def file(self, name: str) -> ConfigFile:
+        return ConfigFile(self.directory / "config" / f"{name}.json", self.disk)
+
+    def _handlers(self, identity: IdentityConfig) -> dict[int, Handler]:
+        name = identity.broker_name
+        parts = (
+            self.clients,
+            OffsetRequests(self.offsets, self.topics, self.consumers, self.store),
+            TopicRequests(
+                identity=identity,
+                topics=self.topics,
+                offsets=self.offsets,
+                consumers=self.consumers,
+                stats=self.stats,
+                store=self.store,
+                announce=self._announce,
+            ),
+            GroupRequests(
+                identity=identity,
+                groups=self.groups,
+                offsets=self.offsets,
+                consumers=self.consumers,
+                producers=self.producers,
+                stats=self.stats,
+            ),
+            ProgressRequests(
+                broker_name=name,
+                address=lambda: "10.20.30.40:10911",
+                topics=self.topics,
+                groups=self.groups,
+                offsets=self.offsets,
+                consumers=self.consumers,
+                stats=self.stats,
+                store=self.store,
+                clock=self.clock,
+            ),
+            ResetRequests(
+                broker_name=name,
+                topics=self.topics,
+                offsets=self.offsets,
+                consumers=self.consumers,
+                store=self.store,
+            ),
+            RelayRequests(broker_name=name, consumers=self.consumers, store=self.store),
+            SettingRequests(self.live, self.info),
+            InspectionRequests(
+                stats=self.stats,
+                consumers=self.consumers,
+                store=self.store,
+                delay_progress=lambda: self.delays,
+            ),
+            not_yet,
+        )
+        return {code: handler for part in parts for code, handler in part.handlers().items()}
+
+    def ask(
+        self,
+        code: int,
+        header: Header | None = None,
+        body: Body | bytes = b"",
+        peer: FakePeer | None = None,
+        **changes: Any,
+    ) -> Command:
+        """Have a request served and return its answer, errors included."""
+        payload = body if isinstance(body, bytes) else body.encode()
+        return self.serve(structs.replace(request(code, header, payload), **changes), peer)
+
+    def serve(self, command: Command, peer: FakePeer | None = None) -> Command:
+        connection = cast(Connection, peer or FakePeer())
+        try:
+            outcome = self.router.outcome(command, connection)
+            if outcome is None or isinstance(outcome, Command):
+                answer = outcome
+            else:
+                answer = asyncio.run(_awaited(outcome))
+        except Exception as error:  # noqa: BLE001 - as a connection does it
+            return failure(command, connection, error)
+        assert answer is not None
+        return answer
+
+    async def _announce(self, topic: TopicConfig) -> None:
+        self.announced.append(topic)
+
+
+async def _awaited(outcome: Awaitable[Command | None]) -> Command | None:
+    return await outcome
