@@ -34,6 +34,11 @@ def no_notice(_: Connection) -> None:
     """Do nothing about a connection that opens or closes."""
 
 
+def _give_up(future: asyncio.Future[Command | None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
 class Connection(asyncio.Protocol):
     """A stream of frames to and from one peer.
 
@@ -74,7 +79,8 @@ class Connection(asyncio.Protocol):
         self._frames: Iterator[Command] = iter(())
         self._chunks: deque[bytes] = deque()
         self._reading = True
-        self._pending: dict[int, asyncio.Future[Command]] = {}
+        # Answered with None when no answer will come: whoever waits knows best what to raise.
+        self._pending: dict[int, asyncio.Future[Command | None]] = {}
         self._next_opaque = 0
         # A dict as an ordered set: handlers are cancelled in the order they were started.
         self._running: dict[asyncio.Future[Command | None], None] = {}
@@ -123,10 +129,22 @@ class Connection(asyncio.Protocol):
             command = hook.before_request(self.peer_address, command)
         if not self._admission.try_enter():
             timeout_ms = await self._enter(timeout_ms)
+        opaque = self._unused_opaque()
+        future: asyncio.Future[Command | None] = self._loop.create_future()
+        self._pending[opaque] = future
+        deadline = self._deadlines.add(timeout_ms, _give_up, future)
         try:
-            response = await self._exchange(command, timeout_ms)
+            self._require_open()
+            self._send(replace(command, opaque=opaque))
+            response = await future
         finally:
+            deadline.cancel()
+            del self._pending[opaque]
             self._leave()
+        if response is None:
+            self._require_open()
+            text = f"no answer to request {command.code} of {self.peer_address}"
+            raise RequestTimeout(f"{text} within {timeout_ms} ms")
         for hook in self._hooks:
             hook.after_response(self.peer_address, command, response)
         return response
@@ -212,30 +230,6 @@ class Connection(asyncio.Protocol):
             self._leave()
             raise Overloaded(f"a place for the request came free only after {timeout_ms} ms")
         return left_ms
-
-    async def _exchange(self, command: Command, timeout_ms: int) -> Command:
-        self._require_open()
-        opaque = self._unused_opaque()
-        future: asyncio.Future[Command] = self._loop.create_future()
-
-        def give_up() -> None:
-            if not future.done():
-                text = f"no answer to request {command.code} of {self.peer_address}"
-                future.set_exception(RequestTimeout(f"{text} within {timeout_ms} ms"))
-
-        self._pending[opaque] = future
-        deadline = self._deadlines.add(timeout_ms, give_up)
-        try:
-            self._send(replace(command, opaque=opaque))
-            return await future
-        except asyncio.CancelledError:
-            if not future.cancelled() and future.done():
-                # Cancelled in the same turn in which it failed: mark the failure as seen.
-                future.exception()
-            raise
-        finally:
-            deadline.cancel()
-            del self._pending[opaque]
 
     def _leave(self) -> None:
         self._admission.leave()
@@ -324,8 +318,7 @@ class Connection(asyncio.Protocol):
         self._chunks.clear()
         self._frames = iter(())
         for future in self._pending.values():
-            if not future.done():
-                future.set_exception(self._lost())
+            _give_up(future)
         self._admission.fail_all(self._lost())
 
     def _check_idle(self) -> None:

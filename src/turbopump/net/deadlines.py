@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import Callable
+from typing import TypeVarTuple
 
 from turbopump.clock import SYSTEM_CLOCK, Clock
+
+Ts = TypeVarTuple("Ts")
 
 GRANULARITY_MS = 50
 
@@ -14,11 +17,18 @@ GRANULARITY_MS = 50
 class Deadline:
     """One call that will be made when its time has come, unless it is cancelled before."""
 
-    __slots__ = ("_bucket", "on_due")
+    __slots__ = ("_args", "_bucket", "_on_due")
 
-    def __init__(self, on_due: Callable[[], None], bucket: dict[Deadline, None]) -> None:
-        self.on_due = on_due
+    def __init__(
+        self, on_due: Callable[..., None], args: tuple[object, ...], bucket: dict[Deadline, None]
+    ) -> None:
+        self._on_due = on_due
+        self._args = args
         self._bucket = bucket
+
+    def fall_due(self) -> None:
+        """Make the call."""
+        self._on_due(*self._args)
 
     def cancel(self) -> None:
         """Forget the call at once; does nothing when it was made or cancelled already."""
@@ -45,14 +55,14 @@ class Deadlines:
     def __len__(self) -> int:
         return sum(map(len, self._buckets.values()))
 
-    def add(self, timeout_ms: int, on_due: Callable[[], None]) -> Deadline:
-        """Call ``on_due`` once ``timeout_ms`` have passed."""
+    def add(self, timeout_ms: int, on_due: Callable[[*Ts], None], *args: *Ts) -> Deadline:
+        """Call ``on_due`` with the arguments once ``timeout_ms`` have passed."""
         # One more than the quotient: the clock counts whole milliseconds, and early is forbidden.
         number = (self.clock.monotonic_ms() + timeout_ms) // self._granularity_ms + 1
         bucket = self._buckets.get(number)
         if bucket is None:
             bucket = self._open_bucket(number)
-        deadline = Deadline(on_due, bucket)
+        deadline = Deadline(on_due, args, bucket)
         bucket[deadline] = None
         return deadline
 
@@ -104,4 +114,4 @@ class Deadlines:
             # One at a time: a call may cancel others of the same bucket.
             deadline = next(iter(bucket))
             del bucket[deadline]
-            deadline.on_due()
+            deadline.fall_due()
