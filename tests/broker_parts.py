@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from msgspec import structs
@@ -31,11 +31,10 @@ from turbopump.broker.queue_locks import QueueLocks
 from turbopump.broker.runtime_info import RuntimeInfo
 from turbopump.broker.stats import Stats
 from turbopump.broker.topics import Topics
-from turbopump.errors import RequestTimeout
+from turbopump.errors import RequestTimeout, WriteFailed
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.net.connection import Connection
 from turbopump.net.router import Handler, Router, failure
-from turbopump.store.files import Files
 from turbopump.store.outcomes import EVERYTHING, UNIT_DTYPE, Filter, NoMatch, ReadOutcome
 from turbopump.testing import VirtualClock
 from turbopump.wire.bodies import DelayOffsets, TopicConfig
@@ -43,18 +42,25 @@ from turbopump.wire.command import Command, request
 from turbopump.wire.ids import parse_offset_id
 from turbopump.wire.schema import Body, Header
 
+B = TypeVar("B", bound=Body)
+
 IDENTITY = IdentityConfig(broker_name="broker-a")
 
 
-class FullDisk(Files):
-    """A disk that fails to write whenever it is told to."""
+class FakeFile(ConfigFile):
+    """A file in memory, which fails to be written whenever it is told to."""
 
-    full = False
+    def __init__(self) -> None:
+        self.saved: list[bytes] = []
+        self.full = False
 
-    def open_new(self, path: Path) -> int:
+    def load(self, kind: type[B]) -> B | None:
+        return kind.decode(self.saved[-1]) if self.saved else None
+
+    def save(self, body: bytes) -> None:
         if self.full:
-            raise OSError(28, "No space left on device", str(path))
-        return super().open_new(path)
+            raise WriteFailed("no space is left")
+        self.saved.append(body)
 
 
 class FakePeer:
@@ -154,17 +160,18 @@ class Parts:
 
     def __init__(self, directory: Path, *, identity: IdentityConfig = IDENTITY) -> None:
         self.clock = VirtualClock()
-        self.disk = FullDisk()
-        self.directory = directory
+        self.topics_file = FakeFile()
+        self.groups_file = FakeFile()
+        self.offsets_file = FakeFile()
         self.config = BrokerConfig(
             identity=replace(IDENTITY, advertised_host="10.20.30.40"),
             topics=TopicsConfig(trace_topic=True),
             directory=directory,
         )
         self.live = LiveConfig(self.config, self.clock)
-        self.topics = Topics(self.config.topics, identity, self.file("topics"), self.clock)
-        self.groups = Groups(self.config.groups, self.file("subscriptionGroup"), self.clock)
-        self.offsets = Offsets(self.file("consumerOffset"))
+        self.topics = Topics(self.config.topics, identity, self.topics_file, self.clock)
+        self.groups = Groups(self.config.groups, self.groups_file, self.clock)
+        self.offsets = Offsets(self.offsets_file)
         self.stats = Stats(identity.cluster, self.clock)
         self.consumers = Consumers()
         self.producers = Producers()
@@ -189,9 +196,6 @@ class Parts:
             clock=self.clock,
         )
         self.router = Router(self._handlers(identity))
-
-    def file(self, name: str) -> ConfigFile:
-        return ConfigFile(self.directory / "config" / f"{name}.json", self.disk)
 
     def _handlers(self, identity: IdentityConfig) -> dict[int, Handler]:
         name = identity.broker_name
