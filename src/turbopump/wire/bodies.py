@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Self
 
 from msgspec import field
 
@@ -155,6 +156,32 @@ class Heartbeat(Body, frozen=True, kw_only=True):
     client_id: str = field(name="clientID")
     consumer_data_set: list[ConsumerData] = []
     producer_data_set: list[ProducerData] = []
+
+    @classmethod
+    def from_value(cls, value: object) -> Self:
+        """Give types to a heartbeat; C++ clients send places in an enumeration, not its names."""
+        if isinstance(value, dict) and isinstance(value.get("consumerDataSet"), list):
+            groups = [_with_names(group) for group in value["consumerDataSet"]]
+            value = {**value, "consumerDataSet": groups}
+        return super().from_value(value)
+
+
+_ENUMERATIONS: dict[str, list[str]] = {
+    "consumeFromWhere": list(ConsumeFrom),
+    "consumeType": list(ConsumeType),
+    "messageModel": list(MessageModel),
+}
+
+
+def _with_names(group: object) -> object:
+    if not isinstance(group, dict):
+        return group
+    named = dict(group)
+    for key, names in _ENUMERATIONS.items():
+        place = named.get(key)
+        if isinstance(place, int) and 0 <= place < len(names):
+            named[key] = names[place]
+    return named
 
 
 class CheckClientConfig(Body, frozen=True, kw_only=True):

@@ -83,6 +83,20 @@ def test_heartbeat_of_a_client_that_sends_numbers_as_texts() -> None:
     ]
 
 
+def test_heartbeat_of_a_client_that_sends_places_instead_of_names() -> None:
+    text = b'{"clientID":"c","consumerDataSet":[{"groupName":"g","consumeType":%d,' % 1
+    text += b'"messageModel":0,"consumeFromWhere":4}]}'
+    [group] = Heartbeat.decode(text).consumer_data_set
+    assert group.consume_type is ConsumeType.PUSH
+    assert group.message_model is MessageModel.BROADCASTING
+    assert group.consume_from_where is ConsumeFrom.FIRST_OFFSET
+    for wrong in (b"7", b"[]", b'"SOMETHING"'):
+        with pytest.raises(BodyError, match="Heartbeat"):
+            Heartbeat.decode(text.replace(b'"messageModel":0', b'"messageModel":' + wrong))
+    with pytest.raises(BodyError, match="Heartbeat"):
+        Heartbeat.decode(b'{"clientID":"c","consumerDataSet":[1]}')
+
+
 def test_members_that_are_none_are_left_out() -> None:
     assert b"orderTopicConf" not in ROUTE.encode()
     assert b"null" not in ConsumerData(group_name="g").encode()
