@@ -165,6 +165,12 @@ def test_files_that_cannot_be_used_are_named(files: Files, name: str) -> None:
         ClientTls(certificate_path=path).context()
 
 
+def test_only_the_given_certificates_are_trusted(files: Files) -> None:
+    assert ClientTls(files.trust).context().cert_store_stats()["x509_ca"] == 1
+    server = ServerTls(files.server, client_trust_path=files.trust)
+    assert server.context().cert_store_stats()["x509_ca"] == 1
+
+
 def test_trust_that_cannot_be_used_is_named(tmp_path: Path, files: Files) -> None:
     with pytest.raises(InvalidArgument, match=r"trusted TLS certificates .*nobody\.pem"):
         ClientTls(tmp_path / "nobody.pem").context()

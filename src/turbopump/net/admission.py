@@ -36,12 +36,15 @@ class Admission:
             return True
         return False
 
-    async def enter(self, timeout_ms: int) -> None:
-        """Take a place, waiting for it; raises Overloaded when none comes free in time."""
+    async def enter(self, timeout_ms: int, address: str) -> None:
+        """Take a place, waiting for it; raises Overloaded when none comes free in time.
+
+        ``address`` is the peer's, for the error's text.
+        """
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def give_up() -> None:
-            self._fail(waiter, Overloaded(f"{self._obstacle()} for {timeout_ms} ms"))
+            self._fail(waiter, Overloaded(f"{address}: {self._obstacle()} for {timeout_ms} ms"))
 
         deadline = self._deadlines.add(timeout_ms, give_up)
         self._waiting[waiter] = None

@@ -224,11 +224,13 @@ class Connection(asyncio.Protocol):
         """Wait for a place; return the time that is left, of which there is some."""
         self._require_open()
         start_ms = self._clock.monotonic_ms()
-        await self._admission.enter(timeout_ms)
+        await self._admission.enter(timeout_ms, self.peer_address)
         left_ms = timeout_ms - (self._clock.monotonic_ms() - start_ms)
         if left_ms <= 0:
             self._leave()
-            raise Overloaded(f"a place for the request came free only after {timeout_ms} ms")
+            raise Overloaded(
+                f"{self.peer_address}: no place within {timeout_ms} ms, one came later"
+            )
         return left_ms
 
     def _leave(self) -> None:
@@ -302,6 +304,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop(f"lost: {exc}" if exc else "closed by the peer")
+        _log.debug("%s: %s", self, self._close_reason)
         if self._idle is not None:
             self._idle.cancel()
         for running in tuple(self._running):

@@ -51,7 +51,7 @@ class ClientTls:
     """The client's side: whom it trusts, and the certificate that it shows."""
 
     trust_path: Path | None = None
-    """Certificates to trust; None trusts those of the system."""
+    """Certificates to trust, and no others; None trusts those of the system."""
 
     verify: bool = True
     """False trusts anybody, as the Java client does in its test mode."""
@@ -65,8 +65,10 @@ class ClientTls:
 
     def context(self) -> ssl.SSLContext:
         """Read the files; raises InvalidArgument when they cannot be used."""
-        context = ssl.create_default_context()
-        if self.trust_path is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        if self.trust_path is None:
+            context.load_default_certs()
+        else:
             _load_trust(context, self.trust_path)
         if not self.verify:
             context.check_hostname = False

@@ -22,6 +22,7 @@ P = TypeVar("P", bound=asyncio.Protocol)
 
 CONNECT_TIMEOUT_MS = 3000
 _FIRST_FREE_PORT = 40_000
+_FREE_PORTS = 25_000
 _ANY_HOST = ("", "0.0.0.0", "::")  # noqa: S104 - nothing is bound, these are names for "here"
 _HERE = ("localhost", "127.0.0.1", "::1")
 
@@ -131,8 +132,14 @@ class MemoryNetwork:
     # --- used by hosts ----------------------------------------------------------------------------
 
     def free_port(self) -> int:
-        self._next_port += 1
-        return self._next_port
+        """Return the next port, round and round; it may be that of a connection long ago."""
+        taken = {port for _, port in self.listeners}
+        while True:
+            self._next_port = (
+                _FIRST_FREE_PORT + (self._next_port + 1 - _FIRST_FREE_PORT) % _FREE_PORTS
+            )
+            if self._next_port not in taken:
+                return self._next_port
 
     def add_ends(self, *ends: MemoryTransport) -> None:
         for dead in [end for end in self._connections if end.is_lost]:

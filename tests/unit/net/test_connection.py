@@ -241,6 +241,20 @@ async def test_no_place_in_time_is_an_overload_and_nothing_is_sent() -> None:
 
 
 @virtual_time()
+async def test_a_place_that_comes_too_late_is_not_used() -> None:
+    """The deadline is coarse: a place may come free after the time and before it is noticed."""
+    async with world() as here:
+        connection = await here.connect(limits=ConnectionLimits(requests_in_flight_max=1))
+        await asyncio.sleep(0.05 - virtual_loop().time() % 0.05)
+        first = asyncio.create_task(connection.request(slow(30), 5000))
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match="no place within 10 ms, one came later"):
+            await connection.request(Command(ECHO), 10)
+        await first
+        assert connection._admission.is_idle
+
+
+@virtual_time()
 async def test_a_cancelled_waiter_gives_its_place_to_the_next() -> None:
     async with world() as here:
         connection = await here.connect(limits=ConnectionLimits(requests_in_flight_max=1))
