@@ -173,9 +173,9 @@ class ConsumeQueue:
             path = self._segments.drop_first()
             self._open_files.close(path)
             dropped.append(path)
-        if self._segments.starts:
-            first = QueueOffset(self._segments.starts[0] // UNIT_BYTES)
-            self.min_offset = self._first_at_or_behind(max(first, self.min_offset), log_min)
+        first = self._segments.starts[0] // UNIT_BYTES if self._segments.starts else 0
+        low = max(QueueOffset(first), self.min_offset)
+        self.min_offset = self._first_at_or_behind(low, log_min)
         return dropped
 
     def destroy(self) -> None:

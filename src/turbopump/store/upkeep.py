@@ -67,10 +67,7 @@ class Upkeep:
     def _reach(self, reached: Checkpoint) -> None:
         """Runs on the flusher's thread."""
         if self._flusher.failure is None:
-            try:
-                self._behind.reach(reached)
-            except OSError as error:
-                self._behind.fail(error)
+            self._behind.reach(reached)
 
     def _write_behind(self, now_ms: int) -> None:
         try:

@@ -78,8 +78,14 @@ class WriteBehind:
         """Move the checkpoint on and write it; on any thread."""
         with self._lock:
             later = self.checkpoint.joined(reached)
-            if later != self.checkpoint and self.failure is None:
+            if later == self.checkpoint or self.failure is not None:
+                return
+            try:
                 write_checkpoint(self._files, self._path, later)
+            except OSError as error:
+                # An old checkpoint costs time after a crash, nothing else; the next one may work.
+                _log.warning("the checkpoint could not be written: %s", error)
+            else:
                 self.checkpoint = later
 
     def sync(self, touched: Iterable[Path], new: Iterable[Path]) -> None:
@@ -121,6 +127,7 @@ class SyncJob:
     def __call__(self) -> None:
         try:
             self._owner.sync(self._touched, self._new)
-            self._owner.reach(self._reached)
         except OSError as error:
             self._owner.fail(error)
+        else:
+            self._owner.reach(self._reached)

@@ -42,17 +42,21 @@ def message(number: int) -> Record:
     )
 
 
+def report(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
 def main(directory: Path, number: int) -> None:
     chosen = random.Random(number)
     with Store.open(directory, CONFIG) as store:
-        print("open", flush=True)
+        report("open")
         while True:
             count = chosen.choice((1, 1, 3, 20))
             appended = store.append_all([[message(number + at)] for at in range(count)])
             appended[-1].durable.result()
             for at, one in enumerate(appended):
-                print(number + at, (number + at) % QUEUES, one.queue_offset)
-            sys.stdout.flush()
+                report(f"{number + at} {(number + at) % QUEUES} {one.queue_offset}")
             number += count
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -107,7 +108,7 @@ def test_kill_loop(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_long_kill_loop(tmp_path: Path) -> None:
+def test_long_kill_loop(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
     count = kill_loop(tmp_path / "store", kills=150, seed=2)
-    print(f"150 kills, {count} acknowledged messages, none lost")
+    record_property("acknowledged", count)
     assert count > 1000

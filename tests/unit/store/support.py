@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -67,35 +68,43 @@ class FaultyFiles(Files):
         self.bytes_left: int | None = None
         """When set: how many bytes can still be written before the disk is full."""
         self.sync_error: int | None = None
-        self.truncate_error: int | None = None
+        self.erase_error: int | None = None
+        """When set: what was written cannot be overwritten with zeros."""
+        self.queue_error: int | None = None
+        """When set: nothing can be written to queues."""
         self.ratio = 0.1
         self.syncs = 0
         self.writes = 0
 
     def write(self, fd: int, data: bytes | bytearray | memoryview, at: int) -> None:
         self.writes += 1
+        if not any(data):
+            # Overwriting what is there takes no space.
+            _fail(self.erase_error)
+            return super().write(fd, data, at)
+        if "consumequeue" in str(Path(f"/proc/self/fd/{fd}").readlink()):
+            _fail(self.queue_error)
         if self.bytes_left is None:
             return super().write(fd, data, at)
         fits = min(len(data), self.bytes_left)
         super().write(fd, memoryview(data)[:fits], at)
         self.bytes_left -= fits
         if fits < len(data):
-            raise OSError(errno.ENOSPC, "No space left on device")
+            _fail(errno.ENOSPC)
         return None
-
-    def truncate(self, fd: int, size: int) -> None:
-        if self.truncate_error is not None:
-            raise OSError(self.truncate_error, "Input/output error")
-        super().truncate(fd, size)
 
     def sync(self, fd: int) -> None:
         self.syncs += 1
-        if self.sync_error is not None:
-            raise OSError(self.sync_error, "Input/output error")
+        _fail(self.sync_error)
         super().sync(fd)
 
     def used_ratio(self, path: Path) -> float:
         return self.ratio
+
+
+def _fail(number: int | None) -> None:
+    if number is not None:
+        raise OSError(number, os.strerror(number))
 
 
 def small_config(mode: FlushMode = FlushMode.ASYNC, **changes: Any) -> StoreConfig:

@@ -1,0 +1,272 @@
+"""Disks that are full or fail to flush: errors for everyone who waits, nothing lies, all heals."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from pathlib import Path
+
+import pytest
+
+from turbopump.errors import DiskFull, WriteFailed, WriteRefused
+from turbopump.store import FlushConfig, FlushMode, Store, StoreConfig, UpToDate
+from unit.store.support import FaultyFiles, ManualClock, bodies, offset, record, small_config
+
+ASYNC = small_config(FlushMode.ASYNC)
+SYNC = small_config(FlushMode.SYNC)
+
+
+@pytest.mark.parametrize("config", [ASYNC, SYNC], ids=["async", "sync"])
+@pytest.mark.parametrize("room", [0, 1, 50, 200, 391])
+def test_a_full_disk_refuses_and_heals_by_itself(
+    config: StoreConfig, room: int, tmp_path: Path
+) -> None:
+    files = FaultyFiles()
+    with Store.open(tmp_path, config, files=files) as store:
+        store.append([record(b"before")]).durable.result()
+        files.bytes_left = room
+        with pytest.raises(DiskFull, match="No space left"):
+            store.append([record(b"1" * 100), record(b"2" * 100)])
+        files.bytes_left = None
+        appended = store.append([record(b"after")])
+        assert appended.queue_offset == 1
+        appended.durable.result()
+        assert bodies(store) == [b"before", b"after"]
+    with Store.open(tmp_path, config) as store:
+        assert bodies(store) == [b"before", b"after"]
+
+
+def test_what_a_refused_write_left_behind_never_appears(tmp_path: Path) -> None:
+    """Part of a batch reached the disk; the next message has its first one's size."""
+    files = FaultyFiles()
+    store = Store.open(tmp_path, ASYNC, files=files)
+    files.bytes_left = 2 * record(b"1" * 100).size + 5
+    with pytest.raises(DiskFull):
+        store.append([record(b"%d" % number * 100) for number in range(1, 4)])
+    files.bytes_left = None
+    store.append([record(b"x" * 100)])
+    log = (tmp_path / "commitlog" / f"{0:020d}").read_bytes()
+    assert b"2" * 100 not in log
+    assert bodies(store) == [b"x" * 100]
+    store.close()
+
+
+def test_a_write_that_cannot_be_taken_back_stops_the_store_until_it_can(tmp_path: Path) -> None:
+    files, clock = FaultyFiles(), ManualClock()
+    with Store.open(tmp_path, ASYNC, clock=clock, files=files) as store:
+        store.append([record(b"before")])
+        files.bytes_left, files.erase_error = 50, errno.EIO
+        with pytest.raises(DiskFull):
+            store.append([record(b"1" * 100)])
+        files.bytes_left = None
+        with pytest.raises(WriteFailed, match="taken back"):
+            store.append([record(b"too early")])
+        assert isinstance(store.refusal, WriteFailed)
+        assert bodies(store) == [b"before"]
+        clock.advance(1000)
+        with pytest.raises(WriteFailed, match="taken back"):
+            store.append([record(b"still broken")])
+        files.erase_error = None
+        clock.advance(1000)
+        store.append([record(b"after")])
+        assert store.refusal is None
+        assert bodies(store) == [b"before", b"after"]
+
+
+def test_a_failed_flush_fails_everyone_who_waits(tmp_path: Path) -> None:
+    files, clock = FaultyFiles(), ManualClock()
+    with Store.open(tmp_path, SYNC, clock=clock, files=files) as store:
+        store.append([record(b"before")]).durable.result()
+        files.sync_error = errno.EIO
+        doomed = store.append_all([[record(b"doomed %d" % number)] for number in range(3)])
+        for one in doomed:
+            with pytest.raises(WriteFailed, match="Input/output error"):
+                one.durable.result()
+        # Nobody can read them, and nobody is told that anything was stored.
+        assert bodies(store) == [b"before"]
+        with pytest.raises(WriteFailed, match="flushing"):
+            store.append([record(b"refused")])
+        files.sync_error = None
+        # A second flush would succeed and prove nothing: the probe comes first, in its time.
+        with pytest.raises(WriteFailed):
+            store.append([record(b"refused")])
+        clock.advance(1000)
+        again = store.append([record(b"again")])
+        again.durable.result()
+        assert again.queue_offset == 1
+        assert bodies(store) == [b"before", b"again"]
+        log = (tmp_path / "commitlog" / f"{0:020d}").read_bytes()
+        assert b"doomed" not in log
+    with Store.open(tmp_path, SYNC) as store:
+        assert bodies(store) == [b"before", b"again"]
+
+
+def test_a_failed_flush_of_acknowledged_messages_is_repeated(tmp_path: Path) -> None:
+    files, clock = FaultyFiles(), ManualClock()
+    with Store.open(tmp_path, ASYNC, clock=clock, files=files) as store:
+        store.append([record(b"%d" % number * 300) for number in range(3)])
+        for number in range(20):
+            store.append([record(b"%d" % number * 300)])
+        files.sync_error = errno.EIO
+        clock.advance(10_000)
+        store.tick()
+        store._flusher.wait_idle()
+        with pytest.raises(WriteFailed, match="flushing"):
+            store.append([record(b"refused")])
+        assert len(bodies(store)) == 23
+        files.sync_error = None
+        writes = files.writes
+        clock.advance(1000)
+        store.tick()
+        # They were written again, as the first flush may have thrown them away.
+        assert files.writes > writes
+        assert store.refusal is None
+        assert store._log.flushed == store.written_end
+        store.append([record(b"after")])
+        assert len(bodies(store)) == 24
+
+
+def test_a_disk_that_never_heals_leaves_the_abort_file(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    store = Store.open(tmp_path, ASYNC, files=files)
+    store.append([record(b"a")])
+    files.sync_error = errno.EIO
+    store.close()
+    assert (tmp_path / "abort").exists()
+    with Store.open(tmp_path, ASYNC) as store:
+        assert store.recovered.crashed
+        assert bodies(store) == [b"a"]
+
+
+def test_queues_that_cannot_be_written_stop_the_store_before_memory_fills(tmp_path: Path) -> None:
+    config = small_config(segment_bytes=1 << 20, queue_segment_units=10_000)
+    files, clock = FaultyFiles(), ManualClock()
+    with Store.open(tmp_path, config, clock=clock, files=files) as store:
+        files.queue_error = errno.ENOSPC
+        while store.refusal is None:
+            store.append([record(b"x")])
+        with pytest.raises(DiskFull, match="queues and index"):
+            store.append([record(b"x")])
+        count = len(bodies(store))
+        assert count < 1000
+        files.queue_error = None
+        clock.advance(1000)
+        store.append([record(b"x")])
+        assert len(bodies(store)) == count + 1
+    with Store.open(tmp_path, config) as store:
+        assert not store.recovered.crashed
+        assert len(bodies(store)) == count + 1
+
+
+def test_queue_files_that_cannot_be_synced_are_made_again(tmp_path: Path) -> None:
+    files, clock = FaultyFiles(), ManualClock()
+    store = Store.open(tmp_path, ASYNC, clock=clock, files=files)
+    store.append([record(b"a")])
+    store._upkeep.flush()
+    store._flusher.wait_idle()
+    files.sync_error = errno.EIO
+    clock.advance(2000)
+    store.tick()
+    store._flusher.wait_idle()
+    files.sync_error = None
+    store.append([record(b"b")])
+    before = store._behind.checkpoint
+    store.close()
+    # The files may lack anything by now: the checkpoint stays, and the next start makes them anew.
+    assert store._behind.checkpoint == before
+    assert (tmp_path / "abort").exists()
+    with Store.open(tmp_path, ASYNC) as store:
+        assert bodies(store) == [b"a", b"b"]
+
+
+def test_one_flush_serves_many(tmp_path: Path) -> None:
+    class SlowFiles(FaultyFiles):
+        def __init__(self) -> None:
+            super().__init__()
+            self.started, self.go_on = threading.Event(), threading.Event()
+
+        def sync(self, fd: int) -> None:
+            self.started.set()
+            self.go_on.wait()
+            super().sync(fd)
+
+    files = SlowFiles()
+    files.go_on.set()
+    config = small_config(FlushMode.SYNC, segment_bytes=1 << 20)
+    with Store.open(tmp_path, config, files=files) as store:
+        store.append([record(b"warm")]).durable.result()
+        files.go_on.clear()
+        files.started.clear()
+        first = store.append([record(b"first")])
+        files.started.wait()
+        syncs = files.syncs
+        others = [store.append([record(b"%d" % number)]) for number in range(50)]
+        assert len({id(one.durable) for one in others}) == 1
+        # Not on disk, hence not readable.
+        assert isinstance(store.read("Topic", 0, offset(1), 1), UpToDate)
+        assert store.message_at(first.physical_offset) is None
+        assert store.raw(first.physical_offset, 1000) is None
+        # Whoever loses interest does not take the others along.
+        assert not first.durable.cancel()
+        files.go_on.set()
+        others[-1].durable.result()
+        assert files.syncs == syncs + 2
+        assert len(bodies(store)) == 52
+
+
+def test_asynchronous_flushing_waits_for_enough_bytes_or_time(tmp_path: Path) -> None:
+    flush = FlushConfig(interval_ms=100, dirty_bytes_min=1000, thorough_interval_ms=5000)
+    files, clock = FaultyFiles(), ManualClock()
+    with Store.open(
+        tmp_path, small_config(flush=flush, segment_bytes=1 << 20), clock=clock, files=files
+    ) as store:
+
+        def flushed_after(advance_ms: int) -> int:
+            clock.advance(advance_ms)
+            store.tick()
+            store._flusher.wait_idle()
+            return store._log.flushed
+
+        store.append([record(b"x" * 100)])
+        assert flushed_after(100) == 0
+        store.append([record(b"x" * 1000)])
+        assert flushed_after(99) == 0
+        assert flushed_after(1) == store.written_end
+        end = store.written_end
+        store.append([record(b"x" * 100)])
+        assert flushed_after(4000) == end
+        assert flushed_after(1000) == store.written_end
+        assert store._behind.checkpoint.log_ms == store._appender.store_timestamp_ms
+
+
+def test_units_and_entries_are_written_within_their_interval(tmp_path: Path) -> None:
+    clock = ManualClock()
+    config = small_config(flush=FlushConfig(queue_interval_ms=300))
+    with Store.open(tmp_path, config, clock=clock) as store:
+        store.append([record(b"x", KEYS="k")])
+        queue = tmp_path / "consumequeue" / "Topic" / "0"
+        assert not queue.exists()
+        for _ in range(7):
+            clock.advance(100)
+            store.tick()
+        store._flusher.wait_idle()
+        assert queue.exists()
+        assert list((tmp_path / "index").iterdir())
+        assert store._behind.checkpoint.queues_ms == store._appender.store_timestamp_ms
+
+
+def test_a_store_above_its_disk_ratio_refuses_until_there_is_room(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    with Store.open(tmp_path, ASYNC, files=files) as store:
+        store.append([record(b"a")])
+        files.ratio = 0.91
+        assert store.retain().full
+        with pytest.raises(DiskFull, match="91%") as refused:
+            store.append([record(b"b")])
+        assert refused.value.retriable
+        assert isinstance(refused.value, WriteRefused)
+        assert bodies(store) == [b"a"]
+        files.ratio = 0.5
+        store.retain()
+        store.append([record(b"c")])
+        assert bodies(store) == [b"a", b"c"]

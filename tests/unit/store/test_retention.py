@@ -1,0 +1,128 @@
+"""Retention: what may go when, what follows the log, and readers that are still at it."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+import pytest
+
+from turbopump.message import PhysicalOffset
+from turbopump.store import Found, OffsetTooSmall, RetentionConfig, Store
+from turbopump.store.retention import Verdict, judge
+from turbopump.wire.record import decode_record
+from unit.store.support import FaultyFiles, ManualClock, bodies, offset, record, small_config
+
+HOUR_MS = 3_600_000
+FOUR = int(datetime.datetime(2030, 5, 5, 4, 30).astimezone().timestamp()) * 1000
+NOON = FOUR + 8 * HOUR_MS
+
+
+@pytest.mark.parametrize(
+    ("now_ms", "ratio", "any_hour", "expected"),
+    [
+        (FOUR, 0.1, False, Verdict(2, False)),
+        (NOON, 0.1, False, Verdict(0, False)),
+        (NOON, 0.1, True, Verdict(3, False)),
+        (NOON, 0.76, False, Verdict(3, False)),
+        (NOON, 0.86, False, Verdict(4, False)),
+        (NOON, 0.91, False, Verdict(4, True)),
+    ],
+)
+def test_judgement(now_ms: int, ratio: float, any_hour: bool, expected: Verdict) -> None:
+    newest_ms = [FOUR - 80 * HOUR_MS, FOUR - 72 * HOUR_MS, FOUR - 66 * HOUR_MS, FOUR - HOUR_MS]
+    config = RetentionConfig()
+    assert judge(config, newest_ms, now_ms, ratio, at_any_hour=any_hour) == expected
+
+
+def test_a_run_deletes_only_so_many() -> None:
+    config = RetentionConfig(
+        segments_per_run_max=3, delete_hours=frozenset({12}), reserved_ms=HOUR_MS,
+        early_ratio=0.2, forced_ratio=0.3, full_ratio=0.4,
+    )  # fmt: skip
+    assert judge(config, [0] * 9, NOON, 0.0) == Verdict(3, False)
+    assert judge(config, [0] * 9, FOUR, 0.0) == Verdict(0, False)
+    assert judge(config, [0] * 9, FOUR, 0.25) == Verdict(3, False)
+    assert judge(config, [NOON] * 9, FOUR, 0.35) == Verdict(3, False)
+    assert judge(config, [], FOUR, 0.45) == Verdict(0, True)
+
+
+def test_queues_and_index_follow_the_log(tmp_path: Path) -> None:
+    files, clock = FaultyFiles(), ManualClock(NOON)
+    with Store.open(tmp_path, small_config(), clock=clock, files=files) as store:
+        store.append([record(b"quiet", topic="Quiet", KEYS="quiet")])
+        for number in range(100):
+            clock.advance(1000)
+            store.append([record(b"%d" % number * 100, KEYS=f"k{number}")])
+        store._upkeep.flush()
+        store._flusher.wait_idle()
+        held = store.read("Topic", 0, offset(0), 3)
+        assert isinstance(held, Found)
+        assert len(list((tmp_path / "index").iterdir())) == 6
+        files.ratio = 0.86
+        verdict = store.retain()
+        assert verdict.segments == min(10, len(store._log.starts) + verdict.segments - 1)
+        low, high = store.queue_range("Topic", 0)
+        assert 0 < low < high == 100
+        assert bodies(store) == [b"%d" % number * 100 for number in range(low, 100)]
+        first = store.read("Topic", 0, low, 1)
+        assert isinstance(first, Found)
+        assert decode_record(first.messages[0]).physical_offset >= store.min_offset
+        too_small = store.read("Topic", 0, offset(0), 1)
+        assert isinstance(too_small, OffsetTooSmall)
+        assert too_small.next_offset == low
+        # A queue without any message left keeps its count.
+        assert store.queue_range("Quiet", 0) == (1, 1)
+        assert store.append([record(b"loud", topic="Quiet")]).queue_offset == 1
+        assert bodies(store, "Quiet") == [b"loud"]
+        # Queue and index files of deleted messages are gone, and so are the keys.
+        assert len(list((tmp_path / "index").iterdir())) < 6
+        assert not (tmp_path / "consumequeue" / "Topic" / "0" / f"{0:020d}").exists()
+        assert not store.messages_by_key("Topic", "k0", 9, 0, 1 << 60)
+        assert store.messages_by_key("Topic", "k99", 9, 0, 1 << 60)
+        assert store.message_at(PhysicalOffset(0)) is None
+        assert store.offset_by_time("Topic", 0, 0) == low
+        # Who was still reading is not disturbed.
+        views = [decode_record(message, check_crc=True) for message in held.messages]
+        assert [view.stored_body for view in views] == [b"0" * 100, b"1" * 100, b"2" * 100]
+    with Store.open(tmp_path, small_config()) as store:
+        assert store.queue_range("Topic", 0) == (low, high)
+        assert bodies(store, "Quiet") == [b"loud"]
+
+
+def test_the_segment_being_written_and_unflushed_ones_stay(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    config = small_config()
+    with Store.open(tmp_path, config, files=files) as store:
+        for _ in range(8):
+            store.append([record(b"x" * 1000)])
+        files.ratio = 0.99
+        store._flusher.wait_idle()
+        unflushed = [start for start in store._log.starts if start + 4096 > store._log.flushed]
+        store.retain()
+        assert set(unflushed) <= set(store._log.starts)
+        store._upkeep.flush()
+        store._flusher.wait_idle()
+        store.retain()
+        assert len(store._log.starts) == 1
+        assert store._log.starts[0] <= store.written_end
+
+
+def test_deletion_survives_a_crash(tmp_path: Path) -> None:
+    files, clock = FaultyFiles(), ManualClock()
+    store = Store.open(tmp_path, small_config(), clock=clock, files=files)
+    for number in range(60):
+        store.append([record(b"%d" % number * 100)])
+    store._upkeep.flush()
+    store._flusher.wait_idle()
+    files.ratio = 0.86
+    store.retain()
+    low, high = store.queue_range("Topic", 0)
+    store.close()
+    (tmp_path / "abort").touch()
+    for path in (tmp_path / "consumequeue" / "Topic" / "0").iterdir():
+        path.unlink()
+    with Store.open(tmp_path, small_config()) as store:
+        assert store.recovered.crashed
+        assert store.queue_range("Topic", 0) == (low, high)
+        assert bodies(store) == [b"%d" % number * 100 for number in range(low, 60)]
