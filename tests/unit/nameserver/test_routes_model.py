@@ -16,7 +16,7 @@ ids = st.sampled_from([0, 0, 1, 2])
 addresses = st.sampled_from(["p:1", "q:1", "r:1", "s:1"])
 clusters = st.sampled_from(["c", "d"])
 topic_names = st.sampled_from(["T", "U", "V"])
-versions = st.integers(0, 3).map(lambda counter: DataVersion(counter=counter))
+versions = st.integers(0, 1).map(lambda counter: DataVersion(counter=counter))
 topic_tables = st.dictionaries(topic_names, st.sampled_from([0, 4, 6, 7]))
 servers = st.one_of(st.none(), st.lists(st.sampled_from(["f:1", "g:1"]), unique=True))
 
