@@ -100,9 +100,6 @@ class Pipe:
 
     def pump(self) -> None:
         """Send what the window lets through; while the link is down, it waits on the way."""
-        if self.receiver.is_lost and not self.link.is_down:
-            self._bounce()
-            return
         while self._unsent and self._window_used_bytes < WINDOW_BYTES:
             room = WINDOW_BYTES - self._window_used_bytes
             size = self.link.cut(min(room, len(self._unsent)))
@@ -122,6 +119,11 @@ class Pipe:
             self.receiver.take(chunk)
         if self._unsent:
             self.pump()
+
+    def receiver_gone(self) -> None:
+        """Give up what the receiver has not read; what is on its way finds nobody there."""
+        if self._arrived:
+            self._bounce()
 
     def _depart(self, chunk: bytes) -> None:
         # Later bytes never overtake earlier ones, however short their delay.
@@ -151,12 +153,12 @@ class Pipe:
 
     def _bounce(self) -> None:
         """Nobody is there any more: what was written is lost, and the sender hears of it."""
-        had_bytes = bool(self._unsent or any(chunk for _, chunk in self._travelling))
+        had_bytes = any(self._arrived) or any(chunk for _, chunk in self._travelling)
         self.clear()
         if had_bytes:
-            self.sender.reset(ConnectionResetError("connection reset by peer"))
-        else:
-            self.sender.note_sent()
+            # The news travels too, so what the receiver sent before it went arrives first.
+            error = ConnectionResetError("connection reset by peer")
+            asyncio.get_running_loop().call_later(self.link.delay_s(), self.sender.reset, error)
 
 
 class MemoryTransport(asyncio.Transport):
@@ -296,8 +298,7 @@ class MemoryTransport(asyncio.Transport):
             self._outgoing.link.note(f"{self._ends()} closed")
             loop = asyncio.get_running_loop()
             loop.call_soon(self._protocol.connection_lost, error)
-            # What the peer still sends has nowhere to go.
-            loop.call_soon(self._incoming.pump)
+            loop.call_soon(self._incoming.receiver_gone)
 
     def _ends(self) -> str:
         here, there = self.get_extra_info("sockname"), self.get_extra_info("peername")

@@ -127,11 +127,21 @@ async def test_an_aborted_connection_is_reset_at_the_peer() -> None:
 async def test_writing_to_a_peer_that_is_gone_is_a_reset() -> None:
     network = MemoryNetwork(LinkQuality(latency_ms=10))
     near, far = await pair(network)
-    far.transport.pause_reading()
+    near.transport.pause_reading()
     far.transport.close()
     near.transport.write(bytes(1_000_000))
     await wait_until(lambda: "lost" in near.events)
     assert isinstance(near.error, ConnectionResetError)
+
+
+@virtual_time()
+async def test_what_was_sent_before_closing_arrives_before_the_reset() -> None:
+    near, far = await pair(MemoryNetwork(LinkQuality(latency_ms=10, jitter_ms=0, cut_chance=0)))
+    far.transport.write(b"the last answer")
+    far.transport.close()
+    near.transport.write(b"one more request")
+    await wait_until(lambda: "lost" in near.events)
+    assert near.received == b"the last answer"
 
 
 @virtual_time()
