@@ -11,11 +11,9 @@ from turbopump.errors import InvalidArgument
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.commit_log import UNWRITTEN, CommitLog, scan
 from turbopump.store.config import StoreConfig
+from turbopump.store.dispatch import INVISIBLE_BIT
 from turbopump.store.queues import Queues
 from turbopump.wire.record import BLANK_BYTES, Record, RecordEntry
-
-_INVISIBLE_BIT = 0x4
-"""Set in the system flag of prepared and rolled back messages, and of no others."""
 
 
 class Placed(Struct, frozen=True):
@@ -37,7 +35,10 @@ class Appender:
         self._queues = queues
         self._entries: list[RecordEntry] = []
         self._parts: list[bytes] = []
-        self._parts_bytes = 0
+        self._size_limit = config.record_bytes_max
+        # Where the next message goes, and where it has to end if it is not to open a new file.
+        self._end = PhysicalOffset(0)
+        self._end_limit = 0
         self.store_timestamp_ms = 0
         """Of the last message written."""
 
@@ -45,7 +46,8 @@ class Appender:
         """Write groups, each within one file; after an error, call `undo`."""
         self._entries = []
         self._parts.clear()
-        self._parts_bytes = 0
+        self._end = self._log.written
+        self._end_limit = self._end + self._log.room - BLANK_BYTES
         placed = [self._place(group) for group in groups]
         self._write_parts()
         return placed, self._entries
@@ -53,7 +55,7 @@ class Appender:
     def undo(self, begin: PhysicalOffset, *, torn: bool) -> None:
         """Take back all of a `write` that raised; ``torn`` when bytes may lie behind the end."""
         for entry in self._entries:
-            if not entry.sys_flag & _INVISIBLE_BIT:
+            if not entry.sys_flag & INVISIBLE_BIT:
                 queue = self._queues.for_record(entry.topic, entry.queue_id)
                 queue.next_offset = min(queue.next_offset, entry.queue_offset)
         if torn or self._log.written != begin:
@@ -80,82 +82,90 @@ class Appender:
         return [entry for entry in entries if isinstance(entry, RecordEntry)]
 
     def _place(self, group: Sequence[Record]) -> Placed:
-        if not group:
-            raise InvalidArgument("a batch without messages cannot be stored")
-        log, now_ms = self._log, self._clock.now_ms()
-        at = log.written + self._parts_bytes
-        encoded = self._encode(group, at, now_ms)
-        size = sum(map(len, encoded))
-        if size + BLANK_BYTES > log.room - self._parts_bytes:
-            at, encoded = self._in_next_file(group, size, at, encoded, now_ms)
-        return self._accept(group, encoded, at, now_ms)
+        """Find a place for a message or batch, and remember to write it."""
+        now_ms = self._clock.now_ms()
+        if len(group) != 1:
+            return self._place_batch(group, now_ms)
+        # By far the most frequent case, hence without the loops of a batch.
+        record = group[0]
+        queue = self._queues.for_record(record.topic, record.queue_id)
+        invisible = record.sys_flag & INVISIBLE_BIT
+        offset = QueueOffset(0) if invisible else queue.next_offset
+        at = self._end
+        data = record.encode(offset, at, now_ms)
+        if len(data) > self._size_limit or UNWRITTEN in record.properties:
+            self._refuse(record, len(data))
+        if at + len(data) > self._end_limit and self._moved_to_next_file(len(data)):
+            at = self._end
+            data = record.encode(offset, at, now_ms)
+        self._accept(record, data, offset, now_ms)
+        if not invisible:
+            queue.next_offset = QueueOffset(offset + 1)
+        return Placed((at,), offset, now_ms, self._end)
 
-    def _encode(self, group: Sequence[Record], at: int, now_ms: int) -> list[bytes]:
-        first = group[0]
-        queue = self._queues.for_record(first.topic, first.queue_id)
-        offset = queue.next_offset
-        if len(group) == 1:
-            offset = QueueOffset(0) if first.sys_flag & _INVISIBLE_BIT else offset
-            encoded = [first.encode(offset, PhysicalOffset(at), now_ms)]
-        else:
-            encoded = []
-            for number, record in enumerate(group):
-                if record.topic != first.topic or record.queue_id != first.queue_id:
-                    raise InvalidArgument("a batch goes to one queue of one topic")
-                if record.sys_flag & _INVISIBLE_BIT:
-                    raise InvalidArgument("a batch cannot be part of a transaction")
-                data = record.encode(QueueOffset(offset + number), PhysicalOffset(at), now_ms)
-                encoded.append(data)
-                at += len(data)
-        if any(UNWRITTEN in record.properties for record in group):
-            raise InvalidArgument("properties with a zero byte: it would look like a torn write")
-        largest, largest_allowed = max(map(len, encoded)), self._config.record_bytes_max
-        if largest > largest_allowed:
-            raise InvalidArgument(f"message of {largest} bytes: at most {largest_allowed}")
-        return encoded
+    def _place_batch(self, group: Sequence[Record], now_ms: int) -> Placed:
+        _check_batch(group)
+        total = sum(record.size for record in group)
+        if self._end + total > self._end_limit:
+            self._moved_to_next_file(total)
+        queue = self._queues.for_record(group[0].topic, group[0].queue_id)
+        first, positions = queue.next_offset, []
+        for record in group:
+            at, offset = self._end, queue.next_offset
+            data = record.encode(offset, at, now_ms)
+            if len(data) > self._size_limit or UNWRITTEN in record.properties:
+                self._refuse(record, len(data))
+            self._accept(record, data, offset, now_ms)
+            queue.next_offset = QueueOffset(offset + 1)
+            positions.append(at)
+        return Placed(tuple(positions), first, now_ms, self._end)
 
-    def _in_next_file(
-        self, group: Sequence[Record], size: int, at: int, encoded: list[bytes], now_ms: int
-    ) -> tuple[int, list[bytes]]:
-        """Make room in a new file, unless the log is just about to begin with one."""
+    def _accept(self, record: Record, data: bytes, offset: QueueOffset, now_ms: int) -> None:
+        size, at = len(data), self._end
+        self._entries.append(
+            RecordEntry(
+                size, record.queue_id, offset, at, record.sys_flag, now_ms,
+                record.topic, record.properties,
+            )
+        )  # fmt: skip
+        self._parts.append(data)
+        self._end = PhysicalOffset(at + size)
+        self.store_timestamp_ms = now_ms
+
+    def _moved_to_next_file(self, size: int) -> bool:
+        """Make room in a new file; False when the message goes where it was to go anyway."""
         if size > self._config.group_bytes_max:
             raise InvalidArgument(f"{size} bytes do not fit into a file of the log")
         log = self._log
         self._write_parts()
-        if not log.room or size + BLANK_BYTES <= log.room:
-            return at, encoded
-        log.fill_up()
-        return log.written, self._encode(group, log.written, now_ms)
+        moved = log.room > 0
+        if moved:
+            log.fill_up()
+        # The new file itself is made when something is written to it.
+        self._end = log.written
+        self._end_limit = log.written + self._config.group_bytes_max
+        return moved
 
-    def _accept(
-        self, group: Sequence[Record], encoded: list[bytes], at: int, now_ms: int
-    ) -> Placed:
-        first = group[0]
-        queue = self._queues.for_record(first.topic, first.queue_id)
-        invisible = first.sys_flag & _INVISIBLE_BIT
-        queue_offset = offset = QueueOffset(0) if invisible else queue.next_offset
-        positions = []
-        for record, data in zip(group, encoded, strict=True):
-            position, size = PhysicalOffset(at), len(data)
-            self._entries.append(
-                RecordEntry(
-                    size, record.queue_id, offset, position, record.sys_flag, now_ms,
-                    record.topic, record.properties,
-                )
-            )  # fmt: skip
-            positions.append(position)
-            at += size
-            self._parts_bytes += size
-            offset = QueueOffset(offset + 1)
-        self._parts += encoded
-        if not invisible:
-            queue.next_offset = offset
-        self.store_timestamp_ms = now_ms
-        return Placed(tuple(positions), queue_offset, now_ms, PhysicalOffset(at))
+    def _refuse(self, record: Record, size: int) -> None:
+        if size > self._size_limit:
+            raise InvalidArgument(f"message of {size} bytes: at most {self._size_limit}")
+        raise InvalidArgument(
+            f"properties {record.properties!r}: a zero byte would look like a torn write"
+        )
 
     def _write_parts(self) -> None:
         parts = self._parts
         if parts:
             self._log.write(parts[0] if len(parts) == 1 else b"".join(parts))
             parts.clear()
-            self._parts_bytes = 0
+
+
+def _check_batch(group: Sequence[Record]) -> None:
+    if not group:
+        raise InvalidArgument("a batch without messages cannot be stored")
+    first = group[0]
+    for record in group:
+        if record.topic != first.topic or record.queue_id != first.queue_id:
+            raise InvalidArgument("a batch goes to one queue of one topic")
+        if record.sys_flag & INVISIBLE_BIT:
+            raise InvalidArgument("a batch cannot be part of a transaction")

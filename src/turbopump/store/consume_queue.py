@@ -29,8 +29,8 @@ class ConsumeQueue:
     """Where the messages of one queue lie. ``max_offset`` is one behind the last unit."""
 
     __slots__ = (
-        "_files", "_open_files", "_pending", "_segments", "max_offset", "min_offset",
-        "next_offset", "physical_end", "queue_id", "topic", "written_offset",
+        "_files", "_open_files", "_pending", "_segments", "is_waiting", "max_offset",
+        "min_offset", "next_offset", "physical_end", "queue_id", "topic", "written_offset",
     )  # fmt: skip
 
     def __init__(
@@ -46,6 +46,8 @@ class ConsumeQueue:
         """One behind the last unit that its file has; the later ones are in memory."""
         self.physical_end = PhysicalOffset(-1)
         """Position in the log behind the last message; -1 when there is none."""
+        self.is_waiting = False
+        """Whether it is known that units wait to be written."""
         self._segments = segments
         self._files = files
         self._open_files = open_files

@@ -23,12 +23,10 @@ SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 _SCHEDULE_TOPIC = SCHEDULE_TOPIC.encode()
 _UNKNOWN_LEVEL_MS = 1000
 QUEUE_PENDING_BYTES_MAX = 16 * 1024
-_TRANSACTION_BITS = 0xC
-_TAGS = properties.TAGS.encode()
-_KEYS = properties.KEYS.encode()
-_UNIQUE_KEY = properties.UNIQUE_KEY.encode()
-_DELAY = properties.DELAY.encode()
-_NAME_END = properties.NAME_END.encode()
+_ROLLBACK = sysflag.Transaction.ROLLBACK.value
+INVISIBLE_BIT = sysflag.Transaction.PREPARED.value & _ROLLBACK
+"""Set in the system flag of prepared and rolled back messages, and of no others."""
+
 _ENTRY_END = properties.ENTRY_END.encode()
 
 Listener = Callable[[list[Arrival]], None]
@@ -63,36 +61,35 @@ class Dispatcher:
         """Give up the messages that wait: they have been dropped from the log."""
         self._waiting.clear()
 
-    def advance(self, confirmed: PhysicalOffset, now_ms: int) -> None:
-        """Enter everything that waits and ends at or before a position, and tell the listener."""
+    def advance(self, confirmed: PhysicalOffset) -> None:
+        """Enter everything that waits and begins before a position, and tell the listener."""
         waiting = self._waiting
         if not waiting or waiting[0].physical_offset >= confirmed:
             return
-        arrivals: list[Arrival] = []
+        arrivals: list[Arrival] | None = None if self.listener is None else []
         while waiting and waiting[0].physical_offset < confirmed:
-            self.enter(waiting.popleft(), now_ms, arrivals)
+            self.enter(waiting.popleft(), arrivals)
         if arrivals and self.listener is not None:
             self.listener(arrivals)
 
-    def enter(self, entry: RecordEntry, now_ms: int, arrivals: list[Arrival] | None = None) -> None:
+    def enter(self, entry: RecordEntry, arrivals: list[Arrival] | None) -> None:
         """Enter one message into its queue, unless it is half of a transaction, and the index."""
         queue = self._queues.for_record(entry.topic, entry.queue_id)
-        transaction = entry.sys_flag & _TRANSACTION_BITS
-        if transaction in {sysflag.Transaction.NONE, sysflag.Transaction.COMMIT}:
+        time_ms = entry.store_timestamp_ms
+        if not entry.sys_flag & INVISIBLE_BIT:
             code = self._tags_code(entry)
-            position = entry.physical_offset
-            if queue.add(entry.queue_offset, position, entry.size, code):
-                self._queues.mark_waiting(queue, now_ms, entry.store_timestamp_ms)
+            if queue.add(entry.queue_offset, entry.physical_offset, entry.size, code):
+                if not queue.is_waiting:
+                    self._queues.mark_waiting(queue, time_ms)
                 if queue.pending_bytes >= QUEUE_PENDING_BYTES_MAX:
                     self.crowded.append(queue)
-                if arrivals is not None and self.listener is not None:
+                if arrivals is not None:
                     arrivals.append(_arrival(queue, entry, code))
-        if self._index is not None and transaction != sysflag.Transaction.ROLLBACK:
+        if self._index is not None and entry.sys_flag & _ROLLBACK != _ROLLBACK:
             keys = index_keys(entry.properties)
             if keys:
-                position = entry.physical_offset
-                self._index.add(queue.topic, keys, position, entry.store_timestamp_ms)
-        self.store_timestamp_ms = entry.store_timestamp_ms
+                self._index.add(queue.topic, keys, entry.physical_offset, time_ms)
+        self.store_timestamp_ms = time_ms
 
     def _tags_code(self, entry: RecordEntry) -> int:
         if entry.topic == _SCHEDULE_TOPIC:
@@ -108,13 +105,22 @@ class Dispatcher:
         return self._delay_levels[min(level, len(self._delay_levels)) - 1]
 
 
-def property_value(text: bytes, name: bytes) -> bytes | None:
+class PropertyName:
+    """A property to look for, with the bytes that stand before its value."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.first = f"{name}{properties.NAME_END}".encode()
+        self.later = properties.ENTRY_END.encode() + self.first
+
+
+def property_value(text: bytes, name: PropertyName) -> bytes | None:
     """Find one property in the text form without taking the others apart; the last one counts."""
-    start = text.rfind(_ENTRY_END + name + _NAME_END)
+    start = text.rfind(name.later)
     if start >= 0:
-        start += len(name) + 2
-    elif text.startswith(name + _NAME_END):
-        start = len(name) + 1
+        start += len(name.later)
+    elif text.startswith(name.first):
+        start = len(name.first)
     else:
         return None
     end = text.find(_ENTRY_END, start)
@@ -122,16 +128,20 @@ def property_value(text: bytes, name: bytes) -> bytes | None:
     if value:
         return value
     # An empty value does not count, but an earlier one might.
-    found = properties.decode(text.decode("utf-8", "replace")).get(name.decode())
+    found = properties.decode(text.decode("utf-8", "replace")).get(name.name)
     return found.encode() if found else None
+
+
+_TAGS = PropertyName(properties.TAGS)
+_KEYS = PropertyName(properties.KEYS)
+_UNIQUE_KEY = PropertyName(properties.UNIQUE_KEY)
+_DELAY = PropertyName(properties.DELAY)
 
 
 def index_keys(text: bytes) -> list[bytes]:
     """Return the keys a message is indexed under: its unique one, then the sender's."""
-    keys = []
     unique = property_value(text, _UNIQUE_KEY)
-    if unique:
-        keys.append(unique)
+    keys = [unique] if unique else []
     given = property_value(text, _KEYS)
     if given:
         keys += [key for key in given.split(b" ") if key]

@@ -101,7 +101,7 @@ class Health:
     def _mend_log(self) -> None:
         if self._config.flush.mode is FlushMode.SYNC:
             # Nobody has been told of what lies behind the last flush, and nobody could read it.
-            self._dispatcher.advance(self._log.flushed, self._clock.monotonic_ms())
+            self._dispatcher.advance(self._log.flushed)
             self._dispatcher.forget()
             self._log.truncate(self._log.flushed)
             for queue in self._queues:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from turbopump.clock import Clock
 from turbopump.errors import InvalidArgument, StoreDamaged
 from turbopump.message import PhysicalOffset
 from turbopump.store.commit_log import is_topic_name
@@ -32,7 +33,9 @@ class Queues:
         files: Files,
         open_files: OpenFiles,
         spare: Path,
+        clock: Clock,
     ) -> None:
+        self._clock = clock
         self._directory = directory
         self._segment_bytes = segment_bytes
         self._files = files
@@ -76,10 +79,10 @@ class Queues:
         for topic, queue_id in queue_directories(self._directory):
             self._make(topic, queue_id).load()
 
-    def mark_waiting(self, queue: ConsumeQueue, now_ms: int, store_timestamp_ms: int) -> None:
+    def mark_waiting(self, queue: ConsumeQueue, store_timestamp_ms: int) -> None:
         """Remember that a queue has units to be written."""
-        if queue not in self._waiting:
-            self._waiting[queue] = Waiting(now_ms, store_timestamp_ms)
+        queue.is_waiting = True
+        self._waiting[queue] = Waiting(self._clock.monotonic_ms(), store_timestamp_ms)
 
     def oldest_waiting(self) -> tuple[ConsumeQueue, Waiting] | None:
         return next(iter(self._waiting.items()), None)
@@ -87,6 +90,7 @@ class Queues:
     def write_pending(self, queue: ConsumeQueue, touched: set[Path], new: set[Path]) -> None:
         """Write a queue's waiting units; add files to be synced, and new ones, to the sets."""
         queue.write_pending(touched, new)
+        queue.is_waiting = False
         self._waiting.pop(queue, None)
 
     def remove(self, queue: ConsumeQueue) -> None:

@@ -12,11 +12,10 @@ from turbopump.message import PhysicalOffset
 from turbopump.store.checkpoint import Checkpoint
 from turbopump.store.commit_log import CommitLog, scan
 from turbopump.store.config import StoreConfig
-from turbopump.store.dispatch import Dispatcher
+from turbopump.store.dispatch import INVISIBLE_BIT, Dispatcher
 from turbopump.store.key_index import KeyIndex
 from turbopump.store.queues import Queues
 from turbopump.store.write_behind import WriteBehind
-from turbopump.wire import sysflag
 from turbopump.wire.record import RecordEntry
 
 _CHECKPOINT_MARGIN_MS = 3000
@@ -126,7 +125,7 @@ class Recovery:
     def _lacks(self, entry: RecordEntry, indexed: int | None) -> bool:
         if indexed is not None and entry.physical_offset > indexed:
             return True
-        if not _is_visible(entry):
+        if entry.sys_flag & INVISIBLE_BIT:
             return False
         queue = self._queues.for_record(entry.topic, entry.queue_id)
         return entry.physical_offset + entry.size > queue.physical_end
@@ -163,15 +162,15 @@ class Recovery:
             self._replay_from(self._log.min_offset, end)
 
     def _replay_from(self, start: PhysicalOffset, end: PhysicalOffset) -> bool:
-        now_ms = self._clock.monotonic_ms()
         complete = start == self._log.min_offset
         for entry in scan(self._log, start, check_crc=False, end=end):
             if not isinstance(entry, RecordEntry):
                 break
             queue = self._queues.for_record(entry.topic, entry.queue_id)
-            if not complete and entry.queue_offset > queue.max_offset and _is_visible(entry):
+            visible = not entry.sys_flag & INVISIBLE_BIT
+            if visible and not complete and entry.queue_offset > queue.max_offset:
                 return False
-            self._dispatcher.enter(entry, now_ms)
+            self._dispatcher.enter(entry, None)
             self._behind.spill(self._dispatcher.crowded)
             self._replayed += 1
         return True
@@ -184,8 +183,3 @@ class Recovery:
         job()
         if changed:
             self._behind.reach(Checkpoint(log_ms=self._last_ms))
-
-
-def _is_visible(entry: RecordEntry) -> bool:
-    transaction = sysflag.transaction_of(entry.sys_flag)
-    return transaction in {sysflag.Transaction.NONE, sysflag.Transaction.COMMIT}

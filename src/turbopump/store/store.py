@@ -61,7 +61,12 @@ class Store:
         self._segments = segments
         self._log = CommitLog(segments, files, config.mapped_segments_max)
         self._queues = Queues(
-            self._directory.queues, config.queue_segment_bytes, files, self._open_files, spare
+            self._directory.queues,
+            config.queue_segment_bytes,
+            files,
+            self._open_files,
+            spare,
+            clock,
         )
         self._index = (
             KeyIndex(self._directory.index, config, clock, files, self._open_files, spare)
@@ -159,7 +164,7 @@ class Store:
             self._health.probe()
         self._upkeep.flush()
         self._flusher.wait_idle()
-        self._dispatcher.advance(self._log.flushed, self._clock.monotonic_ms())
+        self._dispatcher.advance(self._log.flushed)
         try:
             self._behind.write_waiting(self._clock.monotonic_ms(), all_of_them=True)
         except OSError as error:
@@ -274,7 +279,7 @@ class Store:
 
     def dispatch(self) -> None:
         """Make readable what may be read by now; call it when a flush is done."""
-        self._dispatcher.advance(self.readable_end, self._clock.monotonic_ms())
+        self._dispatcher.advance(self.readable_end)
         if self._dispatcher.crowded or (self._index is not None and self._index.crowded):
             try:
                 self._behind.spill(self._dispatcher.crowded)
