@@ -3,52 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import re
 import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from processes import DEADLINE_S, STOP_S, ready_addresses, started
 from turbopump.net.loop import run
 from turbopump.net.pool import ConnectionPool
 from turbopump.net.sockets import SocketNetwork
 from turbopump.wire import headers
 from turbopump.wire.codes import RequestCode
 from turbopump.wire.command import request
-
-DEADLINE_S = 20.0
-"""Long enough for a machine that is busy with something else."""
-
-STOP_S = 2.0
-
-
-@contextmanager
-def started(home: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "turbopump", "nameserver", *arguments]
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "HOME": str(home)},
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def ready_address(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    match = re.fullmatch(r"ready nameserver=(127\.0\.0\.1:\d+)\n", process.stdout.readline())
-    assert match is not None
-    return match[1]
 
 
 async def put_and_read_back(address: str) -> str:
@@ -62,8 +29,8 @@ async def put_and_read_back(address: str) -> str:
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
 def test_serves_until_it_is_told_to_stop(tmp_path: Path, stop: signal.Signals) -> None:
-    with started(tmp_path, "--port", "0") as process:
-        address = ready_address(process)
+    with started(tmp_path, "nameserver", "--port", "0") as process:
+        address = ready_addresses(process)["nameserver"]
         assert run(put_and_read_back(address)) == "v"
         host, _, port = address.rpartition(":")
         with socket.create_connection((host, int(port)), timeout=DEADLINE_S):
@@ -81,7 +48,7 @@ def test_port_in_use(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        with started(tmp_path, "--port", port) as process:
+        with started(tmp_path, "nameserver", "--port", port) as process:
             stdout, stderr = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 1
         assert stdout == ""
@@ -94,13 +61,14 @@ def test_damaged_file(tmp_path: Path) -> None:
     path = tmp_path / "namesrv" / "kvConfig.json"
     path.parent.mkdir()
     path.write_text("{")
-    with started(tmp_path, "--port", "0") as process:
+    with started(tmp_path, "nameserver", "--port", "0") as process:
         stdout, stderr = process.communicate(timeout=DEADLINE_S)
     assert (process.returncode, stdout) == (1, "")
     assert str(path) in stderr
     assert "Traceback" not in stderr
 
 
+@pytest.mark.slow
 def test_many_peers_at_once(tmp_path: Path) -> None:
     async def ask(address: str) -> int:
         async with ConnectionPool(SocketNetwork()) as pool:
@@ -110,5 +78,5 @@ def test_many_peers_at_once(tmp_path: Path) -> None:
     async def ask_all(address: str) -> set[int]:
         return set(await asyncio.gather(*(ask(address) for _ in range(100))))
 
-    with started(tmp_path, "--port", "0") as process:
-        assert run(ask_all(ready_address(process))) == {17}
+    with started(tmp_path, "nameserver", "--port", "0") as process:
+        assert run(ask_all(ready_addresses(process)["nameserver"])) == {17}

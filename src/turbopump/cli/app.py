@@ -6,7 +6,9 @@ from typing import Annotated
 
 import typer
 
+from turbopump.cli.broker import broker
 from turbopump.cli.nameserver import nameserver
+from turbopump.cli.standalone import standalone
 from turbopump.version import __version__
 
 app = typer.Typer(
@@ -16,7 +18,8 @@ app = typer.Typer(
     # Errors that people can mend are reported without one; the others need it plain.
     pretty_exceptions_enable=False,
 )
-app.command()(nameserver)
+for command in (standalone, nameserver, broker):
+    app.command()(command)
 
 
 def _print_version(is_asked: bool) -> None:

@@ -32,6 +32,10 @@ PortOption: TypeAlias = Annotated[
         parser=_parsed_port, metavar="PORT", help="0 takes any that is free.", show_default=False
     ),
 ]
+DirOption: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(help="Where everything is kept.", show_default="the home directory"),
+]
 ConfigOption: TypeAlias = Annotated[
     Path | None,
     typer.Option(help="File of settings: TOML, or key=value lines.", show_default=False),

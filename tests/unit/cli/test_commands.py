@@ -6,12 +6,14 @@ import subprocess
 import sys
 import tomllib
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from turbopump.cli.app import app
+from turbopump.cli.standalone import reachable
 from turbopump.settings import parse_properties
 from turbopump.version import __version__
 
@@ -22,8 +24,8 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "400"})
 
 
-def printed_config(*arguments: str) -> dict[str, str]:
-    result = run("nameserver", "--print-config", *arguments)
+def printed_config(*arguments: str, command: str = "nameserver") -> dict[str, str]:
+    result = run(command, "--print-config", *arguments)
     assert result.exit_code == 0, result.output
     return parse_properties(result.stdout)
 
@@ -117,3 +119,79 @@ def test_unknown_words_are_refused(arguments: list[str]) -> None:
     result = run(*arguments)
     assert result.exit_code == 2
     assert arguments[-2 if len(arguments) > 1 else -1] in result.stderr
+
+
+# --- broker and standalone ------------------------------------------------------------------------
+
+
+def test_broker_takes_options_over_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "broker.conf"
+    path.write_text("listenPort=1\nbrokerName=mine\nnamesrvAddr=a:1\n")
+    arguments = ["--port", "2", "--nameserver", "b:1;c:2", "--dir", str(tmp_path)]
+    config = printed_config("--config", str(path), *arguments, command="broker")
+    assert config["listenPort"] == "2"
+    assert config["brokerName"] == "mine"
+    assert config["namesrvAddr"] == "b:1;c:2"
+    assert config["storePathRootDir"] == str(tmp_path / "store")
+
+
+def test_printed_settings_of_a_broker_can_be_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "all.conf"
+    path.write_text(run("broker", "--print-config", "--port", "1").stdout)
+    printed = printed_config("--config", str(path), command="broker")
+    assert printed == parse_properties(path.read_text())
+
+
+def test_standalone_has_a_section_for_each(tmp_path: Path) -> None:
+    path = tmp_path / "all.toml"
+    path.write_text('brokerName = "mine"\n[nameserver]\nlistenPort = 1\n[broker]\nlistenPort = 2\n')
+    config = printed_config("--config", str(path), "--dir", str(tmp_path), command="standalone")
+    assert config["nameserver.listenPort"] == "1"
+    assert config["broker.listenPort"] == "2"
+    assert config["broker.brokerName"] == "mine"
+    assert config["nameserver.kvConfigPath"] == str(tmp_path / "namesrv" / "kvConfig.json")
+    assert config["broker.storePathRootDir"] == str(tmp_path / "store")
+
+
+def test_standalone_has_two_ports() -> None:
+    config = printed_config("--nameserver-port", "1", "--broker-port", "2", command="standalone")
+    assert (config["nameserver.listenPort"], config["broker.listenPort"]) == ("1", "2")
+
+
+def test_printed_settings_of_both_can_be_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "all.conf"
+    path.write_text(run("standalone", "--print-config", "--host", "0.0.0.0").stdout)
+    printed = printed_config("--config", str(path), command="standalone")
+    assert printed == parse_properties(path.read_text())
+
+
+@pytest.mark.parametrize("command", ["broker", "standalone"])
+def test_bad_setting_of_a_broker_is_named(tmp_path: Path, command: str) -> None:
+    path = tmp_path / "broker.conf"
+    path.write_text("listenPort=abc")
+    result = run(command, "--config", str(path))
+    assert result.exit_code == 2
+    assert "listenPort is 'abc'" in result.stderr
+    assert result.stdout == ""
+
+
+def test_name_server_listening_everywhere_is_reached_here() -> None:
+    assert reachable("0.0.0.0:1") == "127.0.0.1:1"
+    assert reachable("[::]:1") == "127.0.0.1:1"
+    assert reachable("10.0.0.1:1") == "10.0.0.1:1"
+
+
+# --- documentation --------------------------------------------------------------------------------
+
+
+def test_every_command_and_option_is_documented() -> None:
+    guide = (ROOT / "docs" / "guide" / "commands.md").read_text()
+    for command in app.registered_commands:
+        function = command.callback
+        assert function is not None
+        section = guide.partition(f"\n## `turbopump {function.__name__}`\n")[2].partition("\n## ")[
+            0
+        ]
+        assert section, function.__name__
+        for option in signature(function).parameters:
+            assert f"`--{option.replace('_', '-')}" in section, (function.__name__, option)
