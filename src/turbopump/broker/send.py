@@ -99,18 +99,28 @@ class Sends:
         return self._serve(request, peer, SendMessageV2.from_ext_fields(request.ext_fields))
 
     def _serve(self, request: Command, peer: Connection, header: SendMessage) -> Command | None:
-        """Answer at once, or return None and answer when the message is durable."""
+        """Refuse at once, or return None and answer when the message is stored."""
         try:
             self._refuse_when_busy()
             accepted = self._accept(request, peer, header)
             records, waits = self._batch(accepted) if header.batch else self._single(accepted)
-            appended = self._put.records(records)
         except RemoteError as error:
-            self._stats.put_failed()
-            return request.answer(error.code, self._traits, remark=error.remark)
-        size = sum([record.size for record in records])
-        self._stats.put(accepted.topic, accepted.queue_id, len(records), size)
-        return self._answer(request, peer, appended, accepted.queue_id, waits)
+            return self._refusal(request, error)
+
+        def stored(outcome: Appended | RemoteError) -> None:
+            if isinstance(outcome, RemoteError):
+                peer.answer(request, self._refusal(request, outcome))
+                return
+            size = sum([record.size for record in records])
+            self._stats.put(accepted.topic, accepted.queue_id, len(records), size)
+            self._answer(request, peer, outcome, accepted.queue_id, waits)
+
+        self._put.soon(records, stored)
+        return None
+
+    def _refusal(self, request: Command, error: RemoteError) -> Command:
+        self._stats.put_failed()
+        return request.answer(error.code, self._traits, remark=error.remark)
 
     @property
     def _traits(self) -> BrokerTraits:
@@ -276,7 +286,8 @@ class Sends:
 
     def _answer(
         self, request: Command, peer: Connection, appended: Appended, queue_id: int, waits: bool
-    ) -> Command | None:
+    ) -> None:
+        """Answer now, or when the message is as durable as its sender wants it."""
         ids = [offset_id(self._store_host, offset) for offset in appended.physical_offsets]
         identity = self._config.current.identity
         stored = SendMessageAnswer(
@@ -287,13 +298,13 @@ class Sends:
             queue_offset=appended.queue_offset,
         )
         if not waits or appended.durable.done():
-            return request.answer(ResponseCode.SUCCESS, stored)
+            peer.answer(request, request.answer(ResponseCode.SUCCESS, stored))
+            return
 
         def done(error: BaseException | None) -> None:
             peer.answer(request, self._late_answer(request, stored, error))
 
         self._durability.when_done(appended.durable, done)
-        return None
 
     def _late_answer(
         self, request: Command, stored: SendMessageAnswer, error: BaseException | None

@@ -1,0 +1,304 @@
+"""A broker in a process of its own, and clients in this one: sends, pulls, waiting, latency.
+
+    python benchmarks/broker.py [--seconds 1] [--only sends,batches,pulls,held,latency]
+
+Clients speak in plain requests, so that what is measured is the broker. The Java original's figures
+on a machine of this size are printed beside ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+from measure import print_table
+from turbopump.net.connection import Connection
+from turbopump.net.loop import run
+from turbopump.net.pool import ConnectionPool
+from turbopump.net.sockets import SocketNetwork
+from turbopump.wire.batch import BatchEntry, encode_batch
+from turbopump.wire.codes import ResponseCode
+from turbopump.wire.command import Command, request
+from turbopump.wire.headers import PullMessage, PullMessageAnswer, SendMessageV2
+from turbopump.wire.sysflag import PULL_SUBSCRIPTION, PULL_SUSPEND
+
+TIMEOUT_MS = 10_000
+BODY = b"x" * 128
+PROPERTIES = "UNIQ_KEY\x017F00000100002A9F0000000000000000\x02WAIT\x01true\x02TAGS\x01TagA"
+BATCH = 32
+HELD = 50_000
+JAVA_SENDS = {1: "2,500–4,000", 8: "9,400–11,500", 64: "18,000–19,000 (32)", 512: "51,000–59,000"}
+
+Ask = Callable[[Command], Awaitable[Command]]
+
+
+def send_request(queue_id: int = 0, body: bytes = BODY, *, batch: bool = False) -> Command:
+    header = SendMessageV2(
+        producer_group="benchmark",
+        topic="Bench",
+        default_topic="TBW102",
+        default_topic_queue_nums=4,
+        queue_id=queue_id,
+        sys_flag=0,
+        born_timestamp=int(time.time() * 1000),
+        flag=0,
+        properties=PROPERTIES,
+        batch=batch,
+    )
+    return request(320 if batch else 310, header, body)
+
+
+def pull_request(offset: int, queue_id: int = 0, hold_ms: int = 0, tags: str = "*") -> Command:
+    header = PullMessage(
+        consumer_group="benchmark",
+        topic="Bench",
+        queue_id=queue_id,
+        queue_offset=offset,
+        max_msg_nums=32,
+        sys_flag=PULL_SUBSCRIPTION | (PULL_SUSPEND if hold_ms else 0),
+        commit_offset=0,
+        suspend_timeout_millis=hold_ms,
+        subscription=tags,
+        sub_version=0,
+    )
+    return request(11, header)
+
+
+class Server:
+    """The broker's process."""
+
+    def __init__(self, process: subprocess.Popen[str], address: str) -> None:
+        self.process = process
+        self.address = address
+
+    @property
+    def cpu_s(self) -> float:
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    @property
+    def memory_mib(self) -> float:
+        text = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(text.partition("VmRSS:")[2].split()[0]) / 1024
+
+
+@contextmanager
+def server(*options: str) -> Iterator[Server]:
+    with tempfile.TemporaryDirectory() as directory:
+        command = [sys.executable, "-m", "turbopump", "standalone", "--dir", directory]
+        ports = ["--nameserver-port", "0", "--broker-port", "0"]
+        process = subprocess.Popen(
+            [*command, *ports, *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert process.stdout is not None
+        ready = process.stdout.readline()
+        try:
+            yield Server(process, ready.rpartition("broker=")[2].strip())
+        finally:
+            process.terminate()
+            process.wait(10)
+
+
+@asynccontextmanager
+async def connected(address: str) -> AsyncIterator[Connection]:
+    async with ConnectionPool(SocketNetwork()) as pool:
+        yield await pool.connection(address)
+
+
+async def flood(connection: Connection, in_flight: int, seconds: float, command: Command) -> int:
+    """Keep so many requests in flight; return how many were answered."""
+    done = 0
+    end = time.perf_counter() + seconds
+
+    async def one_after_the_other() -> None:
+        nonlocal done
+        while time.perf_counter() < end:
+            answer = await connection.request(command, TIMEOUT_MS)
+            assert answer.code == ResponseCode.SUCCESS, answer
+            done += 1
+
+    await asyncio.gather(*(one_after_the_other() for _ in range(in_flight)))
+    return done
+
+
+async def measured(
+    running: Server, connection: Connection, in_flight: int, seconds: float, command: Command
+) -> tuple[float, float, float]:
+    """Return requests a second, and CPU microseconds of server and client for each."""
+    await flood(connection, in_flight, seconds / 4, command)
+    server_s, client_s, started = running.cpu_s, time.process_time(), time.perf_counter()
+    done = await flood(connection, in_flight, seconds, command)
+    rate = done / (time.perf_counter() - started)
+    server_us = (running.cpu_s - server_s) / done * 1e6
+    return rate, server_us, (time.process_time() - client_s) / done * 1e6
+
+
+async def sends(seconds: float) -> None:
+    rows = []
+    with server() as running:
+        async with connected(running.address) as connection:
+            for in_flight in (1, 8, 64, 512):
+                rate, server_us, client_us = await measured(
+                    running, connection, in_flight, seconds, send_request()
+                )
+                row = [str(in_flight), f"{rate:,.0f}", JAVA_SENDS[in_flight]]
+                rows.append([*row, f"{server_us:.1f}", f"{client_us:.1f}"])
+    print("\nSends of 128 bytes, asynchronous flush\n")
+    columns = ["in flight", "sends/s", "Java original", "server CPU µs", "client CPU µs"]
+    print_table(columns, rows)
+
+
+async def batches(seconds: float) -> None:
+    entries = [BatchEntry(BODY, PROPERTIES.encode()) for _ in range(BATCH)]
+    command = send_request(body=encode_batch(entries), batch=True)
+    with server() as running:
+        async with connected(running.address) as connection:
+            rate, server_us, _ = await measured(running, connection, 16, seconds, command)
+    print(f"\nBatches of {BATCH}\n")
+    columns = ["batches/s", "messages/s", "server CPU µs per message"]
+    print_table(columns, [[f"{rate:,.0f}", f"{rate * BATCH:,.0f}", f"{server_us / BATCH:.1f}"]])
+
+
+async def pulls(seconds: float) -> None:
+    with server() as running:
+        async with connected(running.address) as connection:
+            await flood(connection, 64, seconds, send_request())
+            offset = count = 0
+            server_s, started = running.cpu_s, time.perf_counter()
+            while True:
+                answer = await connection.request(pull_request(offset), TIMEOUT_MS)
+                if answer.code != ResponseCode.SUCCESS:
+                    break
+                following = PullMessageAnswer.from_ext_fields(answer.ext_fields).next_begin_offset
+                count += following - offset
+                offset = following
+            elapsed = time.perf_counter() - started
+            server_us = (running.cpu_s - server_s) / count * 1e6
+    print("\nPulling a backlog, 32 messages a pull, one pull at a time\n")
+    columns = ["messages", "messages/s", "server CPU µs per message"]
+    print_table(columns, [[f"{count:,}", f"{count / elapsed:,.0f}", f"{server_us:.1f}"]])
+
+
+async def held(seconds: float) -> None:
+    """Send with and without tens of thousands of pulls held, in turn."""
+    rates: dict[bool, list[float]] = {False: [], True: []}
+    with server() as running:
+        async with connected(running.address) as connection:
+            await connection.request(send_request(1), TIMEOUT_MS)
+            before_mib = after_mib = running.memory_mib
+            for _ in range(3):
+                rate, _, _ = await measured(running, connection, 64, seconds, send_request())
+                rates[False].append(rate)
+                async with connected(running.address) as waiting:
+                    await hold_many(waiting)
+                    after_mib = running.memory_mib
+                    rate, _, _ = await measured(running, connection, 64, seconds, send_request())
+                    rates[True].append(rate)
+    without, with_held = statistics.median(rates[False]), statistics.median(rates[True])
+    print(f"\n{HELD:,} pulls held on other queues, sends with 64 in flight\n")
+    print_table(
+        ["sends/s without", "sends/s with", "ratio", "KiB per held pull"],
+        [
+            [
+                f"{without:,.0f}",
+                f"{with_held:,.0f}",
+                f"{with_held / without:.2f}",
+                f"{(after_mib - before_mib) * 1024 / HELD:.1f}",
+            ]
+        ],
+    )
+
+
+async def hold_many(connection: Connection) -> None:
+    """Leave pulls waiting that nothing will wake: one-way requests are held just the same."""
+    for number in range(HELD):
+        command = pull_request(1, queue_id=1, hold_ms=600_000, tags=f"tag-{number % 100}")
+        await connection.oneway_in_time(command, TIMEOUT_MS)
+    await connection.request(pull_request(0, queue_id=1), TIMEOUT_MS)
+
+
+async def latency(seconds: float) -> None:
+    rows = []
+    with server() as running:
+        async with connected(running.address) as sender:
+            full_rate, _, _ = await measured(running, sender, 64, seconds, send_request(2))
+            async with connected(running.address) as puller:
+                for name, rate in (("200 a second", 200.0), ("half of the most", full_rate / 2)):
+                    times_ms = sorted(await send_to_pull(sender, puller, rate, seconds * 3))
+                    middle = times_ms[len(times_ms) // 2]
+                    rows.append(
+                        [name, f"{middle:.2f}", f"{times_ms[int(len(times_ms) * 0.99)]:.2f}"]
+                    )
+    print("\nFrom send to answered pull\n")
+    print_table(["load", "p50 ms", "p99 ms"], rows)
+
+
+async def send_to_pull(
+    sender: Connection, puller: Connection, rate: float, seconds: float
+) -> list[float]:
+    """Send probes at a steady pace, among a load on another queue; time each until it is pulled."""
+    answer = await puller.request(pull_request(1 << 40), TIMEOUT_MS)
+    offset = PullMessageAnswer.from_ext_fields(answer.ext_fields).max_offset
+    times_ms: list[float] = []
+    load = asyncio.create_task(steady(sender, rate, seconds))
+    while not load.done():
+        held_pull = asyncio.create_task(
+            puller.request(pull_request(offset, hold_ms=5000), TIMEOUT_MS)
+        )
+        await asyncio.sleep(0.004)
+        started = time.perf_counter()
+        probe = asyncio.create_task(sender.request(send_request(), TIMEOUT_MS))
+        answer = await held_pull
+        times_ms.append((time.perf_counter() - started) * 1000)
+        await probe
+        offset = PullMessageAnswer.from_ext_fields(answer.ext_fields).next_begin_offset
+    await load
+    return times_ms
+
+
+async def steady(connection: Connection, rate: float, seconds: float) -> None:
+    """Send at a rate, in small bursts as timers allow."""
+    started, sent = time.perf_counter(), 0
+    pending: set[asyncio.Task[Command]] = set()
+    while (elapsed := time.perf_counter() - started) < seconds:
+        for _ in range(int(elapsed * rate) - sent):
+            sent += 1
+            task = asyncio.create_task(connection.request(send_request(2), TIMEOUT_MS))
+            pending.add(task)
+            task.add_done_callback(pending.discard)
+        await asyncio.sleep(0.001)
+    await asyncio.gather(*pending)
+
+
+PARTS: dict[str, Callable[[float], Awaitable[None]]] = {
+    "sends": sends,
+    "batches": batches,
+    "pulls": pulls,
+    "held": held,
+    "latency": latency,
+}
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=1.0)
+    parser.add_argument("--only", default=",".join(PARTS))
+    options = parser.parse_args()
+    for part in options.only.split(","):
+        await PARTS[part](options.seconds)
+
+
+if __name__ == "__main__":
+    run(main())
