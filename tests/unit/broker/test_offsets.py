@@ -1,0 +1,152 @@
+"""Committed offsets against a plain dictionary, over restarts and failing disks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from broker_parts import FakeFile
+from turbopump.broker.config_file import ConfigFile
+from turbopump.broker.offsets import Offsets
+from turbopump.errors import StoreDamaged, WriteFailed
+from turbopump.wire.bodies import ConsumerOffsets
+from vectors import DATA
+
+groups = st.sampled_from(["g", "h"])
+topics = st.sampled_from(["T", "U", "%RETRY%g"])
+queue_ids = st.integers(0, 2)
+
+
+class Committing(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.file = FakeFile()
+        self.offsets = Offsets(self.file)
+        self.model: dict[tuple[str, str], dict[int, int]] = {}
+        self.saved: dict[tuple[str, str], dict[int, int]] = {}
+
+    @rule(group=groups, topic=topics, queue_id=queue_ids, offset=st.integers(0, 5))
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        self.offsets.commit(group, topic, queue_id, offset)
+        self.model.setdefault((group, topic), {})[queue_id] = offset
+
+    @rule(source=groups, copy=groups, topic=topics)
+    def clone(self, source: str, copy: str, topic: str) -> None:
+        self.offsets.clone(source, copy, topic)
+        if (source, topic) in self.model:
+            self.model[copy, topic] = dict(self.model[source, topic])
+
+    @rule(group=groups)
+    def remove(self, group: str) -> None:
+        self.offsets.remove_group(group)
+        self.model = {key: queues for key, queues in self.model.items() if key[0] != group}
+
+    @rule(full=st.booleans())
+    def persist(self, full: bool) -> None:
+        self.file.full = full
+        asyncio.run(self.offsets.persist())
+        if not full:
+            assert not self.offsets.is_dirty
+            self.saved = {key: dict(queues) for key, queues in self.model.items()}
+
+    @rule()
+    def crash(self) -> None:
+        self.offsets = Offsets(self.file)
+        self.offsets.load()
+        self.model = {key: dict(queues) for key, queues in self.saved.items()}
+
+    @invariant()
+    def tables_agree(self) -> None:
+        for group in ("g", "h"):
+            assert self.offsets.topics_of(group) == {t for g, t in self.model if g == group}
+            for topic in ("T", "U", "%RETRY%g"):
+                assert self.offsets.of_topic(group, topic) == self.model.get((group, topic), {})
+        assert self.offsets.groups_of("T") == {g for g, t in self.model if t == "T"}
+
+    @invariant()
+    def what_is_not_saved_is_dirty(self) -> None:
+        assert self.offsets.is_dirty or self.model == self.saved
+
+
+Committing.TestCase.settings = settings(max_examples=50, stateful_step_count=25, deadline=None)
+TestCommitting = Committing.TestCase
+
+
+def test_offsets_go_back_and_forth() -> None:
+    offsets = Offsets(FakeFile())
+    assert offsets.find("g", "T", 0) is None
+    offsets.commit("g", "T", 0, 7)
+    offsets.commit("g", "T", 0, 3)
+    assert offsets.find("g", "T", 0) == 3
+    assert offsets.find("g", "T", 1) is None
+    offsets.reset("g", "T", {0: 9, 1: 0})
+    assert offsets.of_topic("g", "T") == {0: 9, 1: 0}
+
+
+def test_nothing_is_written_when_nothing_changed() -> None:
+    file = FakeFile()
+    offsets = Offsets(file)
+    offsets.persist_now()
+    offsets.commit("g", "T", 0, 1)
+    offsets.persist_now()
+    offsets.commit("g", "T", 0, 1)
+    offsets.persist_now()
+    asyncio.run(offsets.persist())
+    assert len(file.saved) == 1
+
+
+def test_failures_are_logged_once_and_lose_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    file = FakeFile()
+    offsets = Offsets(file)
+    offsets.commit("g", "T", 0, 1)
+    file.full = True
+    for _ in range(3):
+        asyncio.run(offsets.persist())
+    assert len(caplog.records) == 1
+    with pytest.raises(WriteFailed):
+        offsets.persist_now()
+    file.full = False
+    asyncio.run(offsets.persist())
+    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
+    assert ConsumerOffsets.decode(file.saved[-1]).offset_table == {"T@g": {0: 1}}
+
+
+def test_commits_during_a_write_are_written_the_next_time() -> None:
+    class Slow(FakeFile):
+        def save(self, body: bytes) -> None:
+            super().save(body)
+            offsets.commit("g", "T", 0, 2)
+
+    offsets = Offsets(Slow())
+    offsets.commit("g", "T", 0, 1)
+    asyncio.run(offsets.persist())
+    assert offsets.is_dirty
+
+
+def test_what_the_original_wrote_is_read_and_kept(tmp_path: Path) -> None:
+    path = tmp_path / "consumerOffset.json"
+    path.write_bytes((DATA / "config" / "consumerOffset.json").read_bytes())
+    offsets = Offsets(ConfigFile(path))
+    offsets.load()
+    assert offsets.of_topic("cg_manual", "Alpha") == {0: 42, 1: 7}
+    assert offsets.topics_of("cg_store") == {"%RETRY%cg_store", "Gamma"}
+    assert not offsets.is_dirty
+    offsets.commit("cg_manual", "Alpha", 0, 43)
+    offsets.persist_now()
+    again = Offsets(ConfigFile(path))
+    again.load()
+    assert again.snapshot == offsets.snapshot
+
+
+def test_a_damaged_file_is_not_written_over(tmp_path: Path) -> None:
+    path = tmp_path / "consumerOffset.json"
+    path.write_text('{"offsetTable": {"T@g": 7}}')
+    with pytest.raises(StoreDamaged, match="consumerOffset"):
+        Offsets(ConfigFile(path)).load()

@@ -1,0 +1,286 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from broker_parts import IDENTITY, FakeFile
+from turbopump.broker.config import IdentityConfig, TopicsConfig
+from turbopump.broker.config_file import ConfigFile
+from turbopump.broker.names import (
+    check_name,
+    dead_letter_topic,
+    is_forbidden_to_send,
+    retry_topic,
+)
+from turbopump.broker.topics import Topics, check_shape, is_readable, is_writable
+from turbopump.errors import InvalidArgument, StoreDamaged, WriteFailed
+from turbopump.testing import VirtualClock
+from turbopump.wire.bodies import TopicConfig, TopicConfigTable
+from vectors import DATA
+
+
+def made(
+    file: ConfigFile | None = None,
+    config: TopicsConfig | None = None,
+    identity: IdentityConfig = IDENTITY,
+    delay_levels: int = 18,
+) -> Topics:
+    topics = Topics(
+        config or TopicsConfig(),
+        identity,
+        file or FakeFile(),
+        VirtualClock(),
+        delay_levels=delay_levels,
+    )
+    topics.load()
+    return topics
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["T", "%RETRY%g", "a|b", "A-b_9", "x" * 127])
+def test_good_names(name: str) -> None:
+    assert check_name(name) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("", "blank"),
+        (" \t", "blank"),
+        ("a b", "illegal"),
+        ("..", "illegal"),
+        ("../../etc", "illegal"),
+        ("a/b", "illegal"),
+        ("a\\b", "illegal"),
+        ("a\n", "illegal"),
+        ("a\x00", "illegal"),
+        ("主题", "illegal"),
+        ("x" * 128, "longer"),
+    ],
+)
+def test_bad_names(name: str, why: str) -> None:
+    assert why in (check_name(name) or "")
+
+
+@given(st.text())
+def test_what_passes_can_name_a_directory(name: str) -> None:
+    if check_name(name) is None:
+        assert Path("queues", name).parent == Path("queues")
+        assert name not in {".", ".."}
+        assert len(name.encode()) <= 127
+
+
+def test_forbidden_and_derived_names() -> None:
+    assert is_forbidden_to_send("SCHEDULE_TOPIC_XXXX")
+    assert is_forbidden_to_send("RMQ_SYS_TRANS_HALF_TOPIC")
+    assert not is_forbidden_to_send("BenchmarkTest")
+    assert (retry_topic("g"), dead_letter_topic("g")) == ("%RETRY%g", "%DLQ%g")
+
+
+# --- the broker's own -----------------------------------------------------------------------------
+
+
+def test_topics_at_boot() -> None:
+    table = made(config=TopicsConfig(trace_topic=True)).table
+    found = {name: (t.read_queue_nums, t.write_queue_nums, t.perm) for name, t in table.items()}
+    assert found == {
+        "SELF_TEST_TOPIC": (1, 1, 6),
+        "TBW102": (8, 8, 7),
+        "BenchmarkTest": (1024, 1024, 6),
+        "DefaultCluster": (16, 16, 7),
+        "broker-a": (1, 1, 7),
+        "OFFSET_MOVED_EVENT": (1, 1, 6),
+        "SCHEDULE_TOPIC_XXXX": (18, 18, 6),
+        "RMQ_SYS_TRACE_TOPIC": (1, 1, 6),
+        "DefaultCluster_REPLY_TOPIC": (1, 1, 6),
+    }
+
+
+def test_topics_at_boot_follow_the_configuration() -> None:
+    config = TopicsConfig(
+        auto_create=False, cluster_topic=False, broker_topic=False, default_queues=3
+    )
+    table = made(config=config, delay_levels=30).table
+    assert "TBW102" not in table
+    assert "RMQ_SYS_TRACE_TOPIC" not in table
+    assert table["DefaultCluster"].perm == 1
+    assert table["broker-a"].perm == 1
+    assert table["SCHEDULE_TOPIC_XXXX"].read_queue_nums == 30
+    assert made(config=TopicsConfig(default_queues=3)).table["TBW102"].write_queue_nums == 3
+
+
+def test_system_topics() -> None:
+    topics = made()
+    system = ("TBW102", "broker-a", "DefaultCluster", "rmq_sys_x", "RMQ_SYS_TRANS_HALF_TOPIC")
+    for name in (*system, "DefaultCluster_REPLY_TOPIC"):
+        assert topics.is_system(name)
+    assert not topics.is_system("T")
+    assert "TRANS_CHECK_MAX_TIME_TOPIC" in topics.system_names
+
+
+# --- making and changing --------------------------------------------------------------------------
+
+
+def test_a_send_makes_a_topic_like_the_template() -> None:
+    topics = made()
+    topic = topics.create_by_send("T", "TBW102", 4, 1)
+    assert topic == TopicConfig(
+        topic_name="T", read_queue_nums=4, write_queue_nums=4, perm=6, topic_sys_flag=1
+    )
+    assert topics.find("T") is topic
+    assert topics.create_by_send("T", "TBW102", 2) is topic
+    wide = topics.create_by_send("Wide", "TBW102", 100)
+    assert wide is not None
+    assert wide.write_queue_nums == 8
+
+
+def test_a_send_makes_nothing_when_that_is_not_allowed() -> None:
+    topics = made()
+    assert topics.create_by_send("T", "Nowhere", 4) is None
+    assert topics.create_by_send("T", "BenchmarkTest", 4) is None, "it may not be inherited"
+    assert topics.create_by_send("T", "TBW102", 0) is None
+    assert topics.create_by_send("T", "TBW102", -1) is None
+    off = made(config=TopicsConfig(auto_create=False))
+    assert off.create_by_send("T", "TBW102", 4) is None
+    assert off.create_by_send("T", "DefaultCluster", 4) is not None
+    assert off.data_version.counter == 1
+
+
+def test_a_template_of_the_past_makes_nothing_when_that_is_switched_off() -> None:
+    file = FakeFile()
+    made(file).create_by_send("T", "TBW102", 4)
+    off = made(file, TopicsConfig(auto_create=False))
+    template = off.find("TBW102")
+    assert template is not None
+    assert template.perm == 6
+    assert off.create_by_send("U", "TBW102", 4) is None
+
+
+def test_retry_topics_come_by_a_send_anyway() -> None:
+    topics = made(config=TopicsConfig(auto_create=False))
+    topic = topics.create_by_send("%RETRY%g", "TBW102", 4, 2)
+    assert topic is not None
+    assert (topic.read_queue_nums, topic.perm, topic.topic_sys_flag) == (1, 6, 2)
+
+
+def test_the_broker_makes_what_it_needs() -> None:
+    topics = made()
+    topic = topics.create_internal("%DLQ%g", 1)
+    assert (topic.write_queue_nums, topic.perm) == (1, 6)
+    assert topics.create_internal("%DLQ%g", 9) is topic
+    for name in ("%RETRY%../../x", "%RETRY%" + "g" * 121, ""):
+        with pytest.raises(InvalidArgument, match="topic"):
+            topics.create_internal(name, 1)
+    assert topics.data_version.counter == 1
+
+
+def test_updates_keep_the_order_flag() -> None:
+    topics = made()
+    topics.update(TopicConfig(topic_name="T", order=True))
+    topic = topics.find("T")
+    assert topic is not None
+    assert not topic.order
+    topics.mark_ordered(frozenset({"T", "unknown"}))
+    topics.update(TopicConfig(topic_name="T", perm=4))
+    topic = topics.find("T")
+    assert topic is not None
+    assert (topic.order, topic.perm) == (True, 4)
+    topics.mark_ordered(frozenset())
+    assert not any(topic.order for topic in topics.table.values())
+
+
+def test_deleting() -> None:
+    topics = made()
+    topics.update(TopicConfig(topic_name="T"))
+    assert topics.delete("T")
+    assert topics.find("T") is None
+    assert not topics.delete("T")
+    assert topics.data_version.counter == 2
+
+
+def test_listeners_hear_of_what_is_made_or_changed() -> None:
+    topics = made()
+    heard: list[str] = []
+    topics.listen(lambda topic: heard.append(topic.topic_name))
+    topics.create_by_send("A", "TBW102", 4)
+    topics.create_internal("B", 1)
+    topics.update(TopicConfig(topic_name="C"))
+    topics.create_internal("B", 1)
+    topics.delete("C")
+    topics.mark_ordered(frozenset({"A"}))
+    assert heard == ["A", "B", "C"]
+
+
+def test_shapes() -> None:
+    assert check_shape(TopicConfig(topic_name="T")) is None
+    for changes in ({"read_queue_nums": -1}, {"write_queue_nums": 70_000}, {"perm": 8}):
+        assert check_shape(replace(TopicConfig(topic_name="T"), **changes)) is not None
+    assert is_readable(TopicConfig(topic_name="T", perm=4))
+    assert not is_writable(TopicConfig(topic_name="T", perm=4))
+
+
+# --- keeping --------------------------------------------------------------------------------------
+
+
+def test_what_the_original_wrote_is_read() -> None:
+    topics = made(ConfigFile(DATA / "config" / "topics.json"))
+    assert (topics.data_version.counter, topics.data_version.timestamp) == (8, 1794728151040)
+    alpha = topics.find("Alpha")
+    assert alpha is not None
+    assert (alpha.read_queue_nums, alpha.perm) == (4, 6)
+    saved = TopicConfigTable.decode((DATA / "config" / "topics.json").read_bytes())
+    assert saved.topic_config_table.keys() <= topics.table.keys()
+
+
+def test_changes_outlive_the_process(tmp_path: Path) -> None:
+    path = tmp_path / "config" / "topics.json"
+    topics = made(ConfigFile(path))
+    assert not path.exists(), "nothing has changed yet"
+    topics.create_by_send("T", "TBW102", 4)
+    topics.mark_ordered(frozenset({"T"}))
+    again = made(ConfigFile(path))
+    assert again.table == topics.table
+    assert again.data_version == topics.data_version
+    assert again.data_version.counter == 2
+
+
+def test_a_change_that_cannot_be_saved_does_not_happen() -> None:
+    file = FakeFile()
+    topics = made(file)
+    heard: list[TopicConfig] = []
+    topics.listen(heard.append)
+    file.full = True
+    with pytest.raises(WriteFailed):
+        topics.create_by_send("T", "TBW102", 4)
+    with pytest.raises(WriteFailed):
+        topics.create_internal("T", 4)
+    with pytest.raises(WriteFailed):
+        topics.update(TopicConfig(topic_name="T"))
+    assert topics.find("T") is None
+    assert topics.data_version.counter == 0
+    assert not heard
+
+
+def test_a_damaged_file_is_not_written_over(tmp_path: Path) -> None:
+    path = tmp_path / "topics.json"
+    path.write_text("{ not json")
+    with pytest.raises(StoreDamaged, match=r"topics\.json"):
+        made(ConfigFile(path))
+    path.write_text('{"dataVersion": 7}')
+    with pytest.raises(StoreDamaged, match=r"topics\.json"):
+        made(ConfigFile(path))
+
+
+def test_the_backup_is_read_when_the_file_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "topics.json"
+    topics = made(ConfigFile(path))
+    topics.create_by_send("A", "TBW102", 4)
+    topics.create_by_send("B", "TBW102", 4)
+    path.write_text("")
+    assert made(ConfigFile(path)).find("A") is not None
