@@ -17,8 +17,24 @@ command -v "$python" >/dev/null || fail "no $python found: install Python 3.11 o
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
     fail "$python is older than 3.11: set PYTHON to a newer one"
 
+# For scripts that others call: by then, .venv's own python3 comes first, which has no pip.
+PYTHON=$(command -v "$python")
+export PYTHON
+
 fingerprint() {
     { cat "$lock" pyproject.toml; "$python" --version; printf '%s' "$venv"; } | sha256sum | cut -d' ' -f1
+}
+
+# Puts the command that installs into .venv into `pip`.
+find_pip() {
+    if "$python" -m pip --version >/dev/null 2>&1; then
+        pip=("$python" -m pip --python "$venv/bin/python")
+    elif "$venv/bin/python" -m ensurepip >/dev/null 2>&1; then
+        pip=("$venv/bin/python" -m pip)
+    else
+        fail "no pip found: install it (Debian: apt-get install python3-pip) and run this again"
+    fi
+    export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 }
 
 make_venv() {
@@ -26,14 +42,7 @@ make_venv() {
     rm -rf "$venv"
     # --without-pip: Debian leaves ensurepip out of python3; pip outside can install into the venv.
     "$python" -m venv --without-pip "$venv"
-    if "$python" -m pip --version >/dev/null 2>&1; then
-        local pip=("$python" -m pip --python "$venv/bin/python")
-    elif "$venv/bin/python" -m ensurepip >/dev/null 2>&1; then
-        local pip=("$venv/bin/python" -m pip)
-    else
-        fail "no pip found: install it (Debian: apt-get install python3-pip) and run this again"
-    fi
-    export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+    find_pip
     "${pip[@]}" install --quiet --quiet --require-hashes -r "$lock"
     "${pip[@]}" install --quiet --quiet --no-deps --no-build-isolation --editable .
     fingerprint >"$venv/.complete"
