@@ -16,7 +16,7 @@ from turbopump.store.queues import Queues
 from turbopump.wire.record import BLANK_BYTES, Record, RecordEntry
 
 
-class Placed(Struct, frozen=True):
+class Placed(Struct, frozen=True, gc=False):
     """Where a message or a batch went."""
 
     physical_offsets: tuple[PhysicalOffset, ...]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.consume_queue import ConsumeQueue
@@ -97,7 +98,7 @@ class Dispatcher:
             if level > 0:
                 return entry.store_timestamp_ms + self._delay_ms(level)
         tags = property_value(entry.properties, _TAGS)
-        return tags_code(tags.decode("utf-8", "replace")) if tags else 0
+        return _code(tags) if tags else 0
 
     def _delay_ms(self, level: int) -> int:
         if not self._delay_levels:
@@ -146,6 +147,11 @@ def index_keys(text: bytes) -> list[bytes]:
     if given:
         keys += [key for key in given.split(b" ") if key]
     return keys
+
+
+@lru_cache(maxsize=4096)
+def _code(tags: bytes) -> int:
+    return tags_code(tags.decode("utf-8", "replace"))
 
 
 def _delay_level(text: bytes) -> int:

@@ -42,13 +42,14 @@ class Health:
         self._torn_at: PhysicalOffset | None = None
         self._blocked: OSError | None = None
         self._probed_ms = 0
-        self.disk_used_ratio: float | None = None
-        """Set while so much of the disk is used that messages are refused."""
+        self._disk_used_ratio: float | None = None
+        self.untroubled = True
+        """False as soon as anything but a flush has gone wrong; for a quick look."""
 
     def reason(self) -> WriteRefused | None:
         """Return why messages are refused now; None when they are not."""
-        if self.disk_used_ratio is not None:
-            return DiskFull(f"{self.disk_used_ratio:.0%} of the disk is used")
+        if self._disk_used_ratio is not None:
+            return DiskFull(f"{self._disk_used_ratio:.0%} of the disk is used")
         if self._torn_at is not None:
             return WriteFailed("an unfinished write could not be taken back")
         if self._flusher.failure is not None:
@@ -66,7 +67,7 @@ class Health:
         )
         if sick and self._clock.monotonic_ms() - self._probed_ms >= self._heal_interval_ms:
             sick = not self.probe()
-        return not sick and self.disk_used_ratio is None
+        return not sick and self._disk_used_ratio is None
 
     @property
     def _heal_interval_ms(self) -> int:
@@ -82,21 +83,34 @@ class Health:
             if self._flusher.failure is not None:
                 self._mend_log()
             if self._blocked is not None:
-                self._behind.spill(self._dispatcher.crowded)
+                self._behind.spill()
                 self._blocked = None
         except OSError:
             return False
+        finally:
+            self._look()
         return True
 
     def torn(self, at: PhysicalOffset) -> None:
         """Note that bytes behind a position could not be taken back."""
         self._torn_at = at
+        self._look()
         self._probed_ms = self._clock.monotonic_ms()
 
     def blocked(self, error: OSError) -> None:
         """Note that queues or index could not be written: they must not pile up in memory."""
         self._blocked = error
+        self._look()
         self._probed_ms = self._clock.monotonic_ms()
+
+    def disk_is_full(self, used_ratio: float | None) -> None:
+        """Refuse messages because so much of the disk is used, or take them again."""
+        self._disk_used_ratio = used_ratio
+        self._look()
+
+    def _look(self) -> None:
+        troubles = (self._torn_at, self._blocked, self._disk_used_ratio)
+        self.untroubled = all(trouble is None for trouble in troubles)
 
     def _mend_log(self) -> None:
         if self._config.flush.mode is FlushMode.SYNC:

@@ -22,6 +22,7 @@ def index_hashes(topics: Sequence[str], keys: Sequence[bytes]) -> NDArray[np.int
     """
     by_length: defaultdict[int, list[int]] = defaultdict(list)
     hashes = np.empty(len(keys), np.uint32)
+    prefixes = {topic: string_hash(topic + "#") & _MASK for topic in set(topics)}
     for number, key in enumerate(keys):
         if key.isascii():
             by_length[len(key)].append(number)
@@ -31,9 +32,9 @@ def index_hashes(topics: Sequence[str], keys: Sequence[bytes]) -> NDArray[np.int
     for length, numbers in by_length.items():
         joined = b"".join([keys[number] for number in numbers])
         codes = np.frombuffer(joined, np.uint8).reshape(len(numbers), length).astype(np.uint32)
-        shift = pow(31, length, 1 << 32)
-        prefixes = [string_hash(topics[number] + "#") * shift & _MASK for number in numbers]
-        hashes[numbers] = codes @ _powers_of(length) + np.array(prefixes, np.uint32)
+        shift = np.uint32(pow(31, length, 1 << 32))
+        starts = np.array([prefixes[topics[number]] for number in numbers], np.uint32)
+        hashes[numbers] = codes @ _powers_of(length) + starts * shift
     magnitudes = np.abs(hashes.view(np.int32).astype(np.int64))
     magnitudes[magnitudes > INT_MAX] = 0
     return magnitudes

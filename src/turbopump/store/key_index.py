@@ -56,7 +56,6 @@ class KeyIndex:
     def files(self) -> tuple[IndexFile, ...]:
         return tuple(self._index_files)
 
-    @property
     def crowded(self) -> bool:
         """Whether so many entries wait that they should be written."""
         return len(self._keys) >= PENDING_MAX

@@ -39,7 +39,7 @@ class Appended(Struct, frozen=True):
         return self.physical_offsets[0]
 
 
-class Arrival(Struct, frozen=True):
+class Arrival(Struct, frozen=True, gc=False):
     """A message that has just become readable."""
 
     topic: str

@@ -171,7 +171,7 @@ class Recovery:
             if visible and not complete and entry.queue_offset > queue.max_offset:
                 return False
             self._dispatcher.enter(entry, None)
-            self._behind.spill(self._dispatcher.crowded)
+            self._behind.spill()
             self._replayed += 1
         return True
 

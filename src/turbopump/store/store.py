@@ -75,7 +75,9 @@ class Store:
         )
         self._files = files
         self._dispatcher = Dispatcher(self._queues, self._index, config.delay_levels)
-        self._behind = WriteBehind(files, self._directory.checkpoint, self._queues, self._index)
+        self._behind = WriteBehind(
+            files, self._directory.checkpoint, self._queues, self._index, self._dispatcher.crowded
+        )
         self._flusher = Flusher(self._log.sync)
         self._appender = Appender(config, clock, self._log, self._queues)
         self._health = Health(
@@ -259,6 +261,8 @@ class Store:
     def _check_writable(self) -> None:
         if not self._open:
             raise StoreClosed("the store is closed")
+        if self._flusher.failure is None and self._health.untroubled:
+            return
         if not self._health.is_well():
             raise self._health.reason() or WriteRefused("the store has just recovered: try again")
 
@@ -279,10 +283,11 @@ class Store:
 
     def dispatch(self) -> None:
         """Make readable what may be read by now; call it when a flush is done."""
-        self._dispatcher.advance(self.readable_end)
-        if self._dispatcher.crowded or (self._index is not None and self._index.crowded):
+        log = self._log
+        self._dispatcher.advance(log.flushed if self._synchronous else log.written)
+        if self._behind.crowded():
             try:
-                self._behind.spill(self._dispatcher.crowded)
+                self._behind.spill()
             except OSError as error:
                 self._health.blocked(error)
 
@@ -310,7 +315,7 @@ class Store:
             self._log.drop_first()
         if verdict.segments:
             self._follow_deletion()
-        self._health.disk_used_ratio = used if verdict.full else None
+        self._health.disk_is_full(used if verdict.full else None)
         return verdict
 
     def _newest_per_segment(self) -> list[int]:

@@ -26,12 +26,18 @@ class WriteBehind:
     """Writes units and entries (owner's thread), then syncs them (flusher's thread)."""
 
     def __init__(
-        self, files: Files, checkpoint_path: Path, queues: Queues, index: KeyIndex | None
+        self,
+        files: Files,
+        checkpoint_path: Path,
+        queues: Queues,
+        index: KeyIndex | None,
+        crowded: list[ConsumeQueue],
     ) -> None:
         self._files = files
         self._path = checkpoint_path
         self._queues = queues
         self._index = index
+        self._crowded = crowded
         self._touched: set[Path] = set()
         self._new: set[Path] = set()
         # Both threads move the checkpoint: the flusher for the log, its jobs for the rest.
@@ -43,12 +49,16 @@ class WriteBehind:
     def load(self) -> None:
         self.checkpoint = read_checkpoint(self._path)
 
-    def spill(self, crowded: list[ConsumeQueue]) -> None:
+    def crowded(self) -> bool:
+        """Whether so much has piled up that it should be written."""
+        return bool(self._crowded) or (self._index is not None and self._index.crowded())
+
+    def spill(self) -> None:
         """Write what has piled up, so that memory stays bounded."""
-        while crowded:
-            self._write_queue(crowded[-1])
-            crowded.pop()
-        if self._index is not None and self._index.crowded:
+        while self._crowded:
+            self._write_queue(self._crowded[-1])
+            self._crowded.pop()
+        if self._index is not None and self._index.crowded():
             self._write_index()
 
     def write_waiting(self, before_ms: int, *, all_of_them: bool = False) -> None:
