@@ -18,6 +18,7 @@ from turbopump.broker.parts import Administration, MessagePath, State
 from turbopump.broker.periodic import Periodic
 from turbopump.broker.registration import Registration
 from turbopump.broker.stats import SAMPLE_INTERVAL_MS
+from turbopump.broker.upkeep import Upkeep
 from turbopump.clock import SYSTEM_CLOCK, Clock
 from turbopump.errors import InvalidArgument
 from turbopump.net.connection import Connection
@@ -34,7 +35,6 @@ from turbopump.wire.hosts import Host, host
 
 _log = logging.getLogger(__name__)
 
-_STORE_TICK_MS = 100
 _RETENTION_INTERVAL_MS = 10_000
 _RETENTION_FIRST_MS = 60_000
 _LEAVE_MS = 500
@@ -130,6 +130,7 @@ class Broker:
         self.state.load()
         self.path = MessagePath(self.state, self.store, store_host, self._clock, self._chance)
         self.path.delays.load()
+        self._upkeep = Upkeep(self.store, self._clock)
         self._registration = Registration(
             config=self.config,
             topics=self.state.topics,
@@ -150,7 +151,7 @@ class Broker:
         config, every = self.config, self._periodic.every
         self.store.listen(self._arrived)
         self.path.delays.start()
-        every(_STORE_TICK_MS, self.store.tick)
+        self._upkeep.note_message()
         every(_RETENTION_INTERVAL_MS, self._retain, first_ms=_RETENTION_FIRST_MS)
         every(config.long_polling.sweep_interval_ms, self._sweep)
         every(config.intervals.offsets_ms, self.state.offsets.persist)
@@ -164,6 +165,7 @@ class Broker:
             return
         self._ready = False
         await self._periodic.stop()
+        self._upkeep.stop()
         self.path.delays.stop()
         self.path.arrivals.release_all()
         await self._leave()
@@ -188,6 +190,7 @@ class Broker:
     # --- what happens -----------------------------------------------------------------------------
 
     def _arrived(self, arrivals: list[Arrival]) -> None:
+        self._upkeep.note_message()
         for arrival in arrivals:
             self.path.arrivals.notify(arrival)
             if arrival.topic == SCHEDULE_TOPIC:
