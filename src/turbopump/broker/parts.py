@@ -28,6 +28,7 @@ from turbopump.broker.put import Put
 from turbopump.broker.queries import Queries
 from turbopump.broker.queue_locks import QueueLocks
 from turbopump.broker.registration import Registration
+from turbopump.broker.replies import Replies
 from turbopump.broker.retries import Retries
 from turbopump.broker.runtime_info import Load, RuntimeInfo
 from turbopump.broker.send import Sends
@@ -125,6 +126,14 @@ class MessagePath:
             stats=state.stats,
             chance=chance,
         )
+        self.replies = Replies(
+            config=state.live,
+            store_host=store_host,
+            sends=self.sends,
+            put=put,
+            producers=state.producers,
+            clock=clock,
+        )
         self.queries = Queries(state.live, store)
 
     @property
@@ -141,6 +150,7 @@ class MessagePath:
             **self.sends.handlers(),
             **self.pulls.handlers(),
             **self.retries.handlers(),
+            **self.replies.handlers(),
             **self.queries.handlers(),
         }
 

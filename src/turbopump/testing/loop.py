@@ -97,7 +97,8 @@ class _JumpingSelector(selectors.BaseSelector):
 
     def _wait_for_threads(self) -> list[tuple[selectors.SelectorKey, int]]:
         """Let threads nobody told of wake the loop; the executor's shutdown is one of them."""
-        ready = self._real.select(_GRACE_S) if threading.active_count() > 1 else []
+        # Looks once more even if no thread is left: the last one may just have woken the loop.
+        ready = self._real.select(_GRACE_S if threading.active_count() > 1 else 0)
         if not ready:
             raise Deadlock(_deadlock_text(self._loop))
         return ready
