@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from turbopump.errors import InvalidArgument, StoreDamaged
+from turbopump.nameserver.writer import Writer
 from turbopump.store.config_files import load_json, save_json
 from turbopump.store.files import Files
 from turbopump.wire import lenient_json
@@ -27,8 +28,9 @@ _FILE_MEMBER = "configTable"
 class KvConfig:
     """The key-values of one name server; a change counts once it is on disk."""
 
-    def __init__(self, path: Path, files: Files | None = None) -> None:
+    def __init__(self, path: Path, writer: Writer, files: Files | None = None) -> None:
         self._path = path
+        self._writer = writer
         self._files = files or Files()
         self._table: Table = {}
         # One change after the other, or a slow write could undo a later one.
@@ -74,8 +76,13 @@ class KvConfig:
         size = len(lenient_json.dumps(table).encode())
         if size > TEXT_BYTES_MAX:
             raise InvalidArgument(f"key-values take {size} bytes: {TEXT_BYTES_MAX} are allowed")
-        await asyncio.to_thread(save_json, self._files, self._path, {_FILE_MEMBER: table})
-        self._table = table
+
+        def adopt() -> None:
+            self._table = table
+
+        await self._writer.write(
+            lambda: save_json(self._files, self._path, {_FILE_MEMBER: table}), adopt
+        )
 
 
 def _has_content(path: Path) -> bool:

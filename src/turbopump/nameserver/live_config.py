@@ -7,6 +7,7 @@ from pathlib import Path
 
 from turbopump.errors import InvalidArgument, RemoteError
 from turbopump.nameserver.config import LOCKED_KEYS, NameServerConfig
+from turbopump.nameserver.writer import Writer
 from turbopump.settings import Settings, changed_properties, configured, described, keys_of
 from turbopump.store.config_files import save_text
 from turbopump.store.files import Files
@@ -19,8 +20,11 @@ CHANGEABLE_KEYS = frozenset({"orderMessageEnable"})
 class LiveConfig:
     """The current settings; a change counts once it is written, if there is a file to write to."""
 
-    def __init__(self, config: NameServerConfig, files: Files | None = None) -> None:
+    def __init__(
+        self, config: NameServerConfig, writer: Writer, files: Files | None = None
+    ) -> None:
         self._current = config
+        self._writer = writer
         self._files = files or Files()
         self._changing = asyncio.Lock()
 
@@ -36,10 +40,18 @@ class LiveConfig:
                 changed = configured(NameServerConfig, {**described(self._current), **changes})
             except InvalidArgument as error:
                 raise RemoteError(ResponseCode.SYSTEM_ERROR, str(error)) from error
-            path = self._current.config_store_path
-            if path is not None:
-                await asyncio.to_thread(_write, self._files, path, changes)
+            await self._replace(changed, changes)
+
+    async def _replace(self, changed: NameServerConfig, changes: Settings) -> None:
+        path = changed.config_store_path
+
+        def adopt() -> None:
             self._current = changed
+
+        if path is None:
+            adopt()
+        else:
+            await self._writer.write(lambda: _write(self._files, path, changes), adopt)
 
 
 def _require_changeable(changes: Settings) -> None:

@@ -15,6 +15,7 @@ from turbopump.nameserver.kv import KvConfig
 from turbopump.nameserver.live_config import LiveConfig
 from turbopump.nameserver.registration import BrokerConnections, broker_handlers
 from turbopump.nameserver.routes import SILENCE_MAX_MS, RouteLimits, RouteTable
+from turbopump.nameserver.writer import Writer
 from turbopump.net.connection import Connection
 from turbopump.net.network import Network
 from turbopump.net.router import Router
@@ -43,8 +44,9 @@ class NameServer:
         self, config: NameServerConfig, network: Network, clock: Clock = SYSTEM_CLOCK
     ) -> None:
         self._clock = clock
-        self._config = LiveConfig(config)
-        self._kv = KvConfig(config.kv_config_path)
+        self._writer = Writer()
+        self._config = LiveConfig(config, self._writer)
+        self._kv = KvConfig(config.kv_config_path, self._writer)
         self._routes = RouteTable(RouteLimits(config.brokers_max, config.topics_max))
         self._connections = BrokerConnections()
         self._server = Server(
@@ -64,6 +66,7 @@ class NameServer:
     async def __aenter__(self) -> Self:
         self._kv.load()
         async with AsyncExitStack() as starting:
+            starting.callback(self._writer.close)
             await starting.enter_async_context(self._server)
             tasks = await starting.enter_async_context(asyncio.TaskGroup())
             scan = tasks.create_task(self._scan())

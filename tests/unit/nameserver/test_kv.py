@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ import pytest
 from turbopump.errors import InvalidArgument, StoreDamaged
 from turbopump.nameserver import kv as kv_module
 from turbopump.nameserver.kv import KvConfig
+from turbopump.nameserver.writer import Writer
 from turbopump.store.files import Files
+from turbopump.testing import wait_until
 
 
 @pytest.fixture
@@ -19,8 +22,11 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "namesrv" / "kvConfig.json"
 
 
+WRITER = Writer()
+
+
 def loaded(path: Path) -> KvConfig:
-    kv = KvConfig(path)
+    kv = KvConfig(path, WRITER)
     kv.load()
     return kv
 
@@ -100,7 +106,7 @@ class FullDisk(Files):
 
 def test_change_that_cannot_be_written_does_not_count(path: Path) -> None:
     async def put() -> None:
-        kv = KvConfig(path, FullDisk())
+        kv = KvConfig(path, WRITER, FullDisk())
         with pytest.raises(OSError, match="No space"):
             await kv.put("ns", "key", "1")
         assert kv.namespace("ns") is None
@@ -119,3 +125,32 @@ def test_there_is_an_end_to_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert kv.namespace("ns") is None
 
     asyncio.run(put())
+
+
+class SlowDisk(Files):
+    """Tells when a write has begun, and goes on when it may."""
+
+    def __init__(self) -> None:
+        self.begun, self.may_go_on = threading.Event(), threading.Event()
+
+    def write(self, fd: int, data: bytes | bytearray | memoryview, at: int) -> None:
+        self.begun.set()
+        assert self.may_go_on.wait(10)
+        super().write(fd, data, at)
+
+
+def test_memory_and_disk_agree_when_the_peer_is_gone_meanwhile(path: Path) -> None:
+    async def put_and_leave() -> None:
+        disk = SlowDisk()
+        kv = KvConfig(path, WRITER, disk)
+        putting = asyncio.create_task(kv.put("ns", "key", "1"))
+        await asyncio.to_thread(disk.begun.wait, 10)
+        putting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await putting
+        assert kv.value("ns", "key") is None
+        disk.may_go_on.set()
+        await wait_until(lambda: kv.value("ns", "key") == "1")
+
+    asyncio.run(put_and_leave())
+    assert loaded(path).value("ns", "key") == "1"
