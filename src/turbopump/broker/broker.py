@@ -102,6 +102,11 @@ class Broker:
         return str(self._advertised)
 
     @property
+    def connections(self) -> tuple[Connection, ...]:
+        """The open connections of clients, oldest first."""
+        return self._server.connections
+
+    @property
     def config(self) -> BrokerConfig:
         """The settings as they are now: operators may change them while the broker runs."""
         return self._live.current

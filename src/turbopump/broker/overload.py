@@ -48,5 +48,6 @@ class LoopLag:
     def _look(self) -> None:
         self._last_ms = max(self._clock.monotonic_ms() - self._due_ms, 0)
         self._timer = None
-        if self._asked:
+        # After a stall once more: the requests that waited are only served now.
+        if self._asked or self._last_ms > 0:
             self._look_later()

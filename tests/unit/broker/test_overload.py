@@ -1,0 +1,150 @@
+"""Under too much load a broker says so, drops who does not read, and stays within its memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from brokers import SMALL_STORE, client_of, running_broker
+from turbopump.broker.config import OverloadConfig
+from turbopump.errors import NetworkError, WriteFailed
+from turbopump.store.config import FlushConfig, FlushMode
+from turbopump.store.flush import Flusher
+from turbopump.testing import MemoryNetwork, virtual_loop, virtual_time, wait_until
+from turbopump.wire.codes import RequestCode, ResponseCode
+
+SYNC_STORE = replace(SMALL_STORE, flush=FlushConfig(mode=FlushMode.SYNC))
+
+
+class StuckDisk:
+    """Flushes that wait until a test lets them go."""
+
+    def __init__(self) -> None:
+        self.flushes: list[Future[None]] = []
+
+    def join(self, _flusher: Flusher) -> Future[None]:
+        if not self.flushes or self.flushes[-1].done():
+            self.flushes.append(Future())
+        return self.flushes[-1]
+
+
+@pytest.fixture
+def disk() -> Iterator[StuckDisk]:
+    stuck = StuckDisk()
+    with patch.object(Flusher, "join", lambda flusher: stuck.join(flusher)):
+        yield stuck
+
+
+def test_a_send_is_not_answered_before_the_flush(tmp_path: Path, disk: StuckDisk) -> None:
+    @virtual_time()
+    async def run() -> None:
+        async with running_broker(tmp_path, store=SYNC_STORE) as (broker, client):
+            sending = asyncio.create_task(client.send())
+            await wait_until(lambda: disk.flushes)
+            await asyncio.sleep(1)
+            assert not sending.done()
+            assert (await client.pull(0)).code == ResponseCode.PULL_NOT_FOUND, "not readable yet"
+            broker.store._log.sync()
+            disk.flushes[-1].set_result(None)
+            assert (await sending).code == ResponseCode.SUCCESS
+            assert len(await client.messages()) == 1
+
+    run()
+
+
+def test_a_slow_and_a_failed_flush_are_told_apart(tmp_path: Path, disk: StuckDisk) -> None:
+    @virtual_time()
+    async def run() -> None:
+        async with running_broker(tmp_path, store=SYNC_STORE) as (_, client):
+            sending = asyncio.create_task(client.send(body=b"slow"))
+            await wait_until(lambda: disk.flushes)
+            with pytest.raises(NetworkError):
+                await sending
+            disk.flushes[-1].set_exception(WriteFailed("the disk said no"))
+            failing = asyncio.create_task(client.send(body=b"fails"))
+            await wait_until(lambda: len(disk.flushes) > 1)
+            disk.flushes[-1].set_exception(WriteFailed("the disk said no"))
+            answer = await failing
+            assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+            assert "the disk said no" in (answer.remark or "")
+
+    run()
+
+
+def test_too_many_sends_that_wait_for_the_disk(tmp_path: Path, disk: StuckDisk) -> None:
+    @virtual_time()
+    async def run() -> None:
+        overload = OverloadConfig(sends_waiting_max=3)
+        async with running_broker(tmp_path, store=SYNC_STORE, overload=overload) as (_, client):
+            sending = [asyncio.create_task(client.send()) for _ in range(3)]
+            await asyncio.sleep(0.1)
+            refused = await client.send()
+            assert refused.code == ResponseCode.SYSTEM_BUSY
+            assert "[OVERLOAD]3 messages wait for the disk" in (refused.remark or "")
+            disk.flushes[-1].set_result(None)
+            assert [answer.code for answer in await asyncio.gather(*sending)] == [0, 0, 0]
+            last = asyncio.create_task(client.send())
+            await wait_until(lambda: not disk.flushes[-1].done())
+            disk.flushes[-1].set_result(None)
+            assert (await last).code == ResponseCode.SUCCESS
+
+    run()
+
+
+@virtual_time()
+async def test_sends_that_waited_too_long_are_refused(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (_, client):
+        await client.send()
+        await asyncio.sleep(0.01)
+        virtual_loop().clock.advance_ns(700_000_000)
+        refused = await client.send()
+        assert refused.code == ResponseCode.SYSTEM_BUSY
+        assert "[TIMEOUT_CLEAN_QUEUE]" in (refused.remark or "")
+        await asyncio.sleep(0.5)
+        assert (await client.send()).code == ResponseCode.SUCCESS
+
+
+@virtual_time()
+async def test_a_consumer_that_does_not_read_costs_bounded_memory_and_slows_nobody(
+    tmp_path: Path,
+) -> None:
+    network = MemoryNetwork()
+    async with running_broker(tmp_path, network) as (broker, client):
+        for _ in range(64):
+            await client.send(body=b"x" * 8000)
+        async with client_of(network, broker.address, "10.0.0.8") as sluggish:
+            connection = await sluggish.pool.connection(broker.address)
+            await sluggish.pull(0)
+            network.stop_reading("10.0.0.8")
+            pulls = [asyncio.create_task(sluggish.pull(0)) for _ in range(500)]
+            await asyncio.sleep(1)
+            [served] = [
+                end for end in broker.connections if end.peer_address == connection.local_address
+            ]
+            assert served.unwritten_bytes < 2 * 1024 * 1024, "reading stops when answers pile up"
+            assert (await client.send()).code == ResponseCode.SUCCESS
+            for pull in pulls:
+                pull.cancel()
+            await asyncio.gather(*pulls, return_exceptions=True)
+
+
+@virtual_time()
+async def test_no_more_connections_than_allowed(tmp_path: Path) -> None:
+    network = MemoryNetwork()
+    overload = OverloadConfig(connections_max=2)
+    async with running_broker(tmp_path, network, overload=overload) as (broker, client):
+        await client.send()
+        async with (
+            client_of(network, broker.address, "10.0.0.8") as second,
+            client_of(network, broker.address, "10.0.0.7") as third,
+        ):
+            await second.send()
+            with pytest.raises(NetworkError):
+                await third.ask(RequestCode.GET_BROKER_RUNTIME_INFO)
+            assert (await client.send()).code == ResponseCode.SUCCESS
