@@ -141,6 +141,20 @@ async def test_old_connection_of_a_broker_that_came_back_may_close(tmp_path: Pat
 
 
 @virtual_time()
+async def test_broker_that_moves_leaves_nothing_behind(tmp_path: Path) -> None:
+    network = MemoryNetwork()
+    async with name_server_on(network, config_at(tmp_path)) as server, peer_on(network) as broker:
+        for port in range(1000, 1100):
+            header = replace(broker.registration(), broker_addr=f"{broker.host}:{port}")
+            await broker.ask(server, Code.REGISTER_BROKER, header, registration_body(T=6))
+        route = await route_of(broker, server, "T")
+        assert route.broker_datas[0].broker_addrs == {0: f"{broker.host}:1099"}
+        connection = server._connections.pop(f"{broker.host}:1099")
+        assert connection is not None
+        assert server._connections.pop_all(connection) == []
+
+
+@virtual_time()
 async def test_idle_connection_removes_the_broker(tmp_path: Path) -> None:
     network = MemoryNetwork()
     async with (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from processes import DEADLINE_S, STOP_S, ready_addresses, started
+from commands import DEADLINE_S, STOP_S, ready_addresses, started
 from turbopump.net.loop import run
 from turbopump.net.pool import ConnectionPool
 from turbopump.net.sockets import SocketNetwork

@@ -17,7 +17,7 @@ from turbopump.settings import described, parse_properties, render_properties
 from turbopump.wire import headers
 from turbopump.wire.bodies import KeyValues, TopicList
 from turbopump.wire.codes import RequestCode, ResponseCode, release
-from turbopump.wire.command import Command, body_parts
+from turbopump.wire.command import Command, whole_body
 
 STANDARD_JSON_VERSION = release(4, 9, 4)
 """Older clients want bare integers as keys in a route: some take it apart by hand."""
@@ -190,9 +190,8 @@ def _read_config(config: LiveConfig, request: Command, _: Connection) -> Command
 
 
 async def _update_config(config: LiveConfig, request: Command, _: Connection) -> Command:
-    body = b"".join(body_parts(request.body))
     try:
-        changes = parse_properties(body.decode())
+        changes = parse_properties(whole_body(request).decode())
     except (InvalidArgument, UnicodeDecodeError) as error:
         raise RemoteError(ResponseCode.SYSTEM_ERROR, f"body: {error}") from error
     await config.change(changes)

@@ -14,7 +14,7 @@ from turbopump.net.router import Handler
 from turbopump.wire import headers
 from turbopump.wire.bodies import BrokerRegistration, DataVersion, KeyValues, TopicConfigTable
 from turbopump.wire.codes import RequestCode, ResponseCode
-from turbopump.wire.command import Command, body_parts
+from turbopump.wire.command import Command, whole_body
 from turbopump.wire.hashing import body_crc
 from turbopump.wire.hosts import split_address
 from turbopump.wire.registration import decode_compressed
@@ -72,6 +72,9 @@ def _register(
         _log.error("%s cannot register: %s", registration.address, outcome.reason)
         return request.answer(ResponseCode.SYSTEM_BUSY, remark=outcome.reason)
     connections.put(registration.address, peer)
+    if outcome.displaced is not None:
+        connections.pop(outcome.displaced)
+        _log.warning("broker at %s replaced by %s", outcome.displaced, registration.address)
     if is_new:
         name = f"{registration.cluster}/{registration.name}/{registration.broker_id}"
         _log.info("broker %s registered at %s", name, registration.address)
@@ -108,7 +111,7 @@ def _query_data_version(
     routes: RouteTable, clock: Clock, request: Command, _: Connection
 ) -> Command:
     broker = headers.BrokerIdentity.from_ext_fields(request.ext_fields)
-    version = DataVersion.decode(_body(request))
+    version = DataVersion.decode(whole_body(request))
     known = routes.compare_version(broker.broker_addr, version, clock.monotonic_ms())
     return request.answer(
         ResponseCode.SUCCESS,
@@ -124,7 +127,7 @@ def read_registration(request: Command) -> Registration:
     """Make a registration of a request; raises WireError or RemoteError that says what is wrong."""
     header = headers.RegisterBroker.from_ext_fields(request.ext_fields)
     _require_plausible(header)
-    body = _body(request)
+    body = whole_body(request)
     if header.body_crc32 and header.body_crc32 != body_crc(body):
         remark = f"crc32 not match: the body's is {body_crc(body)}, not {header.body_crc32}"
         raise RemoteError(ResponseCode.SYSTEM_ERROR, remark)
@@ -172,7 +175,3 @@ def _require_plausible(header: headers.RegisterBroker) -> None:
             problem = f"brokerAddr: {error}"
     if problem is not None:
         raise RemoteError(ResponseCode.SYSTEM_ERROR, problem)
-
-
-def _body(request: Command) -> bytes:
-    return b"".join(body_parts(request.body))

@@ -64,6 +64,9 @@ class Registered:
     master: Master | None
     """Of a slave, if it is known."""
 
+    displaced: str | None = None
+    """The address that had the broker's name and id until now, and is not known any more."""
+
 
 @dataclass(frozen=True, slots=True)
 class TableFull:
@@ -132,9 +135,9 @@ class RouteTable:
         if full is not None:
             return full
         before = self._live.get(registration.address)
-        is_first = self._place(registration, before)
+        holder = self._place(registration, before)
         is_changed = before is None or before.version != registration.version
-        if registration.broker_id == MASTER_ID and (is_first or is_changed):
+        if registration.broker_id == MASTER_ID and (holder is None or is_changed):
             self._put_queues(registration)
         servers = registration.filter_servers
         if servers is None:
@@ -147,7 +150,8 @@ class RouteTable:
             now_ms,
             servers,
         )
-        return Registered(self._master_of(registration))
+        displaced = None if holder == registration.address else holder
+        return Registered(self._master_of(registration), displaced)
 
     def unregister(self, name: str, broker_id: int, address: str) -> bool:
         """Remove a broker that says good-bye; return whether it was there.
@@ -197,8 +201,8 @@ class RouteTable:
         self._live[address] = replace(live, seen_ms=now_ms)
         return KnownVersion(changed=False, version=version)
 
-    def _place(self, registration: Registration, before: _Live | None) -> bool:
-        """Give the broker its name and id; return whether nobody had them before."""
+    def _place(self, registration: Registration, before: _Live | None) -> str | None:
+        """Give the broker its name and id; return the address that had them until now."""
         name, broker_id = registration.name, registration.broker_id
         if before is not None and before.name != name:
             self.remove(registration.address)
@@ -207,11 +211,11 @@ class RouteTable:
             del self._brokers[name].addresses[before.broker_id]
         replicas = self._brokers.setdefault(name, _Replicas(registration.cluster, {}))
         replicas.cluster = registration.cluster
-        displaced = replicas.addresses.get(broker_id)
-        if displaced is not None and displaced != registration.address:
-            del self._live[displaced]
+        holder = replicas.addresses.get(broker_id)
+        if holder is not None and holder != registration.address:
+            del self._live[holder]
         replicas.addresses[broker_id] = registration.address
-        return displaced is None
+        return holder
 
     def _lack_of_room(self, registration: Registration) -> TableFull | None:
         limits = self._limits

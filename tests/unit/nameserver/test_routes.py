@@ -130,7 +130,9 @@ def test_promoted_slave_leaves_its_old_id_and_brings_its_topics() -> None:
 
 
 def test_master_at_a_new_address_takes_the_place_of_the_old() -> None:
-    routes = table(broker(address="old:1"), broker(address="new:1"))
+    routes = table(broker(address="old:1"))
+    assert routes.register(broker(address="new:1"), NOW) == Registered(None, displaced="old:1")
+    assert routes.register(broker(address="new:1"), NOW) == Registered(None)
     assert addresses(routes) == {0: "new:1"}
     assert "old:1" not in routes
     assert not routes.remove("old:1")
