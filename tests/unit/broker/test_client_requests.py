@@ -1,0 +1,255 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from broker_parts import FakePeer, Parts
+from turbopump.broker.client_requests import ClientRequests
+from turbopump.errors import InvalidArgument, Overloaded
+from turbopump.message import MessageQueue
+from turbopump.net.router import Router
+from turbopump.wire import headers
+from turbopump.wire.bodies import (
+    CheckClientConfig,
+    ConsumerData,
+    ConsumerIds,
+    GroupConfig,
+    Heartbeat,
+    LockedQueues,
+    LockQueues,
+    ProducerData,
+    Subscription,
+)
+from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.command import Command, whole_body
+
+SECOND_NS = 1_000_000_000
+
+
+def beat(
+    *groups: str, client_id: str = "c", producers: tuple[str, ...] = (), unit: bool = False
+) -> Heartbeat:
+    return Heartbeat(
+        client_id=client_id,
+        consumer_data_set=[
+            ConsumerData(
+                group_name=group,
+                subscription_data_set=[Subscription(topic="T", sub_string="*")],
+                unit_mode=unit,
+            )
+            for group in groups
+        ],
+        producer_data_set=[ProducerData(group_name=group) for group in producers],
+    )
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> Parts:
+    return Parts(tmp_path)
+
+
+def heartbeat(parts: Parts, body: Heartbeat, peer: FakePeer) -> Command:
+    return parts.ask(RequestCode.HEART_BEAT, body=body, peer=peer)
+
+
+# --- heartbeats -----------------------------------------------------------------------------------
+
+
+def test_a_heartbeat_makes_group_retry_topic_and_members(parts: Parts) -> None:
+    parts.groups.update(GroupConfig(group_name="g", retry_queue_nums=3))
+    peer = FakePeer()
+    answer = heartbeat(parts, beat("g", "h", producers=("p",), unit=True), peer)
+    assert (answer.code, answer.ext_fields, answer.version) == (ResponseCode.SUCCESS, None, 409)
+    topic = parts.topics.find("%RETRY%g")
+    assert topic is not None
+    assert (topic.read_queue_nums, topic.perm, topic.topic_sys_flag) == (3, 6, 2)
+    assert parts.groups.table["h"].group_name == "h"
+    assert parts.consumers.member("g", "c") is not None
+    assert parts.producers.by_client_id("c") is not None
+
+
+def test_a_group_without_retries_gets_no_retry_topic(parts: Parts) -> None:
+    parts.groups.update(GroupConfig(group_name="g", retry_queue_nums=0))
+    heartbeat(parts, beat("g"), FakePeer())
+    assert parts.topics.find("%RETRY%g") is None
+
+
+def test_an_unknown_group_is_a_member_even_when_it_may_not_be_made(parts: Parts) -> None:
+    parts.groups.config = replace(parts.groups.config, auto_create=False)
+    heartbeat(parts, beat("g"), FakePeer())
+    assert parts.consumers.find("g") is not None
+    assert parts.topics.find("%RETRY%g") is None
+
+
+@pytest.mark.parametrize("group", ["", "../../x", "a/b", "g" * 121])
+def test_a_group_with_a_bad_name_is_refused_and_nothing_is_done(parts: Parts, group: str) -> None:
+    answer = heartbeat(parts, beat("fine", group, producers=("p",)), FakePeer())
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "group" in (answer.remark or "")
+    assert not parts.consumers.groups
+    assert not parts.producers.groups
+
+
+def test_a_full_disk_keeps_nobody_from_consuming(parts: Parts) -> None:
+    parts.groups_file.full = parts.topics_file.full = True
+    assert heartbeat(parts, beat("g"), FakePeer()).code == ResponseCode.SUCCESS
+    assert parts.consumers.find("g") is not None
+    parts.groups_file.full = parts.topics_file.full = False
+    heartbeat(parts, beat("g"), FakePeer())
+    assert parts.topics.find("%RETRY%g") is not None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b'"x"', b'{"clientID":7}', b'{"clientID":"c","consumerDataSet":null}'],
+)
+def test_garbage_is_an_error(parts: Parts, body: bytes) -> None:
+    answer = parts.ask(RequestCode.HEART_BEAT, body=body)
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert answer.remark
+
+
+def test_a_new_member_is_told_to_all(parts: Parts) -> None:
+    first, second = FakePeer("10.0.0.1:1"), FakePeer("10.0.0.2:1")
+    heartbeat(parts, beat("g"), first)
+    heartbeat(parts, beat("g"), second)
+    heartbeat(parts, beat("g"), second)
+    assert [(c.code, c.ext_fields) for c in first.sent] == [(40, {"consumerGroup": "g"})] * 2
+    assert len(second.sent) == 1
+
+
+def test_a_member_that_cannot_be_told_keeps_nobody_else_from_it(parts: Parts) -> None:
+    class Deaf(FakePeer):
+        def oneway(self, command: Command) -> None:
+            raise Overloaded("does not read")
+
+    peer = FakePeer()
+    heartbeat(parts, beat("g"), Deaf())
+    assert heartbeat(parts, beat("g"), peer).code == ResponseCode.SUCCESS
+    assert len(peer.sent) == 1
+
+
+def test_nobody_is_told_when_the_group_or_the_broker_says_so(parts: Parts) -> None:
+    peer = FakePeer()
+    parts.groups.update(GroupConfig(group_name="g", notify_consumer_ids_changed_enable=False))
+    heartbeat(parts, beat("g"), peer)
+    parts.clients.config = replace(parts.clients.config, notify_changes=False)
+    heartbeat(parts, beat("h"), peer)
+    assert peer.sent == []
+
+
+# --- leaving --------------------------------------------------------------------------------------
+
+
+def test_unregistering_leaves_one_group(parts: Parts) -> None:
+    peer = FakePeer()
+    heartbeat(parts, beat("g", "h", producers=("p", "q")), peer)
+    answer = parts.ask(
+        RequestCode.UNREGISTER_CLIENT,
+        headers.UnregisterClient(client_id="c", consumer_group="g", producer_group="p"),
+        peer=peer,
+    )
+    assert (answer.code, answer.ext_fields) == (ResponseCode.SUCCESS, {})
+    assert parts.consumers.groups.keys() == {"h"}
+    assert parts.producers.groups.keys() == {"q"}
+    parts.clients.connection_closed(peer)
+    assert not parts.consumers.groups
+    assert not parts.producers.groups
+
+
+def test_the_silent_are_closed(parts: Parts) -> None:
+    consumer, producer, loud = FakePeer(), FakePeer(), FakePeer()
+    heartbeat(parts, beat("g"), consumer)
+    heartbeat(parts, beat(producers=("p",)), producer)
+    parts.clock.advance_ns(60 * SECOND_NS)
+    heartbeat(parts, beat("g"), loud)
+    parts.clock.advance_ns(60 * SECOND_NS)
+    parts.clients.sweep()
+    assert consumer.closed is None
+    parts.clock.advance_ns(SECOND_NS)
+    parts.clients.sweep()
+    assert consumer.closed
+    assert producer.closed
+    assert loud.closed is None
+
+
+def test_a_clock_set_forward_closes_nobody(parts: Parts) -> None:
+    peer = FakePeer()
+    heartbeat(parts, beat("g"), peer)
+    parts.clock.jump_wall(3_600_000)
+    parts.clients.sweep()
+    assert peer.closed is None
+
+
+# --- lists and locks ------------------------------------------------------------------------------
+
+
+def test_the_list_has_one_entry_a_connection(parts: Parts) -> None:
+    for peer in (FakePeer(), FakePeer()):
+        heartbeat(parts, beat("g"), peer)
+    asked = headers.ConsumerGroup(consumer_group="g")
+    answer = parts.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, asked)
+    assert ConsumerIds.decode(whole_body(answer)).consumer_id_list == ["c", "c"]
+
+
+def test_locks_through_requests(parts: Parts) -> None:
+    queues = [MessageQueue("T", "b", 0), MessageQueue("T", "b", 1)]
+
+    def ask(code: int, client: str, group: str = "g") -> list[MessageQueue]:
+        body = LockQueues(client_id=client, consumer_group=group, queues=queues)
+        answer = parts.ask(code, body=body)
+        assert answer.code == ResponseCode.SUCCESS
+        content = whole_body(answer)
+        return LockedQueues.decode(content).queues if content else []
+
+    assert ask(RequestCode.LOCK_BATCH_MQ, "c1") == queues
+    assert ask(RequestCode.LOCK_BATCH_MQ, "c2") == []
+    assert ask(RequestCode.LOCK_BATCH_MQ, "c2", "other") == queues
+    ask(RequestCode.UNLOCK_BATCH_MQ, "c2")
+    assert ask(RequestCode.LOCK_BATCH_MQ, "c2") == []
+    ask(RequestCode.UNLOCK_BATCH_MQ, "c1")
+    assert ask(RequestCode.LOCK_BATCH_MQ, "c2") == queues
+    parts.clock.advance_ns(61 * SECOND_NS)
+    assert ask(RequestCode.LOCK_BATCH_MQ, "c1") == queues
+
+
+# --- subscriptions --------------------------------------------------------------------------------
+
+
+def check(parts: Parts, kind: str | None, text: str = "a > 3") -> Command:
+    body = CheckClientConfig(
+        client_id="c",
+        group="g",
+        subscription_data=Subscription(topic="T", sub_string=text, expression_type=kind),
+    )
+    return parts.ask(RequestCode.CHECK_CLIENT_CONFIG, body=body)
+
+
+def test_tags_are_fine_and_sql_is_not_there_yet(parts: Parts) -> None:
+    assert check(parts, "TAG").code == ResponseCode.SUCCESS
+    assert check(parts, None).code == ResponseCode.SUCCESS
+    answer = check(parts, "SQL92")
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "SQL92" in (answer.remark or "")
+
+
+def test_sql_is_compiled_once_there_is_a_compiler(parts: Parts) -> None:
+    def compile_it(text: str) -> None:
+        if "<" in text:
+            raise InvalidArgument(f"{text!r}: not understood")
+
+    clients = ClientRequests(
+        config=parts.config.groups,
+        consumers=parts.consumers,
+        producers=parts.producers,
+        locks=parts.locks,
+        topics=parts.topics,
+        groups=parts.groups,
+        clock=parts.clock,
+        check_sql=compile_it,
+    )
+    parts.router = Router(clients.handlers())
+    assert check(parts, "SQL92").code == ResponseCode.SUCCESS
+    assert check(parts, "SQL92", "a >< 3").code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
