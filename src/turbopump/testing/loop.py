@@ -76,6 +76,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def _came_back(self, _: asyncio.Future[T]) -> None:
         self._outside -= 1
 
+    async def shutdown_default_executor(self) -> None:
+        with self.outside_work():
+            await super().shutdown_default_executor()
+
 
 class _JumpingSelector(selectors.BaseSelector):
     """Looks for what is ready, as the real one does, but never waits for a time to come."""
