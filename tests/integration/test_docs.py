@@ -1,0 +1,145 @@
+"""What the documents show is run: programs, commands with their output, the demo, links."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from commands import ready_addresses, started
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "CONTRIBUTING.md"]
+
+_FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\(([^)#:]+?)(?:#[^)]*)?\)")
+
+Block = tuple[str, str]
+"""Where a block stands, and its text."""
+
+
+def blocks(kind: str) -> list[Block]:
+    found = []
+    for path in DOCUMENTS:
+        matches = _FENCED.finditer(path.read_text(encoding="utf-8"))
+        texts = [match[2] for match in matches if match[1] == kind]
+        found += [(f"{path.relative_to(ROOT)}-{n}", text) for n, text in enumerate(texts)]
+    return found
+
+
+def is_whole(program: str) -> bool:
+    """Whether a program stands on its own: a sketch imports nothing."""
+    return any(isinstance(node, ast.Import | ast.ImportFrom) for node in parsed(program).body)
+
+
+def parsed(program: str) -> ast.Module:
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST
+    tree = compile(program, "document", "exec", flags)
+    assert isinstance(tree, ast.Module)
+    return tree
+
+
+PROGRAMS = [block for block in blocks("python") if "rocketmq.client" not in block[1]]
+FOR_THE_CPP_CLIENT = [block for block in blocks("python") if "rocketmq.client" in block[1]]
+
+
+@pytest.mark.parametrize(("place", "program"), PROGRAMS, ids=[place for place, _ in PROGRAMS])
+def test_programs_run(place: str, program: str, tmp_path: Path) -> None:
+    if not is_whole(program):
+        # A sketch of a few lines: its names are those of whole programs and of the tests.
+        return
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, f"{place}: {done.stderr}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", [text for _, text in FOR_THE_CPP_CLIENT])
+def test_programs_for_the_cpp_client_run(program: str, tmp_path: Path) -> None:
+    options = ("--dir", str(tmp_path), "--nameserver-port", "0", "--broker-port", "0")
+    with started(tmp_path, "standalone", *options) as process:
+        nameserver = ready_addresses(process)["nameserver"]
+        done = subprocess.run(
+            [sys.executable, "-c", program.replace("127.0.0.1:9876", nameserver)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env={**os.environ, "HOME": str(tmp_path)},
+            check=False,
+        )
+        process.terminate()
+    assert done.returncode == 0, done.stderr
+    assert "OK" in done.stdout or "0" in done.stdout.split()
+
+
+def shown_commands() -> list[tuple[str, str, str]]:
+    """Return place, command and output of the commands that a document shows with their output."""
+    found = []
+    for place, text in blocks("console"):
+        for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+            command, _, output = part.partition("\n")
+            if "python -m turbopump.wire" in command and "…" not in command:
+                found.append((place, command, output))
+    return found
+
+
+COMMANDS = shown_commands()
+
+
+@pytest.mark.parametrize(("place", "command", "output"), COMMANDS, ids=[c[0] for c in COMMANDS])
+def test_commands_print_what_is_shown(place: str, command: str, output: str) -> None:
+    typed, _, program = command.partition(" | ")
+    shown = shlex.split(typed)[1:]
+    arguments = shlex.split(program)[1:]
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        input=" ".join(shown) + "\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout + done.stderr == output, place
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=[str(path.relative_to(ROOT)) for path in DOCUMENTS])
+def test_links_lead_somewhere(path: Path) -> None:
+    links = _LINK.findall(path.read_text(encoding="utf-8"))
+    broken = [link for link in links if not (path.parent / link).exists()]
+    assert not broken
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)
+def test_examples_run(path: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(path)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_dependency_is_justified() -> None:
+    text = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    section = project[project.index("dependencies = [") : project.index("[project.scripts]")]
+    names = set(re.findall(r'"([a-z0-9-]+)[><=;,! ]', section))
+    missing = {name for name in names if not re.search(rf"\b{re.escape(name)}\b", text)}
+    assert names
+    assert not missing
