@@ -37,7 +37,14 @@ from turbopump.net.connection import Connection
 from turbopump.net.router import Handler, Router, failure
 from turbopump.store.outcomes import EVERYTHING, UNIT_DTYPE, Filter, NoMatch, ReadOutcome
 from turbopump.testing import VirtualClock
-from turbopump.wire.bodies import DelayOffsets, TopicConfig
+from turbopump.wire.bodies import (
+    ConsumerData,
+    DelayOffsets,
+    Heartbeat,
+    Subscription,
+    TopicConfig,
+)
+from turbopump.wire.codes import RequestCode
 from turbopump.wire.command import Command, request
 from turbopump.wire.ids import parse_offset_id
 from turbopump.wire.schema import Body, Header
@@ -273,6 +280,18 @@ class Parts:
             return failure(command, connection, error)
         assert answer is not None
         return answer
+
+    def join(self, group: str = "g", topic: str = "T", **changes: Any) -> FakePeer:
+        """Put one more client into a group; ``changes`` are of its heartbeat."""
+        number = len(self.consumers.members(group)) + 1
+        peer = FakePeer(f"10.0.0.{number}:1")
+        wanted = ConsumerData(
+            group_name=group, subscription_data_set=[Subscription(topic=topic, sub_string="*")]
+        )
+        beat = Heartbeat(client_id=f"c{number}", consumer_data_set=[wanted])
+        self.ask(RequestCode.HEART_BEAT, body=beat, peer=peer, **changes)
+        peer.sent.clear()
+        return peer
 
     async def _announce(self, topic: TopicConfig) -> None:
         self.announced.append(topic)

@@ -34,6 +34,9 @@ _log = logging.getLogger(__name__)
 SWEEP_INTERVAL_MS = 10_000
 """How often clients are looked for that have fallen silent."""
 
+GROUPS_MAX = 1000
+"""Most consumer groups of one client: each new one is written to disk."""
+
 _UNIT_RETRY_FLAG = 2
 _TAG = "TAG"
 
@@ -81,6 +84,9 @@ class ClientRequests:
     def heartbeat(self, request: Command, peer: Connection) -> Command:
         """Put a client into its groups, or renew that it is there."""
         beat = body_of(request, Heartbeat)
+        if len(beat.consumer_data_set) > GROUPS_MAX:
+            remark = f"{len(beat.consumer_data_set)} groups in one heartbeat, at most {GROUPS_MAX}"
+            raise RemoteError(ResponseCode.SYSTEM_ERROR, remark)
         for data in beat.consumer_data_set:
             wrong = check_group_name(data.group_name)
             if wrong is not None:
@@ -144,7 +150,7 @@ class ClientRequests:
         notice = make_request(
             RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, headers.ConsumerGroup(consumer_group=name)
         )
-        for member in group.members.values():
+        for member in tuple(group.members.values()):
             try:
                 member.connection.oneway(notice)
             except NetworkError as error:
@@ -168,6 +174,7 @@ class ClientRequests:
     def lock(self, request: Command, _peer: Connection) -> Command:
         """Lock queues for a client, or renew its locks; tell which it has."""
         asked = body_of(request, LockQueues)
+        self._locks.expiry_ms = self.config.lock_expiry_ms
         granted = self._locks.lock(
             asked.consumer_group, asked.client_id, asked.queues, self._clock.monotonic_ms()
         )

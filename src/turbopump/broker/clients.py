@@ -58,7 +58,8 @@ class ConsumerGroup(Struct, frozen=True, eq=False):
     message_model: MessageModel | None
     consume_from: ConsumeFrom | None
     subscriptions: Mapping[str, Subscription]
-    members: Mapping[Peer, Member]
+    members: dict[Peer, Member]
+    """By connection, oldest first; only `Consumers` changes it, in place, for groups are large."""
 
 
 OnGroupChange = Callable[[str, ConsumerGroup | None], None]
@@ -114,18 +115,18 @@ class Consumers:
         """Put a connection into a group, and let its subscriptions be the group's."""
         known = self._groups.get(data.group_name)
         old = {} if known is None else known.subscriptions
-        subscriptions = merged(old, data.subscription_data_set)
         members = {} if known is None else known.members
         is_new = member.connection not in members
-        group = ConsumerGroup(
+        members[member.connection] = member
+        self._joined.setdefault(member.connection, set()).add(data.group_name)
+        subscriptions = merged(old, data.subscription_data_set)
+        group = self._groups[data.group_name] = ConsumerGroup(
             data.consume_type,
             data.message_model,
             data.consume_from_where,
             subscriptions,
-            {**members, member.connection: member},
+            members,
         )
-        self._groups[data.group_name] = group
-        self._joined.setdefault(member.connection, set()).add(data.group_name)
         # A mere replacement of a subscription moves no queue, so nobody needs to know.
         if is_new or subscriptions.keys() != old.keys():
             self._tell(data.group_name, group)
@@ -154,16 +155,9 @@ class Consumers:
 
     def _leave(self, connection: Peer, name: str) -> None:
         group = self._groups[name]
-        members = {peer: seat for peer, seat in group.members.items() if peer != connection}
-        if members:
-            self._groups[name] = left = ConsumerGroup(
-                group.consume_type,
-                group.message_model,
-                group.consume_from,
-                group.subscriptions,
-                members,
-            )
-            self._tell(name, left)
+        del group.members[connection]
+        if group.members:
+            self._tell(name, group)
         else:
             del self._groups[name]
             self._tell(name, None)
@@ -178,7 +172,8 @@ class Producers:
 
     def __init__(self) -> None:
         self._groups: dict[str, dict[Peer, Member]] = {}
-        self._by_client_id: dict[str, Member] = {}
+        self._joined: dict[Peer, set[str]] = {}
+        self._by_client_id: dict[str, dict[tuple[str, Peer], Member]] = {}
 
     @property
     def groups(self) -> Mapping[str, Mapping[Peer, Member]]:
@@ -191,49 +186,49 @@ class Producers:
 
     def by_client_id(self, client_id: str) -> Member | None:
         """Return the producer that called itself so last, in whatever group."""
-        return self._by_client_id.get(client_id)
+        seats = self._by_client_id.get(client_id, {}).values()
+        return max(seats, key=lambda member: member.heartbeat_ms, default=None)
 
     def heartbeat(self, member: Member, group: str) -> None:
         """Put a connection into a group."""
         members = self._groups.setdefault(group, {})
         old = members.get(member.connection)
-        members[member.connection] = member
-        self._by_client_id[member.client_id] = member
         if old is not None and old.client_id != member.client_id:
-            self._forget_id(old)
+            self._forget_id(old, group)
+        members[member.connection] = member
+        self._joined.setdefault(member.connection, set()).add(group)
+        seats = self._by_client_id.setdefault(member.client_id, {})
+        seats[group, member.connection] = member
 
     def unregister(self, connection: Peer, group: str) -> None:
         """Take a connection out of a group."""
-        members = self._groups.get(group, {})
-        member = members.pop(connection, None)
-        if member is not None:
-            if not members:
-                del self._groups[group]
-            self._forget_id(member)
+        joined = self._joined.get(connection, set())
+        if group in joined:
+            joined.discard(group)
+            if not joined:
+                del self._joined[connection]
+            self._leave(connection, group)
 
     def connection_closed(self, connection: Peer) -> None:
         """Take a connection out of all its groups."""
-        for group in [name for name, members in self._groups.items() if connection in members]:
-            self.unregister(connection, group)
+        for group in self._joined.pop(connection, ()):
+            self._leave(connection, group)
 
     def expired(self, now_ms: int, expiry_ms: int) -> list[Peer]:
         """Return the connections with a group that has heard nothing from them for too long."""
         members = (member for group in self._groups.values() for member in group.values())
         return silent(members, now_ms, expiry_ms)
 
-    def _forget_id(self, gone: Member) -> None:
-        """Let the id go, or to another group or connection that has it too."""
-        if self._by_client_id.get(gone.client_id) is None:
-            return
-        same = [
-            member
-            for members in self._groups.values()
-            for member in members.values()
-            if member.client_id == gone.client_id
-        ]
-        if same:
-            self._by_client_id[gone.client_id] = max(same, key=lambda m: m.heartbeat_ms)
-        else:
+    def _leave(self, connection: Peer, group: str) -> None:
+        members = self._groups[group]
+        self._forget_id(members.pop(connection), group)
+        if not members:
+            del self._groups[group]
+
+    def _forget_id(self, gone: Member, group: str) -> None:
+        seats = self._by_client_id[gone.client_id]
+        del seats[group, gone.connection]
+        if not seats:
             del self._by_client_id[gone.client_id]
 
 

@@ -209,6 +209,7 @@ SETTINGS: tuple[Setting, ...] = (
 )
 
 _BY_KEY = {setting.key: setting for setting in SETTINGS}
+KEYS = _BY_KEY.keys()
 
 NOT_YET = {
     "aclEnable": "false",

@@ -7,16 +7,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 from turbopump.broker.config import BrokerConfig
-from turbopump.broker.config_keys import updated
+from turbopump.broker.config_keys import KEYS, updated
 from turbopump.broker.topics import next_version
 from turbopump.clock import Clock
 from turbopump.errors import WriteFailed
-from turbopump.settings import Settings, changed_properties, is_toml
+from turbopump.settings import Settings, changed_properties, is_toml, parse_properties
 from turbopump.store.config_files import save_text
 from turbopump.store.files import Files
 from turbopump.wire.bodies import DataVersion
 
 _log = logging.getLogger(__name__)
+
+_SECTION = "broker."
+"""Precedes the keys of a broker in a file that configures several servers."""
 
 OnConfigChange = Callable[[BrokerConfig, BrokerConfig], None]
 """Told of the configuration before a change, and after."""
@@ -52,7 +55,7 @@ class LiveConfig:
         old, fresh = self._current, updated(self._current, settings)
         if fresh == old:
             return
-        self._write(settings)
+        self._write({key: text for key, text in settings.items() if key in KEYS})
         self._current = fresh
         self.version = next_version(self.version, self._clock.now_ms())
         for listener in self._listeners:
@@ -64,6 +67,16 @@ class LiveConfig:
             return
         try:
             text = self._path.read_text(encoding="utf-8")
-            save_text(self._files, self._path, changed_properties(text, settings))
+            save_text(self._files, self._path, changed_properties(text, _placed(text, settings)))
         except OSError as error:
             raise WriteFailed(f"{self._path} could not be changed: {error}") from error
+
+
+def _placed(text: str, settings: Settings) -> dict[str, str]:
+    """Return the settings by their keys in a file, which may configure others besides brokers."""
+    known = parse_properties(text).keys()
+    is_shared = any(key.startswith(_SECTION) for key in known)
+    return {
+        _SECTION + key if is_shared and key not in known else key: value
+        for key, value in settings.items()
+    }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from turbopump.broker.clients import Consumers
+from turbopump.broker.config import QUEUES_MAX
 from turbopump.broker.offsets import Offsets
 from turbopump.broker.requests import answer_with
 from turbopump.broker.topics import Topics
@@ -63,19 +64,19 @@ class OffsetRequests:
         return request.answer(ResponseCode.SUCCESS, headers.OffsetAnswer(offset=offset))
 
     def update(self, request: Command, _peer: Connection) -> Command:
-        """Note how far a group has come in a queue."""
+        """Note how far a group has come in a queue; success in any case, as peers expect it."""
         header = headers.UpdateConsumerOffset.from_ext_fields(request.ext_fields)
-        self._offsets.commit(
-            header.consumer_group, header.topic, header.queue_id, header.commit_offset
-        )
+        if self._is_possible(header):
+            self._offsets.commit(
+                header.consumer_group, header.topic, header.queue_id, header.commit_offset
+            )
         return request.answer(ResponseCode.SUCCESS, headers.NoFields())
 
     def all(self, request: Command, _peer: Connection) -> Command:
         """Return everything, for slaves."""
-        table = self._offsets.snapshot
-        if not table.offset_table:
+        if self._offsets.is_empty:
             raise RemoteError(ResponseCode.SYSTEM_ERROR, "no consumer offset in this broker")
-        return answer_with(request, table)
+        return request.answer(ResponseCode.SUCCESS, body=self._offsets.encoded())
 
     def correction(self, request: Command, _peer: Connection) -> Command:
         """Tell, for each queue, how far the slowest group has come; some groups do not count.
@@ -102,6 +103,11 @@ class OffsetRequests:
             ):
                 self._offsets.clone(header.src_group, header.dest_group, topic)
         return request.answer(ResponseCode.SUCCESS)
+
+    def _is_possible(self, header: headers.UpdateConsumerOffset) -> bool:
+        """Whether an offset is one of a queue that can be, so that nonsense does not pile up."""
+        is_known = self._topics.find(header.topic) is not None
+        return is_known and 0 <= header.queue_id < QUEUES_MAX and header.commit_offset >= 0
 
     def _is_young(self, topic: str, queue_id: int) -> bool:
         """Whether a queue still has its first message, and recent enough to be in memory."""

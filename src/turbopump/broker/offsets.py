@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Mapping
 
 import msgspec
@@ -26,6 +27,7 @@ class Offsets:
         self._table: dict[str, dict[int, int]] = {}
         self._changes = 0
         self._changes_saved = 0
+        self._saving = threading.Lock()
         self._save_failed = False
 
     def load(self) -> None:
@@ -55,9 +57,18 @@ class Offsets:
     # --- whole groups -----------------------------------------------------------------------------
 
     @property
+    def is_empty(self) -> bool:
+        """Whether no group has ever committed anything."""
+        return not self._table
+
+    @property
     def snapshot(self) -> ConsumerOffsets:
         """Everything, as it is now."""
         return ConsumerOffsets(offset_table={key: dict(q) for key, q in self._table.items()})
+
+    def encoded(self) -> bytes:
+        """Return everything as JSON, the form of file and wire; fast, for there may be much."""
+        return msgspec.json.encode({"offsetTable": self._table})
 
     def of_topic(self, group: str, topic: str) -> dict[int, QueueOffset]:
         """Return a group's progress in a topic by queue."""
@@ -104,30 +115,33 @@ class Offsets:
         """
         if not self.is_dirty:
             return
-        changes, body = self._changes, self._encoded()
         try:
-            await asyncio.to_thread(self._file.save, body)
+            await asyncio.to_thread(self._save, self._changes, self.encoded())
         except WriteFailed as error:
             self._note_failure(error)
         else:
-            self._note_saved(changes)
+            self._note_success()
 
     def persist_now(self) -> None:
         """Write the file if anything changed, before returning; for the end. Raises WriteFailed."""
         if self.is_dirty:
-            self._file.save(self._encoded())
-            self._note_saved(self._changes)
+            self._save(self._changes, self.encoded())
+            self._note_success()
 
-    def _encoded(self) -> bytes:
-        return msgspec.json.encode({"offsetTable": self._table})
+    def _save(self, changes: int, body: bytes) -> None:
+        # At the end a write may still be going on in a thread that nobody waits for any more: it
+        # must neither mix with the last one nor come after it.
+        with self._saving:
+            if changes > self._changes_saved:
+                self._file.save(body)
+                self._changes_saved = changes
 
     def _note_failure(self, error: WriteFailed) -> None:
         if not self._save_failed:
             _log.error("offsets are not saved until this is mended: %s", error)
         self._save_failed = True
 
-    def _note_saved(self, changes: int) -> None:
-        self._changes_saved = changes
+    def _note_success(self) -> None:
         if self._save_failed:
             _log.warning("offsets are saved again")
         self._save_failed = False

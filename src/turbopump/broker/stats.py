@@ -86,6 +86,10 @@ class Stats:
         self._put: dict[tuple[str, int], Counter] = {}
         self._get: dict[tuple[str, str, int], Counter] = {}
         self._sent_back: dict[tuple[str, str], Counter] = {}
+        self._puts_of: dict[str, list[Counter]] = {}
+        """By topic: of all its queues."""
+        self._gets_of: dict[tuple[str, str], list[Counter]] = {}
+        """By topic and group: of all queues."""
         self._days = _Days(clock.now_ms())
         self._table.sample(clock.monotonic_ms())
 
@@ -96,6 +100,7 @@ class Stats:
         counter = self._put.get((topic, queue_id))
         if counter is None:
             counter = self._put[topic, queue_id] = self._table.counter()
+            self._puts_of.setdefault(topic, []).append(counter)
         counter.add(messages, size)
         self.puts.add(messages, size)
 
@@ -104,6 +109,7 @@ class Stats:
         counter = self._get.get((topic, group, queue_id))
         if counter is None:
             counter = self._get[topic, group, queue_id] = self._table.counter()
+            self._gets_of.setdefault((topic, group), []).append(counter)
         counter.add(messages, size)
         self.gets.add(messages, size)
 
@@ -127,11 +133,14 @@ class Stats:
         self._forget(self._put, lambda key: key[0] == topic)
         self._forget(self._get, lambda key: key[0] == topic)
         self._forget(self._sent_back, lambda key: key[0] == topic)
+        self._puts_of.pop(topic, None)
+        self._gets_of = {key: found for key, found in self._gets_of.items() if key[0] != topic}
 
     def forget_group(self, group: str) -> None:
         """Drop the counters of a group that was deleted."""
         self._forget(self._get, lambda key: key[1] == group)
         self._forget(self._sent_back, lambda key: key[1] == group)
+        self._gets_of = {key: found for key, found in self._gets_of.items() if key[1] != group}
 
     def sample(self) -> None:
         """Note where all counters are; to be called every `SAMPLE_INTERVAL_MS`."""
@@ -196,15 +205,15 @@ class Stats:
         }
 
     def _of_topic(self, topic: str) -> list[Counter]:
-        return [counter for key, counter in self._put.items() if key[0] == topic]
+        return self._puts_of.get(topic, [])
 
     def _of_queue(self, key: str) -> list[Counter]:
         topic, _, queue_id = key.rpartition("@")
         return _found(self._put.get((topic, int(queue_id)))) if queue_id.isdecimal() else []
 
     def _of_group(self, key: str) -> list[Counter]:
-        wanted = tuple(key.split("@"))
-        return [counter for found, counter in self._get.items() if found[:2] == wanted]
+        topic, _, group = key.partition("@")
+        return self._gets_of.get((topic, group), [])
 
     def _of_group_queue(self, key: str) -> list[Counter]:
         parts = key.split("@")

@@ -9,30 +9,23 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from broker_parts import IDENTITY, FakePeer, Parts
+from broker_parts import IDENTITY, Parts
 from turbopump.broker.config import Role
-from turbopump.message import MessageQueue, PhysicalOffset
-from turbopump.settings import parse_properties
+from turbopump.message import MessageQueue
 from turbopump.wire import bodies, headers
 from turbopump.wire.bodies import (
-    ConsumerStatus,
+    ConsumerOffsets,
     ConsumeStats,
     ConsumeTimeSpans,
     CorrectionOffsets,
     GroupConfig,
     GroupList,
-    Heartbeat,
-    KeyValues,
-    QueueOffsets,
-    Subscription,
     TopicConfig,
     TopicStats,
 )
 from turbopump.wire.catalogue import REQUEST_HEADERS
-from turbopump.wire.codes import Language, RequestCode, ResponseCode
-from turbopump.wire.command import FLAG_RESPONSE, Command, whole_body
-from turbopump.wire.hosts import host
-from turbopump.wire.ids import offset_id
+from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.command import Command, whole_body
 
 OK = ResponseCode.SUCCESS
 ERROR = ResponseCode.SYSTEM_ERROR
@@ -44,22 +37,6 @@ def parts(tmp_path: Path) -> Parts:
     made.topics.update(TopicConfig(topic_name="T", read_queue_nums=2, write_queue_nums=2))
     made.store.put("T", 0, 1000, 2000, 3000)
     return made
-
-
-def joined(parts: Parts, group: str = "g", topic: str = "T", **changes: Any) -> FakePeer:
-    peer = FakePeer(f"10.0.0.{len(parts.consumers.members(group)) + 1}:1")
-    beat = Heartbeat(
-        client_id=f"c{len(parts.consumers.members(group)) + 1}",
-        consumer_data_set=[
-            bodies.ConsumerData(
-                group_name=group,
-                subscription_data_set=[Subscription(topic=topic, sub_string="*")],
-            )
-        ],
-    )
-    parts.ask(RequestCode.HEART_BEAT, body=beat, peer=peer, **changes)
-    peer.sent.clear()
-    return peer
 
 
 def create(parts: Parts, name: str, **changes: Any) -> Command:
@@ -196,7 +173,7 @@ def test_limits_of_queues(parts: Parts) -> None:
 
 
 def test_who_consumes_a_topic(parts: Parts) -> None:
-    joined(parts, "online")
+    parts.join("online")
     parts.offsets.commit("past", "T", 0, 1)
     answer = parts.ask(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, headers.TopicName(topic="T"))
     assert GroupList.decode(whole_body(answer)).group_list == ["online", "past"]
@@ -238,7 +215,7 @@ def test_progress_of_a_group(parts: Parts) -> None:
 
 def test_topics_that_a_running_group_no_longer_wants_do_not_count(parts: Parts) -> None:
     parts.offsets.commit("g", "T", 0, 2)
-    joined(parts, "g", "Other")
+    parts.join("g", "Other")
     asked = headers.ConsumeStatsOf(consumer_group="g", topic="T")
     stats = ConsumeStats.decode(whole_body(parts.ask(RequestCode.GET_CONSUME_STATS, asked)))
     assert stats.offset_table == {}
@@ -293,11 +270,24 @@ def test_young_queues_begin_at_zero_others_are_not_found(parts: Parts) -> None:
     assert query(parts).ext_fields == {"offset": "0"}
 
 
+@pytest.mark.parametrize(
+    ("topic", "queue_id", "offset"),
+    [("Nowhere", 0, 1), ("T", -1, 1), ("T", 2**31 - 1, 1), ("T", 0, -1)],
+)
+def test_nonsense_is_not_kept(parts: Parts, topic: str, queue_id: int, offset: int) -> None:
+    commit = headers.UpdateConsumerOffset(
+        consumer_group="g", topic=topic, queue_id=queue_id, commit_offset=offset
+    )
+    answer = parts.ask(RequestCode.UPDATE_CONSUMER_OFFSET, commit)
+    assert (answer.code, answer.ext_fields) == (OK, {})
+    assert parts.offsets.is_empty
+
+
 def test_all_offsets(parts: Parts) -> None:
     assert parts.ask(RequestCode.GET_ALL_CONSUMER_OFFSET).code == ERROR
     parts.offsets.commit("g", "T", 0, 1)
     answer = parts.ask(RequestCode.GET_ALL_CONSUMER_OFFSET)
-    assert whole_body(answer) == b'{"offsetTable":{"T@g":{0:1}}}'
+    assert ConsumerOffsets.decode(whole_body(answer)).offset_table == {"T@g": {0: 1}}
 
 
 def test_the_slowest_group_decides_and_nothing_is_forgotten(parts: Parts) -> None:
@@ -320,208 +310,10 @@ def test_cloning(parts: Parts) -> None:
     everything = headers.CloneGroupOffset(src_group="src", dest_group="all")
     assert parts.ask(RequestCode.CLONE_GROUP_OFFSET, everything).code == OK
     assert parts.offsets.topics_of("all") == {"T", "U"}
-    joined(parts, "src", "U")
+    parts.join("src", "U")
     online = headers.CloneGroupOffset(src_group="src", dest_group="online")
     parts.ask(RequestCode.CLONE_GROUP_OFFSET, online)
     assert parts.offsets.topics_of("online") == {"U"}
     forced = headers.CloneGroupOffset(src_group="src", dest_group="forced", offline=True)
     parts.ask(RequestCode.CLONE_GROUP_OFFSET, forced)
     assert parts.offsets.topics_of("forced") == {"T", "U"}
-
-
-# --- resets ---------------------------------------------------------------------------------------
-
-
-def reset(parts: Parts, timestamp: int, *, force: bool = True, **changes: Any) -> Command:
-    header = headers.ResetOffset(topic="T", group="g", timestamp=timestamp, is_force=force)
-    return parts.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header, **changes)
-
-
-def targets(answer: Command) -> list[int]:
-    assert answer.code == OK, answer.remark
-    return list(QueueOffsets.decode(whole_body(answer)).offset_table.values())
-
-
-def test_resets_go_to_a_moment_or_to_the_end(parts: Parts) -> None:
-    peer = joined(parts)
-    parts.offsets.reset("g", "T", {0: 1, 1: 0})
-    assert targets(reset(parts, 2500)) == [2, 0]
-    assert targets(reset(parts, -1)) == [3, 0]
-    assert targets(reset(parts, 2500, force=False)) == [1, 0], "without force only backwards"
-    assert targets(reset(parts, 0, force=False)) == [0, 0]
-    assert [command.code for command in peer.sent] == [220] * 4
-    assert parts.offsets.find("g", "T", 0) == 1, "members commit it, not the broker"
-
-
-def test_c_plus_plus_gets_a_list(parts: Parts) -> None:
-    peer = joined(parts)
-    parts.offsets.reset("g", "T", {0: 1, 1: 0})
-    reset(parts, -1, language=Language.CPP)
-    assert whole_body(peer.sent[-1]).startswith(b'{"offsetTable":[{')
-    reset(parts, -1)
-    assert whole_body(peer.sent[-1]).startswith(b'{"offsetTable":{{')
-
-
-def test_resets_that_cannot_be(parts: Parts) -> None:
-    assert reset(parts, 0).code == ERROR, "no offset is stored"
-    parts.offsets.commit("g", "T", 0, 1)
-    answer = reset(parts, 0)
-    assert (answer.code, "queue 1" in (answer.remark or "")) == (ERROR, True)
-    parts.offsets.commit("g", "T", 1, 0)
-    assert reset(parts, 0).code == ResponseCode.CONSUMER_NOT_ONLINE
-    joined(parts, version=27)
-    assert reset(parts, 0).code == ERROR
-    parts.topics.delete("T")
-    assert "T" in (reset(parts, 0).remark or "")
-
-
-# --- relays ---------------------------------------------------------------------------------------
-
-
-def answered(code: int, body: bytes = b"", remark: str | None = None) -> Command:
-    return Command(code, flag=FLAG_RESPONSE, opaque=99, remark=remark, body=body, language=1)
-
-
-def test_a_clients_answer_is_handed_on_as_it_is(parts: Parts) -> None:
-    peer = joined(parts)
-    peer.answers[307] = answered(1, b"body", "its own words")
-    asked = headers.RunningInfoOf(consumer_group="g", client_id="c1", jstack_enable=True)
-    answer = parts.ask(RequestCode.GET_CONSUMER_RUNNING_INFO, asked, opaque=5)
-    assert (answer.code, answer.remark, answer.body) == (1, "its own words", b"body")
-    assert (answer.opaque, answer.language, answer.is_response) == (5, 1, True)
-    assert peer.sent[-1].ext_fields == {
-        "consumerGroup": "g",
-        "clientId": "c1",
-        "jstackEnable": "true",
-    }
-
-
-def test_clients_that_are_gone_silent_or_too_old(parts: Parts) -> None:
-    asked = headers.RunningInfoOf(consumer_group="g", client_id="c1")
-    assert parts.ask(307, asked).code == ERROR
-    joined(parts)
-    assert parts.ask(307, asked).code == ResponseCode.CONSUME_MSG_TIMEOUT
-    joined(parts, version=61)
-    old = headers.RunningInfoOf(consumer_group="g", client_id="c2")
-    answer = parts.ask(307, old)
-    assert (answer.code, "too low" in (answer.remark or "")) == (ERROR, True)
-
-
-def test_a_message_is_consumed_directly(parts: Parts) -> None:
-    peer = joined(parts)
-    peer.answers[309] = answered(0, b'{"consumeResult":"CR_SUCCESS"}')
-    parts.store.records[7] = b"a record"
-    message_id = offset_id(host("10.0.0.1", 10911), PhysicalOffset(7))
-    asked = headers.ConsumeDirectly(consumer_group="g", client_id="c1", msg_id=message_id)
-    assert parts.ask(309, asked).code == OK
-    assert peer.sent[-1].body == b"a record"
-    assert (peer.sent[-1].ext_fields or {})["brokerName"] == "broker-a"
-    for bad in ("", "zz", offset_id(host("10.0.0.1", 10911), PhysicalOffset(8))):
-        answer = parts.ask(309, structs.replace(asked, msg_id=bad))
-        assert answer.code == ERROR
-        assert answer.remark
-
-
-def test_the_status_of_all_clients_or_of_one(parts: Parts) -> None:
-    first, second, silent = joined(parts), joined(parts), joined(parts)
-    queue = MessageQueue("T", "broker-a", 0)
-    for peer, offset in ((first, 1), (second, 2)):
-        status = ConsumerStatus(message_queue_table={queue: offset})
-        peer.answers[221] = answered(0, status.encode())
-    silent.answers[221] = answered(0, b"garbage")
-    asked = headers.ConsumerStatusOf(topic="T", group="g")
-    found = ConsumerStatus.decode(whole_body(parts.ask(223, asked)))
-    assert found.consumer_table == {"c1": {queue: 1}, "c2": {queue: 2}}
-    one = headers.ConsumerStatusOf(topic="T", group="g", client_addr="c2")
-    assert ConsumerStatus.decode(whole_body(parts.ask(223, one))).consumer_table.keys() == {"c2"}
-    nobody = headers.ConsumerStatusOf(topic="T", group="nobody")
-    assert parts.ask(223, nobody).code == ERROR
-
-
-# --- settings -------------------------------------------------------------------------------------
-
-
-def test_settings_are_changed_and_shown(parts: Parts) -> None:
-    assert parts.ask(25, body=b"brokerPermission=4\n# comment\nunknownKey=1\n").code == OK
-    assert parts.live.current.access.permission == 4
-    answer = parts.ask(26)
-    assert parse_properties(whole_body(answer).decode())["brokerPermission"] == "4"
-    assert '"counter":1' in (answer.ext_fields or {})["version"]
-
-
-@pytest.mark.parametrize(
-    ("body", "code", "told"),
-    [
-        (b"brokerPermission=ninety", ERROR, "brokerPermission"),
-        (b"nonsense", ERROR, "line 1"),
-        (b"\xff\xfe", ERROR, "utf-8"),
-        (b"listenPort=1", ERROR, "only at start"),
-        (b"regionId=x\nconfigBlackList=", ResponseCode.NO_PERMISSION, "black list"),
-    ],
-)
-def test_settings_that_cannot_be(parts: Parts, body: bytes, code: int, told: str) -> None:
-    answer = parts.ask(25, body=body)
-    assert answer.code == code
-    assert told in (answer.remark or "")
-    assert parts.live.current == parts.config
-
-
-def test_an_empty_change_is_fine(parts: Parts) -> None:
-    assert parts.ask(25).code == OK
-
-
-# --- looking inside -------------------------------------------------------------------------------
-
-
-def test_units_of_a_queue(parts: Parts) -> None:
-    parts.store.units["T", 0] = [(0, 10, 1), (10, 20, 2), (30, 30, 3)]
-    asked = headers.ConsumeQueuePart(topic="T", queue_id=0, index=1, count=1)
-    page = bodies.ConsumeQueuePage.decode(whole_body(parts.ask(321, asked)))
-    assert [(u.physic_offset, u.physic_size, u.tags_code) for u in page.queue_data] == [(10, 20, 2)]
-    assert (page.min_queue_index, page.max_queue_index, page.filter_data) == (0, 3, None)
-    with_group = structs.replace(asked, consumer_group="g")
-    page = bodies.ConsumeQueuePage.decode(whole_body(parts.ask(321, with_group)))
-    assert page.filter_data == "g@T is not online!"
-    for outside in (-1, 3):
-        answer = parts.ask(321, structs.replace(asked, index=outside))
-        assert (answer.code, answer.body) == (OK, b"")
-        assert answer.remark
-    assert parts.ask(321, structs.replace(asked, queue_id=9)).code == ERROR
-
-
-def test_cleaning_the_log(parts: Parts) -> None:
-    assert parts.ask(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE).code == OK
-    assert parts.ask(RequestCode.DELETE_EXPIRED_COMMITLOG).code == OK
-    assert parts.store.cleaned == [False, True]
-
-
-def test_runtime_info(parts: Parts) -> None:
-    parts.clock.advance_ns((26 * 3600 + 61) * 1_000_000_000)
-    parts.stats.put("T", 0, 2, 300)
-    parts.delays = bodies.DelayOffsets(offset_table={3: 7})
-    parts.store.put("SCHEDULE_TOPIC_XXXX", 2, *range(9))
-    table = KeyValues.decode(whole_body(parts.ask(28))).table
-    assert table["runtime"] == "[ 1 days, 2 hours, 1 minutes, 1 seconds ]"
-    assert table["brokerVersionDesc"] == "V4_9_8"
-    assert table["putMessageTimesTotal"] == "2"
-    assert table["putMessageAverageSize"] == "150.0"
-    assert table["scheduleMessageOffset_3"] == "7,9"
-    assert table["earliestMessageTimeStamp"] == "-1"
-    assert table["putTps"] == "  "
-    parts.clock.advance_ns(10_000_000_000)
-    parts.stats.sample()
-    table = KeyValues.decode(whole_body(parts.ask(28))).table
-    assert table["msgPutTotalTodayNow"] == "2"
-    assert float(table["putTps"].split(" ")[0]) >= 0
-
-
-@pytest.mark.parametrize("code", [37, 301, 323, 52])
-def test_what_is_not_there_yet_is_not_supported(parts: Parts, code: int) -> None:
-    answer = parts.ask(code)
-    assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
-    assert str(code) in (answer.remark or "")
-
-
-@pytest.mark.parametrize(("code", "failed"), [(50, 209), (51, 210), (53, 211)])
-def test_access_control_is_off(parts: Parts, code: int, failed: int) -> None:
-    assert parts.ask(code).code == failed

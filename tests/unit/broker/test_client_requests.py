@@ -92,6 +92,13 @@ def test_a_group_with_a_bad_name_is_refused_and_nothing_is_done(parts: Parts, gr
     assert not parts.producers.groups
 
 
+def test_too_many_groups_are_refused(parts: Parts) -> None:
+    answer = heartbeat(parts, beat(*(f"g{number}" for number in range(1001))), FakePeer())
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "1000" in (answer.remark or "")
+    assert not parts.consumers.groups
+
+
 def test_a_full_disk_keeps_nobody_from_consuming(parts: Parts) -> None:
     parts.groups_file.full = parts.topics_file.full = True
     assert heartbeat(parts, beat("g"), FakePeer()).code == ResponseCode.SUCCESS
@@ -213,6 +220,12 @@ def test_locks_through_requests(parts: Parts) -> None:
     assert ask(RequestCode.LOCK_BATCH_MQ, "c2") == queues
     parts.clock.advance_ns(61 * SECOND_NS)
     assert ask(RequestCode.LOCK_BATCH_MQ, "c1") == queues
+    parts.clients.config = replace(parts.clients.config, lock_expiry_ms=1000)
+    parts.clock.advance_ns(2 * SECOND_NS)
+    assert ask(RequestCode.LOCK_BATCH_MQ, "c2") == queues
+    parts.clock.advance_ns(2 * SECOND_NS)
+    parts.clients.sweep()
+    assert parts.locks.holder("g", queues[0], parts.clock.monotonic_ms()) is None
 
 
 # --- subscriptions --------------------------------------------------------------------------------

@@ -327,6 +327,19 @@ def test_a_change_is_told_counted_and_written_down(tmp_path: Path) -> None:
     assert live.version.counter == 1
 
 
+def test_only_what_a_broker_knows_is_written_down_and_where_it_belongs(tmp_path: Path) -> None:
+    path = tmp_path / "all.conf"
+    path.write_text("broker.regionId=old\nnameserver.listenPort=1\ntraceOn=true\n")
+    live = LiveConfig(BrokerConfig(), VirtualClock(), path)
+    live.change({"regionId": "new", "traceOn": "false", "brokerPermission": "4", "unknown": "1"})
+    assert parse_properties(path.read_text()) == {
+        "broker.regionId": "new",
+        "nameserver.listenPort": "1",
+        "traceOn": "false",
+        "broker.brokerPermission": "4",
+    }
+
+
 def test_a_change_without_a_file_lasts_until_the_end(tmp_path: Path) -> None:
     path = tmp_path / "broker.toml"
     path.write_text('regionId = "old"\n')

@@ -130,6 +130,21 @@ def test_commits_during_a_write_are_written_the_next_time() -> None:
     assert offsets.is_dirty
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_write_that_nobody_waits_for_any_more_neither_mixes_nor_wins(is_first: bool) -> None:
+    file = FakeFile()
+    offsets = Offsets(file)
+    offsets.commit("g", "T", 0, 1)
+    forgotten = (offsets._changes, offsets.encoded())
+    offsets.commit("g", "T", 0, 2)
+    if is_first:
+        offsets._save(*forgotten)
+    offsets.persist_now()
+    offsets._save(*forgotten)
+    assert ConsumerOffsets.decode(file.saved[-1]).offset_table == {"T@g": {0: 2}}
+    assert len(file.saved) == 1 + is_first
+
+
 def test_what_the_original_wrote_is_read_and_kept(tmp_path: Path) -> None:
     path = tmp_path / "consumerOffset.json"
     path.write_bytes((DATA / "config" / "consumerOffset.json").read_bytes())
