@@ -1,0 +1,65 @@
+"""A server to talk to, and real clients that talk to it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from compat.clients.operating import Operator
+from compat.clients.peers import Peers
+from servers import Standalone, standalone
+
+DELAY_LEVELS = "1s 2s " + "1s " * 16
+"""Short, so that failed messages come again soon."""
+
+NODE_HOME = Path(sys.prefix) / "node"
+"""Where scripts/node-client puts it."""
+
+_CPP = Path(__file__).with_name("cpp_client.py")
+_NODE = Path(__file__).with_name("node") / "client.js"
+
+
+def missing(reason: str) -> None:
+    """Skip a test for want of a tool; where tests are not to be skipped, fail it."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    """One for all tests: each has topics and groups of its own."""
+    settings = {"messageDelayLevel": DELAY_LEVELS.strip()}
+    with standalone(tmp_path_factory.mktemp("server"), settings) as running:
+        yield running
+        assert "Traceback" not in running.log.read_text()
+
+
+@pytest.fixture
+def operator(server: Standalone) -> Operator:
+    return Operator(server.broker)
+
+
+@pytest.fixture
+def cpp(server: Standalone, tmp_path: Path) -> Iterator[Peers]:
+    """C++ clients."""
+    if importlib.util.find_spec("rocketmq") is None:
+        missing("the C++ client is only there for Linux on x86-64")
+    with Peers([sys.executable, str(_CPP), server.nameserver], tmp_path, {}) as peers:
+        yield peers
+
+
+@pytest.fixture
+def node(server: Standalone, tmp_path: Path) -> Iterator[Peers]:
+    """Node clients."""
+    modules = NODE_HOME / "node_modules"
+    if not (modules / "ali-ons").is_dir():
+        missing("the Node client is not installed: run scripts/node-client")
+    command = [str(NODE_HOME / "bin" / "node"), str(_NODE), server.nameserver]
+    with Peers(command, tmp_path, {"NODE_PATH": str(modules)}) as peers:
+        yield peers

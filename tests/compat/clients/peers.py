@@ -1,0 +1,199 @@
+"""Real clients in processes of their own, told what to do line by line.
+
+In goes ``{"do": name, "with": arguments}``; out comes ``@{"answer": ...}`` or ``@{"error": ...}``
+for each, and ``@{"got": message}`` whenever a push consumer is handed one. Other output is the
+client's own and goes unread.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+DEADLINE_S = 60.0
+"""Longer than any client's slowest habit: to look for new routes every 30 s."""
+
+
+class Sent(msgspec.Struct, frozen=True):
+    """What a client makes of the answer to a send."""
+
+    status: int
+    msg_id: str
+    queue_offset: int
+
+
+class Got(msgspec.Struct, frozen=True):
+    """A message as a client hands it to its user."""
+
+    peer: int
+    """Number of the client that handed it over."""
+    group: str
+    topic: str
+    body: str
+    tags: str
+    keys: str
+    msg_id: str
+    queue_id: int
+    queue_offset: int
+    reconsume_times: int
+    born_ms: int
+    stored_ms: int
+    at_ms: int
+    """When the client handed it over."""
+    properties: dict[str, str] = {}
+
+
+class Inbox:
+    """What the consumers of all clients of a test were handed."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._got: list[Got] = []
+        self._trouble: list[str] = []
+
+    def add(self, message: Got) -> None:
+        with self._changed:
+            self._got.append(message)
+            self._changed.notify_all()
+
+    def add_trouble(self, text: str) -> None:
+        """Tell those who wait that they wait in vain."""
+        with self._changed:
+            self._trouble.append(text)
+            self._changed.notify_all()
+
+    def of(self, group: str) -> list[Got]:
+        """Return what a group was handed until now."""
+        return [one for one in self._got if one.group == group]
+
+    def wait(self, group: str, enough: Callable[[list[Got]], bool]) -> list[Got]:
+        """Return what a group was handed, as soon as it is enough."""
+
+        def is_over() -> bool:
+            return bool(self._trouble) or enough(self.of(group))
+
+        with self._changed:
+            in_time = self._changed.wait_for(is_over, DEADLINE_S)
+            assert not self._trouble, self._trouble
+            assert in_time, f"not enough after {DEADLINE_S} s: {self.of(group)}"
+            return self.of(group)
+
+    def wait_for(self, group: str, count: int) -> list[Got]:
+        return self.wait(group, lambda got: len(got) >= count)
+
+    def wait_for_bodies(self, group: str, wanted: Iterable[str]) -> list[Got]:
+        return self.wait(group, lambda got: set(wanted) <= {one.body for one in got})
+
+
+class Peer:
+    """A client's process."""
+
+    def __init__(
+        self, number: int, process: subprocess.Popen[str], errors: Path, inbox: Inbox
+    ) -> None:
+        self.number = number
+        self._process = process
+        self._errors = errors
+        self._inbox = inbox
+        self._is_closing = False
+        self._answers: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if not line.startswith("@"):
+                continue
+            told = json.loads(line[1:])
+            if "got" in told:
+                self._inbox.add(msgspec.convert({**told["got"], "peer": self.number}, Got))
+            else:
+                self._answers.put(told)
+        if not self._is_closing:
+            ended = f"client {self.number} has ended"
+            self._answers.put({"error": ended})
+            self._inbox.add_trouble(f"{ended}: {self._errors.read_text()}")
+
+    def call(self, do: str, **arguments: Any) -> Any:
+        """Let the client do something, and return what came of it."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"do": do, "with": arguments}) + "\n")
+        self._process.stdin.flush()
+        told = self._answers.get(timeout=DEADLINE_S)
+        assert "error" not in told, f"{do}: {told['error']}\n{self._errors.read_text()}"
+        return told["answer"]
+
+    def send(self, topic: str, body: str, how: str = "sync", shard: int = 0, **more: Any) -> Sent:
+        """Send a message, and check that the client takes it for stored."""
+        message = {"topic": topic, "body": body, **more}
+        sent = msgspec.convert(self.call("send", message=message, how=how, shard=shard), Sent)
+        assert sent.status == 0
+        return sent
+
+    def send_oneway(self, topic: str, body: str, how: str = "oneway", shard: int = 0) -> None:
+        self.call("send", message={"topic": topic, "body": body}, how=how, shard=shard)
+
+    def pull(self, group: str, topic: str, expression: str = "*") -> list[Got]:
+        pulled = self.call("pull", group=group, topic=topic, expression=expression)
+        return msgspec.convert([{**one, "peer": self.number} for one in pulled], list[Got])
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._is_closing = True
+        self._process.stdin.close()
+        try:
+            self._process.wait(DEADLINE_S)
+        finally:
+            self._process.kill()
+            self._reader.join()
+
+
+class Peers:
+    """Starts clients of one kind, each with a home of its own for its logs and offsets."""
+
+    def __init__(
+        self, command: Sequence[str], directory: Path, environment: Mapping[str, str]
+    ) -> None:
+        self._command = command
+        self._directory = directory
+        self._environment = environment
+        self._running = ExitStack()
+        self._count = 0
+        self.inbox = Inbox()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._running.close()
+
+    def start(self) -> Peer:
+        """Start one more."""
+        home = self._directory / f"client-{self._count}"
+        home.mkdir()
+        errors = home / "errors"
+        process = self._running.enter_context(
+            subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._running.enter_context(errors.open("w")),
+                text=True,
+                cwd=home,
+                env={**os.environ, **self._environment, "HOME": str(home)},
+            )
+        )
+        peer = Peer(self._count, process, errors, self.inbox)
+        self._count += 1
+        self._running.callback(peer.close)
+        return peer

@@ -1,0 +1,67 @@
+"""Servers as processes of their own."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+STOP_S = 10.0
+"""Long enough for a machine that is busy with something else."""
+
+_READY = re.compile(r"ready nameserver=(\S+) broker=(\S+)\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Standalone:
+    """A name server and a broker that run."""
+
+    process: subprocess.Popen[str]
+    nameserver: str
+    broker: str
+    log: Path
+
+    def kill(self) -> None:
+        """End it without giving it a chance to do anything more."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+
+@contextmanager
+def standalone(
+    directory: Path, settings: Mapping[str, str] | None = None, broker_port: int = 0
+) -> Iterator[Standalone]:
+    """Run ``turbopump standalone`` with its data, settings and log in a directory."""
+    directory.mkdir(parents=True, exist_ok=True)
+    config = directory / "broker.conf"
+    config.write_text("".join(f"{key}={value}\n" for key, value in (settings or {}).items()))
+    ports = ["--nameserver-port", "0", "--broker-port", str(broker_port)]
+    command = [sys.executable, "-m", "turbopump", "standalone", "--dir", str(directory), *ports]
+    log = directory / "log"
+    with (
+        log.open("a") as errors,
+        subprocess.Popen(
+            [*command, "--config", str(config)],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env={**os.environ, "HOME": str(directory)},
+        ) as process,
+    ):
+        assert process.stdout is not None
+        try:
+            ready = _READY.fullmatch(process.stdout.readline())
+            assert ready is not None, log.read_text()
+            yield Standalone(process, ready[1], ready[2], log)
+        finally:
+            process.terminate()
+            try:
+                process.wait(STOP_S)
+            finally:
+                process.kill()
