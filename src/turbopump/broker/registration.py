@@ -100,6 +100,10 @@ class Registration:
 
     def announce_all(self) -> None:
         """Tell of all topics soon, without waiting; after a change that concerns all of them."""
+        try:
+            self._topics.renew_version()
+        except WriteRefused as error:
+            _log.warning("name servers will not take notice of the change: %s", error)
         for herald in self._heralds:
             herald.tell_all()
 

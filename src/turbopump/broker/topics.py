@@ -163,6 +163,10 @@ class Topics:
         self._save({key: topic for key, topic in self._table.items() if key != name})
         return True
 
+    def renew_version(self) -> None:
+        """Count a change of how topics are announced: name servers pass over an equal version."""
+        self._save(self._table)
+
     def mark_ordered(self, names: frozenset[str]) -> None:
         """Note which topics are ordered: those that name servers list, and no others."""
         changed = {

@@ -217,6 +217,14 @@ def test_listeners_hear_of_what_is_made_or_changed() -> None:
     assert heard == ["A", "B", "C"]
 
 
+def test_a_renewed_version_is_kept() -> None:
+    file = FakeFile()
+    topics = made(file)
+    topics.renew_version()
+    assert topics.data_version.counter == 1
+    assert made(file).snapshot == topics.snapshot
+
+
 def test_shapes() -> None:
     assert check_shape(TopicConfig(topic_name="T")) is None
     for changes in ({"read_queue_nums": -1}, {"write_queue_nums": 70_000}, {"perm": 8}):
