@@ -31,6 +31,9 @@ _log = logging.getLogger(__name__)
 RETRY_MS = 5000
 """How soon a name server is tried again that could not be told."""
 
+ANNOUNCE_WAIT_MS = 3000
+"""How long who changed a topic waits for name servers; tools themselves wait 5 s in all."""
+
 UNREGISTER_TIMEOUT_MS = 3000
 _CRC_MASK = 0x7FFF_FFFF
 """Keeps the checksum positive as an i32."""
@@ -87,11 +90,10 @@ class Registration:
                 group.create_task(herald.run())
 
     async def announce(self, topic: TopicConfig) -> None:
-        """Tell of one changed topic and wait until each name server knows or has failed to."""
+        """Tell of one changed topic and wait a while until each name server has been told."""
         told = [herald.tell(topic) for herald in self._heralds]
         if told:
-            # A name server that hangs is waited for no longer than for an answer of it.
-            await asyncio.wait(told, timeout=self.config.registration.timeout_ms / 1000)
+            await asyncio.wait(told, timeout=ANNOUNCE_WAIT_MS / 1000)
 
     def topic_changed(self, topic: TopicConfig) -> None:
         """Tell of one changed topic soon, without waiting; to be given to `Topics.listen`."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from turbopump.broker.config import IdentityConfig
-from turbopump.errors import RemoteError
+from turbopump.errors import InvalidArgument, RemoteError, WriteRefused
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.command import Command, whole_body
 from turbopump.wire.schema import Body
@@ -21,6 +23,17 @@ def body_of(request: Command, kind: type[B]) -> B:
 def answer_with(request: Command, body: Body) -> Command:
     """Answer with a body, its keys bare as Java writes them: some clients insist on it."""
     return request.answer(ResponseCode.SUCCESS, body=body.encode(bare_keys=True))
+
+
+@contextmanager
+def told_to_asker() -> Iterator[None]:
+    """Turn what is wrong with a change, or keeps it from being saved, into an answer."""
+    try:
+        yield
+    except InvalidArgument as error:
+        raise RemoteError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+    except WriteRefused as error:
+        raise RemoteError(ResponseCode.SERVICE_NOT_AVAILABLE, str(error)) from error
 
 
 def refuse_on_slave(identity: IdentityConfig) -> None:

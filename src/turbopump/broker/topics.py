@@ -120,12 +120,9 @@ class Topics:
     def create_by_send(
         self, name: str, template: str, queues_wanted: int, sys_flag: int = 0
     ) -> TopicConfig | None:
-        """Return a topic that a message was sent to, made if that is allowed, or None.
-
-        The name has passed `check_name`.
-        """
+        """Return a topic that a message was sent to, made if that is allowed, or None."""
         known = self._table.get(name)
-        if known is not None:
+        if known is not None or check_name(name) is not None:
             return known
         made = self._from_template(name, template, queues_wanted, sys_flag)
         if made is None and name.startswith(RETRY_PREFIX):
@@ -144,9 +141,6 @@ class Topics:
         known = self._table.get(name)
         if known is not None:
             return known
-        wrong = check_name(name)
-        if wrong is not None:
-            raise InvalidArgument(f"topic {name[:200]!r}: {wrong}")
         made = _topic(name, queues, perm, sys_flag)
         self._put(made)
         return made
@@ -198,6 +192,9 @@ class Topics:
         )
 
     def _put(self, topic: TopicConfig) -> None:
+        wrong = check_name(topic.topic_name)
+        if wrong is not None:
+            raise InvalidArgument(f"topic {topic.topic_name[:200]!r}: {wrong}")
         self._save(self._table | {topic.topic_name: topic})
         for listener in self._listeners:
             listener(topic)

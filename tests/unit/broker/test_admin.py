@@ -137,10 +137,17 @@ def test_a_slave_changes_nothing(tmp_path: Path) -> None:
 def test_a_full_disk_is_an_error_that_says_so(parts: Parts) -> None:
     parts.topics_file.full = True
     answer = create(parts, "New")
-    assert answer.code == ERROR
+    assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
     assert "no space" in (answer.remark or "")
     assert parts.topics.find("New") is None
     assert not parts.announced
+    delete = headers.TopicName(topic="T")
+    answer = parts.ask(RequestCode.DELETE_TOPIC_IN_BROKER, delete)
+    assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert not parts.store.removed
+    parts.groups_file.full = True
+    answer = parts.ask(200, body=GroupConfig(group_name="g"))
+    assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
 
 
 def test_deleting_a_topic_takes_its_queues_and_counters_but_no_offsets(parts: Parts) -> None:

@@ -208,7 +208,7 @@ async def test_a_name_server_that_hangs_holds_up_nobody() -> None:
         w.topics.update(topic)
         started_s = virtual_loop().time()
         await w.registration.announce(topic)
-        assert 5.9 < virtual_loop().time() - started_s < 6.2
+        assert 2.9 < virtual_loop().time() - started_s < 3.1, "tools give up after five"
         assert other.at_s[-1] - started_s < 0.1
         w.topics.create_by_send("U", "TBW102", 4)
         await asyncio.sleep(0.1)

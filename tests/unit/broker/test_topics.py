@@ -146,6 +146,7 @@ def test_a_send_makes_nothing_when_that_is_not_allowed() -> None:
     assert topics.create_by_send("T", "BenchmarkTest", 4) is None, "it may not be inherited"
     assert topics.create_by_send("T", "TBW102", 0) is None
     assert topics.create_by_send("T", "TBW102", -1) is None
+    assert topics.create_by_send("../T", "TBW102", 4) is None
     off = made(config=TopicsConfig(auto_create=False))
     assert off.create_by_send("T", "TBW102", 4) is None
     assert off.create_by_send("T", "DefaultCluster", 4) is not None
@@ -177,6 +178,8 @@ def test_the_broker_makes_what_it_needs() -> None:
     for name in ("%RETRY%../../x", "%RETRY%" + "g" * 121, ""):
         with pytest.raises(InvalidArgument, match="topic"):
             topics.create_internal(name, 1)
+        with pytest.raises(InvalidArgument, match="topic"):
+            topics.update(TopicConfig(topic_name=name))
     assert topics.data_version.counter == 1
 
 

@@ -10,9 +10,9 @@ from turbopump.broker.clients import Consumers, Member, Producers
 from turbopump.broker.config import IdentityConfig
 from turbopump.broker.groups import Groups
 from turbopump.broker.offsets import Offsets
-from turbopump.broker.requests import answer_with, body_of, refuse_on_slave
+from turbopump.broker.requests import answer_with, body_of, refuse_on_slave, told_to_asker
 from turbopump.broker.stats import Stats
-from turbopump.errors import InvalidArgument, RemoteError
+from turbopump.errors import RemoteError
 from turbopump.net.connection import Connection
 from turbopump.net.router import Handler
 from turbopump.wire import headers
@@ -63,17 +63,17 @@ class GroupRequests:
     def update(self, request: Command, _peer: Connection) -> Command:
         """Make or change a group."""
         refuse_on_slave(self._identity)
-        try:
-            self._groups.update(body_of(request, GroupConfig))
-        except InvalidArgument as error:
-            raise RemoteError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        group = body_of(request, GroupConfig)
+        with told_to_asker():
+            self._groups.update(group)
         return request.answer(ResponseCode.SUCCESS)
 
     def delete(self, request: Command, _peer: Connection) -> Command:
         """Delete a group, and its progress when asked to; one that is not known is fine."""
         header = headers.DeleteGroup.from_ext_fields(request.ext_fields)
         refuse_on_slave(self._identity)
-        self._groups.delete(header.group_name)
+        with told_to_asker():
+            self._groups.delete(header.group_name)
         if header.remove_offset:
             self._offsets.remove_group(header.group_name)
         self._stats.forget_group(header.group_name)

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from turbopump.broker.config_keys import as_properties, blacklisted
 from turbopump.broker.live_config import LiveConfig
-from turbopump.broker.requests import answer_with
+from turbopump.broker.requests import answer_with, told_to_asker
 from turbopump.errors import InvalidArgument, RemoteError
 from turbopump.net.connection import Connection
 from turbopump.net.router import Handler
-from turbopump.settings import parse_properties, render_properties
+from turbopump.settings import Settings, parse_properties, render_properties
 from turbopump.wire import headers
 from turbopump.wire.bodies import KeyValues
 from turbopump.wire.codes import RequestCode, ResponseCode
@@ -33,14 +33,12 @@ class SettingRequests:
 
     def change(self, request: Command, _peer: Connection) -> Command:
         """Change settings while the broker runs."""
-        try:
-            settings = parse_properties(whole_body(request).decode("utf-8"))
+        with told_to_asker():
+            settings = _settings(whole_body(request))
             if blacklisted(self._live.current, settings):
                 remark = "Can not update config in black list."
                 raise RemoteError(ResponseCode.NO_PERMISSION, remark)
             self._live.change(settings)
-        except (InvalidArgument, UnicodeDecodeError) as error:
-            raise RemoteError(ResponseCode.SYSTEM_ERROR, str(error)) from error
         return request.answer(ResponseCode.SUCCESS)
 
     def all(self, request: Command, _peer: Connection) -> Command:
@@ -52,3 +50,10 @@ class SettingRequests:
     def runtime_info(self, request: Command, _peer: Connection) -> Command:
         """Tell how the broker is doing."""
         return answer_with(request, KeyValues(table=self._runtime_info()))
+
+
+def _settings(text: bytes) -> Settings:
+    try:
+        return parse_properties(text.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"not a text of key=value lines: {error}") from error

@@ -11,7 +11,12 @@ from turbopump.broker.clients import Consumers
 from turbopump.broker.config import IdentityConfig
 from turbopump.broker.names import HALF_OPERATIONS_TOPIC, SCHEDULE_TOPIC, check_name
 from turbopump.broker.offsets import Offsets
-from turbopump.broker.requests import answer_with, refuse_on_slave, topic_missing
+from turbopump.broker.requests import (
+    answer_with,
+    refuse_on_slave,
+    told_to_asker,
+    topic_missing,
+)
 from turbopump.broker.stats import Stats
 from turbopump.broker.topics import Topics, check_shape
 from turbopump.errors import RemoteError
@@ -97,7 +102,8 @@ class TopicRequests:
             wrong = f"topicFilterType = [{topic.topic_filter_type}] value invalid"
         if wrong is not None:
             raise RemoteError(ResponseCode.SYSTEM_ERROR, wrong)
-        self._topics.update(topic)
+        with told_to_asker():
+            self._topics.update(topic)
         await self._announce(topic)
         return request.answer(ResponseCode.SUCCESS)
 
@@ -105,7 +111,8 @@ class TopicRequests:
         """Delete a topic and its queues; offsets of groups stay, as in the original."""
         name = headers.TopicName.from_ext_fields(request.ext_fields).topic
         self._require_changeable(name)
-        self._topics.delete(name)
+        with told_to_asker():
+            self._topics.delete(name)
         self._store.remove_topic(name)
         self._stats.forget_topic(name)
         return request.answer(ResponseCode.SUCCESS)
