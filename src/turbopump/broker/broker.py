@@ -148,6 +148,7 @@ class Broker:
         )
         self.state.topics.listen(self._registration.topic_changed)
         self._live.listen(self._config_changed)
+        self._router.settle = self.path.put.settle
         for part in (self.path, self._administration):
             for code, handler in part.handlers().items():
                 self._router.add(code, handler)

@@ -90,7 +90,7 @@ class MessagePath:
         self.durability = Durability(
             self.deadlines, store.dispatch, FLUSH_TIMEOUT_MS, config.overload.sends_waiting_max
         )
-        put = Put(store, self.durability, len(levels))
+        self.put = put = Put(store, self.durability, len(levels))
         self.delays = Delays(store, put, state.file("delayOffset.json"), levels, clock)
         self.sends = Sends(
             config=state.live,

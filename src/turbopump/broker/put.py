@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
@@ -20,6 +19,9 @@ from turbopump.wire.record import Record
 
 BURST_BYTES_MAX = 1024 * 1024
 """Bodies that are written together; a larger burst is written in parts."""
+
+BURST_GROWTH = 4
+BURST_MAX = 64
 
 OnStored = Callable[[Appended | RemoteError], None]
 """Told where a message was stored, or why it was not."""
@@ -88,6 +90,7 @@ class Put:
         self._delay_levels = delay_levels
         self._burst: list[tuple[Sequence[Record], OnStored]] = []
         self._burst_bytes = 0
+        self._burst_size = 1
 
     def record(self, draft: Draft) -> Record:
         """Make a message's record, for the delay topic if it wants delay."""
@@ -102,16 +105,21 @@ class Put:
         return self.groups([records])[0]
 
     def soon(self, records: Sequence[Record], on_stored: OnStored) -> None:
-        """Append records at the end of this turn of the loop, with one write for all that came.
+        """Append records at the next `settle` at the latest, with one write for several requests.
 
-        Requests arrive in bursts, and writing them one by one costs half as much again.
+        Requests arrive in bursts, and writing them one by one costs half as much again. But the
+        first of a burst is not kept waiting for the last: groups grow from one to `BURST_MAX`.
         """
-        if not self._burst:
-            asyncio.get_running_loop().call_soon(self._append_burst)
         self._burst.append((records, on_stored))
         self._burst_bytes += sum([len(record.body) for record in records])
-        if self._burst_bytes > BURST_BYTES_MAX:
+        if len(self._burst) >= self._burst_size or self._burst_bytes > BURST_BYTES_MAX:
+            self._burst_size = min(self._burst_size * BURST_GROWTH, BURST_MAX)
             self._append_burst()
+
+    def settle(self) -> None:
+        """Append what has gathered; to be called after each burst of requests."""
+        self._burst_size = 1
+        self._append_burst()
 
     def _append_burst(self) -> None:
         burst, self._burst, self._burst_bytes = self._burst, [], 0

@@ -6,7 +6,6 @@ from functools import lru_cache
 from random import Random
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from turbopump.broker.durability import Durability, NotDurableYet
 from turbopump.broker.groups import Groups
@@ -18,11 +17,11 @@ from turbopump.broker.names import (
     is_forbidden_to_send,
 )
 from turbopump.broker.overload import LoopLag
-from turbopump.broker.put import Draft, Put, delay_level_of, record_of
+from turbopump.broker.put import Draft, Put, delay_level_of
 from turbopump.broker.stats import Stats
 from turbopump.broker.topics import Topics
 from turbopump.clock import Clock
-from turbopump.errors import BodyError, RemoteError
+from turbopump.errors import BodyError, InvalidArgument, RemoteError
 from turbopump.net.connection import Connection
 from turbopump.net.router import Handler
 from turbopump.store.outcomes import Appended
@@ -82,6 +81,7 @@ class Sends:
         self._stats = stats
         self._clock = clock
         self._chance = chance
+        self._cluster = names.encode({names.CLUSTER: config.current.identity.cluster})
 
     def handlers(self) -> dict[int, Handler]:
         return {
@@ -111,7 +111,7 @@ class Sends:
             if isinstance(outcome, RemoteError):
                 peer.answer(request, self._refusal(request, outcome))
                 return
-            size = sum([record.size for record in records])
+            size = outcome.end_offset - outcome.physical_offset
             self._stats.put(accepted.topic, accepted.queue_id, len(records), size)
             self._answer(request, peer, outcome, accepted.queue_id, waits)
 
@@ -234,7 +234,17 @@ class Sends:
 
     def _single(self, accepted: Accepted) -> tuple[list[Record], bool]:
         """Return the record of a single send, and whether the sender waits for the disk."""
-        properties = names.decode(accepted.header.properties or "")
+        text = accepted.header.properties or ""
+        if names.DELAY in text or names.TRANSACTION_PREPARED in text:
+            return self._special(accepted, names.decode(text))
+        # The way of nearly all messages: their properties are not taken apart.
+        kept, wait = names.taken_out(text, names.WAIT)
+        stored = f"{kept}{names.ENTRY_END}{self._cluster}" if kept else self._cluster
+        record = self._record(accepted, accepted.body, stored.encode(), accepted.header.flag)
+        return [record], wait is None or wait.lower() == "true"
+
+    def _special(self, accepted: Accepted, properties: dict[str, str]) -> tuple[list[Record], bool]:
+        """Return the record of a message that may be delayed or part of a transaction."""
         if properties.get(names.TRANSACTION_PREPARED, "").lower() == "true":
             raise self._forbidden("sending transaction message")
         waits = properties.get(names.WAIT, "true").lower() == "true"
@@ -242,7 +252,19 @@ class Sends:
             # Delayed messages keep it, as the original's do.
             properties.pop(names.WAIT, None)
         properties[names.CLUSTER] = self._config.current.identity.cluster
-        draft = self._draft(accepted, properties, accepted.body)
+        header = accepted.header
+        draft = Draft(
+            topic=accepted.topic,
+            queue_id=accepted.queue_id,
+            properties=properties,
+            body=accepted.body,
+            flag=header.flag,
+            sys_flag=accepted.sys_flag,
+            born_timestamp_ms=header.born_timestamp,
+            born_host=accepted.born_host,
+            store_host=self._store_host,
+            reconsume_times=header.reconsume_times or 0,
+        )
         return [self._put.record(draft)], waits
 
     def _batch(self, accepted: Accepted) -> tuple[list[Record], bool]:
@@ -261,26 +283,27 @@ class Sends:
         waits = shared.get(names.WAIT, "true").lower() == "true"
         shared[names.CLUSTER] = self._config.current.identity.cluster
         of_all = names.encode(shared).encode()
-        bare = record_of(self._draft(accepted, {}, b""))
         return [
-            _filled(bare, entry.body, _joined(entry.properties, of_all), entry.flag)
+            self._record(accepted, entry.body, _joined(entry.properties, of_all), entry.flag)
             for entry in entries
         ], waits
 
-    def _draft(self, accepted: Accepted, properties: dict[str, str], body: bytes) -> Draft:
-        header = accepted.header
-        return Draft(
-            topic=accepted.topic,
-            queue_id=accepted.queue_id,
-            properties=properties,
-            body=body,
-            flag=header.flag,
-            sys_flag=accepted.sys_flag,
-            born_timestamp_ms=header.born_timestamp,
-            born_host=accepted.born_host,
-            store_host=self._store_host,
-            reconsume_times=header.reconsume_times or 0,
-        )
+    def _record(self, accepted: Accepted, body: bytes, properties: bytes, flag: int) -> Record:
+        try:
+            return Record(
+                topic=accepted.topic.encode(),
+                queue_id=accepted.queue_id,
+                body=body,
+                properties=properties,
+                flag=flag,
+                sys_flag=accepted.sys_flag,
+                born_timestamp_ms=accepted.header.born_timestamp,
+                born_host=accepted.born_host,
+                store_host=self._store_host,
+                reconsume_times=accepted.header.reconsume_times or 0,
+            )
+        except InvalidArgument as error:
+            raise RemoteError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
 
     # --- answering --------------------------------------------------------------------------------
 
@@ -337,12 +360,3 @@ def retries_max(request: Command, wanted: int | None, of_group: int) -> int:
 def _joined(own: bytes, shared: bytes) -> bytes:
     separator = names.ENTRY_END.encode()
     return own + shared if not own or own.endswith(separator) else own + separator + shared
-
-
-def _filled(bare: Record, body: bytes, properties: bytes, flag: int) -> Record:
-    if len(properties) > names.BYTES_MAX:
-        raise RemoteError(
-            ResponseCode.MESSAGE_ILLEGAL,
-            f"properties of {len(properties)} bytes: at most {names.BYTES_MAX}",
-        )
-    return replace(bare, body=body, properties=properties, flag=flag)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ S = TypeVar("S")
 FAILED = 1
 BAD_INPUT = 2
 
+_GARBAGE_THRESHOLDS = (20_000, 20, 50)
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -54,8 +56,20 @@ def _fail(error: Exception, code: int) -> None:
 async def _serve(server: AbstractAsyncContextManager[S], ready: Callable[[S], str]) -> None:
     with _stop_signal() as stop:
         async with server as running:
+            _collect_garbage_rarely()
             typer.echo(ready(running))
             await stop.wait()
+
+
+def _collect_garbage_rarely() -> None:
+    """Leave out what lives as long as the process, and look less often at what comes and goes.
+
+    Requests make no cycles, so nearly all that a collection looks at is alive; the defaults cost a
+    broker a tenth of its time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_GARBAGE_THRESHOLDS)
 
 
 @contextmanager

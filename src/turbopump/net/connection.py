@@ -351,6 +351,7 @@ class Connection(asyncio.Protocol):
             _log.warning("%s: closed, malformed frame: %s", self, error)
             self.close(f"malformed frame: {error}")
         finally:
+            self._router.settle()
             self._outbox.release()
 
     def _take_frames(self) -> None:

@@ -39,8 +39,16 @@ def silence(request: Command, peer: Connection) -> None:
     _log.debug("request %d of %s is not served here", request.code, peer.peer_address)
 
 
+def _nothing_to_settle() -> None:
+    """Have nothing to do after a burst of requests."""
+
+
 class Router:
-    """Handlers by request code, and the hooks around them."""
+    """Handlers by request code, and the hooks around them.
+
+    ``settle`` is called after all requests that came in one chunk have been handed to their
+    handlers, and before the last answers are written: for those who do better with many at a time.
+    """
 
     def __init__(
         self,
@@ -48,7 +56,9 @@ class Router:
         *,
         unknown: Handler = not_supported,
         hooks: Sequence[Hook] = (),
+        settle: Callable[[], None] = _nothing_to_settle,
     ) -> None:
+        self.settle = settle
         self._handlers: dict[int, Handler] = {}
         self._unknown = unknown
         self.hooks = tuple(hooks)

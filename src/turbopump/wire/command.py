@@ -134,7 +134,7 @@ class _JsonHeader(Struct, omit_defaults=True):
 _decode_json_header = msgspec.json.Decoder(_JsonHeader).decode
 _encode_json_header = msgspec.json.Encoder().encode
 _LANGUAGE_NAMES = {language.value: language.name for language in Language}
-_LANGUAGE_NUMBERS = {language.name: language.value for language in Language}
+_LANGUAGE_NUMBERS: dict[str | None, int] = {language.name: language.value for language in Language}
 
 
 def _encode_json(command: Command) -> bytes:
@@ -199,7 +199,8 @@ def _language_name(value: object) -> str | None:
 
 
 def _language_number(name: str | None) -> int | None:
-    return None if name is None else _LANGUAGE_NUMBERS.get(name.upper())
+    number = _LANGUAGE_NUMBERS.get(name)
+    return number if number is not None or name is None else _LANGUAGE_NUMBERS.get(name.upper())
 
 
 # --- binary ---------------------------------------------------------------------------------------

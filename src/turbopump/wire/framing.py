@@ -11,6 +11,8 @@ from turbopump.wire.command import Buffer, Command, body_parts, decode_header, e
 FRAME_BYTES_MAX = 16 * 1024 * 1024
 
 _PREFIX = struct.Struct(">ii")
+_LENGTH = struct.Struct(">i")
+_MARK = struct.Struct(">I")
 _LENGTH_BYTES = 4
 _HEADER_LENGTH_BITS = 0xFF_FFFF
 
@@ -71,7 +73,7 @@ class FrameDecoder:
     def _frames(self, data: bytes) -> Iterator[Command]:
         at, end = 0, len(data)
         while end - at >= _LENGTH_BYTES:
-            length = int.from_bytes(data[at : at + _LENGTH_BYTES], "big", signed=True)
+            (length,) = _LENGTH.unpack_from(data, at)
             if not _LENGTH_BYTES <= length <= self._frame_bytes_max:
                 raise FrameError(
                     f"frame of {length} bytes: 4 to {self._frame_bytes_max} are allowed",
@@ -106,7 +108,7 @@ def decode(frame: bytes, frame_bytes_max: int = FRAME_BYTES_MAX) -> Command:
 
 def _command(data: bytes, at: int, end: int, consumed: int) -> Command:
     """Read the frame between two positions; ``consumed`` bytes of the stream came before."""
-    mark = int.from_bytes(data[at + 4 : at + 8], "big")
+    (mark,) = _MARK.unpack_from(data, at + _LENGTH_BYTES)
     header_at = at + _PREFIX.size
     header_end = header_at + (mark & _HEADER_LENGTH_BITS)
     if header_end > end:

@@ -74,6 +74,22 @@ def decode(text: str) -> dict[str, str]:
     return found
 
 
+def taken_out(text: str, name: str) -> tuple[str, str | None]:
+    """Return the text form without one property, and its value; the others are not taken apart."""
+    mark = name + NAME_END
+    start = 0
+    if not text.startswith(mark):
+        found = text.find(ENTRY_END + mark)
+        if found < 0:
+            return text.removesuffix(ENTRY_END), None
+        start = found + 1
+    end = text.find(ENTRY_END, start)
+    if end < 0:
+        end = len(text)
+    rest = text[:start] + text[end + 1 :]
+    return rest.removesuffix(ENTRY_END), text[start + len(mark) : end]
+
+
 def check_user_property(name: str, value: str) -> None:
     """Refuse a property that user code must not set or that could not be read back."""
     if not name.strip() or not value.strip():

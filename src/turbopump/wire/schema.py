@@ -12,6 +12,7 @@ from typing import Annotated, Any, Self
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import astuple
 
 from turbopump.errors import BodyError, HeaderError
 from turbopump.wire import lenient_json
@@ -29,7 +30,7 @@ class Header(Struct, frozen=True, rename="camel", kw_only=True):
         """Return the fields as the texts that travel."""
         return {
             name: value if value.__class__ is str else _TEXT[value.__class__](value)
-            for name, value in msgspec.to_builtins(self).items()
+            for name, value in zip(self.__struct_encode_fields__, astuple(self), strict=True)
             if value is not None
         }
 
