@@ -1,4 +1,4 @@
-"""What can be set about a broker. In brackets: the key in configuration files, see `config_keys`."""
+"""What can be set about a broker. In brackets: the key in files (see `config_keys`)."""
 
 from __future__ import annotations
 
