@@ -23,8 +23,8 @@ BURST_BYTES_MAX = 1024 * 1024
 BURST_GROWTH = 4
 BURST_MAX = 64
 
-OnStored = Callable[[Appended | RemoteError], None]
-"""Told where a message was stored, or why it was not."""
+OnStored = Callable[[Appended | RemoteError, bool], None]
+"""Told where a message was stored or why it was not, and whether it is durable already."""
 
 
 class Draft(Struct, frozen=True, kw_only=True):
@@ -130,8 +130,10 @@ class Put:
         except RemoteError as error:
             self._append_one_by_one(burst, error)
             return
+        # All of them share the flush.
+        is_durable = appended[0].durable.done()
         for (_, on_stored), stored in zip(burst, appended, strict=True):
-            on_stored(stored)
+            on_stored(stored, is_durable)
 
     def _append_one_by_one(
         self, burst: Sequence[tuple[Sequence[Record], OnStored]], error: RemoteError
@@ -144,7 +146,7 @@ class Put:
                 )
             except RemoteError as own:
                 outcome = own
-            on_stored(outcome)
+            on_stored(outcome, isinstance(outcome, Appended) and outcome.durable.done())
 
     def groups(self, groups: Sequence[Sequence[Record]]) -> list[Appended]:
         """Append several such groups with one write."""

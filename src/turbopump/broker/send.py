@@ -7,6 +7,7 @@ from random import Random
 
 from msgspec import Struct
 
+from turbopump.broker.config import BrokerConfig
 from turbopump.broker.durability import Durability, NotDurableYet
 from turbopump.broker.groups import Groups
 from turbopump.broker.live_config import LiveConfig
@@ -34,6 +35,7 @@ from turbopump.wire.headers import BrokerTraits, SendMessage, SendMessageAnswer,
 from turbopump.wire.hosts import Host, host, split_address
 from turbopump.wire.ids import offset_id
 from turbopump.wire.record import Record
+from turbopump.wire.schema import ExtFields
 from turbopump.wire.sysflag import MULTI_TAGS, Transaction, transaction_of
 
 UNIT_TOPIC = 1
@@ -81,7 +83,15 @@ class Sends:
         self._stats = stats
         self._clock = clock
         self._chance = chance
-        self._cluster = names.encode({names.CLUSTER: config.current.identity.cluster})
+        self._take_over(config.current)
+        config.listen(lambda _, changed: self._take_over(changed))
+
+    def _take_over(self, config: BrokerConfig) -> None:
+        """Prepare what goes into every message and every answer."""
+        identity = config.identity
+        traits = BrokerTraits(region=identity.region, trace_on=identity.trace_on)
+        self._traits = traits.to_ext_fields()
+        self._cluster = names.encode({names.CLUSTER: identity.cluster})
 
     def handlers(self) -> dict[int, Handler]:
         return {
@@ -107,13 +117,17 @@ class Sends:
         except RemoteError as error:
             return self._refusal(request, error)
 
-        def stored(outcome: Appended | RemoteError) -> None:
+        def stored(outcome: Appended | RemoteError, is_durable: bool) -> None:
             if isinstance(outcome, RemoteError):
                 peer.answer(request, self._refusal(request, outcome))
                 return
             size = outcome.end_offset - outcome.physical_offset
             self._stats.put(accepted.topic, accepted.queue_id, len(records), size)
-            self._answer(request, peer, outcome, accepted.queue_id, waits)
+            fields = self._fields(outcome, accepted.queue_id)
+            if is_durable or not waits:
+                peer.answer(request, request.answer(ResponseCode.SUCCESS, fields))
+            else:
+                self._answer_later(request, peer, outcome, fields)
 
         self._put.soon(records, stored)
         return None
@@ -121,11 +135,6 @@ class Sends:
     def _refusal(self, request: Command, error: RemoteError) -> Command:
         self._stats.put_failed()
         return request.answer(error.code, self._traits, remark=error.remark)
-
-    @property
-    def _traits(self) -> BrokerTraits:
-        identity = self._config.current.identity
-        return BrokerTraits(region=identity.region, trace_on=identity.trace_on)
 
     def _refuse_when_busy(self) -> None:
         if self._durability.is_full:
@@ -164,7 +173,7 @@ class Sends:
     def admit(self, header: SendMessage) -> TopicConfig:
         """Return the topic that a message may be stored in, made from its template if need be."""
         starts_ms = self._config.current.access.sends_from_ms
-        if starts_ms > self._clock.now_ms():
+        if starts_ms and starts_ms > self._clock.now_ms():
             raise RemoteError(
                 ResponseCode.SYSTEM_ERROR,
                 f"broker unable to service, until {starts_ms} (startAcceptSendRequestTimeStamp)",
@@ -307,30 +316,24 @@ class Sends:
 
     # --- answering --------------------------------------------------------------------------------
 
-    def _answer(
-        self, request: Command, peer: Connection, appended: Appended, queue_id: int, waits: bool
-    ) -> None:
-        """Answer now, or when the message is as durable as its sender wants it."""
+    def _fields(self, appended: Appended, queue_id: int) -> ExtFields:
         ids = [offset_id(self._store_host, offset) for offset in appended.physical_offsets]
-        identity = self._config.current.identity
-        stored = SendMessageAnswer(
-            region=identity.region,
-            trace_on=identity.trace_on,
-            msg_id=",".join(ids),
-            queue_id=queue_id,
-            queue_offset=appended.queue_offset,
+        return SendMessageAnswer.fields_of(
+            self._traits, ",".join(ids), queue_id, appended.queue_offset
         )
-        if not waits or appended.durable.done():
-            peer.answer(request, request.answer(ResponseCode.SUCCESS, stored))
-            return
+
+    def _answer_later(
+        self, request: Command, peer: Connection, appended: Appended, fields: ExtFields
+    ) -> None:
+        """Answer when the message is on disk, or surely is not."""
 
         def done(error: BaseException | None) -> None:
-            peer.answer(request, self._late_answer(request, stored, error))
+            peer.answer(request, self._late_answer(request, fields, error))
 
         self._durability.when_done(appended.durable, done)
 
     def _late_answer(
-        self, request: Command, stored: SendMessageAnswer, error: BaseException | None
+        self, request: Command, stored: ExtFields, error: BaseException | None
     ) -> Command:
         match error:
             case None:

@@ -62,7 +62,7 @@ class Command(Struct, frozen=True):
     def answer(
         self,
         code: int,
-        header: Header | None = None,
+        header: Header | ExtFields | None = None,
         *,
         remark: str | None = None,
         body: Payload = b"",
@@ -73,7 +73,7 @@ class Command(Struct, frozen=True):
             flag=FLAG_RESPONSE,
             opaque=self.opaque,
             remark=remark,
-            ext_fields=None if header is None else header.to_ext_fields(),
+            ext_fields=header.to_ext_fields() if isinstance(header, Header) else header,
             body=body,
             serialize=self.serialize,
         )

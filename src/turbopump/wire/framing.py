@@ -25,7 +25,7 @@ def encode(command: Command, frame_bytes_max: int = FRAME_BYTES_MAX) -> bytes:
 def encode_parts(command: Command, frame_bytes_max: int = FRAME_BYTES_MAX) -> list[Buffer]:
     """Return the frame as its first piece and the pieces of its body, which are not copied."""
     header = encode_header(command)
-    parts = body_parts(command.body)
+    parts = body_parts(command.body) if command.body else ()
     length = _LENGTH_BYTES + len(header) + sum(map(len, parts))
     if length > frame_bytes_max or len(header) > _HEADER_LENGTH_BITS:
         raise InvalidArgument(f"frame of {length} bytes: at most {frame_bytes_max} are allowed")

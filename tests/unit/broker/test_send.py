@@ -162,6 +162,16 @@ async def test_a_broker_that_does_not_accept_yet(tmp_path: Path) -> None:
 
 
 @virtual_time()
+async def test_the_region_can_be_changed_while_the_broker_runs(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (_, client):
+        await client.send()
+        settings = b"regionId=Elsewhere\ntraceOn=false\n"
+        assert (await client.ask(RequestCode.UPDATE_BROKER_CONFIG, body=settings)).code == 0
+        answer = SendMessageAnswer.from_ext_fields((await client.send()).ext_fields)
+        assert (answer.region, answer.trace_on) == ("Elsewhere", False)
+
+
+@virtual_time()
 async def test_messages_survive_a_restart(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (_, client):
         await client.send(b"one")
