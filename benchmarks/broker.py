@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 from measure import print_table
@@ -36,6 +36,7 @@ BODY = b"x" * 128
 PROPERTIES = "UNIQ_KEY\x017F00000100002A9F0000000000000000\x02WAIT\x01true\x02TAGS\x01TagA"
 BATCH = 32
 HELD = 50_000
+HOLDERS = 50
 JAVA_SENDS = {1: "2,500–4,000", 8: "9,400–11,500", 64: "18,000–19,000 (32)", 512: "51,000–59,000"}
 
 Ask = Callable[[Command], Awaitable[Command]]
@@ -201,8 +202,9 @@ async def held(seconds: float) -> None:
             for _ in range(3):
                 rate, _, _ = await measured(running, connection, 64, seconds, send_request())
                 rates[False].append(rate)
-                async with connected(running.address) as waiting:
-                    await hold_many(waiting)
+                async with AsyncExitStack() as stack:
+                    for _ in range(HOLDERS):
+                        await hold_many(await stack.enter_async_context(connected(running.address)))
                     after_mib = running.memory_mib
                     rate, _, _ = await measured(running, connection, 64, seconds, send_request())
                     rates[True].append(rate)
@@ -223,7 +225,7 @@ async def held(seconds: float) -> None:
 
 async def hold_many(connection: Connection) -> None:
     """Leave pulls waiting that nothing will wake: one-way requests are held just the same."""
-    for number in range(HELD):
+    for number in range(HELD // HOLDERS):
         command = pull_request(1, queue_id=1, hold_ms=600_000, tags=f"tag-{number % 100}")
         await connection.oneway_in_time(command, TIMEOUT_MS)
     await connection.request(pull_request(0, queue_id=1), TIMEOUT_MS)

@@ -154,16 +154,16 @@ class Broker:
                 self._router.add(code, handler)
 
     def _run(self) -> None:
-        config, every = self.config, self._periodic.every
+        every = self._periodic.every
         self.store.listen(self._arrived)
         self.path.delays.start()
         self._upkeep.note_message()
         every(_RETENTION_INTERVAL_MS, self._retain, first_ms=_RETENTION_FIRST_MS)
-        every(config.long_polling.sweep_interval_ms, self._sweep)
-        every(config.intervals.offsets_ms, self.state.offsets.persist)
-        every(config.intervals.delays_ms, self.path.delays.save)
+        every(lambda: self.config.long_polling.sweep_interval_ms, self._sweep)
+        every(lambda: self.config.intervals.offsets_ms, self.state.offsets.persist)
+        every(lambda: self.config.intervals.delays_ms, self.path.delays.save)
         every(SAMPLE_INTERVAL_MS, self.state.stats.sample)
-        every(SWEEP_INTERVAL_MS, self._expire)
+        every(SWEEP_INTERVAL_MS, self._administration.clients.sweep)
 
     async def close(self) -> None:
         """Leave the routes, answer who waits, let go of the clients, and write everything down."""
@@ -212,18 +212,13 @@ class Broker:
     def _retain(self) -> None:
         self.store.retain()
 
-    def _expire(self) -> None:
-        now_ms, expiry_ms = self._clock.monotonic_ms(), self.config.groups.client_expiry_ms
-        for registry in (self.state.consumers, self.state.producers):
-            for connection in registry.expired(now_ms, expiry_ms):
-                connection.close(f"no heartbeat for {expiry_ms} ms")
-
     def _config_changed(self, old: BrokerConfig, new: BrokerConfig) -> None:
         self.state.topics.config = new.topics
         self.state.groups.config = new.groups
         self._administration.clients.config = new.groups
         self._administration.runtime_info.config = new
         self._registration.config = new
+        self.store.config = new.store
         if old.access != new.access:
             self._registration.announce_all()
 
@@ -243,8 +238,7 @@ class Broker:
     def _disconnected(self, connection: Connection) -> None:
         if self._ready:
             self.path.arrivals.forget(connection)
-            self.state.consumers.connection_closed(connection)
-            self.state.producers.connection_closed(connection)
+            self._administration.clients.connection_closed(connection)
 
     def _unknown(self, request: Command, peer: Connection) -> Command:
         if not self._ready:

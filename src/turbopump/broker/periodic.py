@@ -12,6 +12,9 @@ _log = logging.getLogger(__name__)
 
 Action = Callable[[], Awaitable[None] | None]
 
+Interval = int | Callable[[], int]
+"""Milliseconds; a function is asked again before each pause, as settings may change."""
+
 
 class Periodic:
     """Owns tasks that repeat an action until they are stopped."""
@@ -19,11 +22,10 @@ class Periodic:
     def __init__(self) -> None:
         self._tasks: list[asyncio.Task[None]] = []
 
-    def every(self, interval_ms: int, action: Action, *, first_ms: int | None = None) -> None:
+    def every(self, interval: Interval, action: Action, *, first_ms: int | None = None) -> None:
         """Repeat an action; the pause begins when it is done. The first comes after a pause too."""
-        pause_ms = interval_ms if first_ms is None else first_ms
-        task = asyncio.create_task(_repeat(interval_ms, action, pause_ms))
-        self._tasks.append(task)
+        pause_ms = _interval_ms(interval) if first_ms is None else first_ms
+        self.keep(_repeat(interval, action, pause_ms))
 
     def keep(self, work: Coroutine[Any, Any, None]) -> None:
         """Own something that runs until it is stopped."""
@@ -37,7 +39,11 @@ class Periodic:
         self._tasks.clear()
 
 
-async def _repeat(interval_ms: int, action: Action, first_ms: int) -> None:
+def _interval_ms(interval: Interval) -> int:
+    return interval if isinstance(interval, int) else interval()
+
+
+async def _repeat(interval: Interval, action: Action, first_ms: int) -> None:
     await asyncio.sleep(first_ms / 1000)
     while True:
         try:
@@ -46,4 +52,4 @@ async def _repeat(interval_ms: int, action: Action, first_ms: int) -> None:
                 await pending
         except Exception:  # noqa: BLE001 - one failure must not end what keeps the broker tidy
             _log.exception("%s failed", getattr(action, "__qualname__", action))
-        await asyncio.sleep(interval_ms / 1000)
+        await asyncio.sleep(_interval_ms(interval) / 1000)

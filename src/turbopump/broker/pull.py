@@ -7,6 +7,7 @@ from typing import assert_never
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from turbopump.broker.arrivals import Arrivals, HeldPull
 from turbopump.broker.clients import Consumers
@@ -181,6 +182,8 @@ class Pulls:
 
     def _hold(self, pull: Pull) -> None:
         header = pull.header
+        # Tens of thousands may be held: what has been read of the request already can go.
+        pull = replace(pull, request=replace(pull.request, ext_fields=None, body=b""))
         polling = self._config.current.long_polling
         wait_ms = header.suspend_timeout_millis if polling.enabled else polling.short_hold_ms
         self._arrivals.hold(

@@ -22,7 +22,7 @@ from turbopump.broker.put import Draft, Put, delay_level_of
 from turbopump.broker.stats import Stats
 from turbopump.broker.topics import Topics
 from turbopump.clock import Clock
-from turbopump.errors import BodyError, InvalidArgument, RemoteError
+from turbopump.errors import BodyError, InvalidArgument, RemoteError, WriteRefused
 from turbopump.net.connection import Connection
 from turbopump.net.router import Handler
 from turbopump.store.outcomes import Appended
@@ -114,6 +114,10 @@ class Sends:
             self._refuse_when_busy()
             accepted = self._accept(request, peer, header)
             records, waits = self._batch(accepted) if header.batch else self._single(accepted)
+        except WriteRefused as error:
+            # A new topic that could not be saved.
+            refused = RemoteError(ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
+            return self._refusal(request, refused)
         except RemoteError as error:
             return self._refusal(request, error)
 

@@ -1,7 +1,7 @@
 """Tag expressions: ``*`` for everything, or tags joined by ``||``.
 
-The broker compares hashes, which a consume queue keeps of each message, so that no message has to be
-read; two tags may share a hash. The client compares the tags themselves.
+The broker compares hashes, which a consume queue keeps of each message, so that no message has to
+be read; two tags may share a hash. The client compares the tags themselves.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from turbopump.errors import InvalidArgument, RemoteError, WireError
+from turbopump.errors import InvalidArgument, RemoteError, WireError, WriteRefused
 from turbopump.net.hooks import Hook
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.command import Command
@@ -84,7 +84,10 @@ def failure(request: Command, peer: Connection, error: Exception) -> Command:
     match error:
         case RemoteError(code=code, remark=remark):
             return request.answer(code, remark=remark)
-        case WireError():
+        case WriteRefused():
+            _log.warning("request %d of %s: %s", request.code, peer.peer_address, error)
+            return request.answer(ResponseCode.SERVICE_NOT_AVAILABLE, remark=str(error))
+        case WireError() | InvalidArgument():
             _log.info("request %d of %s: %s", request.code, peer.peer_address, error)
         case _:
             _log.error("request %d of %s failed", request.code, peer.peer_address, exc_info=error)

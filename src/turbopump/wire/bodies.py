@@ -159,7 +159,10 @@ class Heartbeat(Body, frozen=True, kw_only=True):
 
     @classmethod
     def from_value(cls, value: object) -> Self:
-        """Give types to a heartbeat; C++ clients send places in an enumeration, not its names."""
+        """Give types to a heartbeat, whose enumerations come as names in any case or as places.
+
+        C++ clients send places; what nobody knows is None, as for Java peers.
+        """
         if isinstance(value, dict) and isinstance(value.get("consumerDataSet"), list):
             groups = [_with_names(group) for group in value["consumerDataSet"]]
             value = {**value, "consumerDataSet": groups}
@@ -178,9 +181,11 @@ def _with_names(group: object) -> object:
         return group
     named = dict(group)
     for key, names in _ENUMERATIONS.items():
-        place = named.get(key)
-        if isinstance(place, int) and 0 <= place < len(names):
-            named[key] = names[place]
+        given = named.get(key)
+        if isinstance(given, int):
+            named[key] = names[given] if 0 <= given < len(names) else None
+        elif isinstance(given, str):
+            named[key] = given.upper() if given.upper() in names else None
     return named
 
 

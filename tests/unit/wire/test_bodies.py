@@ -90,9 +90,13 @@ def test_heartbeat_of_a_client_that_sends_places_instead_of_names() -> None:
     assert group.consume_type is ConsumeType.PUSH
     assert group.message_model is MessageModel.BROADCASTING
     assert group.consume_from_where is ConsumeFrom.FIRST_OFFSET
-    for wrong in (b"7", b"[]", b'"SOMETHING"'):
-        with pytest.raises(BodyError, match="Heartbeat"):
-            Heartbeat.decode(text.replace(b'"messageModel":0', b'"messageModel":' + wrong))
+    lower = text.replace(b'"messageModel":0', b'"messageModel":"clustering"')
+    assert Heartbeat.decode(lower).consumer_data_set[0].message_model is MessageModel.CLUSTERING
+    for unknown in (b"7", b'"SOMETHING"'):
+        odd = text.replace(b'"messageModel":0', b'"messageModel":' + unknown)
+        assert Heartbeat.decode(odd).consumer_data_set[0].message_model is None
+    with pytest.raises(BodyError, match="Heartbeat"):
+        Heartbeat.decode(text.replace(b'"messageModel":0', b'"messageModel":[]'))
     with pytest.raises(BodyError, match="Heartbeat"):
         Heartbeat.decode(b'{"clientID":"c","consumerDataSet":[1]}')
 
