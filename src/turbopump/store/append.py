@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from msgspec import Struct
+from typing import TypeAlias
 
 from turbopump.clock import Clock
 from turbopump.errors import InvalidArgument
@@ -15,14 +14,8 @@ from turbopump.store.dispatch import INVISIBLE_BIT
 from turbopump.store.queues import Queues
 from turbopump.wire.record import BLANK_BYTES, Record, RecordEntry
 
-
-class Placed(Struct, frozen=True, gc=False):
-    """Where a message or a batch went."""
-
-    physical_offsets: tuple[PhysicalOffset, ...]
-    queue_offset: QueueOffset
-    store_timestamp_ms: int
-    end_offset: PhysicalOffset
+Place: TypeAlias = tuple[tuple[PhysicalOffset, ...], QueueOffset, int, PhysicalOffset]
+"""Where a message or a batch went: the first fields of `turbopump.store.outcomes.Appended`."""
 
 
 class Appender:
@@ -42,15 +35,15 @@ class Appender:
         self.store_timestamp_ms = 0
         """Of the last message written."""
 
-    def write(self, groups: Sequence[Sequence[Record]]) -> tuple[list[Placed], list[RecordEntry]]:
+    def write(self, groups: Sequence[Sequence[Record]]) -> tuple[list[Place], list[RecordEntry]]:
         """Write groups, each within one file; after an error, call `undo`."""
         self._entries = []
         self._parts.clear()
         self._end = self._log.written
         self._end_limit = self._end + self._log.room - BLANK_BYTES
-        placed = [self._place(group) for group in groups]
+        places = [self._place(group) for group in groups]
         self._write_parts()
-        return placed, self._entries
+        return places, self._entries
 
     def undo(self, begin: PhysicalOffset, *, torn: bool) -> None:
         """Take back all of a `write` that raised; ``torn`` when bytes may lie behind the end."""
@@ -81,7 +74,7 @@ class Appender:
         entries = scan(self._log, start, check_crc=False, end=self._log.written)
         return [entry for entry in entries if isinstance(entry, RecordEntry)]
 
-    def _place(self, group: Sequence[Record]) -> Placed:
+    def _place(self, group: Sequence[Record]) -> Place:
         """Find a place for a message or batch, and remember to write it."""
         now_ms = self._clock.now_ms()
         if len(group) != 1:
@@ -101,9 +94,9 @@ class Appender:
         self._accept(record, data, offset, now_ms)
         if not invisible:
             queue.next_offset = QueueOffset(offset + 1)
-        return Placed((at,), offset, now_ms, self._end)
+        return (at,), offset, now_ms, self._end
 
-    def _place_batch(self, group: Sequence[Record], now_ms: int) -> Placed:
+    def _place_batch(self, group: Sequence[Record], now_ms: int) -> Place:
         _check_batch(group)
         total = sum(record.size for record in group)
         if self._end + total > self._end_limit:
@@ -118,7 +111,7 @@ class Appender:
             self._accept(record, data, offset, now_ms)
             queue.next_offset = QueueOffset(offset + 1)
             positions.append(at)
-        return Placed(tuple(positions), first, now_ms, self._end)
+        return tuple(positions), first, now_ms, self._end
 
     def _accept(self, record: Record, data: bytes, offset: QueueOffset, now_ms: int) -> None:
         size, at = len(data), self._end

@@ -67,11 +67,22 @@ class Dispatcher:
         waiting = self._waiting
         if not waiting or waiting[0].physical_offset >= confirmed:
             return
-        arrivals: list[Arrival] | None = None if self.listener is None else []
+        due = []
         while waiting and waiting[0].physical_offset < confirmed:
-            self.enter(waiting.popleft(), arrivals)
-        if arrivals and self.listener is not None:
-            self.listener(arrivals)
+            due.append(waiting.popleft())
+        self.enter_all(due)
+
+    def enter_all(self, entries: Iterable[RecordEntry]) -> None:
+        """Enter messages that wait for nothing, and tell the listener."""
+        if self.listener is None:
+            for entry in entries:
+                self.enter(entry, None)
+        else:
+            arrivals: list[Arrival] = []
+            for entry in entries:
+                self.enter(entry, arrivals)
+            if arrivals:
+                self.listener(arrivals)
 
     def enter(self, entry: RecordEntry, arrivals: list[Arrival] | None) -> None:
         """Enter one message into its queue, unless it is half of a transaction, and the index."""
@@ -113,15 +124,16 @@ class PropertyName:
         self.name = name
         self.first = f"{name}{properties.NAME_END}".encode()
         self.later = properties.ENTRY_END.encode() + self.first
+        self.later_bytes = len(self.later)
 
 
 def property_value(text: bytes, name: PropertyName) -> bytes | None:
     """Find one property in the text form without taking the others apart; the last one counts."""
     start = text.rfind(name.later)
     if start >= 0:
-        start += len(name.later)
+        start += name.later_bytes
     elif text.startswith(name.first):
-        start = len(name.first)
+        start = name.later_bytes - 1
     else:
         return None
     end = text.find(_ENTRY_END, start)

@@ -17,6 +17,12 @@ def done() -> Future[None]:
     return future
 
 
+def _broken(error: WriteFailed) -> Future[None]:
+    future: Future[None] = Future()
+    future.set_exception(error)
+    return future
+
+
 class Flusher:
     """Group commit: whoever joins while a flush runs shares the next one, and its future.
 
@@ -29,7 +35,9 @@ class Flusher:
         self._wake = threading.Condition()
         self._group: Future[None] | None = None
         self._jobs: list[Callable[[], None]] = []
+        self._running: Future[None] | None = None
         self._busy = False
+        self._dead = False
         self._stopping = False
         self._thread: threading.Thread | None = None
         self.failure: WriteFailed | None = None
@@ -49,6 +57,8 @@ class Flusher:
     def join(self) -> Future[None]:
         """Return the future of a flush that covers everything written so far."""
         with self._wake:
+            if self._dead and self.failure is not None:
+                return _broken(self.failure)
             if self._group is None:
                 self._group = Future()
                 # Shared by many: one who loses interest must not be able to cancel it.
@@ -59,8 +69,9 @@ class Flusher:
     def submit(self, job: Callable[[], None]) -> None:
         """Have something else done on this thread, after the flushes asked for before."""
         with self._wake:
-            self._jobs.append(job)
-            self._wake.notify_all()
+            if not self._dead:
+                self._jobs.append(job)
+                self._wake.notify_all()
 
     def wait_idle(self) -> None:
         """Return when nothing is left to do."""
@@ -70,33 +81,62 @@ class Flusher:
     def reset(self) -> None:
         """Flush again: what could not be flushed has been written anew or dropped."""
         self.failure = None
+        if self._dead:
+            self._dead = False
+            self.start()
 
     def _run(self) -> None:
-        while True:
-            with self._wake:
-                self._busy = False
-                self._wake.notify_all()
-                self._wake.wait_for(lambda: self._group or self._jobs or self._stopping)
-                group, self._group = self._group, None
-                jobs, self._jobs = self._jobs, []
-                if group is None and not jobs:
-                    return
-                self._busy = True
-            if group is not None:
-                self._flush(group)
-            for job in jobs:
-                job()
+        try:
+            while self._serve():
+                pass
+        except BaseException as error:
+            # A mistake in the program: nobody may wait forever because of it.
+            self._die(error)
+            raise
+
+    def _serve(self) -> bool:
+        """Do what is asked for; False when there will be nothing more."""
+        with self._wake:
+            self._running = None
+            self._busy = False
+            self._wake.notify_all()
+            self._wake.wait_for(lambda: self._group or self._jobs or self._stopping)
+            self._running, self._group = self._group, None
+            jobs, self._jobs = self._jobs, []
+            if self._running is None and not jobs:
+                return False
+            self._busy = True
+        if self._running is not None:
+            self._flush(self._running)
+        for job in jobs:
+            job()
+        return True
 
     def _flush(self, group: Future[None]) -> None:
-        failure = self.failure
-        if failure is None:
+        if self.failure is None:
             try:
                 self._sync_log()
             except OSError as error:
-                failure = WriteFailed(f"flushing the commit log failed: {error}")
-                failure.__cause__ = error
-                self.failure = failure
-        if failure is None:
+                self.failure = _failed(error)
+        if self.failure is None:
             group.set_result(None)
         else:
-            group.set_exception(failure)
+            group.set_exception(self.failure)
+
+    def _die(self, error: BaseException) -> None:
+        with self._wake:
+            self._dead = True
+            self._busy = False
+            self.failure = _failed(error)
+            groups, self._group = (self._running, self._group), None
+            self._jobs.clear()
+            self._wake.notify_all()
+        for group in groups:
+            if group is not None and not group.done():
+                group.set_exception(self.failure)
+
+
+def _failed(error: BaseException) -> WriteFailed:
+    failure = WriteFailed(f"flushing the commit log failed: {error}")
+    failure.__cause__ = error
+    return failure

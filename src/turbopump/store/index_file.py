@@ -213,7 +213,9 @@ class IndexFile:
         return int(number)
 
     def _loaded_slots(self) -> NDArray[np.int32]:
-        if self._slots is None:
+        if self._slots is None and self.header.count <= 1:
+            self._slots = np.zeros(self._slot_count, np.int32)
+        elif self._slots is None:
             data = self._read(self._slot_count * SLOT_BYTES, HEADER_BYTES)
             self._slots = np.frombuffer(data, ">i4").astype(np.int32)
         return self._slots

@@ -205,26 +205,21 @@ class Store:
         self._check_writable()
         begin = self._log.written
         try:
-            placed, entries = self._appender.write(groups)
+            places, entries = self._appender.write(groups)
         except OSError as error:
             self._undo(begin, torn=True)
             raise refusal(error, "the commit log cannot be written") from error
         except InvalidArgument:
             self._undo(begin, torn=False)
             raise
-        self._dispatcher.follow(entries)
-        durable = self._flusher.join() if self._synchronous else self._done
+        if self._synchronous:
+            self._dispatcher.follow(entries)
+            durable = self._flusher.join()
+        else:
+            self._dispatcher.enter_all(entries)
+            durable = self._done
         self._after_write()
-        return [
-            Appended(
-                group.physical_offsets,
-                group.queue_offset,
-                group.store_timestamp_ms,
-                group.end_offset,
-                durable,
-            )
-            for group in placed
-        ]
+        return [Appended(*place, durable) for place in places]
 
     def append_raw(self, position: PhysicalOffset, data: bytes | memoryview) -> None:
         """Store bytes of a master's log at the same position, as a slave does.
@@ -244,6 +239,8 @@ class Store:
             self._dispatcher.follow(entries)
         if self._synchronous:
             self._flusher.join()
+        else:
+            self.dispatch()
         self._after_write()
 
     def check(self, records: Sequence[Record]) -> None:
@@ -273,8 +270,8 @@ class Store:
             self._health.torn(begin)
 
     def _after_write(self) -> None:
-        if not self._synchronous:
-            self.dispatch()
+        if self._behind.crowded():
+            self._spill()
         now_ms = self._appender.store_timestamp_ms
         if abs(now_ms - self._ticked_ms) >= _TICK_MS:
             self.tick()
@@ -283,13 +280,15 @@ class Store:
 
     def dispatch(self) -> None:
         """Make readable what may be read by now; call it when a flush is done."""
-        log = self._log
-        self._dispatcher.advance(log.flushed if self._synchronous else log.written)
+        self._dispatcher.advance(self.readable_end)
         if self._behind.crowded():
-            try:
-                self._behind.spill()
-            except OSError as error:
-                self._health.blocked(error)
+            self._spill()
+
+    def _spill(self) -> None:
+        try:
+            self._behind.spill()
+        except OSError as error:
+            self._health.blocked(error)
 
     def tick(self) -> None:
         """Do what is due: flush, write queues and index, mend. Call it every 100 ms or so.

@@ -214,6 +214,30 @@ def test_one_flush_serves_many(tmp_path: Path) -> None:
         assert len(bodies(store)) == 52
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_flusher_that_dies_of_a_mistake_leaves_nobody_waiting(tmp_path: Path) -> None:
+    class WrongFiles(FaultyFiles):
+        wrong = False
+
+        def sync(self, fd: int) -> None:
+            if self.wrong:
+                raise TypeError("a mistake")
+            super().sync(fd)
+
+    files, clock = WrongFiles(), ManualClock()
+    with Store.open(tmp_path, SYNC, clock=clock, files=files) as store:
+        files.wrong = True
+        with pytest.raises(WriteFailed, match="a mistake"):
+            store.append([record(b"lost")]).durable.result()
+        store._flusher.wait_idle()
+        with pytest.raises(WriteFailed, match="a mistake"):
+            store.append([record(b"refused")])
+        files.wrong = False
+        clock.advance(1000)
+        store.append([record(b"after")]).durable.result()
+        assert bodies(store) == [b"after"]
+
+
 def test_asynchronous_flushing_waits_for_enough_bytes_or_time(tmp_path: Path) -> None:
     flush = FlushConfig(interval_ms=100, dirty_bytes_min=1000, thorough_interval_ms=5000)
     files, clock = FaultyFiles(), ManualClock()

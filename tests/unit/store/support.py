@@ -84,11 +84,12 @@ class FaultyFiles(Files):
             return super().write(fd, data, at)
         if "consumequeue" in str(Path(f"/proc/self/fd/{fd}").readlink()):
             _fail(self.queue_error)
-        if self.bytes_left is None:
+        left = self.bytes_left
+        if left is None:
             return super().write(fd, data, at)
-        fits = min(len(data), self.bytes_left)
+        fits = min(len(data), left)
         super().write(fd, memoryview(data)[:fits], at)
-        self.bytes_left -= fits
+        self.bytes_left = left - fits
         if fits < len(data):
             _fail(errno.ENOSPC)
         return None

@@ -83,6 +83,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(room=st.integers(0, 1600), queue=QUEUES)
     def disk_is_full(self, room: int, queue: int) -> None:
+        self.store._flusher.wait_idle()
         self.files.bytes_left = room
         try:
             self.store.append([record(b"x" * 1700, queue_id=queue)])
@@ -91,6 +92,7 @@ class StoreMachine(RuleBasedStateMachine):
         else:
             raise AssertionError("stored on a full disk")
         finally:
+            self.store._flusher.wait_idle()
             self.files.bytes_left = None
         self.clock.advance(1000)
 

@@ -1,0 +1,354 @@
+"""The store: appends, reads, tag scans, recovery, many queues; beside what the disk can do raw.
+
+Run: ``python benchmarks/store.py [--directory DIR] [--quick]``. It writes some gigabytes into a new
+directory under DIR (default: where temporary files go) and removes it again. The raw figures are a
+plain loop of ``os.write`` with the same sizes, measured in turn with the store's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import random
+import resource
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from measure import print_table
+from turbopump.message import PhysicalOffset, QueueOffset
+from turbopump.store import (
+    Files,
+    Filter,
+    FlushConfig,
+    FlushMode,
+    Found,
+    ReadLimits,
+    Store,
+    StoreConfig,
+)
+from turbopump.wire.hashing import tags_code
+from turbopump.wire.hosts import host
+from turbopump.wire.record import Record
+
+HOST = host("10.20.30.40", 10911)
+ROUNDS = 5
+IN_FLIGHT = 32
+SYNC = StoreConfig(flush=FlushConfig(mode=FlushMode.SYNC))
+
+
+def record(body: bytes, number: int, queue_id: int = 0, tags: str = "TagA") -> Record:
+    text = f"UNIQ_KEY\x017F00000147CE4E0E2F2A499A{number:08X}\x02TAGS\x01{tags}\x02KEYS\x01order-42"
+    return Record(
+        topic=b"orders",
+        queue_id=queue_id,
+        body=body,
+        properties=text.encode(),
+        born_timestamp_ms=1_794_728_296_982,
+        born_host=HOST,
+        store_host=HOST,
+    )
+
+
+class Bench:
+    """Runs everything in one directory and collects rows for the tables."""
+
+    def __init__(self, directory: Path, quick: bool) -> None:
+        self.directory = directory
+        self.scale = 10 if quick else 1
+        self.number = 0
+
+    def fresh(self) -> Path:
+        self.number += 1
+        return self.directory / str(self.number)
+
+    def appends(self) -> None:
+        rows = [self.asynchronous(size, at_once) for size in (128, 1024) for at_once in (1, 32)]
+        columns = ("async append", "messages/s", "MB/s", "raw os.write/s", "ratio")
+        print_table(columns, rows)
+        print()
+        print_table(
+            ("sync append", "messages/s", "flushes/s", "raw write + fdatasync/s"),
+            [
+                self.synchronous(size, at_once, waiting)
+                for size in (128, 1024)
+                for at_once, waiting in ((1, 1), (1, 32), (32, 1), (32, 32))
+            ],
+        )
+
+    def asynchronous(self, size: int, at_once: int) -> tuple[str, ...]:
+        """Compare with as many writes of the bytes of as many records, in turn."""
+        count = 64_000 // self.scale
+        body = os.urandom(size)
+        records = [record(body, number, number % 4) for number in range(count)]
+        groups = [[(one,) for one in records[at : at + at_once]] for at in range(0, count, at_once)]
+        encoded = records[0].encode(QueueOffset(0), PhysicalOffset(0), 0)
+        ours, raw = [], []
+        gc.collect()
+        gc.freeze()
+        for _ in range(ROUNDS):
+            raw.append(
+                count / self.timed(lambda: raw_writes(self.fresh(), encoded, at_once, count))
+            )
+            with Store.open(self.fresh()) as store:
+                ours.append(count / self.timed(lambda: append_groups(store, groups)))
+        gc.unfreeze()
+        best, limit = statistics.median(ours), statistics.median(raw)
+        name = f"{size} B, {at_once} a call"
+        return (
+            name, f"{best:,.0f}", f"{best * len(encoded) / 1e6:.0f}", f"{limit:,.0f}",
+            f"{best / limit:.2f}",
+        )  # fmt: skip
+
+    def synchronous(self, size: int, at_once: int, waiting: int) -> tuple[str, ...]:
+        """Store messages with a number of writers waiting at any time, as a broker has them."""
+        calls = 3000 // self.scale
+        body = os.urandom(size)
+        groups = [[(record(body, number, number % 4),) for number in range(at_once)]] * calls
+        data = b"".join(
+            group[0].encode(QueueOffset(0), PhysicalOffset(0), 0) for group in groups[0]
+        )
+        raw = calls / self.timed(lambda: raw_synced(self.fresh(), data, calls))
+        files = CountingFiles()
+        with Store.open(self.fresh(), SYNC, files=files) as store:
+            before = files.syncs
+            seconds = self.timed(lambda: append_waiting(store, groups, waiting))
+            rate = (files.syncs - before) / seconds
+        name = f"{size} B, {at_once} a call, {waiting} waiting"
+        return name, f"{calls * at_once / seconds:,.0f}", f"{rate:,.0f}", f"{raw:,.0f}"
+
+    def reads(self) -> None:
+        count = 200_000 // self.scale
+        with Store.open(self.fresh()) as store:
+            fill(store, count, 1024)
+            rows = [
+                (
+                    "sequential, 32 a read",
+                    f"{count / self.timed(lambda: read_through(store)):,.0f}",
+                ),
+                ("random, 1 a read", self.random_reads(store, count)),
+                ("by unique key", self.key_reads(store, count)),
+                ("by store time", self.time_reads(store, count)),
+            ]
+        print_table(("read 1 KiB messages", "messages/s"), rows)
+
+    def random_reads(self, store: Store, count: int) -> str:
+        chosen = random.Random(1)
+        offsets = [QueueOffset(chosen.randrange(count // 4)) for _ in range(count // 4)]
+
+        def read() -> None:
+            for offset in offsets:
+                assert isinstance(store.read("orders", 1, offset, 1), Found)
+
+        return f"{len(offsets) / self.timed(read):,.0f}"
+
+    def key_reads(self, store: Store, count: int) -> str:
+        chosen = random.Random(2)
+        keys = [f"7F00000147CE4E0E2F2A499A{chosen.randrange(count):08X}" for _ in range(5000)]
+
+        def read() -> None:
+            for key in keys:
+                assert store.messages_by_key("orders", key, 1, 0, 1 << 60)
+
+        store.messages_by_key("orders", keys[0], 1, 0, 1 << 60)
+        return f"{len(keys) / self.timed(read):,.0f}"
+
+    def time_reads(self, store: Store, count: int) -> str:
+        first = store.store_timestamp_ms("orders", 1, QueueOffset(0)) or 0
+        last = store.store_timestamp_ms("orders", 1, QueueOffset(count // 4 - 1)) or 0
+        chosen = random.Random(3)
+        moments = [chosen.randint(first, last) for _ in range(5000)]
+
+        def read() -> None:
+            for moment in moments:
+                store.offset_by_time("orders", 1, moment)
+
+        return f"{len(moments) / self.timed(read):,.0f}"
+
+    def tag_scan(self) -> None:
+        count = 300_000 // self.scale
+        wanted = Filter(tags_codes=frozenset({tags_code("Rare")}))
+        rows = []
+        with Store.open(self.fresh()) as store:
+            for at in range(0, count, 500):
+                rare = [record(b"", at, tags="Rare")] if at == count // 2 else []
+                store.append_all([(one,) for one in [record(b"", at)] * 500 + rare])
+            for units in (800, 20_000):
+                limits = ReadLimits(scan_units_max=units)
+                seconds = self.timed(partial(scan_through, store, wanted, limits))
+                rate = f"{count / seconds / 1e6:,.1f} million"
+                rows.append((f"rare tag, {units} units a read", rate))
+        print_table(("tag scan", "units/s"), rows)
+
+    def recovery(self) -> None:
+        rows = []
+        for size in (1024, 128):
+            path = self.fresh()
+            total = (1 << 30) // self.scale
+            store = Store.open(path)
+            count = total // record(os.urandom(size), 0).size - 10
+            fill(store, count, size)
+            # Everything is flushed and entered, and only the queues' last units wait in memory.
+            time.sleep(1.1)
+            store.tick()
+            crashed = path.with_name(path.name + "c")
+            subprocess_copy(path, crashed)
+            store.close()
+            for name, root in (("after a clean stop", path), ("after a crash", crashed)):
+                started = time.perf_counter()
+                with Store.open(root) as again:
+                    seconds = time.perf_counter() - started
+                    assert again.recovered.crashed == (root == crashed)
+                rows.append((f"{total >> 20} MiB of {size} B messages, {name}", f"{seconds:.2f}"))
+            shutil.rmtree(path)
+            shutil.rmtree(crashed)
+        print_table(("recovery", "seconds"), rows)
+
+    def many_queues(self) -> None:
+        queues = 10_000 // self.scale
+        path = self.fresh()
+        before = memory_bytes()
+        with Store.open(path) as store:
+            started = time.perf_counter()
+            for at in range(0, queues, 100):
+                store.append_all(
+                    [(record(b"x" * 100, 1, number),) for number in range(at, at + 100)]
+                )
+            append_s = time.perf_counter() - started
+            each = (memory_bytes() - before) / queues
+            started = time.perf_counter()
+        close_s = time.perf_counter() - started
+        started = time.perf_counter()
+        before = memory_bytes()
+        with Store.open(path) as store:
+            open_s = time.perf_counter() - started
+            idle = (memory_bytes() - before) / queues
+            open_files = len(list(Path("/proc/self/fd").iterdir()))
+            started = time.perf_counter()
+            for number in range(queues):
+                assert isinstance(store.read("orders", number, QueueOffset(0), 1), Found)
+            read_s = time.perf_counter() - started
+        rows = [
+            ("one message to each, s", f"{append_s:.2f}"),
+            ("memory per queue with one unwritten unit, bytes", f"{each:,.0f}"),
+            ("closing (writes and syncs every queue), s", f"{close_s:.2f}"),
+            ("opening, s", f"{open_s:.2f}"),
+            ("memory per idle queue, bytes", f"{idle:,.0f}"),
+            ("open files then", f"{open_files}"),
+            ("one read from each, s", f"{read_s:.2f}"),
+        ]
+        print_table((f"{queues:,} queues", ""), rows)
+
+    @staticmethod
+    def timed(action: Callable[[], None]) -> float:
+        started = time.perf_counter()
+        action()
+        return time.perf_counter() - started
+
+
+def append_groups(store: Store, calls: list[list[tuple[Record]]]) -> None:
+    if len(calls[0]) == 1:
+        for call in calls:
+            store.append(call[0])
+    else:
+        for call in calls:
+            store.append_all(call)
+
+
+def append_waiting(store: Store, calls: list[list[tuple[Record]]], waiting: int) -> None:
+    """Append with a window of unacknowledged calls."""
+    window = []
+    for call in calls:
+        window.append(store.append_all(call)[-1].durable)
+        if len(window) == waiting:
+            window.pop(0).result()
+    for durable in window:
+        durable.result()
+
+
+class CountingFiles(Files):
+    """Counts how often the disk is waited for."""
+
+    def __init__(self) -> None:
+        self.syncs = 0
+
+    def sync(self, fd: int) -> None:
+        self.syncs += 1
+        super().sync(fd)
+
+
+def raw_writes(path: Path, data: bytes, at_once: int, count: int) -> None:
+    joined = data * at_once
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT)
+    for _ in range(count // at_once):
+        os.write(fd, joined)
+    os.close(fd)
+    path.unlink()
+
+
+def raw_synced(path: Path, data: bytes, calls: int) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT)
+    for _ in range(calls):
+        os.write(fd, data)
+        os.fdatasync(fd)
+    os.close(fd)
+    path.unlink()
+
+
+def fill(store: Store, count: int, size: int) -> None:
+    body = os.urandom(size)
+    for at in range(0, count, 100):
+        batch = range(at, min(at + 100, count))
+        store.append_all([(record(body, number, number % 4),) for number in batch])
+
+
+def read_through(store: Store) -> None:
+    for queue_id in range(4):
+        offset, end = store.queue_range("orders", queue_id)
+        while offset < end:
+            offset = store.read("orders", queue_id, offset, 32).next_offset
+
+
+def scan_through(store: Store, wanted: Filter, limits: ReadLimits) -> None:
+    offset, end = store.queue_range("orders", 0)
+    while offset < end:
+        offset = store.read("orders", 0, offset, 32, wanted, limits).next_offset
+
+
+def subprocess_copy(source: Path, target: Path) -> None:
+    """Copy a running store, holes included, as a kill would leave it."""
+    os.spawnlp(os.P_WAIT, "cp", "cp", "-r", "--sparse=always", str(source), str(target))
+
+
+def memory_bytes() -> int:
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--directory", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--quick", action="store_true", help="a tenth of everything")
+    parser.add_argument(
+        "--only", choices=("appends", "reads", "tag_scan", "recovery", "many_queues")
+    )
+    options = parser.parse_args()
+    root = Path(tempfile.mkdtemp(dir=options.directory))
+    try:
+        bench = Bench(root, options.quick)
+        parts = ("many_queues", "appends", "reads", "tag_scan", "recovery")
+        for part in (options.only,) if options.only else parts:
+            getattr(bench, part)()
+            print()
+    finally:
+        shutil.rmtree(root)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""Configuration files: replaced as a whole or not at all, and the one before stays as backup."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from pathlib import Path
+
+import pytest
+
+from turbopump.store.config_files import load_json, save_json, save_text
+from turbopump.store.files import Files
+from unit.store.disks import Killed, KilledFiles
+from unit.store.support import DATA, FaultyFiles
+
+FILES = Files()
+
+
+def test_saving_keeps_the_one_before(tmp_path: Path) -> None:
+    path = tmp_path / "config" / "topics.json"
+    save_json(FILES, path, {"a": 1})
+    assert not path.with_name("topics.json.bak").exists()
+    save_json(FILES, path, {"a": 2})
+    assert load_json(path) == {"a": 2}
+    assert load_json(path.with_name("topics.json.bak")) == {"a": 1}
+    assert sorted(entry.name for entry in path.parent.iterdir()) == [
+        "topics.json",
+        "topics.json.bak",
+    ]
+
+
+def test_integer_keys_can_be_bare_as_the_original_writes_them(tmp_path: Path) -> None:
+    path = tmp_path / "delayOffset.json"
+    save_json(FILES, path, {"offsetTable": {1: 5}}, bare_keys=True)
+    assert path.read_text() == '{"offsetTable":{1:5}}'
+    assert load_json(path) == {"offsetTable": {1: 5}}
+
+
+@pytest.mark.parametrize("broken", [None, b"", b"  ", b"{", b"\xff"])
+def test_loading_falls_back_to_the_backup(tmp_path: Path, broken: bytes | None) -> None:
+    path = tmp_path / "topics.json"
+    save_text(FILES, path, '{"a":1}')
+    save_text(FILES, path, '{"a":2}')
+    if broken is None:
+        path.unlink()
+    else:
+        path.write_bytes(broken)
+    assert load_json(path) == {"a": 1}
+
+
+def test_nothing_to_load(tmp_path: Path) -> None:
+    assert load_json(tmp_path / "topics.json") is None
+
+
+def test_a_failed_write_leaves_the_old_text(tmp_path: Path) -> None:
+    path = tmp_path / "topics.json"
+    save_text(FILES, path, '{"a":1}')
+    for change in ({"bytes_left": 3}, {"sync_error": errno.EIO}):
+        files = FaultyFiles()
+        for name, value in change.items():
+            setattr(files, name, value)
+        with pytest.raises(OSError, match=r"No space|Input/output"):
+            save_text(files, path, '{"a":2}')
+        assert load_json(path) == {"a": 1}
+
+
+def test_killed_at_any_moment_there_is_a_whole_file(tmp_path: Path) -> None:
+    for changes in range(20):
+        root = tmp_path / str(changes)
+        path = root / "topics.json"
+        save_text(FILES, path, '{"a":1}')
+        save_text(FILES, path, '{"a":2}')
+        try:
+            save_text(KilledFiles(changes), path, '{"a":3}')
+        except Killed:
+            assert load_json(path) in ({"a": 2}, {"a": 3})
+            shutil.rmtree(root)
+            continue
+        assert load_json(path) == {"a": 3}
+        assert changes > 3
+        return
+    raise AssertionError("saving never came to its end")
+
+
+def test_files_of_the_original_are_read() -> None:
+    for path in sorted((DATA / "config").iterdir()):
+        assert isinstance(load_json(path), dict), path
+    offsets = load_json(DATA / "config" / "consumerOffset.json")["offsetTable"]
+    assert all(isinstance(queue, int) for table in offsets.values() for queue in table)

@@ -1,0 +1,137 @@
+"""The key index's arithmetic, and finding properties without parsing them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turbopump.errors import InvalidArgument, StoreDamaged
+from turbopump.store import Store, parse_delay_levels
+from turbopump.store.dispatch import PropertyName, index_keys, property_value
+from turbopump.store.key_hashes import index_hashes
+from turbopump.wire import properties
+from turbopump.wire.hashing import index_hash
+from turbopump.wire.record import decode_record
+from unit.store.support import ManualClock, record, small_config
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+
+
+@given(st.lists(st.tuples(TEXTS, TEXTS), max_size=20))
+def test_hashes_are_the_same_as_one_by_one(pairs: list[tuple[str, str]]) -> None:
+    topics = [topic for topic, _ in pairs]
+    found = index_hashes(topics, [key.encode() for _, key in pairs])
+    assert found.tolist() == [index_hash(topic, key) for topic, key in pairs]
+
+
+def test_the_smallest_hash_becomes_zero() -> None:
+    assert index_hashes(["polygenelubricants"], [b""]).tolist() == [
+        index_hash("polygenelubricants", "")
+    ]
+
+
+NAMES = st.sampled_from(["A", "AB", "B", ""])
+VALUES = st.sampled_from(["", "x", "A", "A\x01y", "yy"])
+
+
+@given(st.lists(st.tuples(NAMES, VALUES), max_size=6), st.sampled_from(["", "\x02"]))
+def test_properties_are_found_as_parsing_finds_them(
+    entries: list[tuple[str, str]], end: str
+) -> None:
+    text = "\x02".join(f"{name}\x01{value}" for name, value in entries) + end
+    parsed = properties.decode(text)
+    for name in ("A", "AB", "B"):
+        found = property_value(text.encode(), PropertyName(name))
+        assert (None if found is None else found.decode()) == parsed.get(name)
+
+
+def test_keys_are_the_unique_one_and_the_words_of_the_others() -> None:
+    assert index_keys(b"KEYS\x01a  b c\x02UNIQ_KEY\x01U") == [b"U", b"a", b"b", b"c"]
+    assert index_keys(b"TAGS\x01a") == []
+
+
+def test_colliding_keys_and_full_files(tmp_path: Path) -> None:
+    """Few slots, so that every chain is long, and files so small that they fill up."""
+    clock = ManualClock()
+    config = small_config(segment_bytes=1 << 16, index_slots=3, index_entries=50)
+    with Store.open(tmp_path, config, clock=clock) as store:
+        for number in range(300):
+            clock.advance(700)
+            store.append([record(b"%d" % number, KEYS=f"k{number % 10} Aa{number} BB{number}")])
+            if number % 37 == 0:
+                store.messages_by_key("Topic", "k0", 1, 0, 1 << 60)
+
+        def found(key: str, most: int = 64) -> list[int]:
+            messages = store.messages_by_key("Topic", key, most, 0, 1 << 60)
+            return [int(decode_record(message).stored_body) for message in messages]
+
+        assert found("k3") == list(range(3, 300, 10))
+        assert found("k3", 2) == [283, 293]
+        # Their hashes are the same, and the index knows nothing else.
+        assert found("Aa7") == found("BB7") == [7]
+        assert len(store._index.files if store._index else ()) == 19
+    with Store.open(tmp_path, config, clock=clock) as store:
+        assert len(store.messages_by_key("Topic", "k3", 64, 0, 1 << 60)) == 30
+        clock.advance(700)
+        store.append([record(b"300", KEYS="k0")])
+        assert len(store.messages_by_key("Topic", "k0", 64, 0, 1 << 60)) == 31
+
+
+def test_the_index_is_repaired_after_a_crash_whatever_its_slots_say(tmp_path: Path) -> None:
+    config = small_config(segment_bytes=1 << 16, index_slots=20, index_entries=200)
+    with Store.open(tmp_path, config) as store:
+        for number in range(100):
+            store.append([record(b"%d" % number, KEYS=f"k{number}")])
+    (path,) = (tmp_path / "index").iterdir()
+    data = bytearray(path.read_bytes())
+    data[40 : 40 + 80] = b"\xff" * 80
+    data[40 + 80 + 60 * 20 : 40 + 80 + 70 * 20] = bytes(200)
+    path.write_bytes(data)
+    (tmp_path / "abort").touch()
+    with Store.open(tmp_path, config) as store:
+        for number in range(100):
+            found = store.messages_by_key("Topic", f"k{number}", 64, 0, 1 << 60)
+            assert [decode_record(one).stored_body for one in found] == [b"%d" % number]
+
+
+def test_files_of_another_size_are_refused(tmp_path: Path) -> None:
+    with Store.open(tmp_path, small_config()) as store:
+        store.append([record(KEYS="k")])
+    others = (
+        small_config(index_slots=9),
+        small_config(queue_segment_units=11),
+        small_config(segment_bytes=8192),
+    )
+    for config in others:
+        with pytest.raises(StoreDamaged, match="instead of"):
+            Store.open(tmp_path, config)
+    with Store.open(tmp_path, small_config(index_slots=9, index_enabled=False)) as store:
+        assert store.queue_range("Topic", 0) == (0, 1)
+
+
+@pytest.mark.parametrize("part", ["commitlog", "index", "consumequeue/Topic/0", "consumequeue/T"])
+def test_foreign_files_are_refused(tmp_path: Path, part: str) -> None:
+    with Store.open(tmp_path, small_config()) as store:
+        store.append([record(KEYS="k")])
+    (tmp_path / part).mkdir(exist_ok=True)
+    (tmp_path / part / "notes.txt").touch()
+    with pytest.raises(StoreDamaged, match="does not belong"):
+        Store.open(tmp_path, small_config())
+
+
+def test_a_missing_file_in_the_row_is_refused(tmp_path: Path) -> None:
+    with Store.open(tmp_path, small_config()) as store:
+        for _ in range(12):
+            store.append([record(b"x" * 900)])
+    sorted((tmp_path / "commitlog").iterdir())[1].unlink()
+    with pytest.raises(StoreDamaged, match="no file between"):
+        Store.open(tmp_path, small_config())
+
+
+def test_delay_levels() -> None:
+    assert parse_delay_levels("1s 2m 3h 1d") == (1000, 120_000, 10_800_000, 86_400_000)
+    with pytest.raises(InvalidArgument, match="5x"):
+        parse_delay_levels("1s 5x")
