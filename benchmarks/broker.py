@@ -1,6 +1,6 @@
 """A broker in a process of its own, and clients in this one: sends, pulls, waiting, latency.
 
-    python benchmarks/broker.py [--seconds 1] [--only sends,batches,pulls,held,latency]
+    python benchmarks/broker.py [--seconds 1] [--only sends,batches,pulls,held,latency,delays]
 
 Clients speak in plain requests, so that what is measured is the broker. The Java original's figures
 on a machine of this size are printed beside ours.
@@ -27,8 +27,9 @@ from turbopump.net.pool import ConnectionPool
 from turbopump.net.sockets import SocketNetwork
 from turbopump.wire.batch import BatchEntry, encode_batch
 from turbopump.wire.codes import ResponseCode
-from turbopump.wire.command import Command, request
+from turbopump.wire.command import Command, request, whole_body
 from turbopump.wire.headers import PullMessage, PullMessageAnswer, SendMessageV2
+from turbopump.wire.record import decode_records
 from turbopump.wire.sysflag import PULL_SUBSCRIPTION, PULL_SUSPEND
 
 TIMEOUT_MS = 10_000
@@ -37,12 +38,15 @@ PROPERTIES = "UNIQ_KEY\x017F00000100002A9F0000000000000000\x02WAIT\x01true\x02TA
 BATCH = 32
 HELD = 50_000
 HOLDERS = 50
+DUE_PER_SECOND = 10_000
 JAVA_SENDS = {1: "2,500–4,000", 8: "9,400–11,500", 64: "18,000–19,000 (32)", 512: "51,000–59,000"}
 
 Ask = Callable[[Command], Awaitable[Command]]
 
 
-def send_request(queue_id: int = 0, body: bytes = BODY, *, batch: bool = False) -> Command:
+def send_request(
+    queue_id: int = 0, body: bytes = BODY, *, batch: bool = False, properties: str = PROPERTIES
+) -> Command:
     header = SendMessageV2(
         producer_group="benchmark",
         topic="Bench",
@@ -52,7 +56,7 @@ def send_request(queue_id: int = 0, body: bytes = BODY, *, batch: bool = False) 
         sys_flag=0,
         born_timestamp=int(time.time() * 1000),
         flag=0,
-        properties=PROPERTIES,
+        properties=properties,
         batch=batch,
     )
     return request(320 if batch else 310, header, body)
@@ -271,18 +275,54 @@ async def send_to_pull(
     return times_ms
 
 
-async def steady(connection: Connection, rate: float, seconds: float) -> None:
-    """Send at a rate, in small bursts as timers allow."""
+async def delays(seconds: float) -> None:
+    """Let so many delayed messages fall due each second, and see how late they are delivered."""
+    with server() as running:
+        async with connected(running.address) as connection:
+            await connection.request(send_request(), TIMEOUT_MS)
+            delayed = f"{PROPERTIES}\x02DELAY\x011"
+            server_s = running.cpu_s
+            sent = await steady(connection, DUE_PER_SECOND, seconds * 4, delayed)
+            late_ms = await lateness(connection, sent)
+            server_us = (running.cpu_s - server_s) / sent * 1e6
+    late_ms.sort()
+    middle, most = late_ms[len(late_ms) // 2], late_ms[-1]
+    print(f"\nDelayed messages, {DUE_PER_SECOND:,} due a second\n")
+    columns = ["messages", "earliest ms", "p50 late ms", "most late ms", "server CPU µs"]
+    row = [f"{sent:,}", str(late_ms[0]), str(middle), str(most), f"{server_us:.1f}"]
+    print_table(columns, [row])
+
+
+async def lateness(connection: Connection, count: int) -> list[int]:
+    """Read delayed messages as they are delivered; return how late each of them was."""
+    late_ms: list[int] = []
+    offset = 0
+    while len(late_ms) < count:
+        answer = await connection.request(pull_request(offset, queue_id=2, hold_ms=5000), 10_000)
+        offset = PullMessageAnswer.from_ext_fields(answer.ext_fields).next_begin_offset
+        late_ms += [
+            view.store_timestamp_ms - view.born_timestamp_ms - 1000
+            for view in decode_records(whole_body(answer))
+        ]
+    return late_ms
+
+
+async def steady(
+    connection: Connection, rate: float, seconds: float, properties: str = PROPERTIES
+) -> int:
+    """Send at a rate, in small bursts as timers allow; return how many."""
     started, sent = time.perf_counter(), 0
     pending: set[asyncio.Task[Command]] = set()
     while (elapsed := time.perf_counter() - started) < seconds:
         for _ in range(int(elapsed * rate) - sent):
             sent += 1
-            task = asyncio.create_task(connection.request(send_request(2), TIMEOUT_MS))
+            command = send_request(2, properties=properties)
+            task = asyncio.create_task(connection.request(command, TIMEOUT_MS))
             pending.add(task)
             task.add_done_callback(pending.discard)
         await asyncio.sleep(0.001)
     await asyncio.gather(*pending)
+    return sent
 
 
 PARTS: dict[str, Callable[[float], Awaitable[None]]] = {
@@ -291,6 +331,7 @@ PARTS: dict[str, Callable[[float], Awaitable[None]]] = {
     "pulls": pulls,
     "held": held,
     "latency": latency,
+    "delays": delays,
 }
 
 
