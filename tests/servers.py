@@ -27,6 +27,11 @@ class Standalone:
     broker: str
     log: Path
 
+    @property
+    def ports(self) -> tuple[str, str]:
+        """Where another one has to listen to take its place."""
+        return self.nameserver.rpartition(":")[2], self.broker.rpartition(":")[2]
+
     def kill(self) -> None:
         """End it without giving it a chance to do anything more."""
         self.process.send_signal(signal.SIGKILL)
@@ -35,19 +40,21 @@ class Standalone:
 
 @contextmanager
 def standalone(
-    directory: Path, settings: Mapping[str, str] | None = None, broker_port: int = 0
+    directory: Path,
+    settings: Mapping[str, str] | None = None,
+    ports: tuple[str, str] = ("0", "0"),
 ) -> Iterator[Standalone]:
     """Run ``turbopump standalone`` with its data, settings and log in a directory."""
     directory.mkdir(parents=True, exist_ok=True)
     config = directory / "broker.conf"
     config.write_text("".join(f"{key}={value}\n" for key, value in (settings or {}).items()))
-    ports = ["--nameserver-port", "0", "--broker-port", str(broker_port)]
-    command = [sys.executable, "-m", "turbopump", "standalone", "--dir", str(directory), *ports]
+    options = ["--nameserver-port", ports[0], "--broker-port", ports[1], "--config", str(config)]
+    command = [sys.executable, "-m", "turbopump", "standalone", "--dir", str(directory), *options]
     log = directory / "log"
     with (
         log.open("a") as errors,
         subprocess.Popen(
-            [*command, "--config", str(config)],
+            command,
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -31,6 +31,12 @@ def missing(reason: str) -> None:
     pytest.skip(reason)
 
 
+def cpp_peers(nameserver: str, directory: Path) -> Peers:
+    if importlib.util.find_spec("rocketmq") is None:
+        missing("the C++ client is only there for Linux on x86-64")
+    return Peers([sys.executable, str(_CPP), nameserver], directory, {})
+
+
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
     """One for all tests: each has topics and groups of its own."""
@@ -48,10 +54,14 @@ def operator(server: Standalone) -> Operator:
 @pytest.fixture
 def cpp(server: Standalone, tmp_path: Path) -> Iterator[Peers]:
     """C++ clients."""
-    if importlib.util.find_spec("rocketmq") is None:
-        missing("the C++ client is only there for Linux on x86-64")
-    with Peers([sys.executable, str(_CPP), server.nameserver], tmp_path, {}) as peers:
+    with cpp_peers(server.nameserver, tmp_path) as peers:
         yield peers
+
+
+@pytest.fixture
+def cpp_of(tmp_path: Path) -> Callable[[str], Peers]:
+    """Gives C++ clients of another server, by the address of its name server."""
+    return lambda nameserver: cpp_peers(nameserver, tmp_path)
 
 
 @pytest.fixture

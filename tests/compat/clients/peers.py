@@ -12,7 +12,8 @@ import os
 import queue
 import subprocess
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
@@ -21,6 +22,16 @@ import msgspec
 
 DEADLINE_S = 60.0
 """Longer than any client's slowest habit: to look for new routes every 30 s."""
+
+
+def attempts() -> Iterator[int]:
+    """Count attempts at something that comes true by and by; fail when it has not in time."""
+    deadline = time.monotonic() + DEADLINE_S
+    number = 0
+    while time.monotonic() < deadline:
+        yield number
+        number += 1
+    raise AssertionError(f"still not so after {DEADLINE_S} s")
 
 
 class Sent(msgspec.Struct, frozen=True):

@@ -1,0 +1,48 @@
+"""What the C++ client sees of servers that are plain, stop, and come back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from compat.clients.peers import Peers
+from servers import standalone
+
+pytestmark = pytest.mark.slow
+
+
+def test_server_without_any_setting(tmp_path: Path, cpp_of: Callable[[str], Peers]) -> None:
+    with standalone(tmp_path / "server") as server, cpp_of(server.nameserver) as cpp:
+        peer = cpp.start()
+        peer.call("push", group="plain", topic="Plain", expression="a")
+        sent = peer.send("Plain", "hello", tags="a")
+        peer.send("Plain", "not for us", tags="b")
+        peer.send("Plain", "later", tags="a", delay_level=1)
+        hello, later = cpp.inbox.wait_for("plain", 2)
+        assert (hello.body, hello.msg_id, later.body) == ("hello", sent.msg_id, "later")
+        assert 1000 <= later.at_ms - later.born_ms <= 2000
+
+
+@pytest.mark.parametrize(
+    "is_killed",
+    [pytest.param(False, id="stopped", marks=pytest.mark.long), pytest.param(True, id="killed")],
+)
+def test_clients_go_on_when_the_server_comes_back(
+    tmp_path: Path, cpp_of: Callable[[str], Peers], is_killed: bool
+) -> None:
+    with standalone(tmp_path / "server") as first:
+        cpp = cpp_of(first.nameserver)
+        peer = cpp.start()
+        peer.send("Back", "before")
+        peer.call("push", group="back", topic="Back")
+        cpp.inbox.wait_for("back", 1)
+        if is_killed:
+            first.kill()
+    with cpp, standalone(tmp_path / "server", ports=first.ports):
+        peer.send("Back", "after")
+        # Takes 30 s: so long does the client wait for the answer to a pull, connection or not.
+        got = cpp.inbox.wait_for_bodies("back", ["after"])
+        # What was not committed when the server was killed may come again.
+        assert [one.body for one in got if one.body != "before"] == ["after"]
