@@ -55,7 +55,7 @@ class CommitLog:
         self.flushed = min(flushed, end)
         start = self._segments.start_at(end)
         self._tail = None if start is None else self._segment(start)
-        self._tail_end = self._segments.end
+        self._tail_end = self._segments.end if start is None else start + self.segment_bytes
 
     @property
     def room(self) -> int:

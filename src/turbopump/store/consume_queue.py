@@ -164,7 +164,8 @@ class ConsumeQueue:
             if unit is not None and _is_filler(unit[1]):
                 break
             end = QueueOffset(end - 1)
-        if erase or end < self.max_offset:
+        more_files = bool(self._segments.starts) and self._segments.starts[-1] > end * UNIT_BYTES
+        if erase or end < self.max_offset or more_files:
             self._erase_behind(end)
         self._end_at(end)
 
@@ -184,6 +185,8 @@ class ConsumeQueue:
         """Delete all files."""
         while self._segments.starts:
             self._open_files.close(self._segments.drop_last())
+        self._files.remove_directory(self._segments.directory)
+        self._files.remove_directory(self._segments.directory.parent)
         self._pending.clear()
         self.min_offset = QueueOffset(0)
         self._end_at(QueueOffset(0))

@@ -77,6 +77,14 @@ class Files:
     def make_directory(self, path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
 
+    def remove_directory(self, path: Path) -> None:
+        """Remove a directory unless something is in it."""
+        try:
+            path.rmdir()
+        except OSError as error:
+            if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT}:
+                raise
+
     def sync_directory(self, path: Path) -> None:
         """Return when the names in a directory are on disk."""
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -52,8 +52,11 @@ class Health:
             return DiskFull(f"{self._disk_used_ratio:.0%} of the disk is used")
         if self._torn_at is not None:
             return WriteFailed("an unfinished write could not be taken back")
-        if self._flusher.failure is not None:
-            return WriteFailed(str(self._flusher.failure))
+        failure = self._flusher.failure
+        if failure is not None:
+            refused = WriteFailed(str(failure))
+            refused.__cause__ = failure.__cause__
+            return refused
         if self._blocked is not None:
             return refusal(self._blocked, "queues and index cannot be written")
         return None

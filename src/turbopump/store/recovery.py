@@ -91,8 +91,9 @@ class Recovery:
     def _scan_start(self, crashed: bool) -> PhysicalOffset:
         starts = self._log.starts
         if not crashed:
-            used = [start for start in starts[-2:] if self._log.first_store_timestamp_ms(start)]
-            last = starts.index(used[-1]) if used else 0
+            last = len(starts) - 1
+            while last > 0 and not self._log.first_store_timestamp_ms(starts[last]):
+                last -= 1
             return PhysicalOffset(starts[max(0, last + 1 - self._config.clean_check_segments)])
         safe_ms = self._safe_ms()
         for previous, start in zip(reversed((0, *starts[:-1])), reversed(starts), strict=True):
@@ -152,7 +153,8 @@ class Recovery:
             torn = len(rest.rstrip(b"\0"))
         # Whatever was read here may be in memory only: it counts as unflushed until it is synced.
         self._log.begin_at(end, start)
-        if crashed or torn:
+        if crashed or torn or self._log.starts[-1] > end:
+            # A file made in advance goes too: it is made again when it is needed.
             self._log.truncate(end)
         return torn
 

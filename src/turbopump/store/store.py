@@ -236,6 +236,7 @@ class Store:
         entries = self._appender.complete_records(max(self._raw_from, self._log.min_offset))
         if entries:
             self._raw_from = PhysicalOffset(entries[-1].physical_offset + entries[-1].size)
+            self._appender.store_timestamp_ms = entries[-1].store_timestamp_ms
             self._dispatcher.follow(entries)
         if self._synchronous:
             self._flusher.join()
@@ -300,7 +301,10 @@ class Store:
         self._upkeep.run()
 
     def listen(self, listener: Listener | None) -> None:
-        """Have somebody told, within `append` and `dispatch`, of messages that became readable."""
+        """Have somebody told, within `append` and `dispatch`, of messages that became readable.
+
+        The listener must not raise: the messages are stored whatever it thinks of them.
+        """
         self._dispatcher.listener = listener
 
     def retain(self, *, at_any_hour: bool = False) -> Verdict:

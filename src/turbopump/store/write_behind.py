@@ -6,6 +6,7 @@ complete; whatever lies behind it is made again from the log after a crash.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Iterable
@@ -107,7 +108,9 @@ class WriteBehind:
             parent for path in new for parent in path.parents if parent.is_relative_to(root)
         }
         for directory in sorted(directories):
-            self._files.sync_directory(directory)
+            with contextlib.suppress(FileNotFoundError):
+                # Its topic has been deleted meanwhile.
+                self._files.sync_directory(directory)
 
     def fail(self, error: OSError) -> None:
         """Remember that files may be incomplete; the next start will replay the log."""

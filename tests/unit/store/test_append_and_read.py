@@ -452,6 +452,39 @@ def test_a_new_slave_starts_in_the_middle(tmp_path: Path) -> None:
         assert bodies(slave) == bodies(master)[low:]
 
 
+@pytest.mark.parametrize("extra", [1, 2])
+def test_files_made_in_advance_are_no_obstacle(tmp_path: Path, extra: int) -> None:
+    with Store.open(tmp_path, small_config()) as store:
+        stored(store, b"before")
+    for number in range(extra):
+        (tmp_path / "commitlog" / f"{4096 * (number + 1):020d}").write_bytes(bytes(4096))
+    with Store.open(tmp_path, small_config()) as store:
+        assert not store.recovered.crashed
+        stored(store, *[b"x" * 900] * 10)
+        assert bodies(store) == [b"before", *[b"x" * 900] * 10]
+    with Store.open(tmp_path, small_config()) as store:
+        assert len(bodies(store)) == 11
+
+
+def test_a_torn_message_and_a_file_that_ends_with_a_blank(tmp_path: Path) -> None:
+    with Store.open(tmp_path, small_config()) as store:
+        stored(store, *[b"x" * 900] * 4)
+        assert store.written_end == 4 * 996
+        store.append([record(b"next file")])
+    last = tmp_path / "commitlog" / f"{4096:020d}"
+    last.write_bytes(bytes(4096))
+    for crashed in (False, True):
+        if crashed:
+            (tmp_path / "abort").touch()
+        with Store.open(tmp_path, small_config()) as store:
+            assert store.written_end == 4096
+            assert len(bodies(store)) == 4
+    with Store.open(tmp_path, small_config()) as store:
+        stored(store, b"again")
+        assert store.written_end > 4096
+        assert bodies(store)[4:] == [b"again"]
+
+
 def test_one_store_at_a_time(tmp_path: Path) -> None:
     with (
         Store.open(tmp_path, small_config()) as store,
@@ -471,7 +504,9 @@ def test_a_deleted_topic_starts_again(tmp_path: Path) -> None:
     with Store.open(tmp_path, small_config()) as store:
         stored(store, b"a", b"b")
         stored(store, b"other", topic="Other")
+        store.tick()
         store.remove_topic("Topic")
+        assert not (tmp_path / "consumequeue" / "Topic").exists()
         assert store.queue_ids() == [("Other", 0)]
         stored(store, b"c")
         assert bodies(store) == [b"c"]
