@@ -15,6 +15,8 @@ from pathlib import Path
 STOP_S = 10.0
 """Long enough for a machine that is busy with something else."""
 
+LOG = "log"
+
 _READY = re.compile(r"ready nameserver=(\S+) broker=(\S+)\n")
 
 
@@ -39,20 +41,19 @@ class Standalone:
 
 
 @contextmanager
-def standalone(
+def launched(
     directory: Path,
     settings: Mapping[str, str] | None = None,
     ports: tuple[str, str] = ("0", "0"),
-) -> Iterator[Standalone]:
-    """Run ``turbopump standalone`` with its data, settings and log in a directory."""
+) -> Iterator[subprocess.Popen[str]]:
+    """Start ``turbopump standalone`` with its data, settings and log in a directory."""
     directory.mkdir(parents=True, exist_ok=True)
     config = directory / "broker.conf"
     config.write_text("".join(f"{key}={value}\n" for key, value in (settings or {}).items()))
     options = ["--nameserver-port", ports[0], "--broker-port", ports[1], "--config", str(config)]
     command = [sys.executable, "-m", "turbopump", "standalone", "--dir", str(directory), *options]
-    log = directory / "log"
     with (
-        log.open("a") as errors,
+        (directory / LOG).open("a") as errors,
         subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
@@ -61,14 +62,26 @@ def standalone(
             env={**os.environ, "HOME": str(directory)},
         ) as process,
     ):
-        assert process.stdout is not None
         try:
-            ready = _READY.fullmatch(process.stdout.readline())
-            assert ready is not None, log.read_text()
-            yield Standalone(process, ready[1], ready[2], log)
+            yield process
         finally:
             process.terminate()
             try:
                 process.wait(STOP_S)
             finally:
                 process.kill()
+
+
+@contextmanager
+def standalone(
+    directory: Path,
+    settings: Mapping[str, str] | None = None,
+    ports: tuple[str, str] = ("0", "0"),
+) -> Iterator[Standalone]:
+    """Start ``turbopump standalone``, and wait until it is ready."""
+    log = directory / LOG
+    with launched(directory, settings, ports) as process:
+        assert process.stdout is not None
+        ready = _READY.fullmatch(process.stdout.readline())
+        assert ready is not None, log.read_text()
+        yield Standalone(process, ready[1], ready[2], log)
