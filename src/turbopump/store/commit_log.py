@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
+from functools import lru_cache
 
 from turbopump.message import PhysicalOffset
 from turbopump.store.files import Files, sync_path
@@ -259,6 +260,7 @@ def _is_torn(view: memoryview, at: int, base: int, entry: RecordEntry) -> bool:
     return not is_blank(view, behind) and _good_entry(view, behind, base, False) is None
 
 
+@lru_cache(maxsize=4096)
 def is_topic_name(topic: bytes) -> bool:
     """Whether a topic can name a directory; a damaged or hostile one must not lead elsewhere."""
     if not topic or b"/" in topic or b"\0" in topic or topic in {b".", b".."}:

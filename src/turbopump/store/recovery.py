@@ -62,7 +62,7 @@ class Recovery:
         if not self._log.starts:
             return self._begin_anew(crashed)
         start = self._scan_start(crashed)
-        end, missing_from = self._find_end(start)
+        end, missing_from = self._find_end(start, crashed)
         cut_bytes = self._cut_log(start, end, crashed)
         shortened = self._follow_log(end, crashed)
         if not crashed:
@@ -109,8 +109,10 @@ class Recovery:
         checkpoint = self._behind.checkpoint
         return max(0, min(checkpoint.log_ms, checkpoint.queues_ms) - _CHECKPOINT_MARGIN_MS)
 
-    def _find_end(self, start: PhysicalOffset) -> tuple[PhysicalOffset, PhysicalOffset]:
-        """Return where the log ends, and the first message that queues or index lack."""
+    def _find_end(
+        self, start: PhysicalOffset, crashed: bool
+    ) -> tuple[PhysicalOffset, PhysicalOffset]:
+        """Return where the log ends, and after a crash the first message that is not entered."""
         indexed = self._index.end_offset if self._index is not None else None
         missing_from: PhysicalOffset | None = None
         end = start
@@ -119,7 +121,7 @@ class Recovery:
                 end = found
                 break
             self._last_ms = found.store_timestamp_ms
-            if missing_from is None and self._lacks(found, indexed):
+            if crashed and missing_from is None and self._lacks(found, indexed):
                 missing_from = found.physical_offset
         return end, end if missing_from is None else missing_from
 
