@@ -57,6 +57,7 @@ class Appender:
     def write_raw(self, position: PhysicalOffset, data: bytes | memoryview) -> None:
         """Write bytes of another log at the same position."""
         log = self._log
+        self._entries = []
         if not log.starts:
             start = position // log.segment_bytes * log.segment_bytes
             if position != start:

@@ -75,6 +75,9 @@ class ConsumeQueue:
         self._pending += UNIT.pack(physical_offset, size, tags_code)
         self.max_offset = QueueOffset(self.max_offset + 1)
         self.physical_end = PhysicalOffset(end)
+        if self.next_offset < self.max_offset:
+            # A slave's messages come with their offsets; once a master, it goes on from there.
+            self.next_offset = self.max_offset
         return True
 
     def units(self, offset: QueueOffset, count: int) -> bytes | None:

@@ -48,11 +48,21 @@ class Dispatcher:
         """Queues with so many units in memory that they should be written."""
         self.store_timestamp_ms = 0
         """Of the last message entered."""
+        self.entered_to = PhysicalOffset(0)
+        """Position behind the last message entered."""
 
     @property
     def first_waiting(self) -> PhysicalOffset | None:
         """Position of the first message that is not entered yet."""
         return self._waiting[0].physical_offset if self._waiting else None
+
+    @property
+    def followed_to(self) -> PhysicalOffset:
+        """Position behind the last message that is entered or waits for it."""
+        if not self._waiting:
+            return self.entered_to
+        last = self._waiting[-1]
+        return PhysicalOffset(last.physical_offset + last.size)
 
     def follow(self, entries: Iterable[RecordEntry]) -> None:
         """Remember messages to be entered once they are confirmed."""
@@ -102,6 +112,7 @@ class Dispatcher:
             if keys:
                 self._index.add(queue.topic, keys, entry.physical_offset, time_ms)
         self.store_timestamp_ms = time_ms
+        self.entered_to = PhysicalOffset(entry.physical_offset + entry.size)
 
     def _tags_code(self, entry: RecordEntry) -> int:
         if entry.topic == _SCHEDULE_TOPIC:

@@ -8,6 +8,7 @@ themselves), as only the owner touches queues and index.
 from __future__ import annotations
 
 import itertools
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -95,7 +96,6 @@ class Store:
         )
         self._synchronous = config.flush.mode is FlushMode.SYNC
         self._done = done()
-        self._raw_from = PhysicalOffset(0)
         self._ticked_ms = 0
         self._open = False
 
@@ -127,7 +127,7 @@ class Store:
         except BaseException:
             self._let_go()
             raise
-        self._raw_from = self._log.written
+        self._dispatcher.entered_to = self._log.written
         self._flusher.start()
         self._open = True
 
@@ -209,7 +209,10 @@ class Store:
         except OSError as error:
             self._undo(begin, torn=True)
             raise refusal(error, "the commit log cannot be written") from error
-        except InvalidArgument:
+        except struct.error as error:
+            self._undo(begin, torn=False)
+            raise InvalidArgument(f"a number does not fit into its field: {error}") from error
+        except BaseException:
             self._undo(begin, torn=False)
             raise
         if self._synchronous:
@@ -233,9 +236,9 @@ class Store:
         except OSError as error:
             self._undo(begin, torn=True)
             raise refusal(error, "the commit log cannot be written") from error
-        entries = self._appender.complete_records(max(self._raw_from, self._log.min_offset))
+        followed_to = max(self._dispatcher.followed_to, self._log.min_offset)
+        entries = self._appender.complete_records(followed_to)
         if entries:
-            self._raw_from = PhysicalOffset(entries[-1].physical_offset + entries[-1].size)
             self._appender.store_timestamp_ms = entries[-1].store_timestamp_ms
             self._dispatcher.follow(entries)
         if self._synchronous:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turbopump.errors import InvalidArgument, StoreClosed, StoreInUse
+from turbopump.errors import InvalidArgument, StoreClosed, StoreInUse, WriteFailed
 from turbopump.message import PhysicalOffset
 from turbopump.store import (
     Arrival,
@@ -32,6 +32,7 @@ from turbopump.store import (
 from turbopump.wire.hashing import tags_code
 from turbopump.wire.record import Record, decode_record
 from unit.store.support import (
+    FaultyFiles,
     ManualClock,
     bodies,
     offset,
@@ -152,6 +153,7 @@ def test_groups_roll_within_one_call(tmp_path: Path) -> None:
         ([record(topic="..")], "directory"),
         ([record(queue_id=-1)], "negative"),
         ([record(a="b\0c")], "zero byte"),
+        ([record(queue_id=1 << 40)], "does not fit"),
     ],
 )
 def test_what_cannot_be_stored_leaves_no_trace(
@@ -450,6 +452,30 @@ def test_a_new_slave_starts_in_the_middle(tmp_path: Path) -> None:
         assert (slave.min_offset, high) == (position, 40)
         assert low > 30
         assert bodies(slave) == bodies(master)[low:]
+        # The master is gone; the slave goes on with its offsets.
+        assert slave.append([record(b"mine")]).queue_offset == 40
+        assert bodies(slave)[-1] == b"mine"
+
+
+def test_a_slave_whose_disk_fails_takes_the_bytes_again(tmp_path: Path) -> None:
+    config = small_config(FlushMode.SYNC)
+    files, clock = FaultyFiles(), ManualClock()
+    with (
+        Store.open(tmp_path / "a", config) as master,
+        Store.open(tmp_path / "b", config, clock=clock, files=files) as slave,
+    ):
+        stored(master, *[b"%02d" % number * 100 for number in range(10)])
+        while (piece := master.raw(slave.written_end, 150)) is not None:
+            position = slave.written_end
+            files.sync_error = 5 if position == 900 else None
+            try:
+                slave.append_raw(position, piece)
+            except (WriteFailed, InvalidArgument):
+                # Refused, or mended meanwhile: then what could not be flushed is asked for again.
+                files.sync_error = None
+                clock.advance(1000)
+            slave._flusher.wait_idle()
+        assert bodies(slave) == bodies(master)
 
 
 @pytest.mark.parametrize("extra", [1, 2])
