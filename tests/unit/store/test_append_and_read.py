@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -465,9 +466,11 @@ def test_a_slave_whose_disk_fails_takes_the_bytes_again(tmp_path: Path) -> None:
         Store.open(tmp_path / "b", config, clock=clock, files=files) as slave,
     ):
         stored(master, *[b"%02d" % number * 100 for number in range(10)])
+        failed = False
         while (piece := master.raw(slave.written_end, 150)) is not None:
             position = slave.written_end
-            files.sync_error = 5 if position == 900 else None
+            if position == 900 and not failed:
+                files.sync_error, failed = errno.EIO, True
             try:
                 slave.append_raw(position, piece)
             except (WriteFailed, InvalidArgument):
