@@ -126,7 +126,11 @@ class Broker:
             raise
         self._run()
         self._ready = True
-        await self._registration.register_all()
+        try:
+            await self._registration.register_all()
+        except BaseException:
+            await self.close()
+            raise
         self._periodic.keep(self._registration.run())
         _log.info("broker %s serves at %s", config.identity.broker_name, self.address)
 
