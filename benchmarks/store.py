@@ -69,7 +69,8 @@ class Bench:
 
     def appends(self) -> None:
         rows = [self.asynchronous(size, at_once) for size in (128, 1024) for at_once in (1, 32)]
-        columns = ("async append", "messages/s", "MB/s", "raw os.write/s", "ratio")
+        raw = ("raw, one a write", "ratio", "raw, as many a write", "ratio")
+        columns = ("async append", "messages/s", "MB/s", *raw)
         print_table(columns, rows)
         print()
         print_table(
@@ -88,22 +89,21 @@ class Bench:
         records = [record(body, number, number % 4) for number in range(count)]
         groups = [[(one,) for one in records[at : at + at_once]] for at in range(0, count, at_once)]
         encoded = records[0].encode(QueueOffset(0), PhysicalOffset(0), 0)
-        ours, raw = [], []
+        ours: list[float] = []
+        single: list[float] = []
+        joined: list[float] = []
         gc.collect()
         gc.freeze()
         for _ in range(ROUNDS):
-            raw.append(
-                count / self.timed(lambda: raw_writes(self.fresh(), encoded, at_once, count))
-            )
+            for found, together in ((single, 1), (joined, at_once)):
+                write = partial(raw_writes, self.fresh(), encoded, together, count)
+                found.append(count / self.timed(write))
             with Store.open(self.fresh()) as store:
                 ours.append(count / self.timed(lambda: append_groups(store, groups)))
         gc.unfreeze()
-        best, limit = statistics.median(ours), statistics.median(raw)
-        name = f"{size} B, {at_once} a call"
-        return (
-            name, f"{best:,.0f}", f"{best * len(encoded) / 1e6:.0f}", f"{limit:,.0f}",
-            f"{best / limit:.2f}",
-        )  # fmt: skip
+        rate, one, many = (statistics.median(found) for found in (ours, single, joined))
+        row = [f"{size} B, {at_once} a call", f"{rate:,.0f}", f"{rate * len(encoded) / 1e6:.0f}"]
+        return (*row, f"{one:,.0f}", f"{rate / one:.2f}", f"{many:,.0f}", f"{rate / many:.2f}")
 
     def synchronous(self, size: int, at_once: int, waiting: int) -> tuple[str, ...]:
         """Store messages with a number of writers waiting at any time, as a broker has them."""

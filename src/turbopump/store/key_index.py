@@ -100,7 +100,8 @@ class KeyIndex:
             file.repair(log_end)
             if file.header.count <= 1:
                 self._delete(file)
-        self._replayed_to = PhysicalOffset(self.end_offset)
+        # The last message may lack some of its keys; entered twice it is found once all the same.
+        self._replayed_to = PhysicalOffset(self.end_offset - 1)
 
     def add(
         self, topic: str, keys: list[bytes], position: PhysicalOffset, store_timestamp_ms: int

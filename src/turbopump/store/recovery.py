@@ -126,7 +126,7 @@ class Recovery:
         return end, end if missing_from is None else missing_from
 
     def _lacks(self, entry: RecordEntry, indexed: int | None) -> bool:
-        if indexed is not None and entry.physical_offset > indexed:
+        if indexed is not None and entry.physical_offset >= indexed:
             return True
         if entry.sys_flag & INVISIBLE_BIT:
             return False

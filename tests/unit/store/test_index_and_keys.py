@@ -97,6 +97,25 @@ def test_the_index_is_repaired_after_a_crash_whatever_its_slots_say(tmp_path: Pa
             assert [decode_record(one).stored_body for one in found] == [b"%d" % number]
 
 
+def test_keys_of_a_message_that_were_cut_in_two_are_complete_again(tmp_path: Path) -> None:
+    """Killed when only the first file of two had its share of the last message's keys."""
+    config = small_config(index_slots=20, index_entries=11)
+    with Store.open(tmp_path, config) as store:
+        for number in range(3):
+            store.append(
+                [record(b"%d" % number, KEYS=" ".join(f"{number}{key}" for key in "abcd"))]
+            )
+    paths = sorted((tmp_path / "index").iterdir())
+    assert len(paths) == 2
+    paths[1].unlink()
+    (tmp_path / "abort").touch()
+    with Store.open(tmp_path, config) as store:
+        for number in range(3):
+            for key in "abcd":
+                found = store.messages_by_key("Topic", f"{number}{key}", 64, 0, 1 << 60)
+                assert [decode_record(one).stored_body for one in found] == [b"%d" % number]
+
+
 def test_files_of_another_size_are_refused(tmp_path: Path) -> None:
     with Store.open(tmp_path, small_config()) as store:
         store.append([record(KEYS="k")])
