@@ -1,0 +1,33 @@
+"""What docs/compatibility.md says is backed by tests that exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
+CLIENTS = ROOT / "tests" / "compat" / "clients"
+
+_TEST = re.compile(r"`(test_\w+)`")
+
+
+def named_in(path: Path) -> set[str]:
+    return set(re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE))
+
+
+@pytest.mark.parametrize(("column", "name"), [(1, "test_cpp.py"), (2, "test_node.py")])
+def test_table_of_features(column: int, name: str) -> None:
+    table = TEXT.partition("| feature |")[2].partition("\n\n")[0].splitlines()[2:]
+    cells = [line.strip("| ").split(" | ")[column] for line in table]
+    told = {found[1] for cell in cells if (found := _TEST.fullmatch(cell))}
+    assert told == named_in(CLIENTS / name)
+    assert {cell for cell in cells if not _TEST.fullmatch(cell)} <= {"–", "not tested"}
+
+
+def test_other_tests() -> None:
+    told = set(_TEST.findall(TEXT.partition("\nIn `tests/compat/clients/test_servers.py`")[2]))
+    kill = named_in(ROOT / "tests" / "faults" / "test_broker_kill.py")
+    assert told == named_in(CLIENTS / "test_servers.py") | kill
