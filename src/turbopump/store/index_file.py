@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -111,9 +112,9 @@ class IndexFile:
         if not self._header_dirty:
             return
         slots = self._loaded_slots()
-        for page in sorted(self._dirty_pages):
-            part = slots[page * _PAGE_SLOTS : (page + 1) * _PAGE_SLOTS]
-            at = HEADER_BYTES + page * _PAGE_SLOTS * SLOT_BYTES
+        for first, end in _runs(sorted(self._dirty_pages)):
+            part = slots[first * _PAGE_SLOTS : end * _PAGE_SLOTS]
+            at = HEADER_BYTES + first * _PAGE_SLOTS * SLOT_BYTES
             self._write(part.astype(">i4").tobytes(), at)
         self._dirty_pages.clear()
         self._write_header()
@@ -237,6 +238,19 @@ class IndexFile:
 
     def _read(self, size: int, at: int) -> bytes:
         return self._files.read(self._open_files.fd(self.path), size, at)
+
+
+def _runs(pages: list[int]) -> Iterator[tuple[int, int]]:
+    """Join pages that follow each other, so that they are written at once."""
+    first = end = -1
+    for page in pages:
+        if page != end:
+            if end > first:
+                yield first, end
+            first = page
+        end = page + 1
+    if end > first:
+        yield first, end
 
 
 def read_header(data: bytes) -> IndexHeader:

@@ -115,11 +115,8 @@ class KeyIndex:
             self._positions.append(position)
             self._times_ms.append(store_timestamp_ms)
 
-    def write_pending(self, touched: set[Path] | None = None, new: set[Path] | None = None) -> None:
-        """Put the entries that wait into files; add those to be synced, and new ones, to the sets.
-
-        Without sets they are remembered for the next time.
-        """
+    def absorb(self) -> None:
+        """Put the entries that wait into files; the slots of the newest stay in memory."""
         while self._keys:
             file = self._file_with_room()
             part = slice(0, file.room)
@@ -131,20 +128,24 @@ class KeyIndex:
             for waiting in (self._topics, self._keys, self._positions, self._times_ms):
                 del waiting[part]
             self._touched.add(file.path)
-            if file.room <= 0:
-                file.seal()
+
+    def write_pending(self, touched: set[Path], new: set[Path]) -> None:
+        """Write everything; add the files to be synced, and the new ones, to the sets.
+
+        Slots lie anywhere in their table: written now and then, many share a page.
+        """
+        self.absorb()
         if self._index_files:
             self._index_files[-1].write_out()
-        if touched is not None and new is not None:
-            touched |= self._touched
-            new |= self._new
-            self._touched, self._new = set(), set()
+        touched |= self._touched
+        new |= self._new
+        self._touched, self._new = set(), set()
 
     def search(self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int) -> list[int]:
         """Return positions of messages with the key's hash, oldest first, without repeats."""
         with contextlib.suppress(OSError):
             # A full disk delays new entries; the older ones can be searched all the same.
-            self.write_pending()
+            self.absorb()
         key_hash = index_hash(topic, key)
         found: list[int] = []
         for file in reversed(self._index_files):
@@ -169,9 +170,9 @@ class KeyIndex:
     def _file_with_room(self) -> IndexFile:
         if self._index_files:
             newest = self._index_files[-1]
-            newest.write_out()
             if newest.room > 0:
                 return newest
+            newest.seal()
         self._files.make_directory(self._directory)
         file = self._file(self._free_path())
         fd = create_full_size(self._files, file.path, file.size, self._spare)

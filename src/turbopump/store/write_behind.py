@@ -60,7 +60,7 @@ class WriteBehind:
             self._write_queue(self._crowded[-1])
             self._crowded.pop()
         if self._index is not None and self._index.crowded():
-            self._write_index()
+            self._index.absorb()
 
     def write_waiting(self, before_ms: int, *, all_of_them: bool = False) -> None:
         """Write queues that began to wait before a moment, some at a time, and the index."""
