@@ -99,6 +99,20 @@ def test_failed_message_comes_again_until_it_is_a_dead_letter(
     assert letter.properties["RETRY_TOPIC"] == topic
 
 
+def test_consumer_goes_on_where_its_group_stopped(node: Peers, operator: Operator) -> None:
+    topic, group = "NodeRestart", "node-restart"
+    operator.create_topic(topic, queues=1)
+    first, second = node.start(), node.start()
+    first.send(topic, "before")
+    first.call("push", group=group, topic=topic)
+    node.inbox.wait_for(group, 1)
+    first.call("stop", group=group)
+    first.send(topic, "after")
+    second.call("push", group=group, topic=topic)
+    got = node.inbox.wait_for_bodies(group, ["after"])
+    assert [(one.peer, one.body) for one in got] == [(0, "before"), (1, "after")]
+
+
 def test_two_consumers_of_a_group_share_its_queues(node: Peers, operator: Operator) -> None:
     topic, group = "NodeShared", "node-shared"
     operator.create_topic(topic)
