@@ -92,6 +92,48 @@ def test_mutated_frames() -> None:
     assert survived > 1000, "mutations must not be so wild that nothing is ever looked into"
 
 
+def odd_json(chance: random.Random, depth: int = 0) -> str:
+    """Make JSON of the kinds that are hard on readers: deep, huge, referring, with odd keys."""
+    match chance.randrange(9 if depth < 6 else 6):
+        case 0:
+            return chance.choice(["1e999", "-0", "9" * chance.choice([20, 6000]), "1.5", "2\u0661"])
+        case 1:
+            return chance.choice(["true", "null", "nul", "NaN", "Infinity", "-"])
+        case 2:
+            return chance.choice(['"a"', '"\\ud800"', '"\\u0001"', '"\x01"', '"', '"\\x"'])
+        case 3:
+            path = chance.choice(["$", "$.a", "$.a[0]", "$[1]", "..", "@", "$.a[99999999999]"])
+            return f'{{"$ref":"{path}"}}'
+        case 4:
+            size = chance.choice([10, 100, 900])
+            return "[" * size + "]" * chance.choice([size, size - 1])
+        case 5:
+            return "{}"
+        case 6:
+            return "[" + ",".join(odd_json(chance, depth + 1) for _ in range(3)) + "]"
+        case _:
+            entries = (f"{odd_key(chance, depth)}:{odd_json(chance, depth + 1)}" for _ in range(3))
+            return "{" + ",".join(entries) + "}"
+
+
+def odd_key(chance: random.Random, depth: int) -> str:
+    names = ['"a"', '"offsetTable"', '"code"', '"extFields"', "0", "-7", "true", "1.5"]
+    return chance.choice([*names, odd_json(chance, depth + 3)])
+
+
+def test_json_that_is_hard_to_read() -> None:
+    chance = random.Random(3)
+    for _ in range(4000):
+        text = odd_json(chance).encode("utf-8", "replace")
+        header = b'{"code":34,"opaque":1,"x":' + text + b',"extFields":{"a":' + text + b"}}"
+        frames_of_it = [
+            framing.encode(Command(code=chance.choice([34, 103, 220, 41, 105]), body=text)),
+            (4 + len(header)).to_bytes(4, "big") + len(header).to_bytes(4, "big") + header,
+        ]
+        for data in frames_of_it:
+            survive(data, chance)
+
+
 def test_random_bytes() -> None:
     chance = random.Random(7)
     for _ in range(2000):

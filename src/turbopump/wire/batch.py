@@ -31,6 +31,8 @@ def encode_batch(entries: Iterable[BatchEntry]) -> bytes:
             raise InvalidArgument(
                 f"properties of {len(entry.properties)} bytes: at most {properties.BYTES_MAX}"
             )
+        if not -(2**31) <= entry.flag < 2**31:
+            raise InvalidArgument(f"flag {entry.flag}: must fit into 32 bits")
         size = _SMALLEST + len(entry.body) + len(entry.properties)
         parts += (
             _HEAD.pack(size, 0, 0, entry.flag, len(entry.body)),

@@ -172,18 +172,22 @@ def _decode_json(data: bytes, body: bytes) -> Command:
 def _decode_odd_json(data: bytes) -> _JsonHeader:
     """Read what fastjson accepts beyond strict JSON: other types of values, odd languages."""
     try:
-        value = lenient_json.loads(data)
-        if not isinstance(value, dict):
-            raise HeaderError("header is not a JSON object")
-        fields = value.get("extFields")
-        if isinstance(fields, dict):
-            value["extFields"] = {
-                str(name): _as_text(item) for name, item in fields.items() if item is not None
-            }
-        value["language"] = _language_name(value.get("language"))
-        return msgspec.convert(value, _JsonHeader, strict=False)
+        value = lenient_json.loads(data, references=False)
     except BodyError as error:
         raise HeaderError(error.reason, error.position) from error
+    if not isinstance(value, dict):
+        raise HeaderError("header is not a JSON object")
+    present = {key: item for key, item in value.items() if item is not None}
+    fields = present.get("extFields")
+    if isinstance(fields, dict):
+        present["extFields"] = {
+            str(name): _as_text(item) for name, item in fields.items() if item is not None
+        }
+    if "remark" in present:
+        present["remark"] = _as_text(present["remark"])
+    present["language"] = _language_name(present.get("language"))
+    try:
+        return msgspec.convert(present, _JsonHeader, strict=False)
     except msgspec.ValidationError as error:
         raise HeaderError(f"header: {error}") from error
 
@@ -193,7 +197,7 @@ def _as_text(value: object) -> str:
 
 
 def _language_name(value: object) -> str | None:
-    if isinstance(value, int):
+    if isinstance(value, int) and not isinstance(value, bool):
         return _LANGUAGE_NAMES.get(value)
     return value if isinstance(value, str) else None
 
@@ -208,19 +212,19 @@ def _language_number(name: str | None) -> int | None:
 _FIXED = struct.Struct(">hbhiii")
 _LENGTH = struct.Struct(">i")
 _NAME_LENGTH = struct.Struct(">h")
-_NAME_BYTES_MAX = 0x7FFF
+_I16_MAX = 0x7FFF
+_I32_MAX = 0x7FFF_FFFF
 
 
 def _encode_binary(command: Command) -> bytes:
     language = Language.OTHER if command.language is None else command.language
     remark = (command.remark or "").encode()
+    _check_fits(command)
     entries: list[bytes] = []
     for name, value in (command.ext_fields or {}).items():
         name_bytes, value_bytes = name.encode(), value.encode()
-        if len(name_bytes) > _NAME_BYTES_MAX:
-            raise InvalidArgument(
-                f"field name {name[:20]!r}… is longer than {_NAME_BYTES_MAX} bytes"
-            )
+        if len(name_bytes) > _I16_MAX:
+            raise InvalidArgument(f"field name {name[:20]!r}… is longer than {_I16_MAX} bytes")
         entries += (
             _NAME_LENGTH.pack(len(name_bytes)),
             name_bytes,
@@ -228,13 +232,21 @@ def _encode_binary(command: Command) -> bytes:
             value_bytes,
         )
     fields = b"".join(entries)
-    try:
-        fixed = _FIXED.pack(
-            command.code, language, command.version, command.opaque, command.flag, len(remark)
-        )
-    except struct.error as error:
-        raise InvalidArgument(f"{command!r} does not fit into a binary header: {error}") from error
+    fixed = _FIXED.pack(
+        command.code, language, command.version, command.opaque, command.flag, len(remark)
+    )
     return b"".join((fixed, remark, _LENGTH.pack(len(fields)), fields))
+
+
+def _check_fits(command: Command) -> None:
+    for name, value, most in (
+        ("code", command.code, _I16_MAX),
+        ("version", command.version, _I16_MAX),
+        ("opaque", command.opaque, _I32_MAX),
+        ("flag", command.flag, _I32_MAX),
+    ):
+        if not -most - 1 <= value <= most:
+            raise InvalidArgument(f"{name} {value} does not fit into a binary header")
 
 
 def _decode_binary(data: bytes, body: bytes) -> Command:

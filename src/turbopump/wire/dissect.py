@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct, field
 
-from turbopump.errors import FrameError, HeaderError, WireError
+from turbopump.errors import BodyError, FrameError, HeaderError, WireError
 from turbopump.wire import lenient_json, registration
-from turbopump.wire.batch import decode_batch
+from turbopump.wire.batch import BatchEntry, decode_batch, encode_batch
 from turbopump.wire.bodies import BrokerRegistration
 from turbopump.wire.catalogue import REQUEST_BODIES, RESPONSE_BODIES, BodyKind
 from turbopump.wire.codes import VERSION, Language
 from turbopump.wire.command import FLAG_RESPONSE, Command, Serialize, whole_body
 from turbopump.wire.framing import FrameDecoder, encode
 from turbopump.wire.properties import decode as decode_properties
+from turbopump.wire.properties import encode as encode_properties
 from turbopump.wire.record import FIXED_BYTES, MAGIC, MAGIC_V2, MessageView, decode_records
-from turbopump.wire.schema import Body
+from turbopump.wire.schema import I32, Body, with_object_keys
 
 Fields = dict[str, Any]
 
@@ -171,11 +173,11 @@ _READERS: dict[BodyKind, Callable[[bytes, Mapping[str, str]], object]] = {
 class FrameFields(Struct, forbid_unknown_fields=True):
     """A frame as JSON, for `assemble`; everything but the code has a default."""
 
-    code: int
-    flag: int = 0
-    opaque: int = 0
+    code: I32
+    flag: I32 = 0
+    opaque: I32 = 0
     language: str | None = "PYTHON"
-    version: int = VERSION
+    version: I32 = VERSION
     remark: str | None = None
     ext_fields: dict[str, str] | None = field(name="extFields", default=None)
     serialize: Literal["JSON", "ROCKETMQ"] = "JSON"
@@ -187,12 +189,13 @@ def assemble(text: str) -> bytes:
     """Make a frame from its JSON; ``body_hex`` counts, and ``body`` only where it is missing."""
     try:
         fields = msgspec.json.decode(text, type=FrameFields)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise HeaderError(str(error), _position(str(error), text)) from error
     language = fields.language
     if language is not None and language not in Language.__members__:
         names = ", ".join(Language.__members__)
-        raise HeaderError(f"language {language!r} is none of {names}")
+        place = _member_position(text, "language")
+        raise HeaderError(f"language {language!r} is none of {names}", place)
     return encode(
         Command(
             code=fields.code,
@@ -202,23 +205,67 @@ def assemble(text: str) -> bytes:
             version=fields.version,
             remark=fields.remark,
             ext_fields=fields.ext_fields,
-            body=_body_bytes(fields),
+            body=_body_bytes(fields, text),
             serialize=Serialize[fields.serialize],
         )
     )
 
 
-def _body_bytes(fields: FrameFields) -> bytes:
+def _body_bytes(fields: FrameFields, text: str) -> bytes:
     if fields.body_hex is not None:
-        return parse_hex(fields.body_hex)
+        try:
+            return bytes.fromhex(fields.body_hex)
+        except ValueError as error:
+            place = _member_position(text, "body_hex")
+            raise FrameError(f"body_hex: {_hex_reason(fields.body_hex)[0]}", place) from error
     if fields.body is None:
         return b""
     kind = None if fields.flag & FLAG_RESPONSE else REQUEST_BODIES.get(fields.code)
-    if isinstance(fields.body, dict) and not isinstance(kind, BodyKind):
-        if kind is not None:
-            kind.from_value(fields.body)
-        return lenient_json.dumps(fields.body).encode()
-    raise HeaderError("a body of this kind cannot be made from JSON: give body_hex")
+    try:
+        return _written(kind, fields.body)
+    except BodyError as error:
+        raise BodyError(error.reason, _member_position(text, "body")) from error
+    except RecursionError as error:
+        raise BodyError("nested too deep", _member_position(text, "body")) from error
+
+
+def _written(kind: type[Body] | BodyKind | None, body: Any) -> bytes:
+    """Write a body from its JSON, where that says all there is to it."""
+    match kind, body:
+        case BodyKind.PROPERTIES, dict():
+            return "".join(f"{name}={value}\n" for name, value in body.items()).encode()
+        case BodyKind.BATCH, list():
+            return encode_batch(map(_batch_entry, body))
+        case BodyKind.REGISTRATION, dict():
+            return _checked_json(BrokerRegistration, body)
+        case (None, dict() | list()):
+            return lenient_json.dumps(body).encode()
+        case (type(), dict()):
+            return _checked_json(kind, body)
+        case _:
+            raise BodyError("a body of this kind cannot be made from JSON: give body_hex")
+
+
+def _batch_entry(value: object) -> BatchEntry:
+    try:
+        fields = msgspec.convert(value, _BatchFields)
+        text = encode_properties(fields.properties)
+        return BatchEntry(bytes.fromhex(fields.body_hex), text.encode(), fields.flag)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise BodyError(f"message of a batch: {error}") from error
+
+
+class _BatchFields(Struct, rename="camel", forbid_unknown_fields=True):
+    body_hex: str
+    properties: dict[str, str] = {}
+    flag: I32 = 0
+
+
+def _checked_json(kind: type[Body], body: dict[str, Any]) -> bytes:
+    # Keys that were objects before they had to be texts become objects again.
+    value = with_object_keys(body)
+    kind.from_value(value)
+    return lenient_json.dumps(value, bare_keys=True).encode()
 
 
 def parse_hex(text: str) -> bytes:
@@ -226,10 +273,15 @@ def parse_hex(text: str) -> bytes:
     try:
         return bytes.fromhex(text)
     except ValueError as error:
-        digits = "".join(text.split())
-        wrong = next((at for at, c in enumerate(digits) if c not in _HEX_DIGITS), len(digits))
-        reason = f"{digits[wrong]!r} is not a hex digit" if wrong < len(digits) else "half a byte"
-        raise FrameError(reason, wrong // 2) from error
+        raise FrameError(*_hex_reason(text)) from error
+
+
+def _hex_reason(text: str) -> tuple[str, int]:
+    """Return what is wrong with hex digits, and at which byte."""
+    digits = "".join(text.split())
+    wrong = next((at for at, c in enumerate(digits) if c not in _HEX_DIGITS), len(digits))
+    found = f"{digits[wrong]!r} is not a hex digit" if wrong < len(digits) else "half a byte"
+    return found, wrong // 2
 
 
 _HEX_DIGITS = frozenset("0123456789abcdefABCDEF")
@@ -240,6 +292,12 @@ def _position(reason: str, text: str) -> int:
     number = reason.rpartition("byte ")[2].rstrip(")")
     if number.isdecimal():
         return int(number)
-    member = reason.rpartition("$.")[2].partition("[")[0].rstrip("`")
-    at = text.find(f'"{member}"') if "$." in reason else len(text) if "truncated" in reason else 0
-    return len(text[: max(at, 0)].encode())
+    if "truncated" in reason:
+        return len(text.encode("utf-8", "replace"))
+    named = re.search(r"\$\.(\w+)|unknown field `(\w+)`", reason)
+    return _member_position(text, named[1] or named[2]) if named else 0
+
+
+def _member_position(text: str, member: str) -> int:
+    at = text.find(f'"{member}"')
+    return len(text[: max(at, 0)].encode("utf-8", "replace"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from functools import lru_cache
 
 from msgspec import Struct
@@ -12,12 +13,19 @@ from turbopump.errors import InvalidArgument
 V4_BYTES = 4
 V6_BYTES = 16
 
+_PORT_MAX = 0xFFFF
+_ADDRESS = re.compile(r"(?:\[(?P<v6>[^\[\]]+)\]|(?P<name>[^:\[\]]+)):(?P<port>[0-9]{1,5})")
+
 
 class Host(Struct, frozen=True):
     """An IP address, 4 or 16 bytes, and a port."""
 
     ip: bytes
     port: int
+
+    def __post_init__(self) -> None:
+        if len(self.ip) not in (V4_BYTES, V6_BYTES):
+            raise InvalidArgument(f"IP address of {len(self.ip)} bytes: 4 or 16 are allowed")
 
     @property
     def is_v6(self) -> bool:
@@ -43,9 +51,7 @@ def host(address: str, port: int) -> Host:
 
 def split_address(text: str) -> tuple[str, int]:
     """Take ``host:port`` apart, where an IPv6 host stands in brackets."""
-    name, colon, port = text.strip().rpartition(":")
-    if not colon or not name or not port.isdecimal() or int(port) > 0xFFFF:
-        raise InvalidArgument(f"address {text!r}: expected host:port, as in 127.0.0.1:9876")
-    if name.startswith("[") and name.endswith("]"):
-        name = name[1:-1]
-    return name, int(port)
+    match = _ADDRESS.fullmatch(text.strip())
+    if match is None or int(match["port"]) > _PORT_MAX:
+        raise InvalidArgument(f"address {text[:200]!r}: expected host:port, as in 127.0.0.1:9876")
+    return match["v6"] or match["name"], int(match["port"])

@@ -94,7 +94,7 @@ def _id_bytes(text: str, what: str, tail_bytes: int) -> tuple[bytes, int]:
         raw = b""
     ip_bytes = len(raw) - tail_bytes
     if ip_bytes not in {V4_BYTES, V6_BYTES} or len(text) != 2 * len(raw):
-        raise InvalidArgument(f"{text!r} is not a {what}: expected 32 or 56 hex digits")
+        raise InvalidArgument(f"{text!r} is no {what}: expected 32 or 56 hex digits")
     return raw, ip_bytes
 
 

@@ -18,12 +18,13 @@ DEPTH_MAX = 64
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _STRING = re.compile(r'"(?:[^"\\\x00-\x1f]|\\.)*"')
-_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _WORDS = {"true": True, "false": False, "null": None}
 _WORD = re.compile("true|false|null")
 _REFERENCE = "$ref"
+_QUEUE_FIELDS = {"topic", "brokerName", "queueId"}
 _QUEUE_RENDERING = "MessageQueue [topic={topic}, brokerName={brokerName}, queueId={queueId}]"
-_PATH_STEP = re.compile(r"\.((?:[^.\[\]\\]|\\.)+)|\[(\d+)\]")
+_PATH_STEP = re.compile(r"\.((?:[^.\[\]\\]|\\.)+)|\[([0-9]{1,9})\]")
 
 _encode = msgspec.json.encode
 
@@ -46,23 +47,51 @@ class ObjectKey(Mapping[str, Any]):
         return len(self._fields)
 
     def __hash__(self) -> int:
-        return hash(dumps(dict(sorted(self._fields.items()))))
+        return hash(frozenset((str(name), str(value)) for name, value in self._fields.items()))
 
     def __repr__(self) -> str:
         return f"ObjectKey({self._fields!r})"
 
 
-def loads(data: bytes | str) -> Any:
-    """Read JSON, proper or Java's; the error names the position in bytes."""
-    try:
-        text = data if isinstance(data, str) else str(data, "utf-8")
-    except UnicodeDecodeError as error:
-        raise BodyError("text is not UTF-8", error.start) from error
+def loads(data: bytes | str, *, references: bool = True) -> Any:
+    """Read JSON, proper or Java's; whatever is wrong with it is a BodyError that tells the byte.
+
+    ``references`` says whether objects that only refer to another part are replaced by it.
+    """
+    text = _checked_text(data)
     try:
         value = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):
         value = _Parser(text).document()
-    return _resolved(value) if _REFERENCE in text else value
+    if text.count("[") + text.count("{") > DEPTH_MAX:
+        _check_depth(value)
+    return _Resolver(value).resolved() if references and _REFERENCE in text else value
+
+
+def _checked_text(data: bytes | str) -> str:
+    try:
+        if isinstance(data, str):
+            data.encode()
+            return data
+        return str(data, "utf-8")
+    except UnicodeError as error:
+        position = error.start if isinstance(error, UnicodeDecodeError | UnicodeEncodeError) else 0
+        raise BodyError("text is not UTF-8", position) from error
+
+
+def _check_depth(value: Any) -> None:
+    """Refuse what is nested too deep, without recursion of our own."""
+    level = [value]
+    for _ in range(DEPTH_MAX + 1):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return
+    raise BodyError(f"not JSON: nested deeper than {DEPTH_MAX}")
 
 
 def dumps(value: Any, *, bare_keys: bool = False) -> str:
@@ -135,7 +164,7 @@ class _Parser:
             key = self._value()
             if isinstance(key, dict):
                 key = ObjectKey(key)
-            elif not isinstance(key, str | int):
+            elif isinstance(key, bool) or not isinstance(key, str | int):
                 raise self._error("a key must be a text, an integer or an object")
             self._expect(":")
             found[key] = self._value()
@@ -171,9 +200,16 @@ class _Parser:
         for pattern, read in ((_NUMBER, msgspec.json.decode), (_WORD, _WORDS.__getitem__)):
             match = pattern.match(self._text, self._at)
             if match is not None:
-                self._at = match.end()
-                return read(match[0])
+                return self._read_scalar(match, read)
         raise self._error("a value was expected")
+
+    def _read_scalar(self, match: re.Match[str], read: Callable[[str], Any]) -> Any:
+        try:
+            value = read(match[0])
+        except msgspec.DecodeError as error:
+            raise self._error(str(error)) from error
+        self._at = match.end()
+        return value
 
     def _expect(self, mark: str) -> None:
         self._space()
@@ -194,41 +230,65 @@ class _Parser:
         return BodyError(f"not JSON: {reason}, found {found}", position)
 
 
-def _resolved(root: Any) -> Any:
-    """Put in place of each reference what it refers to; one that leads nowhere becomes None."""
+class _Resolver:
+    """Puts in place of each reference what it refers to; one that leads nowhere becomes None.
 
-    def resolve(value: Any, ancestors: tuple[Any, ...]) -> Any:
+    Every path is followed once, and every object's queues are listed once, so that the time grows
+    with the text and not with its square.
+    """
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._followed: dict[str, Any] = {}
+        self._queues: dict[int, dict[str, Any]] = {}
+
+    def resolved(self) -> Any:
+        return self._resolve(self._root, ())
+
+    def _resolve(self, value: Any, ancestors: tuple[Any, ...]) -> Any:
+        inside = (*ancestors, value)
+        if _is_reference(value):
+            return self._referred(value[_REFERENCE], inside)
         if isinstance(value, dict):
-            target = value.get(_REFERENCE)
-            if isinstance(target, str) and len(value) == 1:
-                return _referred(root, target, (*ancestors, value))
-            return {key: resolve(item, (*ancestors, value)) for key, item in value.items()}
+            return {key: self._resolve(item, inside) for key, item in value.items()}
         if isinstance(value, list):
-            return [resolve(item, (*ancestors, value)) for item in value]
+            return [self._resolve(item, inside) for item in value]
         return value
 
-    return resolve(root, ())
+    def _referred(self, path: str, ancestors: tuple[Any, ...]) -> Any:
+        if path not in self._followed:
+            self._followed[path] = self._follow(path) if path.startswith("$") else None
+        value = self._followed[path]
+        # A reference to another one, or to something that contains it, would never end.
+        endless = _is_reference(value) or any(value is ancestor for ancestor in ancestors)
+        return None if endless else value
+
+    def _follow(self, path: str) -> Any:
+        value = self._root
+        for name, index in _PATH_STEP.findall(path):
+            try:
+                value = value[int(index)] if index else self._member(value, name)
+            except (KeyError, IndexError, TypeError):
+                return None
+        return value
+
+    def _member(self, value: Any, name: str) -> Any:
+        if not isinstance(value, Mapping):
+            raise KeyError(name)
+        plain = re.sub(r"\\(.)", r"\1", name)
+        return value[plain] if plain in value else self._queues_of(value)[plain]
+
+    def _queues_of(self, value: Mapping[Any, Any]) -> dict[str, Any]:
+        """Return an object's items by their keys' rendering in Java, which names queues so."""
+        found = self._queues.get(id(value))
+        if found is None:
+            found = self._queues[id(value)] = {
+                _QUEUE_RENDERING.format_map(key): item
+                for key, item in value.items()
+                if isinstance(key, ObjectKey) and set(key) >= _QUEUE_FIELDS
+            }
+        return found
 
 
-def _referred(root: Any, path: str, ancestors: tuple[Any, ...]) -> Any:
-    if path in {"@", ".."} or not path.startswith("$"):
-        # Cycles, which no value of the protocol has.
-        return None
-    value = root
-    for name, index in _PATH_STEP.findall(path):
-        try:
-            value = value[int(index)] if index else _member(value, re.sub(r"\\(.)", r"\1", name))
-        except (KeyError, IndexError, TypeError):
-            return None
-    # A reference to something that contains it would never end.
-    return None if any(value is ancestor for ancestor in ancestors) else value
-
-
-def _member(value: Any, name: str) -> Any:
-    if name in value:
-        return value[name]
-    # Java names a queue used as a key by its own rendering of it.
-    for key, item in value.items():
-        if isinstance(key, ObjectKey) and name == _QUEUE_RENDERING.format_map(key):
-            return item
-    raise KeyError(name)
+def _is_reference(value: Any) -> bool:
+    return isinstance(value, dict) and len(value) == 1 and isinstance(value.get(_REFERENCE), str)

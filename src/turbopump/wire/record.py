@@ -95,25 +95,28 @@ class Record(Struct, frozen=True, kw_only=True):
         born, store = self.born_host, self.store_host
         widths = self._widths()
         layout = _FIXED[widths]
-        fixed = layout.pack(
-            layout.size + _LENGTHS_BYTES + len(body) + len(topic) + len(text),
-            MAGIC,
-            body_crc(body),
-            self.queue_id,
-            self.flag,
-            queue_offset,
-            physical_offset,
-            self.sys_flag & ~_HOST_BITS | widths << _HOST_BITS_SHIFT,
-            self.born_timestamp_ms,
-            born.ip,
-            born.port,
-            store_timestamp_ms,
-            store.ip,
-            store.port,
-            self.reconsume_times,
-            self.prepared_transaction_offset,
-            len(body),
-        )
+        try:
+            fixed = layout.pack(
+                layout.size + _LENGTHS_BYTES + len(body) + len(topic) + len(text),
+                MAGIC,
+                body_crc(body),
+                self.queue_id,
+                self.flag,
+                queue_offset,
+                physical_offset,
+                self.sys_flag & ~_HOST_BITS | widths << _HOST_BITS_SHIFT,
+                self.born_timestamp_ms,
+                born.ip,
+                born.port,
+                store_timestamp_ms,
+                store.ip,
+                store.port,
+                self.reconsume_times,
+                self.prepared_transaction_offset,
+                len(body),
+            )
+        except struct.error as error:
+            raise InvalidArgument(f"a number does not fit into its record: {error}") from error
         topic_length = len(topic).to_bytes(1, "big")
         text_length = len(text).to_bytes(2, "big")
         return b"".join((fixed, body, topic_length, topic, text_length, text))

@@ -36,9 +36,11 @@ def decode_compressed(data: bytes) -> BrokerRegistration:
     reader = _Reader(inflate(data, Compression.ZLIB))
     version = DataVersion.decode(reader.sized())
     topics = [_parse_topic_line(reader.sized()) for _ in range(reader.number())]
-    servers = lenient_json.loads(reader.sized())
+    servers = lenient_json.loads(reader.sized()) or []
+    if not isinstance(servers, list):
+        raise BodyError("registration's filter servers are not a list")
     return BrokerRegistration(
-        filter_server_list=[str(server) for server in servers or []],
+        filter_server_list=[str(server) for server in servers],
         topic_config_serialize_wrapper=TopicConfigTable(
             data_version=version,
             topic_config_table={topic.topic_name: topic for topic in topics},

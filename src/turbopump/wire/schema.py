@@ -13,6 +13,7 @@ from typing import Annotated, Any, Self
 import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import astuple
+from msgspec.structs import fields as struct_fields
 
 from turbopump.errors import BodyError, HeaderError
 from turbopump.wire import lenient_json
@@ -37,10 +38,26 @@ class Header(Struct, frozen=True, rename="camel", kw_only=True):
     @classmethod
     def from_ext_fields(cls, ext_fields: Mapping[str, str] | None) -> Self:
         """Read the fields; unknown ones are passed over, a bad or missing one is named."""
+        given = ext_fields or {}
         try:
-            return msgspec.convert(ext_fields or {}, cls, strict=False)
+            return msgspec.convert(given, cls, strict=False)
+        except msgspec.ValidationError:
+            return cls._from_odd_texts(given)
+
+    @classmethod
+    def _from_odd_texts(cls, given: Mapping[str, str]) -> Self:
+        """Read texts as Java's parsers do: any text but "true" is false, and +1 is a number."""
+        texts = dict(given)
+        for field in struct_fields(cls):
+            text = texts.get(field.encode_name)
+            if text is not None and field.type in _BOOLEANS:
+                texts[field.encode_name] = "true" if text.lower() == "true" else "false"
+            elif text is not None and text[:1] == "+" and field.type not in _TEXTS:
+                texts[field.encode_name] = text[1:]
+        try:
+            return msgspec.convert(texts, cls, strict=False)
         except msgspec.ValidationError as error:
-            raise HeaderError(f"{cls.__name__}: {_reason(error, ext_fields or {})}") from error
+            raise HeaderError(f"{cls.__name__}: {_reason(error, given)}") from error
 
 
 class Body(Struct, frozen=True, rename="camel", kw_only=True):
@@ -54,9 +71,7 @@ class Body(Struct, frozen=True, rename="camel", kw_only=True):
     def decode(cls, data: bytes) -> Self:
         """Read the JSON, proper or Java's; unknown members are passed over."""
         value = lenient_json.loads(data)
-        if _QUOTED_OBJECT in data:
-            value = _with_object_keys(value)
-        return cls.from_value(value)
+        return cls.from_value(with_object_keys(value) if _QUOTED_OBJECT in data else value)
 
     @classmethod
     def from_value(cls, value: object) -> Self:
@@ -69,6 +84,9 @@ class Body(Struct, frozen=True, rename="camel", kw_only=True):
 
 _QUOTED_OBJECT = b'"{\\"'
 """How an object used as a key begins when the writer had to make proper JSON of it."""
+
+_BOOLEANS: tuple[Any, ...] = (bool, bool | None)
+_TEXTS: tuple[Any, ...] = (str, str | None)
 
 _TEXT: dict[type, Callable[[Any], str]] = {
     int: str,
@@ -96,11 +114,11 @@ def _without_none(value: Any) -> Any:
     return value
 
 
-def _with_object_keys(value: Any) -> Any:
+def with_object_keys(value: Any) -> Any:
     """Turn keys that are the text of an object into that object."""
     if isinstance(value, Mapping):
-        return {_opened(key): _with_object_keys(item) for key, item in value.items()}
-    return [_with_object_keys(item) for item in value] if isinstance(value, list) else value
+        return {_opened(key): with_object_keys(item) for key, item in value.items()}
+    return [with_object_keys(item) for item in value] if isinstance(value, list) else value
 
 
 def _opened(key: Any) -> Any:

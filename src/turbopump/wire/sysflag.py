@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from turbopump.errors import RecordError
+
 COMPRESSED = 0x1
 MULTI_TAGS = 0x2
 BORN_HOST_V6 = 0x10
@@ -48,10 +50,12 @@ def with_transaction(sys_flag: int, transaction: Transaction) -> int:
 
 
 def compression_of(sys_flag: int) -> Compression | None:
-    """Return how the body is compressed, or None when it is plain."""
+    """Return how the body is compressed, or None when it is plain; raises RecordError."""
     if not sys_flag & COMPRESSED:
         return None
     kind = (sys_flag & _COMPRESSION_BITS) >> _COMPRESSION_SHIFT
+    if kind > max(Compression):
+        raise RecordError(f"body is compressed in way {kind}, which nobody knows")
     return Compression(kind) if kind else Compression.ZLIB
 
 

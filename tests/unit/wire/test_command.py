@@ -71,7 +71,16 @@ def test_request_carries_its_header() -> None:
 
 @pytest.mark.parametrize(
     ("text", "language"),
-    [('"java"', 0), ('"Go"', 9), ("12", 12), ('"COBOL"', None), ("99", None), ("null", None)],
+    [
+        ('"java"', 0),
+        ('"Go"', 9),
+        ("12", 12),
+        ('"COBOL"', None),
+        ("99", None),
+        ("null", None),
+        ("true", None),
+        ("[1]", None),
+    ],
 )
 def test_languages_in_any_form(text: str, language: int | None) -> None:
     header = f'{{"code":1,"flag":0,"language":{text},"opaque":3,"version":1}}'
@@ -86,9 +95,19 @@ def test_odd_json_that_peers_send() -> None:
     assert (command.version, command.flag, command.remark) == (0, 0, None)
 
 
+def test_members_that_are_null_or_of_another_type() -> None:
+    header = b'{"code":1,"flag":null,"version":null,"opaque":null,"remark":7,"extFields":null}'
+    command = decode_header(header, Serialize.JSON)
+    assert (command.flag, command.version, command.opaque) == (0, 0, 0)
+    assert (command.remark, command.ext_fields) == ("7", None)
+
+
 @pytest.mark.parametrize(
     ("header", "complaint"),
     [
+        (b'{"code":9,"extFields":{"a":' + b"[" * 900 + b"]" * 900 + b"}}", "nested deeper"),
+        ('{"code":9,"language":1,1:2\u0661}'.encode(), "',' was expected"),
+        (b'{"code":1e999}', "out of range"),
         (b"", "a value was expected"),
         (b"[1]", "not a JSON object"),
         (b'{"flag":0}', "missing required field `code`"),
@@ -127,7 +146,7 @@ def test_unknown_language_number_in_the_binary_form() -> None:
 
 
 def test_what_does_not_fit_into_a_binary_header_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="does not fit into a binary header"):
+    with pytest.raises(InvalidArgument, match="code 40000 does not fit into a binary header"):
         encode_header(Command(code=40000, serialize=Serialize.ROCKETMQ))
     long_name = Command(code=1, ext_fields={"n" * 40000: "v"}, serialize=Serialize.ROCKETMQ)
     with pytest.raises(InvalidArgument, match="longer than 32767 bytes"):

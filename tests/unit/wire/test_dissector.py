@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from turbopump.wire import framing
 from turbopump.wire.__main__ import main
+from turbopump.wire.command import Command
 from vectors import frame, frames
 
 
@@ -129,11 +131,17 @@ def test_bad_hex(dissect: Any, line: str, complaint: str) -> None:
         ("{", "truncated (at byte 1)"),
         ('{"flag":1}', "missing required field `code`"),
         ('{"flag":1,"code":"x"}', "Expected `int`, got `str` - at `$.code` (at byte 10)"),
-        ('{"code":1,"colour":2}', "unknown field `colour`"),
+        ('{"code":1,"colour":2}', "unknown field `colour` (at byte 10)"),
         ('{"code":1,"language":"COBOL"}', "language 'COBOL' is none of JAVA"),
-        ('{"code":1,"body_hex":"0"}', "half a byte (at byte 0)"),
-        ('{"code":40000,"serialize":"ROCKETMQ"}', "does not fit into a binary header"),
+        ('{"code":1,"language":"COBOL"}', "(at byte 10)"),
+        ('{"code":1,"body_hex":"0"}', "body_hex: half a byte (at byte 10)"),
+        ('{"code":1,"opaque":9999999999}', "opaque` (at byte 10)"),
+        ('{"code":1,"é":2,"colour":2}', "unknown field"),
+        ('{"code":1,"body":' + "[" * 900 + "]" * 900 + "}", "byte"),
+        ('{"code":40000,"serialize":"ROCKETMQ"}', "code 40000 does not fit into a binary header"),
         ('{"code":10,"body":{"a":1}}', "give body_hex"),
+        ('{"code":320,"body":[{"bodyHex":"x"}]}', "message of a batch"),
+        ('{"code":320,"body":[7]}', "message of a batch"),
         ('{"code":34,"body":{"clientID":1}}', "Heartbeat"),
     ],
 )
@@ -158,6 +166,37 @@ def test_encode_fills_in_defaults_and_takes_json_bodies(dissect: Any) -> None:
     fields = json.loads(out)
     assert fields["language"] == "PYTHON"
     assert fields["body"] == {"clientID": "c", "producerDataSet": []}
+
+
+FROM_JSON = [
+    "heartbeat_producer.request",
+    "send_batch.request",
+    "group_create.request",
+    "broker_register.request",
+    "update_broker_config.request",
+    "orderly_consumer_start.LOCK_BATCH_MQ.request",
+    "reset_offset.RESET_CONSUMER_CLIENT_OFFSET.oneway",
+]
+
+
+@pytest.mark.parametrize("name", FROM_JSON)
+def test_frames_are_made_from_their_decoded_body_too(dissect: Any, name: str) -> None:
+    [fields] = decoded(dissect, name)
+    without_hex = json.dumps({key: item for key, item in fields.items() if key != "body_hex"})
+    code, out, err = dissect("encode", without_hex)
+    assert (code, err) == (0, "")
+    code, out, _ = dissect("decode", out)
+    assert json.loads(out)["body"] == fields["body"]
+
+
+@pytest.mark.parametrize(
+    "body", [b"[1e999]", b"[" * 900 + b"]" * 900, b'{"a":' * 80 + b"1" + b"}" * 80, b"{1:1e999}"]
+)
+def test_bodies_that_only_look_like_json(dissect: Any, body: bytes) -> None:
+    frame_with_body = framing.encode(Command(code=0, flag=1, body=body))
+    code, out, _ = dissect("decode", frame_with_body.hex())
+    assert code == 0
+    assert json.loads(out)["body_hex"] == body.hex()
 
 
 def test_as_a_program() -> None:

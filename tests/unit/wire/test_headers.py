@@ -51,10 +51,19 @@ def test_values_travel_as_texts_and_none_stays_home() -> None:
     assert UnregisterClient(client_id="c").to_ext_fields() == {"clientID": "c"}
 
 
-@pytest.mark.parametrize(("text", "value"), [("true", True), ("TRUE", True), ("false", False)])
-def test_booleans_in_any_case(text: str, value: bool) -> None:
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("true", True), ("TRUE", True), ("false", False), ("yes", False), ("", False), ("1", True)],
+)
+def test_booleans_as_java_reads_them(text: str, value: bool) -> None:
     fields = {"topic": "T", "group": "g", "timestamp": "0", "isForce": text}
     assert ResetOffset.from_ext_fields(fields).is_force is value
+
+
+def test_numbers_with_a_sign() -> None:
+    fields = {"topic": "+T", "group": "g", "timestamp": "+5", "isForce": "true"}
+    read = ResetOffset.from_ext_fields(fields)
+    assert (read.timestamp, read.topic) == (5, "+T")
 
 
 def test_unknown_fields_are_passed_over() -> None:

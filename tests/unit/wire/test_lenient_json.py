@@ -120,6 +120,41 @@ def test_nesting_is_bounded() -> None:
         loads(deep)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a":1e999}',
+        "{1:1e999}",
+        "9" * 6000,
+        "{1:" + "9" * 6000 + "}",
+        "[" * 500 + "]" * 500,
+        "[" * 500 + '{"$ref":"$"}' + "]" * 500,
+        "[1\u0661]",
+        "{true:1}",
+        '"\ud800"',
+        '{"a":"\ud800"}',
+    ],
+)
+def test_whatever_is_wrong_is_a_body_error(text: str) -> None:
+    with pytest.raises(BodyError):
+        loads(text)
+
+
+def test_odd_keys_and_paths_that_are_all_right() -> None:
+    assert list(loads('{{1:2,"a":3}:4}').values()) == [4]
+    assert loads('{"r":{"$ref":"$.a[' + "9" * 5000 + ']"}}') == {"r": None}
+    assert loads('{"a":{"$ref":"$.b"},"b":{"$ref":"$.a"}}') == {"a": None, "b": None}
+    assert loads('{"$ref":"$.x"}', references=False) == {"$ref": "$.x"}
+
+
+def test_many_references_take_time_for_each_and_not_for_each_pair() -> None:
+    count = 100_000
+    entries = ",".join(f'"k{n}":{{"$ref":"$.a.z"}}' for n in range(count))
+    read = loads(f'{{"a":{{{entries}}}}}')
+    assert len(read["a"]) == count
+    assert set(read["a"].values()) == {None}
+
+
 def test_object_keys_render() -> None:
     assert repr(ObjectKey({"a": 1})) == "ObjectKey({'a': 1})"
     assert len(ObjectKey({"a": 1})) == 1

@@ -199,6 +199,19 @@ def test_records_that_cannot_be_stored_are_refused() -> None:
         )
 
 
+def test_numbers_that_do_not_fit() -> None:
+    record = Record(
+        topic=b"t",
+        queue_id=2**40,
+        body=b"",
+        born_timestamp_ms=0,
+        born_host=host("::1", 1),
+        store_host=host("::1", 1),
+    )
+    with pytest.raises(InvalidArgument, match="does not fit into its record"):
+        record.encode(QueueOffset(0), PhysicalOffset(0), 0)
+
+
 def test_blank_record() -> None:
     assert encode_blank(100).hex() == "00000064cbd43194"
 

@@ -17,7 +17,7 @@ from turbopump.wire import hashing, ids, properties, sysflag
 from turbopump.wire.batch import BatchEntry, decode_batch, encode_batch
 from turbopump.wire.bodies import BrokerRegistration, DataVersion, TopicConfig, TopicConfigTable
 from turbopump.wire.compression import deflate, inflate
-from turbopump.wire.hosts import host, split_address
+from turbopump.wire.hosts import Host, host, split_address
 from turbopump.wire.registration import decode_compressed, encode_compressed
 from turbopump.wire.sysflag import Compression, Transaction
 from vectors import Vector, load
@@ -222,6 +222,11 @@ def test_damaged_batches() -> None:
             list(decode_batch(bytes(damaged)))
 
 
+def test_batch_flags_that_are_too_large() -> None:
+    with pytest.raises(InvalidArgument, match="must fit into 32 bits"):
+        encode_batch([BatchEntry(b"", flag=2**40)])
+
+
 def test_batch_properties_that_are_too_long() -> None:
     with pytest.raises(InvalidArgument, match="properties of 40000 bytes: at most 32767"):
         encode_batch([BatchEntry(b"", b"x" * 40000)])
@@ -266,6 +271,17 @@ def test_flag_bits(vector: Vector) -> None:
     assert sysflag.transaction_of(flag) == vector["transaction"]
 
 
+@pytest.mark.parametrize("kind", [4, 5, 6, 7])
+def test_compression_that_nobody_knows(kind: int) -> None:
+    with pytest.raises(RecordError, match=f"in way {kind}, which nobody knows"):
+        sysflag.compression_of(kind << 8 | 1)
+
+
+def test_hosts_have_4_or_16_bytes() -> None:
+    with pytest.raises(InvalidArgument, match="IP address of 3 bytes"):
+        Host(b"abc", 1)
+
+
 def test_changing_flag_bits() -> None:
     assert sysflag.with_compression(0x10, Compression.ZLIB) == 0x311
     assert sysflag.with_compression(0x301, Compression.LZ4) == 0x101
@@ -307,7 +323,24 @@ def test_addresses(text: str, parts: tuple[str, int]) -> None:
     assert split_address(text) == parts
 
 
-@pytest.mark.parametrize("text", ["", "host", ":1", "host:", "host:x", "host:65536", "host:-1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "host",
+        ":1",
+        "host:",
+        "host:x",
+        "host:65536",
+        "host:-1",
+        "host:" + "9" * 5000,
+        "host:\uff19",
+        "[]:1",
+        "::1:9876",
+        "[::1]",
+        "[::1]]:1",
+    ],
+)
 def test_addresses_that_are_none(text: str) -> None:
     with pytest.raises(InvalidArgument, match="expected host:port"):
         split_address(text)
@@ -338,3 +371,6 @@ def test_damaged_registrations() -> None:
         decode_compressed(zlib.compress(plain_form.replace(b"T 4 8", b"T 4 x")))
     with pytest.raises(RecordError):
         decode_compressed(b"not zlib")
+    servers = plain_form.replace(b'["10.0.0.1:1"]', b'{"10.0.0.1":1}')
+    with pytest.raises(BodyError, match="are not a list"):
+        decode_compressed(zlib.compress(servers))
