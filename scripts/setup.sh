@@ -48,6 +48,11 @@ make_venv() {
     fingerprint >"$venv/.complete"
 }
 
-[ "$(cat "$venv/.complete" 2>/dev/null || true)" = "$(fingerprint)" ] || make_venv
+is_complete() {
+    [ "$(cat "$venv/.complete" 2>/dev/null || true)" = "$(fingerprint)" ] &&
+        "$venv/bin/python" -c 'import msgspec, numpy, pytest, turbopump' 2>/dev/null
+}
+
+is_complete || make_venv
 export PATH="$venv/bin:$PATH"
 unset PYTHONHOME PYTHONPATH
