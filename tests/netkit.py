@@ -56,6 +56,24 @@ def body_bytes(command: Command) -> bytes:
     return b"".join(body_parts(command.body))
 
 
+class RawPeer(asyncio.Protocol):
+    """A peer that sends what it likes, frames or not."""
+
+    def __init__(self) -> None:
+        self.received = b""
+        self.is_lost = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.received += data
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_lost = True
+
+
 @dataclass
 class World:
     """One server on the host "server"; clients sit on "client"."""
@@ -87,6 +105,9 @@ class World:
             self.server.port,
             lambda: Connection(client_router, self.deadlines, limits, hooks=hooks),
         )
+
+    async def connect_raw(self, host: str = "client") -> RawPeer:
+        return await self.network.host(host).connect(self.server.host, self.server.port, RawPeer)
 
 
 @asynccontextmanager

@@ -10,34 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netkit import ECHO, FAIL, NEVER, SLOW, SMALL, World, world
+from netkit import ECHO, FAIL, NEVER, SLOW, SMALL, RawPeer, world
 from turbopump.net.connection import Connection
 from turbopump.net.router import Router
 from turbopump.testing import LinkQuality, run_virtual, virtual_time, wait_until
 from turbopump.wire.command import Command, Serialize
 from turbopump.wire.framing import encode
-
-
-class Raw(asyncio.Protocol):
-    """A peer that sends what it likes."""
-
-    def __init__(self) -> None:
-        self.received = b""
-        self.is_lost = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        self.received += data
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.is_lost = True
-
-
-async def raw(here: World) -> Raw:
-    return await here.network.host("fuzzer").connect("server", here.server.port, Raw)
 
 
 def frame(header: bytes, body: bytes = b"", kind: int = 0) -> bytes:
@@ -66,7 +44,7 @@ async def test_a_malformed_frame_closes_its_connection_with_a_reason(
 ) -> None:
     async with world(limits=SMALL) as here:
         other = await here.connect()
-        peer = await raw(here)
+        peer = await here.connect_raw("fuzzer")
         peer.transport.write(encode(Command(ECHO, opaque=7)) + BAD[name])
         await wait_until(lambda: peer.is_lost)
         assert b'"opaque":7' in peer.received, "what came before is answered"
@@ -81,7 +59,7 @@ async def test_a_malformed_frame_closes_its_connection_with_a_reason(
 @virtual_time()
 async def test_an_unfinished_frame_holds_its_connection_until_it_is_idle() -> None:
     async with world() as here:
-        peer = await raw(here)
+        peer = await here.connect_raw("fuzzer")
         peer.transport.write(encode(Command(ECHO, body=bytes(1000)))[:-1])
         await asyncio.sleep(119)
         assert not peer.is_lost
@@ -126,7 +104,7 @@ def test_no_stream_of_bytes_harms_the_server(streams: list[bytes], seed: int) ->
     async def main() -> None:
         async with world(limits=SMALL, quality=LinkQuality(1, 5, 0.5)) as here:
             other = await here.connect()
-            peers = [await raw(here) for _ in streams]
+            peers = [await here.connect_raw("fuzzer") for _ in streams]
             for peer, stream in zip(peers, streams, strict=True):
                 peer.transport.write(stream)
             await asyncio.sleep(2)
@@ -147,10 +125,10 @@ def test_no_stream_of_bytes_harms_the_server(streams: list[bytes], seed: int) ->
 def test_no_stream_of_bytes_harms_a_client(stream: bytes, seed: int) -> None:
     async def main() -> None:
         async with world(quality=LinkQuality(1, 5, 0.5)) as here:
-            peers: list[Raw] = []
+            peers: list[RawPeer] = []
 
-            def accept() -> Raw:
-                peers.append(Raw())
+            def accept() -> RawPeer:
+                peers.append(RawPeer())
                 return peers[-1]
 
             listener = await here.network.host("liar").listen("liar", 0, accept)

@@ -1,22 +1,18 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netkit import ECHO, FAIL, NEVER, SLOW, body_bytes, echo, slow, slow_echo, world
+from netkit import ECHO, FAIL, NEVER, SLOW, body_bytes, slow, slow_echo, world
 from turbopump.errors import ConnectionLost, InvalidArgument, Overloaded, RequestTimeout
 from turbopump.net.connection import Connection
 from turbopump.net.limits import ConnectionLimits
 from turbopump.net.router import Router
 from turbopump.testing import LinkQuality, run_virtual, virtual_loop, virtual_time, wait_until
-from turbopump.wire.codes import ResponseCode
 from turbopump.wire.command import Buffer, Command
 from turbopump.wire.framing import encode
 
@@ -75,31 +71,10 @@ async def test_both_sides_ask_each_other_with_the_same_numbers() -> None:
 @virtual_time()
 async def test_any_number_of_a_peer_is_echoed(opaque: int) -> None:
     async with world() as here:
-        raw = await here.network.host("client").connect("server", here.server.port, RawClient)
-        raw.send(encode(Command(ECHO, opaque=opaque)))
+        raw = await here.connect_raw()
+        raw.transport.write(encode(Command(ECHO, opaque=opaque)))
         await wait_until(lambda: raw.received)
         assert f'"opaque":{opaque},'.encode() in raw.received
-
-
-class RawClient(asyncio.Protocol):
-    """A peer that sends what it likes."""
-
-    def __init__(self) -> None:
-        self.received = b""
-        self.is_lost = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        self.received += data
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.is_lost = True
-
-    def send(self, data: bytes) -> None:
-        self.transport.write(data)
 
 
 @virtual_time()
@@ -270,24 +245,18 @@ async def test_a_cancelled_waiter_gives_its_place_to_the_next() -> None:
 
 
 @virtual_time()
-async def test_handlers_are_bounded_by_not_reading_further() -> None:
-    limits = ConnectionLimits(handlers_running_max=5)
-    async with world(limits=limits) as here:
-        connection = await here.connect()
-        most = 0
-
-        async def watch() -> None:
-            nonlocal most
-            while True:
-                most = max(most, here.accepted.handlers_running)
-                await asyncio.sleep(0.001)
-
-        watcher = asyncio.create_task(watch())
-        calls = (connection.request(slow(20, bytes([i])), 5000) for i in range(50))
-        answers = await asyncio.gather(*calls)
-        watcher.cancel()
-        assert [answer.body for answer in answers] == [bytes([i]) for i in range(50)]
-        assert most == 5
+async def test_thousands_who_give_up_at_once_do_not_disturb_the_queue() -> None:
+    async with world() as here:
+        connection = await here.connect(limits=ConnectionLimits(requests_in_flight_max=1))
+        first = asyncio.create_task(connection.request(slow(100), 5000))
+        await asyncio.sleep(0)
+        crowd = [asyncio.create_task(connection.request(slow(100), 5000)) for _ in range(3000)]
+        last = asyncio.create_task(connection.request(Command(ECHO), 5000))
+        await asyncio.sleep(0)
+        first.add_done_callback(lambda _: [call.cancel() for call in crowd])
+        assert (await last).code == 0
+        assert connection._admission.is_idle
+        await asyncio.wait(crowd)
 
 
 # --- one-way --------------------------------------------------------------------------------------
@@ -297,8 +266,8 @@ async def test_handlers_are_bounded_by_not_reading_further() -> None:
 @virtual_time()
 async def test_one_way_requests_are_never_answered(code: int) -> None:
     async with world() as here:
-        raw = await here.network.host("client").connect("server", here.server.port, RawClient)
-        raw.send(encode(Command(code, flag=2, opaque=5)))
+        raw = await here.connect_raw()
+        raw.transport.write(encode(Command(code, flag=2, opaque=5)))
         await asyncio.sleep(1)
         assert raw.received == b""
         raw.transport.close()
@@ -321,139 +290,6 @@ async def test_one_way_requests_arrive() -> None:
 
 
 @virtual_time()
-async def test_an_answer_may_come_long_after_the_handler_returned() -> None:
-    kept: list[tuple[Command, Connection]] = []
-
-    def keep(request: Command, peer: Connection) -> None:
-        kept.append((request, peer))
-
-    async with world(Router({1: keep, ECHO: echo})) as here:
-        connection = await here.connect()
-        call = asyncio.create_task(connection.request(Command(1), 30_000))
-        await wait_until(lambda: kept)
-        await connection.request(Command(ECHO), 1000)
-        await asyncio.sleep(20)
-        request, peer = kept[0]
-        peer.answer(request, request.answer(0, body=b"at last"))
-        assert (await call).body == b"at last"
-        connection.close()
-        await connection.wait_closed()
-        await wait_until(lambda: not peer.is_open)
-        peer.answer(request, request.answer(0))
-
-
-# --- hooks ----------------------------------------------------------------------------------------
-
-
-class Signer:
-    """Signs requests, and writes down what it sees."""
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[str, int, int]] = []
-
-    def before_request(self, address: str, command: Command) -> Command:
-        fields = {**(command.ext_fields or {}), "Signature": "secret"}
-        return Command(command.code, flag=command.flag, opaque=command.opaque, ext_fields=fields)
-
-    def after_response(self, address: str, request: Command, response: Command) -> None:
-        self.seen.append((address, request.code, response.code))
-
-
-class Checker(Signer):
-    """Refuses what is not signed."""
-
-    def before_request(self, address: str, command: Command) -> Command:
-        if (command.ext_fields or {}).get("Signature") != "secret":
-            raise PermissionError(f"{address} did not sign")
-        return command
-
-
-@virtual_time()
-async def test_hooks_change_and_see_requests_on_both_sides() -> None:
-    signer, checker = Signer(), Checker()
-    async with world(Router({ECHO: echo}, hooks=[checker])) as here:
-        signed = await here.connect(hooks=[signer])
-        assert (await signed.request(Command(ECHO), 1000)).code == 0
-        assert signer.seen == [(here.server.address, ECHO, 0)]
-        assert checker.seen == [(signed.local_address, ECHO, 0)]
-        refused = await (await here.connect()).request(Command(ECHO), 1000)
-        assert refused.code == ResponseCode.SYSTEM_ERROR
-        assert "did not sign" in (refused.remark or "")
-
-
-# --- the end --------------------------------------------------------------------------------------
-
-
-def by_close(client: Connection, server: Connection) -> None:
-    client.close()
-
-
-def by_abort(client: Connection, server: Connection) -> None:
-    client.abort("test")
-
-
-def by_server(client: Connection, server: Connection) -> None:
-    server.close()
-
-
-def by_reset(client: Connection, server: Connection) -> None:
-    server.abort("test")
-
-
-@pytest.mark.parametrize("end", [by_close, by_abort, by_server, by_reset])
-@virtual_time()
-async def test_requests_in_flight_and_waiting_fail_when_the_connection_ends(
-    end: Callable[[Connection, Connection], None],
-) -> None:
-    async with world() as here:
-        connection = await here.connect(limits=ConnectionLimits(requests_in_flight_max=2))
-        calls = [asyncio.create_task(connection.request(Command(NEVER), 60_000)) for _ in range(4)]
-        await asyncio.sleep(0.1)
-        end(connection, here.accepted)
-        results = await asyncio.gather(*calls, return_exceptions=True)
-        assert all(isinstance(result, ConnectionLost) for result in results)
-        await connection.wait_closed()
-        await wait_until(lambda: not here.server.connections)
-        assert virtual_loop().time() < 1
-        assert len(here.deadlines) == 0
-
-
-@virtual_time()
-async def test_a_closed_connection_refuses_requests() -> None:
-    async with world() as here:
-        connection = await here.connect()
-        connection.close("had enough")
-        with pytest.raises(ConnectionLost, match="had enough"):
-            await connection.request(Command(ECHO), 1000)
-        with pytest.raises(ConnectionLost):
-            connection.oneway(Command(ECHO))
-        with pytest.raises(ConnectionLost):
-            await connection.oneway_in_time(Command(ECHO), 1000)
-        await connection.wait_closed()
-
-
-@virtual_time()
-async def test_handlers_are_cancelled_when_their_peer_goes() -> None:
-    ended: list[str] = []
-
-    async def endless(request: Command, peer: Connection) -> None:
-        try:
-            await asyncio.sleep(1e6)
-        finally:
-            ended.append("cancelled")
-
-    async with world(Router({1: endless})) as here:
-        connection = await here.connect()
-        connection.oneway(Command(1))
-        await wait_until(lambda: here.accepted.handlers_running)
-        accepted = here.accepted
-        connection.close()
-        await accepted.wait_closed()
-        assert ended == ["cancelled"]
-        assert accepted.handlers_running == 0
-
-
-@virtual_time()
 async def test_a_request_too_large_for_a_frame_is_the_callers_mistake() -> None:
     async with world() as here:
         connection = await here.connect()
@@ -472,89 +308,3 @@ async def test_a_body_in_pieces_arrives_in_one() -> None:
         pieces: list[Buffer] = [view[:10], view[10:20], view[20:200_000], b"", view[200_000:]]
         answer = await connection.request(Command(ECHO, body=pieces), 5000)
         assert answer.body == data
-
-
-@virtual_time()
-async def test_a_handler_cancelled_before_its_first_step_is_no_warning() -> None:
-    started: list[str] = []
-
-    async def handler(request: Command, peer: Connection) -> None:
-        started.append("ran")
-
-    def serve_and_leave(request: Command, peer: Connection) -> Coroutine[Any, Any, None]:
-        peer.abort("test")
-        return handler(request, peer)
-
-    async with world(Router({1: serve_and_leave})) as here:
-        connection = await here.connect()
-        connection.oneway(Command(1))
-        await connection.wait_closed()
-        await wait_until(lambda: here.disconnected)
-    gc.collect()
-
-
-@virtual_time()
-async def test_a_handler_that_is_cancelled_by_others_answers_with_an_error() -> None:
-    async def give_up(request: Command, peer: Connection) -> None:
-        raise asyncio.CancelledError
-
-    async with world(Router({1: give_up, ECHO: echo})) as here:
-        connection = await here.connect()
-        answer = await connection.request(Command(1), 1000)
-        assert answer.code == ResponseCode.SYSTEM_ERROR
-        assert answer.remark == "RuntimeError: the handler was cancelled"
-        assert (await connection.request(Command(ECHO), 1000)).code == 0
-
-
-@virtual_time()
-async def test_a_handler_may_return_any_awaitable() -> None:
-    def promise(request: Command, peer: Connection) -> asyncio.Future[Command]:
-        future: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
-        virtual_loop().call_later(1, future.set_result, request.answer(0, body=b"kept"))
-        return future
-
-    async with world(Router({1: promise})) as here:
-        assert (await (await here.connect()).request(Command(1), 2000)).body == b"kept"
-
-
-@virtual_time()
-async def test_draining_waits_for_those_who_wait_for_a_place() -> None:
-    async with world() as here:
-        connection = await here.connect(limits=ConnectionLimits(requests_in_flight_max=1))
-        calls = [asyncio.create_task(connection.request(slow(100), 5000)) for _ in range(5)]
-        await asyncio.sleep(0)
-        await connection.drain(3000)
-        answers = await asyncio.gather(*calls)
-        assert [answer.code for answer in answers] == [0] * 5
-
-
-@virtual_time()
-async def test_thousands_who_give_up_at_once_do_not_disturb_the_queue() -> None:
-    async with world() as here:
-        connection = await here.connect(limits=ConnectionLimits(requests_in_flight_max=1))
-        first = asyncio.create_task(connection.request(slow(100), 5000))
-        await asyncio.sleep(0)
-        crowd = [asyncio.create_task(connection.request(slow(100), 5000)) for _ in range(3000)]
-        last = asyncio.create_task(connection.request(Command(ECHO), 5000))
-        await asyncio.sleep(0)
-        first.add_done_callback(lambda _: [call.cancel() for call in crowd])
-        assert (await last).code == 0
-        assert connection._admission.is_idle
-        await asyncio.wait(crowd)
-
-
-class Faulty(Signer):
-    """Fails on every answer."""
-
-    def after_response(self, address: str, request: Command, response: Command) -> None:
-        raise OSError("the audit log is full")
-
-
-@pytest.mark.parametrize("code", [ECHO, SLOW])
-@virtual_time()
-async def test_a_hook_that_fails_makes_an_error_answer_and_no_more(code: int) -> None:
-    async with world(Router({ECHO: echo, SLOW: slow_echo}, hooks=[Faulty()])) as here:
-        connection = await here.connect()
-        for _ in range(2):
-            answer = await connection.request(Command(code), 1000)
-            assert answer.remark == "OSError: the audit log is full"
