@@ -246,8 +246,8 @@ class OverloadConfig:
     """How long a send may wait before it is refused [waitTimeMillsInSendQueue]."""
     sends_waiting_max: int = 10_000
     """How many sends may wait; more are refused at once [sendThreadPoolQueueCapacity]."""
-    append_busy_ms: int = 1000
-    """An append that takes so long makes the store count as busy [osPageCacheBusyTimeOutMills]."""
+    sync_flush_timeout_ms: int = 5000
+    """How long a send waits for the disk in synchronous mode [syncFlushTimeout]."""
     connections_max: int = 10_000
     """Open connections; more are closed as soon as they are made [connectionsMax]."""
 
@@ -255,7 +255,7 @@ class OverloadConfig:
         require_bool("brokerFastFailureEnable", self.fast_failure)
         require_int("waitTimeMillsInSendQueue", self.send_wait_max_ms, 1)
         require_int("sendThreadPoolQueueCapacity", self.sends_waiting_max, 1)
-        require_int("osPageCacheBusyTimeOutMills", self.append_busy_ms, 1)
+        require_int("syncFlushTimeout", self.sync_flush_timeout_ms, 1)
         require_int("connectionsMax", self.connections_max, 1)
 
 

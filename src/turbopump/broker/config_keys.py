@@ -176,7 +176,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("brokerFastFailureEnable", "overload.fast_failure", _BOOL, live=True),
     Setting("waitTimeMillsInSendQueue", "overload.send_wait_max_ms", _INT, live=True),
     Setting("sendThreadPoolQueueCapacity", "overload.sends_waiting_max", _INT),
-    Setting("osPageCacheBusyTimeOutMills", "overload.append_busy_ms", _INT, live=True),
+    Setting("syncFlushTimeout", "overload.sync_flush_timeout_ms", _INT),
     Setting("connectionsMax", "overload.connections_max", _INT),
     Setting("maxMessageSize", "limits.message_bytes_max", _INT),
     Setting("defaultQueryMaxNum", "limits.query_count_max", _INT, live=True),
@@ -239,6 +239,7 @@ WITHOUT_EFFECT = frozenset(
         "transferMsgByHeap", "cleanFileForciblyEnable", "redeleteHangedFileInterval",
         "destroyMapedFileIntervalForcibly", "deleteCommitLogFilesInterval",
         "deleteConsumeQueueFilesInterval", "cleanResourceInterval", "diskFallRecorded",
+        "osPageCacheBusyTimeOutMills",
     }
 )  # fmt: skip
 """Keys of the original about threads, buffers and the like, which have no counterpart here."""

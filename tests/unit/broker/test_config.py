@@ -70,7 +70,7 @@ OTHER_VALUES = {
     "brokerFastFailureEnable": "false",
     "waitTimeMillsInSendQueue": "40",
     "sendThreadPoolQueueCapacity": "50",
-    "osPageCacheBusyTimeOutMills": "60",
+    "syncFlushTimeout": "60",
     "connectionsMax": "70",
     "maxMessageSize": "1000",
     "defaultQueryMaxNum": "64",
