@@ -266,7 +266,8 @@ class LimitsConfig:
     message_bytes_max: int = 4 * 1024 * 1024
     """Largest body of a message or a batch [maxMessageSize]."""
     query_count_max: int = 32
-    """Most messages that a query by key returns [defaultQueryMaxNum]."""
+    """Most messages that a query by unique key returns; a query by another key says itself how
+    many it wants [defaultQueryMaxNum]."""
 
     def __post_init__(self) -> None:
         require_int("maxMessageSize", self.message_bytes_max, 1, 15 * 1024 * 1024)
@@ -312,6 +313,12 @@ class BrokerConfig:
         largest = self.store.record_bytes_max - RECORD_EXTRA_BYTES
         given_bytes = self.limits.message_bytes_max
         require(given_bytes <= largest, "maxMessageSize", given_bytes, f"at most {largest} here")
+        segment_min = self.store.segment_bytes_min
+        allowed = f"with maxMessageSize {given_bytes}, at least {segment_min}"
+        segment = self.store.segment_bytes
+        require(segment >= segment_min, "mappedFileSizeCommitLog", segment, allowed)
+        # Retries are delayed, so there has to be a level.
+        require(bool(self.store.delay_levels), "messageDelayLevel", "", "at least one delay")
 
 
 def local_address() -> str:

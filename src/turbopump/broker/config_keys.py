@@ -276,11 +276,15 @@ def updated(config: BrokerConfig, settings: Settings) -> BrokerConfig:
     """Return the configuration with some values changed while the broker runs.
 
     Unknown keys are passed over, as the protocol has it. A key that only a restart could bring into
-    effect is refused when its value would change; so is everything on the blacklist.
+    effect is refused when its value would change; so is everything on the blacklist, and what is
+    not there yet.
     """
     refused = blacklisted(config, settings)
     if refused:
         raise InvalidArgument(f"{', '.join(refused)}: on the blacklist, not to be changed")
+    for key, text in settings.items():
+        if key in NOT_YET:
+            _refuse_not_yet(key, text)
     known = {key: value for key, value in settings.items() if key in _BY_KEY}
     fresh = _applied(config, known)
     for key in known:
@@ -296,13 +300,17 @@ def _known(settings: Settings) -> dict[str, str]:
         if key in _BY_KEY:
             known[key] = text
         elif key in NOT_YET:
-            if text.lower() != NOT_YET[key]:
-                raise InvalidArgument(f"{key} is {text!r}: only {NOT_YET[key]} is supported")
+            _refuse_not_yet(key, text)
         elif key in WITHOUT_EFFECT:
             _log.info("%s has no effect here", key)
         else:
             raise InvalidArgument(_unknown_text(key))
     return known
+
+
+def _refuse_not_yet(key: str, text: str) -> None:
+    if text.lower() != NOT_YET[key]:
+        raise InvalidArgument(f"{key} is {text!r}: only {NOT_YET[key]} is supported")
 
 
 def _unknown_text(key: str) -> str:

@@ -174,6 +174,11 @@ class StoreConfig:
         """The largest message or batch: it must fit into one file together with the filler."""
         return self.segment_bytes - _BLANK_BYTES
 
+    @property
+    def segment_bytes_min(self) -> int:
+        """The smallest file that holds the largest message and the filler."""
+        return self.record_bytes_max + _BLANK_BYTES
+
 
 def _memory_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

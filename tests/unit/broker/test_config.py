@@ -93,7 +93,7 @@ OTHER_VALUES = {
     "diskMaxUsedSpaceRatio": "60",
     "diskSpaceCleanForciblyRatio": "70",
     "diskSpaceWarningLevelRatio": "95",
-    "mappedFileSizeCommitLog": "65536",
+    "mappedFileSizeCommitLog": "8388608",
     "mappedFileSizeConsumeQueue": "2000",
     "maxHashSlotNum": "50",
     "maxIndexNum": "200",
@@ -204,6 +204,15 @@ def test_toml_and_lines_say_the_same(tmp_path: Path) -> None:
         ({"deleteWhen": "noon"}, ["deleteWhen", "'noon'"]),
         ({"diskMaxUsedSpaceRatio": "99"}, ["diskMaxUsedSpaceRatio", "0.99"]),
         ({"messageDelayLevel": "1s 2x"}, ["messageDelayLevel", "'1s 2x'"]),
+        ({"messageDelayLevel": ""}, ["messageDelayLevel", "''", "at least one delay"]),
+        (
+            {"mappedFileSizeCommitLog": "4259847"},
+            ["mappedFileSizeCommitLog", "4259847", "maxMessageSize 4194304", "at least 4259848"],
+        ),
+        (
+            {"mappedFileSizeCommitLog": "65536", "maxMessageSize": "1000"},
+            ["mappedFileSizeCommitLog", "65536", "maxMessageSize 1000", "at least 66544"],
+        ),
         ({"aclEnable": "true"}, ["aclEnable", "only false"]),
         ({"brokerRole": "SLAVE"}, ["brokerRole", "SLAVE", "only ASYNC_MASTER"]),
         ({"brokerId": "1"}, ["brokerRole", "brokerId 1"]),
@@ -303,6 +312,14 @@ def test_keys_for_the_start_are_refused_unless_they_stay_as_they_are() -> None:
     assert config.store.flush.mode is FlushMode.ASYNC
     with pytest.raises(InvalidArgument, match="flushDiskType takes effect only at start"):
         updated(config, {"flushDiskType": "SYNC_FLUSH"})
+
+
+@pytest.mark.parametrize("key", sorted(NOT_YET))
+def test_what_is_not_there_yet_cannot_be_switched_on(key: str) -> None:
+    config = BrokerConfig()
+    assert updated(config, {key: NOT_YET[key].upper()}) == config
+    with pytest.raises(InvalidArgument, match=f"{key} is 'true': only false is supported"):
+        updated(config, {key: "true", "traceOn": "false"})
 
 
 @pytest.mark.parametrize("key", ["brokerConfigPath", "rocketmqHome", "configBlackList", "regionId"])
