@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
 from msgspec.structs import replace
@@ -18,14 +17,18 @@ from turbopump.net.hooks import Hook
 from turbopump.net.limits import DEFAULT_LIMITS, ConnectionLimits
 from turbopump.net.network import address_text
 from turbopump.net.outbox import Outbox
-from turbopump.net.router import Router, failure
-from turbopump.wire.codes import ResponseCode
+from turbopump.net.router import Router
+from turbopump.net.serving import Serving
 from turbopump.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, Command
 from turbopump.wire.framing import FrameDecoder
 
 _log = logging.getLogger(__name__)
 
 _OPAQUE_BITS = 0x7FFF_FFFF
+_CANCEL_GRACE_S = 0.25
+"""How long cancelled handlers may take to end once the time of a drain is over."""
+
+_REASON_CHARS_MAX = 200
 
 OnChange = Callable[["Connection"], None]
 
@@ -46,7 +49,8 @@ class Connection(asyncio.Protocol):
     nothing else. The connection owns the tasks of the coroutine handlers that serve its peer, and
     ends them when it closes. ``accepted`` says that the peer opened the connection: then this side
     stops reading while the peer does not read its answers. The other side must go on reading, or
-    both would wait for each other.
+    both would wait for each other. ``aborts_silent`` gives the connection up when a request times
+    out and nothing at all was heard since it was sent: the peer, or the way to it, is gone.
     """
 
     _loop: asyncio.AbstractEventLoop
@@ -60,17 +64,18 @@ class Connection(asyncio.Protocol):
         limits: ConnectionLimits = DEFAULT_LIMITS,
         *,
         accepted: bool = False,
+        aborts_silent: bool = False,
         hooks: Sequence[Hook] = (),
         on_open: OnChange = no_notice,
         on_closed: OnChange = no_notice,
     ) -> None:
         self.peer_address = "unknown"
         self.local_address = "unknown"
-        self._router = router
         self._deadlines = deadlines
         self._clock = deadlines.clock
         self._limits = limits
         self._accepted = accepted
+        self._aborts_silent = aborts_silent
         self._hooks = tuple(hooks)
         self._on_open = on_open
         self._on_closed = on_closed
@@ -82,16 +87,14 @@ class Connection(asyncio.Protocol):
         # Answered with None when no answer will come: whoever waits knows best what to raise.
         self._pending: dict[int, asyncio.Future[Command | None]] = {}
         self._next_opaque = 0
-        # A dict as an ordered set: handlers are cancelled in the order they were started.
-        self._running: dict[asyncio.Future[Command | None], None] = {}
+        self._serving = Serving(self, router, self._send, self._note_serving)
         self._idle: Deadline | None = None
         self._touched_ms = 0
         self._close_reason: str | None = None
         self._closed = asyncio.Event()
         self._draining = False
         self._quiet = asyncio.Event()
-        self.has_heard = False
-        """Whether the peer has ever sent anything."""
+        self._chunks_heard = 0
 
     def __repr__(self) -> str:
         return f"<Connection {self.local_address} to {self.peer_address}>"
@@ -101,7 +104,12 @@ class Connection(asyncio.Protocol):
     @property
     def is_open(self) -> bool:
         """Whether requests can be sent."""
-        return self._close_reason is None
+        return self._close_reason is None and not self._draining
+
+    @property
+    def has_heard(self) -> bool:
+        """Whether the peer has ever sent anything."""
+        return self._chunks_heard > 0
 
     @property
     def requests_in_flight(self) -> int:
@@ -111,7 +119,7 @@ class Connection(asyncio.Protocol):
     @property
     def handlers_running(self) -> int:
         """Requests of the peer that coroutine handlers are serving."""
-        return len(self._running)
+        return self._serving.running
 
     @property
     def unwritten_bytes(self) -> int:
@@ -125,6 +133,8 @@ class Connection(asyncio.Protocol):
         nothing could be sent in time, RequestTimeout when no answer came, ConnectionLost when the
         connection closed before.
         """
+        if self._draining:
+            raise self._lost()
         for hook in self._hooks:
             command = hook.before_request(self.peer_address, command)
         if not self._admission.try_enter():
@@ -133,6 +143,7 @@ class Connection(asyncio.Protocol):
         future: asyncio.Future[Command | None] = self._loop.create_future()
         self._pending[opaque] = future
         deadline = self._deadlines.add(timeout_ms, _give_up, future)
+        chunks_heard = self._chunks_heard
         try:
             self._require_open()
             self._send(replace(command, opaque=opaque))
@@ -143,6 +154,8 @@ class Connection(asyncio.Protocol):
             self._leave()
         if response is None:
             self._require_open()
+            if self._aborts_silent:
+                await self._abort_if_silent(chunks_heard, timeout_ms)
             text = f"no answer to request {command.code} of {self.peer_address}"
             raise RequestTimeout(f"{text} within {timeout_ms} ms")
         for hook in self._hooks:
@@ -152,6 +165,8 @@ class Connection(asyncio.Protocol):
     def oneway(self, command: Command) -> None:
         """Send a request that is never answered; raises Overloaded while the peer does not read."""
         self._require_open()
+        if self._draining:
+            raise self._lost()
         if not self._admission.writable:
             raise Overloaded(f"{self.peer_address} does not read: {self.unwritten_bytes} unwritten")
         for hook in self._hooks:
@@ -160,6 +175,8 @@ class Connection(asyncio.Protocol):
 
     async def oneway_in_time(self, command: Command, timeout_ms: int) -> None:
         """Send a request that is never answered, after waiting until the peer reads."""
+        if self._draining:
+            raise self._lost()
         for hook in self._hooks:
             command = hook.before_request(self.peer_address, command)
         if not self._admission.try_enter():
@@ -174,13 +191,9 @@ class Connection(asyncio.Protocol):
         """Answer a request of the peer, now or long after its handler returned None.
 
         Nothing is sent for one-way requests, nor to a peer that is gone: who answers late cannot
-        know that it is.
+        know that it is. What hooks raise, and why an answer cannot be sent, is answered instead.
         """
-        assert response.flag & FLAG_RESPONSE, "an answer is made with Command.answer"
-        if self._is_answerable(request):
-            for hook in self._router.hooks:
-                hook.after_response(self.peer_address, request, response)
-            self._send(response)
+        self._serving.answer(request, response)
 
     def close(self, reason: str = "closed by this side") -> None:
         """Write what is unwritten, then close; requests in flight fail at once."""
@@ -198,16 +211,16 @@ class Connection(asyncio.Protocol):
     async def wait_closed(self) -> None:
         """Wait until the connection is gone and its handlers have ended."""
         await self._closed.wait()
-        running = [task for task in self._running if task is not asyncio.current_task()]
-        if running:
-            await asyncio.wait(running)
+        await self._serving.wait_ended()
 
     async def drain(self, timeout_ms: int) -> None:
         """Finish what runs in both directions, write everything, then close; after the time, abort.
 
-        New requests of the peer are refused meanwhile with an answer that lets it go elsewhere.
+        New requests of the peer are refused meanwhile with an answer that lets it go elsewhere, and
+        those of this side with ConnectionLost.
         """
         self._draining = True
+        self._serving.refuse_new()
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 while not self._is_quiet:
@@ -218,7 +231,23 @@ class Connection(asyncio.Protocol):
         except TimeoutError:
             _log.warning("%s: not drained within %d ms, aborted", self, timeout_ms)
             self.abort("not drained in time")
-            await self.wait_closed()
+            await self._wait_cut_off()
+
+    async def _wait_cut_off(self) -> None:
+        """Wait for cancelled handlers, but not for those that do not let themselves be ended."""
+        try:
+            async with asyncio.timeout(_CANCEL_GRACE_S):
+                await self.wait_closed()
+        except TimeoutError:
+            self._serving.log_running()
+
+    async def _abort_if_silent(self, chunks_heard: int, timeout_ms: int) -> None:
+        # After a turn of the loop: one that was held up sees timers first and what came second.
+        await asyncio.sleep(0)
+        if self._chunks_heard == chunks_heard and self._reading:
+            reason = f"nothing heard for {timeout_ms} ms"
+            _log.warning("%s: given up, %s", self, reason)
+            self.abort(reason)
 
     async def _enter(self, timeout_ms: int) -> int:
         """Wait for a place; return the time that is left, of which there is some."""
@@ -267,7 +296,8 @@ class Connection(asyncio.Protocol):
             raise self._lost()
 
     def _lost(self) -> ConnectionLost:
-        return ConnectionLost(f"connection to {self.peer_address}: {self._close_reason}")
+        reason = self._close_reason or "is being closed by this side"
+        return ConnectionLost(f"connection to {self.peer_address}: {reason}")
 
     # --- called by the transport ------------------------------------------------------------------
 
@@ -284,7 +314,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._touched_ms = self._clock.monotonic_ms()
-        self.has_heard = True
+        self._chunks_heard += 1
         if self._reading and not self._chunks:
             self._frames = self._decoder.feed(data)
             self._read()
@@ -307,8 +337,7 @@ class Connection(asyncio.Protocol):
         _log.debug("%s: %s", self, self._close_reason)
         if self._idle is not None:
             self._idle.cancel()
-        for running in tuple(self._running):
-            running.cancel()
+        self._serving.cancel_all()
         self._closed.set()
         self._on_closed(self)
 
@@ -318,6 +347,7 @@ class Connection(asyncio.Protocol):
             return
         self._close_reason = reason
         self._reading = False
+        self._serving.stop()
         self._chunks.clear()
         self._frames = iter(())
         for future in self._pending.values():
@@ -331,28 +361,39 @@ class Connection(asyncio.Protocol):
             return
         reason = f"idle for {self._limits.idle_ms} ms"
         _log.info("%s: closed, %s", self, reason)
-        if self._outbox.unwritten_bytes or not self.is_open:
+        if self._outbox.unwritten_bytes or self._close_reason is not None:
             # The peer does not read: waiting for it to take the rest would be for ever.
             self.abort(reason)
         else:
             self.close(reason)
 
-    # --- reading and serving ----------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     def _read(self) -> None:
         """Act on the frames that came, until there are no more or reading must pause."""
         self._outbox.hold()
         try:
+            self._take_chunks()
+        except WireError as error:
+            self._close_unread(f"malformed frame: {error}")
+        except Exception as error:  # noqa: BLE001 - the transport does not know what to do with it
+            self._close_unread(f"reading failed: {error!r}"[:_REASON_CHARS_MAX])
+        finally:
+            self._outbox.release()
+
+    def _close_unread(self, reason: str) -> None:
+        _log.warning("%s: closed, %s", self, reason)
+        self.close(reason)
+
+    def _take_chunks(self) -> None:
+        try:
             self._take_frames()
             while self._reading and self._chunks:
                 self._frames = self._decoder.feed(self._chunks.popleft())
                 self._take_frames()
-        except WireError as error:
-            _log.warning("%s: closed, malformed frame: %s", self, error)
-            self.close(f"malformed frame: {error}")
         finally:
-            self._router.settle()
-            self._outbox.release()
+            # Also when the next frame cannot be read: those before it are answered.
+            self._serving.settle()
 
     def _take_frames(self) -> None:
         for command in self._frames:
@@ -363,7 +404,7 @@ class Connection(asyncio.Protocol):
 
     def _take(self, command: Command) -> None:
         if not command.flag & FLAG_RESPONSE:
-            self._serve(command)
+            self._serving.serve(command)
             return
         future = self._pending.get(command.opaque)
         if future is None or future.done():
@@ -371,53 +412,13 @@ class Connection(asyncio.Protocol):
         else:
             future.set_result(command)
 
-    def _serve(self, request: Command) -> None:
-        if self._draining:
-            remark = "this side is closing the connection"
-            refusal = request.answer(ResponseCode.SERVICE_NOT_AVAILABLE, remark=remark)
-            self._answer_past_hooks(request, refusal)
-            return
-        try:
-            outcome = self._router.outcome(request, self)
-            if isinstance(outcome, Command):
-                self.answer(request, outcome)
-            elif outcome is not None:
-                self._run(request, outcome)
-        except Exception as error:  # noqa: BLE001 - a handler's bug must not close the connection
-            self._answer_past_hooks(request, failure(request, self, error))
-
-    def _run(self, request: Command, outcome: Awaitable[Command | None]) -> None:
-        running = asyncio.ensure_future(outcome)
-        self._running[running] = None
-        running.add_done_callback(functools.partial(self._finished, request))
-        self._adjust_reading()
-
-    def _finished(self, request: Command, done: asyncio.Future[Command | None]) -> None:
-        del self._running[done]
-        try:
-            response = done.result()
-            if response is not None:
-                self.answer(request, response)
-        except asyncio.CancelledError:
-            cancelled = RuntimeError("the handler was cancelled")
-            if self.is_open:
-                self._answer_past_hooks(request, failure(request, self, cancelled))
-        except Exception as error:  # noqa: BLE001 - as in _serve
-            self._answer_past_hooks(request, failure(request, self, error))
-        self._adjust_reading()
-        self._note_quiet()
-
-    def _is_answerable(self, request: Command) -> bool:
-        return not request.flag & FLAG_ONEWAY and self._close_reason is None
-
-    def _answer_past_hooks(self, request: Command, response: Command) -> None:
-        """Send an answer that no hook sees: what it reports may be a hook's own error."""
-        if self._is_answerable(request):
-            self._send(response)
-
     @property
     def _is_quiet(self) -> bool:
-        return not self._running and self._admission.is_idle
+        return not self._serving.running and self._admission.is_idle
+
+    def _note_serving(self) -> None:
+        self._adjust_reading()
+        self._note_quiet()
 
     def _note_quiet(self) -> None:
         if self._draining and self._is_quiet:
@@ -427,7 +428,7 @@ class Connection(asyncio.Protocol):
         """Not while answers cannot be written or too many handlers run."""
         return (
             self._close_reason is None
-            and len(self._running) < self._limits.handlers_running_max
+            and self._serving.running < self._limits.handlers_running_max
             and (self._admission.writable or not self._accepted)
         )
 

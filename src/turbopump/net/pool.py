@@ -198,6 +198,7 @@ class ConnectionPool:
             self._router,
             self._deadlines,
             self._config.limits,
+            aborts_silent=True,
             hooks=self._hooks,
             on_closed=functools.partial(self._lost, peer),
         )

@@ -1,17 +1,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import pytest
 
-from netkit import ECHO, NEVER, slow, world
+from netkit import ECHO, NEVER, echo, slow, world
 from turbopump.errors import ConnectionLost
 from turbopump.net.connection import Connection
 from turbopump.net.limits import ConnectionLimits
 from turbopump.net.router import Router
 from turbopump.testing import virtual_loop, virtual_time, wait_until
 from turbopump.wire.command import Command
+from turbopump.wire.framing import FrameDecoder
 
 
 def by_close(client: Connection, server: Connection) -> None:
@@ -92,3 +95,93 @@ async def test_draining_waits_for_those_who_wait_for_a_place() -> None:
         await connection.drain(3000)
         answers = await asyncio.gather(*calls)
         assert [answer.code for answer in answers] == [0] * 5
+
+
+# --- reading that fails ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [RecursionError("too deep"), KeyError("x" * 5000)])
+@virtual_time()
+async def test_a_bug_in_reading_closes_only_its_connection_and_says_why(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def feed(self: FrameDecoder, chunk: bytes) -> Iterator[Command]:
+        if b"trap" in chunk:
+            raise error
+        yield from feed_well(self, chunk)
+
+    feed_well = FrameDecoder.feed
+    monkeypatch.setattr(FrameDecoder, "feed", feed)
+    async with world() as here:
+        other, peer = await here.connect(), await here.connect_raw("fuzzer")
+        peer.transport.write(b"trap")
+        await wait_until(lambda: peer.is_lost)
+        assert (await other.request(Command(ECHO), 1000)).code == 0
+        assert len(here.server.connections) == 1
+    (reason,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    text = reason.getMessage()
+    assert "fuzzer:" in text
+    assert f"closed, reading failed: {type(error).__name__}" in text
+    assert len(text) < 400
+    assert reason.exc_info is None
+
+
+@virtual_time()
+async def test_what_fails_after_a_burst_of_requests_closes_the_connection(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def settle() -> None:
+        raise ZeroDivisionError
+
+    async with world(Router({ECHO: echo}, settle=settle)) as here:
+        connection = await here.connect()
+        assert (await connection.request(Command(ECHO), 1000)).code == 0
+        await connection.wait_closed()
+    assert "closed, reading failed: ZeroDivisionError()" in caplog.text
+
+
+# --- draining -------------------------------------------------------------------------------------
+
+
+@virtual_time()
+async def test_draining_ends_in_time_even_if_a_handler_does_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    released = asyncio.Event()
+
+    async def stubborn(request: Command, peer: Connection) -> None:
+        while not released.is_set():
+            with suppress(asyncio.CancelledError):
+                await released.wait()
+
+    async with world(Router({1: stubborn})) as here:
+        (await here.connect()).oneway(Command(1))
+        await wait_until(lambda: here.accepted.handlers_running)
+        start = virtual_loop().time()
+        await here.server.drain(2000)
+        assert 2 <= virtual_loop().time() - start < 2.5
+        released.set()
+        await asyncio.sleep(0)
+    (left,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert "goes on after its connection was closed" in left.getMessage()
+    assert "stubborn" in left.getMessage()
+
+
+@virtual_time()
+async def test_a_connection_that_drains_takes_no_new_requests() -> None:
+    async with world() as here:
+        connection = await here.connect()
+        running = asyncio.create_task(connection.request(slow(500, b"finished"), 5000))
+        await wait_until(lambda: here.accepted.handlers_running)
+        draining = asyncio.create_task(connection.drain(3000))
+        await asyncio.sleep(0)
+        assert not connection.is_open
+        with pytest.raises(ConnectionLost, match=r"server:.*: is being closed by this side"):
+            await connection.request(Command(ECHO), 1000)
+        with pytest.raises(ConnectionLost, match="is being closed"):
+            connection.oneway(Command(ECHO))
+        with pytest.raises(ConnectionLost, match="is being closed"):
+            await connection.oneway_in_time(Command(ECHO), 1000)
+        await draining
+        assert (await running).body == b"finished"
+        assert virtual_loop().time() < 0.7

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netkit import ECHO, NEVER, World, echo, slow, world
-from turbopump.errors import ConnectFailed, InvalidArgument, RequestTimeout
+from netkit import ECHO, NEVER, SLOW, World, echo, slow, slow_echo, world
+from turbopump.errors import ConnectFailed, ConnectionLost, InvalidArgument, RequestTimeout
+from turbopump.net.limits import ConnectionLimits
 from turbopump.net.pool import ConnectionPool, PoolConfig
 from turbopump.net.router import Router
 from turbopump.testing import virtual_loop, virtual_time, wait_until
@@ -172,12 +173,48 @@ async def test_peers_may_ask_over_the_pools_connections() -> None:
 
 
 @virtual_time()
-async def test_a_timeout_leaves_the_connection_to_others() -> None:
+async def test_a_timeout_leaves_a_connection_that_is_heard_of_to_others() -> None:
     async with pooled() as (here, pool):
+        address = here.server.address
+        call = asyncio.create_task(pool.request(address, Command(NEVER), 100))
+        await wait_until(lambda: here.connected)
+        assert (await pool.request(address, Command(ECHO), 100)).code == 0
         with pytest.raises(RequestTimeout):
-            await pool.request(here.server.address, Command(NEVER), 100)
-        assert (await pool.request(here.server.address, Command(ECHO), 100)).code == 0
+            await call
+        assert (await pool.request(address, Command(ECHO), 100)).code == 0
         assert len(here.connected) == 1
+
+
+@virtual_time()
+async def test_a_connection_that_went_silent_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+    async with pooled() as (here, pool):
+        address = here.server.address
+        silent = await pool.connection(address)
+        assert (await silent.request(Command(ECHO), 100)).code == 0
+        here.network.lose("client", "server")
+        long_poll = asyncio.create_task(silent.request(Command(NEVER), 30_000))
+        with pytest.raises(RequestTimeout, match="within 3000 ms"):
+            await silent.request(Command(ECHO), 3000)
+        with pytest.raises(ConnectionLost, match="nothing heard for 3000 ms"):
+            await long_poll
+        here.network.stop_losing()
+        assert (await pool.request(address, Command(ECHO), 100)).code == 0
+        assert await pool.connection(address) is not silent
+    assert "given up, nothing heard for 3000 ms" in caplog.text
+
+
+@virtual_time()
+async def test_a_connection_that_this_side_does_not_read_is_not_called_silent() -> None:
+    config = PoolConfig(limits=ConnectionLimits(handlers_running_max=1))
+    async with pooled(config, Router({SLOW: slow_echo})) as (here, pool):
+        connection = await pool.connection(here.server.address)
+        await connection.request(Command(ECHO), 100)
+        here.accepted.oneway(slow(1000))
+        await wait_until(lambda: connection.handlers_running)
+        with pytest.raises(RequestTimeout):
+            await connection.request(Command(ECHO), 500)
+        await wait_until(lambda: not connection.handlers_running)
+        assert (await connection.request(Command(ECHO), 100)).code == 0
 
 
 @virtual_time()

@@ -2,18 +2,19 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
 from netkit import ECHO, SLOW, echo, slow, slow_echo, world
+from turbopump.errors import RemoteError, WriteFailed
 from turbopump.net.connection import Connection
 from turbopump.net.limits import ConnectionLimits
-from turbopump.net.router import Router
+from turbopump.net.router import Handler, Router
 from turbopump.testing import virtual_loop, virtual_time, wait_until
 from turbopump.wire.codes import ResponseCode
-from turbopump.wire.command import Command
+from turbopump.wire.command import Command, Serialize
 
 
 @virtual_time()
@@ -156,3 +157,148 @@ async def test_a_hook_that_fails_makes_an_error_answer_and_no_more(code: int) ->
         for _ in range(2):
             answer = await connection.request(Command(code), 1000)
             assert answer.remark == "OSError: the audit log is full"
+
+
+@virtual_time()
+async def test_a_hook_that_fails_on_a_late_answer_becomes_the_answer() -> None:
+    kept: list[tuple[Command, Connection]] = []
+
+    def keep(request: Command, peer: Connection) -> None:
+        kept.append((request, peer))
+
+    async with world(Router({1: keep}, hooks=[Faulty()])) as here:
+        call = asyncio.create_task((await here.connect()).request(Command(1), 1000))
+        await wait_until(lambda: kept)
+        request, peer = kept[0]
+        peer.answer(request, request.answer(0))
+        assert (await call).remark == "OSError: the audit log is full"
+
+
+# --- answers that cannot be sent ------------------------------------------------------------------
+
+
+class Unprintable(Exception):
+    """Has no text."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+LARGE = "x" * (17 * 1024 * 1024)
+RAISED = [
+    (RemoteError(7, LARGE), 7, "xxx"),
+    (RemoteError(7, "file \udc80 is odd"), 7, "file ? is odd"),
+    (RuntimeError("file \udc80 is odd"), 1, "RuntimeError: file ? is odd"),
+    (WriteFailed("\udc80" + LARGE), 14, "?xxx"),
+    (RemoteError(2**40, "no such code"), 1, "the answer cannot be sent"),
+    (Unprintable(), 1, "the answer cannot be sent"),
+]
+
+
+@pytest.mark.parametrize(("error", "code", "remark"), RAISED, ids=range(len(RAISED)))
+@pytest.mark.parametrize("later", [False, True])
+@virtual_time()
+async def test_whatever_is_raised_is_answered(
+    error: Exception, code: int, remark: str, later: bool
+) -> None:
+    def at_once(request: Command, peer: Connection) -> Command:
+        raise error
+
+    async def soon(request: Command, peer: Connection) -> Command:
+        raise error
+
+    async with world(Router({1: soon if later else at_once, ECHO: echo})) as here:
+        connection = await here.connect()
+        failed, served = await asyncio.gather(
+            connection.request(Command(1, serialize=Serialize.ROCKETMQ), 1000),
+            connection.request(Command(ECHO, body=b"other"), 1000),
+        )
+        assert failed.code == code
+        assert (failed.remark or "").startswith(remark)
+        assert len(failed.remark or "") <= 2000
+        assert served.body == b"other"
+
+
+def too_large(request: Command) -> Command:
+    return request.answer(0, body=bytes(17 * 1024 * 1024))
+
+
+def odd_remark(request: Command) -> Command:
+    return request.answer(0, remark="\udc80")
+
+
+def odd_field(request: Command) -> Command:
+    return request.answer(0, {"name": "\udc80"})
+
+
+def no_answer(request: Command) -> Command:
+    return request
+
+
+@pytest.mark.parametrize("made", [too_large, odd_remark, odd_field, no_answer])
+@pytest.mark.parametrize("how", ["plain", "coroutine", "late"])
+@pytest.mark.parametrize("serialize", list(Serialize))
+@virtual_time()
+async def test_an_answer_that_cannot_be_sent_becomes_an_error_answer(
+    made: Callable[[Command], Command], how: str, serialize: Serialize
+) -> None:
+    def plain(request: Command, peer: Connection) -> Command:
+        return made(request)
+
+    async def coroutine(request: Command, peer: Connection) -> Command:
+        return made(request)
+
+    def late(request: Command, peer: Connection) -> None:
+        virtual_loop().call_later(0.1, lambda: peer.answer(request, made(request)))
+
+    handlers: dict[str, Handler] = {"plain": plain, "coroutine": coroutine, "late": late}
+    async with world(Router({1: handlers[how], ECHO: echo})) as here:
+        connection = await here.connect()
+        failed, served = await asyncio.gather(
+            connection.request(Command(1, serialize=serialize), 1000),
+            connection.request(Command(ECHO, body=b"other"), 1000),
+        )
+        assert failed.code == ResponseCode.SYSTEM_ERROR
+        assert failed.remark
+        assert served.body == b"other"
+
+
+# --- futures that several requests share ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+@virtual_time()
+async def test_requests_may_share_a_future(is_done: bool) -> None:
+    shared: asyncio.Future[Command] = virtual_loop().create_future()
+
+    def wait_for_all(request: Command, peer: Connection) -> asyncio.Future[Command]:
+        if not shared.done() and (is_done or peer.handlers_running):
+            shared.set_result(request.answer(0, body=b"all flushed"))
+        return shared
+
+    async with world(Router({1: wait_for_all})) as here:
+        connection = await here.connect()
+        answers = await asyncio.gather(*(connection.request(Command(1), 1000) for _ in range(3)))
+        assert [answer.body for answer in answers] == [b"all flushed"] * 3
+        assert here.accepted.handlers_running == 0
+
+
+@virtual_time()
+async def test_a_peer_that_goes_does_not_cancel_a_shared_future() -> None:
+    shared: asyncio.Future[Command] = virtual_loop().create_future()
+
+    def wait_for_all(request: Command, peer: Connection) -> asyncio.Future[Command]:
+        return shared
+
+    async with world(Router({1: wait_for_all})) as here:
+        leaving = await here.connect()
+        leaving.oneway(Command(1))
+        await wait_until(lambda: here.accepted.handlers_running)
+        gone = here.accepted
+        leaving.abort("test")
+        await gone.wait_closed()
+        assert gone.handlers_running == 0
+        staying = asyncio.create_task((await here.connect()).request(Command(1), 1000))
+        await wait_until(lambda: here.server.connections and here.accepted.handlers_running)
+        shared.set_result(Command(1).answer(0, body=b"flushed"))
+        assert (await staying).body == b"flushed"
