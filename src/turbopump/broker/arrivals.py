@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 from turbopump.clock import Clock
 from turbopump.net.deadlines import Deadline, Deadlines
@@ -21,26 +21,68 @@ QueueKey = tuple[str, int]
 class HeldPull:
     """One pull that found nothing yet.
 
-    ``resume`` reads again and answers; it is called exactly once, whatever ends the wait, unless
-    the owner goes away first.
+    ``tags_codes`` are the hashes of the tags it wants, None for any; ``wants`` looks closer, if
+    need be. ``resume`` reads again and answers; it is called exactly once, whatever ends the wait,
+    unless the owner goes away first.
     """
 
-    __slots__ = ("deadline", "offset", "owner", "queue", "resume", "wants")
+    __slots__ = ("deadline", "offset", "owner", "queue", "resume", "tags_codes", "wants")
 
     def __init__(
         self,
         queue: QueueKey,
         offset: int,
         owner: object,
-        wants: Wants,
         resume: Callable[[], None],
+        tags_codes: frozenset[int] | None = None,
+        wants: Wants | None = None,
     ) -> None:
         self.queue = queue
         self.offset = offset
         self.owner = owner
-        self.wants = wants
         self.resume = resume
+        self.tags_codes = tags_codes
+        self.wants = wants
         self.deadline: Deadline | None = None
+
+
+_ANY_TAG = None
+_Held = dict[HeldPull, None]
+"""A dict as an ordered set: who waits longest is answered first."""
+
+
+class _Queue:
+    """The held pulls of one queue by the tags they want: an arrival looks at its own tag's only."""
+
+    __slots__ = ("_by_tag", "all")
+
+    def __init__(self) -> None:
+        self.all: _Held = {}
+        self._by_tag: dict[int | None, _Held] = {}
+
+    def add(self, pull: HeldPull) -> None:
+        self.all[pull] = None
+        for code in _places(pull):
+            self._by_tag.setdefault(code, {})[pull] = None
+
+    def remove(self, pull: HeldPull) -> None:
+        del self.all[pull]
+        for code in _places(pull):
+            held = self._by_tag[code]
+            del held[pull]
+            if not held:
+                del self._by_tag[code]
+
+    def wanting(self, arrival: Arrival) -> Iterator[HeldPull]:
+        """Yield the pulls that want a message."""
+        for code in (_ANY_TAG, arrival.tags_code):
+            for pull in self._by_tag.get(code, ()):
+                if pull.wants is None or pull.wants(arrival):
+                    yield pull
+
+
+def _places(pull: HeldPull) -> Iterable[int | None]:
+    return (_ANY_TAG,) if pull.tags_codes is None else pull.tags_codes
 
 
 class Arrivals:
@@ -53,10 +95,9 @@ class Arrivals:
     def __init__(self, clock: Clock, held_max: int) -> None:
         self._deadlines = Deadlines(clock)
         self._held_max = held_max
-        # Dicts as ordered sets: who waits longest is answered first.
-        self._by_queue: dict[QueueKey, dict[HeldPull, None]] = {}
-        self._by_owner: dict[object, dict[HeldPull, None]] = {}
-        self._woken: dict[HeldPull, None] = {}
+        self._by_queue: dict[QueueKey, _Queue] = {}
+        self._by_owner: dict[object, _Held] = {}
+        self._woken: _Held = {}
         self._count = 0
 
     def __len__(self) -> int:
@@ -69,26 +110,39 @@ class Arrivals:
 
     def hold(self, pull: HeldPull, timeout_ms: int) -> None:
         """Keep a pull until a wanted message arrives or its time is over."""
-        self._by_queue.setdefault(pull.queue, {})[pull] = None
+        queue = self._by_queue.get(pull.queue)
+        if queue is None:
+            queue = self._by_queue[pull.queue] = _Queue()
+        queue.add(pull)
         self._by_owner.setdefault(pull.owner, {})[pull] = None
         self._count += 1
         pull.deadline = self._deadlines.add(timeout_ms, lambda: self._release(pull))
 
     def notify(self, arrival: Arrival) -> None:
         """Wake the pulls that want this message; a pull with another filter sleeps on."""
-        held = self._by_queue.get((arrival.topic, arrival.queue_id))
-        if held is None:
-            return
-        for pull in held:
-            if pull not in self._woken and pull.wants(arrival):
+        queue = self._by_queue.get((arrival.topic, arrival.queue_id))
+        if queue is not None:
+            for pull in queue.wanting(arrival):
                 self._wake(pull)
 
     def sweep(self, max_offset: Callable[[str, int], int]) -> None:
         """Wake whatever should have been woken already: the safety net under `notify`."""
-        for (topic, queue_id), held in self._by_queue.items():
+        for (topic, queue_id), queue in self._by_queue.items():
             end = max_offset(topic, queue_id)
-            for pull in held:
-                if end > pull.offset and pull not in self._woken:
+            for pull in queue.all:
+                if end > pull.offset:
+                    self._wake(pull)
+
+    @property
+    def topics(self) -> set[str]:
+        """The topics whose messages are waited for."""
+        return {topic for topic, _ in self._by_queue}
+
+    def release_topic(self, topic: str) -> None:
+        """Answer the pulls of a topic that is gone, or that they may not read any more."""
+        for (name, _), queue in list(self._by_queue.items()):
+            if name == topic:
+                for pull in queue.all:
                     self._wake(pull)
 
     def forget(self, owner: object) -> None:
@@ -98,8 +152,8 @@ class Arrivals:
 
     def release_all(self) -> None:
         """Answer everything that is held, because nothing more will arrive."""
-        for held in list(self._by_queue.values()):
-            for pull in list(held):
+        for queue in list(self._by_queue.values()):
+            for pull in list(queue.all):
                 self._release(pull)
         self._deadlines.close()
 
@@ -123,11 +177,11 @@ class Arrivals:
             _log.exception("answering a held pull of %s failed", pull.queue)
 
     def _remove(self, pull: HeldPull) -> bool:
-        held = self._by_queue.get(pull.queue)
-        if held is None or pull not in held:
+        queue = self._by_queue.get(pull.queue)
+        if queue is None or pull not in queue.all:
             return False
-        del held[pull]
-        if not held:
+        queue.remove(pull)
+        if not queue.all:
             del self._by_queue[pull.queue]
         owned = self._by_owner[pull.owner]
         del owned[pull]

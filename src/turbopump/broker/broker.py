@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from turbopump.broker.client_requests import SWEEP_INTERVAL_MS
-from turbopump.broker.config import BrokerConfig
+from turbopump.broker.config import PERM_READ, BrokerConfig
 from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.names import SCHEDULE_TOPIC
 from turbopump.broker.parts import Administration, MessagePath, State
@@ -29,6 +29,7 @@ from turbopump.net.server import Server, ServerConfig
 from turbopump.net.sockets import SocketNetwork
 from turbopump.store.outcomes import Arrival
 from turbopump.store.store import Store
+from turbopump.wire.bodies import TopicConfig
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.command import Command
 from turbopump.wire.hosts import Host, host
@@ -37,9 +38,11 @@ _log = logging.getLogger(__name__)
 
 _RETENTION_INTERVAL_MS = 10_000
 _RETENTION_FIRST_MS = 60_000
-_LEAVE_MS = 500
-_DRAIN_MS = 1000
-"""Both are short: a broker has to be down two seconds after it was told to stop."""
+_REGISTER_MS = 500
+_SETTLE_MS = 500
+_LEAVE_MS = 300
+_DRAIN_MS = 500
+"""All of them short: a broker starts within a second and is down two seconds after the signal."""
 
 
 class Broker:
@@ -127,12 +130,26 @@ class Broker:
         self._run()
         self._ready = True
         try:
-            await self._registration.register_all()
+            await self._register()
         except BaseException:
             await self.close()
             raise
-        self._periodic.keep(self._registration.run())
         _log.info("broker %s serves at %s", config.identity.broker_name, self.address)
+
+    async def _register(self) -> None:
+        """Give name servers a moment to take notice; those that do not are told again later."""
+        told = asyncio.Event()
+
+        async def stay_registered() -> None:
+            await self._registration.register_all()
+            told.set()
+            await self._registration.run()
+
+        self._periodic.keep(stay_registered())
+        try:
+            await asyncio.wait_for(told.wait(), _REGISTER_MS / 1000)
+        except TimeoutError:
+            _log.warning("not all name servers answered: starting without waiting for them")
 
     def _build(self, store_host: Host) -> None:
         self.state = State(self._live, self._clock)
@@ -151,6 +168,7 @@ class Broker:
             self.state, self.path, self.store, self._registration, self.address, self._clock
         )
         self.state.topics.listen(self._registration.topic_changed)
+        self.state.topics.listen(self._release_unreadable)
         self._live.listen(self._config_changed)
         self._router.settle = self.path.put.settle
         for part in (self.path, self._administration):
@@ -177,7 +195,9 @@ class Broker:
         await self._periodic.stop()
         self._upkeep.stop()
         self.path.delays.stop()
+        self.path.sends.close()
         self.path.arrivals.release_all()
+        await self.path.durability.settle(_SETTLE_MS)
         await self._leave()
         self.path.lag.stop()
         self.path.deadlines.close()
@@ -211,7 +231,14 @@ class Broker:
         return self.store.queue_range(topic, queue_id)[1]
 
     def _sweep(self) -> None:
-        self.path.arrivals.sweep(self.queue_end)
+        arrivals = self.path.arrivals
+        arrivals.sweep(self.queue_end)
+        for topic in arrivals.topics - self.state.topics.table.keys():
+            arrivals.release_topic(topic)
+
+    def _release_unreadable(self, topic: TopicConfig) -> None:
+        if not topic.perm & PERM_READ:
+            self.path.arrivals.release_topic(topic.topic_name)
 
     def _retain(self) -> None:
         self.store.retain()
@@ -228,8 +255,8 @@ class Broker:
 
     def _connected(self, connection: Connection) -> None:
         """Warn when a client came by an address that others are not told of."""
-        place = connection.local_address.rpartition(":")[0]
-        told = self.config.identity.reachable_host
+        place = connection.local_address.rpartition(":")[0].strip("[]")
+        told = self._advertised.address if self._advertised is not None else place
         if self._ready and place not in {told, *self._warned_of}:
             self._warned_of.add(place)
             _log.warning(

@@ -21,10 +21,11 @@ from turbopump.errors import RecordError, RemoteError
 from turbopump.message import QueueOffset
 from turbopump.store import outcomes
 from turbopump.store.config import ReadLimits
-from turbopump.store.outcomes import Arrival, Filter, Units
+from turbopump.store.outcomes import Appended, Arrival, Filter, Units
 from turbopump.store.store import Store
 from turbopump.wire import properties as names
 from turbopump.wire.bodies import DelayOffsets
+from turbopump.wire.codes import ResponseCode
 from turbopump.wire.record import MessageView, Record, decode_record
 
 _log = logging.getLogger(__name__)
@@ -34,6 +35,9 @@ RUN_COUNT_MAX = 256
 
 RETRY_MS = 100
 """How long to wait after the store refused a delivery."""
+
+PAUSE_AFTER_ERROR_MS = 10_000
+"""How long to wait after an error that nobody expected."""
 
 LOOK_MS = 1000
 """The longest wait between two looks at the clock, which somebody may set."""
@@ -108,9 +112,9 @@ class Delays:
     @property
     def progress(self) -> DelayOffsets:
         """The next offset to be delivered, by level; levels never used are left out."""
-        return DelayOffsets(
-            offset_table={level.number: level.safe_offset for level in self._levels if level.offset}
-        )
+        used = {level.number: int(level.safe_offset) for level in self._levels if level.offset}
+        # Levels that are not configured at the moment may be again, and must not start anew then.
+        return DelayOffsets(offset_table={**self._saved, **used})
 
     def load(self) -> None:
         """Read how far delivery has come."""
@@ -161,6 +165,9 @@ class Delays:
         except RemoteError as error:
             _log.warning("delay level %d: delivery refused, trying again: %s", level.number, error)
             wait_ms = RETRY_MS
+        except Exception:  # noqa: BLE001 - whatever it was, the level must go on
+            _log.exception("delay level %d: delivery failed, trying again", level.number)
+            wait_ms = PAUSE_AFTER_ERROR_MS
         if wait_ms is not None and self._running:
             self._look_in(level, wait_ms)
 
@@ -222,12 +229,26 @@ class Delays:
                 # Not stored after all: the same messages again.
                 level.offset = level.safe_offset
 
-        appended = self._put.groups(groups) if groups else []
+        appended = self._stored(groups)
         level.offset = behind
         if appended:
             self._put.when_durable(appended[-1], done)
         else:
             done(None)
+
+    def _stored(self, groups: Sequence[Sequence[Record]]) -> list[Appended]:
+        """Store messages; one that can never be stored must not keep the others for ever."""
+        if not groups:
+            return []
+        try:
+            return self._put.groups(groups)
+        except RemoteError as error:
+            if error.code != ResponseCode.MESSAGE_ILLEGAL:
+                raise
+            if len(groups) > 1:
+                return [stored for group in groups for stored in self._stored([group])]
+            _log.error("delayed message cannot be delivered, passed over: %s", error)
+            return []
 
 
 def _delivered(message: memoryview) -> Record | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import Future
 
@@ -37,6 +38,7 @@ class Durability:
         self._waiting_max = waiting_max
         self._by_flush: dict[Future[None], list[OnDone]] = {}
         self._count = 0
+        self._settled = asyncio.Event()
 
     def __len__(self) -> int:
         return self._count
@@ -45,6 +47,13 @@ class Durability:
     def is_full(self) -> bool:
         """Whether no more sends may wait."""
         return self._count >= self._waiting_max
+
+    async def settle(self, timeout_ms: int) -> None:
+        """Wait until nobody waits any more, but no longer than that."""
+        if self._by_flush:
+            self._settled.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._settled.wait(), timeout_ms / 1000)
 
     def watch(self, durable: Future[None], on_done: OnDone | None = None) -> None:
         """Take notice of a flush, and call back on the loop when it is done or has failed."""
@@ -81,6 +90,8 @@ class Durability:
             self._after_flush()
         for on_done in self._by_flush.pop(flush):
             on_done(error)
+        if not self._by_flush:
+            self._settled.set()
 
 
 def _tell(

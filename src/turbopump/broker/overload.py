@@ -7,14 +7,16 @@ import asyncio
 from turbopump.clock import Clock
 
 _INTERVAL_MS = 100
+_BACKLOG_MS = 10
+"""After a stall, what waited is read within so long; what comes later has not waited."""
 
 
 class LoopLag:
     """Measures how late the event loop is: what a request waits that arrived in the meantime.
 
-    While requests come, it looks every 100 ms; `lag_ms` is what the last look found, and it grows
-    while the next one is overdue, so a stalled loop is noticed by the first request after the
-    stall. Without requests there are no looks.
+    While requests come, it looks every 100 ms. `lag_ms` grows while a look is overdue, so a stalled
+    loop is noticed by the first request after the stall, and keeps what the look found until the
+    requests that waited have been read. Without requests there are no looks.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -48,6 +50,11 @@ class LoopLag:
     def _look(self) -> None:
         self._last_ms = max(self._clock.monotonic_ms() - self._due_ms, 0)
         self._timer = None
-        # After a stall once more: the requests that waited are only served now.
+        if self._last_ms > 0:
+            loop = asyncio.get_running_loop()
+            loop.call_later(_BACKLOG_MS / 1000, self._forget_lag)
         if self._asked or self._last_ms > 0:
             self._look_later()
+
+    def _forget_lag(self) -> None:
+        self._last_ms = 0

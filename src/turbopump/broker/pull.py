@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import assert_never
 
 import msgspec
@@ -26,13 +25,13 @@ from turbopump.message import MessageQueue, QueueOffset
 from turbopump.net.connection import Connection
 from turbopump.net.router import Handler
 from turbopump.store import outcomes
-from turbopump.store.outcomes import Arrival, Filter, ReadOutcome
+from turbopump.store.outcomes import Filter, ReadOutcome
 from turbopump.store.store import Store
 from turbopump.wire import properties as names
 from turbopump.wire.bodies import GroupConfig, MessageModel, Subscription
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command
-from turbopump.wire.headers import PullMessage, PullMessageAnswer
+from turbopump.wire.headers import NoFields, PullMessage, PullMessageAnswer
 from turbopump.wire.hosts import Host
 from turbopump.wire.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND
 
@@ -87,7 +86,7 @@ class Pulls:
         header = PullMessage.from_ext_fields(request.ext_fields)
         group = self._admit(header)
         pull = Pull(request, peer, header, group, self._wanted(header, group))
-        if header.sys_flag & PULL_COMMIT_OFFSET:
+        if header.sys_flag & PULL_COMMIT_OFFSET and header.commit_offset >= 0:
             self._offsets.commit(
                 header.consumer_group, header.topic, header.queue_id, header.commit_offset
             )
@@ -191,15 +190,20 @@ class Pulls:
                 queue=(header.topic, header.queue_id),
                 offset=header.queue_offset,
                 owner=pull.peer,
-                wants=_wants(pull.wanted),
                 resume=lambda: self._resume(pull),
+                tags_codes=pull.wanted.tags_codes,
             ),
             max(0, wait_ms),
         )
 
     def _resume(self, pull: Pull) -> None:
-        """Answer a pull whose wait is over, with whatever there is now."""
-        pull.peer.answer(pull.request, self._answer(pull, self._read(pull)))
+        """Answer a pull whose wait is over, with whatever there is now, if it still may read it."""
+        try:
+            self._admit(pull.header)
+            answer = self._answer(pull, self._read(pull))
+        except RemoteError as error:
+            answer = pull.request.answer(error.code, NoFields(), remark=error.remark)
+        pull.peer.answer(pull.request, answer)
 
     def _answer(self, pull: Pull, outcome: ReadOutcome) -> Command:
         header = pull.header
@@ -280,13 +284,6 @@ def _filter_of_subscription(subscription: Subscription) -> Filter:
     if subscription.sub_string == tags.EVERYTHING:
         return Filter()
     return Filter(tags_codes=frozenset(subscription.code_set))
-
-
-def _wants(wanted: Filter) -> Callable[[Arrival], bool]:
-    codes = wanted.tags_codes
-    if codes is None:
-        return lambda _: True
-    return lambda arrival: arrival.tags_code in codes
 
 
 _STATUS: dict[type[ReadOutcome], str] = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from turbopump.broker.live_config import LiveConfig
 from turbopump.errors import RemoteError
 from turbopump.message import PhysicalOffset
@@ -10,6 +12,7 @@ from turbopump.net.router import Handler
 from turbopump.store.store import Store
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command
+from turbopump.wire.framing import FRAME_BYTES_MAX
 from turbopump.wire.headers import (
     OffsetAnswer,
     QueryMessage,
@@ -21,6 +24,20 @@ from turbopump.wire.headers import (
 )
 
 _NO_TIME = -1
+_ANSWER_BYTES_MAX = FRAME_BYTES_MAX // 2
+"""Messages of one answer, so that it fits into a frame with room to spare."""
+
+
+def _fitting(messages: Sequence[memoryview]) -> tuple[memoryview, ...]:
+    """Return as many messages as fit into one answer."""
+    total = 0
+    fitting: list[memoryview] = []
+    for message in messages:
+        total += len(message)
+        if fitting and total > _ANSWER_BYTES_MAX:
+            break
+        fitting.append(message)
+    return tuple(fitting)
 
 
 class Queries:
@@ -56,7 +73,7 @@ class Queries:
         if not found:
             remark = f"can not find message, maybe time range not correct: key {header.key}"
             return request.answer(ResponseCode.QUERY_NOT_FOUND, answer, remark=remark)
-        return request.answer(ResponseCode.SUCCESS, answer, body=tuple(found))
+        return request.answer(ResponseCode.SUCCESS, answer, body=_fitting(found))
 
     def by_position(self, request: Command, _peer: Connection) -> Command:
         """Return the message at a position of the log."""

@@ -73,6 +73,8 @@ class Retries:
         else:
             target = retry
             level = header.delay_level or FIRST_RETRY_LEVEL + failed.reconsume_times
+        if target.write_queue_nums < 1:
+            raise _not_writable(target.topic_name)
         queue_id = self._chance.randrange(target.write_queue_nums)
         self._put.message(_again(failed, target.topic_name, queue_id, level))
         self._stats.sent_back(header.group, failed.topic)
@@ -96,9 +98,7 @@ class Retries:
         name = retry_topic(header.group)
         topic = self._topics.create_internal(name, queues=group.retry_queue_nums, sys_flag=unit)
         if not topic.perm & PERM_WRITE:
-            raise RemoteError(
-                ResponseCode.NO_PERMISSION, f"the topic[{name}] sending message is forbidden"
-            )
+            raise _not_writable(name)
         return topic
 
     def _failed_message(self, header: SendBack) -> MessageView:
@@ -108,6 +108,12 @@ class Retries:
                 ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}"
             )
         return decode_record(stored)
+
+
+def _not_writable(topic: str) -> RemoteError:
+    return RemoteError(
+        ResponseCode.NO_PERMISSION, f"the topic[{topic}] sending message is forbidden"
+    )
 
 
 def _again(failed: MessageView, topic: str, queue_id: int, level: int) -> Draft:

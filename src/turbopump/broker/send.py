@@ -83,6 +83,7 @@ class Sends:
         self._stats = stats
         self._clock = clock
         self._chance = chance
+        self._is_closed = False
         self._take_over(config.current)
         config.listen(lambda _, changed: self._take_over(changed))
 
@@ -140,7 +141,13 @@ class Sends:
         self._stats.put_failed()
         return request.answer(error.code, self._traits, remark=error.remark)
 
+    def close(self) -> None:
+        """Take no more messages; what was taken is still answered."""
+        self._is_closed = True
+
     def _refuse_when_busy(self) -> None:
+        if self._is_closed:
+            raise RemoteError(ResponseCode.SERVICE_NOT_AVAILABLE, "the broker is closing")
         if self._durability.is_full:
             raise RemoteError(
                 ResponseCode.SYSTEM_BUSY,
@@ -182,14 +189,14 @@ class Sends:
                 ResponseCode.SYSTEM_ERROR,
                 f"broker unable to service, until {starts_ms} (startAcceptSendRequestTimeStamp)",
             )
-        topic = self._topics.find(header.topic)
-        if topic is None:
-            topic = self._create_topic(header)
         if is_forbidden_to_send(header.topic):
             raise RemoteError(
                 ResponseCode.NO_PERMISSION,
                 f"Sending message to topic[{header.topic}] is forbidden.",
             )
+        topic = self._topics.find(header.topic)
+        if topic is None:
+            topic = self._create_topic(header)
         # A broker that is not writable still takes plain sends: clients avoid it by its route.
         if topic.order and not self._config.current.access.can_write:
             raise self._forbidden("sending message")

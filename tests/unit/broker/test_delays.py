@@ -7,6 +7,7 @@ from typing import Any
 
 from brokers import SMALL_STORE, Client, running_broker
 from turbopump.broker.broker import Broker
+from turbopump.broker.config import LimitsConfig
 from turbopump.errors import WriteFailed
 from turbopump.store.config import parse_delay_levels
 from turbopump.testing import virtual_loop, virtual_time
@@ -147,3 +148,50 @@ async def test_a_clock_set_forward_is_noticed_within_a_second(tmp_path: Path) ->
         virtual_loop().clock.jump_wall(7_200_000)
         await asyncio.sleep(1.1)
         assert delivered(broker) == 1
+
+
+@virtual_time()
+async def test_levels_that_are_not_configured_for_a_while_keep_their_progress(
+    tmp_path: Path,
+) -> None:
+    async with running_broker(tmp_path) as (_, client):
+        await send_delayed(client, 2)
+        await asyncio.sleep(6)
+    fewer = replace(SMALL_STORE, delay_levels=parse_delay_levels("1s"))
+    async with running_broker(tmp_path, store=fewer) as (broker, client):
+        await send_delayed(client, 1)
+        await asyncio.sleep(2)
+        assert delivered(broker) == 2
+    async with running_broker(tmp_path) as (broker, _):
+        await asyncio.sleep(10)
+        assert delivered(broker) == 2, "nothing is delivered twice"
+
+
+@virtual_time()
+async def test_an_unexpected_error_stops_no_level(tmp_path: Path, monkeypatch: Any) -> None:
+    async with running_broker(tmp_path) as (broker, client):
+        await send_delayed(client, 1)
+
+        def fail(*_: object) -> None:
+            raise OSError("the disk stumbled")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(broker.store, "read", fail)
+            await asyncio.sleep(2)
+        assert delivered(broker) == 0
+        await asyncio.sleep(10)
+        assert delivered(broker) == 1
+
+
+@virtual_time()
+async def test_a_message_that_cannot_be_stored_any_more_keeps_nobody_waiting(
+    tmp_path: Path,
+) -> None:
+    async with running_broker(tmp_path) as (_, client):
+        await send_delayed(client, 3, b"x" * 500_000)
+        await send_delayed(client, 3, b"small")
+    smaller = replace(SMALL_STORE, record_bytes_max=200_000)
+    limits = LimitsConfig(message_bytes_max=100_000)
+    async with running_broker(tmp_path, store=smaller, limits=limits) as (_, client):
+        await asyncio.sleep(12)
+        assert [message.body for message in await client.messages()] == [b"small"]

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import pytest
 
-from brokers import SMALL_STORE, client_of, running_broker
+from brokers import SMALL_STORE, client_of, running_broker, send_header
 from turbopump.broker.config import OverloadConfig
 from turbopump.errors import NetworkError, WriteFailed
 from turbopump.store.config import FlushConfig, FlushMode
@@ -62,17 +62,34 @@ def test_a_slow_and_a_failed_flush_are_told_apart(tmp_path: Path, disk: StuckDis
     @virtual_time()
     async def run() -> None:
         async with running_broker(tmp_path, store=SYNC_STORE) as (_, client):
-            sending = asyncio.create_task(client.send(body=b"slow"))
+            send = (RequestCode.SEND_MESSAGE_V2, send_header(), b"x", 20_000)
+            slow = await client.ask(*send)
+            assert slow.code == ResponseCode.FLUSH_DISK_TIMEOUT
+            assert "msgId" in (slow.ext_fields or {}), "stored all the same"
+            disk.flushes[-1].set_result(None)
+            failing = asyncio.create_task(client.ask(*send))
+            await wait_until(lambda: not disk.flushes[-1].done())
+            disk.flushes[-1].set_exception(WriteFailed("the disk said no"))
+            failed = await failing
+            assert failed.code == ResponseCode.SERVICE_NOT_AVAILABLE
+            assert "the disk said no" in (failed.remark or "")
+
+    run()
+
+
+def test_a_closing_broker_answers_what_it_has_stored(tmp_path: Path, disk: StuckDisk) -> None:
+    @virtual_time()
+    async def run() -> None:
+        async with running_broker(tmp_path, store=SYNC_STORE) as (broker, client):
+            sending = [asyncio.create_task(client.send()) for _ in range(5)]
             await wait_until(lambda: disk.flushes)
-            with pytest.raises(NetworkError):
-                await sending
-            disk.flushes[-1].set_exception(WriteFailed("the disk said no"))
-            failing = asyncio.create_task(client.send(body=b"fails"))
-            await wait_until(lambda: len(disk.flushes) > 1)
-            disk.flushes[-1].set_exception(WriteFailed("the disk said no"))
-            answer = await failing
-            assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
-            assert "the disk said no" in (answer.remark or "")
+            closing = asyncio.create_task(broker.close())
+            await asyncio.sleep(0.1)
+            late = await client.send()
+            assert late.code == ResponseCode.SERVICE_NOT_AVAILABLE
+            disk.flushes[-1].set_result(None)
+            assert [answer.code for answer in await asyncio.gather(*sending)] == [0] * 5
+            await closing
 
     run()
 

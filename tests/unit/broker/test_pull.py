@@ -1,17 +1,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from brokers import client_of, pulled, running_broker, views
 from turbopump.broker.config import AccessConfig, LongPollingConfig
 from turbopump.testing import MemoryNetwork, virtual_loop, virtual_time
 from turbopump.wire.bodies import GroupConfig, TopicConfig
 from turbopump.wire.codes import RequestCode, ResponseCode
-from turbopump.wire.headers import QueueOfTopic, SearchOffset
+from turbopump.wire.command import whole_body
+from turbopump.wire.headers import QueryMessage, QueueOfTopic, SearchOffset, TopicName
 from turbopump.wire.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION
 
 
@@ -220,3 +223,58 @@ async def test_limits_of_queues_and_search_by_time(tmp_path: Path) -> None:
         assert earliest.ext_fields == {"timestamp": str(times[0])}
         empty = await client.ask(RequestCode.GET_EARLIEST_MSG_STORETIME, unknown)
         assert empty.ext_fields == {"timestamp": "-1"}
+
+
+@virtual_time()
+async def test_a_held_pull_reads_only_what_it_still_may(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (broker, client):
+        await client.send()
+        topic = broker.state.topics.find("T")
+        assert topic is not None
+        forbidding: list[Callable[[], None]] = [
+            lambda: broker.state.topics.update(replace(topic, perm=2)),
+            lambda: broker.state.groups.update(GroupConfig(group_name="g", consume_enable=False)),
+        ]
+        for forbid in forbidding:
+            held = asyncio.create_task(client.pull(broker.queue_end("T", 0), hold_ms=15_000))
+            await asyncio.sleep(0.1)
+            forbid()
+            await client.send(b"secret")
+            answer = await held
+            assert answer.code == ResponseCode.NO_PERMISSION
+            assert whole_body(answer) == b""
+            broker.state.topics.update(topic)
+
+
+@virtual_time()
+async def test_pulls_of_a_deleted_topic_are_answered_soon(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (_, client):
+        await client.send()
+        held = asyncio.create_task(client.pull(1, hold_ms=600_000))
+        await asyncio.sleep(0.1)
+        started_s = virtual_loop().time()
+        await client.ask(RequestCode.DELETE_TOPIC_IN_BROKER, TopicName(topic="T"))
+        assert (await held).code == ResponseCode.TOPIC_NOT_EXIST
+        assert virtual_loop().time() - started_s < 6
+
+
+@virtual_time()
+async def test_a_pull_commits_no_impossible_offset(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (broker, client):
+        await client.send()
+        flags = PULL_SUBSCRIPTION | PULL_COMMIT_OFFSET
+        await client.pull(1, sys_flag=flags, commit_offset=-7)
+        assert broker.state.offsets.find("g", "T", 0) is None
+
+
+@virtual_time()
+async def test_a_query_by_key_returns_what_fits_into_a_frame(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (_, client):
+        for _ in range(12):
+            await client.send(b"x" * 1_000_000, named={"KEYS": "k"})
+        header = QueryMessage(
+            topic="T", key="k", max_num=64, begin_timestamp=0, end_timestamp=2**62
+        )
+        answer = await client.ask(RequestCode.QUERY_MESSAGE, header)
+        assert answer.code == ResponseCode.SUCCESS
+        assert len(views(answer)) == 8

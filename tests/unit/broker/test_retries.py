@@ -6,7 +6,7 @@ from pathlib import Path
 from brokers import Client, running_broker
 from turbopump.broker.broker import Broker
 from turbopump.testing import virtual_loop, virtual_time
-from turbopump.wire.bodies import GroupConfig
+from turbopump.wire.bodies import GroupConfig, TopicConfig
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.record import MessageView
 
@@ -111,3 +111,13 @@ async def test_what_cannot_be_sent_back(tmp_path: Path) -> None:
         hostile = await client.send_back(failed, "../../etc")
         assert hostile.code != ResponseCode.SUCCESS
         assert not (tmp_path / "etc").exists()
+
+
+@virtual_time()
+async def test_a_retry_topic_without_queues(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (broker, client):
+        failed = await failing_message(client)
+        broker.state.topics.update(TopicConfig(topic_name="%RETRY%g", write_queue_nums=0))
+        answer = await client.send_back(failed)
+        assert answer.code == ResponseCode.NO_PERMISSION
+        assert "the topic[%RETRY%g] sending message is forbidden" in (answer.remark or "")

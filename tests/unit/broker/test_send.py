@@ -100,6 +100,14 @@ def test_what_is_refused_and_why(
 
 
 @virtual_time()
+async def test_reserved_topics_are_not_made_by_sends(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (broker, client):
+        answer = await client.send(topic="RMQ_SYS_TRANS_HALF_TOPIC")
+        assert answer.code == ResponseCode.NO_PERMISSION
+        assert broker.state.topics.find("RMQ_SYS_TRANS_HALF_TOPIC") is None
+
+
+@virtual_time()
 async def test_missing_and_wrong_fields_are_named(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (_, client):
         answer = await client.ask(RequestCode.SEND_MESSAGE_V2)

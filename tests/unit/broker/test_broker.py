@@ -1,0 +1,106 @@
+"""Life of a broker: name servers that do not answer, addresses, a start that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+
+from brokers import BROKER_HOST, config_at, running_broker
+from turbopump.broker.broker import Broker
+from turbopump.broker.config import IdentityConfig, RegistrationConfig
+from turbopump.errors import InvalidArgument, ListenFailed
+from turbopump.net.connection import Connection
+from turbopump.net.deadlines import Deadlines
+from turbopump.net.router import Router, silence
+from turbopump.net.server import Server, ServerConfig
+from turbopump.testing import MemoryNetwork, virtual_loop, virtual_time
+from turbopump.wire.codes import ResponseCode
+
+
+@virtual_time()
+async def test_a_silent_name_server_holds_up_neither_start_nor_stop(tmp_path: Path) -> None:
+    network, clock = MemoryNetwork(), virtual_loop().clock
+    silent = Server(
+        network.host("10.0.0.2"),
+        Router(unknown=silence),
+        ServerConfig(host="10.0.0.2", port=9876),
+        clock=clock,
+    )
+    registration = RegistrationConfig(name_servers=("10.0.0.2:9876",))
+    async with silent:
+        started_s = virtual_loop().time()
+        async with running_broker(tmp_path, network, registration=registration) as (_, client):
+            assert virtual_loop().time() - started_s < 1
+            assert (await client.send()).code == ResponseCode.SUCCESS
+            stopping_s = virtual_loop().time()
+        assert virtual_loop().time() - stopping_s < 2
+
+
+@virtual_time()
+async def test_a_taken_port_leaves_nothing_behind(tmp_path: Path) -> None:
+    network, clock = MemoryNetwork(), virtual_loop().clock
+    config = config_at(tmp_path)
+    taken = Server(
+        network.host(BROKER_HOST),
+        Router(),
+        ServerConfig(host=BROKER_HOST, port=10911),
+        clock=clock,
+    )
+    async with taken:
+        with pytest.raises(ListenFailed):
+            await Broker(config, network.host(BROKER_HOST), clock).start()
+    async with running_broker(tmp_path, network) as (_, client):
+        assert (await client.send()).code == ResponseCode.SUCCESS
+
+
+@virtual_time()
+async def test_an_advertised_host_that_does_not_exist(tmp_path: Path) -> None:
+    network, clock = MemoryNetwork(), virtual_loop().clock
+    identity = IdentityConfig(bind_host=BROKER_HOST, advertised_host="no such host", port=0)
+    broker = Broker(config_at(tmp_path, identity=identity), network.host(BROKER_HOST), clock)
+    with pytest.raises(InvalidArgument, match="brokerIP1 'no such host' cannot be resolved"):
+        await broker.start()
+
+
+@virtual_time()
+async def test_clients_that_come_by_another_address_are_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    identity = IdentityConfig(
+        broker_name="broker-a", bind_host=BROKER_HOST, advertised_host="192.0.2.7", port=10911
+    )
+    network, clock = MemoryNetwork(), virtual_loop().clock
+    with caplog.at_level(logging.WARNING):
+        async with Broker(
+            config_at(tmp_path, identity=identity), network.host(BROKER_HOST), clock
+        ) as broker:
+            assert broker.address == "192.0.2.7:10911"
+            opened = [await dial(network) for _ in range(2)]
+            await asyncio.sleep(0.1)
+            for connection in opened:
+                connection.close()
+    warnings = [record.message for record in caplog.records if "brokerIP1" in record.message]
+    assert len(warnings) == 1
+    assert (
+        "reached this broker at 10.0.0.1, but routes tell clients to use 192.0.2.7" in warnings[0]
+    )
+
+
+async def dial(network: MemoryNetwork) -> Connection:
+    deadlines = Deadlines(virtual_loop().clock)
+    return await network.host("10.0.0.9").connect(
+        BROKER_HOST, 10911, lambda: Connection(Router(), deadlines)
+    )
+
+
+@virtual_time()
+async def test_no_false_alarm_for_names_of_the_same_address(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        async with running_broker(tmp_path) as (_, client):
+            await client.send()
+    assert not [record for record in caplog.records if "brokerIP1" in record.message]
