@@ -101,6 +101,12 @@ class Offsets:
             del self._table[f"{topic}{_SEPARATOR}{group}"]
             self._changes += 1
 
+    def remove_topic(self, topic: str) -> None:
+        """Forget all progress in a topic."""
+        for group in self.groups_of(topic):
+            del self._table[f"{topic}{_SEPARATOR}{group}"]
+            self._changes += 1
+
     # --- the file ---------------------------------------------------------------------------------
 
     @property

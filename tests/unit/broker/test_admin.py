@@ -150,15 +150,18 @@ def test_a_full_disk_is_an_error_that_says_so(parts: Parts) -> None:
     assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
 
 
-def test_deleting_a_topic_takes_its_queues_and_counters_but_no_offsets(parts: Parts) -> None:
+def test_deleting_a_topic_takes_its_queues_counters_and_offsets(parts: Parts) -> None:
     parts.offsets.commit("g", "T", 0, 3)
+    parts.offsets.commit("g", "Other", 0, 4)
     parts.stats.put("T", 0, 1, 1)
     delete = headers.TopicName(topic="T")
     assert parts.ask(RequestCode.DELETE_TOPIC_IN_BROKER, delete).code == OK
     assert parts.topics.find("T") is None
     assert parts.store.removed == ["T"]
     assert parts.stats.view("TOPIC_PUT_NUMS", "T") is None
-    assert parts.offsets.find("g", "T", 0) == 3
+    # A new topic of this name begins at 0: what is kept of the old one would skip its messages.
+    assert parts.offsets.snapshot.offset_table == {"Other@g": {0: 4}}
+    assert ConsumerOffsets.decode(parts.offsets_file.saved[-1]) == parts.offsets.snapshot
     assert parts.ask(RequestCode.DELETE_TOPIC_IN_BROKER, delete).code == OK
     system = headers.TopicName(topic="TBW102")
     assert parts.ask(RequestCode.DELETE_TOPIC_IN_BROKER, system).code == ERROR

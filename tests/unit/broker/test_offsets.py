@@ -47,6 +47,11 @@ class Committing(RuleBasedStateMachine):
         self.offsets.remove_group(group)
         self.model = {key: queues for key, queues in self.model.items() if key[0] != group}
 
+    @rule(topic=topics)
+    def remove_topic(self, topic: str) -> None:
+        self.offsets.remove_topic(topic)
+        self.model = {key: queues for key, queues in self.model.items() if key[1] != topic}
+
     @rule(full=st.booleans())
     def persist(self, full: bool) -> None:
         self.file.full = full

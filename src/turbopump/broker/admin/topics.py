@@ -107,14 +107,20 @@ class TopicRequests:
         await self._announce(topic)
         return request.answer(ResponseCode.SUCCESS)
 
-    def delete(self, request: Command, _peer: Connection) -> Command:
-        """Delete a topic and its queues; offsets of groups stay, as in the original."""
+    async def delete(self, request: Command, _peer: Connection) -> Command:
+        """Delete a topic, its queues and the progress of groups in it.
+
+        The original keeps the progress, so that a new topic of the same name, whose queues begin
+        at 0, would not be read until it has grown past the old one.
+        """
         name = headers.TopicName.from_ext_fields(request.ext_fields).topic
         self._require_changeable(name)
         with told_to_asker():
             self._topics.delete(name)
         self._store.remove_topic(name)
         self._stats.forget_topic(name)
+        self._offsets.remove_topic(name)
+        await self._offsets.persist()
         return request.answer(ResponseCode.SUCCESS)
 
     def all(self, request: Command, _peer: Connection) -> Command:
