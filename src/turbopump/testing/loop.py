@@ -13,8 +13,9 @@ import math
 import selectors
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from concurrent.futures import Executor
-from contextlib import contextmanager
+from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Future as Job
+from contextlib import contextmanager, suppress
 from random import Random
 from typing import Any, ParamSpec, TypeVar, TypeVarTuple
 
@@ -43,6 +44,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self.clock = VirtualClock()
         self.random = Random(seed)  # noqa: S311 - chance for tests, not for secrets
         self._outside = 0
+        self._threads: ThreadPoolExecutor | None = None
         super().__init__(_JumpingSelector(self))
 
     def time(self) -> float:
@@ -68,12 +70,31 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts
     ) -> asyncio.Future[T]:
-        future = super().run_in_executor(executor, func, *args)
+        job = (executor or self._threads_of_loop()).submit(func, *args)
+        future = asyncio.wrap_future(job, loop=self)
         self._outside += 1
-        future.add_done_callback(self._came_back)
+        # The job ends when its thread is done with it; the future would end with a cancellation.
+        # Added after the future's own callback, so that time stands still until the result is set.
+        job.add_done_callback(self._job_ended)
         return future
 
-    def _came_back(self, _: asyncio.Future[T]) -> None:
+    def set_default_executor(self, executor: Executor) -> None:
+        assert isinstance(executor, ThreadPoolExecutor), "asyncio takes no other"
+        super().set_default_executor(executor)
+        self._threads = executor
+
+    def _threads_of_loop(self) -> ThreadPoolExecutor:
+        if self._threads is None:
+            self.set_default_executor(ThreadPoolExecutor(thread_name_prefix="asyncio"))
+        assert self._threads is not None
+        return self._threads
+
+    def _job_ended(self, _: Job[T]) -> None:
+        # In the job's own thread, which may outlive the loop: then nobody counts any more.
+        with suppress(RuntimeError):
+            self.call_soon_threadsafe(self._came_back)
+
+    def _came_back(self) -> None:
         self._outside -= 1
 
     async def shutdown_default_executor(self) -> None:

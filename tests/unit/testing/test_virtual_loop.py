@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,56 @@ async def test_a_failing_thread_lets_time_go_on() -> None:
         await asyncio.to_thread(lambda: 1 // 0)
     await asyncio.sleep(5)
     assert virtual_loop().time() == pytest.approx(5)
+
+
+@virtual_time()
+async def test_time_stands_still_until_the_thread_of_a_cancelled_job_ends() -> None:
+    release, ended = threading.Event(), threading.Event()
+
+    def work() -> None:
+        release.wait(10)
+        ended.set()
+
+    job = virtual_loop().run_in_executor(None, work)
+    await asyncio.sleep(0)
+    job.cancel()
+    threading.Timer(0.05, release.set).start()
+    await asyncio.sleep(3600)
+    assert ended.is_set()
+
+
+@virtual_time()
+async def test_a_job_cancelled_before_it_starts_lets_time_go_on() -> None:
+    release = threading.Event()
+    ran: list[str] = []
+    with ThreadPoolExecutor(1) as executor:
+        first = virtual_loop().run_in_executor(executor, release.wait, 10)
+        second = virtual_loop().run_in_executor(executor, ran.append, "second")
+        second.cancel()
+        threading.Timer(0.02, release.set).start()
+        assert await first
+        await asyncio.sleep(3600)
+    assert not virtual_loop().is_waited_for
+    assert ran == []
+
+
+@virtual_time()
+async def test_the_default_executor_may_be_ones_own() -> None:
+    executor = ThreadPoolExecutor(1, thread_name_prefix="own")
+    virtual_loop().set_default_executor(executor)
+    assert (await asyncio.to_thread(lambda: threading.current_thread().name)).startswith("own")
+
+
+def test_a_thread_may_outlive_the_loop(caplog: pytest.LogCaptureFixture) -> None:
+    release = threading.Event()
+
+    async def main() -> None:
+        virtual_loop().run_in_executor(executor, release.wait, 10).cancel()
+
+    with ThreadPoolExecutor(1) as executor:
+        run_virtual(main())
+        release.set()
+    assert caplog.text == ""
 
 
 @virtual_time()
