@@ -277,8 +277,8 @@ class MemoryHost:
         self._network.add_ends(near, far)
         self._network.note(f"{here[0]}:{here[1]} connected to {there[0]}:{there[1]}")
         accepted = listener.protocol_factory()
-        far.join(accepted, near)
-        near.join(protocol, far)
+        far.set_protocol(accepted)
+        near.set_protocol(protocol)
         # Only now, since either may close the connection at once.
         accepted.connection_made(far)
         protocol.connection_made(near)

@@ -87,6 +87,15 @@ class Pipe:
             self._end_is_unsent = True
             self.pump()
 
+    def break_off(self) -> None:
+        """Forget what is unsent; a reset follows what is on its way, if the link lets it pass."""
+        self._unsent.clear()
+        self._end_is_unsent = False
+        if not self.link.is_down and not self.link.loses_bytes:
+            loop = asyncio.get_running_loop()
+            self._arrives_at = max(self._arrives_at, loop.time() + self.link.delay_s())
+            loop.call_at(self._arrives_at, self._arrive_reset)
+
     def clear(self) -> None:
         """Forget everything that was written."""
         self._unsent.clear()
@@ -151,6 +160,12 @@ class Pipe:
         self._set_timer()
         self.deliver()
 
+    def _arrive_reset(self) -> None:
+        # Never sent again, so it is lost when the link went down meanwhile.
+        if not self.link.is_down:
+            self._arrive()
+            self.receiver.reset(ConnectionResetError("connection reset by peer"))
+
     def _bounce(self) -> None:
         """Nobody is there any more: what was written is lost, and the sender hears of it."""
         had_bytes = any(self._arrived) or any(chunk for _, chunk in self._travelling)
@@ -165,7 +180,6 @@ class MemoryTransport(asyncio.Transport):
     """One end of a connection in memory."""
 
     _protocol: asyncio.Protocol
-    _peer: MemoryTransport
 
     def __init__(self, here: Address, there: Address, outgoing: Pipe, incoming: Pipe) -> None:
         super().__init__({"sockname": here, "peername": there})
@@ -180,11 +194,6 @@ class MemoryTransport(asyncio.Transport):
         self._low = HIGH_WATER_BYTES // 4
         self._closing = False
         self._lost = False
-
-    def join(self, protocol: asyncio.Protocol, peer: MemoryTransport) -> None:
-        """Name the protocol on this end, and the other end."""
-        self._protocol = protocol
-        self._peer = peer
 
     # --- what asyncio's transports offer ----------------------------------------------------------
 
@@ -238,11 +247,8 @@ class MemoryTransport(asyncio.Transport):
             self._lose_when_sent()
 
     def abort(self) -> None:
-        """Close at once; the peer sees a reset, if the link lets it through."""
-        link = self._outgoing.link
-        if not self._lost and not link.is_down and not link.loses_bytes:
-            self._peer.reset(ConnectionResetError("connection reset by peer"))
-        self.reset(None)
+        """Close at once; the peer sees a reset, when the link has let it through."""
+        self._break_off(None)
 
     # --- what the pipes and the network call ------------------------------------------------------
 
@@ -257,10 +263,15 @@ class MemoryTransport(asyncio.Transport):
 
     def take(self, chunk: bytes) -> None:
         self._incoming.link.note(f"{self._ends()} {len(chunk)} bytes")
-        if chunk != _END:
-            self._protocol.data_received(chunk)
-        elif not self._protocol.eof_received():
-            self.close()
+        call = "data_received" if chunk else "eof_received"
+        try:
+            if chunk != _END:
+                self._protocol.data_received(chunk)
+            elif not self._protocol.eof_received():
+                self.close()
+        except Exception as error:  # noqa: BLE001 - as asyncio's transports do with any
+            self._report(f"Fatal error: protocol.{call}() call failed.", error)
+            self._break_off(error)
 
     def note_sent(self) -> None:
         """Tell the protocol to pause or to go on, and finish closing once all is sent."""
@@ -287,6 +298,22 @@ class MemoryTransport(asyncio.Transport):
             self._closing = True
             self._outgoing.clear()
             self._lose(error)
+
+    def _break_off(self, error: Exception | None) -> None:
+        if not self._lost:
+            self._closing = True
+            self._outgoing.break_off()
+            self._lose(error)
+
+    def _report(self, message: str, error: Exception) -> None:
+        asyncio.get_running_loop().call_exception_handler(
+            {
+                "message": message,
+                "exception": error,
+                "transport": self,
+                "protocol": self._protocol,
+            }
+        )
 
     def _lose_when_sent(self) -> None:
         if self._closing and self._outgoing.is_sent:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -121,6 +122,62 @@ async def test_an_aborted_connection_is_reset_at_the_peer() -> None:
     assert isinstance(far.error, ConnectionResetError)
     assert near.events[-1] == "lost"
     assert near.error is None
+
+
+@virtual_time()
+async def test_an_abort_travels_as_long_as_bytes_and_does_not_overtake_them() -> None:
+    near, far = await pair(MemoryNetwork(LinkQuality(latency_ms=100, jitter_ms=0)))
+    near.transport.write(b"sent already")
+    await asyncio.sleep(0.05)
+    start = virtual_loop().time()
+    near.transport.abort()
+    await wait_until(lambda: "lost" in near.events)
+    assert "lost" not in far.events
+    await wait_until(lambda: "lost" in far.events)
+    assert 0.1 <= virtual_loop().time() - start <= 0.11
+    assert far.received == b"sent already"
+    assert isinstance(far.error, ConnectionResetError)
+
+
+@virtual_time()
+async def test_an_abort_forgets_what_is_not_sent_yet() -> None:
+    near, far = await pair(MemoryNetwork())
+    far.transport.pause_reading()
+    near.transport.write(bytes(WINDOW_BYTES + 1000))
+    near.transport.abort()
+    assert near.transport.get_write_buffer_size() == 0
+    await wait_until(lambda: "lost" in far.events)
+    assert far.received == b""
+
+
+class Broken(End):
+    """Fails on whatever comes."""
+
+    def data_received(self, data: bytes) -> None:
+        raise RuntimeError("cannot read")
+
+    def eof_received(self) -> None:
+        raise RuntimeError("cannot end")
+
+
+@pytest.mark.parametrize("call", ["data_received", "eof_received"])
+@virtual_time()
+async def test_a_protocol_that_raises_is_reported_and_closed(call: str) -> None:
+    reported: list[dict[str, Any]] = []
+    virtual_loop().set_exception_handler(lambda _, context: reported.append(context))
+    network, far = MemoryNetwork(), Broken()
+    await network.host("b").listen("b", 1, lambda: far)
+    near = await network.host("a").connect("b", 1, End)
+    if call == "data_received":
+        near.transport.write(b"x")
+    else:
+        near.transport.close()
+    await wait_until(lambda: "lost" in far.events and "lost" in near.events)
+    (context,) = reported
+    assert context["message"] == f"Fatal error: protocol.{call}() call failed."
+    assert context["exception"] is far.error
+    assert context["protocol"] is far
+    assert network.open_connections == 0
 
 
 @virtual_time()
