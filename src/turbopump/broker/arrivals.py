@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 
 from turbopump.clock import Clock
 from turbopump.net.deadlines import Deadline, Deadlines
@@ -46,6 +47,8 @@ class HeldPull:
         self.deadline: Deadline | None = None
 
 
+RESUMED_PER_TURN = 64
+
 _ANY_TAG = None
 _Held = dict[HeldPull, None]
 """A dict as an ordered set: who waits longest is answered first."""
@@ -54,10 +57,12 @@ _Held = dict[HeldPull, None]
 class _Queue:
     """The held pulls of one queue by the tags they want: an arrival looks at its own tag's only."""
 
-    __slots__ = ("_by_tag", "all")
+    __slots__ = ("_by_tag", "all", "seen")
 
     def __init__(self) -> None:
         self.all: _Held = {}
+        self.seen = 0
+        """The offset behind the last message that the pulls were asked about."""
         self._by_tag: dict[int | None, _Held] = {}
 
     def add(self, pull: HeldPull) -> None:
@@ -75,6 +80,7 @@ class _Queue:
 
     def wanting(self, arrival: Arrival) -> Iterator[HeldPull]:
         """Yield the pulls that want a message."""
+        self.seen = arrival.queue_offset + 1
         for code in (_ANY_TAG, arrival.tags_code):
             for pull in self._by_tag.get(code, ()):
                 if pull.wants is None or pull.wants(arrival):
@@ -116,7 +122,7 @@ class Arrivals:
         queue.add(pull)
         self._by_owner.setdefault(pull.owner, {})[pull] = None
         self._count += 1
-        pull.deadline = self._deadlines.add(timeout_ms, lambda: self._release(pull))
+        pull.deadline = self._deadlines.add(timeout_ms, lambda: self._wake(pull))
 
     def notify(self, arrival: Arrival) -> None:
         """Wake the pulls that want this message; a pull with another filter sleeps on."""
@@ -130,7 +136,7 @@ class Arrivals:
         for (topic, queue_id), queue in self._by_queue.items():
             end = max_offset(topic, queue_id)
             for pull in queue.all:
-                if end > pull.offset:
+                if end > max(pull.offset, queue.seen):
                     self._wake(pull)
 
     @property
@@ -164,9 +170,11 @@ class Arrivals:
         self._woken[pull] = None
 
     def _resume_woken(self) -> None:
-        woken, self._woken = self._woken, {}
-        for pull in woken:
+        """Answer those that were woken, so many in a turn that nobody else waits long."""
+        for pull in list(islice(self._woken, RESUMED_PER_TURN)):
             self._release(pull)
+        if self._woken:
+            asyncio.get_running_loop().call_soon(self._resume_woken)
 
     def _release(self, pull: HeldPull) -> None:
         if not self._remove(pull):

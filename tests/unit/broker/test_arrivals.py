@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from turbopump.broker.arrivals import Arrivals, HeldPull
+from turbopump.broker.arrivals import RESUMED_PER_TURN, Arrivals, HeldPull
 from turbopump.message import QueueOffset
 from turbopump.store.outcomes import Arrival
 from turbopump.testing import VirtualTimeLoop, virtual_loop, virtual_time
@@ -88,6 +88,33 @@ async def test_the_sweep_wakes_what_an_arrival_missed() -> None:
     await asyncio.sleep(0)
     assert (behind.answers, up_to_date.answers) == (1, 0)
     arrivals.release_all()
+
+
+@virtual_time()
+async def test_the_sweep_leaves_alone_who_did_not_want_what_came() -> None:
+    arrivals = Arrivals(virtual_loop().clock, held_max=10)
+    held = Held(tag=1)
+    arrivals.hold(held.pull, 15_000)
+    arrivals.notify(arrival(offset=0, tags_code=2))
+    arrivals.sweep(lambda *_: 1)
+    await asyncio.sleep(0)
+    assert held.answers == 0
+    arrivals.sweep(lambda *_: 2)
+    await asyncio.sleep(0)
+    assert held.answers == 1, "of the second message nobody was told"
+
+
+@virtual_time()
+async def test_many_are_answered_over_several_turns() -> None:
+    arrivals = Arrivals(virtual_loop().clock, held_max=1000)
+    pulls = [Held() for _ in range(RESUMED_PER_TURN + 1)]
+    for held in pulls:
+        arrivals.hold(held.pull, 15_000)
+    arrivals.notify(arrival())
+    await asyncio.sleep(0)
+    assert sum(held.answers for held in pulls) == RESUMED_PER_TURN
+    await asyncio.sleep(0)
+    assert sum(held.answers for held in pulls) == RESUMED_PER_TURN + 1
 
 
 @virtual_time()
