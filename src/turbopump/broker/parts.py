@@ -40,9 +40,6 @@ from turbopump.net.router import Handler
 from turbopump.store.store import Store
 from turbopump.wire.hosts import Host
 
-FLUSH_TIMEOUT_MS = 5000
-"""How long a sender waits for the disk in synchronous mode."""
-
 
 class State:
     """What a broker knows: on disk and loaded at the start, or in memory only."""
@@ -88,7 +85,10 @@ class MessagePath:
         self.lag = LoopLag(clock)
         self.arrivals = Arrivals(clock, config.long_polling.held_max)
         self.durability = Durability(
-            self.deadlines, store.dispatch, FLUSH_TIMEOUT_MS, config.overload.sends_waiting_max
+            self.deadlines,
+            store.dispatch,
+            config.overload.sync_flush_timeout_ms,
+            config.overload.sends_waiting_max,
         )
         self.put = put = Put(store, self.durability, len(levels))
         self.delays = Delays(store, put, state.file("delayOffset.json"), levels, clock)
@@ -190,7 +190,7 @@ class Administration:
         )
         self._requests = (
             self.clients,
-            OffsetRequests(offsets, topics, consumers, store),
+            OffsetRequests(offsets, topics, groups, consumers, store),
             SettingRequests(state.live, self.runtime_info),
             TopicRequests(
                 identity=identity,
