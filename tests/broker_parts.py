@@ -208,7 +208,7 @@ class Parts:
         name = identity.broker_name
         parts = (
             self.clients,
-            OffsetRequests(self.offsets, self.topics, self.consumers, self.store),
+            OffsetRequests(self.offsets, self.topics, self.groups, self.consumers, self.store),
             TopicRequests(
                 identity=identity,
                 topics=self.topics,

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from turbopump.broker.clients import ConsumerGroup, Consumers, Member, Peer, Producers
 from turbopump.broker.config import GroupsConfig
-from turbopump.broker.groups import Groups, check_group_name
-from turbopump.broker.names import retry_topic
+from turbopump.broker.groups import Groups, check_group_name, check_producer_group_name
 from turbopump.broker.queue_locks import QueueLocks
 from turbopump.broker.requests import answer_with, body_of
 from turbopump.broker.topics import Topics
@@ -35,7 +34,10 @@ SWEEP_INTERVAL_MS = 10_000
 """How often clients are looked for that have fallen silent."""
 
 GROUPS_MAX = 1000
-"""Most consumer groups of one client: each new one is written to disk."""
+"""Most consumer groups of one client, and most producer groups."""
+
+LOCKS_MAX = 10_000
+"""Most queues of one request for locks."""
 
 _UNIT_RETRY_FLAG = 2
 _TAG = "TAG"
@@ -84,13 +86,9 @@ class ClientRequests:
     def heartbeat(self, request: Command, peer: Connection) -> Command:
         """Put a client into its groups, or renew that it is there."""
         beat = body_of(request, Heartbeat)
-        if len(beat.consumer_data_set) > GROUPS_MAX:
-            remark = f"{len(beat.consumer_data_set)} groups in one heartbeat, at most {GROUPS_MAX}"
-            raise RemoteError(ResponseCode.SYSTEM_ERROR, remark)
-        for data in beat.consumer_data_set:
-            wrong = check_group_name(data.group_name)
-            if wrong is not None:
-                raise RemoteError(ResponseCode.SYSTEM_ERROR, wrong)
+        wrong = self._check_groups(beat, peer)
+        if wrong is not None:
+            raise RemoteError(ResponseCode.SYSTEM_ERROR, wrong)
         member = Member(
             peer,
             beat.client_id,
@@ -99,8 +97,8 @@ class ClientRequests:
             self._clock.monotonic_ms(),
             self._clock.now_ms(),
         )
+        self._prepare(beat.consumer_data_set)
         for data in beat.consumer_data_set:
-            self._prepare(data)
             self._consumers.heartbeat(member, data)
         for producer in beat.producer_data_set:
             self._producers.heartbeat(member, producer.group_name)
@@ -130,17 +128,43 @@ class ClientRequests:
             connection.close(f"no heartbeat for {expiry_ms} ms")
         self._locks.forget_expired(now_ms)
 
-    def _prepare(self, data: ConsumerData) -> None:
-        """Make the group and its retry topic, if they are not there yet."""
-        try:
-            group = self._groups.find(data.group_name)
+    def _check_groups(self, beat: Heartbeat, peer: Peer) -> str | None:
+        """Return what is wrong with the groups of a heartbeat, or None."""
+        consumers = {data.group_name for data in beat.consumer_data_set}
+        producers = {data.group_name for data in beat.producer_data_set}
+        for kind, joined, groups in (
+            ("consumer", self._consumers.joined(peer), consumers),
+            ("producer", self._producers.joined(peer), producers),
+        ):
+            count = len(groups | joined)
+            if count > GROUPS_MAX:
+                return f"{count} {kind} groups of one client, at most {GROUPS_MAX} are allowed"
+        wrong = (
+            *map(check_group_name, consumers),
+            *map(check_producer_group_name, producers),
+        )
+        return next((text for text in wrong if text is not None), None)
+
+    def _prepare(self, consumers: Iterable[ConsumerData]) -> None:
+        """Make groups and their retry topics, if they are not there yet."""
+        queues: dict[bool, dict[str, int]] = {False: {}, True: {}}
+        refusals: list[Exception] = []
+        for data in consumers:
+            try:
+                group = self._groups.find(data.group_name)
+            except RemoteError as error:
+                refusals.append(error)
+                continue
             if group is not None and group.retry_queue_nums > 0:
-                flag = _UNIT_RETRY_FLAG if data.unit_mode else 0
-                name = retry_topic(data.group_name)
-                self._topics.create_internal(name, group.retry_queue_nums, sys_flag=flag)
-        except WriteRefused as error:
+                queues[data.unit_mode][data.group_name] = group.retry_queue_nums
+        try:
+            self._topics.create_retries(queues[False])
+            self._topics.create_retries(queues[True], sys_flag=_UNIT_RETRY_FLAG)
+        except (WriteRefused, RemoteError) as error:
+            refusals.append(error)
+        if refusals:
             # Those who are there can consume all the same; a later heartbeat tries again.
-            _log.warning("group %s is not prepared: %s", data.group_name, error)
+            _log.warning("a heartbeat's groups are not all prepared: %s", refusals[0])
 
     def _group_changed(self, name: str, group: ConsumerGroup | None) -> None:
         settings = self._groups.table.get(name)
@@ -172,11 +196,20 @@ class ClientRequests:
     # --- who may consume a queue in order ---------------------------------------------------------
 
     def lock(self, request: Command, _peer: Connection) -> Command:
-        """Lock queues for a client, or renew its locks; tell which it has."""
+        """Lock queues for a client, or renew its locks; tell which it has.
+
+        Nobody gets a queue that this broker does not have, or one for a group that cannot be.
+        """
         asked = body_of(request, LockQueues)
+        if len(asked.queues) > LOCKS_MAX:
+            remark = f"{len(asked.queues)} queues in one request, at most {LOCKS_MAX} are allowed"
+            raise RemoteError(ResponseCode.SYSTEM_ERROR, remark)
+        queues = [queue for queue in asked.queues if self._topics.has_queue(queue)]
+        if not queues or self._groups.find(asked.consumer_group) is None:
+            return answer_with(request, LockedQueues(queues=[]))
         self._locks.expiry_ms = self.config.lock_expiry_ms
         granted = self._locks.lock(
-            asked.consumer_group, asked.client_id, asked.queues, self._clock.monotonic_ms()
+            asked.consumer_group, asked.client_id, queues, self._clock.monotonic_ms()
         )
         return answer_with(request, LockedQueues(queues=granted))
 

@@ -6,7 +6,9 @@ waits or sends: changes are told to a function, which does.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from types import MappingProxyType
 from typing import Protocol
 
@@ -66,13 +68,41 @@ OnGroupChange = Callable[[str, ConsumerGroup | None], None]
 """Told of a group whose members or topics changed; None when its last member left."""
 
 
-class Consumers:
+class _Joined(ABC):
+    """Which groups each connection is in, and how it leaves them."""
+
+    def __init__(self) -> None:
+        self._joined: dict[Peer, set[str]] = {}
+
+    def joined(self, connection: Peer) -> AbstractSet[str]:
+        """Return the groups that a connection is in."""
+        return self._joined.get(connection, frozenset())
+
+    def unregister(self, connection: Peer, group: str) -> None:
+        """Take a connection out of a group."""
+        joined = self._joined.get(connection, set())
+        if group in joined:
+            joined.discard(group)
+            if not joined:
+                del self._joined[connection]
+            self._leave(connection, group)
+
+    def connection_closed(self, connection: Peer) -> None:
+        """Take a connection out of all its groups."""
+        for group in sorted(self._joined.pop(connection, ())):
+            self._leave(connection, group)
+
+    @abstractmethod
+    def _leave(self, connection: Peer, name: str) -> None: ...
+
+
+class Consumers(_Joined):
     """Consumer groups with members, by name."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._listeners: list[OnGroupChange] = []
         self._groups: dict[str, ConsumerGroup] = {}
-        self._joined: dict[Peer, set[str]] = {}
 
     @property
     def groups(self) -> Mapping[str, ConsumerGroup]:
@@ -131,20 +161,6 @@ class Consumers:
         if is_new or subscriptions.keys() != old.keys():
             self._tell(data.group_name, group)
 
-    def unregister(self, connection: Peer, group: str) -> None:
-        """Take a connection out of a group."""
-        joined = self._joined.get(connection, set())
-        if group in joined:
-            joined.discard(group)
-            if not joined:
-                del self._joined[connection]
-            self._leave(connection, group)
-
-    def connection_closed(self, connection: Peer) -> None:
-        """Take a connection out of all its groups."""
-        for group in sorted(self._joined.pop(connection, ())):
-            self._leave(connection, group)
-
     def expired(self, now_ms: int, expiry_ms: int) -> list[Peer]:
         """Return the connections with a group that has heard nothing from them for too long.
 
@@ -167,12 +183,12 @@ class Consumers:
             listener(name, group)
 
 
-class Producers:
+class Producers(_Joined):
     """Producer groups with members, by name."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._groups: dict[str, dict[Peer, Member]] = {}
-        self._joined: dict[Peer, set[str]] = {}
         self._by_client_id: dict[str, dict[tuple[str, Peer], Member]] = {}
 
     @property
@@ -200,30 +216,16 @@ class Producers:
         seats = self._by_client_id.setdefault(member.client_id, {})
         seats[group, member.connection] = member
 
-    def unregister(self, connection: Peer, group: str) -> None:
-        """Take a connection out of a group."""
-        joined = self._joined.get(connection, set())
-        if group in joined:
-            joined.discard(group)
-            if not joined:
-                del self._joined[connection]
-            self._leave(connection, group)
-
-    def connection_closed(self, connection: Peer) -> None:
-        """Take a connection out of all its groups."""
-        for group in self._joined.pop(connection, ()):
-            self._leave(connection, group)
-
     def expired(self, now_ms: int, expiry_ms: int) -> list[Peer]:
         """Return the connections with a group that has heard nothing from them for too long."""
         members = (member for group in self._groups.values() for member in group.values())
         return silent(members, now_ms, expiry_ms)
 
-    def _leave(self, connection: Peer, group: str) -> None:
-        members = self._groups[group]
-        self._forget_id(members.pop(connection), group)
+    def _leave(self, connection: Peer, name: str) -> None:
+        members = self._groups[name]
+        self._forget_id(members.pop(connection), name)
         if not members:
-            del self._groups[group]
+            del self._groups[name]
 
     def _forget_id(self, gone: Member, group: str) -> None:
         seats = self._by_client_id[gone.client_id]

@@ -173,6 +173,8 @@ class TopicsConfig:
 
     auto_create: bool = True
     """Whether a send to an unknown topic makes it [autoCreateTopicEnable]."""
+    topics_max: int = 20_000
+    """Most topics, the broker's own and those of groups included; more are refused [topicsMax]."""
     default_queues: int = 8
     """Most queues of a topic made by a send [defaultTopicQueueNums]."""
     cluster_topic: bool = True
@@ -186,6 +188,7 @@ class TopicsConfig:
 
     def __post_init__(self) -> None:
         require_bool("autoCreateTopicEnable", self.auto_create)
+        require_int("topicsMax", self.topics_max, 1)
         require_int("defaultTopicQueueNums", self.default_queues, 1, QUEUES_MAX)
         require_bool("clusterTopicEnable", self.cluster_topic)
         require_bool("brokerTopicEnable", self.broker_topic)
@@ -201,6 +204,8 @@ class GroupsConfig:
 
     auto_create: bool = True
     """Whether a group comes into being when it is first used [autoCreateSubscriptionGroup]."""
+    groups_max: int = 10_000
+    """Most consumer groups; more are refused [groupsMax]."""
     notify_changes: bool = True
     """Whether members are told when others come or go [notifyConsumerIdsChangedEnable]."""
     client_expiry_ms: int = 120_000
@@ -210,6 +215,7 @@ class GroupsConfig:
 
     def __post_init__(self) -> None:
         require_bool("autoCreateSubscriptionGroup", self.auto_create)
+        require_int("groupsMax", self.groups_max, 1)
         require_bool("notifyConsumerIdsChangedEnable", self.notify_changes)
         require_int("channelExpiredTimeout", self.client_expiry_ms, 1000)
         require_int("rebalanceLockMaxLiveTime", self.lock_expiry_ms, 1000)

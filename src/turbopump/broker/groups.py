@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import threading
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -12,8 +15,11 @@ from turbopump.broker.config_file import ConfigFile
 from turbopump.broker.names import check_name, retry_topic
 from turbopump.broker.topics import next_version
 from turbopump.clock import Clock
-from turbopump.errors import InvalidArgument
+from turbopump.errors import InvalidArgument, RemoteError, WriteFailed
 from turbopump.wire.bodies import DataVersion, GroupConfig, GroupConfigTable
+from turbopump.wire.codes import ResponseCode
+
+_log = logging.getLogger(__name__)
 
 BOOT_GROUPS = (
     "TOOLS_CONSUMER",
@@ -26,6 +32,10 @@ BOOT_GROUPS = (
 )
 _SYSTEM_PREFIX = "CID_RMQ_SYS_"
 _QUEUES_MAX = 1024
+_PRODUCER_GROUP_CHARS_MAX = 255
+_SAVE_PAUSE_MS = 100
+"""Between two writes: many groups that come at once are written together."""
+_SAVE_RETRY_MS = 1000
 
 
 def check_group_name(name: str) -> str | None:
@@ -37,67 +47,164 @@ def check_group_name(name: str) -> str | None:
     return None
 
 
+def check_producer_group_name(name: str) -> str | None:
+    """Return what is wrong with a producer group's name, or None.
+
+    It names nothing on disk, so any characters will do, as in the original.
+    """
+    if not name.strip() or len(name) > _PRODUCER_GROUP_CHARS_MAX:
+        most = _PRODUCER_GROUP_CHARS_MAX
+        return f"producer group {name[:200]!r}: 1 to {most} characters, not blank, are allowed"
+    return None
+
+
 class Groups:
-    """All groups by name; every change is saved before it counts."""
+    """All groups by name.
+
+    What operators change is saved before it counts. A group that comes because it is used counts at
+    once and is saved soon after, by a thread: reading must go on when the disk is full, and a crash
+    forgets nothing that the next use does not bring back.
+    """
 
     def __init__(self, config: GroupsConfig, file: ConfigFile, clock: Clock) -> None:
         self.config = config
         self._file = file
         self._clock = clock
-        self._table = {name: GroupConfig(group_name=name) for name in BOOT_GROUPS}
-        self.data_version = DataVersion(counter=0, timestamp=clock.now_ms())
+        self._current = GroupConfigTable(
+            data_version=DataVersion(counter=0, timestamp=clock.now_ms()),
+            subscription_group_table={name: GroupConfig(group_name=name) for name in BOOT_GROUPS},
+        )
+        self._saved_counter = 0
+        self._writing = threading.Lock()
+        self._saver: asyncio.Task[None] | None = None
+        self._save_failed = False
 
     def load(self) -> None:
         """Read what was saved."""
         saved = self._file.load(GroupConfigTable)
         if saved is not None:
-            self._table |= saved.subscription_group_table
-            self.data_version = saved.data_version
+            table = self._current.subscription_group_table | saved.subscription_group_table
+            self._current = GroupConfigTable(
+                data_version=saved.data_version, subscription_group_table=table
+            )
+            self._saved_counter = saved.data_version.counter
 
     @property
     def table(self) -> Mapping[str, GroupConfig]:
         """All groups, as they are at any moment."""
-        return MappingProxyType(self._table)
+        return MappingProxyType(self._current.subscription_group_table)
+
+    @property
+    def data_version(self) -> DataVersion:
+        return self._current.data_version
 
     @property
     def snapshot(self) -> GroupConfigTable:
-        """All groups, as they are now, and their version."""
-        return GroupConfigTable(
-            data_version=self.data_version, subscription_group_table=dict(self._table)
-        )
+        """All groups, as they are now, and their version; never changed afterwards."""
+        return self._current
 
     def find(self, name: str) -> GroupConfig | None:
-        """Return a group, made when it is not known and that is allowed."""
-        known = self._table.get(name)
+        """Return a group, made when it is not known and that is allowed.
+
+        Raises RemoteError when there are too many already.
+        """
+        known = self._current.subscription_group_table.get(name)
         if known is not None:
             return known
         allowed = self.config.auto_create or name.startswith(_SYSTEM_PREFIX)
         if not allowed or check_group_name(name) is not None:
             return None
+        wrong = self._check_room(name)
+        if wrong is not None:
+            raise RemoteError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, wrong)
         made = GroupConfig(group_name=name)
-        self._save(self._table | {name: made})
+        self._current = self._changed(self._current.subscription_group_table | {name: made})
+        self._save_soon()
         return made
 
     def update(self, group: GroupConfig) -> None:
         """Make or change a group; raises InvalidArgument for a name or number that cannot be."""
-        wrong = check_group_name(group.group_name) or _check_numbers(group)
+        name = group.group_name
+        wrong = check_group_name(name) or _check_numbers(group) or self._check_room(name)
         if wrong is not None:
             raise InvalidArgument(wrong)
-        self._save(self._table | {group.group_name: group})
+        self._replace(self._current.subscription_group_table | {name: group})
 
     def delete(self, name: str) -> bool:
         """Forget a group; whether it was known."""
-        if name not in self._table:
+        table = self._current.subscription_group_table
+        if name not in table:
             return False
-        self._save({key: group for key, group in self._table.items() if key != name})
+        self._replace({key: group for key, group in table.items() if key != name})
         return True
 
-    def _save(self, table: dict[str, GroupConfig]) -> None:
+    def _check_room(self, name: str) -> str | None:
+        """Return why a group cannot be added, or None."""
+        count, most = len(self._current.subscription_group_table), self.config.groups_max
+        if name in self._current.subscription_group_table or count < most:
+            return None
+        return f"group {name} is not made: there are {count} groups, groupsMax is {most}"
+
+    def _changed(self, table: dict[str, GroupConfig]) -> GroupConfigTable:
         version = next_version(self.data_version, self._clock.now_ms())
-        body = GroupConfigTable(data_version=version, subscription_group_table=table)
-        self._file.save(msgspec.json.encode(body))
-        self._table = table
-        self.data_version = version
+        return GroupConfigTable(data_version=version, subscription_group_table=table)
+
+    # --- the file ---------------------------------------------------------------------------------
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether anything changed that is not in the file."""
+        return self.data_version.counter != self._saved_counter
+
+    def persist_now(self) -> None:
+        """Write the file if anything changed, before returning; for the end. Raises WriteFailed."""
+        if self._saver is not None:
+            self._saver.cancel()
+            self._saver = None
+        if self.is_dirty:
+            self._save(self._current)
+
+    def _replace(self, table: dict[str, GroupConfig]) -> None:
+        changed = self._changed(table)
+        self._save(changed)
+        self._current = changed
+
+    def _save_soon(self) -> None:
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            # Before the start and after the end nothing runs that could save: `persist_now` does.
+            return
+        if self._saver is None or self._saver.done():
+            self._saver = loop.create_task(self._save_until_clean())
+
+    async def _save_until_clean(self) -> None:
+        while self.is_dirty:
+            try:
+                await asyncio.to_thread(self._save, self._current)
+            except WriteFailed as error:
+                self._note_failure(error)
+                await asyncio.sleep(_SAVE_RETRY_MS / 1000)
+            else:
+                self._note_success()
+                await asyncio.sleep(_SAVE_PAUSE_MS / 1000)
+
+    def _save(self, groups: GroupConfigTable) -> None:
+        # The thread and an operator's change may meet here: the newer one stays.
+        with self._writing:
+            if groups.data_version.counter > self._saved_counter:
+                self._file.save(msgspec.json.encode(groups))
+                self._saved_counter = groups.data_version.counter
+
+    def _note_failure(self, error: WriteFailed) -> None:
+        if not self._save_failed:
+            _log.error("groups are not saved until this is mended: %s", error)
+        self._save_failed = True
+
+    def _note_success(self) -> None:
+        if self._save_failed:
+            _log.warning("groups are saved again")
+        self._save_failed = False
 
 
 def _check_numbers(group: GroupConfig) -> str | None:

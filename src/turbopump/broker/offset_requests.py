@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Protocol
 
 from turbopump.broker.clients import Consumers
-from turbopump.broker.config import QUEUES_MAX
+from turbopump.broker.groups import Groups
 from turbopump.broker.offsets import Offsets
 from turbopump.broker.requests import answer_with
-from turbopump.broker.topics import Topics
+from turbopump.broker.topics import Topics, queues_of
 from turbopump.errors import RemoteError
 from turbopump.message import QueueOffset
 from turbopump.net.connection import Connection
@@ -34,10 +34,16 @@ class OffsetRequests:
     """Serves commits and questions for them."""
 
     def __init__(
-        self, offsets: Offsets, topics: Topics, consumers: Consumers, store: QueueReads
+        self,
+        offsets: Offsets,
+        topics: Topics,
+        groups: Groups,
+        consumers: Consumers,
+        store: QueueReads,
     ) -> None:
         self._offsets = offsets
         self._topics = topics
+        self._groups = groups
         self._consumers = consumers
         self._store = store
 
@@ -64,9 +70,12 @@ class OffsetRequests:
         return request.answer(ResponseCode.SUCCESS, headers.OffsetAnswer(offset=offset))
 
     def update(self, request: Command, _peer: Connection) -> Command:
-        """Note how far a group has come in a queue; success in any case, as peers expect it."""
+        """Note how far a group has come in a queue.
+
+        What cannot be is passed over with success, as peers expect it; a group too many is told.
+        """
         header = headers.UpdateConsumerOffset.from_ext_fields(request.ext_fields)
-        if self._is_possible(header):
+        if self._is_possible(header) and self._groups.find(header.consumer_group) is not None:
             self._offsets.commit(
                 header.consumer_group, header.topic, header.queue_id, header.commit_offset
             )
@@ -96,6 +105,9 @@ class OffsetRequests:
     def clone(self, request: Command, _peer: Connection) -> Command:
         """Give a group the progress of another, in one topic or in all of them."""
         header = headers.CloneGroupOffset.from_ext_fields(request.ext_fields)
+        if self._groups.find(header.dest_group) is None:
+            remark = f"subscription group [{header.dest_group[:200]}] does not exist"
+            raise RemoteError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark)
         topics = {header.topic} if header.topic else self._offsets.topics_of(header.src_group)
         for topic in sorted(topics):
             if self._topics.find(topic) is not None and (
@@ -106,8 +118,10 @@ class OffsetRequests:
 
     def _is_possible(self, header: headers.UpdateConsumerOffset) -> bool:
         """Whether an offset is one of a queue that can be, so that nonsense does not pile up."""
-        is_known = self._topics.find(header.topic) is not None
-        return is_known and 0 <= header.queue_id < QUEUES_MAX and header.commit_offset >= 0
+        topic = self._topics.find(header.topic)
+        if topic is None or header.commit_offset < 0:
+            return False
+        return 0 <= header.queue_id < queues_of(topic)
 
     def _is_young(self, topic: str, queue_id: int) -> bool:
         """Whether a queue still has its first message, and recent enough to be in memory."""

@@ -28,10 +28,13 @@ from turbopump.broker.names import (
     TEMPLATE_TOPIC,
     check_name,
     is_forbidden_to_send,
+    retry_topic,
 )
 from turbopump.clock import Clock
-from turbopump.errors import InvalidArgument
+from turbopump.errors import InvalidArgument, RemoteError
+from turbopump.message import MessageQueue
 from turbopump.wire.bodies import DataVersion, TopicConfig, TopicConfigTable
+from turbopump.wire.codes import ResponseCode
 
 _READ_WRITE = PERM_READ | PERM_WRITE
 _ALL_PERMS = _READ_WRITE | PERM_INHERIT
@@ -45,6 +48,7 @@ __all__ = [
     "is_readable",
     "is_writable",
     "next_version",
+    "queues_of",
 ]
 
 OnTopicChange = Callable[[TopicConfig], None]
@@ -69,6 +73,7 @@ class Topics:
         delay_levels: int = _SCHEDULE_QUEUES_MIN,
     ) -> None:
         self.config = config
+        self._broker_name = identity.broker_name
         self._file = file
         self._clock = clock
         self._listeners: list[OnTopicChange] = []
@@ -113,6 +118,13 @@ class Topics:
     def find(self, name: str) -> TopicConfig | None:
         return self._table.get(name)
 
+    def has_queue(self, queue: MessageQueue) -> bool:
+        """Whether a queue is one of this broker's."""
+        topic = self._table.get(queue.topic)
+        if topic is None or queue.broker != self._broker_name:
+            return False
+        return 0 <= queue.queue_id < queues_of(topic)
+
     def is_system(self, name: str) -> bool:
         """Whether a topic is the broker's own, not to be changed from outside."""
         return name in SYSTEM_TOPICS or name in self._boot or name.startswith(SYSTEM_PREFIX)
@@ -120,7 +132,10 @@ class Topics:
     def create_by_send(
         self, name: str, template: str, queues_wanted: int, sys_flag: int = 0
     ) -> TopicConfig | None:
-        """Return a topic that a message was sent to, made if that is allowed, or None."""
+        """Return a topic that a message was sent to, made if that is allowed, or None.
+
+        Raises RemoteError when there are too many already.
+        """
         known = self._table.get(name)
         if known is not None or check_name(name) is not None:
             return known
@@ -128,7 +143,7 @@ class Topics:
         if made is None and name.startswith(RETRY_PREFIX):
             made = _topic(name, 1, sys_flag=sys_flag)
         if made is not None:
-            self._put(made)
+            self._make([made])
         return made
 
     def create_internal(
@@ -136,19 +151,34 @@ class Topics:
     ) -> TopicConfig:
         """Return a topic that the broker itself needs, made if it is not there yet.
 
-        Raises InvalidArgument when the name, which contains a client's group, cannot be a topic's.
+        Raises InvalidArgument when the name, which contains a client's group, cannot be a topic's,
+        and RemoteError when there are too many topics already.
         """
         known = self._table.get(name)
         if known is not None:
             return known
         made = _topic(name, queues, perm, sys_flag)
-        self._put(made)
+        self._make([made])
         return made
+
+    def create_retries(self, queues: Mapping[str, int], sys_flag: int = 0) -> None:
+        """Make the topics of groups' retries, given by their numbers of queues, where missing.
+
+        All with one write; raises as `create_internal` does, and then none of them is made.
+        """
+        wanted = ((retry_topic(group), count) for group, count in queues.items())
+        missing = [(name, count) for name, count in wanted if name not in self._table]
+        if missing:
+            self._make([_topic(name, count, sys_flag=sys_flag) for name, count in missing])
 
     def update(self, topic: TopicConfig) -> None:
         """Make or change a topic; the order flag stays what the name servers' table says."""
         known = self._table.get(topic.topic_name)
-        self._put(replace(topic, order=known.order if known is not None else False))
+        if known is None:
+            wrong = self._check_room([topic])
+            if wrong is not None:
+                raise InvalidArgument(wrong)
+        self._put([replace(topic, order=known.order if known is not None else False)])
 
     def delete(self, name: str) -> bool:
         """Forget a topic; whether it was known."""
@@ -191,13 +221,29 @@ class Topics:
             topic_sys_flag=sys_flag,
         )
 
-    def _put(self, topic: TopicConfig) -> None:
-        wrong = check_name(topic.topic_name)
+    def _make(self, topics: list[TopicConfig]) -> None:
+        wrong = self._check_room(topics)
         if wrong is not None:
-            raise InvalidArgument(f"topic {topic.topic_name[:200]!r}: {wrong}")
-        self._save(self._table | {topic.topic_name: topic})
-        for listener in self._listeners:
-            listener(topic)
+            raise RemoteError(ResponseCode.TOPIC_NOT_EXIST, wrong)
+        self._put(topics)
+
+    def _check_room(self, topics: list[TopicConfig]) -> str | None:
+        """Return why new topics cannot be added, or None."""
+        count, most = len(self._table), self.config.topics_max
+        if count + len(topics) <= most:
+            return None
+        name = topics[0].topic_name[:200]
+        return f"topic[{name}] is not made: there are {count} topics, topicsMax is {most}"
+
+    def _put(self, topics: list[TopicConfig]) -> None:
+        for topic in topics:
+            wrong = check_name(topic.topic_name)
+            if wrong is not None:
+                raise InvalidArgument(f"topic {topic.topic_name[:200]!r}: {wrong}")
+        self._save(self._table | {topic.topic_name: topic for topic in topics})
+        for topic in topics:
+            for listener in self._listeners:
+                listener(topic)
 
     def _save(self, table: dict[str, TopicConfig]) -> None:
         # Written down first: a crash must not forget a topic that messages were stored for.
@@ -206,6 +252,11 @@ class Topics:
         self._file.save(msgspec.json.encode(body))
         self._table = table
         self.data_version = version
+
+
+def queues_of(topic: TopicConfig) -> int:
+    """Return how many queues a topic has, those included that are only read or only written."""
+    return max(topic.read_queue_nums, topic.write_queue_nums)
 
 
 def is_readable(topic: TopicConfig) -> bool:

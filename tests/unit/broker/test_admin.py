@@ -281,16 +281,43 @@ def test_young_queues_begin_at_zero_others_are_not_found(parts: Parts) -> None:
 
 
 @pytest.mark.parametrize(
-    ("topic", "queue_id", "offset"),
-    [("Nowhere", 0, 1), ("T", -1, 1), ("T", 2**31 - 1, 1), ("T", 0, -1)],
+    ("group", "topic", "queue_id", "offset"),
+    [
+        ("g", "Nowhere", 0, 1),
+        ("g", "T", -1, 1),
+        ("g", "T", 2, 1),
+        ("g", "T", 2**31 - 1, 1),
+        ("g", "T", 0, -1),
+        ("a/b", "T", 0, 1),
+        ("g" * 121, "T", 0, 1),
+    ],
 )
-def test_nonsense_is_not_kept(parts: Parts, topic: str, queue_id: int, offset: int) -> None:
+def test_nonsense_is_not_kept(
+    parts: Parts, group: str, topic: str, queue_id: int, offset: int
+) -> None:
+    known = set(parts.groups.table)
     commit = headers.UpdateConsumerOffset(
-        consumer_group="g", topic=topic, queue_id=queue_id, commit_offset=offset
+        consumer_group=group, topic=topic, queue_id=queue_id, commit_offset=offset
     )
     answer = parts.ask(RequestCode.UPDATE_CONSUMER_OFFSET, commit)
     assert (answer.code, answer.ext_fields) == (OK, {})
     assert parts.offsets.is_empty
+    assert parts.groups.table.keys() == known
+
+
+def test_offsets_are_kept_only_of_groups_that_there_is_room_for(parts: Parts) -> None:
+    most = len(parts.groups.table) + 1
+    parts.groups.config = replace(parts.groups.config, groups_max=most)
+    for group, code in (("g", OK), ("h", ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST)):
+        commit = headers.UpdateConsumerOffset(
+            consumer_group=group, topic="T", queue_id=1, commit_offset=1
+        )
+        assert parts.ask(RequestCode.UPDATE_CONSUMER_OFFSET, commit).code == code
+        clone = headers.CloneGroupOffset(src_group="g", dest_group=group, topic="T")
+        assert parts.ask(RequestCode.CLONE_GROUP_OFFSET, clone).code == code
+    assert parts.offsets.groups_of("T") == {"g"}
+    clone = headers.CloneGroupOffset(src_group="g", dest_group="a/b", topic="T")
+    assert parts.ask(RequestCode.CLONE_GROUP_OFFSET, clone).code != OK
 
 
 def test_all_offsets(parts: Parts) -> None:

@@ -21,6 +21,7 @@ from turbopump.wire.bodies import (
     LockQueues,
     ProducerData,
     Subscription,
+    TopicConfig,
 )
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command, whole_body
@@ -97,6 +98,49 @@ def test_too_many_groups_are_refused(parts: Parts) -> None:
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "1000" in (answer.remark or "")
     assert not parts.consumers.groups
+
+
+def test_too_many_producer_groups_are_refused(parts: Parts) -> None:
+    names = tuple(f"p{number}" for number in range(1001))
+    answer = heartbeat(parts, beat(producers=names), FakePeer())
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "1001 producer groups" in (answer.remark or "")
+    assert not parts.producers.groups
+
+
+def test_several_heartbeats_of_one_client_are_counted_together(parts: Parts) -> None:
+    peer = FakePeer()
+    names = tuple(f"p{number}" for number in range(1000))
+    assert heartbeat(parts, beat(producers=names), peer).code == ResponseCode.SUCCESS
+    assert heartbeat(parts, beat(producers=names), peer).code == ResponseCode.SUCCESS
+    assert heartbeat(parts, beat(producers=("one-more",)), peer).code == ResponseCode.SYSTEM_ERROR
+    assert heartbeat(parts, beat("g"), peer).code == ResponseCode.SUCCESS
+    parts.clients.connection_closed(peer)
+    assert heartbeat(parts, beat(producers=("one-more",)), peer).code == ResponseCode.SUCCESS
+
+
+@pytest.mark.parametrize("group", ["", " ", "p" * 256])
+def test_a_producer_group_with_a_bad_name_is_refused(parts: Parts, group: str) -> None:
+    answer = heartbeat(parts, beat("fine", producers=("p", group)), FakePeer())
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "producer group" in (answer.remark or "")
+    assert not parts.consumers.groups
+    assert not parts.producers.groups
+
+
+def test_one_heartbeat_writes_the_topics_once(parts: Parts) -> None:
+    heartbeat(parts, beat(*(f"g{number}" for number in range(50))), FakePeer())
+    assert len(parts.topics_file.saved) == 1
+    assert parts.topics.find("%RETRY%g49") is not None
+
+
+def test_a_group_too_many_keeps_the_others_from_nothing(parts: Parts) -> None:
+    most = len(parts.groups.table) + 1
+    parts.groups.config = replace(parts.groups.config, groups_max=most)
+    assert heartbeat(parts, beat("g", "h"), FakePeer()).code == ResponseCode.SUCCESS
+    assert parts.topics.find("%RETRY%g") is not None
+    assert parts.topics.find("%RETRY%h") is None
+    assert parts.consumers.groups.keys() == {"g", "h"}
 
 
 def test_a_full_disk_keeps_nobody_from_consuming(parts: Parts) -> None:
@@ -202,7 +246,8 @@ def test_the_list_has_one_entry_a_connection(parts: Parts) -> None:
 
 
 def test_locks_through_requests(parts: Parts) -> None:
-    queues = [MessageQueue("T", "b", 0), MessageQueue("T", "b", 1)]
+    parts.topics.update(TopicConfig(topic_name="T", read_queue_nums=1, write_queue_nums=2))
+    queues = [MessageQueue("T", "broker-a", 0), MessageQueue("T", "broker-a", 1)]
 
     def ask(code: int, client: str, group: str = "g") -> list[MessageQueue]:
         body = LockQueues(client_id=client, consumer_group=group, queues=queues)
@@ -226,6 +271,34 @@ def test_locks_through_requests(parts: Parts) -> None:
     parts.clock.advance_ns(2 * SECOND_NS)
     parts.clients.sweep()
     assert parts.locks.holder("g", queues[0], parts.clock.monotonic_ms()) is None
+
+
+def lock(parts: Parts, group: str, queues: list[MessageQueue]) -> Command:
+    body = LockQueues(client_id="c", consumer_group=group, queues=queues)
+    return parts.ask(RequestCode.LOCK_BATCH_MQ, body=body)
+
+
+def test_only_queues_of_this_broker_are_locked_and_only_for_groups(parts: Parts) -> None:
+    parts.topics.update(TopicConfig(topic_name="T", read_queue_nums=1, write_queue_nums=1))
+    real = MessageQueue("T", "broker-a", 0)
+    strange = [
+        MessageQueue("Unknown", "broker-a", 0),
+        MessageQueue("T", "broker-b", 0),
+        MessageQueue("T", "broker-a", 1),
+        MessageQueue("T", "broker-a", -1),
+    ]
+    granted = LockedQueues.decode(whole_body(lock(parts, "g", [*strange, real]))).queues
+    assert granted == [real]
+    assert LockedQueues.decode(whole_body(lock(parts, "a/b", [real]))).queues == []
+    assert LockedQueues.decode(whole_body(lock(parts, "h", strange))).queues == []
+    assert parts.locks._groups.keys() == {"g"}
+    assert "h" not in parts.groups.table
+
+
+def test_too_many_queues_to_lock_are_refused(parts: Parts) -> None:
+    answer = lock(parts, "g", [MessageQueue("T", "broker-a", n) for n in range(10_001)])
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "at most 10000" in (answer.remark or "")
 
 
 # --- subscriptions --------------------------------------------------------------------------------

@@ -1,17 +1,20 @@
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
 from broker_parts import FakeFile
+from brokers import running_broker
 from turbopump.broker.config import GroupsConfig
 from turbopump.broker.config_file import ConfigFile
 from turbopump.broker.groups import BOOT_GROUPS, Groups, check_group_name
-from turbopump.errors import InvalidArgument, WriteFailed
-from turbopump.testing import VirtualClock
-from turbopump.wire.bodies import GroupConfig
+from turbopump.errors import InvalidArgument, RemoteError, WriteFailed
+from turbopump.testing import VirtualClock, virtual_time
+from turbopump.wire.bodies import GroupConfig, GroupConfigTable
+from turbopump.wire.codes import ResponseCode
 from vectors import DATA
 
 
@@ -80,18 +83,114 @@ def test_what_the_original_wrote_is_read() -> None:
 def test_changes_outlive_the_process(tmp_path: Path) -> None:
     path = tmp_path / "subscriptionGroup.json"
     groups = made(ConfigFile(path))
-    groups.find("g")
     groups.update(GroupConfig(group_name="h", retry_queue_nums=2))
+    groups.find("g")
+    groups.persist_now()
     again = made(ConfigFile(path))
     assert again.table == groups.table
     assert again.snapshot == groups.snapshot
+    assert not again.is_dirty
 
 
-def test_a_change_that_cannot_be_saved_does_not_happen() -> None:
+def test_no_more_groups_than_allowed() -> None:
+    groups = made(config=GroupsConfig(groups_max=len(BOOT_GROUPS) + 2))
+    groups.find("g")
+    groups.update(GroupConfig(group_name="h"))
+    with pytest.raises(RemoteError, match=r"group i .*groupsMax is 9") as caught:
+        groups.find("i")
+    assert caught.value.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+    with pytest.raises(InvalidArgument, match="groupsMax is 9"):
+        groups.update(GroupConfig(group_name="i"))
+    groups.update(GroupConfig(group_name="h", retry_max_times=3))
+    assert groups.find("g") is not None
+    groups.delete("h")
+    assert groups.find("i") is not None
+
+
+# --- the file -------------------------------------------------------------------------------------
+
+
+def test_an_operators_change_that_cannot_be_saved_does_not_happen() -> None:
+    file = FakeFile()
+    groups = made(file)
+    groups.update(GroupConfig(group_name="g"))
+    file.full = True
+    with pytest.raises(WriteFailed):
+        groups.update(GroupConfig(group_name="h"))
+    with pytest.raises(WriteFailed):
+        groups.delete("g")
+    assert "h" not in groups.table
+    assert "g" in groups.table
+    assert groups.data_version.counter == 1
+
+
+@virtual_time()
+async def test_groups_that_come_at_once_are_written_together_and_soon() -> None:
+    file = FakeFile()
+    groups = made(file)
+    for number in range(100):
+        groups.find(f"g{number}")
+    assert file.saved == []
+    await asyncio.sleep(1)
+    assert len(file.saved) == 1
+    assert GroupConfigTable.decode(file.saved[0]) == groups.snapshot
+    groups.find("later")
+    await asyncio.sleep(1)
+    assert len(file.saved) == 2
+
+
+@virtual_time()
+async def test_a_full_disk_keeps_no_group_from_being_used_and_is_tried_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     file = FakeFile()
     groups = made(file)
     file.full = True
+    assert groups.find("g") is not None
+    await asyncio.sleep(5)
+    assert groups.is_dirty
+    assert groups.find("h") is not None
+    await asyncio.sleep(5)
     with pytest.raises(WriteFailed):
-        groups.find("g")
-    assert "g" not in groups.table
-    assert groups.data_version.counter == 0
+        groups.persist_now()
+    file.full = False
+    assert groups.find("i") is not None
+    await asyncio.sleep(5)
+    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
+    assert {"g", "h", "i"} < GroupConfigTable.decode(file.saved[-1]).subscription_group_table.keys()
+
+
+@virtual_time()
+async def test_a_new_group_can_pull_while_the_disk_takes_nothing(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (broker, client):
+        await client.send()
+        obstacle = tmp_path / "config" / "subscriptionGroup.json.tmp"
+        obstacle.mkdir()
+        assert (await client.pull(consumer_group="new")).code == ResponseCode.SUCCESS
+        await asyncio.sleep(5)
+        assert broker.state.groups.is_dirty
+        obstacle.rmdir()
+        await asyncio.sleep(5)
+        assert not broker.state.groups.is_dirty
+
+
+@virtual_time()
+async def test_the_end_does_not_wait_for_the_next_write() -> None:
+    file = FakeFile()
+    groups = made(file)
+    groups.find("g")
+    groups.persist_now()
+    groups.persist_now()
+    await asyncio.sleep(1)
+    assert len(file.saved) == 1
+
+
+def test_a_write_that_comes_late_does_not_win() -> None:
+    file = FakeFile()
+    groups = made(file)
+    groups.find("g")
+    forgotten = groups.snapshot
+    groups.update(GroupConfig(group_name="h"))
+    groups._save(forgotten)
+    assert GroupConfigTable.decode(file.saved[-1]) == groups.snapshot
+    assert len(file.saved) == 1

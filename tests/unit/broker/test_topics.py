@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,10 @@ from turbopump.broker.names import (
     retry_topic,
 )
 from turbopump.broker.topics import Topics, check_shape, is_readable, is_writable
-from turbopump.errors import InvalidArgument, StoreDamaged, WriteFailed
+from turbopump.errors import InvalidArgument, RemoteError, StoreDamaged, WriteFailed
 from turbopump.testing import VirtualClock
 from turbopump.wire.bodies import TopicConfig, TopicConfigTable
+from turbopump.wire.codes import ResponseCode
 from vectors import DATA
 
 
@@ -125,6 +127,28 @@ def test_system_topics() -> None:
 
 
 # --- making and changing --------------------------------------------------------------------------
+
+
+def test_no_more_topics_than_allowed() -> None:
+    most = len(made().table) + 2
+    topics = made(config=TopicsConfig(topics_max=most))
+    topics.create_by_send("T", "TBW102", 4)
+    topics.create_internal("%RETRY%g", 1)
+    attempts: list[Callable[[], object]] = [
+        lambda: topics.create_by_send("U", "TBW102", 4),
+        lambda: topics.create_internal("%RETRY%h", 1),
+        lambda: topics.create_retries({"h": 1}),
+    ]
+    for refused in attempts:
+        with pytest.raises(RemoteError, match=f"topicsMax is {most}") as caught:
+            refused()
+        assert caught.value.code == ResponseCode.TOPIC_NOT_EXIST
+    with pytest.raises(InvalidArgument, match=f"topicsMax is {most}"):
+        topics.update(TopicConfig(topic_name="U"))
+    topics.update(TopicConfig(topic_name="T", read_queue_nums=2))
+    topics.create_retries({"g": 1})
+    topics.delete("T")
+    assert topics.create_by_send("U", "TBW102", 4) is not None
 
 
 def test_a_send_makes_a_topic_like_the_template() -> None:
