@@ -25,10 +25,11 @@ class QueueLocks:
         self, group: str, client_id: str, queues: Iterable[MessageQueue], now_ms: int
     ) -> list[MessageQueue]:
         """Lock or renew for a client; return those queues that it now has."""
-        held = self._groups.setdefault(group, {})
-        granted = [queue for queue in queues if self._is_free(held.get(queue), client_id, now_ms)]
-        held.update(dict.fromkeys(granted, _Lock(client_id, now_ms)))
-        self._drop_if_empty(group)
+        free = (None, client_id)
+        granted = [queue for queue in queues if self.holder(group, queue, now_ms) in free]
+        if granted:
+            lock = _Lock(client_id, now_ms)
+            self._groups.setdefault(group, {}).update(dict.fromkeys(granted, lock))
         return granted
 
     def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
@@ -52,9 +53,6 @@ class QueueLocks:
                 if self._is_over(lock, now_ms):
                     del held[queue]
             self._drop_if_empty(group)
-
-    def _is_free(self, lock: _Lock | None, client_id: str, now_ms: int) -> bool:
-        return lock is None or lock.client_id == client_id or self._is_over(lock, now_ms)
 
     def _is_over(self, lock: _Lock, now_ms: int) -> bool:
         return now_ms - lock.renewed_ms > self.expiry_ms
