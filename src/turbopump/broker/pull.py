@@ -10,14 +10,13 @@ from msgspec.structs import replace
 
 from turbopump.broker.arrivals import Arrivals, HeldPull
 from turbopump.broker.clients import Consumers
-from turbopump.broker.config import PERM_READ
 from turbopump.broker.groups import Groups
 from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.names import OFFSET_MOVED_TOPIC
 from turbopump.broker.offsets import Offsets
 from turbopump.broker.put import Draft, Put
 from turbopump.broker.stats import Stats
-from turbopump.broker.topics import Topics
+from turbopump.broker.topics import Topics, is_readable
 from turbopump.clock import Clock
 from turbopump.errors import InvalidArgument, RemoteError
 from turbopump.filters import tags
@@ -123,7 +122,7 @@ class Pulls:
                 ResponseCode.TOPIC_NOT_EXIST,
                 f"topic[{header.topic}] not exist, apply first please!",
             )
-        if not topic.perm & PERM_READ:
+        if not is_readable(topic):
             raise RemoteError(
                 ResponseCode.NO_PERMISSION,
                 f"the topic[{header.topic}] pulling message is forbidden",

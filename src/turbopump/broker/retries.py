@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from random import Random
 
-from turbopump.broker.config import PERM_WRITE
 from turbopump.broker.groups import Groups
 from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.names import dead_letter_topic, retry_topic
 from turbopump.broker.put import Draft, Put
 from turbopump.broker.send import UNIT_RETRY_TOPIC, retries_max
 from turbopump.broker.stats import Stats
-from turbopump.broker.topics import Topics
+from turbopump.broker.topics import Topics, is_writable
 from turbopump.errors import RemoteError
 from turbopump.message import PhysicalOffset
 from turbopump.net.connection import Connection
@@ -97,7 +96,7 @@ class Retries:
         unit = UNIT_RETRY_TOPIC if header.unit_mode else 0
         name = retry_topic(header.group)
         topic = self._topics.create_internal(name, queues=group.retry_queue_nums, sys_flag=unit)
-        if not topic.perm & PERM_WRITE:
+        if not is_writable(topic):
             raise _not_writable(name)
         return topic
 
