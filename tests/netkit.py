@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from turbopump.net.connection import Connection
 from turbopump.net.deadlines import Deadlines
@@ -24,6 +25,10 @@ FAIL = 13
 SMALL = ConnectionLimits(
     frame_bytes_max=64 * 1024, write_pause_bytes=4 * 1024, unwritten_bytes_max=1024 * 1024
 )
+
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+"""Runs to the end on one of the event loops; given by the fixture ``run_on_loop``."""
 
 
 def echo(request: Command, peer: Connection) -> Command:

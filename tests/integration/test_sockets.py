@@ -6,15 +6,14 @@ import asyncio
 import logging
 import socket
 import struct
-from collections.abc import Callable, Coroutine
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
-from netkit import ECHO, NEVER, SMALL, echo, handlers, slow
+from netkit import ECHO, NEVER, SMALL, Run, echo, handlers, slow
 from turbopump.errors import ConnectFailed, ConnectionLost, ListenFailed, RequestTimeout
 from turbopump.net.connection import Connection
-from turbopump.net.loop import LoopFactory, fastest_loop, run
+from turbopump.net.loop import run
 from turbopump.net.pool import ConnectionPool
 from turbopump.net.router import Router
 from turbopump.net.server import Server, ServerConfig
@@ -22,19 +21,6 @@ from turbopump.net.sockets import SocketNetwork
 from turbopump.testing import wait_until
 from turbopump.wire.command import Buffer, Command
 from turbopump.wire.framing import encode
-
-Run = Callable[[Coroutine[Any, Any, None]], None]
-
-
-@pytest.fixture(params=[asyncio.new_event_loop, fastest_loop()], ids=["asyncio", "fastest"])
-def run_on_loop(request: pytest.FixtureRequest) -> Run:
-    factory: LoopFactory = request.param
-
-    def run_on(main: Coroutine[Any, Any, None]) -> None:
-        with asyncio.Runner(loop_factory=factory) as runner:
-            runner.run(main)
-
-    return run_on
 
 
 def test_run_uses_the_fastest_loop() -> None:

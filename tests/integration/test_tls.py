@@ -4,36 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trustme
 
-from netkit import ECHO, handlers
+from netkit import ECHO, Run, handlers
 from turbopump.errors import ConnectFailed, InvalidArgument, NetworkError
-from turbopump.net.loop import LoopFactory, fastest_loop
+from turbopump.net import sniffing
 from turbopump.net.pool import ConnectionPool, PoolConfig
 from turbopump.net.server import Server, ServerConfig
 from turbopump.net.sockets import SocketNetwork
 from turbopump.net.tls import ClientTls, ServerTls, TlsMode
 from turbopump.testing import wait_until
 from turbopump.wire.command import Command
-
-Run = Callable[[Coroutine[Any, Any, None]], None]
-
-
-@pytest.fixture(params=[asyncio.new_event_loop, fastest_loop()], ids=["asyncio", "fastest"])
-def run_on_loop(request: pytest.FixtureRequest) -> Run:
-    factory: LoopFactory = request.param
-
-    def run_on(main: Coroutine[Any, Any, None]) -> None:
-        with asyncio.Runner(loop_factory=factory) as runner:
-            runner.run(main)
-
-    return run_on
 
 
 @dataclass(frozen=True)
@@ -138,6 +123,46 @@ def test_connections_that_say_nothing_or_nonsense_do_no_harm(
                 await wait_until(lambda: len(server.connections) == 1)
             for writer in (silent, liar):
                 writer.close()
+
+    run_on_loop(main())
+
+
+def test_silent_peers_do_not_shut_others_out(
+    run_on_loop: Run, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sniffing, "UNDECIDED_MAX", 5)
+
+    async def main() -> None:
+        config = ServerConfig(tls=ServerTls(files.server))
+        async with Server(SocketNetwork(), handlers(), config) as server:
+            silent = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(8)]
+            half = ClientTls(trust_path=files.trust)
+            for tls in (None, half):
+                async with ConnectionPool(SocketNetwork(), PoolConfig(tls=tls)) as pool:
+                    assert (await pool.request(server.address, Command(ECHO), 5000)).code == 0
+            # The oldest made room: five that say nothing are left.
+            ends = [asyncio.create_task(reader.read()) for reader, _ in silent]
+            await wait_until(lambda: sum(end.done() for end in ends) >= 3)
+            assert all(end.done() for end in ends[:3])
+            assert not any(end.done() for end in ends[5:])
+            for _, writer in silent:
+                writer.close()
+            await asyncio.gather(*ends, return_exceptions=True)
+
+    run_on_loop(main())
+
+
+def test_a_peer_that_says_nothing_is_dropped_after_its_time(
+    run_on_loop: Run, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sniffing, "FIRST_BYTE_TIMEOUT_S", 0.05)
+
+    async def main() -> None:
+        config = ServerConfig(tls=ServerTls(files.server))
+        async with Server(SocketNetwork(), handlers(), config) as server:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            assert await reader.read() == b""
+            writer.close()
 
     run_on_loop(main())
 

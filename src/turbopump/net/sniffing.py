@@ -7,40 +7,45 @@ not, finds its stream whole. That needs nothing but public calls of asyncio and 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from turbopump.net.tls import HANDSHAKE_FIRST_BYTE
 
 _log = logging.getLogger(__name__)
 
 UNDECIDED_MAX = 4096
-FIRST_BYTE_TIMEOUT_S = 120.0
-"""The time after which idle connections are closed, since until then they are nothing else."""
+"""Connections without a first byte, or in their handshake; one more drops the oldest of them."""
+
+FIRST_BYTE_TIMEOUT_S = 10.0
 
 _PAUSE_AFTER_FAILURE_S = 1.0
 
 
 class SniffingListener:
-    """Accepts connections, waits for the first byte of each, and starts TLS where it says so."""
+    """Accepts connections, waits for the first byte of each, and starts TLS where it says so.
+
+    Accepts from now on, at one or more sockets of the same port.
+    """
 
     def __init__(
         self,
-        listening: socket.socket,
+        listening: Sequence[socket.socket],
         protocol_factory: Callable[[], asyncio.Protocol],
         context: ssl.SSLContext,
         handshake_timeout_s: float,
     ) -> None:
-        self._listening = listening
-        self._at = listening.getsockname()
+        self._listening = tuple(listening)
+        self._at = listening[0].getsockname()
         self._protocol_factory = protocol_factory
         self._context = context
         self._handshake_timeout_s = handshake_timeout_s
-        self._accepting: asyncio.Task[None] | None = None
-        self._undecided: set[asyncio.Task[None]] = set()
-        self._room = asyncio.Semaphore(UNDECIDED_MAX)
+        # A dict as an ordered set: the oldest is dropped first.
+        self._undecided: dict[asyncio.Task[None], None] = {}
+        self._accepting = [asyncio.create_task(self._accept(at)) for at in self._listening]
 
     @property
     def host(self) -> str:
@@ -50,37 +55,43 @@ class SniffingListener:
     def port(self) -> int:
         return int(self._at[1])
 
-    def start(self) -> None:
-        """Begin to accept."""
-        self._accepting = asyncio.create_task(self._accept())
-
     async def close(self) -> None:
         """Take no more connections; those that have sent a byte live on."""
-        tasks = [task for task in (self._accepting, *self._undecided) if task is not None]
+        tasks = [*self._accepting, *self._undecided]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._listening.close()
+        for listening in self._listening:
+            listening.close()
 
-    async def _accept(self) -> None:
+    async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await self._room.acquire()
             try:
-                accepted, _ = await loop.sock_accept(self._listening)
+                accepted, _ = await loop.sock_accept(listening)
             except OSError as error:
                 # Out of file descriptors, most likely: they come back when connections close.
                 _log.warning("cannot accept a connection: %s", error)
-                self._room.release()
                 await asyncio.sleep(_PAUSE_AFTER_FAILURE_S)
                 continue
+            self._make_room()
             task = asyncio.create_task(self._decide(accepted))
-            self._undecided.add(task)
-            task.add_done_callback(self._decided)
+            self._undecided[task] = None
+            task.add_done_callback(functools.partial(self._decided, accepted))
+            # Accepting need not wait: those that are accepted must have their turn as well.
+            await asyncio.sleep(0)
 
-    def _decided(self, task: asyncio.Task[None]) -> None:
-        self._undecided.discard(task)
-        self._room.release()
+    def _make_room(self) -> None:
+        """Drop the oldest, or peers that say nothing would shut out all others."""
+        if len(self._undecided) >= UNDECIDED_MAX:
+            oldest = next(iter(self._undecided))
+            del self._undecided[oldest]
+            oldest.cancel()
+
+    def _decided(self, accepted: socket.socket, task: asyncio.Task[None]) -> None:
+        self._undecided.pop(task, None)
+        if task.cancelled():
+            accepted.close()
 
     async def _decide(self, accepted: socket.socket) -> None:
         """Hand the connection over as soon as its first byte is there."""
@@ -101,9 +112,6 @@ class SniffingListener:
         except OSError as error:
             _log.info("connection closed before its first frame: %r", error)
             accepted.close()
-        except asyncio.CancelledError:
-            accepted.close()
-            raise
 
 
 async def _readable(waiting: socket.socket) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import ssl
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import TypeVar, cast
 
 from turbopump.errors import ConnectFailed, ListenFailed
 from turbopump.net.network import Listener
@@ -15,9 +16,15 @@ from turbopump.net.tls import ClientTls, ServerTls, TlsMode
 
 P = TypeVar("P", bound=asyncio.Protocol)
 
+At = tuple[str, int] | tuple[str, int, int, int]
+Place = tuple[int, At]
+"""The family of an address, and the address."""
+
 CONNECT_TIMEOUT_MS = 3000
 BACKLOG = 1024
 HANDSHAKE_TIMEOUT_S = 10.0
+_PORT_TRIES = 20
+"""How many free ports are looked at for one that is free at all addresses of a host."""
 
 
 class SocketNetwork:
@@ -64,23 +71,22 @@ class SocketNetwork:
         *,
         tls: ServerTls | None = None,
     ) -> Listener:
-        """Take connections from now on, port 0 at any that is free; raises ListenFailed."""
+        """Take connections from now on, port 0 at any that is free; raises ListenFailed.
+
+        A host with several addresses is listened at all of them, at the same port.
+        """
         mode = TlsMode.DISABLED if tls is None else tls.mode
         context = None if tls is None or mode is TlsMode.DISABLED else tls.context()
         try:
+            bound = _bind_all(await _places(host, port))
             if context is not None and mode is TlsMode.PERMISSIVE:
-                return await _listen_sniffing(host, port, protocol_factory, context)
-            server = await asyncio.get_running_loop().create_server(
-                protocol_factory,
-                host or None,
-                port,
-                backlog=BACKLOG,
-                ssl=context,
-                ssl_handshake_timeout=None if context is None else HANDSHAKE_TIMEOUT_S,
-            )
+                return SniffingListener(bound, protocol_factory, context, HANDSHAKE_TIMEOUT_S)
+            return await _serve(bound, protocol_factory, context)
         except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise ListenFailed(f"{host}:{port}: {reason}") from error
+        except UnicodeError as error:
             raise ListenFailed(f"{host}:{port}: {error}") from error
-        return SocketListener(server)
 
     def _context(self, tls: ClientTls) -> ssl.SSLContext:
         context = self._contexts.get(tls)
@@ -92,9 +98,9 @@ class SocketNetwork:
 class SocketListener:
     """A listening socket, or one for each address of the host."""
 
-    def __init__(self, server: asyncio.Server) -> None:
-        self._server = server
-        self._at = server.sockets[0].getsockname()
+    def __init__(self, servers: Sequence[asyncio.Server]) -> None:
+        self._servers = tuple(servers)
+        self._at = servers[0].sockets[0].getsockname()
 
     @property
     def host(self) -> str:
@@ -106,28 +112,86 @@ class SocketListener:
 
     async def close(self) -> None:
         """Take no more connections; those that exist live on."""
-        self._server.close()
+        for server in self._servers:
+            server.close()
 
 
-async def _listen_sniffing(
-    host: str,
-    port: int,
+async def _serve(
+    bound: Sequence[socket.socket],
     protocol_factory: Callable[[], asyncio.Protocol],
-    context: ssl.SSLContext,
-) -> SniffingListener:
+    context: ssl.SSLContext | None,
+) -> SocketListener:
+    loop = asyncio.get_running_loop()
+    timeout_s = None if context is None else HANDSHAKE_TIMEOUT_S
+    return SocketListener(
+        [
+            await loop.create_server(
+                protocol_factory,
+                sock=listening,
+                backlog=BACKLOG,
+                ssl=context,
+                ssl_handshake_timeout=timeout_s,
+            )
+            for listening in bound
+        ]
+    )
+
+
+async def _places(host: str, port: int) -> list[Place]:
+    """Look up all addresses of a host; the empty one has those of the machine."""
     infos = await asyncio.get_running_loop().getaddrinfo(
         host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
-    family, kind, number, _, at = infos[0]
-    listening = socket.socket(family, kind, number)
+    return list(dict.fromkeys((int(family), cast(At, at)) for family, _, _, _, at in infos))
+
+
+def _bind_all(places: Sequence[Place]) -> list[socket.socket]:
+    """Listen at all places, where port 0 means one and the same that is free; raises OSError."""
+    for tries_left in range(_PORT_TRIES, -1, -1):
+        try:
+            return _bind_each(places)
+        except OSError as error:
+            # A port that was free at the first address is taken at another one.
+            chosen = places[0][1][1] == 0 and len(places) > 1
+            if error.errno != errno.EADDRINUSE or not chosen or not tries_left:
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
+def _bind_each(places: Sequence[Place]) -> list[socket.socket]:
+    bound: list[socket.socket] = []
+    missing: OSError | None = None
+    try:
+        for family, at in places:
+            port = bound[0].getsockname()[1] if bound else at[1]
+            try:
+                bound.append(_bind(family, (at[0], port, *at[2:])))
+            except OSError as error:
+                # localhost may have an IPv6 address on a machine that has none.
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    raise
+                missing = error
+        if missing is not None and not bound:
+            raise missing
+    except OSError:
+        for listening in bound:
+            listening.close()
+        raise
+    return bound
+
+
+def _bind(family: int, at: At) -> socket.socket:
+    # The protocol is named because asyncio sets TCP_NODELAY only where it is.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            # IPv4 has a socket of its own.
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         listening.setblocking(False)
         listening.bind(at)
         listening.listen(BACKLOG)
     except OSError:
         listening.close()
         raise
-    listener = SniffingListener(listening, protocol_factory, context, HANDSHAKE_TIMEOUT_S)
-    listener.start()
-    return listener
+    return listening
