@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from contextlib import ExitStack
 from pathlib import Path
 from random import Random
 from types import TracebackType
 from typing import Self
 
 from turbopump.broker.client_requests import SWEEP_INTERVAL_MS
-from turbopump.broker.config import PERM_READ, BrokerConfig
+from turbopump.broker.config import BrokerConfig
 from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.names import SCHEDULE_TOPIC
 from turbopump.broker.parts import Administration, MessagePath, State
 from turbopump.broker.periodic import Periodic
 from turbopump.broker.registration import Registration
 from turbopump.broker.stats import SAMPLE_INTERVAL_MS
+from turbopump.broker.topics import is_readable
 from turbopump.broker.upkeep import Upkeep
 from turbopump.clock import SYSTEM_CLOCK, Clock
 from turbopump.errors import InvalidArgument
@@ -201,11 +203,12 @@ class Broker:
         await self._leave()
         self.path.lag.stop()
         self.path.deadlines.close()
-        try:
-            self.path.delays.save()
-            self.state.offsets.persist_now()
-        finally:
-            self.store.close()
+        with ExitStack() as rest:
+            # In this order from the last to the first, and each of them whatever became of others.
+            rest.callback(self.store.close)
+            rest.callback(self.state.groups.persist_now)
+            rest.callback(self.state.offsets.persist_now)
+            rest.callback(self.path.delays.save)
 
     async def _leave(self) -> None:
         """Tell name servers and clients that it is over, whether they listen or not."""
@@ -237,7 +240,7 @@ class Broker:
             arrivals.release_topic(topic)
 
     def _release_unreadable(self, topic: TopicConfig) -> None:
-        if not topic.perm & PERM_READ:
+        if not is_readable(topic):
             self.path.arrivals.release_topic(topic.topic_name)
 
     def _retain(self) -> None:
