@@ -26,8 +26,9 @@ def _broken(error: WriteFailed) -> Future[None]:
 class Flusher:
     """Group commit: whoever joins while a flush runs shares the next one, and its future.
 
-    After a failed flush every group fails until `reset`: the operating system reports lost pages
-    once only, so a second try that succeeds proves nothing.
+    After a failed flush every group fails that was begun before `reset`: the operating system
+    reports lost pages once only, so a second try that succeeds proves nothing, and by then the
+    messages of those who wait may have been dropped from the log.
     """
 
     def __init__(self, sync_log: Callable[[], PhysicalOffset]) -> None:
@@ -80,9 +81,14 @@ class Flusher:
 
     def reset(self) -> None:
         """Flush again: what could not be flushed has been written anew or dropped."""
-        self.failure = None
-        if self._dead:
-            self._dead = False
+        with self._wake:
+            failure, self.failure = self.failure, None
+            group, self._group = self._group, None
+            was_dead, self._dead = self._dead, False
+            self._wake.notify_all()
+        if group is not None:
+            group.set_exception(failure or WriteFailed("the commit log was mended"))
+        if was_dead:
             self.start()
 
     def _run(self) -> None:
@@ -102,26 +108,28 @@ class Flusher:
             self._wake.notify_all()
             self._wake.wait_for(lambda: self._group or self._jobs or self._stopping)
             self._running, self._group = self._group, None
+            # Together with the taking: a `reset` in between would not know of this group.
+            failure = self.failure
             jobs, self._jobs = self._jobs, []
             if self._running is None and not jobs:
                 return False
             self._busy = True
         if self._running is not None:
-            self._flush(self._running)
+            self._flush(self._running, failure)
         for job in jobs:
             job()
         return True
 
-    def _flush(self, group: Future[None]) -> None:
-        if self.failure is None:
+    def _flush(self, group: Future[None], failure: WriteFailed | None) -> None:
+        if failure is None:
             try:
                 self._sync_log()
             except OSError as error:
-                self.failure = _failed(error)
-        if self.failure is None:
+                failure = self.failure = _failed(error)
+        if failure is None:
             group.set_result(None)
         else:
-            group.set_exception(self.failure)
+            group.set_exception(failure)
 
     def _die(self, error: BaseException) -> None:
         with self._wake:

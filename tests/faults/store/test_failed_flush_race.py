@@ -1,0 +1,165 @@
+"""Flushes fail while messages wait for the next one: whoever was dropped is told so."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import random
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from turbopump.errors import WriteFailed, WriteRefused
+from turbopump.store import Appended, Files, FlushConfig, FlushMode, Store, StoreConfig
+from turbopump.wire.record import decode_record
+from unit.store.support import ManualClock, bodies, record, small_config
+
+SYNC = small_config(FlushMode.SYNC)
+PATIENCE_S = 10.0
+
+
+def _is_flusher() -> bool:
+    return threading.current_thread().name == "store-flusher"
+
+
+def _path(fd: int) -> str:
+    return str(Path(f"/proc/self/fd/{fd}").readlink())
+
+
+class StagedFiles(Files):
+    """A disk whose flushes begin and end when a test says so."""
+
+    def __init__(self) -> None:
+        self.plan: list[tuple[threading.Event, bool]] = []
+        """For each flush of the log to come: when it may go on, and whether it fails."""
+        self.reached = threading.Semaphore(0)
+        self.queues_may_go_on = threading.Event()
+        self.queues_may_go_on.set()
+
+    def sync(self, fd: int) -> None:
+        if _is_flusher():
+            if "commitlog" in _path(fd) and self.plan:
+                may_go_on, fails = self.plan.pop(0)
+                self.reached.release()
+                may_go_on.wait(PATIENCE_S)
+                if fails:
+                    raise OSError(errno.EIO, os.strerror(errno.EIO))
+            elif "consumequeue" in _path(fd):
+                self.queues_may_go_on.wait(PATIENCE_S)
+        super().sync(fd)
+
+
+def test_a_group_that_waits_while_the_log_is_mended_fails(tmp_path: Path) -> None:
+    """The owner mends the log, and drops the group's messages, before the flusher gets to it."""
+    files, clock = StagedFiles(), ManualClock()
+    clock.elapsed_ms = 100_000
+    with Store.open(tmp_path, SYNC, clock=clock, files=files) as store:
+        store.append([record(b"before")]).durable.result(PATIENCE_S)
+        first, second = threading.Event(), threading.Event()
+        files.plan = [(first, False), (second, True)]
+        store.append([record(b"flushed")])
+        assert files.reached.acquire(timeout=PATIENCE_S)
+        files.queues_may_go_on.clear()
+        for _ in range(2):
+            clock.advance(3000)
+            store.tick()  # has queue files synced, which keeps the flusher busy
+        doomed = store.append([record(b"doomed")])
+        first.set()
+        assert files.reached.acquire(timeout=PATIENCE_S)
+        waiting = store.append([record(b"waiting")])
+        second.set()
+        with pytest.raises(WriteFailed):
+            doomed.durable.result(PATIENCE_S)
+        after = store.append([record(b"after")])
+        files.queues_may_go_on.set()
+        after.durable.result(PATIENCE_S)
+        with pytest.raises(WriteFailed):
+            waiting.durable.result(PATIENCE_S)
+        assert bodies(store) == [b"before", b"flushed", b"after"]
+    with Store.open(tmp_path, SYNC) as store:
+        assert bodies(store) == [b"before", b"flushed", b"after"]
+
+
+class MoodyFiles(Files):
+    """A slow disk that fails one flush of the log in ten."""
+
+    def __init__(self) -> None:
+        self._random = random.Random(1)
+        self.is_moody = False
+
+    def sync(self, fd: int) -> None:
+        if self.is_moody and _is_flusher():
+            time.sleep(0.002)
+            if "commitlog" in _path(fd) and self._random.random() < 0.1:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().sync(fd)
+
+
+def _send_for(store: Store, seconds: float) -> list[tuple[bytes, Appended]]:
+    sent = []
+    number = 0
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        body = b"%d" % number
+        with contextlib.suppress(WriteRefused):
+            sent.append((body, store.append([record(body, topic=f"T{number % 50}")])))
+        number += 1
+        time.sleep(0.0005)
+        if number % 10 == 0:
+            store.tick()
+    return sent
+
+
+def stress(root: Path, seconds: float, heal_interval_ms: int) -> None:
+    flush = FlushConfig(
+        mode=FlushMode.SYNC,
+        heal_interval_ms=heal_interval_ms,
+        interval_ms=10,
+        queue_interval_ms=10,
+    )
+    config = StoreConfig(
+        segment_bytes=1 << 20,
+        queue_segment_units=1000,
+        index_slots=100,
+        index_entries=4000,
+        flush=flush,
+    )
+    files = MoodyFiles()
+    acknowledged = []
+    with Store.open(root, config, files=files) as store:
+        files.is_moody = True
+        for body, appended in _send_for(store, seconds):
+            try:
+                appended.durable.result(PATIENCE_S)
+            except WriteRefused:
+                continue
+            acknowledged.append((body, appended))
+        files.is_moody = False
+    assert acknowledged
+    with Store.open(root, config) as store:
+        for body, appended in acknowledged:
+            message = store.message_at(appended.physical_offset)
+            assert message is not None
+            assert decode_record(message).stored_body == body
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("heal_interval_ms", [1, 20])
+def test_what_a_moody_disk_acknowledged_is_there(
+    heal_interval_ms: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    stress(tmp_path, 3.0, heal_interval_ms)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("heal_interval_ms", [1, 5, 20])
+def test_what_a_moody_disk_acknowledged_is_there_for_long(
+    heal_interval_ms: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    stress(tmp_path, 12.0, heal_interval_ms)
