@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from turbopump.errors import StoreClosed
 from turbopump.net.deadlines import Deadline, Deadlines
 
 OnDone = Callable[[BaseException | None], None]
@@ -87,7 +88,9 @@ class Durability:
     def _done(self, flush: Future[None]) -> None:
         error = flush.exception()
         if error is None:
-            self._after_flush()
+            # A flush that ends after the store is closed has nobody left to read.
+            with contextlib.suppress(StoreClosed):
+                self._after_flush()
         for on_done in self._by_flush.pop(flush):
             on_done(error)
         if not self._by_flush:

@@ -52,16 +52,19 @@ class Queues:
 
     def for_record(self, topic: bytes, queue_id: int) -> ConsumeQueue:
         """Return the queue of a stored or storable message, made if need be."""
-        key = (topic, queue_id)
-        queue = self._by_stored_topic.get(key)
+        queue = self._by_stored_topic.get((topic, queue_id))
         if queue is None:
-            if queue_id < 0 or not is_topic_name(topic):
-                raise InvalidArgument(
-                    f"queue {topic!r}, {queue_id}: the topic must be able to name a directory"
-                    " and the number must not be negative"
-                )
+            self.check_name(topic, queue_id)
             queue = self._make(topic.decode(), queue_id)
         return queue
+
+    def check_name(self, topic: bytes, queue_id: int) -> None:
+        """Refuse a queue that cannot be."""
+        if queue_id < 0 or not is_topic_name(topic):
+            raise InvalidArgument(
+                f"queue {topic!r}, {queue_id}: the topic must be able to name a directory"
+                " and the number must not be negative"
+            )
 
     def __iter__(self) -> Iterator[ConsumeQueue]:
         return iter(list(self._queues.values()))

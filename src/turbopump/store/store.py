@@ -249,8 +249,9 @@ class Store:
 
     def check(self, records: Sequence[Record]) -> None:
         """Refuse what `append` would refuse because of the messages themselves."""
+        self._check_open()
         for record in records:
-            self._queues.for_record(record.topic, record.queue_id)
+            self._queues.check_name(record.topic, record.queue_id)
             if record.size > self.config.record_bytes_max:
                 raise InvalidArgument(
                     f"message of {record.size} bytes: at most {self.config.record_bytes_max}"
@@ -259,9 +260,12 @@ class Store:
         if not 0 < total <= self.config.group_bytes_max:
             raise InvalidArgument(f"a batch of {total} bytes does not fit into a file of the log")
 
-    def _check_writable(self) -> None:
+    def _check_open(self) -> None:
         if not self._open:
             raise StoreClosed("the store is closed")
+
+    def _check_writable(self) -> None:
+        self._check_open()
         if self._flusher.failure is None and self._health.untroubled:
             return
         if not self._health.is_well():
@@ -284,6 +288,7 @@ class Store:
 
     def dispatch(self) -> None:
         """Make readable what may be read by now; call it when a flush is done."""
+        self._check_open()
         self._dispatcher.advance(self.readable_end)
         if self._behind.crowded():
             self._spill()
@@ -299,6 +304,7 @@ class Store:
 
         It never waits for the disk unless something is broken.
         """
+        self._check_open()
         self._ticked_ms = self._clock.now_ms()
         self.dispatch()
         self._upkeep.run()
@@ -308,10 +314,12 @@ class Store:
 
         The listener must not raise: the messages are stored whatever it thinks of them.
         """
+        self._check_open()
         self._dispatcher.listener = listener
 
     def retain(self, *, at_any_hour: bool = False) -> Verdict:
         """Delete what is too old or in the way, and refuse messages while the disk is full."""
+        self._check_open()
         used = self._files.used_ratio(self._directory.root)
         newest_ms = self._newest_per_segment()
         verdict = judge(
@@ -466,8 +474,7 @@ class Store:
         return self._log.view(position, size) if size > 0 else None
 
     def _catch_up(self) -> None:
-        if not self._open:
-            raise StoreClosed("the store is closed")
+        self._check_open()
         if self._dispatcher.first_waiting is not None:
             self.dispatch()
 
