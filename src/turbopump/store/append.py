@@ -58,6 +58,9 @@ class Appender:
         """Write bytes of another log at the same position."""
         log = self._log
         self._entries = []
+        room = log.segment_bytes - position % log.segment_bytes
+        if len(data) > room:
+            raise InvalidArgument(f"{len(data)} bytes at {position} go across the end of a file")
         if not log.starts:
             start = position // log.segment_bytes * log.segment_bytes
             if position != start:
@@ -65,9 +68,6 @@ class Appender:
             log.begin_at(position, position)
         if position != log.written:
             raise InvalidArgument(f"bytes for {position}, but the log ends at {log.written}")
-        room = log.segment_bytes - position % log.segment_bytes
-        if len(data) > room:
-            raise InvalidArgument(f"{len(data)} bytes at {position} go across the end of a file")
         log.write(data)
 
     def complete_records(self, start: PhysicalOffset) -> list[RecordEntry]:

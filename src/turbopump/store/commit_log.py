@@ -110,7 +110,8 @@ class CommitLog:
         """Forget everything from a position on, for good: no stale record may ever come back."""
         with self._syncing:
             # The last file goes first: stopped half-way, the files are still an unbroken row.
-            while len(self.starts) > 1 and self.starts[-1] > end:
+            # (A slave whose very first write failed has no file left then.)
+            while self.starts and self.starts[-1] > end:
                 self._let_go(self.starts[-1])
                 self._segments.drop_last()
                 self._unsynced_names = True

@@ -6,11 +6,10 @@ import threading
 from pathlib import Path
 
 from turbopump.errors import StoreInUse
-from turbopump.store.files import Files
-from turbopump.store.segments import SPARE_NAME
+from turbopump.store.files import SPARE_NAME, Files
 
 _LOCK_TEXT = b"lock"
-# Java's kind of lock does not keep out the same process, so this does.
+# Where only Java's kind of lock exists, it does not keep out the same process; this does.
 _open_here: set[Path] = set()
 _open_here_guard = threading.Lock()
 

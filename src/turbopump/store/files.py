@@ -10,12 +10,18 @@ import fcntl
 import mmap
 import os
 import shutil
+import struct
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 
 _MODE = 0o644
 _ERASED_AT_ONCE = 1024 * 1024
+SPARE_NAME = "spare.tmp"
+"""Where a file grows to its size before it gets its name: in the store's own directory."""
+
+# A struct flock: kind, from where, start, size, process (0: locks of open files have none).
+_FIRST_BYTE_LOCK = struct.pack("hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
 
 
 class Files:
@@ -99,16 +105,37 @@ class Files:
         return usage.used / (usage.used + usage.free)
 
     def lock(self, fd: int) -> None:
-        """Take the lock that Java takes too, or raise OSError; it ends with the process."""
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+        """Take the lock that keeps out Java too, or raise OSError; it ends with the process.
+
+        It belongs to the open file. Java's kind belongs to the process, and is lost as soon as
+        that closes any other descriptor of the file, as whoever copies the directory does.
+        """
+        try:
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FIRST_BYTE_LOCK)
+        except (AttributeError, OSError) as error:
+            if isinstance(error, OSError) and error.errno != errno.EINVAL:
+                raise
+            # Not Linux, or a file system that does not know them.
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
 
 
 def create_full_size(files: Files, path: Path, size: int, spare: Path) -> int:
     """Make a file of its full size, all zeros and no blocks, and return it open.
 
     It grows under the name ``spare`` first: a kill in between must not leave a short file where
-    only full ones are accepted.
+    only full ones are accepted. That is not its directory, which may be on a disk of its own;
+    then it grows there after all.
     """
+    try:
+        return _create_renamed(files, path, size, spare)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+    files.remove(spare)
+    return _create_renamed(files, path, size, path.with_name(SPARE_NAME))
+
+
+def _create_renamed(files: Files, path: Path, size: int, spare: Path) -> int:
     fd = files.open_new(spare)
     try:
         files.truncate(fd, size)

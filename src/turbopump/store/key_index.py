@@ -16,7 +16,7 @@ from turbopump.clock import Clock
 from turbopump.errors import StoreDamaged
 from turbopump.message import PhysicalOffset
 from turbopump.store.config import StoreConfig
-from turbopump.store.files import Files, OpenFiles, create_full_size
+from turbopump.store.files import SPARE_NAME, Files, OpenFiles, create_full_size
 from turbopump.store.index_file import NAME_DIGITS, IndexFile, IndexHeader
 from turbopump.store.key_hashes import index_hashes
 from turbopump.wire.hashing import index_hash
@@ -80,6 +80,7 @@ class KeyIndex:
 
     def load(self) -> None:
         """Find the files."""
+        self._files.remove(self._directory / SPARE_NAME)
         for path in index_paths(self._directory):
             file = self._file(path)
             if path.stat().st_size != file.size:
@@ -205,6 +206,7 @@ class KeyIndex:
 def index_paths(directory: Path) -> list[Path]:
     """Return the index files of a directory, oldest first; foreign names are refused."""
     paths = sorted(directory.iterdir()) if directory.is_dir() else []
+    paths = [path for path in paths if path.name != SPARE_NAME]
     for path in paths:
         if len(path.name) != NAME_DIGITS or not path.name.isdecimal():
             raise StoreDamaged(f"{path} does not belong into a store: move it away")

@@ -7,11 +7,9 @@ from bisect import bisect_right
 from pathlib import Path
 
 from turbopump.errors import StoreDamaged
-from turbopump.store.files import Files, create_full_size
+from turbopump.store.files import SPARE_NAME, Files, create_full_size
 
 _NAME_DIGITS = 20
-SPARE_NAME = "spare.tmp"
-"""In the store's own directory: where a file grows to its size before it gets its name."""
 
 
 class Segments:
@@ -28,6 +26,7 @@ class Segments:
 
     def load(self) -> None:
         """Find the files; anything that is not a full file in an unbroken row is refused."""
+        self._files.remove(self.directory / SPARE_NAME)
         found = segment_files(self.directory)
         if found and found[-1][1] == 0:
             # Killed between making the file and giving it its size; nothing can be in it.
@@ -85,7 +84,7 @@ class Segments:
 def segment_files(directory: Path) -> list[tuple[int, int]]:
     """Return start and size of the files in a directory, in order; foreign names are refused."""
     try:
-        entries = list(directory.iterdir())
+        entries = [entry for entry in directory.iterdir() if entry.name != SPARE_NAME]
     except FileNotFoundError:
         return []
     for entry in entries:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from turbopump.errors import InvalidArgument, StoreClosed, StoreInUse, WriteFailed
+from turbopump.errors import InvalidArgument
 from turbopump.message import PhysicalOffset
 from turbopump.store import (
     Arrival,
     Filter,
-    FlushConfig,
     FlushMode,
     Found,
     MessagesRemoved,
@@ -26,14 +24,12 @@ from turbopump.store import (
     ReadLimits,
     RetentionConfig,
     Store,
-    StoreConfig,
     UnitsMissing,
     UpToDate,
 )
 from turbopump.wire.hashing import tags_code
 from turbopump.wire.record import Record, decode_record
 from unit.store.support import (
-    FaultyFiles,
     ManualClock,
     bodies,
     offset,
@@ -419,116 +415,6 @@ def test_the_index_can_be_left_out(tmp_path: Path) -> None:
     assert not list((tmp_path / "index").iterdir())
 
 
-def test_a_slave_copies_the_log_byte_for_byte(tmp_path: Path) -> None:
-    config = small_config()
-    with Store.open(tmp_path / "a", config) as master, Store.open(tmp_path / "b", config) as slave:
-        position = PhysicalOffset(0)
-        for number in range(60):
-            stored(master, b"%d" % number * 50, KEYS=f"k{number}")
-            # Pieces that end inside records.
-            while (piece := master.raw(position, 37)) is not None:
-                slave.append_raw(position, piece)
-                position = PhysicalOffset(position + len(piece))
-        assert bodies(slave) == bodies(master)
-        assert slave.written_end == master.written_end
-        with pytest.raises(InvalidArgument, match="ends at"):
-            slave.append_raw(PhysicalOffset(0), b"x")
-        with pytest.raises(InvalidArgument, match="across"):
-            slave.append_raw(slave.written_end, b"x" * 5000)
-    for path in (tmp_path / "a" / "commitlog").iterdir():
-        assert path.read_bytes() == (tmp_path / "b" / "commitlog" / path.name).read_bytes()
-
-
-def test_a_new_slave_starts_in_the_middle(tmp_path: Path) -> None:
-    config = small_config()
-    with Store.open(tmp_path / "a", config) as master, Store.open(tmp_path / "b", config) as slave:
-        stored(master, *[b"%02d" % number * 200 for number in range(40)])
-        position = PhysicalOffset(master.written_end // 4096 * 4096)
-        with pytest.raises(InvalidArgument, match="starts with a file"):
-            slave.append_raw(PhysicalOffset(position + 1), b"x")
-        piece = master.raw(position, 1 << 20)
-        assert piece is not None
-        slave.append_raw(position, piece)
-        low, high = slave.queue_range("Topic", 0)
-        assert (slave.min_offset, high) == (position, 40)
-        assert low > 30
-        assert bodies(slave) == bodies(master)[low:]
-        # The master is gone; the slave goes on with its offsets.
-        assert slave.append([record(b"mine")]).queue_offset == 40
-        assert bodies(slave)[-1] == b"mine"
-
-
-def test_a_slave_whose_disk_fails_takes_the_bytes_again(tmp_path: Path) -> None:
-    config = small_config(FlushMode.SYNC)
-    files, clock = FaultyFiles(), ManualClock()
-    with (
-        Store.open(tmp_path / "a", config) as master,
-        Store.open(tmp_path / "b", config, clock=clock, files=files) as slave,
-    ):
-        stored(master, *[b"%02d" % number * 100 for number in range(10)])
-        failed = False
-        while (piece := master.raw(slave.written_end, 150)) is not None:
-            position = slave.written_end
-            if position == 900 and not failed:
-                files.sync_error, failed = errno.EIO, True
-            try:
-                slave.append_raw(position, piece)
-            except (WriteFailed, InvalidArgument):
-                # Refused, or mended meanwhile: then what could not be flushed is asked for again.
-                files.sync_error = None
-                clock.advance(1000)
-            slave._flusher.wait_idle()
-        assert bodies(slave) == bodies(master)
-
-
-@pytest.mark.parametrize("extra", [1, 2])
-def test_files_made_in_advance_are_no_obstacle(tmp_path: Path, extra: int) -> None:
-    with Store.open(tmp_path, small_config()) as store:
-        stored(store, b"before")
-    for number in range(extra):
-        (tmp_path / "commitlog" / f"{4096 * (number + 1):020d}").write_bytes(bytes(4096))
-    with Store.open(tmp_path, small_config()) as store:
-        assert not store.recovered.crashed
-        stored(store, *[b"x" * 900] * 10)
-        assert bodies(store) == [b"before", *[b"x" * 900] * 10]
-    with Store.open(tmp_path, small_config()) as store:
-        assert len(bodies(store)) == 11
-
-
-def test_a_torn_message_and_a_file_that_ends_with_a_blank(tmp_path: Path) -> None:
-    with Store.open(tmp_path, small_config()) as store:
-        stored(store, *[b"x" * 900] * 4)
-        assert store.written_end == 4 * 996
-        store.append([record(b"next file")])
-    last = tmp_path / "commitlog" / f"{4096:020d}"
-    last.write_bytes(bytes(4096))
-    for crashed in (False, True):
-        if crashed:
-            (tmp_path / "abort").touch()
-        with Store.open(tmp_path, small_config()) as store:
-            assert store.written_end == 4096
-            assert len(bodies(store)) == 4
-    with Store.open(tmp_path, small_config()) as store:
-        stored(store, b"again")
-        assert store.written_end > 4096
-        assert bodies(store)[4:] == [b"again"]
-
-
-def test_one_store_at_a_time(tmp_path: Path) -> None:
-    with (
-        Store.open(tmp_path, small_config()) as store,
-        pytest.raises(StoreInUse, match="this process"),
-    ):
-        Store.open(tmp_path, small_config())
-    with pytest.raises(StoreClosed):
-        store.append([record()])
-    with pytest.raises(StoreClosed):
-        store.read("Topic", 0, offset(0), 1)
-    store.close()
-    assert (tmp_path / "lock").read_bytes() == b"lock"
-    assert not (tmp_path / "abort").exists()
-
-
 def test_a_deleted_topic_starts_again(tmp_path: Path) -> None:
     with Store.open(tmp_path, small_config()) as store:
         stored(store, b"a", b"b")
@@ -540,52 +426,3 @@ def test_a_deleted_topic_starts_again(tmp_path: Path) -> None:
         stored(store, b"c")
         assert bodies(store) == [b"c"]
         assert [view.queue_offset for view in read_all(store)] == [0]
-
-
-def test_queue_files_and_maps_stay_bounded(tmp_path: Path) -> None:
-    config = small_config(open_files_max=8, mapped_segments_max=2)
-    with Store.open(tmp_path, config) as store:
-        for round_ in range(30):
-            for topic in range(20):
-                stored(store, b"%d" % round_ * 20, topic=f"T{topic}")
-        for topic in range(20):
-            assert bodies(store, f"T{topic}") == [b"%d" % round_ * 20 for round_ in range(30)]
-        store._upkeep.flush()
-        store._flusher.wait_idle()
-        store.tick()
-        assert bodies(store, "T3")
-        assert len(store._open_files) <= 8
-        assert len(store._log._open) <= 3
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"segment_bytes": 0},
-        {"queue_segment_units": -1},
-        {"index_slots": 0},
-        {"index_entries": 1},
-        {"record_bytes_max": 0},
-        {"open_files_max": 1},
-        {"mapped_segments_max": 0},
-        {"clean_check_segments": 0},
-        {"delay_levels": (-1,)},
-    ],
-)
-def test_bad_settings_are_named(changes: dict[str, Any]) -> None:
-    (name,) = changes
-    with pytest.raises(InvalidArgument, match=name):
-        StoreConfig(**changes)
-
-
-def test_bad_settings_of_parts_are_named() -> None:
-    with pytest.raises(InvalidArgument, match="interval_ms"):
-        FlushConfig(interval_ms=0)
-    with pytest.raises(InvalidArgument, match="dirty_bytes_min"):
-        FlushConfig(dirty_bytes_min=-1)
-    with pytest.raises(InvalidArgument, match="scan_units_max"):
-        ReadLimits(scan_units_max=0)
-    with pytest.raises(InvalidArgument, match="delete_hours"):
-        RetentionConfig(delete_hours=frozenset({24}))
-    with pytest.raises(InvalidArgument, match="disk ratios"):
-        RetentionConfig(early_ratio=0.95)

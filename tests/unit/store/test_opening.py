@@ -1,0 +1,159 @@
+"""Opening and closing: one at a time, nothing works afterwards, and parts on other disks."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turbopump.errors import StoreClosed, StoreInUse
+from turbopump.message import PhysicalOffset
+from turbopump.store import Files, Store
+from unit.store.support import bodies, offset, record, small_config
+
+AFTER_CLOSE: list[Callable[[Store], object]] = [
+    lambda store: store.append([record()]),
+    lambda store: store.append_all([[record()]]),
+    lambda store: store.append_raw(PhysicalOffset(0), b"x"),
+    lambda store: store.check([record()]),
+    lambda store: store.dispatch(),
+    lambda store: store.tick(),
+    lambda store: store.listen(None),
+    lambda store: store.retain(at_any_hour=True),
+    lambda store: store.remove_topic("Topic"),
+    lambda store: store.read("Topic", 0, offset(0), 1),
+    lambda store: store.queue_range("Topic", 0),
+    lambda store: store.queue_ids(),
+    lambda store: store.offset_by_time("Topic", 0, 0),
+    lambda store: store.store_timestamp_ms("Topic", 0, offset(0)),
+    lambda store: store.message_at(PhysicalOffset(0)),
+    lambda store: store.message_by_id("0A141E2800002A9F0000000000000000"),
+    lambda store: store.messages_by_key("Topic", "k", 1, 0, 1),
+    lambda store: store.raw(PhysicalOffset(0), 1),
+]
+
+
+def test_nothing_works_after_closing(tmp_path: Path) -> None:
+    store = Store.open(tmp_path, small_config())
+    store.append([record()])
+    store.close()
+    files = sorted(tmp_path.rglob("*"))
+    for call in AFTER_CLOSE:
+        with pytest.raises(StoreClosed):
+            call(store)
+    assert sorted(tmp_path.rglob("*")) == files
+
+
+LOCK = """
+import fcntl, sys
+with open(sys.argv[1], "r+b") as file:
+    # What Java takes.
+    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+"""
+
+
+def test_the_lock_survives_a_copy_made_by_its_owner(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    command = [sys.executable, "-c", LOCK, str(root / "lock")]
+    with Store.open(root, small_config()):
+        shutil.copytree(root, tmp_path / "copy")
+        refused = subprocess.run(command, capture_output=True, check=False)
+        assert b"BlockingIOError" in refused.stderr
+    assert subprocess.run(command, check=False).returncode == 0
+
+
+class OtherDisks(Files):
+    """Every directory of the store is a disk of its own."""
+
+    def rename(self, old: Path, new: Path) -> None:
+        if old.parent != new.parent:
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        super().rename(old, new)
+
+
+def test_parts_may_lie_on_disks_of_their_own(tmp_path: Path) -> None:
+    with Store.open(tmp_path, small_config(), files=OtherDisks()) as store:
+        for number in range(10):
+            store.append([record(b"%d" % number * 500, KEYS="k")])
+    for part in ("commitlog", "consumequeue/Topic/0", "index"):
+        # As after a kill at the wrong moment.
+        (tmp_path / part / "spare.tmp").touch()
+    with Store.open(tmp_path, small_config(), files=OtherDisks()) as store:
+        assert bodies(store) == [b"%d" % number * 500 for number in range(10)]
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def stored(store: Store, *args: bytes, **kwargs: Any) -> None:
+    for body in args:
+        store.append([record(body, **kwargs)]).durable.result()
+
+
+@pytest.mark.parametrize("extra", [1, 2])
+def test_files_made_in_advance_are_no_obstacle(tmp_path: Path, extra: int) -> None:
+    with Store.open(tmp_path, small_config()) as store:
+        stored(store, b"before")
+    for number in range(extra):
+        (tmp_path / "commitlog" / f"{4096 * (number + 1):020d}").write_bytes(bytes(4096))
+    with Store.open(tmp_path, small_config()) as store:
+        assert not store.recovered.crashed
+        stored(store, *[b"x" * 900] * 10)
+        assert bodies(store) == [b"before", *[b"x" * 900] * 10]
+    with Store.open(tmp_path, small_config()) as store:
+        assert len(bodies(store)) == 11
+
+
+def test_a_torn_message_and_a_file_that_ends_with_a_blank(tmp_path: Path) -> None:
+    with Store.open(tmp_path, small_config()) as store:
+        stored(store, *[b"x" * 900] * 4)
+        assert store.written_end == 4 * 996
+        store.append([record(b"next file")])
+    last = tmp_path / "commitlog" / f"{4096:020d}"
+    last.write_bytes(bytes(4096))
+    for crashed in (False, True):
+        if crashed:
+            (tmp_path / "abort").touch()
+        with Store.open(tmp_path, small_config()) as store:
+            assert store.written_end == 4096
+            assert len(bodies(store)) == 4
+    with Store.open(tmp_path, small_config()) as store:
+        stored(store, b"again")
+        assert store.written_end > 4096
+        assert bodies(store)[4:] == [b"again"]
+
+
+def test_one_store_at_a_time(tmp_path: Path) -> None:
+    with (
+        Store.open(tmp_path, small_config()) as store,
+        pytest.raises(StoreInUse, match="this process"),
+    ):
+        Store.open(tmp_path, small_config())
+    with pytest.raises(StoreClosed):
+        store.append([record()])
+    with pytest.raises(StoreClosed):
+        store.read("Topic", 0, offset(0), 1)
+    store.close()
+    assert (tmp_path / "lock").read_bytes() == b"lock"
+    assert not (tmp_path / "abort").exists()
+
+
+def test_queue_files_and_maps_stay_bounded(tmp_path: Path) -> None:
+    config = small_config(open_files_max=8, mapped_segments_max=2)
+    with Store.open(tmp_path, config) as store:
+        for round_ in range(30):
+            for topic in range(20):
+                stored(store, b"%d" % round_ * 20, topic=f"T{topic}")
+        for topic in range(20):
+            assert bodies(store, f"T{topic}") == [b"%d" % round_ * 20 for round_ in range(30)]
+        store._upkeep.flush()
+        store._flusher.wait_idle()
+        store.tick()
+        assert bodies(store, "T3")
+        assert len(store._open_files) <= 8
+        assert len(store._log._open) <= 3

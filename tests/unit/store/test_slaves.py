@@ -1,0 +1,103 @@
+"""A slave's store: bytes of the master's log at the same positions."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turbopump.errors import DiskFull, InvalidArgument, WriteFailed
+from turbopump.message import PhysicalOffset, QueueOffset
+from turbopump.store import FlushMode, Store
+from unit.store.support import FaultyFiles, ManualClock, bodies, record, small_config
+
+
+def stored(store: Store, *args: bytes, **kwargs: Any) -> None:
+    for body in args:
+        store.append([record(body, **kwargs)]).durable.result()
+
+
+def test_a_slave_copies_the_log_byte_for_byte(tmp_path: Path) -> None:
+    config = small_config()
+    with Store.open(tmp_path / "a", config) as master, Store.open(tmp_path / "b", config) as slave:
+        position = PhysicalOffset(0)
+        for number in range(60):
+            stored(master, b"%d" % number * 50, KEYS=f"k{number}")
+            # Pieces that end inside records.
+            while (piece := master.raw(position, 37)) is not None:
+                slave.append_raw(position, piece)
+                position = PhysicalOffset(position + len(piece))
+        assert bodies(slave) == bodies(master)
+        assert slave.written_end == master.written_end
+        with pytest.raises(InvalidArgument, match="ends at"):
+            slave.append_raw(PhysicalOffset(0), b"x")
+        with pytest.raises(InvalidArgument, match="across"):
+            slave.append_raw(slave.written_end, b"x" * 5000)
+    for path in (tmp_path / "a" / "commitlog").iterdir():
+        assert path.read_bytes() == (tmp_path / "b" / "commitlog" / path.name).read_bytes()
+
+
+def test_a_new_slave_starts_in_the_middle(tmp_path: Path) -> None:
+    config = small_config()
+    with Store.open(tmp_path / "a", config) as master, Store.open(tmp_path / "b", config) as slave:
+        stored(master, *[b"%02d" % number * 200 for number in range(40)])
+        position = PhysicalOffset(master.written_end // 4096 * 4096)
+        with pytest.raises(InvalidArgument, match="starts with a file"):
+            slave.append_raw(PhysicalOffset(position + 1), b"x")
+        piece = master.raw(position, 1 << 20)
+        assert piece is not None
+        slave.append_raw(position, piece)
+        low, high = slave.queue_range("Topic", 0)
+        assert (slave.min_offset, high) == (position, 40)
+        assert low > 30
+        assert bodies(slave) == bodies(master)[low:]
+        # The master is gone; the slave goes on with its offsets.
+        assert slave.append([record(b"mine")]).queue_offset == 40
+        assert bodies(slave)[-1] == b"mine"
+
+
+def test_a_slave_whose_disk_fails_takes_the_bytes_again(tmp_path: Path) -> None:
+    config = small_config(FlushMode.SYNC)
+    files, clock = FaultyFiles(), ManualClock()
+    with (
+        Store.open(tmp_path / "a", config) as master,
+        Store.open(tmp_path / "b", config, clock=clock, files=files) as slave,
+    ):
+        stored(master, *[b"%02d" % number * 100 for number in range(10)])
+        failed = False
+        while (piece := master.raw(slave.written_end, 150)) is not None:
+            position = slave.written_end
+            if position == 900 and not failed:
+                files.sync_error, failed = errno.EIO, True
+            try:
+                slave.append_raw(position, piece)
+            except (WriteFailed, InvalidArgument):
+                # Refused, or mended meanwhile: then what could not be flushed is asked for again.
+                files.sync_error = None
+                clock.advance(1000)
+            slave._flusher.wait_idle()
+        assert bodies(slave) == bodies(master)
+
+
+@pytest.mark.parametrize("room", [0, 10])
+@pytest.mark.parametrize("erase_error", [None, errno.EIO])
+def test_a_new_slave_whose_first_write_fails_is_new_again(
+    room: int, erase_error: int | None, tmp_path: Path
+) -> None:
+    files, clock = FaultyFiles(), ManualClock()
+    data = record(b"first").encode(QueueOffset(0), PhysicalOffset(8192), 1_700_000_000_000)
+    with Store.open(tmp_path, small_config(), clock=clock, files=files) as slave:
+        files.bytes_left, files.erase_error = room, erase_error
+        with pytest.raises(DiskFull):
+            slave.append_raw(PhysicalOffset(4096), data)
+        assert slave.written_end == 0
+        files.bytes_left = files.erase_error = None
+        clock.advance(1000)
+        # The master may have deleted the file meanwhile.
+        slave.append_raw(PhysicalOffset(8192), data)
+        assert bodies(slave) == [b"first"]
+    with Store.open(tmp_path, small_config()) as slave:
+        assert slave.min_offset == 8192
+        assert bodies(slave) == [b"first"]
