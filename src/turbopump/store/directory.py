@@ -47,6 +47,10 @@ class StoreDirectory:
         return self.root / "abort"
 
     @property
+    def removed_topics(self) -> Path:
+        return self.root / "removed-topics.json"
+
+    @property
     def spare(self) -> Path:
         return self.root / SPARE_NAME
 

@@ -40,6 +40,7 @@ class Dispatcher:
         self, queues: Queues, index: KeyIndex | None, delay_levels: tuple[int, ...]
     ) -> None:
         self._queues = queues
+        self._removed = queues.removed
         self._index = index
         self._delay_levels = delay_levels
         self._waiting: deque[RecordEntry] = deque()
@@ -98,7 +99,9 @@ class Dispatcher:
         """Enter one message into its queue, unless it is half of a transaction, and the index."""
         queue = self._queues.for_record(entry.topic, entry.queue_id)
         time_ms = entry.store_timestamp_ms
-        if not entry.sys_flag & INVISIBLE_BIT:
+        if not entry.sys_flag & INVISIBLE_BIT and not self._removed.covers(
+            entry.topic, entry.physical_offset
+        ):
             code = self._tags_code(entry)
             if queue.add(entry.queue_offset, entry.physical_offset, entry.size, code):
                 if not queue.is_waiting:

@@ -121,6 +121,7 @@ class Health:
             self._dispatcher.advance(self._log.flushed)
             self._dispatcher.forget()
             self._log.truncate(self._log.flushed)
+            self._queues.removed.fit(self._log.min_offset, self._log.written)
             for queue in self._queues:
                 queue.next_offset = queue.max_offset
         else:

@@ -13,6 +13,7 @@ from turbopump.message import PhysicalOffset
 from turbopump.store.commit_log import is_topic_name
 from turbopump.store.consume_queue import ConsumeQueue
 from turbopump.store.files import Files, OpenFiles
+from turbopump.store.removed import RemovedTopics
 from turbopump.store.segments import Segments
 
 
@@ -34,8 +35,10 @@ class Queues:
         open_files: OpenFiles,
         spare: Path,
         clock: Clock,
+        removed: RemovedTopics,
     ) -> None:
         self._clock = clock
+        self.removed = removed
         self._directory = directory
         self._segment_bytes = segment_bytes
         self._files = files
@@ -78,7 +81,8 @@ class Queues:
         return max((queue.physical_end for queue in self), default=PhysicalOffset(-1))
 
     def load(self) -> None:
-        """Find the queues that have files."""
+        """Find the queues that have files, and which topics were removed."""
+        self.removed.load()
         for topic, queue_id in queue_directories(self._directory):
             self._make(topic, queue_id).load()
 
@@ -102,6 +106,15 @@ class Queues:
         self._waiting.pop(queue, None)
         del self._queues[queue.topic, queue.queue_id]
         del self._by_stored_topic[queue.topic.encode(), queue.queue_id]
+
+    def remove_topic(self, topic: str, log_min: PhysicalOffset, log_end: PhysicalOffset) -> None:
+        """Delete a topic's queues; its messages in the log up to now do not count any more."""
+        queues = [queue for queue in self if queue.topic == topic]
+        if queues:
+            # First: killed in between, the next start finishes this and brings nothing back.
+            self.removed.add(topic.encode(), log_min, log_end)
+        for queue in queues:
+            self.remove(queue)
 
     def _make(self, topic: str, queue_id: int) -> ConsumeQueue:
         directory = self._directory / topic / str(queue_id)

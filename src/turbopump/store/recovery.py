@@ -54,6 +54,7 @@ class Recovery:
         self._index = index
         self._dispatcher = dispatcher
         self._behind = behind
+        self._removed = queues.removed
         self._replayed = 0
         self._last_ms = 0
 
@@ -65,6 +66,7 @@ class Recovery:
         end, missing_from = self._find_end(start, crashed)
         cut_bytes = self._cut_log(start, end, crashed)
         shortened = self._follow_log(end, crashed)
+        self._finish_removals(end)
         if not crashed:
             # After a clean stop the queues are complete as far as they reach.
             missing_from = max(self._queues.physical_end, PhysicalOffset(0))
@@ -86,6 +88,7 @@ class Recovery:
         if self._index is not None:
             self._index.clear()
         self._log.begin_at(PhysicalOffset(0), PhysicalOffset(0))
+        self._removed.fit(PhysicalOffset(0), PhysicalOffset(0))
         return Recovered(crashed, PhysicalOffset(0), 0, 0)
 
     def _scan_start(self, crashed: bool) -> PhysicalOffset:
@@ -128,10 +131,23 @@ class Recovery:
     def _lacks(self, entry: RecordEntry, indexed: int | None) -> bool:
         if indexed is not None and entry.physical_offset >= indexed:
             return True
-        if entry.sys_flag & INVISIBLE_BIT:
+        if not self._is_readable(entry):
             return False
         queue = self._queues.for_record(entry.topic, entry.queue_id)
         return entry.physical_offset + entry.size > queue.physical_end
+
+    def _is_readable(self, entry: RecordEntry) -> bool:
+        """Whether a message belongs into a queue: not half a transaction, not removed."""
+        invisible = entry.sys_flag & INVISIBLE_BIT
+        return not invisible and not self._removed.covers(entry.topic, entry.physical_offset)
+
+    def _finish_removals(self, end: PhysicalOffset) -> None:
+        """Delete the queues of removed topics that a kill or another broker left."""
+        self._removed.fit(self._log.min_offset, end)
+        for queue in self._queues:
+            last = max(0, queue.physical_end - 1)
+            if self._removed.covers(queue.topic.encode(), last):
+                self._queues.remove(queue)
 
     def _follow_log(self, end: PhysicalOffset, crashed: bool) -> bool:
         """Cut queues and index where the log ends; tell whether that took anything away."""
@@ -170,10 +186,10 @@ class Recovery:
         for entry in scan(self._log, start, check_crc=False, end=end):
             if not isinstance(entry, RecordEntry):
                 break
-            queue = self._queues.for_record(entry.topic, entry.queue_id)
-            visible = not entry.sys_flag & INVISIBLE_BIT
-            if visible and not complete and entry.queue_offset > queue.max_offset:
-                return False
+            if not complete and self._is_readable(entry):
+                queue = self._queues.for_record(entry.topic, entry.queue_id)
+                if entry.queue_offset > queue.max_offset:
+                    return False
             self._dispatcher.enter(entry, None)
             self._behind.spill()
             self._replayed += 1

@@ -38,6 +38,7 @@ from turbopump.store.outcomes import (
 from turbopump.store.queues import Queues
 from turbopump.store.reading import read_queue
 from turbopump.store.recovery import Recovered, Recovery
+from turbopump.store.removed import RemovedTopics
 from turbopump.store.retention import Verdict, judge
 from turbopump.store.segments import Segments
 from turbopump.store.upkeep import Upkeep
@@ -68,6 +69,7 @@ class Store:
             self._open_files,
             spare,
             clock,
+            RemovedTopics(self._directory.removed_topics, files),
         )
         self._index = (
             KeyIndex(self._directory.index, config, clock, files, self._open_files, spare)
@@ -358,9 +360,7 @@ class Store:
     def remove_topic(self, topic: str) -> None:
         """Forget a topic's queues; its messages go with the log. Offsets start from 0 again."""
         self.dispatch()
-        for queue in self._queues:
-            if queue.topic == topic:
-                self._queues.remove(queue)
+        self._queues.remove_topic(topic, self._log.min_offset, self._log.written)
 
     # Reading
 

@@ -1,0 +1,57 @@
+"""Which topics were removed, and where the log ended then.
+
+Their messages stay in the log until it is deleted. A replay must not bring them back: they would
+take the offsets of those that came after the topic was made again. The file is ours alone; a Java
+broker does not look at it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from turbopump.message import PhysicalOffset
+from turbopump.store.config_files import load_json, save_json
+from turbopump.store.files import Files
+
+
+class RemovedTopics:
+    """For each removed topic the position behind its last message, kept on disk."""
+
+    def __init__(self, path: Path, files: Files) -> None:
+        self._path = path
+        self._files = files
+        self._ends: dict[bytes, int] = {}
+
+    def load(self) -> None:
+        ends = load_json(self._path)
+        if isinstance(ends, dict):
+            self._ends = {
+                topic.encode(): end
+                for topic, end in ends.items()
+                if isinstance(topic, str) and isinstance(end, int)
+            }
+
+    def covers(self, topic: bytes, position: int) -> bool:
+        """Whether the message at a position was removed with its topic."""
+        return bool(self._ends) and position < self._ends.get(topic, 0)
+
+    def add(self, topic: bytes, log_min: PhysicalOffset, log_end: PhysicalOffset) -> None:
+        """Remember that all messages of a topic so far are gone; on disk when this returns."""
+        self._replace({**self._within(log_min, log_end), topic: log_end})
+
+    def fit(self, log_min: PhysicalOffset, log_end: PhysicalOffset) -> None:
+        """Follow a log that was cut: what comes to lie behind its end is new, whatever its topic.
+
+        Topics whose messages are all gone from the log are forgotten.
+        """
+        ends = self._within(log_min, log_end)
+        if ends != self._ends:
+            self._replace(ends)
+
+    def _within(self, log_min: int, log_end: int) -> dict[bytes, int]:
+        ends = {topic: min(end, log_end) for topic, end in self._ends.items()}
+        return {topic: end for topic, end in ends.items() if end > log_min}
+
+    def _replace(self, ends: dict[bytes, int]) -> None:
+        save_json(self._files, self._path, {topic.decode(): end for topic, end in ends.items()})
+        self._ends = ends
