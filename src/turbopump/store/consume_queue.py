@@ -7,7 +7,9 @@ can always be made again from the log.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
@@ -16,10 +18,14 @@ from turbopump.store.config import UNIT_BYTES
 from turbopump.store.files import Files, OpenFiles, erase_behind
 from turbopump.store.outcomes import UNIT_DTYPE, Units
 from turbopump.store.segments import Segments
+from turbopump.wire.record import RecordEntry
 
 UNIT = struct.Struct(">qiq")
 _FILLER = UNIT.pack(0, 0x7FFF_FFFF, 0)
 """Stands before the first unit of a queue whose older messages are not in the log."""
+
+EntryAt: TypeAlias = Callable[[PhysicalOffset], RecordEntry | None]
+"""Reads the record at a position of the log."""
 
 _RECOVERED_FILES = 3
 _SCAN_UNITS = 4096
@@ -121,8 +127,8 @@ class ConsumeQueue:
             if start + per_file > self.min_offset
         ]
 
-    def write_pending(self, touched: set[Path], new: set[Path]) -> None:
-        """Write the units that wait; add the files to be synced, and the new ones, to the sets."""
+    def write_pending(self, touched: dict[Path, int], new: set[Path]) -> None:
+        """Write the units that wait; add files to be synced (from a position on), and new ones."""
         while self._pending:
             position = self.written_offset * UNIT_BYTES
             start = self._segments.start_at(position)
@@ -133,9 +139,27 @@ class ConsumeQueue:
             part = self._pending[: start + self._segments.segment_bytes - position]
             path = self._segments.path(start)
             self._files.write(self._open_files.fd(path), part, position - start)
-            touched.add(path)
+            touched.setdefault(path, position - start)
             del self._pending[: len(part)]
             self.written_offset = QueueOffset(self.written_offset + len(part) // UNIT_BYTES)
+
+    def rewrite(self, path: Path, position: int, entry_at: EntryAt) -> bool:
+        """Write a file's units from a position on once more: a failed sync may have dropped them.
+
+        False when they are not what the log says: then memory has lost them as well.
+        """
+        start = int(path.name)
+        end = min(start + self._segments.segment_bytes, self.written_offset * UNIT_BYTES)
+        count = (end - start - position) // UNIT_BYTES
+        if start not in self._segments.starts or count <= 0:
+            return True
+        data = self._read(start, (start + position) // UNIT_BYTES, count)
+        for at, size, _ in UNIT.iter_unpack(data):
+            entry = None if _is_filler(size) else entry_at(PhysicalOffset(at))
+            if not _is_filler(size) and (entry is None or entry.size != size):
+                return False
+        self._files.write(self._open_files.fd(path), data, position)
+        return len(data) == count * UNIT_BYTES
 
     def load(self) -> None:
         """Find the files and the units in them, looking at the last three files only."""

@@ -70,7 +70,8 @@ class StoreDirectory:
         try:
             self._files.lock(fd)
             self._files.write(fd, _LOCK_TEXT, 0)
-        except OSError as error:
+        except BaseException as error:
+            # The lock lives as long as the open file.
             self._files.close(fd)
             if isinstance(error, BlockingIOError | PermissionError):
                 raise StoreInUse(f"{self.root} is open in another process") from error

@@ -15,6 +15,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 
+from turbopump.store.file_system import sync_file_system
+
 _MODE = 0o644
 _ERASED_AT_ONCE = 1024 * 1024
 SPARE_NAME = "spare.tmp"
@@ -93,11 +95,30 @@ class Files:
 
     def sync_directory(self, path: Path) -> None:
         """Return when the names in a directory are on disk."""
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = self.open_directory(path)
         try:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+    def open_directory(self, path: Path) -> int:
+        """Open a directory, as whatever is to be told about its file system."""
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def device(self, path: Path) -> int | None:
+        """Return which file system a path is on; None if there is no such path."""
+        try:
+            return path.stat().st_dev
+        except FileNotFoundError:
+            return None
+
+    def sync_file_system(self, fd: int) -> bool:
+        """Return when all data and names on a directory's file system are on disk.
+
+        False where that does not exist, or would not tell of lost data: before Linux 5.8. The
+        directory has to be open since before the data was written; it is told of any loss since.
+        """
+        return sync_file_system(fd)
 
     def used_ratio(self, path: Path) -> float:
         """Return how much of the disk is in use, as ``df`` tells a user without privileges."""

@@ -25,6 +25,7 @@ _ENTRY_DTYPE = np.dtype(
 )
 _PAGE_SLOTS = 1024
 _INT_MAX = 0x7FFF_FFFF
+_REWRITTEN_AT_ONCE = 50_000
 
 
 class IndexHeader(Struct, frozen=True):
@@ -159,6 +160,25 @@ class IndexFile:
                 len(kept) + 1,
             )
         self._write_all(kept)
+
+    def rewrite(self) -> bool:
+        """Write everything once more, as a failed sync may have dropped it; False if it did."""
+        last = -1
+        for first in range(1, self.header.count, _REWRITTEN_AT_ONCE):
+            count = min(_REWRITTEN_AT_ONCE, self.header.count - first)
+            at = self._entries_at + first * ENTRY_BYTES
+            data = self._read(count * ENTRY_BYTES, at)
+            offsets = np.frombuffer(data, _ENTRY_DTYPE)["physical_offset"].astype(np.int64)
+            if len(offsets) < count or np.any(np.diff(offsets, prepend=last) < 0):
+                return False
+            self._write(data, at)
+            last = int(offsets[-1])
+        slots = self._slots
+        size = self._slot_count * SLOT_BYTES
+        data = self._read(size, HEADER_BYTES) if slots is None else slots.astype(">i4").tobytes()
+        self._write(data, HEADER_BYTES)
+        self._write_header()
+        return True
 
     def seal(self) -> None:
         """Forget what only the newest file needs."""

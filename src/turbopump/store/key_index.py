@@ -37,7 +37,7 @@ class KeyIndex:
         open_files: OpenFiles,
         spare: Path,
     ) -> None:
-        self._directory = directory
+        self.directory = directory
         self._config = config
         self._clock = clock
         self._files = files
@@ -80,8 +80,8 @@ class KeyIndex:
 
     def load(self) -> None:
         """Find the files."""
-        self._files.remove(self._directory / SPARE_NAME)
-        for path in index_paths(self._directory):
+        self._files.remove(self.directory / SPARE_NAME)
+        for path in index_paths(self.directory):
             file = self._file(path)
             if path.stat().st_size != file.size:
                 raise StoreDamaged(
@@ -130,15 +130,15 @@ class KeyIndex:
                 del waiting[part]
             self._touched.add(file.path)
 
-    def write_pending(self, touched: set[Path], new: set[Path]) -> None:
-        """Write everything; add the files to be synced, and the new ones, to the sets.
+    def write_pending(self, touched: dict[Path, int], new: set[Path]) -> None:
+        """Write everything; add the files to be synced, and the new ones.
 
         Slots lie anywhere in their table: written now and then, many share a page.
         """
         self.absorb()
         if self._index_files:
             self._index_files[-1].write_out()
-        touched |= self._touched
+        touched.update(dict.fromkeys(self._touched, 0))
         new |= self._new
         self._touched, self._new = set(), set()
 
@@ -158,6 +158,10 @@ class KeyIndex:
                 break
         return sorted(set(found))
 
+    def rewrite(self, path: Path) -> bool:
+        """Write a file once more that a sync has failed for; False if it has lost entries."""
+        return all(file.rewrite() for file in self._index_files if file.path == path)
+
     def clear(self) -> None:
         """Delete all files."""
         for file in self.files:
@@ -174,7 +178,7 @@ class KeyIndex:
             if newest.room > 0:
                 return newest
             newest.seal()
-        self._files.make_directory(self._directory)
+        self._files.make_directory(self.directory)
         file = self._file(self._free_path())
         fd = create_full_size(self._files, file.path, file.size, self._spare)
         self._open_files.adopt(file.path, fd)
@@ -195,7 +199,7 @@ class KeyIndex:
         name = f"{moment:%Y%m%d%H%M%S}{moment.microsecond // 1000:03d}"
         if self._index_files and name <= self._index_files[-1].path.name:
             name = f"{int(self._index_files[-1].path.name) + 1:0{NAME_DIGITS}d}"
-        return self._directory / name
+        return self.directory / name
 
     def _delete(self, file: IndexFile) -> None:
         self._open_files.close(file.path)

@@ -94,8 +94,8 @@ class Queues:
     def oldest_waiting(self) -> tuple[ConsumeQueue, Waiting] | None:
         return next(iter(self._waiting.items()), None)
 
-    def write_pending(self, queue: ConsumeQueue, touched: set[Path], new: set[Path]) -> None:
-        """Write a queue's waiting units; add files to be synced, and new ones, to the sets."""
+    def write_pending(self, queue: ConsumeQueue, touched: dict[Path, int], new: set[Path]) -> None:
+        """Write a queue's waiting units; add files to be synced, and new ones."""
         queue.write_pending(touched, new)
         queue.is_waiting = False
         self._waiting.pop(queue, None)

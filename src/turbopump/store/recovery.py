@@ -196,7 +196,7 @@ class Recovery:
         return True
 
     def _make_durable(self, crashed: bool) -> None:
-        self._behind.write_waiting(self._clock.monotonic_ms(), all_of_them=True)
+        self._behind.write_all()
         changed = crashed or self._replayed > 0
         job = self._behind.sync_job(self._last_ms if changed else 0)
         self._log.sync()

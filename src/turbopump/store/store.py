@@ -49,6 +49,9 @@ from turbopump.wire.record import Record
 _TICK_MS = 100
 """How often appending does the upkeep in passing, should nobody call `tick`."""
 
+_CLOSING_MS_MAX = 1000
+"""How long closing writes queues and index, and waits for them: the next start does the rest."""
+
 
 class Store:
     """An open store. Get one from `open`; `close` it or use it in a ``with`` statement."""
@@ -79,7 +82,13 @@ class Store:
         self._files = files
         self._dispatcher = Dispatcher(self._queues, self._index, config.delay_levels)
         self._behind = WriteBehind(
-            files, self._directory.checkpoint, self._queues, self._index, self._dispatcher.crowded
+            files,
+            clock,
+            self._directory.checkpoint,
+            self._log,
+            self._queues,
+            self._index,
+            self._dispatcher.crowded,
         )
         self._flusher = Flusher(self._log.sync)
         self._appender = Appender(config, clock, self._log, self._queues)
@@ -170,16 +179,19 @@ class Store:
         self._flusher.wait_idle()
         self._dispatcher.advance(self._log.flushed)
         try:
-            self._behind.write_waiting(self._clock.monotonic_ms(), all_of_them=True)
+            self._behind.write_all(_CLOSING_MS_MAX)
         except OSError as error:
             self._behind.fail(error)
-        self._flusher.submit(self._behind.sync_job(self._dispatcher.store_timestamp_ms))
-        self._flusher.wait_idle()
+        else:
+            entered_ms = self._dispatcher.store_timestamp_ms
+            self._flusher.submit(self._behind.sync_job(entered_ms, _CLOSING_MS_MAX))
+            self._flusher.wait_idle()
         return self._dispatcher.first_waiting is None and self._log.flushed == self._log.written
 
     def _let_go(self) -> None:
         self._log.close()
         self._open_files.close_all()
+        self._behind.close()
         self._directory.release()
 
     def __enter__(self) -> Self:

@@ -6,21 +6,38 @@ complete; whatever lies behind it is made again from the log after a crash.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
-from collections.abc import Iterable
 from pathlib import Path
 
+from turbopump.clock import Clock
 from turbopump.store.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from turbopump.store.commit_log import CommitLog
 from turbopump.store.consume_queue import ConsumeQueue
-from turbopump.store.files import Files, sync_path
+from turbopump.store.files import Files
 from turbopump.store.key_index import KeyIndex
 from turbopump.store.queues import Queues
+from turbopump.store.syncing import Syncing
 
 _QUEUES_PER_RUN_MAX = 256
 
 _log = logging.getLogger(__name__)
+
+
+class Unsynced:
+    """Files that have been written, each from a position on, and not been forced to disk."""
+
+    def __init__(self) -> None:
+        self.touched: dict[Path, int] = {}
+        self.new: set[Path] = set()
+        self.mends = False
+        """Whether it has all that an earlier sync has failed for, written once more."""
+
+    def add(self, other: Unsynced) -> None:
+        """Join what is in another one."""
+        for path, position in other.touched.items():
+            self.touched[path] = min(position, self.touched.get(path, position))
+        self.new |= other.new
 
 
 class WriteBehind:
@@ -29,26 +46,37 @@ class WriteBehind:
     def __init__(
         self,
         files: Files,
+        clock: Clock,
         checkpoint_path: Path,
+        log: CommitLog,
         queues: Queues,
         index: KeyIndex | None,
         crowded: list[ConsumeQueue],
     ) -> None:
         self._files = files
+        self._clock = clock
         self._path = checkpoint_path
+        self._log = log
         self._queues = queues
         self._index = index
         self._crowded = crowded
-        self._touched: set[Path] = set()
-        self._new: set[Path] = set()
+        self._unsynced = Unsynced()
+        self._lost: Unsynced | None = None
+        self._unmendable = False
+        self._syncing = Syncing(files, clock, checkpoint_path.parent)
         # Both threads move the checkpoint: the flusher for the log, its jobs for the rest.
         self._lock = threading.Lock()
         self.checkpoint = Checkpoint()
         self.failure: OSError | None = None
-        """Why files may lack what was written to them; only a replay of the log mends that."""
+        """Why files may lack what was written to them, until that has been written again."""
 
     def load(self) -> None:
+        root = self._path.parent
+        self._syncing.open((root, root / "consumequeue", root / "index"))
         self.checkpoint = read_checkpoint(self._path)
+
+    def close(self) -> None:
+        self._syncing.close()
 
     def crowded(self) -> bool:
         """Whether so much has piled up that it should be written."""
@@ -62,27 +90,40 @@ class WriteBehind:
         if self._index is not None and self._index.crowded():
             self._index.absorb()
 
-    def write_waiting(self, before_ms: int, *, all_of_them: bool = False) -> None:
+    def write_waiting(self, before_ms: int) -> None:
         """Write queues that began to wait before a moment, some at a time, and the index."""
-        budget = len(self._queues) if all_of_them else _QUEUES_PER_RUN_MAX
-        while budget > 0:
+        for _ in range(_QUEUES_PER_RUN_MAX):
             oldest = self._queues.oldest_waiting()
             if oldest is None or oldest[1].since_ms > before_ms:
                 break
             self._write_queue(oldest[0])
-            budget -= 1
         self._write_index()
+        self._write_lost()
 
-    def sync_job(self, entered_ms: int) -> SyncJob:
+    def write_all(self, time_max_ms: int | None = None) -> None:
+        """Write everything, or raise when it takes too long, as making thousands of files does."""
+        started_ms = self._clock.monotonic_ms()
+        while (oldest := self._queues.oldest_waiting()) is not None:
+            if time_max_ms is not None and self._clock.monotonic_ms() - started_ms > time_max_ms:
+                raise TimeoutError(
+                    f"writing them took longer than {time_max_ms} ms; the next start does the rest"
+                )
+            self._write_queue(oldest[0])
+        self._write_index()
+        self._write_lost()
+
+    def sync_job(self, entered_ms: int, time_max_ms: int | None = None) -> SyncJob:
         """Return what the flusher has to do so that the files may be relied upon.
 
-        ``entered_ms`` is the store time of the last message entered into queues and index.
+        ``entered_ms`` is the store time of the last message entered into queues and index. What
+        takes longer than the given time counts as failed.
         """
         oldest = self._queues.oldest_waiting()
         queues_ms = entered_ms if oldest is None else oldest[1].store_timestamp_ms - 1
         index_ms = self._index.sealed_ms if self._index is not None else 0
-        job = SyncJob(self, self._touched, self._new, Checkpoint(0, queues_ms, index_ms))
-        self._touched, self._new = set(), set()
+        reached = Checkpoint(0, queues_ms, index_ms)
+        job = SyncJob(self, self._syncing, self._unsynced, reached, time_max_ms)
+        self._unsynced = Unsynced()
         return job
 
     def reach(self, reached: Checkpoint) -> None:
@@ -99,48 +140,76 @@ class WriteBehind:
             else:
                 self.checkpoint = later
 
-    def sync(self, touched: Iterable[Path], new: Iterable[Path]) -> None:
-        """Force files and the names of new ones to disk."""
-        for path in sorted(touched):
-            sync_path(self._files, path)
-        root = self._path.parent
-        directories = {
-            parent for path in new for parent in path.parents if parent.is_relative_to(root)
-        }
-        for directory in sorted(directories):
-            with contextlib.suppress(FileNotFoundError):
-                # Its topic has been deleted meanwhile.
-                self._files.sync_directory(directory)
+    def synced(self, unsynced: Unsynced, reached: Checkpoint) -> None:
+        """Note that files are on disk; on the flusher's thread."""
+        with self._lock:
+            if unsynced.mends and self._lost is None:
+                self.failure = None
+        self.reach(reached)
 
-    def fail(self, error: OSError) -> None:
-        """Remember that files may be incomplete; the next start will replay the log."""
+    def fail(self, error: OSError, unsynced: Unsynced | None = None) -> None:
+        """Remember that files may be incomplete: they are written again, or the log is replayed."""
         if self.failure is None:
-            _log.error("queues or index could not be forced to disk: %s", error)
-        self.failure = error
+            _log.error("queues or index may be incomplete on disk: %s", error)
+        with self._lock:
+            self.failure = error
+            if unsynced is not None:
+                self._lost = self._lost or Unsynced()
+                self._lost.add(unsynced)
+
+    def _write_lost(self) -> None:
+        """Write again what a failed sync may have dropped, so that the next one tells the truth."""
+        with self._lock:
+            lost, self._lost = self._lost, None
+        if lost is None:
+            return
+        try:
+            rewritten = [self._rewrite(*file) for file in lost.touched.items()]
+        except OSError as error:
+            self.fail(error, lost)
+            raise
+        self._unsynced.add(lost)
+        # What memory has lost as well is left to the next start.
+        self._unmendable |= not all(rewritten)
+        self._unsynced.mends = not self._unmendable
+
+    def _rewrite(self, path: Path, position: int) -> bool:
+        """Write a file's bytes again, if memory still has what the log says; tell whether."""
+        if self._index is not None and path.parent == self._index.directory:
+            return self._index.rewrite(path)
+        queue = self._queues.find(path.parent.parent.name, int(path.parent.name))
+        return queue is None or queue.rewrite(path, position, self._log.entry_at)
 
     def _write_queue(self, queue: ConsumeQueue) -> None:
-        self._queues.write_pending(queue, self._touched, self._new)
+        self._queues.write_pending(queue, self._unsynced.touched, self._unsynced.new)
 
     def _write_index(self) -> None:
         if self._index is not None:
-            self._index.write_pending(self._touched, self._new)
+            self._index.write_pending(self._unsynced.touched, self._unsynced.new)
 
 
 class SyncJob:
     """One round of the flusher over files that were written behind the log."""
 
     def __init__(
-        self, owner: WriteBehind, touched: set[Path], new: set[Path], reached: Checkpoint
+        self,
+        owner: WriteBehind,
+        syncing: Syncing,
+        unsynced: Unsynced,
+        reached: Checkpoint,
+        time_max_ms: int | None,
     ) -> None:
         self._owner = owner
-        self._touched = touched
-        self._new = new
+        self._syncing = syncing
+        self._unsynced = unsynced
         self._reached = reached
+        self._time_max_ms = time_max_ms
 
     def __call__(self) -> None:
+        unsynced = self._unsynced
         try:
-            self._owner.sync(self._touched, self._new)
+            self._syncing.sync(unsynced.touched, unsynced.new, self._time_max_ms)
         except OSError as error:
-            self._owner.fail(error)
+            self._owner.fail(error, unsynced)
         else:
-            self._owner.reach(self._reached)
+            self._owner.synced(unsynced, self._reached)

@@ -158,6 +158,114 @@ def test_queues_that_cannot_be_written_stop_the_store_before_memory_fills(tmp_pa
         assert len(bodies(store)) == count + 1
 
 
+class QueueSyncFails(FaultyFiles):
+    """Some flushes of queues and index fail, those of the log never."""
+
+    def __init__(self, *, at_once: bool) -> None:
+        super().__init__()
+        self.fails = False
+        self.at_once = at_once
+
+    def sync(self, fd: int) -> None:
+        path = Path(f"/proc/self/fd/{fd}").readlink()
+        if self.fails and {"consumequeue", "index"} & set(path.parts):
+            raise OSError(errno.EIO, "Input/output error")
+        super().sync(fd)
+
+    def sync_file_system(self, fd: int) -> bool:
+        if self.fails:
+            raise OSError(errno.EIO, "Input/output error")
+        return self.at_once and super().sync_file_system(fd)
+
+
+@pytest.mark.parametrize("topics", [1, 100])
+@pytest.mark.parametrize("at_once", [True, False])
+def test_queues_and_index_are_written_again_after_a_failed_sync(
+    topics: int, at_once: bool, tmp_path: Path
+) -> None:
+    files, clock = QueueSyncFails(at_once=at_once), ManualClock()
+    store = Store.open(tmp_path, ASYNC, clock=clock, files=files)
+
+    def append_and_tick() -> None:
+        for number in range(topics):
+            store.append([record(b"x", topic=f"T{number}", KEYS="k")])
+        clock.advance(2000)
+        store.tick()
+        store._flusher.wait_idle()
+
+    append_and_tick()
+    files.fails = True
+    append_and_tick()
+    assert store._behind.failure is not None
+    before = store._behind.checkpoint.queues_ms
+    append_and_tick()
+    assert store._behind.checkpoint.queues_ms == before
+    files.fails = False
+    append_and_tick()
+    assert store._behind.failure is None
+    assert store._behind.checkpoint.queues_ms > before
+    assert store.refusal is None
+    store.close()
+    assert not (tmp_path / "abort").exists()
+    with Store.open(tmp_path, ASYNC) as store:
+        assert len(bodies(store, "T0")) == 4
+        assert len(store.messages_by_key("T0", "k", 64, 0, 1 << 60)) == 4
+
+
+@pytest.mark.parametrize("damaged", ["consumequeue", "index"])
+def test_what_memory_has_lost_too_is_left_to_the_next_start(damaged: str, tmp_path: Path) -> None:
+    files, clock = QueueSyncFails(at_once=True), ManualClock()
+    store = Store.open(tmp_path, ASYNC, clock=clock, files=files)
+    store.append([record(b"x")])
+    store.append([record(b"x", KEYS="k"), record(b"y", KEYS="l")])
+    files.fails = True
+    clock.advance(2000)
+    store.tick()
+    store._flusher.wait_idle()
+    files.fails = False
+    path = next(path for path in (tmp_path / damaged).rglob("*") if path.is_file())
+    with path.open("r+b") as file:
+        at = 20 if damaged == "consumequeue" else 40 + 4 * 7 + 2 * 20
+        file.seek(at)
+        file.write(bytes(20))
+    for _ in range(3):
+        clock.advance(2000)
+        store.append([record(b"z")])
+        store.tick()
+        store._flusher.wait_idle()
+    assert store._behind.failure is not None
+    store.close()
+    assert (tmp_path / "abort").exists()
+    with Store.open(tmp_path, ASYNC) as store:
+        assert bodies(store) == [b"x", b"x", b"y", b"z", b"z", b"z"]
+        assert store.messages_by_key("Topic", "l", 9, 0, 1 << 60)
+
+
+def test_closing_does_not_wait_long_for_queues(tmp_path: Path) -> None:
+    class SlowClock(ManualClock):
+        def monotonic_ms(self) -> int:
+            self.elapsed_ms += 100
+            return self.elapsed_ms
+
+    for clock in (ManualClock(), SlowClock()):
+        root = tmp_path / type(clock).__name__
+        store = Store.open(root, ASYNC, clock=clock)
+        store.append_all([[record(b"x", topic=f"T{number}")] for number in range(50)])
+        store.close()
+        assert (root / "abort").exists() == isinstance(clock, SlowClock)
+        with Store.open(root, ASYNC) as store:
+            assert [bodies(store, f"T{number}") for number in range(50)] == [[b"x"]] * 50
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_many_queues_are_synced_at_once(at_once: bool, tmp_path: Path) -> None:
+    files = QueueSyncFails(at_once=at_once)
+    with Store.open(tmp_path, ASYNC, files=files) as store:
+        store.append_all([[record(b"x", topic=f"T{number}")] for number in range(100)])
+        before = files.syncs
+    assert (files.syncs - before < 10) == at_once
+
+
 def test_queue_files_that_cannot_be_synced_are_made_again(tmp_path: Path) -> None:
     files, clock = FaultyFiles(), ManualClock()
     store = Store.open(tmp_path, ASYNC, clock=clock, files=files)
@@ -168,7 +276,6 @@ def test_queue_files_that_cannot_be_synced_are_made_again(tmp_path: Path) -> Non
     clock.advance(2000)
     store.tick()
     store._flusher.wait_idle()
-    files.sync_error = None
     store.append([record(b"b")])
     before = store._behind.checkpoint
     store.close()

@@ -52,6 +52,10 @@ class KilledFiles(Files):
         self._change()
         super().sync(fd)
 
+    def sync_file_system(self, fd: int) -> bool:
+        self._change()
+        return super().sync_file_system(fd)
+
 
 class PowerLossFiles(Files):
     """Remembers what would be on disk: data that was synced, under names that were synced."""
@@ -69,6 +73,14 @@ class PowerLossFiles(Files):
     def sync_directory(self, path: Path) -> None:
         super().sync_directory(path)
         self._names[path] = {entry.name: entry.inode() for entry in os.scandir(path)}
+
+    def sync_file_system(self, fd: int) -> bool:
+        for directory, _, names in os.walk(self._root.resolve()):
+            self.sync_directory(Path(directory))
+            for name in names:
+                data = (Path(directory) / name).read_bytes()
+                self._data[(Path(directory) / name).stat().st_ino] = data
+        return True
 
     def after_power_loss(self, target: Path, random_: random.Random) -> None:
         """Make a directory as it is found when the power is back.

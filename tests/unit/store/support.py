@@ -99,6 +99,10 @@ class FaultyFiles(Files):
         _fail(self.sync_error)
         super().sync(fd)
 
+    def sync_file_system(self, fd: int) -> bool:
+        _fail(self.sync_error)
+        return super().sync_file_system(fd)
+
     def used_ratio(self, path: Path) -> float:
         return self.ratio
 
