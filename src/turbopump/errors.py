@@ -19,6 +19,7 @@
     │   ├── StoreClosed            it is not open
     │   ├── StoreInUse             another process, or this one, has the directory open already
     │   ├── StoreDamaged           files that no crash explains; opening them would lose more
+    │   ├── DiskFailed             files could not be read or deleted; ``retriable``
     │   └── WriteRefused           nothing was stored, nothing is acknowledged; ``retriable``
     │       ├── DiskFull           no space is left, or more is used than the configured ratio
     │       └── WriteFailed        writing or flushing failed, or has not been mended since
@@ -113,6 +114,12 @@ class StoreInUse(StoreError):
 
 class StoreDamaged(StoreError):
     """The files are not what a store leaves behind, not even by a crash; nothing was changed."""
+
+
+class DiskFailed(StoreError):
+    """Files could not be read or deleted; the cause is attached. Nothing else has changed."""
+
+    retriable = True
 
 
 class WriteRefused(StoreError):

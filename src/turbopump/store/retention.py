@@ -1,22 +1,99 @@
-"""Retention: which of the oldest segments may go, decided from ages and the disk's usage."""
+"""Retention: which of the oldest segments may go, decided from ages and the disk's usage.
+
+Segments go one by one, with a look at the disk after each.
+"""
 
 from __future__ import annotations
 
 import datetime
+import itertools
 from collections.abc import Sequence
 
 from msgspec import Struct
 
+from turbopump.clock import Clock
+from turbopump.message import PhysicalOffset
+from turbopump.store.commit_log import CommitLog
 from turbopump.store.config import RetentionConfig
+from turbopump.store.directory import StoreDirectory
+from turbopump.store.files import Files
+from turbopump.store.health import Health
+from turbopump.store.key_index import KeyIndex
+from turbopump.store.queues import Queues
 
 
 class Verdict(Struct, frozen=True):
     """What a run of retention has to do."""
 
     segments: int
-    """How many of the oldest segments are to be deleted."""
+    """How many of the oldest segments are to be deleted, or have been."""
     full: bool
     """Whether the disk is so full that messages are to be refused."""
+
+
+class Retention:
+    """Deletes the oldest segments of a store, and what follows them."""
+
+    def __init__(
+        self,
+        config: RetentionConfig,
+        clock: Clock,
+        files: Files,
+        directory: StoreDirectory,
+        log: CommitLog,
+        queues: Queues,
+        index: KeyIndex | None,
+        health: Health,
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._files = files
+        self._directory = directory
+        self._log = log
+        self._queues = queues
+        self._index = index
+        self._health = health
+
+    def run(self, dispatched_to: PhysicalOffset, *, at_any_hour: bool) -> Verdict:
+        """Delete what may go, one by one; return how many did and whether the disk is full."""
+        newest_ms = self._newest_per_segment(dispatched_to)
+        deleted = 0
+        try:
+            while True:
+                used = self._files.used_ratio(self._directory.commit_log)
+                now_ms = self._clock.now_ms()
+                left = newest_ms[deleted:]
+                verdict = judge(self._config, left, now_ms, used, at_any_hour=at_any_hour)
+                if not verdict.segments or deleted == self._config.segments_per_run_max:
+                    break
+                self._log.drop_first()
+                deleted += 1
+        finally:
+            # Also when one could not be deleted: queues must not lead to those that are gone.
+            if deleted:
+                self._follow_deletion()
+        # Queues may lie on another disk than the log; deleting segments would not help there.
+        used = max(used, self._files.used_ratio(self._directory.root))
+        full = used > self._config.full_ratio
+        self._health.disk_is_full(used if full else None)
+        return Verdict(deleted, full)
+
+    def _newest_per_segment(self, dispatched_to: PhysicalOffset) -> list[int]:
+        """Return, for each segment that is complete and on disk, when its last message came."""
+        flushed = self._log.flushed
+        return [
+            # The next one's first message: practically the same moment, and quickly found.
+            self._log.first_store_timestamp_ms(following) or self._clock.now_ms()
+            for start, following in itertools.pairwise(self._log.starts)
+            if following <= flushed and dispatched_to > start
+        ]
+
+    def _follow_deletion(self) -> None:
+        log_min = self._log.min_offset
+        for queue in self._queues:
+            queue.raise_minimum(log_min)
+        if self._index is not None:
+            self._index.drop_before(log_min)
 
 
 def judge(
@@ -40,8 +117,8 @@ def judge(
     due = at_any_hour or _hour(now_ms) in config.delete_hours or used_ratio > config.early_ratio
     count = expired if due else 0
     if used_ratio > config.forced_ratio:
-        # One run frees what it may; the next one looks at the disk again.
-        count = len(newest_ms)
+        # However young: but one only, and then look at the disk again.
+        count = max(count, min(1, len(newest_ms)))
     return Verdict(min(count, config.segments_per_run_max), used_ratio > config.full_ratio)
 
 

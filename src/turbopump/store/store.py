@@ -7,7 +7,6 @@ themselves), as only the owner touches queues and index.
 
 from __future__ import annotations
 
-import itertools
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from turbopump.store.commit_log import CommitLog, is_topic_name
 from turbopump.store.config import FlushMode, ReadLimits, StoreConfig
 from turbopump.store.directory import StoreDirectory
 from turbopump.store.dispatch import Dispatcher, Listener
+from turbopump.store.failures import disk_errors_named
 from turbopump.store.files import Files, OpenFiles
 from turbopump.store.flush import Flusher, done
 from turbopump.store.health import Health, refusal
@@ -39,7 +39,7 @@ from turbopump.store.queues import Queues
 from turbopump.store.reading import read_queue
 from turbopump.store.recovery import Recovered, Recovery
 from turbopump.store.removed import RemovedTopics
-from turbopump.store.retention import Verdict, judge
+from turbopump.store.retention import Retention, Verdict
 from turbopump.store.segments import Segments
 from turbopump.store.upkeep import Upkeep
 from turbopump.store.write_behind import WriteBehind
@@ -79,7 +79,6 @@ class Store:
             if config.index_enabled
             else None
         )
-        self._files = files
         self._dispatcher = Dispatcher(self._queues, self._index, config.delay_levels)
         self._behind = WriteBehind(
             files,
@@ -94,6 +93,16 @@ class Store:
         self._appender = Appender(config, clock, self._log, self._queues)
         self._health = Health(
             config, clock, self._log, self._queues, self._dispatcher, self._flusher, self._behind
+        )
+        self._retention = Retention(
+            config.retention,
+            clock,
+            files,
+            self._directory,
+            self._log,
+            self._queues,
+            self._index,
+            self._health,
         )
         self._upkeep = Upkeep(
             config.flush,
@@ -238,6 +247,7 @@ class Store:
         self._after_write()
         return [Appended(*place, durable) for place in places]
 
+    @disk_errors_named
     def append_raw(self, position: PhysicalOffset, data: bytes | memoryview) -> None:
         """Store bytes of a master's log at the same position, as a slave does.
 
@@ -331,44 +341,18 @@ class Store:
         self._check_open()
         self._dispatcher.listener = listener
 
+    @disk_errors_named
     def retain(self, *, at_any_hour: bool = False) -> Verdict:
         """Delete what is too old or in the way, and refuse messages while the disk is full."""
         self._check_open()
-        used = self._files.used_ratio(self._directory.root)
-        newest_ms = self._newest_per_segment()
-        verdict = judge(
-            self.config.retention, newest_ms, self._clock.now_ms(), used, at_any_hour=at_any_hour
-        )
-        for _ in range(verdict.segments):
-            self._log.drop_first()
-        if verdict.segments:
-            self._follow_deletion()
-        self._health.disk_is_full(used if verdict.full else None)
-        return verdict
-
-    def _newest_per_segment(self) -> list[int]:
-        """Return, for each segment that is complete and on disk, when its last message came."""
-        starts = self._log.starts
-        flushed = self._log.flushed
-        return [
-            # The next one's first message: practically the same moment, and quickly found.
-            self._log.first_store_timestamp_ms(following) or self._clock.now_ms()
-            for start, following in itertools.pairwise(starts)
-            if following <= flushed and self._dispatched_to > start
-        ]
+        return self._retention.run(self._dispatched_to, at_any_hour=at_any_hour)
 
     @property
     def _dispatched_to(self) -> PhysicalOffset:
         first = self._dispatcher.first_waiting
         return self._log.written if first is None else first
 
-    def _follow_deletion(self) -> None:
-        log_min = self._log.min_offset
-        for queue in self._queues:
-            queue.raise_minimum(log_min)
-        if self._index is not None:
-            self._index.drop_before(log_min)
-
+    @disk_errors_named
     def remove_topic(self, topic: str) -> None:
         """Forget a topic's queues; its messages go with the log. Offsets start from 0 again."""
         self.dispatch()
@@ -396,6 +380,7 @@ class Store:
         """Why messages are refused at the moment; None when they are not."""
         return self._health.reason()
 
+    @disk_errors_named
     def read(
         self,
         topic: str,
@@ -431,18 +416,21 @@ class Store:
         self._catch_up()
         return sorted((queue.topic, queue.queue_id) for queue in self._queues if queue.max_offset)
 
+    @disk_errors_named
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> QueueOffset:
         """Return the offset of the message stored nearest to a moment; 0 if there is none."""
         self._catch_up()
         queue = self._queues.find(topic, queue_id)
         return QueueOffset(0) if queue is None else offset_by_time(self._log, queue, timestamp_ms)
 
+    @disk_errors_named
     def store_timestamp_ms(self, topic: str, queue_id: int, offset: QueueOffset) -> int | None:
         """Return when the message at an offset was stored; None if it is not there."""
         self._catch_up()
         queue = self._queues.find(topic, queue_id)
         return None if queue is None else store_timestamp_at(self._log, queue, offset)
 
+    @disk_errors_named
     def message_at(self, position: PhysicalOffset) -> memoryview | None:
         """Return the message that begins at a position of the log, as its offset id names it."""
         self._catch_up()
@@ -455,6 +443,7 @@ class Store:
         """Return the message with an offset id; the id's host is the caller's business."""
         return self.message_at(parse_offset_id(offset_message_id)[1])
 
+    @disk_errors_named
     def messages_by_key(
         self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int
     ) -> list[memoryview]:
@@ -477,6 +466,7 @@ class Store:
             return 0, PhysicalOffset(0)
         return header.end_ms, PhysicalOffset(header.end_offset)
 
+    @disk_errors_named
     def raw(self, position: PhysicalOffset, size_max: int) -> memoryview | None:
         """Return up to ``size_max`` bytes of the log for a slave, within one file; None if gone."""
         self._catch_up()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import datetime
+import errno
 from pathlib import Path
 
 import pytest
 
+from turbopump.errors import DiskFailed
 from turbopump.message import PhysicalOffset
 from turbopump.store import Found, OffsetTooSmall, RetentionConfig, Store
 from turbopump.store.retention import Verdict, judge
@@ -25,8 +27,8 @@ NOON = FOUR + 8 * HOUR_MS
         (NOON, 0.1, False, Verdict(0, False)),
         (NOON, 0.1, True, Verdict(3, False)),
         (NOON, 0.76, False, Verdict(3, False)),
-        (NOON, 0.86, False, Verdict(4, False)),
-        (NOON, 0.91, False, Verdict(4, True)),
+        (NOON, 0.86, False, Verdict(3, False)),
+        (NOON, 0.91, False, Verdict(3, True)),
     ],
 )
 def test_judgement(now_ms: int, ratio: float, any_hour: bool, expected: Verdict) -> None:
@@ -43,7 +45,7 @@ def test_a_run_deletes_only_so_many() -> None:
     assert judge(config, [0] * 9, NOON, 0.0) == Verdict(3, False)
     assert judge(config, [0] * 9, FOUR, 0.0) == Verdict(0, False)
     assert judge(config, [0] * 9, FOUR, 0.25) == Verdict(3, False)
-    assert judge(config, [NOON] * 9, FOUR, 0.35) == Verdict(3, False)
+    assert judge(config, [NOON] * 9, FOUR, 0.35) == Verdict(1, False)
     assert judge(config, [], FOUR, 0.45) == Verdict(0, True)
 
 
@@ -126,3 +128,55 @@ def test_deletion_survives_a_crash(tmp_path: Path) -> None:
         assert store.recovered.crashed
         assert store.queue_range("Topic", 0) == (low, high)
         assert bodies(store) == [b"%d" % number * 100 for number in range(low, 60)]
+
+
+class ShrinkingFiles(FaultyFiles):
+    """Each deleted file of the log frees one per cent; the one at a number cannot be deleted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fails_at = -1
+
+    def remove(self, path: Path) -> None:
+        if path.parent.name == "commitlog" and path.name.isdecimal():
+            self.fails_at -= 1
+            if self.fails_at == 0:
+                raise OSError(errno.EIO, "Input/output error")
+            self.ratio -= 0.01
+        super().remove(path)
+
+
+def filled(root: Path, files: FaultyFiles) -> Store:
+    store = Store.open(root, small_config(), clock=ManualClock(NOON), files=files)
+    for number in range(100):
+        store.append([record(b"%d" % number * 500)])
+    store._upkeep.flush()
+    store._flusher.wait_idle()
+    return store
+
+
+def test_young_segments_go_only_until_there_is_room(tmp_path: Path) -> None:
+    files = ShrinkingFiles()
+    with filled(tmp_path, files) as store:
+        files.ratio = 0.865
+        assert store.retain() == Verdict(2, False)
+        assert store.retain() == Verdict(0, False)
+        files.ratio = 0.915
+        # The last look counts.
+        assert store.retain() == Verdict(7, False)
+        assert store.refusal is None
+
+
+def test_a_segment_that_cannot_be_deleted_stops_nothing_else(tmp_path: Path) -> None:
+    files = ShrinkingFiles()
+    with filled(tmp_path, files) as store:
+        files.ratio, files.fails_at = 0.89, 3
+        with pytest.raises(DiskFailed, match="Input/output"):
+            store.retain()
+        assert store.min_offset == 2 * 4096
+        low, _ = store.queue_range("Topic", 0)
+        first = store.read("Topic", 0, low, 1)
+        assert isinstance(first, Found)
+        assert decode_record(first.messages[0]).physical_offset == 2 * 4096
+        assert len(bodies(store)) == 100 - low
+        assert store.retain().segments
