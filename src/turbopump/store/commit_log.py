@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from turbopump.message import PhysicalOffset
-from turbopump.store.files import Files, sync_path
+from turbopump.store.files import Files, OpenFiles, sync_path
 from turbopump.store.segment import Segment
 from turbopump.store.segments import Segments
 from turbopump.wire.record import BLANK_BYTES, RecordEntry, decode_entry, encode_blank
@@ -22,10 +22,14 @@ class CommitLog:
     The owner's thread makes all calls but `sync`, which the flusher's makes.
     """
 
-    def __init__(self, segments: Segments, files: Files, mapped_max: int) -> None:
+    def __init__(
+        self, segments: Segments, files: Files, open_files: OpenFiles, mapped_max: int
+    ) -> None:
         self._segments = segments
         self._files = files
-        self._mapped_max = mapped_max
+        self._open_files = open_files
+        # A map takes a second descriptor.
+        self._mapped_max = min(mapped_max, max(2, files.open_max() // 8))
         self._open: OrderedDict[int, Segment] = OrderedDict()
         self._tail: Segment | None = None
         self._tail_end = 0
@@ -85,25 +89,25 @@ class CommitLog:
         if start is None or position + size > min(start + self.segment_bytes, self.written):
             return None
         at = position - start
-        return self._segment(start).view()[at : at + size]
+        return self._view(start)[at : at + size]
 
     def rest_of_segment(self, position: int) -> memoryview:
         """Return a whole file's bytes from a position on, written or not; for scans."""
         start = self._segments.start_at(position)
         assert start is not None, position
-        return self._segment(start).view()[position - start :]
+        return self._view(start)[position - start :]
 
     def entry_at(self, position: PhysicalOffset, *, check_crc: bool = False) -> RecordEntry | None:
         """Read the record at a position; None when there is none."""
         start = self._segments.start_at(position)
         if start is None or position >= self.written:
             return None
-        entry = decode_entry(self._segment(start).view(), position - start, check_crc=check_crc)
+        entry = decode_entry(self._view(start), position - start, check_crc=check_crc)
         return entry if entry is not None and entry.physical_offset == position else None
 
     def first_store_timestamp_ms(self, start: int) -> int:
         """Return when the first record of a file was stored; 0 when it has none."""
-        entry = decode_entry(self._segment(start).view())
+        entry = decode_entry(self._view(start))
         return entry.store_timestamp_ms if entry is not None else 0
 
     def truncate(self, end: PhysicalOffset) -> None:
@@ -170,7 +174,7 @@ class CommitLog:
 
     def _add_segment(self) -> Segment:
         start = self._segments.end if self.starts else self.written
-        fd = self._segments.create(start)
+        fd = self._open_files.making_room(lambda: self._segments.create(start))
         self._unsynced_names = True
         self._tail = self._adopt(start, fd)
         self._tail_end = self._segments.end
@@ -179,9 +183,14 @@ class CommitLog:
     def _segment(self, start: int) -> Segment:
         segment = self._open.get(start)
         if segment is None:
-            return self._adopt(start, self._files.open(self._segments.path(start)))
+            path = self._segments.path(start)
+            return self._adopt(start, self._open_files.making_room(lambda: self._files.open(path)))
         self._open.move_to_end(start)
         return segment
+
+    def _view(self, start: int) -> memoryview:
+        segment = self._segment(start)
+        return self._open_files.making_room(segment.view)
 
     def _adopt(self, start: int, fd: int) -> Segment:
         segment = Segment(start, self.segment_bytes, self._files, fd)

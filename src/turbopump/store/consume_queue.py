@@ -229,7 +229,7 @@ class ConsumeQueue:
         self.max_offset = self.min_offset = offset
 
     def _create(self, start: int) -> None:
-        fd = self._segments.create(start)
+        fd = self._open_files.making_room(lambda: self._segments.create(start))
         self._open_files.adopt(self._segments.path(start), fd)
 
     def _read(self, start: int, offset: int, count: int) -> bytes:

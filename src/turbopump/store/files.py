@@ -9,15 +9,20 @@ import errno
 import fcntl
 import mmap
 import os
+import resource
 import shutil
 import struct
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from turbopump.store.file_system import sync_file_system
 
+T = TypeVar("T")
+
 _MODE = 0o644
+_UNLIMITED = 1 << 20
 _ERASED_AT_ONCE = 1024 * 1024
 SPARE_NAME = "spare.tmp"
 """Where a file grows to its size before it gets its name: in the store's own directory."""
@@ -120,6 +125,11 @@ class Files:
         """
         return sync_file_system(fd)
 
+    def open_max(self) -> int:
+        """Return how many files the process may have open."""
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return _UNLIMITED if limit == resource.RLIM_INFINITY else limit
+
     def used_ratio(self, path: Path) -> float:
         """Return how much of the disk is in use, as ``df`` tells a user without privileges."""
         usage = shutil.disk_usage(path)
@@ -195,14 +205,14 @@ class OpenFiles:
 
     def __init__(self, files: Files, count_max: int) -> None:
         self._files = files
-        self._count_max = count_max
+        self._count_max = min(count_max, max(8, files.open_max() // 4))
         self._fds: OrderedDict[Path, int] = OrderedDict()
 
     def fd(self, path: Path) -> int:
         """Return the file, opened if it was not; valid until the next call."""
         fd = self._fds.get(path)
         if fd is None:
-            fd = self._files.open(path)
+            fd = self.making_room(lambda: self._files.open(path))
             self.adopt(path, fd)
         else:
             self._fds.move_to_end(path)
@@ -210,10 +220,23 @@ class OpenFiles:
 
     def adopt(self, path: Path, fd: int) -> None:
         """Take over a file that has been opened elsewhere."""
-        while len(self._fds) >= self._count_max:
+        self._close_all_but(self._count_max - 1)
+        self._fds[path] = fd
+
+    def making_room(self, opening: Callable[[], T]) -> T:
+        """Open something; where the process has too many files open, give up half of these."""
+        try:
+            return opening()
+        except OSError as error:
+            if error.errno not in {errno.EMFILE, errno.ENFILE} or not self._fds:
+                raise
+        self._close_all_but(len(self._fds) // 2)
+        return opening()
+
+    def _close_all_but(self, count: int) -> None:
+        while len(self._fds) > count:
             _, unused = self._fds.popitem(last=False)
             self._files.close(unused)
-        self._fds[path] = fd
 
     def close(self, path: Path) -> None:
         fd = self._fds.pop(path, None)

@@ -180,7 +180,9 @@ class KeyIndex:
             newest.seal()
         self._files.make_directory(self.directory)
         file = self._file(self._free_path())
-        fd = create_full_size(self._files, file.path, file.size, self._spare)
+        fd = self._open_files.making_room(
+            lambda: create_full_size(self._files, file.path, file.size, self._spare)
+        )
         self._open_files.adopt(file.path, fd)
         self._index_files.append(file)
         self._new.add(file.path)

@@ -64,7 +64,7 @@ class Store:
         self._open_files = OpenFiles(files, config.open_files_max)
         segments = Segments(self._directory.commit_log, config.segment_bytes, files, spare)
         self._segments = segments
-        self._log = CommitLog(segments, files, config.mapped_segments_max)
+        self._log = CommitLog(segments, files, self._open_files, config.mapped_segments_max)
         self._queues = Queues(
             self._directory.queues,
             config.queue_segment_bytes,

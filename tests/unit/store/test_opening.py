@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import shutil
 import subprocess
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from turbopump.errors import StoreClosed, StoreInUse
+from turbopump.errors import DiskFailed, StoreClosed, StoreInUse
 from turbopump.message import PhysicalOffset
 from turbopump.store import Files, Store
 from unit.store.support import bodies, offset, record, small_config
@@ -67,6 +68,60 @@ def test_the_lock_survives_a_copy_made_by_its_owner(tmp_path: Path) -> None:
         refused = subprocess.run(command, capture_output=True, check=False)
         assert b"BlockingIOError" in refused.stderr
     assert subprocess.run(command, check=False).returncode == 0
+
+
+class FewFiles(Files):
+    """The process may have so many files open, and others have most of them."""
+
+    def __init__(self) -> None:
+        self.limit = 1000
+        self._opened: set[int] = set()
+
+    def _check(self) -> None:
+        if len(self._opened) >= self.limit:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    def open(self, path: Path) -> int:
+        self._check()
+        fd = super().open(path)
+        self._opened.add(fd)
+        return fd
+
+    def open_new(self, path: Path) -> int:
+        self._check()
+        fd = super().open_new(path)
+        self._opened.add(fd)
+        return fd
+
+    def map(self, fd: int, size: int) -> mmap.mmap:
+        self._check()
+        return super().map(fd, size)
+
+    def close(self, fd: int) -> None:
+        self._opened.discard(fd)
+        super().close(fd)
+
+    def open_max(self) -> int:
+        return 400
+
+
+def test_cached_files_give_way_when_the_process_has_too_many(tmp_path: Path) -> None:
+    files = FewFiles()
+    with Store.open(tmp_path, small_config(), files=files) as store:
+        for number in range(200):
+            store.append([record(b"%d" % number, topic=f"T{number}")])
+        store._behind.write_all()
+        # A quarter of what the process may have.
+        assert len(store._open_files) == 100
+        files.limit = len(files._opened)
+        for number in range(200):
+            assert bodies(store, f"T{number}") == [b"%d" % number]
+            store.append([record(b"x" * 500, topic=f"T{number}")])
+        files.limit = 0
+        with pytest.raises(DiskFailed, match="Too many open files"):
+            store.read("T0", 0, offset(0), 1)
+        files.limit = 1000
+        assert bodies(store, "T0") == [b"0", b"x" * 500]
 
 
 class OtherDisks(Files):
