@@ -1,4 +1,9 @@
-"""The checkpoint file: store times up to which log, queues and index are surely on disk."""
+"""The checkpoint file: up to where log, queues and index are surely on disk.
+
+The original knows store times only, which prove nothing when somebody sets the clock back. So
+positions stand behind them, in bytes that the original neither reads nor writes, together with the
+times they belong to: other times mean that another broker has been here since.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +12,29 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from turbopump.message import PhysicalOffset
 from turbopump.store.files import Files
 
 FILE_BYTES = 4096
 _LAYOUT = struct.Struct(">qqq")
+_POSITIONS = struct.Struct(">qqqq")
 
 
 class Checkpoint(Struct, frozen=True):
-    """Store times in milliseconds; 0 when nothing is known."""
+    """Store times in milliseconds, and positions of the log; 0 when nothing is known."""
 
     log_ms: int = 0
     queues_ms: int = 0
     index_ms: int = 0
+    log_end: PhysicalOffset = PhysicalOffset(0)
+    """All of the log before this position is on disk."""
+    queues_end: PhysicalOffset = PhysicalOffset(0)
+    """What queues and index hold of messages before this position is on disk."""
+
+    @property
+    def end(self) -> PhysicalOffset:
+        """Position before which everything is on disk; 0 when that is not known."""
+        return min(self.log_end, self.queues_end)
 
     def joined(self, other: Checkpoint) -> Checkpoint:
         """Return the later of both in each part."""
@@ -26,6 +42,18 @@ class Checkpoint(Struct, frozen=True):
             max(self.log_ms, other.log_ms),
             max(self.queues_ms, other.queues_ms),
             max(self.index_ms, other.index_ms),
+            max(self.log_end, other.log_end),
+            max(self.queues_end, other.queues_end),
+        )
+
+    def within(self, log_end: PhysicalOffset) -> Checkpoint:
+        """Return what is left of it when the log is cut at a position."""
+        return Checkpoint(
+            self.log_ms,
+            self.queues_ms,
+            self.index_ms,
+            min(self.log_end, log_end),
+            min(self.queues_end, log_end),
         )
 
 
@@ -35,17 +63,26 @@ def read_checkpoint(path: Path) -> Checkpoint:
         data = path.read_bytes()
     except FileNotFoundError:
         return Checkpoint()
-    return Checkpoint(*_LAYOUT.unpack_from(data)) if len(data) >= _LAYOUT.size else Checkpoint()
+    if len(data) < _LAYOUT.size:
+        return Checkpoint()
+    log_ms, queues_ms, index_ms = _LAYOUT.unpack_from(data)
+    if len(data) >= _LAYOUT.size + _POSITIONS.size:
+        *times, log_end, queues_end = _POSITIONS.unpack_from(data, _LAYOUT.size)
+        if times == [log_ms, queues_ms]:
+            return Checkpoint(log_ms, queues_ms, index_ms, log_end, queues_end)
+    return Checkpoint(log_ms, queues_ms, index_ms)
 
 
 def write_checkpoint(files: Files, path: Path, checkpoint: Checkpoint) -> None:
-    """Write the file and wait for the disk. In place: its 24 bytes lie in one sector."""
+    """Write the file and wait for the disk. In place: its bytes lie in one sector."""
     new = not path.exists()
     fd = files.open_new(path) if new else files.open(path)
     try:
         files.truncate(fd, FILE_BYTES)
-        times = (checkpoint.log_ms, checkpoint.queues_ms, checkpoint.index_ms)
-        files.write(fd, _LAYOUT.pack(*times), 0)
+        times = (checkpoint.log_ms, checkpoint.queues_ms)
+        ends = (checkpoint.log_end, checkpoint.queues_end)
+        data = _LAYOUT.pack(*times, checkpoint.index_ms) + _POSITIONS.pack(*times, *ends)
+        files.write(fd, data, 0)
         files.sync(fd)
     finally:
         files.close(fd)

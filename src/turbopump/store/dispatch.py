@@ -49,8 +49,6 @@ class Dispatcher:
         """Queues with so many units in memory that they should be written."""
         self.store_timestamp_ms = 0
         """Of the last message entered."""
-        self.entered_to = PhysicalOffset(0)
-        """Position behind the last message entered."""
 
     @property
     def first_waiting(self) -> PhysicalOffset | None:
@@ -61,7 +59,7 @@ class Dispatcher:
     def followed_to(self) -> PhysicalOffset:
         """Position behind the last message that is entered or waits for it."""
         if not self._waiting:
-            return self.entered_to
+            return self._queues.entered_to
         last = self._waiting[-1]
         return PhysicalOffset(last.physical_offset + last.size)
 
@@ -105,7 +103,7 @@ class Dispatcher:
             code = self._tags_code(entry)
             if queue.add(entry.queue_offset, entry.physical_offset, entry.size, code):
                 if not queue.is_waiting:
-                    self._queues.mark_waiting(queue, time_ms)
+                    self._queues.mark_waiting(queue, time_ms, entry.physical_offset)
                 if queue.pending_bytes >= QUEUE_PENDING_BYTES_MAX:
                     self.crowded.append(queue)
                 if arrivals is not None:
@@ -115,7 +113,7 @@ class Dispatcher:
             if keys:
                 self._index.add(queue.topic, keys, entry.physical_offset, time_ms)
         self.store_timestamp_ms = time_ms
-        self.entered_to = PhysicalOffset(entry.physical_offset + entry.size)
+        self._queues.entered_to = PhysicalOffset(entry.physical_offset + entry.size)
 
     def _tags_code(self, entry: RecordEntry) -> int:
         if entry.topic == _SCHEDULE_TOPIC:

@@ -15,6 +15,7 @@ import numpy as np
 from turbopump.clock import Clock
 from turbopump.errors import StoreDamaged
 from turbopump.message import PhysicalOffset
+from turbopump.store.checkpoint import Checkpoint
 from turbopump.store.config import StoreConfig
 from turbopump.store.files import SPARE_NAME, Files, OpenFiles, create_full_size
 from turbopump.store.index_file import NAME_DIGITS, IndexFile, IndexHeader
@@ -92,11 +93,16 @@ class KeyIndex:
             self._index_files.append(file)
         self._replayed_to = PhysicalOffset(self.end_offset)
 
-    def repair(self, sealed_ms: int, log_end: PhysicalOffset) -> None:
+    def repair(self, checkpoint: Checkpoint, log_end: PhysicalOffset) -> None:
         """After a crash: mend each file that was still changing, delete what has nothing left."""
         for file in list(self._index_files):
             header = file.header
-            if file.room <= 0 and header.end_ms <= sealed_ms and header.end_offset < log_end:
+            on_disk = (
+                header.end_offset < checkpoint.end
+                if checkpoint.end
+                else header.end_ms <= checkpoint.index_ms
+            )
+            if file.room <= 0 and on_disk and header.end_offset < log_end:
                 continue
             file.repair(log_end)
             if file.header.count <= 1:

@@ -18,10 +18,11 @@ from turbopump.store.segments import Segments
 
 
 class Waiting(Struct, frozen=True):
-    """Since when a queue has units that are not in its file, and the store time of the first."""
+    """Since when a queue has units that are not in its file, and the first one's message."""
 
     since_ms: int
     store_timestamp_ms: int
+    physical_offset: PhysicalOffset
 
 
 class Queues:
@@ -39,6 +40,8 @@ class Queues:
     ) -> None:
         self._clock = clock
         self.removed = removed
+        self.entered_to = PhysicalOffset(0)
+        """Position behind the last message entered."""
         self._directory = directory
         self._segment_bytes = segment_bytes
         self._files = files
@@ -86,10 +89,18 @@ class Queues:
         for topic, queue_id in queue_directories(self._directory):
             self._make(topic, queue_id).load()
 
-    def mark_waiting(self, queue: ConsumeQueue, store_timestamp_ms: int) -> None:
-        """Remember that a queue has units to be written."""
+    def mark_waiting(
+        self, queue: ConsumeQueue, store_timestamp_ms: int, position: PhysicalOffset
+    ) -> None:
+        """Remember that a queue has units to be written, the first for a message."""
         queue.is_waiting = True
-        self._waiting[queue] = Waiting(self._clock.monotonic_ms(), store_timestamp_ms)
+        self._waiting[queue] = Waiting(self._clock.monotonic_ms(), store_timestamp_ms, position)
+
+    @property
+    def written_to(self) -> PhysicalOffset:
+        """Position up to which all that was entered is in files."""
+        oldest = self.oldest_waiting()
+        return self.entered_to if oldest is None else oldest[1].physical_offset
 
     def oldest_waiting(self) -> tuple[ConsumeQueue, Waiting] | None:
         return next(iter(self._waiting.items()), None)

@@ -64,6 +64,7 @@ class Recovery:
             return self._begin_anew(crashed)
         start = self._scan_start(crashed)
         end, missing_from = self._find_end(start, crashed)
+        self._behind.fit(end)
         cut_bytes = self._cut_log(start, end, crashed)
         shortened = self._follow_log(end, crashed)
         self._finish_removals(end)
@@ -78,6 +79,7 @@ class Recovery:
         for queue in self._queues:
             queue.next_offset = queue.max_offset
             queue.raise_minimum(self._log.min_offset)
+        self._queues.entered_to = end
         self._make_durable(crashed)
         return Recovered(crashed, end, cut_bytes, self._replayed)
 
@@ -88,6 +90,7 @@ class Recovery:
         if self._index is not None:
             self._index.clear()
         self._log.begin_at(PhysicalOffset(0), PhysicalOffset(0))
+        self._behind.fit(PhysicalOffset(0))
         self._removed.fit(PhysicalOffset(0), PhysicalOffset(0))
         return Recovered(crashed, PhysicalOffset(0), 0, 0)
 
@@ -98,14 +101,22 @@ class Recovery:
             while last > 0 and not self._log.first_store_timestamp_ms(starts[last]):
                 last -= 1
             return PhysicalOffset(starts[max(0, last + 1 - self._config.clean_check_segments)])
+        known = self._behind.checkpoint.end
+        if starts[0] < known <= starts[-1] + self._log.segment_bytes:
+            return PhysicalOffset(max(start for start in starts if start <= known))
+        return self._scan_start_by_time()
+
+    def _scan_start_by_time(self) -> PhysicalOffset:
+        """Return where to begin after a crash of a broker that notes no positions."""
         safe_ms = self._safe_ms()
-        for previous, start in zip(reversed((0, *starts[:-1])), reversed(starts), strict=True):
+        chosen, newest_ms = self._log.min_offset, 0
+        for start in self._log.starts:
             first_ms = self._log.first_store_timestamp_ms(start)
-            before_ms = self._log.first_store_timestamp_ms(previous) if start > starts[0] else 0
             # Where the clock went back, a small time does not prove that a file is old.
-            if 0 < first_ms <= safe_ms and before_ms <= first_ms:
-                return PhysicalOffset(start)
-        return PhysicalOffset(starts[0])
+            if not newest_ms <= first_ms <= safe_ms:
+                break
+            chosen, newest_ms = PhysicalOffset(start), first_ms
+        return chosen
 
     def _safe_ms(self) -> int:
         """Return the store time up to which the log and what follows it are surely on disk."""
@@ -159,7 +170,7 @@ class Recovery:
             queue.raise_minimum(self._log.min_offset)
         if self._index is not None and crashed:
             indexed = self._index.end_offset
-            self._index.repair(self._behind.checkpoint.index_ms, end)
+            self._index.repair(self._behind.checkpoint, end)
             shortened |= self._index.end_offset < indexed
         return shortened
 
@@ -202,4 +213,4 @@ class Recovery:
         self._log.sync()
         job()
         if changed:
-            self._behind.reach(Checkpoint(log_ms=self._last_ms))
+            self._behind.reach(Checkpoint(log_ms=self._last_ms, log_end=self._log.flushed))

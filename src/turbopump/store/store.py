@@ -147,7 +147,6 @@ class Store:
         except BaseException:
             self._let_go()
             raise
-        self._dispatcher.entered_to = self._log.written
         self._flusher.start()
         self._open = True
 

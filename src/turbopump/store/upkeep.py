@@ -59,15 +59,15 @@ class Upkeep:
 
     def flush(self) -> None:
         """Have the log flushed, and then the checkpoint moved on."""
-        reached = Checkpoint(log_ms=self._appender.store_timestamp_ms)
+        reached_ms = self._appender.store_timestamp_ms
         if self._log.written > self._log.flushed:
             self._flusher.join()
-        self._flusher.submit(lambda: self._reach(reached))
+        self._flusher.submit(lambda: self._reach(reached_ms))
 
-    def _reach(self, reached: Checkpoint) -> None:
+    def _reach(self, reached_ms: int) -> None:
         """Runs on the flusher's thread."""
         if self._flusher.failure is None:
-            self._behind.reach(reached)
+            self._behind.reach(Checkpoint(log_ms=reached_ms, log_end=self._log.flushed))
 
     def _write_behind(self, now_ms: int) -> None:
         try:

@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 from turbopump.clock import Clock
+from turbopump.message import PhysicalOffset
 from turbopump.store.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from turbopump.store.commit_log import CommitLog
 from turbopump.store.consume_queue import ConsumeQueue
@@ -121,10 +122,17 @@ class WriteBehind:
         oldest = self._queues.oldest_waiting()
         queues_ms = entered_ms if oldest is None else oldest[1].store_timestamp_ms - 1
         index_ms = self._index.sealed_ms if self._index is not None else 0
-        reached = Checkpoint(0, queues_ms, index_ms)
+        reached = Checkpoint(0, queues_ms, index_ms, queues_end=self._queues.written_to)
         job = SyncJob(self, self._syncing, self._unsynced, reached, time_max_ms)
         self._unsynced = Unsynced()
         return job
+
+    def fit(self, log_end: PhysicalOffset) -> None:
+        """Follow a log that is about to be cut: what comes to lie there is not on disk yet."""
+        fitting = self.checkpoint.within(log_end)
+        if fitting != self.checkpoint:
+            write_checkpoint(self._files, self._path, fitting)
+            self.checkpoint = fitting
 
     def reach(self, reached: Checkpoint) -> None:
         """Move the checkpoint on and write it; on any thread."""

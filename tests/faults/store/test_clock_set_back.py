@@ -1,0 +1,135 @@
+"""Somebody sets the clock back, then the process is killed: store times prove nothing."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from turbopump.message import PhysicalOffset
+from turbopump.store import FlushMode, Store
+from turbopump.store.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from turbopump.store.files import Files
+from unit.store.support import ManualClock, bodies, record, small_config
+
+CONFIG = small_config(FlushMode.SYNC)
+HOUR_MS = 3_600_000
+TIMES_BYTES = 24
+
+
+def settled(store: Store, clock: ManualClock) -> None:
+    """Let everything be written and the checkpoint reach all of it."""
+    for _ in range(3):
+        clock.advance(5000)
+        store.tick()
+        store._flusher.wait_idle()
+
+
+def send(store: Store, topic: str, body: bytes) -> None:
+    store.append([record(body, topic=topic)]).durable.result()
+
+
+def killed_after_the_clock_was_set_back(tmp_path: Path, clock: ManualClock, jumps: int) -> Path:
+    """Return a store whose rare messages are in the log only, in the middle of the new times."""
+    running, root = tmp_path / "running", tmp_path / "killed"
+    store = Store.open(running, CONFIG, clock=clock)
+    for _ in range(6):
+        send(store, "Common", b"a" * 900)
+        settled(store, clock)
+    clock.wall_ms -= HOUR_MS
+    send(store, "Rare", b"f" * 900)
+    send(store, "Rare", b"precious")
+    for number in range(12):
+        clock.wall_ms += 10 if number % 6 or not jumps else -HOUR_MS
+        send(store, f"Common{number}", b"g" * 900)
+    shutil.copytree(running, root)
+    store.close()
+    return root
+
+
+def check(root: Path, clock: ManualClock) -> None:
+    with Store.open(root, CONFIG, clock=clock) as store:
+        assert store.recovered.crashed
+        assert bodies(store, "Rare") == [b"f" * 900, b"precious"]
+        assert len(bodies(store, "Common")) == 6
+        for number in range(12):
+            assert bodies(store, f"Common{number}") == [b"g" * 900]
+        assert store.append([record(b"next", topic="Rare")]).queue_offset == 2
+
+
+@pytest.mark.parametrize("jumps", [0, 1])
+def test_messages_stored_after_the_clock_was_set_back(jumps: int, tmp_path: Path) -> None:
+    clock = ManualClock()
+    check(killed_after_the_clock_was_set_back(tmp_path, clock, jumps), clock)
+
+
+@pytest.mark.parametrize("jumps", [0, 1])
+def test_the_same_without_the_positions_that_another_broker_does_not_note(
+    jumps: int, tmp_path: Path
+) -> None:
+    clock = ManualClock()
+    root = killed_after_the_clock_was_set_back(tmp_path, clock, jumps)
+    path = root / "checkpoint"
+    times = path.read_bytes()[:TIMES_BYTES]
+    path.write_bytes(times.ljust(4096, b"\0"))
+    assert read_checkpoint(path).end == 0
+    check(root, clock)
+
+
+def test_a_replay_begins_at_the_checkpoint(tmp_path: Path) -> None:
+    clock = ManualClock()
+    running, root = tmp_path / "running", tmp_path / "killed"
+    store = Store.open(running, CONFIG, clock=clock)
+    for _ in range(40):
+        send(store, "Topic", b"a" * 900)
+    settled(store, clock)
+    assert store._behind.checkpoint.end == store.written_end
+    send(store, "Topic", b"new")
+    shutil.copytree(running, root)
+    store.close()
+    with Store.open(root, CONFIG, clock=clock) as again:
+        # From the start of the last file, of ten.
+        assert again.recovered.replayed <= 5
+        assert len(bodies(again)) == 41
+
+
+def test_positions_count_for_the_times_they_were_written_with(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    ours = Checkpoint(5, 4, 3)
+    ours = ours.joined(Checkpoint(log_end=PhysicalOffset(1000), queues_end=PhysicalOffset(900)))
+    write_checkpoint(Files(), path, ours)
+    assert read_checkpoint(path) == ours
+    assert read_checkpoint(path).end == 900
+    data = bytearray(path.read_bytes())
+    data[7] += 1  # another broker has flushed since
+    path.write_bytes(data)
+    assert read_checkpoint(path) == Checkpoint(6, 4, 3)
+    path.write_bytes(data[:TIMES_BYTES])
+    assert read_checkpoint(path) == Checkpoint(6, 4, 3)
+    path.write_bytes(b"short")
+    assert read_checkpoint(path) == Checkpoint()
+
+
+def test_a_log_that_is_cut_takes_the_checkpoint_back(tmp_path: Path) -> None:
+    """Messages stored where the cut ones were are found after the next kill."""
+    clock = ManualClock()
+    running, root = tmp_path / "running", tmp_path / "killed"
+    store = Store.open(running, CONFIG, clock=clock)
+    for _ in range(20):
+        send(store, "Topic", b"a" * 900)
+    settled(store, clock)
+    shutil.copytree(running, root)
+    store.close()
+    for path in sorted((root / "commitlog").iterdir())[1:]:
+        path.unlink()
+    again = Store.open(root, CONFIG, clock=clock)
+    kept = len(bodies(again))
+    assert again._behind.checkpoint.end == again.written_end
+    for number in range(16):
+        send(again, "New", b"%d" % number * 500)
+    shutil.copytree(root, tmp_path / "again")
+    again.close()
+    with Store.open(tmp_path / "again", CONFIG, clock=clock) as last:
+        assert bodies(last, "New") == [b"%d" % number * 500 for number in range(16)]
+        assert len(bodies(last)) == kept
