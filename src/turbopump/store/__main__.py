@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -22,20 +23,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.messages:
             for view in messages(options.directory):
                 print(msgspec.json.encode(message_fields(view)).decode())
-            return 0
-        report = inspect(options.directory)
+        elif options.json:
+            print(msgspec.json.encode(inspect(options.directory)).decode())
+        else:
+            print("\n".join(_table(inspect(options.directory))))
+        # Here, not at Python's own end: an error has to be told like any other.
+        sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read has seen enough; Python must not try to tell them more at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        # Whoever read has seen enough.
+        _drop_output()
     except (TurbopumpError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            _drop_output()
         return 2
-    if options.json:
-        print(msgspec.json.encode(report).decode())
-    else:
-        print("\n".join(_table(report)))
     return 0
+
+
+def _drop_output() -> None:
+    """Keep Python from writing at its end what could not be written now."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:

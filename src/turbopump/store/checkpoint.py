@@ -20,7 +20,7 @@ _LAYOUT = struct.Struct(">qqq")
 _POSITIONS = struct.Struct(">qqqq")
 
 
-class Checkpoint(Struct, frozen=True):
+class Checkpoint(Struct, frozen=True, rename="camel"):
     """Store times in milliseconds, and positions of the log; 0 when nothing is known."""
 
     log_ms: int = 0

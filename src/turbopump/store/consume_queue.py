@@ -21,7 +21,8 @@ from turbopump.store.segments import Segments
 from turbopump.wire.record import RecordEntry
 
 UNIT = struct.Struct(">qiq")
-_FILLER = UNIT.pack(0, 0x7FFF_FFFF, 0)
+FILLER_SIZE = 0x7FFF_FFFF
+_FILLER = UNIT.pack(0, FILLER_SIZE, 0)
 """Stands before the first unit of a queue whose older messages are not in the log."""
 
 EntryAt: TypeAlias = Callable[[PhysicalOffset], RecordEntry | None]
@@ -280,7 +281,7 @@ class ConsumeQueue:
             if not data:
                 break
             units = as_units(data)
-            good = (units["physical_offset"] >= log_min) & (units["size"] != 0x7FFF_FFFF)
+            good = (units["physical_offset"] >= log_min) & (units["size"] != FILLER_SIZE)
             found = np.flatnonzero(good)
             if len(found):
                 return QueueOffset(offset + int(found[0]))
@@ -294,4 +295,4 @@ def as_units(data: bytes | bytearray | memoryview) -> Units:
 
 
 def _is_filler(size: int) -> bool:
-    return size == 0x7FFF_FFFF
+    return size == FILLER_SIZE

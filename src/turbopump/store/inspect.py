@@ -17,25 +17,24 @@ from turbopump.errors import RecordError, StoreDamaged
 from turbopump.store.checkpoint import Checkpoint, read_checkpoint
 from turbopump.store.commit_log import is_blank
 from turbopump.store.config import UNIT_BYTES
-from turbopump.store.consume_queue import as_units
-from turbopump.store.index_file import HEADER_BYTES, IndexHeader, read_header
-from turbopump.store.key_index import index_paths
-from turbopump.store.outcomes import UNIT_DTYPE, Units
-from turbopump.store.queues import queue_directories
-from turbopump.store.segments import segment_files
+from turbopump.store.consume_queue import FILLER_SIZE
+from turbopump.store.index_file import EMPTY, ENTRY_BYTES, HEADER_BYTES, IndexHeader, read_header
+from turbopump.store.key_index import is_index_name
+from turbopump.store.outcomes import Units
+from turbopump.store.survey import (
+    Damage,
+    LogEntries,
+    check_row,
+    entries,
+    expected_size,
+    numbered_files,
+    queue_directories,
+    used_units,
+)
 from turbopump.wire import properties
 from turbopump.wire.record import MAGIC, MAGIC_V2, MessageView, decode_record
 
 _UNWRITTEN = b"\0" * 8
-_FILLER_SIZE = 0x7FFF_FFFF
-
-
-class Damage(Struct, frozen=True):
-    """Something that should not be; ``position`` counts bytes within the file."""
-
-    path: str
-    position: int
-    reason: str
 
 
 class SegmentReport(Struct, frozen=True, rename="camel"):
@@ -84,14 +83,15 @@ class StoreReport(Struct, frozen=True, rename="camel"):
 
 def walk(directory: Path) -> Iterator[tuple[Path, int, MessageView | Damage]]:
     """Go through the commit log: each message, or what stands in its place, with file and start."""
-    found = segment_files(directory / "commitlog")
-    sizes = {size for _, size in found}
-    for number, (start, size) in enumerate(found):
-        path = directory / "commitlog" / f"{start:020d}"
-        if size == 0 or (len(sizes) > 1 and size != max(sizes)):
-            yield path, start, Damage(str(path), size, f"file has {size} bytes only")
+    damage: list[Damage] = []
+    found = numbered_files(directory / "commitlog", damage)
+    damage += check_row(found, expected_size([found]))
+    for one in damage:
+        yield Path(one.path), -1, one
+    last_used = max((start for path, start, size in found if size and _begins(path)), default=-1)
+    for path, start, size in found:
         if size:
-            for item in _walk_segment(path, start, last=number == len(found) - 1):
+            for item in _walk_segment(path, start, more_behind=start < last_used):
                 yield path, start, item
 
 
@@ -127,48 +127,50 @@ def inspect(directory: Path) -> StoreReport:
     """Go through everything in a store."""
     if not (directory / "commitlog").is_dir():
         raise StoreDamaged(f"{directory} is not a store: it has no directory commitlog")
+    crashed = (directory / "abort").exists()
     log = _LogSummary(directory)
-    queues = [_queue(directory, topic, number, log) for topic, number in _queues(directory)]
+    queues = _queues(directory, log, crashed)
+    index = _index(directory / "index", log)
     return StoreReport(
         directory=str(directory),
-        crashed=(directory / "abort").exists(),
-        min_offset=log.min_offset,
-        max_offset=log.end,
+        crashed=crashed,
+        min_offset=log.entries.min_offset,
+        max_offset=log.entries.end,
         messages=sum(segment.messages for segment in log.segments),
         checkpoint=read_checkpoint(directory / "checkpoint"),
         segments=log.segments,
         queues=queues,
-        index=[_index(path) for path in index_paths(directory / "index")],
+        index=index,
         damage=log.damage,
     )
 
 
 class _LogSummary:
-    """One pass over the log; remembers per queue how far its messages go."""
+    """One pass over the log; remembers where each queue's messages are."""
 
     def __init__(self, directory: Path) -> None:
         self.segments: list[SegmentReport] = []
         self.damage: list[Damage] = []
-        self.last_offsets: dict[tuple[str, int], int] = {}
-        found = segment_files(directory / "commitlog")
-        self.min_offset = self.end = found[0][0] if found else 0
-        items: dict[int, list[int]] = {start: [] for start, _ in found}
+        self.entries = LogEntries(directory)
+        found = numbered_files(directory / "commitlog", [])
+        self.entries.min_offset = self.entries.end = found[0][1] if found else 0
+        items: dict[int, list[int]] = {start: [] for _, start, _ in found}
         for _, start, item in walk(directory):
             if isinstance(item, Damage):
                 self.damage.append(item)
                 continue
             self._see(item)
             items[start] = _extended(items[start], start, item)
-        for start, size in found:
+        for path, start, size in found:
             count, used, first, last = items[start] or (0, 0, None, None)
             self.segments.append(
-                SegmentReport(f"{start:020d}", start, size, used or 0, count or 0, first, last)
+                SegmentReport(path.name, start, size, used or 0, count or 0, first, last)
             )
 
     def _see(self, view: MessageView) -> None:
-        self.end = view.physical_offset + view.size
+        self.entries.end = view.physical_offset + view.size
         if not view.transaction & 0x4:
-            self.last_offsets[view.topic, view.queue_id] = view.queue_offset
+            self.entries.add(view.topic, view.queue_id, view.physical_offset, view.size)
 
 
 def _extended(summary: list[int], start: int, view: MessageView) -> list[int]:
@@ -179,14 +181,14 @@ def _extended(summary: list[int], start: int, view: MessageView) -> list[int]:
     return [summary[0] + 1, used, summary[2], time_ms]
 
 
-def _walk_segment(path: Path, start: int, *, last: bool) -> Iterator[MessageView | Damage]:
+def _walk_segment(path: Path, start: int, *, more_behind: bool) -> Iterator[MessageView | Damage]:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         view = memoryview(data)
         at = 0
         try:
             while at < len(view) and not is_blank(view, at):
                 if view[at : at + 8] == _UNWRITTEN[: len(view) - at]:
-                    yield from _unwritten(path, view, at, last)
+                    yield from _unwritten(path, view, at, more_behind)
                     return
                 record = _record(view, at, start)
                 yield record
@@ -208,78 +210,101 @@ def _record(view: memoryview, at: int, start: int) -> MessageView:
     return record
 
 
-def _unwritten(path: Path, view: memoryview, at: int, last: bool) -> Iterator[Damage]:
-    """An unwritten end is fine in the last two files: the next one may have been made already."""
+def _unwritten(path: Path, view: memoryview, at: int, more_behind: bool) -> Iterator[Damage]:
+    """An unwritten end is fine where the log ends: further files may have been made already."""
     rest = np.frombuffer(view[at:], np.uint8)
     more = np.flatnonzero(rest)
     del rest
     if len(more):
         yield Damage(str(path), at + int(more[0]), "bytes behind the end of the log")
-    elif at and not last and _has_messages_behind(path, len(view)):
+    elif more_behind:
         yield Damage(str(path), at, "file ends without its closing record")
 
 
-def _has_messages_behind(path: Path, segment_bytes: int) -> bool:
-    following = path.with_name(f"{int(path.name) + segment_bytes:020d}")
-    with following.open("rb") as file:
-        return file.read(8) != _UNWRITTEN
+def _begins(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(8).strip(b"\0") != b""
 
 
-def _queues(directory: Path) -> list[tuple[str, int]]:
-    return queue_directories(directory / "consumequeue")
+def _queues(directory: Path, log: _LogSummary, crashed: bool) -> list[QueueReport]:
+    root = directory / "consumequeue"
+    found = queue_directories(root, log.damage)
+    rows = [numbered_files(path, log.damage) for _, _, path in found]
+    size = expected_size(rows)
+    reports = []
+    for (topic, number, path), row in zip(found, rows, strict=True):
+        log.damage += check_row(row, size)
+        reports.append(_queue(topic, number, path, row, log, crashed))
+    present = {(topic, number) for topic, number, _ in found}
+    for topic, number in log.entries.queues():
+        if (topic, number) not in present:
+            _check_complete(root / topic / str(number), topic, number, [], log, crashed)
+    return reports
 
 
-def _queue(directory: Path, topic: str, number: int, log: _LogSummary) -> QueueReport:
-    path = directory / "consumequeue" / topic / str(number)
+def _queue(
+    topic: str,
+    number: int,
+    path: Path,
+    row: list[tuple[Path, int, int]],
+    log: _LogSummary,
+    crashed: bool,
+) -> QueueReport:
     low: int | None = None
     high = 0
-    found = segment_files(path)
-    for start, size in found:
-        units = as_units((path / f"{start:020d}").read_bytes()[: size - size % UNIT_BYTES])
-        used = _used_units(units)
-        high = start // UNIT_BYTES + used
-        good = np.flatnonzero(_in_log(units[:used], log.min_offset))
-        if low is None and len(good):
-            low = start // UNIT_BYTES + int(good[0])
-        _check_units(path / f"{start:020d}", units[:used], log)
-        if used < len(units):
-            break
-    _check_complete(path, topic, number, high, log)
-    return QueueReport(topic, number, high if low is None else low, high, len(found))
-
-
-def _used_units(units: Units) -> int:
-    unused = np.flatnonzero((units["size"] <= 0) | (units["physical_offset"] < 0))
-    return int(unused[0]) if len(unused) else len(units)
-
-
-def _in_log(units: Units, log_min: int) -> Any:
-    return (units["physical_offset"] >= log_min) & (units["size"] != _FILLER_SIZE)
-
-
-def _check_units(path: Path, units: Units, log: _LogSummary) -> None:
-    ends = units["physical_offset"].astype(np.int64) + units["size"]
-    beyond = np.flatnonzero((ends > log.end) & (units["size"] != _FILLER_SIZE))
-    if len(beyond):
-        at = int(beyond[0]) * UNIT_DTYPE.itemsize
-        log.damage.append(Damage(str(path), at, "unit points behind the end of the log"))
-
-
-def _check_complete(path: Path, topic: str, number: int, high: int, log: _LogSummary) -> None:
-    last = log.last_offsets.get((topic, number))
-    if last is not None and last >= high:
-        missing = last + 1 - high
-        log.damage.append(
-            Damage(str(path), high * UNIT_BYTES, f"{missing} messages of the log are not entered")
+    entered: list[Units] = []
+    for file, start, _ in row:
+        units, room = used_units(file)
+        first = start // UNIT_BYTES
+        high = first + len(units)
+        good = np.flatnonzero(
+            (units["physical_offset"] >= log.entries.min_offset) & (units["size"] != FILLER_SIZE)
         )
+        if low is None and len(good):
+            low = first + int(good[0])
+        wrong = log.entries.first_wrong(topic, number, units)
+        if wrong is not None:
+            reason = f"unit of offset {first + wrong} points to no message of its queue"
+            log.damage.append(Damage(str(file), wrong * UNIT_BYTES, reason))
+        entered.append(units)
+        if len(units) < room:
+            break
+    _check_complete(path, topic, number, entered, log, crashed)
+    return QueueReport(topic, number, high if low is None else low, high, len(row))
 
 
-def _index(path: Path) -> IndexReport:
-    with path.open("rb") as file:
-        data = file.read(HEADER_BYTES)
-    header = read_header(data) if len(data) == HEADER_BYTES else IndexHeader(0, 0, 0, 0, 0, 1)
+def _check_complete(
+    path: Path, topic: str, number: int, entered: list[Units], log: _LogSummary, crashed: bool
+) -> None:
+    missing = log.entries.missing(topic, number, entered)
+    if missing:
+        at = sum(len(units) for units in entered) * UNIT_BYTES
+        note = ": the next start enters them" if crashed else ""
+        reason = f"{missing} messages of the log are not entered{note}"
+        log.damage.append(Damage(str(path), at, reason))
+
+
+def _index(directory: Path, log: _LogSummary) -> list[IndexReport]:
+    reports = []
+    found = [path for path in entries(directory) if is_index_name(path.name) and path.is_file()]
+    size_max = max((path.stat().st_size for path in found), default=0)
+    for path in entries(directory):
+        if path not in found:
+            log.damage.append(Damage(str(path), 0, "does not belong into a store"))
+            continue
+        with path.open("rb") as file:
+            data = file.read(HEADER_BYTES)
+        header = read_header(data) if len(data) == HEADER_BYTES else EMPTY
+        size = path.stat().st_size
+        if size < max(size_max, HEADER_BYTES + header.count * ENTRY_BYTES):
+            log.damage.append(Damage(str(path), size, f"file has {size} bytes only"))
+        reports.append(_index_report(path.name, header))
+    return reports
+
+
+def _index_report(name: str, header: IndexHeader) -> IndexReport:
     return IndexReport(
-        path.name,
+        name,
         header.begin_ms,
         header.end_ms,
         header.begin_offset,

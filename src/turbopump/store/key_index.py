@@ -215,11 +215,16 @@ class KeyIndex:
         self._index_files.remove(file)
 
 
+def is_index_name(name: str) -> bool:
+    """Whether a file's name is a moment, as those of index files are."""
+    return len(name) == NAME_DIGITS and name.isdecimal()
+
+
 def index_paths(directory: Path) -> list[Path]:
     """Return the index files of a directory, oldest first; foreign names are refused."""
     paths = sorted(directory.iterdir()) if directory.is_dir() else []
     paths = [path for path in paths if path.name != SPARE_NAME]
     for path in paths:
-        if len(path.name) != NAME_DIGITS or not path.name.isdecimal():
+        if not is_index_name(path.name):
             raise StoreDamaged(f"{path} does not belong into a store: move it away")
     return paths

@@ -81,6 +81,11 @@ class Segments:
         return path
 
 
+def is_segment_name(name: str) -> bool:
+    """Whether a file's name says where it starts."""
+    return len(name) == _NAME_DIGITS and name.isdecimal()
+
+
 def segment_files(directory: Path) -> list[tuple[int, int]]:
     """Return start and size of the files in a directory, in order; foreign names are refused."""
     try:
@@ -88,6 +93,6 @@ def segment_files(directory: Path) -> list[tuple[int, int]]:
     except FileNotFoundError:
         return []
     for entry in entries:
-        if len(entry.name) != _NAME_DIGITS or not entry.name.isdecimal():
+        if not is_segment_name(entry.name):
             raise StoreDamaged(f"{entry} does not belong into a store: move it away")
     return sorted((int(entry.name), entry.stat().st_size) for entry in entries)
