@@ -69,8 +69,8 @@ class Recovery:
         shortened = self._follow_log(end, crashed)
         self._finish_removals(end)
         if not crashed:
-            # After a clean stop the queues are complete as far as they reach.
-            missing_from = max(self._queues.physical_end, PhysicalOffset(0))
+            # Unless somebody took a queue away, all of them are complete as far as any reaches.
+            missing_from = min(missing_from, max(self._queues.physical_end, PhysicalOffset(0)))
         elif not len(self._queues):
             missing_from = PhysicalOffset(0)
         elif shortened:
@@ -126,8 +126,9 @@ class Recovery:
     def _find_end(
         self, start: PhysicalOffset, crashed: bool
     ) -> tuple[PhysicalOffset, PhysicalOffset]:
-        """Return where the log ends, and after a crash the first message that is not entered."""
-        indexed = self._index.end_offset if self._index is not None else None
+        """Return where the log ends, and the first message that is not entered, or the end."""
+        index = self._index if crashed else None
+        indexed = index.end_offset if index is not None else None
         missing_from: PhysicalOffset | None = None
         end = start
         for found in scan(self._log, start, check_crc=self._config.check_crc_on_recovery):
@@ -135,7 +136,7 @@ class Recovery:
                 end = found
                 break
             self._last_ms = found.store_timestamp_ms
-            if crashed and missing_from is None and self._lacks(found, indexed):
+            if missing_from is None and self._lacks(found, indexed):
                 missing_from = found.physical_offset
         return end, end if missing_from is None else missing_from
 

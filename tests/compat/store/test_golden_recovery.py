@@ -20,6 +20,7 @@ CASES = golden("recovery")["cases"]
 # configured levels also while recovering, and queues that are gone are rebuilt completely. Such
 # queues must have the units that the undamaged base has.
 REBUILT = {
+    "clean, last three units of a consume queue missing",
     "clean, consume queues and index gone, abort file, no checkpoint",
     "crash, consume queues gone",
     "crash, consume queues and checkpoint gone",

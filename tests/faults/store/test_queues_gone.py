@@ -1,0 +1,85 @@
+"""Queue files were deleted or damaged while the store was stopped: they are made again."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from turbopump.store import Store
+from unit.store.support import FaultyFiles, bodies, record, small_config
+
+CONFIG = small_config()
+LARGE_FILES = small_config(segment_bytes=1 << 20)
+TOPICS = ("A", "B")
+COUNT = 25
+
+
+def fill(root: Path, count: int = COUNT) -> None:
+    with Store.open(root, LARGE_FILES) as store:
+        for topic in TOPICS:
+            for number in range(count):
+                store.append([record(b"%s%d" % (topic.encode(), number), topic=topic)])
+
+
+def check(root: Path, count: int = COUNT) -> None:
+    with Store.open(root, LARGE_FILES) as store:
+        for topic in TOPICS:
+            expected = [b"%s%d" % (topic.encode(), number) for number in range(count)]
+            assert bodies(store, topic) == expected
+            assert store.append([record(b"new", topic=topic)]).queue_offset == count
+    with Store.open(root, LARGE_FILES) as store:
+        assert store.recovered.replayed == 0
+
+
+@pytest.mark.parametrize("crashed", [False, True])
+@pytest.mark.parametrize("topic", TOPICS)
+def test_one_queue_is_gone(topic: str, crashed: bool, tmp_path: Path) -> None:
+    fill(tmp_path)
+    shutil.rmtree(tmp_path / "consumequeue" / topic)
+    if crashed:
+        (tmp_path / "abort").touch()
+    check(tmp_path)
+
+
+@pytest.mark.parametrize("crashed", [False, True])
+@pytest.mark.parametrize("first_lost", [0, 1, 5])
+def test_the_end_of_a_queue_is_gone(first_lost: int, crashed: bool, tmp_path: Path) -> None:
+    fill(tmp_path)
+    directory = tmp_path / "consumequeue" / "A" / "0"
+    *_, last = sorted(directory.iterdir())
+    data = last.read_bytes()
+    last.write_bytes(data[: first_lost * 20].ljust(len(data), b"\0"))
+    if crashed:
+        (tmp_path / "abort").touch()
+    check(tmp_path)
+
+
+def test_a_queue_is_gone_whose_first_messages_are_in_older_files(tmp_path: Path) -> None:
+    with Store.open(tmp_path, CONFIG) as store:
+        for number in range(40):
+            store.append([record(b"%d" % number * 200, topic=TOPICS[number % 2])])
+    assert len(list((tmp_path / "commitlog").iterdir())) > 3
+    shutil.rmtree(tmp_path / "consumequeue" / "A")
+    with Store.open(tmp_path, CONFIG) as store:
+        assert bodies(store, "A") == [b"%d" % number * 200 for number in range(0, 40, 2)]
+        assert len(bodies(store, "B")) == 20
+
+
+def test_a_queue_is_gone_whose_first_messages_are_deleted(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    with Store.open(tmp_path, CONFIG, files=files) as store:
+        for number in range(40):
+            store.append([record(b"%d" % number * 200, topic=TOPICS[number % 2])])
+        store._upkeep.flush()
+        store._flusher.wait_idle()
+        files.ratio = 0.86
+        assert store.retain().segments > 0
+        files.ratio = 0.1
+        expected, bounds = bodies(store, "A"), store.queue_range("A", 0)
+    assert bounds[0] > 0
+    shutil.rmtree(tmp_path / "consumequeue" / "A")
+    with Store.open(tmp_path, CONFIG) as store:
+        assert bodies(store, "A") == expected
+        assert store.queue_range("A", 0) == bounds
