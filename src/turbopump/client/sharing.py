@@ -1,0 +1,33 @@
+"""Which session a new producer or consumer uses when it is not given one."""
+
+from __future__ import annotations
+
+import asyncio
+from weakref import WeakKeyDictionary
+
+from turbopump.client.config import ClientConfig
+from turbopump.client.members import ConsumerMember, ProducerMember
+from turbopump.client.session import Session
+
+_sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[ClientConfig, list[Session]]] = (
+    WeakKeyDictionary()
+)
+
+
+def shared_session(config: ClientConfig, member: ProducerMember | ConsumerMember) -> Session:
+    """Return a session of this event loop that the member can join, a new one if there is none.
+
+    Members with equal configurations share one, unless the group is taken in it: two consumers of
+    one group must have different client ids, or each would take the other's queues for its own.
+    With an instance name of the user's own there is one session only, and joining it fails.
+    """
+    by_config = _sessions.setdefault(asyncio.get_running_loop(), {})
+    sessions = by_config[config] = [
+        session for session in by_config.get(config, ()) if session.is_running
+    ]
+    for session in sessions:
+        if config.instance or not session.members.has(member):
+            return session
+    session = Session(config)
+    sessions.append(session)
+    return session
