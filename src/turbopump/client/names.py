@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from turbopump.errors import InvalidArgument
 
@@ -38,6 +39,7 @@ def check_topic(topic: str) -> None:
     _check("topic", topic, TOPIC_CHARS_MAX)
 
 
+@lru_cache(maxsize=4096)
 def check_topic_for_sending(topic: str) -> None:
     """Refuse a name that no topic can have, and topics that only brokers write to."""
     check_topic(topic)

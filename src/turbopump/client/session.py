@@ -74,7 +74,7 @@ class Session:
             self._route_changed,
         )
         self._users = 0
-        self._pid = os.getpid()
+        self.pid = os.getpid()
         self._pool: ConnectionPool | None = None
         self._heartbeat_wanted = asyncio.Event()
 
@@ -122,9 +122,9 @@ class Session:
 
     def require_own_process(self) -> None:
         """Raise ForkedClient in a child of the process that made the session."""
-        if os.getpid() != self._pid:
+        if os.getpid() != self.pid:
             raise ForkedClient(
-                f"client {self.client_id} was made in process {self._pid} and is used in "
+                f"client {self.client_id} was made in process {self.pid} and is used in "
                 f"{os.getpid()}: make producers and consumers after the fork"
             )
 

@@ -8,10 +8,26 @@ from weakref import WeakKeyDictionary
 from turbopump.client.config import ClientConfig
 from turbopump.client.members import ConsumerMember, ProducerMember
 from turbopump.client.session import Session
+from turbopump.errors import InvalidArgument
 
 _sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[ClientConfig, list[Session]]] = (
     WeakKeyDictionary()
 )
+
+
+def client_config(
+    nameserver: str, namespace: str, client: ClientConfig | None, session: Session | None
+) -> ClientConfig:
+    """Return the configuration of a new member, which is given in one of three ways."""
+    ways = [bool(nameserver or namespace), client is not None, session is not None]
+    if sum(ways) > 1:
+        raise InvalidArgument(
+            "nameserver and namespace, client, session: one of these three is allowed, as each of "
+            "them says where the cluster is"
+        )
+    if session is not None:
+        return session.config
+    return client or ClientConfig(nameserver, namespace)
 
 
 def shared_session(config: ClientConfig, member: ProducerMember | ConsumerMember) -> Session:

@@ -34,6 +34,10 @@ class Tasks:
         """Repeat an action; the pause begins when it is done. The first comes after a pause too."""
         self.start(_repeat(interval_ms, action, interval_ms if first_ms is None else first_ms))
 
+    async def wait(self) -> None:
+        """Wait until all that run now are done, however they end."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
     async def stop(self) -> None:
         """End all of them, in the middle of what they wait for; not the one that asks."""
         current = asyncio.current_task()
