@@ -1,0 +1,34 @@
+"""The clients for programs with an event loop; the same names as in `turbopump`, to be awaited.
+
+::
+
+    from turbopump.aio import Message, Producer
+
+    async with Producer("orders-producer", nameserver="127.0.0.1:9876") as producer:
+        await producer.send(Message("orders", b"hello"))
+"""
+
+from turbopump.client.calls import SendStatus
+from turbopump.client.config import ClientConfig
+from turbopump.client.outgoing import MessageRules, split_batch
+from turbopump.client.producer import Producer, ProducerConfig, SendReceipt
+from turbopump.client.selectors import by_chance, by_hash
+from turbopump.client.session import Session
+from turbopump.errors import TurbopumpError
+from turbopump.message import Message, MessageQueue
+
+__all__ = [
+    "ClientConfig",
+    "Message",
+    "MessageQueue",
+    "MessageRules",
+    "Producer",
+    "ProducerConfig",
+    "SendReceipt",
+    "SendStatus",
+    "Session",
+    "TurbopumpError",
+    "by_chance",
+    "by_hash",
+    "split_batch",
+]

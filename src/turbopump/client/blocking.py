@@ -1,0 +1,292 @@
+"""The same clients for programs without an event loop.
+
+Every class here wraps one of the asynchronous ones, method by method and without a copy of any
+code: calls are handed to an event loop in a thread of its own, which all clients of the process
+share and which ends with the last of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import functools
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
+
+from turbopump.client import producer
+from turbopump.errors import ClientError, ForkedClient, NotRunning
+from turbopump.net.loop import fastest_loop
+
+
+class Client(Protocol):
+    """What all asynchronous clients can do."""
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+A = TypeVar("A")
+S = TypeVar("S")
+C = TypeVar("C", bound=Client)
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+# --- the loop -------------------------------------------------------------------------------------
+
+
+class _LoopThread:
+    """An event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.users = 0
+        self._loop = fastest_loop()()
+        # A daemon: a program that forgets to close its clients must be able to end.
+        self._thread = threading.Thread(target=self._main, name="turbopump-client", daemon=True)
+        self._thread.start()
+
+    def _main(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Run something on the loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether this is the loop's own thread, where waiting for the loop would be for ever."""
+        return threading.current_thread() is self._thread
+
+    def stop(self) -> None:
+        """End the loop and its thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        self._loop.close()
+
+
+class _Background:
+    """The loop that all clients of the process share, from the first to the last of them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._current: _LoopThread | None = None
+        self._of_parents: list[_LoopThread | None] = []
+
+    def join(self) -> _LoopThread:
+        with self._lock:
+            if self._current is None:
+                self._current = _LoopThread()
+            self._current.users += 1
+            return self._current
+
+    def leave(self, thread: _LoopThread) -> None:
+        with self._lock:
+            thread.users -= 1
+            if thread.users:
+                return
+            if self._current is thread:
+                self._current = None
+        thread.stop()
+
+    def after_fork(self) -> None:
+        """Begin anew in a child; the parent's loop is left alone, as its sockets are shared."""
+        self._lock = threading.Lock()
+        self._of_parents.append(self._current)
+        self._current = None
+
+
+_background = _Background()
+os.register_at_fork(after_in_child=_background.after_fork)
+
+
+# --- wrapping -------------------------------------------------------------------------------------
+
+
+class Blocking(Generic[C]):
+    """A client that is called like any other object, from any number of threads."""
+
+    _client: C
+    _thread: _LoopThread | None = None
+
+    def start(self) -> None:
+        """Begin; not needed inside ``with``."""
+        if self._thread is not None:
+            self._require_own_process(self._thread)
+            return
+        thread = _background.join()
+        try:
+            _result(thread, self._client.start)
+        except BaseException:
+            _background.leave(thread)
+            raise
+        self._thread = thread
+
+    def close(self) -> None:
+        """End; not needed inside ``with``."""
+        thread = self._thread
+        if thread is None:
+            return
+        self._require_own_process(thread)
+        self._thread = None
+        try:
+            _result(thread, self._client.close)
+        finally:
+            _background.leave(thread)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._thread is not None and os.getpid() != self._thread.pid:
+            # A child that leaves the parent's block: there is nothing of its own to close.
+            return
+        self.close()
+
+    def _running(self) -> _LoopThread:
+        if self._thread is None:
+            name = type(self).__name__
+            raise NotRunning(f"this {name} is not running: use it inside `with`, or call start()")
+        self._require_own_process(self._thread)
+        return self._thread
+
+    def _require_own_process(self, thread: _LoopThread) -> None:
+        if os.getpid() != thread.pid:
+            raise ForkedClient(
+                f"this {type(self).__name__} was started in process {thread.pid} and is used in "
+                f"{os.getpid()}: make producers and consumers after the fork"
+            )
+
+
+def _result(
+    thread: _LoopThread,
+    call: Callable[P, Coroutine[Any, Any, T]],
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> T:
+    """Call on the loop and wait for the result; who stops waiting stops the call."""
+    if thread.is_current:
+        raise ClientError(
+            "a blocking client was called on its own event loop, where it would wait for ever: "
+            "use turbopump.aio in async functions and in callbacks"
+        )
+    future = thread.submit(call(*args, **kwargs))
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
+
+
+def built_by(
+    kind: Callable[P, C],
+) -> Callable[[Callable[[S], None]], Callable[Concatenate[S, P], None]]:
+    """Make the constructor take what an asynchronous client's takes."""
+
+    def decorate(_: Callable[[S], None]) -> Callable[Concatenate[S, P], None]:
+        def construct(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
+            self._client = kind(*args, **kwargs)
+
+        return construct
+
+    return decorate
+
+
+def blocking(
+    method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Any, P], T]:
+    """Make a method of an asynchronous one: it returns when that is done."""
+
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        bound = functools.partial(method, self._client)
+        return _result(self._running(), bound, *args, **kwargs)
+
+    return _documented(call, method)
+
+
+def on_loop(method: Callable[Concatenate[A, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """Make a method of a plain one of an asynchronous client, which only its loop may call."""
+
+    async def run(client: A, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return method(client, *args, **kwargs)
+
+    return _documented(blocking(run), method)
+
+
+def promising(
+    method: Callable[Concatenate[A, P], Coroutine[Any, Any, asyncio.Future[T]]],
+) -> Callable[Concatenate[Any, P], concurrent.futures.Future[T]]:
+    """Make a method of one that returns a promise: threads can wait for the promise."""
+
+    async def hand_over(
+        client: A,
+        promise: concurrent.futures.Future[T],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> None:
+        future = await method(client, *args, **kwargs)
+        promise.set_running_or_notify_cancel()
+        future.add_done_callback(functools.partial(_keep, promise))
+
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> concurrent.futures.Future[T]:
+        promise: concurrent.futures.Future[T] = concurrent.futures.Future()
+        bound = functools.partial(hand_over, self._client, promise)
+        _result(self._running(), bound, *args, **kwargs)
+        return promise
+
+    return _documented(call, method)
+
+
+def _keep(promise: concurrent.futures.Future[T], done: asyncio.Future[T]) -> None:
+    if done.cancelled():
+        promise.set_exception(NotRunning("the client was closed before this was done"))
+        return
+    error = done.exception()
+    if error is None:
+        promise.set_result(done.result())
+    else:
+        promise.set_exception(error)
+
+
+def _documented(call: T, method: Callable[..., object]) -> T:
+    """Give a method the name and text of the one it wraps, for readers who need not wait."""
+    text = (method.__doc__ or "").replace("async with", "with").replace("await ", "")
+    for name, value in (("__name__", method.__name__), ("__doc__", text)):
+        setattr(call, name, value)
+    return call
+
+
+# --- the clients ----------------------------------------------------------------------------------
+
+
+class Producer(Blocking[producer.Producer]):
+    """Sends messages to a cluster; threads may share one.
+
+    ::
+
+        with Producer("orders-producer", nameserver="127.0.0.1:9876") as producer:
+            receipt = producer.send(Message("orders", b"hello", tags="created"))
+    """
+
+    @built_by(producer.Producer)
+    def __init__(self) -> None: ...
+
+    send = blocking(producer.Producer.send)
+    send_batch = blocking(producer.Producer.send_batch)
+    send_oneway = blocking(producer.Producer.send_oneway)
+    submit = promising(producer.Producer.submit)
+    queues = blocking(producer.Producer.queues)
