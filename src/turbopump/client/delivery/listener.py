@@ -7,8 +7,8 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, cast
 
-from turbopump.clock import Clock
 from turbopump.client.delivery.results import ConsumeContext, ConsumeResult, Verdict
+from turbopump.clock import Clock
 from turbopump.wire.record import MessageView
 
 _log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class Listener:
         for hook in self._hooks:
             try:
                 hook.before_consume(messages, context)
-            except Exception:
+            except Exception:  # noqa: BLE001 - the user's code
                 _log.exception("before_consume of %r failed", hook)
         return self._clock.monotonic_ms()
 
@@ -102,7 +102,7 @@ class Listener:
         for hook in self._hooks:
             try:
                 hook.after_consume(messages, context, result)
-            except Exception:
+            except Exception:  # noqa: BLE001 - the user's code
                 _log.exception("after_consume of %r failed", hook)
 
 

@@ -14,13 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, Protocol, TypeVar
 
 J = TypeVar("J")
+J_in = TypeVar("J_in", contravariant=True)
 
 THREADS_LIMIT = 1000
 _LOOK_AFTER_S = 0.001
 _JOBS_PER_TURN = 64
 
 
-class Workers(Protocol[J]):
+class Workers(Protocol[J_in]):
     """Runs jobs; made by whoever knows how to run one, and what to do when it is done."""
 
     size: int
@@ -31,7 +32,7 @@ class Workers(Protocol[J]):
         """How many workers there are at this moment."""
         ...
 
-    def submit(self, jobs: Iterable[J]) -> None: ...
+    def submit(self, jobs: Iterable[J_in]) -> None: ...
 
     async def close(self, timeout_ms: int) -> None:
         """Start no more jobs, and wait for those that run."""
