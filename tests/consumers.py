@@ -29,7 +29,7 @@ def always(result: ConsumeResult | None) -> Decide:
 class Seen:
     """A listener on the loop; ``decide`` answers, ``hold`` keeps it from answering."""
 
-    decide: Decide = always(ConsumeResult.SUCCESS)
+    decide: Decide = field(default_factory=lambda: always(ConsumeResult.SUCCESS))
     messages: list[MessageView] = field(default_factory=list)
     batches: list[int] = field(default_factory=list)
     times_ms: list[int] = field(default_factory=list)
@@ -92,6 +92,7 @@ async def send(
 ) -> None:
     session = world.session("10.0.9.9", instance="producer")
     async with Producer("pg", session=session) as producer:
+        await session.route_to_send(topic, 4)
         for body in bodies:
             await producer.send(Message(topic, body, tags=tags), to=to)
 

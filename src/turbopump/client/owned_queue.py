@@ -75,8 +75,17 @@ class OwnedQueue:
         return (
             cache.count > limits.messages_max
             or cache.bytes > limits.bytes_max
-            or (not is_orderly and cache.span > limits.span_max)
+            or (not is_orderly and self._reach > limits.span_max)
         )
+
+    @property
+    def _reach(self) -> int:
+        """How far pulling is ahead of the oldest unfinished message.
+
+        The cache's own span forgets what finished above a stuck message: it would stop nothing.
+        """
+        first = self.cache.first
+        return 0 if first is None else self.next_offset - 1 - first.queue_offset
 
     async def wait_for_room(self) -> None:
         """Wait until something was finished."""

@@ -32,7 +32,9 @@ class Workers(Protocol[J_in]):
         """How many workers there are at this moment."""
         ...
 
-    def submit(self, jobs: Iterable[J_in]) -> None: ...
+    def submit(self, jobs: Iterable[J_in]) -> None:
+        """Run jobs as soon as there is a worker; none any more when closed."""
+        ...
 
     async def close(self, timeout_ms: int) -> None:
         """Start no more jobs, and wait for those that run."""
@@ -56,12 +58,15 @@ class ThreadWorkers(Generic[J]):
         self._taken_before = 0
         self._look: asyncio.TimerHandle | None = None
         self._is_told = False
+        self._is_closed = False
 
     @property
     def running(self) -> int:
         return len(self._active)
 
     def submit(self, jobs: Iterable[J]) -> None:
+        if self._is_closed:
+            return
         self._jobs.extend(jobs)
         if not self._active and self._jobs:
             self._start(1)
@@ -69,6 +74,7 @@ class ThreadWorkers(Generic[J]):
             self._look_later()
 
     async def close(self, timeout_ms: int) -> None:
+        self._is_closed = True
         self._jobs.clear()
         if self._look is not None:
             self._look.cancel()
@@ -141,16 +147,20 @@ class TaskWorkers(Generic[J]):
         self._done = done
         self._jobs: deque[J] = deque()
         self._active: set[asyncio.Task[None]] = set()
+        self._is_closed = False
 
     @property
     def running(self) -> int:
         return len(self._active)
 
     def submit(self, jobs: Iterable[J]) -> None:
+        if self._is_closed:
+            return
         self._jobs.extend(jobs)
         self._join()
 
     async def close(self, timeout_ms: int) -> None:
+        self._is_closed = True
         self._jobs.clear()
         if self._active and timeout_ms:
             await asyncio.wait(self._active, timeout=timeout_ms / 1000)
