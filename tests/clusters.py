@@ -13,12 +13,15 @@ import brokers
 import nameserver_peers
 from turbopump.broker.broker import Broker
 from turbopump.broker.config import IdentityConfig
+from turbopump.client.calls import require_success
 from turbopump.client.config import ClientConfig
 from turbopump.client.session import Session
 from turbopump.nameserver import NameServer
 from turbopump.net.hooks import Hook
 from turbopump.testing import MemoryNetwork, VirtualClock, virtual_loop
-from turbopump.wire.command import Command
+from turbopump.wire.codes import RequestCode
+from turbopump.wire.command import Command, request
+from turbopump.wire.headers import CreateTopic
 
 BROKERS = ("a", "b")
 
@@ -84,6 +87,21 @@ class Cluster:
             random=Random(1),
             hooks=hooks,
         )
+
+    async def make_topic(self, topic: str, broker: str, queues: int = 4) -> None:
+        """Make a topic on one broker, as an operator does."""
+        header = CreateTopic(
+            topic=topic,
+            default_topic="TBW102",
+            read_queue_nums=queues,
+            write_queue_nums=queues,
+            perm=6,
+            topic_filter_type="SINGLE_TAG",
+        )
+        command = request(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+        async with self.session("10.0.2.1") as session:
+            address = self.brokers[broker].address
+            require_success(await session.request(address, command, 3000))
 
     async def start_broker(self, name: str) -> Broker:
         """Run one more broker."""

@@ -12,19 +12,36 @@ from turbopump.message import Message, MessageQueue
 from turbopump.version import __version__
 
 if TYPE_CHECKING:
-    from turbopump.client.blocking import Producer
-    from turbopump.client.calls import SendStatus
+    from turbopump.client.blocking import LitePullConsumer, Producer, PullConsumer
+    from turbopump.client.calls import (
+        Found,
+        NothingMatched,
+        NothingNew,
+        OffsetIllegal,
+        SendStatus,
+    )
     from turbopump.client.config import ClientConfig
     from turbopump.client.outgoing import MessageRules, split_batch
     from turbopump.client.producer import ProducerConfig, SendReceipt
+    from turbopump.client.pull_config import FetchLimits, LitePullConfig, PullConfig, PullTimes
     from turbopump.client.selectors import by_chance, by_hash
 else:
     # Not before it is used: servers and tools start faster without the clients.
     _HOMES = {
         "ClientConfig": "turbopump.client.config",
+        "FetchLimits": "turbopump.client.pull_config",
+        "Found": "turbopump.client.calls",
+        "LitePullConfig": "turbopump.client.pull_config",
+        "LitePullConsumer": "turbopump.client.blocking",
         "MessageRules": "turbopump.client.outgoing",
+        "NothingMatched": "turbopump.client.calls",
+        "NothingNew": "turbopump.client.calls",
+        "OffsetIllegal": "turbopump.client.calls",
         "Producer": "turbopump.client.blocking",
         "ProducerConfig": "turbopump.client.producer",
+        "PullConfig": "turbopump.client.pull_config",
+        "PullConsumer": "turbopump.client.blocking",
+        "PullTimes": "turbopump.client.pull_config",
         "SendReceipt": "turbopump.client.producer",
         "SendStatus": "turbopump.client.calls",
         "by_chance": "turbopump.client.selectors",
@@ -41,11 +58,21 @@ else:
 
 __all__ = [
     "ClientConfig",
+    "FetchLimits",
+    "Found",
+    "LitePullConfig",
+    "LitePullConsumer",
     "Message",
     "MessageQueue",
     "MessageRules",
+    "NothingMatched",
+    "NothingNew",
+    "OffsetIllegal",
     "Producer",
     "ProducerConfig",
+    "PullConfig",
+    "PullConsumer",
+    "PullTimes",
     "SendReceipt",
     "SendStatus",
     "TurbopumpError",

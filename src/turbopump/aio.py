@@ -8,10 +8,19 @@
         await producer.send(Message("orders", b"hello"))
 """
 
-from turbopump.client.calls import SendStatus
+from turbopump.client.calls import (
+    Found,
+    NothingMatched,
+    NothingNew,
+    OffsetIllegal,
+    SendStatus,
+)
 from turbopump.client.config import ClientConfig
+from turbopump.client.lite_pull_consumer import LitePullConsumer
 from turbopump.client.outgoing import MessageRules, split_batch
 from turbopump.client.producer import Producer, ProducerConfig, SendReceipt
+from turbopump.client.pull_config import FetchLimits, LitePullConfig, PullConfig, PullTimes
+from turbopump.client.pull_consumer import PullConsumer
 from turbopump.client.selectors import by_chance, by_hash
 from turbopump.client.session import Session
 from turbopump.errors import TurbopumpError
@@ -19,11 +28,21 @@ from turbopump.message import Message, MessageQueue
 
 __all__ = [
     "ClientConfig",
+    "FetchLimits",
+    "Found",
+    "LitePullConfig",
+    "LitePullConsumer",
     "Message",
     "MessageQueue",
     "MessageRules",
+    "NothingMatched",
+    "NothingNew",
+    "OffsetIllegal",
     "Producer",
     "ProducerConfig",
+    "PullConfig",
+    "PullConsumer",
+    "PullTimes",
     "SendReceipt",
     "SendStatus",
     "Session",

@@ -12,13 +12,14 @@ import concurrent.futures
 import functools
 import os
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
-from turbopump.client import producer
+from turbopump.client import lite_pull_consumer, producer, pull_consumer
 from turbopump.errors import ClientError, ForkedClient, NotRunning
 from turbopump.net.loop import fastest_loop
+from turbopump.wire.record import MessageView
 
 
 class Client(Protocol):
@@ -26,7 +27,12 @@ class Client(Protocol):
 
     async def start(self) -> None: ...
 
-    async def close(self) -> None: ...
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
 
 
 A = TypeVar("A")
@@ -131,15 +137,9 @@ class Blocking(Generic[C]):
 
     def close(self) -> None:
         """End; not needed inside ``with``."""
-        thread = self._thread
-        if thread is None:
-            return
-        self._require_own_process(thread)
-        self._thread = None
-        try:
-            _result(thread, self._client.close)
-        finally:
-            _background.leave(thread)
+        if self._thread is not None:
+            self._require_own_process(self._thread)
+            self.__exit__(None, None, None)
 
     def __enter__(self) -> Self:
         self.start()
@@ -151,10 +151,15 @@ class Blocking(Generic[C]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._thread is not None and os.getpid() != self._thread.pid:
-            # A child that leaves the parent's block: there is nothing of its own to close.
+        thread = self._thread
+        if thread is None or os.getpid() != thread.pid:
+            # A child that leaves the parent's block has nothing of its own to close.
             return
-        self.close()
+        self._thread = None
+        try:
+            _result(thread, self._client.__aexit__, kind, error, traceback)
+        finally:
+            _background.leave(thread)
 
     def _running(self) -> _LoopThread:
         if self._thread is None:
@@ -290,3 +295,69 @@ class Producer(Blocking[producer.Producer]):
     send_oneway = blocking(producer.Producer.send_oneway)
     submit = promising(producer.Producer.submit)
     queues = blocking(producer.Producer.queues)
+
+
+class PullConsumer(Blocking[pull_consumer.PullConsumer]):
+    """Reads queues where and when the application wants; threads may share one.
+
+    ::
+
+        with PullConsumer("audit", nameserver="127.0.0.1:9876") as consumer:
+            for queue in consumer.queues("orders"):
+                outcome = consumer.pull(queue, consumer.committed(queue) or 0)
+                consumer.commit(queue, outcome.next_offset)
+    """
+
+    @built_by(pull_consumer.PullConsumer)
+    def __init__(self) -> None: ...
+
+    queues = blocking(pull_consumer.PullConsumer.queues)
+    pull = blocking(pull_consumer.PullConsumer.pull)
+    pull_when_found = blocking(pull_consumer.PullConsumer.pull_when_found)
+    send_back = blocking(pull_consumer.PullConsumer.send_back)
+    committed = blocking(pull_consumer.PullConsumer.committed)
+    commit = blocking(pull_consumer.PullConsumer.commit)
+    min_offset = blocking(pull_consumer.PullConsumer.min_offset)
+    max_offset = blocking(pull_consumer.PullConsumer.max_offset)
+    offset_at = blocking(pull_consumer.PullConsumer.offset_at)
+
+
+class LitePullConsumer(Blocking[lite_pull_consumer.LitePullConsumer]):
+    """Reads topics, sharing their queues with its group, or queues that are assigned by hand.
+
+    ::
+
+        with LitePullConsumer(
+            "audit", nameserver="127.0.0.1:9876", subscriptions={"orders": "*"}
+        ) as consumer:
+            for message in consumer:
+                print(message.body)
+    """
+
+    @built_by(lite_pull_consumer.LitePullConsumer)
+    def __init__(self) -> None: ...
+
+    subscribe = blocking(lite_pull_consumer.LitePullConsumer.subscribe)
+    unsubscribe = blocking(lite_pull_consumer.LitePullConsumer.unsubscribe)
+    assign = blocking(lite_pull_consumer.LitePullConsumer.assign)
+    queues = blocking(lite_pull_consumer.LitePullConsumer.queues)
+    assignment = on_loop(lite_pull_consumer.LitePullConsumer.assignment)
+    pause = on_loop(lite_pull_consumer.LitePullConsumer.pause)
+    resume = on_loop(lite_pull_consumer.LitePullConsumer.resume)
+    poll = blocking(lite_pull_consumer.LitePullConsumer.poll)
+    seek = blocking(lite_pull_consumer.LitePullConsumer.seek)
+    seek_to_begin = blocking(lite_pull_consumer.LitePullConsumer.seek_to_begin)
+    seek_to_end = blocking(lite_pull_consumer.LitePullConsumer.seek_to_end)
+    commit = blocking(lite_pull_consumer.LitePullConsumer.commit)
+    committed = blocking(lite_pull_consumer.LitePullConsumer.committed)
+    offset_at = blocking(lite_pull_consumer.LitePullConsumer.offset_at)
+    _next = blocking(lite_pull_consumer.LitePullConsumer.__anext__)
+
+    def __iter__(self) -> Iterator[MessageView]:
+        return self
+
+    def __next__(self) -> MessageView:
+        try:
+            return self._next()
+        except StopAsyncIteration:
+            raise StopIteration from None

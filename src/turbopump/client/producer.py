@@ -351,6 +351,8 @@ class Producer(ProducerMember):
         self, running: _Running, sent: Outgoing, to: To, avoided: str | None
     ) -> MessageQueue:
         if isinstance(to, MessageQueue):
+            if not running.session.has_broker(to.broker):
+                await self._route(running, sent.topic)
             return MessageQueue(self._known_as(to.topic), to.broker, to.queue_id)
         queues = await self._route(running, sent.topic)
         if to is None:

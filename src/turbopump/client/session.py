@@ -189,6 +189,10 @@ class Session:
         """Return the queues of a topic to consume from."""
         return (await self.route(topic)).readable
 
+    def has_broker(self, broker: str) -> bool:
+        """Whether any address of a broker is known."""
+        return bool(self._routes.brokers.get(broker))
+
     def address_to_write(self, broker: str) -> str:
         """Return the master's address of a broker; raises NoRoute."""
         address = self._routes.brokers.get(broker, {}).get(MASTER_ID)
@@ -205,7 +209,7 @@ class Session:
 
     async def address_of(self, queue: MessageQueue) -> str:
         """Return where offsets of a queue are kept: its master, else any; asks if unknown."""
-        if not self._routes.brokers.get(queue.broker):
+        if not self.has_broker(queue.broker):
             await self._routes.refresh(queue.topic)
         return self.address_to_read(queue.broker)
 
