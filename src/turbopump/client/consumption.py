@@ -107,7 +107,7 @@ class Consumption:
         """Own this client's share of the queues, and look after it from now on."""
         tasks, interval_ms = self._tasks, self._session.config.persist_interval_ms
         tasks.every(interval_ms, self.persist, first_ms=_PERSIST_FIRST_MS)
-        tasks.every(SAMPLE_INTERVAL_MS, self._sample)
+        tasks.every(SAMPLE_INTERVAL_MS, self._sample, first_ms=0)
         if self._locks is not None:
             tasks.every(RENEW_INTERVAL_MS, self._renew_locks, first_ms=RENEW_FIRST_MS)
         if isinstance(self.delivery, ConcurrentDelivery):
@@ -181,8 +181,17 @@ class Consumption:
         await self._session.heartbeat()
         for owned in gained:
             if not owned.is_dropped:
-                task = self._tasks.start(Puller(owned, self._surroundings).run())
-                self._pullers[owned] = task
+                self._pull(owned)
+
+    def pull_anew(self, topic: str) -> None:
+        """Pull by the subscription as it is now, not by the one that pulls are held with."""
+        for owned, puller in list(self._pullers.items()):
+            if owned.queue.topic == topic:
+                puller.cancel()
+                self._pull(owned)
+
+    def _pull(self, owned: OwnedQueue) -> None:
+        self._pullers[owned] = self._tasks.start(Puller(owned, self._surroundings).run())
 
     async def _gain_one(self, queue: MessageQueue) -> OwnedQueue | None:
         self.offsets.positions.forget(queue)

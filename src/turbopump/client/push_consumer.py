@@ -180,6 +180,7 @@ class PushConsumer(ConsumerMember):
             self._subscriptions[name] = wanted
             await self._session.refresh_route(name)
             await self._session.heartbeat()
+            self._running.pull_anew(name)
             self._running.rebalancer.wake()
 
     async def unsubscribe(self, topic: str) -> None:
