@@ -33,7 +33,16 @@ from __future__ import annotations
 
 
 class TurbopumpError(Exception):
-    """The root of everything raised on purpose."""
+    """The root of everything raised on purpose.
+
+    ::
+
+        try:
+            producer.send(message)
+        except TurbopumpError as error:
+            if not error.retriable:
+                raise
+    """
 
     retriable: bool = False
     """Whether the same call may well succeed when it is made again."""

@@ -64,7 +64,13 @@ async def route(caller: Caller, nameserver: str, topic: str, timeout_ms: int) ->
 
 
 class SendStatus(Enum):
-    """What became of a message that a broker has taken: stored it is in every case."""
+    """What became of a message that a broker has taken: stored it is in every case.
+
+    ::
+
+        if receipt.status is not SendStatus.OK:
+            log.warning("%s is stored, but may not survive a crash", receipt.message_id)
+    """
 
     OK = ResponseCode.SUCCESS
     FLUSH_DISK_TIMEOUT = ResponseCode.FLUSH_DISK_TIMEOUT
@@ -158,24 +164,49 @@ class _Pulled:
 
 @dataclass(frozen=True, slots=True)
 class Found(_Pulled):
-    """Messages came; some may not match the subscription, see `subscriptions.matching`."""
+    """Messages came.
+
+    ::
+
+        match consumer.pull(queue, offset):
+            case Found(messages=messages, next_offset=offset):
+                handle(messages)
+    """
 
     messages: Sequence[MessageView]
 
 
 @dataclass(frozen=True, slots=True)
 class NothingNew(_Pulled):
-    """The queue has nothing after the offset yet."""
+    """The queue has nothing after the offset yet.
+
+    ::
+
+        if isinstance(outcome, NothingNew):
+            outcome = consumer.pull_when_found(queue, outcome.next_offset)
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class NothingMatched(_Pulled):
-    """There are messages, none of them wanted: go on at ``next_offset`` at once."""
+    """There are messages, none of them wanted: go on at ``next_offset`` at once.
+
+    ::
+
+        if isinstance(outcome, NothingMatched):
+            outcome = consumer.pull(queue, outcome.next_offset, tags="paid")
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetIllegal(_Pulled):
-    """The offset is outside the queue: ``next_offset`` is the nearest inside."""
+    """The offset is outside the queue: ``next_offset`` is the nearest inside.
+
+    ::
+
+        if isinstance(outcome, OffsetIllegal):
+            outcome = consumer.pull(queue, outcome.next_offset)
+    """
 
 
 PullOutcome = Found | NothingNew | NothingMatched | OffsetIllegal
@@ -190,7 +221,10 @@ _OUTCOMES: dict[int, type[NothingNew | NothingMatched | OffsetIllegal]] = {
 async def pull(
     caller: Caller, broker: str, header: headers.PullMessage, timeout_ms: int
 ) -> PullOutcome:
-    """Ask for messages of one queue; the broker may hold the request as the header allows (11)."""
+    """Ask for messages of one queue; the broker may hold the request as the header allows (11).
+
+    Brokers compare hashes of tags, so some messages may not match: see `subscriptions.matching`.
+    """
     command = request(RequestCode.PULL_MESSAGE, header)
     answer = await caller.request(broker, command, timeout_ms)
     empty = _OUTCOMES.get(answer.code)

@@ -30,7 +30,12 @@ _UNIQUE_ID_ENTRY_BYTES = 80
 
 @dataclass(frozen=True, slots=True)
 class MessageRules:
-    """What messages may be like, and from when on they are compressed."""
+    """What messages may be like, and from when on they are compressed.
+
+    ::
+
+        ProducerConfig(messages=MessageRules(compression=Compression.ZSTD, body_bytes_max=65536))
+    """
 
     body_bytes_max: int = 4 * _MIB
     compress_from_bytes: int = 4096
