@@ -12,6 +12,7 @@ import concurrent.futures
 import functools
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
@@ -41,6 +42,9 @@ C = TypeVar("C", bound=Client)
 T = TypeVar("T")
 P = ParamSpec("P")
 
+PROMISES_MAX = 1000
+"""Of one client that are not kept yet; who wants more has to wait."""
+
 
 # --- the loop -------------------------------------------------------------------------------------
 
@@ -54,11 +58,28 @@ class _LoopThread:
         self._loop = fastest_loop()()
         # A daemon: a program that forgets to close its clients must be able to end.
         self._thread = threading.Thread(target=self._main, name="turbopump-client", daemon=True)
+        self._inbox: deque[Callable[[], object]] = deque()
+        self._is_woken = False
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._thread.start()
 
     def _main(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
+
+    def post(self, call: Callable[[], object]) -> None:
+        """Have something called on the loop soon, in the order of asking."""
+        self._inbox.append(call)
+        # Waking the loop costs more than anything else here, so it is done once for many. What was
+        # appended before the flag is cleared is taken out after that.
+        if not self._is_woken:
+            self._is_woken = True
+            self._loop.call_soon_threadsafe(self._take_posts)
+
+    def _take_posts(self) -> None:
+        self._is_woken = False
+        while self._inbox:
+            self._inbox.popleft()()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run something on the loop and wait for its result; who stops waiting stops it."""
@@ -72,18 +93,36 @@ class _LoopThread:
             tasks.append(task)
             task.add_done_callback(lambda _: finished.release())
 
-        self._loop.call_soon_threadsafe(begin)
+        self.post(begin)
         try:
             finished.acquire()
         except BaseException:
-            self._loop.call_soon_threadsafe(lambda: tasks[0].cancel())
+            self.post(lambda: tasks[0].cancel())
             raise
         return tasks[0].result()
 
-    @property
-    def is_current(self) -> bool:
-        """Whether this is the loop's own thread, where waiting for the loop would be for ever."""
-        return threading.current_thread() is self._thread
+    def start(self, work: Coroutine[Any, Any, T], promise: concurrent.futures.Future[T]) -> None:
+        """Run something whose result is promised; to be called on the loop."""
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(functools.partial(self._keep, promise))
+
+    def _keep(self, promise: concurrent.futures.Future[T], done: asyncio.Task[T]) -> None:
+        self._tasks.discard(done)
+        if done.cancelled():
+            promise.set_exception(NotRunning("the client was closed before this was done"))
+        elif (error := done.exception()) is not None:
+            promise.set_exception(error)
+        else:
+            promise.set_result(done.result())
+
+    def require_other(self) -> None:
+        """Refuse the loop's own thread: waiting there for the loop would be for ever."""
+        if threading.current_thread() is self._thread:
+            raise ClientError(
+                "a blocking client was called on its own event loop, where it would wait for "
+                "ever: use turbopump.aio in async functions and in callbacks"
+            )
 
     def stop(self) -> None:
         """End the loop and its thread."""
@@ -138,6 +177,11 @@ class Blocking(Generic[C]):
     _client: C
     _thread: _LoopThread | None = None
 
+    def _hold(self, client: C) -> None:
+        self._client = client
+        self._promises: set[concurrent.futures.Future[Any]] = set()
+        self._places = threading.Semaphore(PROMISES_MAX)
+
     def start(self) -> None:
         """Begin; not needed inside ``with``."""
         if self._thread is not None:
@@ -173,9 +217,14 @@ class Blocking(Generic[C]):
             return
         self._thread = None
         try:
+            concurrent.futures.wait(tuple(self._promises))
             _result(thread, self._client.__aexit__, kind, error, traceback)
         finally:
             _background.leave(thread)
+
+    def _kept(self, promise: concurrent.futures.Future[Any]) -> None:
+        self._promises.discard(promise)
+        self._places.release()
 
     def _running(self) -> _LoopThread:
         if self._thread is None:
@@ -199,11 +248,7 @@ def _result(
     **kwargs: P.kwargs,
 ) -> T:
     """Call on the loop and wait for the result."""
-    if thread.is_current:
-        raise ClientError(
-            "a blocking client was called on its own event loop, where it would wait for ever: "
-            "use turbopump.aio in async functions and in callbacks"
-        )
+    thread.require_other()
     return thread.run(call(*args, **kwargs))
 
 
@@ -214,7 +259,7 @@ def built_by(
 
     def decorate(_: Callable[[S], None]) -> Callable[Concatenate[S, P], None]:
         def construct(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
-            self._client = kind(*args, **kwargs)
+            self._hold(kind(*args, **kwargs))
 
         return construct
 
@@ -245,37 +290,26 @@ def on_loop(method: Callable[Concatenate[A, P], T]) -> Callable[Concatenate[Any,
 def promising(
     method: Callable[Concatenate[A, P], Coroutine[Any, Any, asyncio.Future[T]]],
 ) -> Callable[Concatenate[Any, P], concurrent.futures.Future[T]]:
-    """Make a method of one that returns a promise: threads can wait for the promise."""
+    """Make a method of one that returns a promise: threads can wait for the promise.
 
-    async def hand_over(
-        client: A,
-        promise: concurrent.futures.Future[T],
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> None:
-        future = await method(client, *args, **kwargs)
-        promise.set_running_or_notify_cancel()
-        future.add_done_callback(functools.partial(_keep, promise))
+    Returns at once, unless so many promises are not kept yet that the caller has to wait.
+    """
+
+    async def fulfil(client: A, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await (await method(client, *args, **kwargs))
 
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> concurrent.futures.Future[T]:
+        thread = self._running()
+        thread.require_other()
+        self._places.acquire()
         promise: concurrent.futures.Future[T] = concurrent.futures.Future()
-        bound = functools.partial(hand_over, self._client, promise)
-        _result(self._running(), bound, *args, **kwargs)
+        promise.set_running_or_notify_cancel()
+        self._promises.add(promise)
+        promise.add_done_callback(self._kept)
+        thread.post(lambda: thread.start(fulfil(self._client, *args, **kwargs), promise))
         return promise
 
     return _documented(call, method)
-
-
-def _keep(promise: concurrent.futures.Future[T], done: asyncio.Future[T]) -> None:
-    if done.cancelled():
-        promise.set_exception(NotRunning("the client was closed before this was done"))
-        return
-    error = done.exception()
-    if error is None:
-        promise.set_result(done.result())
-    else:
-        promise.set_exception(error)
 
 
 def _documented(call: T, method: Callable[..., object]) -> T:
