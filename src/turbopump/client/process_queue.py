@@ -6,6 +6,7 @@ always, which makes every operation cheap; any other order costs a sort and is s
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import islice
@@ -72,19 +73,36 @@ class ProcessQueue(Generic[M]):
 
     def put(self, messages: Sequence[M], max_offset: int | None = None) -> bool:
         """Add pulled messages; return whether somebody has to begin taking them in order."""
-        for message in messages:
-            offset = message.queue_offset
-            if offset not in self._cached:
-                self._last_put = offset
-                self.count += 1
-                self.bytes += message.body_length
-                self._add(message)
+        if not self._put_at_end(messages):
+            for message in messages:
+                self._put_one(message)
         if messages and max_offset is not None and max_offset > messages[-1].queue_offset:
             self.behind = max_offset - messages[-1].queue_offset
         if not self._cached or self._consuming:
             return False
         self._consuming = True
         return True
+
+    def _put_at_end(self, messages: Sequence[M]) -> bool:
+        """Add messages beyond all others in one go, which is how nearly all of them come."""
+        offsets = [message.queue_offset for message in messages]
+        self._trim()
+        last = self._order[-1] if self._order else -1
+        if not offsets or offsets[0] <= last or any(map(operator.le, offsets[1:], offsets)):
+            return False
+        self._cached.update(zip(offsets, messages, strict=True))
+        self._order.extend(offsets)
+        self._last_put = offsets[-1]
+        self.count += len(offsets)
+        self.bytes += sum([message.body_length for message in messages])
+        return True
+
+    def _put_one(self, message: M) -> None:
+        if message.queue_offset not in self._cached:
+            self._last_put = message.queue_offset
+            self.count += 1
+            self.bytes += message.body_length
+            self._add(message)
 
     def remove(self, messages: Iterable[M]) -> QueueOffset:
         """Finish messages; return the lowest unfinished offset, which is what to commit."""

@@ -11,9 +11,10 @@ from typing import Protocol
 
 from turbopump.client import calls
 from turbopump.client.allocation import Strategy, allocated
+from turbopump.client.names import RETRY_PREFIX
 from turbopump.client.owned_queue import OwnedQueue
 from turbopump.client.session import Session
-from turbopump.errors import TurbopumpError
+from turbopump.errors import NoRoute, TurbopumpError
 from turbopump.message import MessageQueue
 
 _log = logging.getLogger(__name__)
@@ -107,6 +108,10 @@ class Rebalancer:
         for topic in sorted(topics):
             try:
                 await self._balance_topic(topic)
+            except NoRoute as error:
+                # Nobody has sent to it yet, or the broker has not told of it yet.
+                level = logging.DEBUG if topic.startswith(RETRY_PREFIX) else logging.WARNING
+                _log.log(level, "%s is not consumed yet: %s", topic, error)
             except TurbopumpError as error:
                 # What is owned stays as it is: to know nothing is no reason to stop consuming.
                 _log.warning("queues of %s for %s not balanced: %s", topic, self._group, error)

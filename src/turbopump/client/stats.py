@@ -44,12 +44,12 @@ class ConsumerStats:
             found = self._totals[topic] = Totals()
         return found
 
-    def called(self, topic: str, consumed: int, failed: int, spent_ms: int) -> None:
-        """Count a call of the listener."""
+    def called(self, topic: str, consumed: int, failed: int, spent_ms: int, calls: int = 1) -> None:
+        """Count calls of the listener."""
         totals = self.totals(topic)
         totals.consumed += consumed
         totals.failed += failed
-        totals.calls += 1
+        totals.calls += calls
         totals.calls_ms += spent_ms
 
     def pulled(self, topic: str, messages: int, spent_ms: int) -> None:

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from turbopump.client.delivery.listener import Listener
 from turbopump.client.delivery.results import (
@@ -33,8 +34,7 @@ _EXPIRED_DELAY_LEVEL = 3
 _MS_PER_MINUTE = 60_000
 
 
-@dataclass(slots=True, eq=False)
-class Batch:
+class Batch(Struct, eq=False):
     """Messages for one call of the listener, and how it ended."""
 
     owned: OwnedQueue

@@ -45,7 +45,9 @@ class Listener:
 
     def call(self, messages: Messages, context: ConsumeContext) -> Verdict:
         """Call a plain function; for a thread of its own."""
-        start_ms = self._begin(messages, context)
+        if self._hooks:
+            self._begin(messages, context)
+        start_ms = self._clock.monotonic_ms()
         try:
             answer = self._listen(messages, context)
         except Exception as error:  # noqa: BLE001 - the user's code; its failure is an answer
@@ -54,35 +56,37 @@ class Listener:
 
     async def acall(self, messages: Messages, context: ConsumeContext) -> Verdict:
         """Call a coroutine function, on the loop."""
-        start_ms = self._begin(messages, context)
+        if self._hooks:
+            self._begin(messages, context)
+        start_ms = self._clock.monotonic_ms()
         try:
             answer = await cast("Awaitable[object]", self._listen(messages, context))
         except Exception as error:  # noqa: BLE001 - the user's code; its failure is an answer
             return self._failed(messages, context, start_ms, error)
         return self._answered(messages, context, start_ms, answer)
 
-    def _begin(self, messages: Messages, context: ConsumeContext) -> int:
+    def _begin(self, messages: Messages, context: ConsumeContext) -> None:
         for hook in self._hooks:
             try:
                 hook.before_consume(messages, context)
             except Exception:  # noqa: BLE001 - the user's code
                 _log.exception("before_consume of %r failed", hook)
-        return self._clock.monotonic_ms()
 
     def _answered(
         self, messages: Messages, context: ConsumeContext, start_ms: int, answer: object
     ) -> Verdict:
-        is_result = isinstance(answer, ConsumeResult)
-        result = answer if isinstance(answer, ConsumeResult) else ConsumeResult.RETRY_LATER
-        if not is_result:
-            _log.warning(
-                "the listener of %s returned %r for %s: a ConsumeResult is expected, tried again",
-                context.group,
-                answer,
-                messages[0].message_id,
-            )
-        self._end(messages, context, result)
-        return Verdict(result, self._clock.monotonic_ms() - start_ms, is_none=not is_result)
+        spent_ms = self._clock.monotonic_ms() - start_ms
+        if isinstance(answer, ConsumeResult):
+            self._end(messages, context, answer)
+            return Verdict(answer, spent_ms)
+        _log.warning(
+            "the listener of %s returned %r for %s: a ConsumeResult is expected, tried again",
+            context.group,
+            answer,
+            messages[0].message_id,
+        )
+        self._end(messages, context, ConsumeResult.RETRY_LATER)
+        return Verdict(ConsumeResult.RETRY_LATER, spent_ms, is_none=True)
 
     def _failed(
         self, messages: Messages, context: ConsumeContext, start_ms: int, error: Exception

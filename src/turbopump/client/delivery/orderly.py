@@ -9,8 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
 from typing import assert_never
+
+from msgspec import Struct
 
 from turbopump.client.delivery.listener import Listener
 from turbopump.client.delivery.results import (
@@ -40,31 +43,27 @@ _RUN_MS_MAX = 100
 _ASK_LOCK_AFTER_MS = 100
 _GO_ON_AFTER_LOCK_MS = 10
 _LOCK_REFUSED_MS = 3000
+_FAILURES = frozenset({ConsumeResult.RETRY_LATER, ConsumeResult.ROLLBACK})
 
 Lock = Callable[[OwnedQueue], Awaitable[bool]]
 """Asks the broker for the lock of a queue; returns whether it is there."""
 
 
-@dataclass(slots=True, eq=False)
-class Call:
-    """One batch that the listener was given, and what it said."""
+class Call(Struct, eq=False):
+    """One batch that the listener was given, what it said, and what that means."""
 
     messages: list[MessageView]
     context: ConsumeContext
     verdict: Verdict
-
-    @property
-    def step(self) -> OrderlyStep:
-        return orderly_step(self.verdict.result, auto_commit=self.context.auto_commit)
+    step: OrderlyStep
 
 
-@dataclass(slots=True, eq=False)
-class Run:
+class Run(Struct, eq=False):
     """The next batches of one queue, and the calls that were made of them."""
 
     owned: OwnedQueue
     batches: list[list[MessageView]]
-    calls: list[Call] = field(default_factory=list)
+    calls: list[Call] = []
 
 
 class OrderlyDelivery:
@@ -165,7 +164,7 @@ class OrderlyDelivery:
             if not self._goes_on(run, end_ms):
                 return
             context = ConsumeContext(self._group, run.owned.queue)
-            run.calls.append(Call(messages, context, self._listener.call(messages, context)))
+            run.calls.append(_call(messages, context, self._listener.call(messages, context)))
 
     async def _arun(self, run: Run) -> None:
         end_ms = self._clock.monotonic_ms() + _RUN_MS_MAX
@@ -173,16 +172,15 @@ class OrderlyDelivery:
             if not self._goes_on(run, end_ms):
                 return
             context = ConsumeContext(self._group, run.owned.queue)
-            run.calls.append(Call(messages, context, await self._listener.acall(messages, context)))
+            verdict = await self._listener.acall(messages, context)
+            run.calls.append(_call(messages, context, verdict))
 
     def _goes_on(self, run: Run, end_ms: int) -> bool:
         """Whether the next batch may follow; called where the listener runs."""
-        owned = run.owned
-        if owned.is_dropped or not self._may_consume(owned):
+        owned, now_ms = run.owned, self._clock.monotonic_ms()
+        if owned.is_dropped or (self._lock is not None and not owned.is_locked(now_ms)):
             return False
-        if run.calls and self._clock.monotonic_ms() >= end_ms:
-            return False
-        return not run.calls or run.calls[-1].step.goes_on
+        return not run.calls or (run.calls[-1].step.goes_on and now_ms < end_ms)
 
     # --- what follows -----------------------------------------------------------------------------
 
@@ -193,31 +191,36 @@ class OrderlyDelivery:
                 self._settle(run)
 
     def _settle(self, run: Run) -> None:
-        owned, position = run.owned, None
-        for call in run.calls:
-            owned.cache.take(len(call.messages))
-            self._count(owned, call)
-            match call.step:
-                case OrderlyStep.COMMIT:
-                    position = owned.cache.commit()
-                case OrderlyStep.KEEP:
-                    pass
-                case OrderlyStep.ROLLBACK:
-                    owned.cache.rollback()
-                case OrderlyStep.SUSPEND:
-                    self._tasks.start(self._suspend(owned, call))
-                case never:
-                    assert_never(never)
-        if position is not None:
-            self._positions.replace(owned.queue, position)
+        owned, last = run.owned, run.calls[-1] if run.calls else None
+        self._count(run)
+        for step, calls in groupby(run.calls, attrgetter("step")):
+            # Calls with the same answer are acted on as one: for all but suspending, which ends a
+            # run and so comes once, the outcome is the same.
+            owned.cache.take(sum(len(call.messages) for call in calls))
+            self._act(owned, step)
         owned.note_room()
-        self._go_on(owned, run.calls[-1] if run.calls else None)
-
-    def _go_on(self, owned: OwnedQueue, last: Call | None) -> None:
         if last is None or last.step.goes_on:
             self._next(owned)
-        elif last.step is OrderlyStep.ROLLBACK:
+        elif last.step is OrderlyStep.SUSPEND:
+            self._tasks.start(self._suspend(owned, last))
+        else:
             self._tasks.start(self._go_on_after(owned, self._pause_ms(last)))
+
+    def _act(self, owned: OwnedQueue, step: OrderlyStep) -> None:
+        match step:
+            case OrderlyStep.COMMIT:
+                self._commit(owned)
+            case OrderlyStep.ROLLBACK:
+                owned.cache.rollback()
+            case OrderlyStep.KEEP | OrderlyStep.SUSPEND:
+                pass
+            case never:
+                assert_never(never)
+
+    def _commit(self, owned: OwnedQueue) -> None:
+        position = owned.cache.commit()
+        if position is not None:
+            self._positions.replace(owned.queue, position)
 
     async def _suspend(self, owned: OwnedQueue, call: Call) -> None:
         """Make the messages come again after a pause, those tried often enough excepted."""
@@ -233,10 +236,8 @@ class OrderlyDelivery:
             owned.cache.again(again)
             await asyncio.sleep(self._pause_ms(call) / 1000)
         elif call.context.auto_commit:
-            position = owned.cache.commit()
-            if position is not None:
-                self._positions.replace(owned.queue, position)
-                owned.note_room()
+            self._commit(owned)
+            owned.note_room()
         self._next(owned)
 
     async def _bury(self, message: MessageView) -> bool:
@@ -248,9 +249,19 @@ class OrderlyDelivery:
     def _pause_ms(self, call: Call) -> int:
         return suspend_time_ms(call.context.suspend_ms, self._retries.suspend_ms)
 
-    def _count(self, owned: OwnedQueue, call: Call) -> None:
-        owned.last_consume_ms = self._clock.monotonic_ms()
-        is_failed = call.verdict.result in (ConsumeResult.RETRY_LATER, ConsumeResult.ROLLBACK)
-        count = len(call.messages)
-        consumed, failed = (0, count) if is_failed else (count, 0)
-        self._stats.called(owned.queue.topic, consumed, failed, call.verdict.spent_ms)
+    def _count(self, run: Run) -> None:
+        run.owned.last_consume_ms = self._clock.monotonic_ms()
+        consumed = failed = spent_ms = 0
+        for call in run.calls:
+            spent_ms += call.verdict.spent_ms
+            if call.verdict.result in _FAILURES:
+                failed += len(call.messages)
+            else:
+                consumed += len(call.messages)
+        topic = run.owned.queue.topic
+        self._stats.called(topic, consumed, failed, spent_ms, calls=len(run.calls))
+
+
+def _call(messages: list[MessageView], context: ConsumeContext, verdict: Verdict) -> Call:
+    step = orderly_step(verdict.result, auto_commit=context.auto_commit)
+    return Call(messages, context, verdict, step)

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from turbopump.message import MessageQueue
 from turbopump.wire.record import MessageView
@@ -40,8 +41,7 @@ class ConsumeResult(Enum):
     """Orderly with ``context.auto_commit`` off: all messages since the last commit come again."""
 
 
-@dataclass(slots=True)
-class ConsumeContext:
+class ConsumeContext(Struct):
     """Where messages come from, and how the listener wants its answer to be understood.
 
     ::
@@ -68,8 +68,7 @@ class ConsumeContext:
     """Orderly: how long the queue pauses after RETRY_LATER; None takes the consumer's setting."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """How a call of the listener ended."""
 
     result: ConsumeResult
@@ -145,4 +144,4 @@ def attempts(messages: Iterable[MessageView], attempts_max: int) -> Attempts:
 
 def tried_again(message: MessageView) -> MessageView:
     """Return the message as its listener sees it the next time."""
-    return msgspec.structs.replace(message, reconsume_times=message.reconsume_times + 1)
+    return replace(message, reconsume_times=message.reconsume_times + 1)

@@ -146,6 +146,7 @@ class TaskWorkers(Generic[J]):
         self._run = run
         self._done = done
         self._jobs: deque[J] = deque()
+        self._finished: list[J] = []
         self._active: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
@@ -167,6 +168,7 @@ class TaskWorkers(Generic[J]):
         for task in self._active:
             task.cancel()
         await asyncio.gather(*self._active, return_exceptions=True)
+        self._collect()
 
     def _join(self) -> None:
         """Let one more worker begin; it calls the next one, if there is work for it."""
@@ -181,10 +183,17 @@ class TaskWorkers(Generic[J]):
             job = self._jobs.popleft()
             self._join()
             await self._run(job)
-            self._done([job])
+            if not self._finished:
+                asyncio.get_running_loop().call_soon(self._collect)
+            self._finished.append(job)
             turns += 1
             if turns % _JOBS_PER_TURN == 0:
                 await asyncio.sleep(0)
+
+    def _collect(self) -> None:
+        finished, self._finished = self._finished, []
+        if finished:
+            self._done(finished)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._active.discard(task)
