@@ -86,6 +86,7 @@ class Consumption:
         self._pullers: dict[OwnedQueue, asyncio.Task[None]] = {}
         self._limits: dict[str, QueueLimits] = {}
         self._retry_topic = retry_topic(group)
+        self._beating: asyncio.Task[None] | None = None
         self._surroundings = Surroundings(
             session=session,
             group=group,
@@ -99,6 +100,7 @@ class Consumption:
             limits=self._limits_of,
             prepared=self.prepared,
             offset_illegal=self._offset_illegal,
+            unknown_to_broker=self._beat,
         )
 
     # --- life -------------------------------------------------------------------------------------
@@ -134,6 +136,11 @@ class Consumption:
 
     def _sample(self) -> None:
         self.stats.sample(self._session.clock.monotonic_ms())
+
+    def _beat(self) -> None:
+        """Tell brokers of the group now: one has restarted, or a connection is new."""
+        if self._beating is None or self._beating.done():
+            self._beating = self._tasks.start(self._session.heartbeat())
 
     async def _renew_locks(self) -> None:
         assert self._locks is not None

@@ -30,6 +30,14 @@ _log = logging.getLogger(__name__)
 _AFTER_ERROR_MS = 1000
 _AFTER_FLOW_CONTROL_MS = 20
 _NOT_LOCKED_MS = 1000
+_UNKNOWN = frozenset(
+    {
+        ResponseCode.SUBSCRIPTION_NOT_EXIST,
+        ResponseCode.SUBSCRIPTION_NOT_LATEST,
+        ResponseCode.FILTER_DATA_NOT_EXIST,
+        ResponseCode.FILTER_DATA_NOT_LATEST,
+    }
+)
 
 
 class Delivery(Protocol):
@@ -59,6 +67,8 @@ class Surroundings:
     prepared: Callable[[Sequence[MessageView]], list[MessageView]]
     """Makes of pulled messages what listeners see."""
     offset_illegal: Callable[[OwnedQueue, QueueOffset], None]
+    unknown_to_broker: Callable[[], None]
+    """Hears that a broker knows nothing of the group, or an older subscription."""
 
 
 class Puller:
@@ -112,6 +122,8 @@ class Puller:
         if isinstance(error, RemoteError) and error.code == ResponseCode.FLOW_CONTROL:
             return _AFTER_FLOW_CONTROL_MS
         _log.warning("pulling %s for %s: %s", self._owned.queue, self._around.group, error)
+        if isinstance(error, RemoteError) and error.code in _UNKNOWN:
+            self._around.unknown_to_broker()
         return _AFTER_ERROR_MS
 
     async def _pull(self, wanted: Subscription) -> PullOutcome:
