@@ -12,7 +12,15 @@ from turbopump.message import Message, MessageQueue
 from turbopump.version import __version__
 
 if TYPE_CHECKING:
-    from turbopump.client.blocking import LitePullConsumer, Producer, PullConsumer
+    from turbopump.client.allocation import (
+        Configured,
+        ConsistentHash,
+        MachineRoom,
+        NearbyRoom,
+        average,
+        average_by_circle,
+    )
+    from turbopump.client.blocking import LitePullConsumer, Producer, PullConsumer, PushConsumer
     from turbopump.client.calls import (
         Found,
         NothingMatched,
@@ -21,19 +29,29 @@ if TYPE_CHECKING:
         SendStatus,
     )
     from turbopump.client.config import ClientConfig
+    from turbopump.client.delivery.results import ConsumeContext, ConsumeResult
     from turbopump.client.outgoing import MessageRules, split_batch
     from turbopump.client.producer import ProducerConfig, SendReceipt
     from turbopump.client.pull_config import FetchLimits, LitePullConfig, PullConfig, PullTimes
+    from turbopump.client.push_config import FlowLimits, Listening, Pulling, Retries
     from turbopump.client.selectors import by_chance, by_hash
 else:
     # Not before it is used: servers and tools start faster without the clients.
     _HOMES = {
         "ClientConfig": "turbopump.client.config",
+        "Configured": "turbopump.client.allocation",
+        "ConsistentHash": "turbopump.client.allocation",
+        "ConsumeContext": "turbopump.client.delivery.results",
+        "ConsumeResult": "turbopump.client.delivery.results",
         "FetchLimits": "turbopump.client.pull_config",
+        "FlowLimits": "turbopump.client.push_config",
         "Found": "turbopump.client.calls",
+        "Listening": "turbopump.client.push_config",
         "LitePullConfig": "turbopump.client.pull_config",
         "LitePullConsumer": "turbopump.client.blocking",
+        "MachineRoom": "turbopump.client.allocation",
         "MessageRules": "turbopump.client.outgoing",
+        "NearbyRoom": "turbopump.client.allocation",
         "NothingMatched": "turbopump.client.calls",
         "NothingNew": "turbopump.client.calls",
         "OffsetIllegal": "turbopump.client.calls",
@@ -42,8 +60,13 @@ else:
         "PullConfig": "turbopump.client.pull_config",
         "PullConsumer": "turbopump.client.blocking",
         "PullTimes": "turbopump.client.pull_config",
+        "Pulling": "turbopump.client.push_config",
+        "PushConsumer": "turbopump.client.blocking",
+        "Retries": "turbopump.client.push_config",
         "SendReceipt": "turbopump.client.producer",
         "SendStatus": "turbopump.client.calls",
+        "average": "turbopump.client.allocation",
+        "average_by_circle": "turbopump.client.allocation",
         "by_chance": "turbopump.client.selectors",
         "by_hash": "turbopump.client.selectors",
         "split_batch": "turbopump.client.outgoing",
@@ -58,13 +81,21 @@ else:
 
 __all__ = [
     "ClientConfig",
+    "Configured",
+    "ConsistentHash",
+    "ConsumeContext",
+    "ConsumeResult",
     "FetchLimits",
+    "FlowLimits",
     "Found",
+    "Listening",
     "LitePullConfig",
     "LitePullConsumer",
+    "MachineRoom",
     "Message",
     "MessageQueue",
     "MessageRules",
+    "NearbyRoom",
     "NothingMatched",
     "NothingNew",
     "OffsetIllegal",
@@ -73,10 +104,15 @@ __all__ = [
     "PullConfig",
     "PullConsumer",
     "PullTimes",
+    "Pulling",
+    "PushConsumer",
+    "Retries",
     "SendReceipt",
     "SendStatus",
     "TurbopumpError",
     "__version__",
+    "average",
+    "average_by_circle",
     "by_chance",
     "by_hash",
     "split_batch",

@@ -8,6 +8,14 @@
         await producer.send(Message("orders", b"hello"))
 """
 
+from turbopump.client.allocation import (
+    Configured,
+    ConsistentHash,
+    MachineRoom,
+    NearbyRoom,
+    average,
+    average_by_circle,
+)
 from turbopump.client.calls import (
     Found,
     NothingMatched,
@@ -16,11 +24,14 @@ from turbopump.client.calls import (
     SendStatus,
 )
 from turbopump.client.config import ClientConfig
+from turbopump.client.delivery.results import ConsumeContext, ConsumeResult
 from turbopump.client.lite_pull_consumer import LitePullConsumer
 from turbopump.client.outgoing import MessageRules, split_batch
 from turbopump.client.producer import Producer, ProducerConfig, SendReceipt
 from turbopump.client.pull_config import FetchLimits, LitePullConfig, PullConfig, PullTimes
 from turbopump.client.pull_consumer import PullConsumer
+from turbopump.client.push_config import FlowLimits, Listening, Pulling, Retries
+from turbopump.client.push_consumer import PushConsumer
 from turbopump.client.selectors import by_chance, by_hash
 from turbopump.client.session import Session
 from turbopump.errors import TurbopumpError
@@ -28,13 +39,21 @@ from turbopump.message import Message, MessageQueue
 
 __all__ = [
     "ClientConfig",
+    "Configured",
+    "ConsistentHash",
+    "ConsumeContext",
+    "ConsumeResult",
     "FetchLimits",
+    "FlowLimits",
     "Found",
+    "Listening",
     "LitePullConfig",
     "LitePullConsumer",
+    "MachineRoom",
     "Message",
     "MessageQueue",
     "MessageRules",
+    "NearbyRoom",
     "NothingMatched",
     "NothingNew",
     "OffsetIllegal",
@@ -43,10 +62,15 @@ __all__ = [
     "PullConfig",
     "PullConsumer",
     "PullTimes",
+    "Pulling",
+    "PushConsumer",
+    "Retries",
     "SendReceipt",
     "SendStatus",
     "Session",
     "TurbopumpError",
+    "average",
+    "average_by_circle",
     "by_chance",
     "by_hash",
     "split_batch",

@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
-from turbopump.client import lite_pull_consumer, producer, pull_consumer
+from turbopump.client import lite_pull_consumer, producer, pull_consumer, push_consumer
 from turbopump.errors import ClientError, ForkedClient, NotRunning
 from turbopump.net.loop import fastest_loop
 from turbopump.wire.record import MessageView
@@ -406,3 +406,30 @@ class LitePullConsumer(Blocking[lite_pull_consumer.LitePullConsumer]):
             return self._next()
         except StopAsyncIteration:
             raise StopIteration from None
+
+
+class PushConsumer(Blocking[push_consumer.PushConsumer]):
+    """Gives every message of some topics to a listener, at least once.
+
+    ::
+
+        def handle(messages, context):
+            print(messages[0].body)
+            return ConsumeResult.SUCCESS
+
+        with PushConsumer("billing", handle, nameserver="127.0.0.1:9876",
+                          subscriptions={"orders": "created || paid"}) as consumer:
+            consumer.wait()
+    """
+
+    @built_by(push_consumer.PushConsumer)
+    def __init__(self) -> None: ...
+
+    wait = blocking(push_consumer.PushConsumer.wait)
+    subscribe = blocking(push_consumer.PushConsumer.subscribe)
+    unsubscribe = blocking(push_consumer.PushConsumer.unsubscribe)
+    suspend = on_loop(push_consumer.PushConsumer.suspend)
+    resume = on_loop(push_consumer.PushConsumer.resume)
+    resize = on_loop(push_consumer.PushConsumer.resize)
+    assignment = on_loop(push_consumer.PushConsumer.assignment)
+    commit = blocking(push_consumer.PushConsumer.commit)

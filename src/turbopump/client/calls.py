@@ -270,7 +270,10 @@ async def committed_offset(
 ) -> QueueOffset | None:
     """Return how far a group has come, None when the broker knows of nothing (14)."""
     header = headers.QueryConsumerOffset(
-        consumer_group=group, topic=queue.topic, queue_id=queue.queue_id
+        consumer_group=group,
+        topic=queue.topic,
+        queue_id=queue.queue_id,
+        broker_name=queue.broker,
     )
     command = request(RequestCode.QUERY_CONSUMER_OFFSET, header)
     answer = await caller.request(broker, command, timeout_ms)
@@ -289,7 +292,11 @@ async def commit_offset(
 ) -> None:
     """Tell how far a group has come (15)."""
     header = headers.UpdateConsumerOffset(
-        consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, commit_offset=offset
+        consumer_group=group,
+        topic=queue.topic,
+        queue_id=queue.queue_id,
+        commit_offset=offset,
+        broker_name=queue.broker,
     )
     command = request(RequestCode.UPDATE_CONSUMER_OFFSET, header)
     if is_oneway:
@@ -317,7 +324,10 @@ async def offset_at(
 ) -> QueueOffset:
     """Return the offset of the first message stored at a time or after it (29)."""
     header = headers.SearchOffset(
-        topic=queue.topic, queue_id=queue.queue_id, timestamp=timestamp_ms
+        topic=queue.topic,
+        queue_id=queue.queue_id,
+        timestamp=timestamp_ms,
+        broker_name=queue.broker,
     )
     command = request(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
     return _offset(await caller.request(broker, command, timeout_ms))
@@ -327,7 +337,9 @@ async def earliest_store_time_ms(
     caller: Caller, broker: str, queue: MessageQueue, timeout_ms: int
 ) -> int | None:
     """Return when the oldest message of a queue was stored, None when it is empty (32)."""
-    header = headers.QueueOfTopic(topic=queue.topic, queue_id=queue.queue_id)
+    header = headers.QueueOfTopic(
+        topic=queue.topic, queue_id=queue.queue_id, broker_name=queue.broker
+    )
     command = request(RequestCode.GET_EARLIEST_MSG_STORETIME, header)
     answer = require_success(await caller.request(broker, command, timeout_ms))
     found = headers.TimestampAnswer.from_ext_fields(answer.ext_fields).timestamp
@@ -337,7 +349,9 @@ async def earliest_store_time_ms(
 async def _queue_offset(
     caller: Caller, broker: str, code: RequestCode, queue: MessageQueue, timeout_ms: int
 ) -> QueueOffset:
-    header = headers.QueueOfTopic(topic=queue.topic, queue_id=queue.queue_id)
+    header = headers.QueueOfTopic(
+        topic=queue.topic, queue_id=queue.queue_id, broker_name=queue.broker
+    )
     return _offset(await caller.request(broker, request(code, header), timeout_ms))
 
 

@@ -12,7 +12,7 @@ from turbopump.client.names import (
     with_namespace,
 )
 from turbopump.errors import InvalidArgument
-from turbopump.message import Message
+from turbopump.message import Message, MessageQueue
 from turbopump.net.limits import require_at_least
 from turbopump.wire import properties
 from turbopump.wire.batch import BatchEntry, encode_batch
@@ -71,14 +71,16 @@ class Outgoing:
     sys_flag: int
     is_batch: bool = False
 
-    def header(self, group: str, queue_id: int, born_ms: int, new_topic_queues: int) -> SendMessage:
+    def header(
+        self, group: str, queue: MessageQueue, born_ms: int, new_topic_queues: int
+    ) -> SendMessage:
         """Return the fields of the request."""
         return SendMessageV2(
             producer_group=group,
             topic=self.topic,
             default_topic=TEMPLATE_TOPIC,
             default_topic_queue_nums=new_topic_queues,
-            queue_id=queue_id,
+            queue_id=queue.queue_id,
             sys_flag=self.sys_flag,
             born_timestamp=born_ms,
             flag=self.flag,
@@ -86,6 +88,7 @@ class Outgoing:
             reconsume_times=0,
             unit_mode=False,
             batch=self.is_batch,
+            broker_name=queue.broker,
         )
 
 

@@ -369,7 +369,7 @@ class Producer(ProducerMember):
 
     def _header(self, running: _Running, sent: Outgoing, queue: MessageQueue) -> SendMessage:
         wanted = self._config.messages.new_topic_queues
-        return sent.header(self.group, queue.queue_id, running.session.clock.now_ms(), wanted)
+        return sent.header(self.group, queue, running.session.clock.now_ms(), wanted)
 
     def _receipt(self, sent: Outgoing, queue: MessageQueue, stored: Stored) -> SendReceipt:
         place = MessageQueue(sent.topic, queue.broker, stored.queue_id)

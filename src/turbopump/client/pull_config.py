@@ -32,6 +32,11 @@ class PullTimes:
         require_at_least("hold_ms", self.hold_ms, 1)
         require_at_least("held_timeout_ms", self.held_timeout_ms, self.hold_ms + 1)
 
+    def of(self, timeout_ms: int) -> PullTimes:
+        """Return the times of a pull that is answered or held for so long."""
+        margin_ms = self.held_timeout_ms - self.hold_ms
+        return PullTimes(timeout_ms, timeout_ms, timeout_ms + margin_ms)
+
 
 @dataclass(frozen=True, slots=True)
 class FetchLimits:

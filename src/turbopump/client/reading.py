@@ -48,29 +48,32 @@ class QueueReader:
         is_lite: bool = False,
         timeout_ms: int | None = None,
     ) -> PullOutcome:
-        """Read messages of a queue from an offset on; those of other tags are left out."""
+        """Read messages of a queue from an offset on; those of other tags are left out.
+
+        ``timeout_ms`` is for the answer, or, of a held pull, for the broker to wait.
+        """
         inside = self.inside(queue)
         if not self._session.has_broker(inside.broker):
             await self._session.refresh_route(inside.topic)
         address = self._session.address_to_read(
             inside.broker, self._broker_ids.get(queue, MASTER_ID)
         )
-        limit_ms = timeout_ms or (
-            self._times.held_timeout_ms if is_held else self._times.timeout_ms
-        )
+        times = self._times if timeout_ms is None else self._times.of(timeout_ms)
         header = PullMessage(
             consumer_group=self._group,
             topic=inside.topic,
             queue_id=inside.queue_id,
+            broker_name=inside.broker,
             queue_offset=offset,
             max_msg_nums=count_max,
             sys_flag=_sys_flag(is_held=is_held, is_lite=is_lite),
             commit_offset=0,
-            suspend_timeout_millis=min(self._times.hold_ms, limit_ms) if is_held else 0,
+            suspend_timeout_millis=times.hold_ms,
             subscription=wanted.sub_string,
             sub_version=0 if wanted.expression_type == TAG else wanted.sub_version,
             expression_type=wanted.expression_type,
         )
+        limit_ms = times.held_timeout_ms if is_held else times.timeout_ms
         outcome = await calls.pull(self._session, address, header, limit_ms)
         self._broker_ids[queue] = outcome.broker_id
         return self._wanted(outcome, wanted) if isinstance(outcome, Found) else outcome

@@ -80,6 +80,7 @@ async def test_waiting_at_the_broker(tmp_path: Path) -> None:
         start_ms = world.clock.monotonic_ms()
         assert isinstance(await consumer.pull_when_found(QUEUE, 10), NothingNew)
         assert 5000 <= world.clock.monotonic_ms() - start_ms < 10_500
+        assert isinstance(await consumer.pull_when_found(QUEUE, 10, timeout_ms=100), NothingNew)
         waiting = asyncio.create_task(consumer.pull_when_found(QUEUE, 10))
         await asyncio.sleep(1)
         await producer.send(Message("T", b"10"), to=lambda queues: queues[0])
@@ -146,7 +147,7 @@ async def test_a_pull_has_the_fields_of_the_classic_consumer(tmp_path: Path) -> 
         for command in recorder.of(RequestCode.PULL_MESSAGE)
     )
     assert (plain.sys_flag, plain.sub_version, plain.subscription) == (4, 0, "a || b")
-    assert (plain.suspend_timeout_millis, held.suspend_timeout_millis) == (0, 20_000)
+    assert (plain.suspend_timeout_millis, held.suspend_timeout_millis) == (20_000, 20_000)
     assert (held.sys_flag, held.expression_type, held.max_msg_nums) == (6, "TAG", 32)
 
 
