@@ -13,8 +13,8 @@ from turbopump.version import __version__
 
 if TYPE_CHECKING:
     from turbopump.client.allocation import (
-        Configured,
         ConsistentHash,
+        FixedQueues,
         MachineRoom,
         NearbyRoom,
         average,
@@ -39,11 +39,11 @@ else:
     # Not before it is used: servers and tools start faster without the clients.
     _HOMES = {
         "ClientConfig": "turbopump.client.config",
-        "Configured": "turbopump.client.allocation",
         "ConsistentHash": "turbopump.client.allocation",
         "ConsumeContext": "turbopump.client.delivery.results",
         "ConsumeResult": "turbopump.client.delivery.results",
         "FetchLimits": "turbopump.client.pull_config",
+        "FixedQueues": "turbopump.client.allocation",
         "FlowLimits": "turbopump.client.push_config",
         "Found": "turbopump.client.calls",
         "Listening": "turbopump.client.push_config",
@@ -81,11 +81,11 @@ else:
 
 __all__ = [
     "ClientConfig",
-    "Configured",
     "ConsistentHash",
     "ConsumeContext",
     "ConsumeResult",
     "FetchLimits",
+    "FixedQueues",
     "FlowLimits",
     "Found",
     "Listening",

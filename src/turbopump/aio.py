@@ -9,8 +9,8 @@
 """
 
 from turbopump.client.allocation import (
-    Configured,
     ConsistentHash,
+    FixedQueues,
     MachineRoom,
     NearbyRoom,
     average,
@@ -39,11 +39,11 @@ from turbopump.message import Message, MessageQueue
 
 __all__ = [
     "ClientConfig",
-    "Configured",
     "ConsistentHash",
     "ConsumeContext",
     "ConsumeResult",
     "FetchLimits",
+    "FixedQueues",
     "FlowLimits",
     "Found",
     "Listening",

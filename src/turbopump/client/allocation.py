@@ -90,7 +90,7 @@ class ConsistentHash:
 
 
 @dataclass(frozen=True, slots=True)
-class Configured:
+class FixedQueues:
     """The queues that the user names, whatever the group looks like."""
 
     queues: tuple[MessageQueue, ...]

@@ -192,22 +192,22 @@ class PushConsumer(ConsumerMember):
             await self._session.heartbeat()
             await self._running.rebalancer.balance()
 
-    async def suspend(self) -> None:
+    def suspend(self) -> None:
         """Pull nothing until `resume`; what is pulled already is still delivered."""
         self._require_running().resumed.clear()
 
-    async def resume(self) -> None:
+    def resume(self) -> None:
         """Pull again."""
         running = self._require_running()
         running.resumed.set()
         running.rebalancer.wake()
 
-    async def resize(self, threads: int) -> None:
+    def resize(self, threads: int) -> None:
         """Let another number of calls of the listener run at once."""
         self._listening = replace(self._listening, threads=threads)
         self._require_running().delivery.resize(threads)
 
-    async def owned_queues(self) -> list[MessageQueue]:
+    def assignment(self) -> list[MessageQueue]:
         """Return the queues that this client consumes at the moment."""
         running = self._require_running()
         return sorted(each.queue for each in running.owned.values() if not each.is_dropped)

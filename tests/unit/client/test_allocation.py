@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from turbopump.client import allocation
 from turbopump.client.allocation import (
-    Configured,
     ConsistentHash,
+    FixedQueues,
     MachineRoom,
     NearbyRoom,
     Strategy,
@@ -48,7 +48,7 @@ def strategy_of(case: dict[str, Any]) -> Strategy:
     if name == "MACHINE_ROOM":
         return MachineRoom(frozenset(case["consumerIdcs"]))
     if name == "CONFIG":
-        return Configured(tuple(MessageQueue(*queue) for queue in case["configured"]))
+        return FixedQueues(tuple(MessageQueue(*queue) for queue in case["configured"]))
     if "virtualNodes" in case:
         return ConsistentHash(case["virtualNodes"])
     return PLAIN[name]

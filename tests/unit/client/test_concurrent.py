@@ -93,7 +93,7 @@ async def test_a_plain_function_runs_in_threads(tmp_path: Path) -> None:
         await send(world, bodies(20))
         async with consuming(world, listen) as consumer:
             await wait_until(lambda: len(got) == 21, 60)
-            await consumer.resize(3)
+            consumer.resize(3)
         assert sorted(got) == sorted([*bodies(20), b"7"])
         offsets = [await committed(world, number) or 0 for number in range(4)]
         assert sum(offsets) == 20
@@ -167,7 +167,7 @@ async def test_the_lowest_unfinished_offset_is_committed(tmp_path: Path) -> None
             held.set()
             await sleep_ms(6000)
             assert await committed(world) == 10
-            assert len(await consumer.owned_queues()) == 5
+            assert len(consumer.assignment()) == 5
 
 
 @virtual_time()

@@ -77,7 +77,7 @@ async def test_a_consumer_can_be_used_again_after_closing(tmp_path: Path) -> Non
             "g", seen, session=world.session(), subscriptions={"T": "*"}, start_from="first"
         )
         with pytest.raises(NotRunning, match="consumer g is not started"):
-            await consumer.suspend()
+            consumer.suspend()
         await consumer.close()
         await consumer.start()
         await consumer.start()
@@ -193,7 +193,7 @@ async def test_subscribing_and_unsubscribing_while_running(tmp_path: Path) -> No
             await consumer.subscribe("T2")
             await wait_until(lambda: seen.count == 2)
             await consumer.unsubscribe("T")
-            topics = {queue.topic for queue in await consumer.owned_queues()}
+            topics = {queue.topic for queue in consumer.assignment()}
             assert topics == {"T2", "%RETRY%g"}
             await send(world, [b"unwanted"])
             await send(world, [b"wanted"], topic="T2")
@@ -322,12 +322,12 @@ async def test_suspending_stops_pulling_until_resumed(tmp_path: Path) -> None:
         seen = Seen()
         async with consuming(world, seen) as consumer:
             await wait_until(lambda: seen.count == 1)
-            await consumer.suspend()
+            consumer.suspend()
             await sleep_ms(21_000)
             await send(world, bodies(4))
             await sleep_ms(300_000)
             assert seen.count == 1
-            await consumer.resume()
+            consumer.resume()
             await wait_until(lambda: seen.count == 5)
 
 
@@ -340,12 +340,12 @@ async def test_the_number_of_calls_at_once_can_change(tmp_path: Path) -> None:
         async with consuming(world, seen, listening=Listening(threads=2)) as consumer:
             await sleep_ms(1000)
             assert seen.running == 2
-            await consumer.resize(5)
+            consumer.resize(5)
             await send(world, [b"one more"], to=QUEUE)
             await sleep_ms(1000)
             assert seen.running == 5
             with pytest.raises(InvalidArgument, match="threads is 0"):
-                await consumer.resize(0)
+                consumer.resize(0)
             seen.hold.set()
             await wait_until(lambda: seen.count == 41)
 
