@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from weakref import WeakSet
 
 from turbopump.client.names import INNER_PRODUCER_GROUP
 from turbopump.errors import InvalidArgument, RemoteError
@@ -82,10 +83,25 @@ class Members:
     def __init__(self) -> None:
         self.producers: dict[str, ProducerMember] = {}
         self.consumers: dict[str, ConsumerMember] = {}
+        # Weak: one whose start failed must not keep its group for ever.
+        self._coming: WeakSet[ProducerMember | ConsumerMember] = WeakSet()
 
     def has(self, member: ProducerMember | ConsumerMember) -> bool:
         """Whether another member of this kind has the group already."""
         return self._of_kind(member).get(member.group, member) is not member
+
+    def expects(self, member: ProducerMember | ConsumerMember) -> bool:
+        """Whether another member of this kind has the group, or is about to join with it."""
+        is_producer = isinstance(member, ProducerMember)
+        return self.has(member) or any(
+            each.group == member.group and isinstance(each, ProducerMember) == is_producer
+            for each in self._coming
+            if each is not member
+        )
+
+    def expect(self, member: ProducerMember | ConsumerMember) -> None:
+        """Note that a member is about to join."""
+        self._coming.add(member)
 
     def add(self, member: ProducerMember | ConsumerMember) -> None:
         """Take one in; raises InvalidArgument when its group is taken."""
@@ -102,6 +118,7 @@ class Members:
 
     def remove(self, member: ProducerMember | ConsumerMember) -> bool:
         """Let one go; return whether it was there."""
+        self._coming.discard(member)
         if isinstance(member, ProducerMember):
             return self.producers.pop(member.group, None) is not None
         return self.consumers.pop(member.group, None) is not None

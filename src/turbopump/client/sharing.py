@@ -42,8 +42,11 @@ def shared_session(config: ClientConfig, member: ProducerMember | ConsumerMember
         session for session in by_config.get(config, ()) if session.is_running
     ]
     for session in sessions:
-        if config.instance or not session.members.has(member):
-            return session
-    session = Session(config)
-    sessions.append(session)
+        if config.instance or not session.members.expects(member):
+            break
+    else:
+        session = Session(config)
+        sessions.append(session)
+    # Before anybody awaits anything, or two who start at the same time would choose the same.
+    session.members.expect(member)
     return session

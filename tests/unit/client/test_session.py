@@ -209,6 +209,19 @@ async def test_members_with_equal_settings_share_a_session_until_groups_collide(
 
 
 @virtual_time()
+async def test_two_of_a_group_that_start_at_once_have_sessions_of_their_own() -> None:
+    config = ClientConfig("127.0.0.1:9876")
+    async with shared_session(config, Reader("first")) as shared:
+        one, other = Reader(), Reader()
+        assert shared_session(config, one) is shared
+        assert shared_session(config, other) is not shared
+        assert shared_session(config, one) is shared
+        await shared.join(one)
+        await shared.leave(one)
+        assert shared_session(config, other) is shared
+
+
+@virtual_time()
 async def test_a_named_instance_is_one_session_and_a_collision_an_error() -> None:
     config = ClientConfig("127.0.0.1:9876", instance="mine")
     first, second = ProducerMember(), ProducerMember()
