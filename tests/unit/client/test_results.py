@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -199,3 +201,11 @@ def test_brokers_are_told_where_a_group_starts() -> None:
     assert consume_from("last") is ConsumeFrom.LAST_OFFSET
     assert consume_from("first") is ConsumeFrom.FIRST_OFFSET
     assert consume_from(MOMENT) is ConsumeFrom.TIMESTAMP
+
+
+@pytest.mark.parametrize("kind", [FlowLimits, Pulling, Listening, Retries])
+def test_every_setting_is_in_the_guide(kind: type) -> None:
+    guide = Path(__file__).parents[3] / "docs" / "guide" / "consuming.md"
+    rows = guide.read_text(encoding="utf-8")
+    for field in fields(kind):
+        assert f"| `{kind.__name__}.{field.name}` |" in rows
