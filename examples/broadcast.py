@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from embedded import cluster
-
 from turbopump import (
     ClientConfig,
     ConsumeContext,

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Sequence
 
 from embedded import cluster
-
 from turbopump import (
     ConsumeContext,
     ConsumeResult,
