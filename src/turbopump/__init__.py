@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from turbopump.client.producer import ProducerConfig, SendReceipt
     from turbopump.client.pull_config import FetchLimits, LitePullConfig, PullConfig, PullTimes
     from turbopump.client.push_config import FlowLimits, Listening, Pulling, Retries
+    from turbopump.client.replies import Reply
     from turbopump.client.selectors import by_chance, by_hash
 else:
     # Not before it is used: servers and tools start faster without the clients.
@@ -60,6 +61,7 @@ else:
         "PullConfig": "turbopump.client.pull_config",
         "PullConsumer": "turbopump.client.blocking",
         "PullTimes": "turbopump.client.pull_config",
+        "Reply": "turbopump.client.replies",
         "Pulling": "turbopump.client.push_config",
         "PushConsumer": "turbopump.client.blocking",
         "Retries": "turbopump.client.push_config",
@@ -106,6 +108,7 @@ __all__ = [
     "PullTimes",
     "Pulling",
     "PushConsumer",
+    "Reply",
     "Retries",
     "SendReceipt",
     "SendStatus",

@@ -32,6 +32,7 @@ from turbopump.client.pull_config import FetchLimits, LitePullConfig, PullConfig
 from turbopump.client.pull_consumer import PullConsumer
 from turbopump.client.push_config import FlowLimits, Listening, Pulling, Retries
 from turbopump.client.push_consumer import PushConsumer
+from turbopump.client.replies import Reply
 from turbopump.client.selectors import by_chance, by_hash
 from turbopump.client.session import Session
 from turbopump.errors import TurbopumpError
@@ -64,6 +65,7 @@ __all__ = [
     "PullTimes",
     "Pulling",
     "PushConsumer",
+    "Reply",
     "Retries",
     "SendReceipt",
     "SendStatus",

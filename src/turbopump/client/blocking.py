@@ -339,6 +339,8 @@ class Producer(Blocking[producer.Producer]):
     send_batch = blocking(producer.Producer.send_batch)
     send_oneway = blocking(producer.Producer.send_oneway)
     submit = promising(producer.Producer.submit)
+    request = blocking(producer.Producer.request)
+    reply = blocking(producer.Producer.reply)
     queues = blocking(producer.Producer.queues)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
@@ -16,6 +16,7 @@ from turbopump.client.members import ProducerMember
 from turbopump.client.names import check_group, with_namespace, without_namespace
 from turbopump.client.outgoing import MessageRules, Outgoing, outgoing, outgoing_batch
 from turbopump.client.queue_choice import FAILURE_LATENCY_MS, BrokerFaults, QueueChoice
+from turbopump.client.replies import Reply, reply_properties, reply_topic, request_properties
 from turbopump.client.selectors import Selector
 from turbopump.client.session import Session
 from turbopump.client.sharing import client_config, shared_session
@@ -34,6 +35,7 @@ from turbopump.wire.codes import ResponseCode
 from turbopump.wire.headers import SendMessage
 from turbopump.wire.hosts import host
 from turbopump.wire.ids import UniqueIds
+from turbopump.wire.record import MessageView
 
 _log = logging.getLogger(__name__)
 
@@ -279,6 +281,52 @@ class Producer(ProducerMember):
             running.session, address, self._header(running, sent, queue), sent.body, limit_ms
         )
 
+    async def request(
+        self, message: Message, *, to: To = None, timeout_ms: int | None = None
+    ) -> Reply:
+        """Send a message that somebody replies to, and return the reply; raises RequestTimeout.
+
+        Who consumes the message replies with `reply`.
+
+        ::
+
+            reply = await producer.request(Message("prices", b"EUR"), timeout_ms=2000)
+        """
+        running = self._require_running()
+        session = running.session
+        limit_ms = timeout_ms or self._config.send_timeout_ms
+        if session.cached_route(self._known_as(message.topic)) is None:
+            # Brokers push replies to clients that they have heard of.
+            await self._route(running, self._known_as(message.topic))
+            await session.heartbeat()
+        with session.replies.expected() as (correlation_id, promise):
+            extra = request_properties(correlation_id, session.client_id, limit_ms)
+            try:
+                async with asyncio.timeout(limit_ms / 1000):
+                    await self._send(running, message, to, limit_ms, extra)
+                    return await promise
+            except TimeoutError:
+                raise RequestTimeout(f"no reply came within {limit_ms} ms") from None
+
+    async def reply(
+        self, request: MessageView, body: bytes, *, timeout_ms: int | None = None
+    ) -> None:
+        """Reply to a message that was sent with `request`; raises when nobody waits any more.
+
+        ::
+
+            await producer.reply(message, b"1.08")
+        """
+        running = self._require_running()
+        message = Message(reply_topic(request), body)
+        rules, extra = self._config.messages, reply_properties(request)
+        sent = outgoing(message, running.ids.next(), rules, extra=extra)
+        # To the broker that has the request: it knows the client that sent it.
+        queue, address = MessageQueue(sent.topic, "", 0), str(request.store_host)
+        header = self._header(running, sent, queue)
+        limit_ms = timeout_ms or self._config.send_timeout_ms
+        await calls.send_reply(running.session, address, header, sent.body, limit_ms)
+
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """Return the queues that messages of a topic can be sent to.
 
@@ -292,10 +340,15 @@ class Producer(ProducerMember):
     # --- one message, try by try ------------------------------------------------------------------
 
     async def _send(
-        self, running: _Running, message: Message, to: To, timeout_ms: int | None
+        self,
+        running: _Running,
+        message: Message,
+        to: To,
+        timeout_ms: int | None,
+        extra: Mapping[str, str] | None = None,
     ) -> SendReceipt:
         namespace = self._client.namespace
-        sent = outgoing(message, running.ids.next(), self._config.messages, namespace)
+        sent = outgoing(message, running.ids.next(), self._config.messages, namespace, extra)
         return await self._deliver(running, sent, to, timeout_ms)
 
     async def _deliver(

@@ -13,7 +13,8 @@ from typing import Self
 from turbopump.client import calls
 from turbopump.client.config import ClientConfig, client_id
 from turbopump.client.members import ConsumerMember, Members, ProducerMember
-from turbopump.client.pushed import OnReply, Pushed
+from turbopump.client.pushed import Pushed
+from turbopump.client.replies import Replies
 from turbopump.client.route_cache import NameServers, RouteCache
 from turbopump.client.routes import MASTER_ID, Route, address_to_read
 from turbopump.client.tasks import Tasks
@@ -27,7 +28,7 @@ from turbopump.net.pool import ConnectionPool, PoolConfig
 from turbopump.net.sockets import SocketNetwork
 from turbopump.wire.bodies import TopicRoute
 from turbopump.wire.command import Command
-from turbopump.wire.headers import PushReply, UnregisterClient
+from turbopump.wire.headers import UnregisterClient
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class Session:
         self.random = random or Random()  # noqa: S311 - spreads load, keeps no secret
         self.client_id = client_id(config, self.random)
         self.members = Members()
-        self.on_reply: OnReply = _unexpected_reply
+        self.replies = Replies(self.random)
         self._network = network or SocketNetwork()
         self._hooks = tuple(hooks)
         self._tasks = Tasks()
@@ -245,14 +246,11 @@ class Session:
         return ConnectionPool(
             self._network,
             PoolConfig(limits=limits, tls=self.config.tls),
-            router=Pushed(self.members, self._replied).router(),
+            router=Pushed(self.members, self.replies.arrived).router(),
             hooks=self._hooks,
             clock=self.clock,
             random=self.random,
         )
-
-    def _replied(self, header: PushReply, body: bytes) -> None:
-        self.on_reply(header, body)
 
     async def _ask_route(self, nameserver: str, topic: str) -> TopicRoute:
         return await calls.route(self, nameserver, topic, self.config.request_timeout_ms)
@@ -295,7 +293,3 @@ async def _logged(call: Awaitable[None], failure: str) -> None:
         await call
     except TurbopumpError as error:
         _log.warning("%s: %s", failure, error)
-
-
-def _unexpected_reply(header: PushReply, _: bytes) -> None:
-    _log.warning("a reply for %s came that nobody waits for", header.producer_group)
