@@ -128,6 +128,19 @@ def test_clients_share_one_thread_that_ends_with_them(server: Standalone) -> Non
     assert client_threads() == 0
 
 
+def test_who_waits_while_another_thread_closes_is_told_so(server: Standalone) -> None:
+    consumer = LitePullConsumer("waiting", nameserver=server.nameserver)
+    consumer.start()
+    with ThreadPoolExecutor(4) as pool:
+        waiting = [pool.submit(consumer.poll, timeout_ms=60_000) for _ in range(4)]
+        consumer.assignment()
+        consumer.close()
+        for each in waiting:
+            with pytest.raises(NotRunning):
+                each.result(10)
+    assert client_threads() == 0
+
+
 def test_a_failed_start_leaves_nothing_behind() -> None:
     with pytest.raises(InvalidArgument, match="group is ''"):
         Producer("", nameserver="127.0.0.1:9876")

@@ -42,6 +42,8 @@ C = TypeVar("C", bound=Client)
 T = TypeVar("T")
 P = ParamSpec("P")
 
+_CLOSED = "the client was closed before this was done"
+
 PROMISES_MAX = 1000
 """Of one client that are not kept yet; who wants more has to wait."""
 
@@ -60,6 +62,7 @@ class _LoopThread:
         self._thread = threading.Thread(target=self._main, name="turbopump-client", daemon=True)
         self._inbox: deque[Callable[[], object]] = deque()
         self._is_woken = False
+        self._is_stopped = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self._thread.start()
 
@@ -70,6 +73,9 @@ class _LoopThread:
     def post(self, call: Callable[[], object]) -> None:
         """Have something called on the loop soon, in the order of asking."""
         self._inbox.append(call)
+        if self._is_stopped and call in self._inbox:
+            # Too late: what was there when the loop stopped has been called, this will not be.
+            raise NotRunning(_CLOSED)
         # Waking the loop costs more than anything else here, so it is done once for many. What was
         # appended before the flag is cleared is taken out after that.
         if not self._is_woken:
@@ -99,6 +105,8 @@ class _LoopThread:
         except BaseException:
             self.post(lambda: tasks[0].cancel())
             raise
+        if tasks[0].cancelled():
+            raise NotRunning(_CLOSED)
         return tasks[0].result()
 
     def start(self, work: Coroutine[Any, Any, T], promise: concurrent.futures.Future[T]) -> None:
@@ -110,7 +118,7 @@ class _LoopThread:
     def _keep(self, promise: concurrent.futures.Future[T], done: asyncio.Task[T]) -> None:
         self._tasks.discard(done)
         if done.cancelled():
-            promise.set_exception(NotRunning("the client was closed before this was done"))
+            promise.set_exception(NotRunning(_CLOSED))
         elif (error := done.exception()) is not None:
             promise.set_exception(error)
         else:
@@ -125,12 +133,21 @@ class _LoopThread:
             )
 
     def stop(self) -> None:
-        """End the loop and its thread."""
+        """End the loop and its thread, and whatever other threads still wait for."""
+        asyncio.run_coroutine_threadsafe(self._finish(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.run_until_complete(self._loop.shutdown_default_executor())
         self._loop.close()
+
+    async def _finish(self) -> None:
+        self._is_stopped = True
+        self._take_posts()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
 
 
 class _Background:

@@ -19,7 +19,7 @@ from turbopump.client.route_cache import NameServers, RouteCache
 from turbopump.client.routes import MASTER_ID, Route, address_to_read
 from turbopump.client.tasks import Tasks
 from turbopump.clock import SYSTEM_CLOCK, Clock
-from turbopump.errors import ForkedClient, NoRoute, NotRunning, TurbopumpError
+from turbopump.errors import ConnectFailed, ForkedClient, NoRoute, NotRunning, TurbopumpError
 from turbopump.message import MessageQueue
 from turbopump.net.hooks import Hook
 from turbopump.net.limits import ConnectionLimits
@@ -77,7 +77,9 @@ class Session:
         self._users = 0
         self.pid = os.getpid()
         self._pool: ConnectionPool | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._heartbeat_wanted = asyncio.Event()
+        self._told: frozenset[str] = frozenset()
 
     def __repr__(self) -> str:
         return f"<Session {self.client_id} of {self.config.nameserver or 'the environment'}>"
@@ -94,6 +96,8 @@ class Session:
         self._users += 1
         if self._pool is None:
             self._pool = self._new_pool()
+            self._loop = asyncio.get_running_loop()
+            self._heartbeat_wanted = asyncio.Event()
             interval_ms = self.config.route_interval_ms
             self._tasks.every(interval_ms, self.refresh_routes)
             self._tasks.start(self._beat())
@@ -159,8 +163,9 @@ class Session:
         """Tell all known brokers which groups are here; a broker that fails is logged."""
         body = self.members.heartbeat(self.client_id)
         timeout_ms = self.config.request_timeout_ms
+        self._told = frozenset(self._heartbeat_addresses())
         async with asyncio.TaskGroup() as group:
-            for address in self._heartbeat_addresses():
+            for address in sorted(self._told):
                 call = calls.heartbeat(self, address, body, timeout_ms)
                 group.create_task(_logged(call, f"no heartbeat to {address}"))
 
@@ -230,7 +235,11 @@ class Session:
 
     async def oneway(self, address: str, command: Command, timeout_ms: int) -> None:
         """Send a request that is never answered; the time is for connecting and writing."""
-        connection = await self._running_pool().connection(address)
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                connection = await self._running_pool().connection(address)
+        except TimeoutError as error:
+            raise ConnectFailed(f"{address}: not connected within {timeout_ms} ms") from error
         await connection.oneway_in_time(command, timeout_ms)
 
     # --- inside -----------------------------------------------------------------------------------
@@ -239,6 +248,10 @@ class Session:
         self.require_own_process()
         if self._pool is None:
             raise NotRunning(f"client {self.client_id} is not started, or closed already")
+        if self._loop is not asyncio.get_running_loop():
+            raise NotRunning(
+                f"client {self.client_id} was started in another event loop, and works only there"
+            )
         return self._pool
 
     def _new_pool(self) -> ConnectionPool:
@@ -256,7 +269,8 @@ class Session:
         return await calls.route(self, nameserver, topic, self.config.request_timeout_ms)
 
     def _route_changed(self, route: Route) -> None:
-        self._heartbeat_wanted.set()
+        if not self._told.issuperset(self._heartbeat_addresses()):
+            self._heartbeat_wanted.set()
         for consumer in tuple(self.members.consumers.values()):
             if route.topic in consumer.topics():
                 consumer.route_changed(route.topic)
@@ -275,7 +289,7 @@ class Session:
             wait_ms = self.config.heartbeat_interval_ms
 
     def _heartbeat_addresses(self) -> Iterable[str]:
-        """Return masters, and slaves too when there are consumers, who may read from them."""
+        """Return the masters, and slaves too when there are consumers, who may read from them."""
         return list(_addresses(self._routes.brokers, masters_only=not self.members.consumers))
 
 

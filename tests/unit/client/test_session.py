@@ -19,7 +19,7 @@ from turbopump.client.sharing import client_config, shared_session
 from turbopump.client.subscriptions import subscription
 from turbopump.errors import ForkedClient, InvalidArgument, NoRoute, NotRunning, RemoteError
 from turbopump.message import Message, MessageQueue
-from turbopump.testing import virtual_time, wait_until
+from turbopump.testing import run_virtual, virtual_time, wait_until
 from turbopump.wire.bodies import ConsumerData, ConsumerStatus, ConsumeType, Heartbeat, RunningInfo
 from turbopump.wire.codes import RequestCode
 from turbopump.wire.command import request, whole_body
@@ -141,6 +141,33 @@ async def test_heartbeats_tell_all_groups_to_all_brokers_every_30_s(tmp_path: Pa
                 (consumer,) = beats[0].consumer_data_set
                 assert consumer.subscription_data_set[0].tags_set == ["a", "b"]
                 assert beats[0].client_id == session.client_id == "10.0.1.1@test"
+
+
+@virtual_time()
+async def test_new_topics_of_known_brokers_cause_no_heartbeats(tmp_path: Path) -> None:
+    recorder = Recorder()
+    async with (
+        cluster(tmp_path) as world,
+        Producer("pg", session=world.session(hooks=[recorder])) as producer,
+    ):
+        for number in range(20):
+            await producer.send(Message(f"T{number}", b"x"))
+        await asyncio.sleep(0.5)
+        assert len(heartbeats(recorder)) == 1
+
+
+def test_a_session_belongs_to_one_event_loop() -> None:
+    session = Session(ClientConfig("127.0.0.1:9876"))
+
+    async def start() -> None:
+        await session.start()
+
+    async def use() -> None:
+        with pytest.raises(NotRunning, match="another event loop"):
+            await session.request("127.0.0.1:1", request(1), 100)
+
+    run_virtual(start())
+    run_virtual(use())
 
 
 @virtual_time()
