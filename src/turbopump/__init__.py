@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from turbopump.client.push_config import FlowLimits, Listening, Pulling, Retries
     from turbopump.client.replies import Reply
     from turbopump.client.selectors import by_chance, by_hash
+    from turbopump.wire.record import MessageView
 else:
     # Not before it is used: servers and tools start faster without the clients.
     _HOMES = {
@@ -53,6 +54,7 @@ else:
         "MachineRoom": "turbopump.client.allocation",
         "MessageRules": "turbopump.client.outgoing",
         "NearbyRoom": "turbopump.client.allocation",
+        "MessageView": "turbopump.wire.record",
         "NothingMatched": "turbopump.client.calls",
         "NothingNew": "turbopump.client.calls",
         "OffsetIllegal": "turbopump.client.calls",
@@ -97,6 +99,7 @@ __all__ = [
     "Message",
     "MessageQueue",
     "MessageRules",
+    "MessageView",
     "NearbyRoom",
     "NothingMatched",
     "NothingNew",

@@ -37,6 +37,7 @@ from turbopump.client.selectors import by_chance, by_hash
 from turbopump.client.session import Session
 from turbopump.errors import TurbopumpError
 from turbopump.message import Message, MessageQueue
+from turbopump.wire.record import MessageView
 
 __all__ = [
     "ClientConfig",
@@ -54,6 +55,7 @@ __all__ = [
     "Message",
     "MessageQueue",
     "MessageRules",
+    "MessageView",
     "NearbyRoom",
     "NothingMatched",
     "NothingNew",

@@ -42,7 +42,12 @@ def allocated(
 
 
 def average(queues: Sequence[MessageQueue], members: Sequence[str], me: str) -> list[MessageQueue]:
-    """Give each member neighbouring queues, the first ones one more if they do not divide."""
+    """Give each member neighbouring queues, the first ones one more if they do not divide.
+
+    ::
+
+        PushConsumer("billing", handle, subscriptions=topics, strategy=average)
+    """
     if not _takes_part(queues, members, me):
         return []
     place, rest = members.index(me), len(queues) % len(members)
@@ -55,7 +60,12 @@ def average(queues: Sequence[MessageQueue], members: Sequence[str], me: str) -> 
 def average_by_circle(
     queues: Sequence[MessageQueue], members: Sequence[str], me: str
 ) -> list[MessageQueue]:
-    """Deal the queues like cards."""
+    """Deal the queues like cards.
+
+    ::
+
+        PushConsumer("billing", handle, subscriptions=topics, strategy=average_by_circle)
+    """
     if not _takes_part(queues, members, me):
         return []
     return list(queues[members.index(me) :: len(members)])
@@ -63,7 +73,12 @@ def average_by_circle(
 
 @dataclass(frozen=True, slots=True)
 class ConsistentHash:
-    """Each queue to the next member on a ring, so that a change of members moves few queues."""
+    """Each queue to the next member on a ring, so that a change of members moves few queues.
+
+    ::
+
+        PushConsumer("billing", handle, subscriptions=topics, strategy=ConsistentHash())
+    """
 
     virtual_nodes: int = VIRTUAL_NODES
 
@@ -91,7 +106,12 @@ class ConsistentHash:
 
 @dataclass(frozen=True, slots=True)
 class FixedQueues:
-    """The queues that the user names, whatever the group looks like."""
+    """The queues that the user names, whatever the group looks like.
+
+    ::
+
+        FixedQueues((MessageQueue("orders", "broker-a", 0), MessageQueue("orders", "broker-a", 1)))
+    """
 
     queues: tuple[MessageQueue, ...]
 
@@ -106,7 +126,12 @@ class FixedQueues:
 
 @dataclass(frozen=True, slots=True)
 class MachineRoom:
-    """Only queues of brokers in some rooms; such brokers are named ``room@name``."""
+    """Only queues of brokers in some rooms; such brokers are named ``room@name``.
+
+    ::
+
+        MachineRoom(frozenset({"berlin", "paris"}))
+    """
 
     rooms: frozenset[str]
 
@@ -129,7 +154,12 @@ class MachineRoom:
 
 @dataclass(frozen=True, slots=True)
 class NearbyRoom:
-    """Queues to members of their own room; those of a room without members are for everybody."""
+    """Queues to members of their own room; those of a room without members are for everybody.
+
+    ::
+
+        NearbyRoom(average, lambda queue: queue.broker[:2], lambda member: member[:2])
+    """
 
     inner: Strategy
     room_of_queue: Callable[[MessageQueue], str]
