@@ -87,6 +87,8 @@ class Consumption:
         self._limits: dict[str, QueueLimits] = {}
         self._retry_topic = retry_topic(group)
         self._beating: asyncio.Task[None] | None = None
+        self._to_unlock: dict[MessageQueue, None] = {}
+        """Lost queues whose locks are kept for a while."""
         self._surroundings = Surroundings(
             session=session,
             group=group,
@@ -124,8 +126,8 @@ class Consumption:
         await self._tasks.stop()
         await self.delivery.close(wait_ms)
         await self.persist()
-        if self._locks is not None and self.owned:
-            await self._locks.unlock(self.owned, is_oneway=False)
+        if self._locks is not None:
+            await self._locks.unlock({**self._to_unlock, **self.owned}, is_oneway=False)
         for owned in self.owned.values():
             owned.drop()
         self.owned.clear()
@@ -164,6 +166,7 @@ class Consumption:
                 return False
         await self._forget(owned)
         if self._locks is not None:
+            self._to_unlock[owned.queue] = None
             self._tasks.start(self._unlock(owned))
         return True
 
@@ -244,6 +247,7 @@ class Consumption:
         assert self._locks is not None
         if not owned.cache.is_empty:
             await asyncio.sleep(UNLOCK_LATER_MS / 1000)
+        self._to_unlock.pop(owned.queue, None)
         if owned.queue not in self.owned:
             await self._locks.unlock([owned.queue])
 
@@ -259,6 +263,11 @@ class Consumption:
 
     async def reset(self, topic: str, offsets: Mapping[MessageQueue, QueueOffset]) -> None:
         """Go on from other offsets, perhaps backwards; queues that are not owned stay alone."""
+        # In a task of its own: who asked may be gone before it is done.
+        await asyncio.shield(self._tasks.start(self._reset(topic, offsets)))
+
+    async def _reset(self, topic: str, offsets: Mapping[MessageQueue, QueueOffset]) -> None:
+        was_resumed = self.resumed.is_set()
         self.resumed.clear()
         try:
             chosen = {
@@ -271,7 +280,8 @@ class Consumption:
                 owned.cache.clear()
             await self._go_to(chosen)
         finally:
-            self.resumed.set()
+            if was_resumed:
+                self.resumed.set()
 
     async def _go_to(self, chosen: Mapping[OwnedQueue, QueueOffset]) -> None:
         await asyncio.sleep(_BEFORE_OTHER_OFFSET_MS / 1000)

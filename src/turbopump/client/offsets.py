@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import threading
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -114,6 +115,7 @@ class LocalOffsets:
     def __init__(self, path: Path) -> None:
         self.positions = Positions()
         self._path = path
+        self._writing = threading.Lock()
         self._stored: dict[MessageQueue, QueueOffset] = {}
 
     async def open(self) -> None:
@@ -133,9 +135,14 @@ class LocalOffsets:
             return
         self._stored.update(changed)
         try:
-            await asyncio.to_thread(write_offsets, self._path, dict(self._stored))
+            await asyncio.to_thread(self._write, dict(self._stored))
         except OSError as error:
             _log.warning("offsets not written to %s: %s", self._path, error)
+
+    def _write(self, offsets: Mapping[MessageQueue, QueueOffset]) -> None:
+        # A task that is cancelled leaves its thread at work.
+        with self._writing:
+            write_offsets(self._path, offsets)
 
 
 def offsets_path(directory: Path | None, client_id: str, group: str) -> Path:

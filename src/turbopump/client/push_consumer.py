@@ -107,7 +107,8 @@ class PushConsumer(ConsumerMember):
         self._given_session = session
         self._expressions: dict[str, tuple[str, str]] = {}
         for topic, expression in (subscriptions or {}).items():
-            self._want(topic, expression, TAG)
+            name = self._checked(topic, expression, TAG)
+            self._expressions[name] = (expression, TAG)
         self._subscriptions: dict[str, Subscription] = {}
         self._session: Session | None = None
         self._running: Consumption | None = None
@@ -128,7 +129,9 @@ class PushConsumer(ConsumerMember):
             self._session = session
             await self._running.start()
         except BaseException:
-            self._running = self._session = None
+            running, self._running, self._session = self._running, None, None
+            if running is not None:
+                await running.stop(0)
             await session.leave(self)
             await session.close()
             raise
@@ -173,15 +176,17 @@ class PushConsumer(ConsumerMember):
             await consumer.subscribe("orders", "created || paid")
             await consumer.subscribe("prices", "amount > 100", "SQL92")
         """
-        name = self._want(topic, expression, kind)
+        name = self._checked(topic, expression, kind)
         if self._running is not None and self._session is not None:
-            wanted = self._subscription(name, self._session)
+            version_ms = self._session.clock.now_ms()
+            wanted = subscription(name, expression, version_ms, kind)
             await self._check(self._session, wanted)
             self._subscriptions[name] = wanted
             await self._session.refresh_route(name)
             await self._session.heartbeat()
             self._running.pull_anew(name)
             self._running.rebalancer.wake()
+        self._expressions[name] = (expression, kind)
 
     async def unsubscribe(self, topic: str) -> None:
         """Want a topic no more; its queues are given up."""
@@ -345,18 +350,14 @@ class PushConsumer(ConsumerMember):
             session, address, session.client_id, self.group, wanted, timeout_ms
         )
 
-    def _want(self, topic: str, expression: str, kind: str) -> str:
+    def _checked(self, topic: str, expression: str, kind: str) -> str:
+        """Return a topic's name as brokers know it; refuses what cannot be wanted of it."""
         check_topic(topic)
         if kind not in (TAG, SQL92):
             raise InvalidArgument(f"kind is {kind!r}: {TAG} or {SQL92} is allowed")
         name = with_namespace(self._client.namespace, topic)
         subscription(name, expression, 0, kind)
-        self._expressions[name] = (expression, kind)
         return name
-
-    def _subscription(self, topic: str, session: Session) -> Subscription:
-        expression, kind = self._expressions[topic]
-        return subscription(topic, expression, session.clock.now_ms(), kind)
 
     def _refresh_version(self, topic: str) -> None:
         """Make the subscription newer: other members' older ones do not replace it."""

@@ -36,23 +36,19 @@ class QueueLocks:
                 group.create_task(self._lock_on(broker, of_broker))
                 for broker, of_broker in _by_broker(queues).items()
             ]
-        return frozenset(queue for task in asked for queue in task.result())
+        return frozenset(queue for task in asked for queue in task.result() or ())
 
     async def renew(self, owned: Collection[OwnedQueue]) -> None:
         """Renew the locks of owned queues, and note which are there."""
-        locked = await self.lock([each.queue for each in owned if not each.is_dropped])
-        now_ms = self._session.clock.monotonic_ms()
-        for each in owned:
-            if each.queue in locked:
-                each.locked_ms = now_ms
-            elif each.locked_ms is not None:
-                each.locked_ms = None
-                _log.warning("the lock of %s is another's now, or its broker does not answer", each)
+        by_queue = {each.queue: each for each in owned if not each.is_dropped}
+        async with asyncio.TaskGroup() as group:
+            for broker, queues in _by_broker(by_queue).items():
+                group.create_task(self._renew_on(broker, [by_queue[queue] for queue in queues]))
 
     async def renew_one(self, owned: OwnedQueue) -> bool:
         """Renew one lock; return whether it is there."""
         await self.renew([owned])
-        return owned.locked_ms is not None
+        return owned.is_locked(self._session.clock.monotonic_ms())
 
     async def unlock(self, queues: Iterable[MessageQueue], *, is_oneway: bool = True) -> None:
         """Give locks back; a broker that cannot be told lets them expire."""
@@ -70,7 +66,23 @@ class QueueLocks:
             except TurbopumpError as error:
                 _log.warning("locks of %s on %s not given back: %s", self._group, broker, error)
 
-    async def _lock_on(self, broker: str, queues: list[MessageQueue]) -> frozenset[MessageQueue]:
+    async def _renew_on(self, broker: str, owned: list[OwnedQueue]) -> None:
+        locked = await self._lock_on(broker, [each.queue for each in owned])
+        if locked is None:
+            # No answer is no refusal: a lock is trusted for as long as it was confirmed.
+            return
+        now_ms = self._session.clock.monotonic_ms()
+        for each in owned:
+            if each.queue in locked:
+                each.locked_ms = now_ms
+            elif each.locked_ms is not None:
+                each.locked_ms = None
+                _log.warning("the lock of %s is another's now", each)
+
+    async def _lock_on(
+        self, broker: str, queues: list[MessageQueue]
+    ) -> frozenset[MessageQueue] | None:
+        """Return the queues that are locked, None when the broker does not say."""
         try:
             return await calls.lock_queues(
                 self._session,
@@ -82,7 +94,7 @@ class QueueLocks:
             )
         except TurbopumpError as error:
             _log.warning("no locks for %s on %s: %s", self._group, broker, error)
-            return frozenset()
+            return None
 
 
 def _by_broker(queues: Iterable[MessageQueue]) -> dict[str, list[MessageQueue]]:

@@ -85,6 +85,7 @@ class Rebalancer:
         self._topics = topics
         self._owner = owner
         self._wanted = asyncio.Event()
+        self._balancing = asyncio.Lock()
 
     def wake(self) -> None:
         """Balance soon; being asked often in the meantime makes it one time."""
@@ -100,6 +101,11 @@ class Rebalancer:
 
     async def balance(self) -> None:
         """Look at every topic once."""
+        # Two at the same time would both gain what neither owns yet.
+        async with self._balancing:
+            await self._balance()
+
+    async def _balance(self) -> None:
         self._wanted.clear()
         topics = set(self._topics())
         for owned in list(self._owner.owned.values()):
@@ -143,4 +149,10 @@ class Rebalancer:
         members = await calls.consumer_ids(self._session, address, self._group, timeout_ms)
         if not members or not route.readable:
             return None
-        return allocated(self._strategy, route.readable, members, self._session.client_id)
+        me = self._session.client_id
+        try:
+            share = allocated(self._strategy, route.readable, members, me)
+        except Exception:  # noqa: BLE001 - perhaps the user's code; what is owned stays as it is
+            _log.exception("the strategy of %s failed for %s", self._group, topic)
+            return None
+        return list(dict.fromkeys(queue for queue in share if queue.topic == topic))

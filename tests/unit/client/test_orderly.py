@@ -295,3 +295,43 @@ async def test_closing_waits_for_the_running_call(tmp_path: Path) -> None:
             await sleep_ms(1000)
         assert done == [b"0"]
         assert await committed(world) == 1
+
+
+@virtual_time()
+async def test_no_answer_to_a_renewal_is_no_refusal(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await send(world, bodies(1), to=QUEUE)
+        seen, recorder = Seen(), Recorder()
+
+        def refuse(address: str, command: Command) -> None:
+            if command.code == RequestCode.LOCK_BATCH_MQ:
+                raise ConnectFailed("as the test wants it")
+
+        session = world.session(hooks=[recorder])
+        async with consuming(world, seen, orderly=True, session=session):
+            await sleep_ms(2000)
+            recorder.refuse = refuse
+            await sleep_ms(25_000)
+            await send(world, [b"later"], to=QUEUE)
+            await wait_until(lambda: seen.count == 2, 1)
+
+
+@virtual_time()
+async def test_a_lock_that_another_got_stops_pulling(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await send(world, bodies(1), to=QUEUE)
+        seen = Seen()
+        async with consuming(world, seen, orderly=True) as consumer:
+            await wait_until(lambda: seen.count == 1)
+            world.network.partition("10.0.1.1", "10.0.0.1")
+            await sleep_ms(61_000)
+            await lock_as_another(world)
+            world.network.heal()
+            await sleep_ms(22_000)
+            running = consumer._running
+            assert running is not None
+            assert running.owned[QUEUE].locked_ms is None
+            await send(world, [b"later"], to=QUEUE)
+            await sleep_ms(10_000)
+            assert seen.count == 1
+            await wait_until(lambda: seen.count == 2, 60)

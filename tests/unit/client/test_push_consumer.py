@@ -226,6 +226,10 @@ async def test_an_expression_that_brokers_refuse_is_told_at_the_start(tmp_path: 
         with pytest.raises(RemoteError):
             await consumer.start()
         assert not session.is_running
+        async with consuming(world, Seen(), session=world.session()) as running:
+            with pytest.raises(RemoteError):
+                await running.subscribe("T", "a > 3", "SQL92")
+            assert running._expressions["T"] == ("*", "TAG")
         with pytest.raises(InvalidArgument, match="kind is 'LUA'"):
             await consumer.subscribe("T", "a", "LUA")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from clusters import BROKERS, Recorder, cluster
 from consumers import Seen, committed, consuming, make_topic, send, sleep_ms
-from turbopump.client.allocation import ConsistentHash, average_by_circle
+from turbopump.client.allocation import ConsistentHash, FixedQueues, average_by_circle
 from turbopump.client.push_consumer import PushConsumer
 from turbopump.message import MessageQueue
 from turbopump.testing import virtual_time, wait_until
@@ -232,3 +233,59 @@ async def test_broadcasting_gives_every_message_to_every_member(tmp_path: Path) 
             await wait_until(lambda: again.count == 1)
             await sleep_ms(5000)
         assert again.bodies == [b"later"], "it goes on where its own file says"
+
+
+@virtual_time()
+async def test_a_strategy_that_fails_leaves_everything_as_it_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing: list[bool] = []
+
+    def strategy(
+        queues: Sequence[MessageQueue], members: Sequence[str], me: str
+    ) -> Sequence[MessageQueue]:
+        if failing:
+            raise RuntimeError("a bug")
+        return [*queues, *queues, MessageQueue("Other", "a", 0)]
+
+    async with cluster(tmp_path) as world:
+        await make_topic(world)
+        async with consuming(world, Seen(), strategy=strategy) as consumer:
+            assert len(owned(consumer)) == 4
+            assert not owned(consumer, "Other")
+            failing.append(True)
+            await sleep_ms(25_000)
+            assert "strategy of g failed" in caplog.text
+            failing.clear()
+            await sleep_ms(25_000)
+            assert len(owned(consumer)) == 4
+
+
+@virtual_time()
+async def test_fixed_queues_are_all_that_is_consumed(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await send(world, [b"%d" % number for number in range(8)])
+        seen, fixed = Seen(), FixedQueues((QUEUE,))
+        async with consuming(world, seen, strategy=fixed) as consumer:
+            await sleep_ms(10_000)
+            assert consumer.assignment() == [QUEUE]
+        assert {message.queue_id for message in seen.messages} == {0}
+
+
+@virtual_time()
+async def test_balancing_twice_at_once_gains_a_queue_once(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await make_topic(world)
+        await make_topic(world, "T2")
+        seen = Seen()
+        async with consuming(world, seen) as consumer:
+            running = consumer._running
+            assert running is not None
+            await consumer.subscribe("T2")
+            async with asyncio.TaskGroup() as group:
+                for _ in range(5):
+                    group.create_task(running.rebalancer.balance())
+            assert len(running._pullers) == len(running.owned)
+            await send(world, [b"x"] * 8, topic="T2")
+            await sleep_ms(5000)
+        assert seen.count == 10

@@ -100,7 +100,7 @@ class ThreadWorkers(Generic[J]):
             self._taken += 1
             self._run(job)
             self._finished.append(job)
-            if not self._is_told:
+            if not self._is_told and not self._is_closed:
                 self._is_told = True
                 loop.call_soon_threadsafe(self._collect)
 
