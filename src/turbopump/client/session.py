@@ -19,7 +19,7 @@ from turbopump.client.route_cache import NameServers, RouteCache
 from turbopump.client.routes import MASTER_ID, Route, address_to_read
 from turbopump.client.tasks import Tasks
 from turbopump.clock import SYSTEM_CLOCK, Clock
-from turbopump.errors import ConnectFailed, ForkedClient, NoRoute, NotRunning, TurbopumpError
+from turbopump.errors import ForkedClient, NoRoute, NotRunning, TurbopumpError
 from turbopump.message import MessageQueue
 from turbopump.net.hooks import Hook
 from turbopump.net.limits import ConnectionLimits
@@ -235,12 +235,7 @@ class Session:
 
     async def oneway(self, address: str, command: Command, timeout_ms: int) -> None:
         """Send a request that is never answered; the time is for connecting and writing."""
-        try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                connection = await self._running_pool().connection(address)
-        except TimeoutError as error:
-            raise ConnectFailed(f"{address}: not connected within {timeout_ms} ms") from error
-        await connection.oneway_in_time(command, timeout_ms)
+        await self._running_pool().oneway(address, command, timeout_ms)
 
     # --- inside -----------------------------------------------------------------------------------
 
