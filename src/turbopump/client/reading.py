@@ -59,24 +59,36 @@ class QueueReader:
             inside.broker, self._broker_ids.get(queue, MASTER_ID)
         )
         times = self._times if timeout_ms is None else self._times.of(timeout_ms)
-        header = PullMessage(
-            consumer_group=self._group,
-            topic=inside.topic,
-            queue_id=inside.queue_id,
-            broker_name=inside.broker,
-            queue_offset=offset,
-            max_msg_nums=count_max,
-            sys_flag=_sys_flag(is_held=is_held, is_lite=is_lite),
-            commit_offset=0,
-            suspend_timeout_millis=times.hold_ms,
-            subscription=wanted.sub_string,
-            sub_version=0 if wanted.expression_type == TAG else wanted.sub_version,
-            expression_type=wanted.expression_type,
-        )
+        sys_flag = _sys_flag(is_held=is_held, is_lite=is_lite)
+        header = self._header(inside, offset, wanted, count_max, times.hold_ms, sys_flag)
         limit_ms = times.held_timeout_ms if is_held else times.timeout_ms
         outcome = await calls.pull(self._session, address, header, limit_ms)
         self._broker_ids[queue] = outcome.broker_id
         return self._wanted(outcome, wanted) if isinstance(outcome, Found) else outcome
+
+    def _header(
+        self,
+        queue: MessageQueue,
+        offset: QueueOffset,
+        wanted: Subscription,
+        count_max: int,
+        hold_ms: int,
+        sys_flag: int,
+    ) -> PullMessage:
+        return PullMessage(
+            consumer_group=self._group,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            broker_name=queue.broker,
+            queue_offset=offset,
+            max_msg_nums=count_max,
+            sys_flag=sys_flag,
+            commit_offset=0,
+            suspend_timeout_millis=hold_ms,
+            subscription=wanted.sub_string,
+            sub_version=0 if wanted.expression_type == TAG else wanted.sub_version,
+            expression_type=wanted.expression_type,
+        )
 
     def _wanted(self, found: Found, wanted: Subscription) -> Found | NothingMatched:
         messages = tuple(map(self._delivered, matching(found.messages, wanted)))

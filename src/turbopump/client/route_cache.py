@@ -142,11 +142,12 @@ class RouteCache:
             return None
 
     def _take(self, route: Route) -> None:
-        known = self._routes.get(route.topic)
-        if route == known:
-            return
+        # What was heard last comes last: where routes differ about a broker, it is right.
+        known = self._routes.pop(route.topic, None)
         self._routes[route.topic] = route
         self._brokers |= route.brokers
+        if route == known:
+            return
         _log.info(
             "topic %s: %d queues to write, %d to read, on %s",
             route.topic,
