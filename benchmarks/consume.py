@@ -1,4 +1,4 @@
-"""A broker in a process of its own, and a push consumer in this one: backlog, latency.
+"""A broker in a process of its own, and a push consumer in this one: backlog, memory, latency.
 
     python benchmarks/consume.py [--messages 300000] [--only backlog,latency]
 
@@ -35,6 +35,7 @@ BODY = b"x" * 128
 SENDS_IN_FLIGHT = 8
 LATENCY_MESSAGES = 2000
 LATENCY_PAUSE_S = 0.001
+STUCK_S = 3
 JAVA = {
     "concurrent, batch 1": "101–115k",
     "concurrent, batch 32": "133–151k",
@@ -169,6 +170,36 @@ async def latencies(nameserver: str) -> None:
     print_table(["send to listener, ms (Java: 1.2–1.6)", "p50", "p99"], rows)
 
 
+def resident_mib() -> float:
+    text = Path("/proc/self/status").read_text(encoding="utf-8")
+    return int(text.partition("VmRSS:")[2].split()[0]) / 1024
+
+
+async def memory(nameserver: str) -> None:
+    """Print what a consumer holds whose listener is stuck while there is a backlog."""
+    stuck = asyncio.Event()
+
+    async def listen(_: Messages, __: ConsumeContext) -> ConsumeResult:
+        await stuck.wait()
+        return ConsumeResult.SUCCESS
+
+    before = resident_mib()
+    async with PushConsumer(
+        "stuck",
+        listen,
+        nameserver=nameserver,
+        subscriptions={"Bench": "*"},
+        start_from="first",
+        listening=Listening(close_wait_ms=0),
+    ) as consumer:
+        await asyncio.sleep(STUCK_S)
+        info = await consumer.running_info(with_stacks=False)
+        held = sum(each.cached_msg_count for each in info.mq_table.values())
+        print(
+            f"stuck for {STUCK_S} s: {held} messages held, {resident_mib() - before:.1f} MiB more"
+        )
+
+
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--messages", type=int, default=300_000)
@@ -178,6 +209,8 @@ async def main() -> None:
     with tempfile.TemporaryDirectory() as directory, standalone(Path(directory)) as nameserver:
         if "backlog" in wanted:
             await backlogs(nameserver, options.messages)
+            print()
+            await memory(nameserver)
             print()
         if "latency" in wanted:
             await latencies(nameserver)

@@ -48,11 +48,6 @@ class Positions:
     def forget(self, queue: MessageQueue) -> None:
         self._offsets.pop(queue, None)
 
-    def keep_only(self, queues: Collection[MessageQueue]) -> None:
-        """Forget queues that are not owned any more."""
-        for queue in self._offsets.keys() - set(queues):
-            del self._offsets[queue]
-
 
 class OffsetStore(Protocol):
     """Where offsets survive."""

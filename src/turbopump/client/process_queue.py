@@ -116,10 +116,6 @@ class ProcessQueue(Generic[M]):
         # Whatever finishes first: a crash may repeat messages above this offset, never skip one.
         return QueueOffset(self._order[0] if self._order else self._last_put + 1)
 
-    def contains(self, offset: int) -> bool:
-        """Whether the message at an offset is cached, not finished nor taken."""
-        return offset in self._cached
-
     # --- in order ---------------------------------------------------------------------------------
 
     def peek(self, count: int) -> list[M]:

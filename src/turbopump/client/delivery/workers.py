@@ -27,11 +27,6 @@ class Workers(Protocol[J_in]):
     size: int
     """How many jobs run at once; may be changed at any time."""
 
-    @property
-    def running(self) -> int:
-        """How many workers there are at this moment."""
-        ...
-
     def submit(self, jobs: Iterable[J_in]) -> None:
         """Run jobs as soon as there is a worker; none any more when closed."""
         ...
@@ -59,10 +54,6 @@ class ThreadWorkers(Generic[J]):
         self._look: asyncio.TimerHandle | None = None
         self._is_told = False
         self._is_closed = False
-
-    @property
-    def running(self) -> int:
-        return len(self._active)
 
     def submit(self, jobs: Iterable[J]) -> None:
         if self._is_closed:
@@ -149,10 +140,6 @@ class TaskWorkers(Generic[J]):
         self._finished: list[J] = []
         self._active: set[asyncio.Task[None]] = set()
         self._is_closed = False
-
-    @property
-    def running(self) -> int:
-        return len(self._active)
 
     def submit(self, jobs: Iterable[J]) -> None:
         if self._is_closed:
