@@ -198,19 +198,21 @@ class Blocking(Generic[C]):
         self._client = client
         self._promises: set[concurrent.futures.Future[Any]] = set()
         self._places = threading.Semaphore(PROMISES_MAX)
+        self._starting = threading.Lock()
 
     def start(self) -> None:
         """Begin; not needed inside ``with``."""
-        if self._thread is not None:
-            self._require_own_process(self._thread)
-            return
-        thread = _background.join()
-        try:
-            _result(thread, self._client.start)
-        except BaseException:
-            _background.leave(thread)
-            raise
-        self._thread = thread
+        with self._starting:
+            if self._thread is not None:
+                self._require_own_process(self._thread)
+                return
+            thread = _background.join()
+            try:
+                _result(thread, self._client.start)
+            except BaseException:
+                _background.leave(thread)
+                raise
+            self._thread = thread
 
     def close(self) -> None:
         """End; not needed inside ``with``."""
@@ -228,11 +230,13 @@ class Blocking(Generic[C]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        thread = self._thread
-        if thread is None or os.getpid() != thread.pid:
+        if self._thread is not None and os.getpid() != self._thread.pid:
             # A child that leaves the parent's block has nothing of its own to close.
             return
-        self._thread = None
+        with self._starting:
+            thread, self._thread = self._thread, None
+        if thread is None:
+            return
         try:
             concurrent.futures.wait(tuple(self._promises))
             _result(thread, self._client.__aexit__, kind, error, traceback)
@@ -323,7 +327,10 @@ def promising(
         promise.set_running_or_notify_cancel()
         self._promises.add(promise)
         promise.add_done_callback(self._kept)
-        thread.post(lambda: thread.start(fulfil(self._client, *args, **kwargs), promise))
+        try:
+            thread.post(lambda: thread.start(fulfil(self._client, *args, **kwargs), promise))
+        except NotRunning as error:
+            promise.set_exception(error)
         return promise
 
     return _documented(call, method)
@@ -388,6 +395,8 @@ class PullConsumer(Blocking[pull_consumer.PullConsumer]):
 
 class LitePullConsumer(Blocking[lite_pull_consumer.LitePullConsumer]):
     """Reads topics, sharing their queues with its group, or queues that are assigned by hand.
+
+    One thread polls or iterates, as asking for more says that the messages before are done with.
 
     ::
 

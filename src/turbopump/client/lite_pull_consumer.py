@@ -27,6 +27,7 @@ from turbopump.client.subscriptions import EVERYTHING, subscription
 from turbopump.client.tasks import Tasks
 from turbopump.errors import InvalidArgument, NotRunning, TurbopumpError
 from turbopump.message import MessageQueue, QueueOffset
+from turbopump.net.limits import require_at_least
 from turbopump.wire.bodies import ConsumerData, ConsumeType, MessageModel, Subscription
 from turbopump.wire.record import MessageView
 
@@ -93,6 +94,7 @@ class LitePullConsumer(ConsumerMember):
                 await session.refresh_route(running.reader.known_as(topic))
             await session.join(self)
         except BaseException:
+            await session.leave(self)
             await session.close()
             raise
         self._running = running
@@ -221,7 +223,10 @@ class LitePullConsumer(ConsumerMember):
         """
         running = self._require_running()
         limit_ms = self._config.poll_timeout_ms if timeout_ms is None else timeout_ms
-        count = count_max or self._config.poll_count_max
+        count = self._config.poll_count_max if count_max is None else count_max
+        require_at_least("timeout_ms", limit_ms, 0)
+        require_at_least("count_max", count, 1)
+        await self._finish(running)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_ms / 1000):
                 return await self._take(running, count)
@@ -229,6 +234,7 @@ class LitePullConsumer(ConsumerMember):
 
     async def __anext__(self) -> MessageView:
         running = self._require_running()
+        await self._finish(running)
         try:
             return (await self._take(running, 1))[0]
         except NotRunning:
@@ -237,9 +243,16 @@ class LitePullConsumer(ConsumerMember):
     def __aiter__(self) -> AsyncIterator[MessageView]:
         return self
 
-    async def _take(self, running: _Running, count_max: int) -> list[MessageView]:
+    async def _finish(self, running: _Running) -> None:
+        """Note that what was given out before is done with, and commit it when it is time to."""
         running.pending.finish()
-        await self._commit_if_due(running)
+        now_ms = running.session.clock.monotonic_ms()
+        due_ms = running.committed_ms + self._config.commit_interval_ms
+        if self._config.auto_commit and now_ms >= due_ms:
+            running.committed_ms = now_ms
+            await self._commit_soon(running, running.pending.positions())
+
+    async def _take(self, running: _Running, count_max: int) -> list[MessageView]:
         while True:
             taken = running.pending.take(count_max)
             if taken:
@@ -290,7 +303,8 @@ class LitePullConsumer(ConsumerMember):
         """
         running = self._require_running()
         running.pending.finish()
-        await self._commit(running, running.pending.positions())
+        positions = running.pending.positions().items()
+        await asyncio.gather(*(running.reader.commit(*position) for position in positions))
 
     async def committed(self, queue: MessageQueue) -> QueueOffset | None:
         """Return how far the group has come, None when the broker knows of nothing.
@@ -398,7 +412,8 @@ class LitePullConsumer(ConsumerMember):
         return list(map(running.reader.shown, share))
 
     async def _own(self, running: _Running, queues: list[MessageQueue]) -> None:
-        lost = [queue for queue in running.pending.queues if queue not in set(queues)]
+        wanted = set(queues)
+        lost = [queue for queue in running.pending.queues if queue not in wanted]
         gained = [queue for queue in queues if queue not in running.pending]
         if lost or gained:
             _log.info("%s: gained %s, lost %s", self.group, gained, lost)
@@ -406,35 +421,21 @@ class LitePullConsumer(ConsumerMember):
         for queue in lost:
             running.fetching.stop(queue)
             running.pending.remove(queue)
-            running.committed.pop(queue, None)
         for queue in gained:
             running.pending.add(queue)
             running.fetching.start(queue)
         if self._config.auto_commit:
-            await self._commit_logged(running, {q: positions[q] for q in lost if q in positions})
+            await self._commit_soon(running, {q: positions[q] for q in lost if q in positions})
 
-    async def _commit_if_due(self, running: _Running) -> None:
-        now_ms = running.session.clock.monotonic_ms()
-        due_ms = running.committed_ms + self._config.commit_interval_ms
-        if self._config.auto_commit and now_ms >= due_ms:
-            running.committed_ms = now_ms
-            await self._commit_logged(running, running.pending.positions())
-
-    async def _commit_logged(
+    async def _commit_soon(
         self, running: _Running, positions: Mapping[MessageQueue, QueueOffset]
     ) -> None:
-        try:
-            await self._commit(running, positions)
-        except TurbopumpError as error:
-            _log.warning("offsets of %s not committed: %s", self.group, error)
-
-    async def _commit(
-        self, running: _Running, positions: Mapping[MessageQueue, QueueOffset]
-    ) -> None:
+        """Commit without waiting for answers: a poll must not take longer because a broker does."""
         for queue, offset in positions.items():
-            if running.committed.get(queue) != offset:
-                await running.reader.commit(queue, offset)
-                running.committed[queue] = offset
+            try:
+                await running.reader.commit(queue, offset, is_oneway=True)
+            except TurbopumpError as error:
+                _log.warning("offset %d of %s not committed: %s", offset, queue, error)
 
     async def _close(self, *, is_finished: bool) -> None:
         running, self._running = self._running, None
@@ -448,7 +449,7 @@ class LitePullConsumer(ConsumerMember):
         if is_finished:
             running.pending.finish()
         if self._config.auto_commit:
-            await self._commit_logged(running, running.pending.positions())
+            await self._commit_soon(running, running.pending.positions())
         await running.session.leave(self)
         await running.session.close()
 
@@ -471,6 +472,5 @@ class _Running:
     committed_ms: int
     tasks: Tasks = field(default_factory=Tasks)
     balance_wanted: asyncio.Event = field(default_factory=asyncio.Event)
-    committed: dict[MessageQueue, QueueOffset] = field(default_factory=dict)
     is_assigned_by_hand: bool = False
     is_closed: bool = False

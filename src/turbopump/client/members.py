@@ -119,9 +119,13 @@ class Members:
     def remove(self, member: ProducerMember | ConsumerMember) -> bool:
         """Let one go; return whether it was there."""
         self._coming.discard(member)
+        if self._of_kind(member).get(member.group) is not member:
+            return False
         if isinstance(member, ProducerMember):
-            return self.producers.pop(member.group, None) is not None
-        return self.consumers.pop(member.group, None) is not None
+            del self.producers[member.group]
+        else:
+            del self.consumers[member.group]
+        return True
 
     def topics(self) -> set[str]:
         """Return the topics that consumers want."""

@@ -176,6 +176,7 @@ class Producer(ProducerMember):
         try:
             await session.join(self)
         except BaseException:
+            await session.leave(self)
             await session.close()
             raise
         self._running = _Running(session, self._config)

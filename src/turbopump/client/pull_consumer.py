@@ -19,6 +19,7 @@ from turbopump.client.sharing import client_config, shared_session
 from turbopump.client.subscriptions import EVERYTHING, subscription
 from turbopump.errors import ClientError, NotRunning
 from turbopump.message import MessageQueue, QueueOffset
+from turbopump.net.limits import require_at_least
 from turbopump.wire.bodies import ConsumeFrom, ConsumerData, ConsumeType, MessageModel
 from turbopump.wire.record import MessageView
 
@@ -79,6 +80,7 @@ class PullConsumer(ConsumerMember):
                 await session.refresh_route(running.reader.known_as(topic))
             await session.join(self)
         except BaseException:
+            await session.leave(self)
             await session.close()
             raise
         self._running = running
@@ -249,12 +251,14 @@ class PullConsumer(ConsumerMember):
         is_held: bool,
     ) -> PullOutcome:
         reader = self._require_running().reader
+        count = self._config.count_max if count_max is None else count_max
+        require_at_least("count_max", count, 1)
         wanted = subscription(reader.known_as(queue.topic), tags, 0)
         return await reader.pull(
             queue,
             require_offset("offset", offset),
             wanted,
-            count_max or self._config.count_max,
+            count,
             is_held=is_held,
             timeout_ms=timeout_ms,
         )

@@ -114,12 +114,20 @@ class QueueReader:
             self._session, address, self._group, inside, self._timeout_ms
         )
 
-    async def commit(self, queue: MessageQueue, offset: QueueOffset) -> None:
-        """Tell how far the group has come, and hear that the broker has noted it."""
+    async def commit(
+        self, queue: MessageQueue, offset: QueueOffset, *, is_oneway: bool = False
+    ) -> None:
+        """Tell how far the group has come, and hear that the broker has noted it unless one-way."""
         inside = self.inside(queue)
         address = await self._session.address_of(inside)
         await calls.commit_offset(
-            self._session, address, self._group, inside, offset, self._timeout_ms, is_oneway=False
+            self._session,
+            address,
+            self._group,
+            inside,
+            offset,
+            self._timeout_ms,
+            is_oneway=is_oneway,
         )
 
     async def min_offset(self, queue: MessageQueue) -> QueueOffset:

@@ -170,6 +170,33 @@ async def test_commits_by_hand_and_by_the_clock(tmp_path: Path) -> None:
 
 
 @virtual_time()
+async def test_polls_that_do_not_wait_commit_too(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await produce(world, 16)
+        queue = MessageQueue(TOPIC, "a", 0)
+        async with consumer_of(world) as consumer:
+            await consumer.assign([queue])
+            await asyncio.sleep(1)
+            assert len(await consumer.poll(timeout_ms=0)) == 4
+            await asyncio.sleep(5)
+            assert await consumer.poll(timeout_ms=0) == []
+            assert await consumer.committed(queue) == 4
+            for arguments in ({"timeout_ms": -1}, {"count_max": 0}):
+                with pytest.raises(InvalidArgument, match=next(iter(arguments))):
+                    await consumer.poll(**arguments)
+
+
+@virtual_time()
+async def test_a_failed_start_leaves_the_group_to_others(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        session = world.session()
+        async with consumer_of(world, session=session) as consumer:
+            with pytest.raises(InvalidArgument, match="already"):
+                await consumer_of(world, session=session).start()
+            assert session.members.consumers == {"g": consumer}
+
+
+@virtual_time()
 async def test_subscribed_queues_are_shared_as_members_come_and_go(tmp_path: Path) -> None:
     async with cluster(tmp_path, BROKERS) as world:
         await produce(world, 16)
