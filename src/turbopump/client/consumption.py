@@ -10,14 +10,13 @@ from typing import assert_never
 import msgspec
 
 from turbopump.client import calls
-from turbopump.client.allocation import Strategy
 from turbopump.client.delivery.concurrent import ConcurrentDelivery
 from turbopump.client.delivery.orderly import OrderlyDelivery
 from turbopump.client.names import retry_topic, without_namespace
 from turbopump.client.offsets import OffsetStore
 from turbopump.client.owned_queue import OwnedQueue
 from turbopump.client.puller import Puller, Surroundings
-from turbopump.client.push_config import FlowLimits, Pulling, QueueLimits
+from turbopump.client.push_config import PushSettings, QueueLimits
 from turbopump.client.queue_locks import (
     RENEW_FIRST_MS,
     RENEW_INTERVAL_MS,
@@ -26,7 +25,7 @@ from turbopump.client.queue_locks import (
 )
 from turbopump.client.rebalance import Rebalancer
 from turbopump.client.session import Session
-from turbopump.client.start_position import At, AtEnd, AtTime, StartFrom, start_in
+from turbopump.client.start_position import At, AtEnd, AtTime, start_in
 from turbopump.client.stats import SAMPLE_INTERVAL_MS, ConsumerStats
 from turbopump.client.tasks import Tasks
 from turbopump.errors import TurbopumpError
@@ -54,17 +53,13 @@ class Consumption:
         session: Session,
         group: str,
         *,
+        settings: PushSettings,
         subscriptions: Mapping[str, Subscription],
         refresh_subscription: Callable[[str], None],
-        strategy: Strategy | None,
-        start_from: StartFrom,
         delivery: Delivery,
         offsets: OffsetStore,
         locks: QueueLocks | None,
         stats: ConsumerStats,
-        flow: FlowLimits,
-        pulling: Pulling,
-        timeout_minutes: int,
     ) -> None:
         self.owned: dict[MessageQueue, OwnedQueue] = {}
         self.delivery = delivery
@@ -72,32 +67,31 @@ class Consumption:
         self.stats = stats
         self.resumed = asyncio.Event()
         self.resumed.set()
-        self.rebalancer = Rebalancer(
-            session, group, strategy, lambda: list(subscriptions), owner=self
-        )
+        strategy = None if settings.is_broadcast else settings.strategy
+        self.rebalancer = Rebalancer(session, group, strategy, subscriptions.keys, owner=self)
         self._session = session
         self._group = group
+        self._settings = settings
         self._refresh_subscription = refresh_subscription
-        self._start_from: StartFrom = start_from
         self._locks = locks
-        self._flow = flow
-        self._timeout_ms = timeout_minutes * _MS_PER_MINUTE
         self._tasks = Tasks()
         self._pullers: dict[OwnedQueue, asyncio.Task[None]] = {}
         self._limits: dict[str, QueueLimits] = {}
-        self._retry_topic = retry_topic(group)
         self._beating: asyncio.Task[None] | None = None
         self._to_unlock: dict[MessageQueue, None] = {}
         """Lost queues whose locks are kept for a while."""
-        self._surroundings = Surroundings(
-            session=session,
-            group=group,
-            pulling=pulling,
-            delivery=delivery,
-            positions=offsets.positions,
-            stats=stats,
+        self._surroundings = self._around(subscriptions)
+
+    def _around(self, subscriptions: Mapping[str, Subscription]) -> Surroundings:
+        return Surroundings(
+            session=self._session,
+            group=self._group,
+            pulling=self._settings.pulling,
+            delivery=self.delivery,
+            positions=self.offsets.positions,
+            stats=self.stats,
             resumed=self.resumed,
-            is_broadcast=strategy is None,
+            is_broadcast=self._settings.is_broadcast,
             subscription=subscriptions.get,
             limits=self._limits_of,
             prepared=self.prepared,
@@ -115,7 +109,8 @@ class Consumption:
         if self._locks is not None:
             tasks.every(RENEW_INTERVAL_MS, self._renew_locks, first_ms=RENEW_FIRST_MS)
         if isinstance(self.delivery, ConcurrentDelivery):
-            tasks.every(self._timeout_ms, self._send_expired_back)
+            timeout_ms = self._settings.listening.timeout_minutes * _MS_PER_MINUTE
+            tasks.every(timeout_ms, self._send_expired_back)
         await self.rebalancer.balance()
         tasks.start(self.rebalancer.run())
 
@@ -187,7 +182,7 @@ class Consumption:
         """Tell brokers, who must know this version before they are asked for it; then pull."""
         self._refresh_subscription(topic)
         count = sum(queue.topic == topic for queue in self.owned)
-        self._limits[topic] = self._flow.of_queue(count)
+        self._limits[topic] = self._settings.flow.of_queue(count)
         await self._session.heartbeat()
         for owned in gained:
             if not owned.is_dropped:
@@ -219,7 +214,7 @@ class Consumption:
     async def _start_offset(self, queue: MessageQueue) -> QueueOffset:
         session, timeout_ms = self._session, self._session.config.request_timeout_ms
         stored = await self.offsets.stored(queue)
-        match start_in(queue.topic, stored, self._start_from):
+        match start_in(queue.topic, stored, self._settings.start_from):
             case At(offset):
                 return offset
             case AtEnd():
@@ -253,7 +248,7 @@ class Consumption:
 
     def _limits_of(self, topic: str) -> QueueLimits:
         found = self._limits.get(topic)
-        return self._flow.of_queue(1) if found is None else found
+        return self._settings.flow.of_queue(1) if found is None else found
 
     # --- other offsets ----------------------------------------------------------------------------
 
@@ -297,12 +292,12 @@ class Consumption:
     def prepared(self, messages: Sequence[MessageView]) -> list[MessageView]:
         """Return messages as listeners see them: under the topic they were sent to."""
         namespace = self._session.config.namespace
-        if not namespace and (not messages or messages[0].topic != self._retry_topic):
+        if not namespace and (not messages or messages[0].topic != retry_topic(self._group)):
             return list(messages)
         return [self._shown(message, namespace) for message in messages]
 
     def _shown(self, message: MessageView, namespace: str) -> MessageView:
         topic = message.topic
-        if topic == self._retry_topic:
+        if topic == retry_topic(self._group):
             topic = message.properties.get(properties.RETRY_TOPIC, topic)
         return msgspec.structs.replace(message, topic=without_namespace(namespace, topic))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
+from turbopump.client.allocation import Strategy
 from turbopump.client.delivery.results import ATTEMPTS_MAX_CONCURRENT, ATTEMPTS_MAX_ORDERLY
+from turbopump.client.start_position import StartFrom
 from turbopump.errors import InvalidArgument
 
 _MEBIBYTE = 1024 * 1024
@@ -154,3 +157,27 @@ class Retries:
         if self.attempts_max is not None:
             return self.attempts_max
         return ATTEMPTS_MAX_ORDERLY if is_orderly else ATTEMPTS_MAX_CONCURRENT
+
+
+@dataclass(frozen=True, slots=True)
+class PushSettings:
+    """Everything about one consumer, as its stages read it."""
+
+    start_from: StartFrom
+    strategy: Strategy
+    is_orderly: bool
+    is_broadcast: bool
+    flow: FlowLimits
+    pulling: Pulling
+    listening: Listening
+    retries: Retries
+    offsets_directory: Path | None
+
+    @property
+    def is_locking(self) -> bool:
+        """Whether queues are locked on their brokers; broadcasting, everybody has every queue."""
+        return self.is_orderly and not self.is_broadcast
+
+    @property
+    def attempts_max(self) -> int:
+        return self.retries.attempts(is_orderly=self.is_orderly)

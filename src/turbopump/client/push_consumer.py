@@ -23,7 +23,7 @@ from turbopump.client.inspection import direct_consumption, running_info
 from turbopump.client.members import ConsumerMember
 from turbopump.client.names import check_group, check_topic, retry_topic, with_namespace
 from turbopump.client.offsets import LocalOffsets, OffsetStore, RemoteOffsets, offsets_path
-from turbopump.client.push_config import FlowLimits, Listening, Pulling, Retries
+from turbopump.client.push_config import FlowLimits, Listening, Pulling, PushSettings, Retries
 from turbopump.client.queue_locks import QueueLocks
 from turbopump.client.send_back import SendingBack
 from turbopump.client.session import Session
@@ -93,17 +93,19 @@ class PushConsumer(ConsumerMember):
             self._client = replace(self._client, instance=_BROADCAST_INSTANCE)
         self.group = with_namespace(self._client.namespace, group)
         self._consume_from = consume_from(start_from)
-        self._start_from: StartFrom = start_from
         self._listen = listener
-        self._is_orderly = orderly
-        self._is_broadcast = broadcast
-        self._strategy = strategy
-        self._flow = flow or FlowLimits()
-        self._pulling = pulling or Pulling()
-        self._listening = listening or Listening()
-        self._retries = retries or Retries()
+        self._settings = PushSettings(
+            start_from=start_from,
+            strategy=strategy,
+            is_orderly=orderly,
+            is_broadcast=broadcast,
+            flow=flow or FlowLimits(),
+            pulling=pulling or Pulling(),
+            listening=listening or Listening(),
+            retries=retries or Retries(),
+            offsets_directory=offsets_directory,
+        )
         self._hooks = tuple(hooks)
-        self._offsets_directory = offsets_directory
         self._given_session = session
         self._expressions: dict[str, tuple[str, str]] = {}
         for topic, expression in (subscriptions or {}).items():
@@ -144,7 +146,7 @@ class PushConsumer(ConsumerMember):
             return
         session.require_own_process()
         try:
-            await running.stop(self._listening.close_wait_ms)
+            await running.stop(self._settings.listening.close_wait_ms)
         finally:
             await session.leave(self)
             await session.close()
@@ -209,8 +211,9 @@ class PushConsumer(ConsumerMember):
 
     def resize(self, threads: int) -> None:
         """Let another number of calls of the listener run at once."""
-        self._listening = replace(self._listening, threads=threads)
+        listening = replace(self._settings.listening, threads=threads)
         self._require_running().delivery.resize(threads)
+        self._settings = replace(self._settings, listening=listening)
 
     def assignment(self) -> list[MessageQueue]:
         """Return the queues that this client consumes at the moment."""
@@ -228,7 +231,9 @@ class PushConsumer(ConsumerMember):
             group_name=self.group,
             consume_type=ConsumeType.PUSH,
             message_model=(
-                MessageModel.BROADCASTING if self._is_broadcast else MessageModel.CLUSTERING
+                MessageModel.BROADCASTING
+                if self._settings.is_broadcast
+                else MessageModel.CLUSTERING
             ),
             consume_from_where=self._consume_from,
             subscription_data_set=list(self._subscriptions.values()),
@@ -252,7 +257,8 @@ class PushConsumer(ConsumerMember):
         """Return what an operator may see of this consumer."""
         running = self._require_running()
         assert self._session is not None
-        settings = (self._flow, self._pulling, self._listening, self._retries)
+        own = self._settings
+        settings = (own.flow, own.pulling, own.listening, own.retries)
         return running_info(
             running,
             self._session,
@@ -272,7 +278,7 @@ class PushConsumer(ConsumerMember):
         context = ConsumeContext(self.group, queue)
         messages = running.prepared([message])
         return await direct_consumption(
-            self._listener, messages, context, is_orderly=self._is_orderly
+            self._listener, messages, context, is_orderly=self._settings.is_orderly
         )
 
     # --- inside -----------------------------------------------------------------------------------
@@ -281,7 +287,7 @@ class PushConsumer(ConsumerMember):
         self._closed.clear()
         self._started_ms = session.clock.now_ms()
         expressions = dict(self._expressions)
-        if not self._is_broadcast:
+        if not self._settings.is_broadcast:
             expressions[retry_topic(self.group)] = (EVERYTHING, TAG)
         self._subscriptions.clear()
         for topic, (expression, kind) in expressions.items():
@@ -299,28 +305,24 @@ class PushConsumer(ConsumerMember):
     def _consumption(self, session: Session, listener: Listener) -> Consumption:
         offsets = self._offset_store(session)
         stats = ConsumerStats()
-        is_locking = self._is_orderly and not self._is_broadcast
-        locks = QueueLocks(session, self.group) if is_locking else None
+        locks = QueueLocks(session, self.group) if self._settings.is_locking else None
         return Consumption(
             session,
             self.group,
+            settings=self._settings,
             subscriptions=self._subscriptions,
             refresh_subscription=self._refresh_version,
-            strategy=None if self._is_broadcast else self._strategy,
-            start_from=self._start_from,
             delivery=self._delivery(session, listener, offsets, locks, stats),
             offsets=offsets,
             locks=locks,
             stats=stats,
-            flow=self._flow,
-            pulling=self._pulling,
-            timeout_minutes=self._listening.timeout_minutes,
         )
 
     def _offset_store(self, session: Session) -> OffsetStore:
-        if not self._is_broadcast:
+        if not self._settings.is_broadcast:
             return RemoteOffsets(session, self.group)
-        return LocalOffsets(offsets_path(self._offsets_directory, session.client_id, self.group))
+        directory = self._settings.offsets_directory
+        return LocalOffsets(offsets_path(directory, session.client_id, self.group))
 
     def _delivery(
         self,
@@ -330,15 +332,13 @@ class PushConsumer(ConsumerMember):
         locks: QueueLocks | None,
         stats: ConsumerStats,
     ) -> Delivery:
-        attempts_max = self._retries.attempts(is_orderly=self._is_orderly)
-        back = None if self._is_broadcast else SendingBack(session, self.group, attempts_max)
-        common = (self.group, listener, self._listening)
-        if not self._is_orderly:
-            return ConcurrentDelivery(*common, offsets.positions, back, stats, session.clock)
+        own, clock, positions = self._settings, session.clock, offsets.positions
+        back = None if own.is_broadcast else SendingBack(session, self.group, own.attempts_max)
+        common = (self.group, listener, own.listening)
+        if not own.is_orderly:
+            return ConcurrentDelivery(*common, positions, back, stats, clock)
         lock = None if locks is None else locks.renew_one
-        return OrderlyDelivery(
-            *common, self._retries, offsets.positions, back, lock, stats, session.clock
-        )
+        return OrderlyDelivery(*common, own.retries, positions, back, lock, stats, clock)
 
     async def _check(self, session: Session, wanted: Subscription) -> None:
         """Let a broker read an expression that is not tags; raises RemoteError if it cannot."""
