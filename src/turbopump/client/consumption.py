@@ -254,7 +254,11 @@ class Consumption:
 
     def _offset_illegal(self, owned: OwnedQueue, offset: QueueOffset) -> None:
         owned.drop()
-        self._tasks.start(self._go_to({owned: offset}))
+        self._tasks.start(self._correct(owned, offset))
+
+    async def _correct(self, owned: OwnedQueue, offset: QueueOffset) -> None:
+        await asyncio.sleep(_BEFORE_OTHER_OFFSET_MS / 1000)
+        await self._go_to(owned, offset)
 
     async def reset(self, topic: str, offsets: Mapping[MessageQueue, QueueOffset]) -> None:
         """Go on from other offsets, perhaps backwards; queues that are not owned stay alone."""
@@ -262,29 +266,33 @@ class Consumption:
         await asyncio.shield(self._tasks.start(self._reset(topic, offsets)))
 
     async def _reset(self, topic: str, offsets: Mapping[MessageQueue, QueueOffset]) -> None:
+        chosen = {
+            owned: offsets[queue]
+            for queue, owned in self.owned.items()
+            if queue.topic == topic and queue in offsets
+        }
         was_resumed = self.resumed.is_set()
         self.resumed.clear()
         try:
-            chosen = {
-                owned: offsets[queue]
-                for queue, owned in self.owned.items()
-                if queue.topic == topic and queue in offsets
-            }
             for owned in chosen:
                 self._drop(owned)
                 owned.cache.clear()
-            await self._go_to(chosen)
+            await asyncio.sleep(_BEFORE_OTHER_OFFSET_MS / 1000)
         finally:
             if was_resumed:
                 self.resumed.set()
+        async with asyncio.TaskGroup() as group:
+            for owned, offset in chosen.items():
+                group.create_task(self._go_to(owned, offset))
 
-    async def _go_to(self, chosen: Mapping[OwnedQueue, QueueOffset]) -> None:
-        await asyncio.sleep(_BEFORE_OTHER_OFFSET_MS / 1000)
-        for owned, offset in chosen.items():
-            if self.owned.get(owned.queue) is owned:
-                self.offsets.positions.replace(owned.queue, offset)
-                self._drop(owned)
-                await self._forget(owned)
+    async def _go_to(self, owned: OwnedQueue, offset: QueueOffset) -> None:
+        """Let a dropped queue be gained anew, at another offset."""
+        # An orderly listener that still runs must end first, or two would run on one queue.
+        await owned.idle.wait()
+        if self.owned.get(owned.queue) is owned:
+            self.offsets.positions.replace(owned.queue, offset)
+            self._drop(owned)
+            await self._forget(owned)
         self.rebalancer.wake()
 
     # --- messages ---------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from pathlib import Path
 
@@ -145,6 +146,26 @@ async def test_a_reset_goes_back_and_everything_comes_again(tmp_path: Path, orde
             assert seen.count == 20
             await wait_until(lambda: seen.count == 40, 60)
         assert [await committed(world, number) for number in range(4)] == [5] * 4
+
+
+@virtual_time()
+async def test_a_reset_waits_for_an_orderly_listener_that_runs(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await send(world, [b"0", b"1"], to=QUEUE)
+        seen = Seen()
+        async with consuming(world, seen, orderly=True) as consumer:
+            await wait_until(lambda: seen.count == 2)
+            seen.hold.clear()
+            await send(world, [b"2"], to=QUEUE)
+            await wait_until(lambda: seen.running == 1)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(consumer.reset_offsets("T", {QUEUE: QueueOffset(1)}))
+                await sleep_ms(60_000)
+                assert seen.running == 1
+                seen.hold.set()
+            await wait_until(lambda: seen.count == 5)
+        assert seen.bodies == [b"0", b"1", b"2", b"1", b"2"]
+        assert seen.running_max == 1
 
 
 @virtual_time()
