@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from msgspec import Struct
+
 from turbopump.errors import RemoteError
 from turbopump.message import MessageQueue, PhysicalOffset, QueueOffset
 from turbopump.wire import headers
@@ -81,8 +83,7 @@ class SendStatus(Enum):
 _STATUS_BY_CODE = {int(status.value): status for status in SendStatus}
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(Struct, frozen=True):
     """A broker's answer to a send; ``offset_id`` of a batch joins those of its messages by ","."""
 
     status: SendStatus

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from turbopump.client.names import (
     RETRY_PREFIX,
     TEMPLATE_TOPIC,
@@ -57,8 +59,7 @@ class MessageRules:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Outgoing:
+class Outgoing(Struct, frozen=True):
     """A checked message, or a batch, that only lacks its queue."""
 
     topic: str

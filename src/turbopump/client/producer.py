@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
 
+from msgspec import Struct
+
 from turbopump.client import calls
 from turbopump.client.calls import SendStatus, Stored
 from turbopump.client.config import ClientConfig, own_address
@@ -87,8 +89,7 @@ class ProducerConfig:
         require_at_least("in_flight_max", self.in_flight_max, 1)
 
 
-@dataclass(frozen=True, slots=True)
-class SendReceipt:
+class SendReceipt(Struct, frozen=True):
     """Where a message was stored.
 
     ::
