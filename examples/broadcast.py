@@ -14,10 +14,10 @@ from turbopump import (
     ConsumeContext,
     ConsumeResult,
     Message,
+    MessageView,
     Producer,
     PushConsumer,
 )
-from turbopump.wire.record import MessageView
 
 CHANGES = [b"red", b"green", b"blue"]
 

@@ -7,8 +7,7 @@ import threading
 from collections.abc import Sequence
 
 from embedded import cluster
-from turbopump import ConsumeContext, ConsumeResult, Message, Producer, PushConsumer
-from turbopump.wire.record import MessageView
+from turbopump import ConsumeContext, ConsumeResult, Message, MessageView, Producer, PushConsumer
 
 ORDERS = 100
 

@@ -12,11 +12,11 @@ from turbopump import (
     ConsumeResult,
     LitePullConsumer,
     Message,
+    MessageView,
     Producer,
     PushConsumer,
     Retries,
 )
-from turbopump.wire.record import MessageView
 
 ATTEMPTS_MAX = 2
 
