@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import itertools
 import os
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +33,7 @@ from turbopump import (
     split_batch,
 )
 from turbopump.client.members import ConsumerMember, ProducerMember
-from turbopump.errors import ClientError, ForkedClient, InvalidArgument, NotRunning
+from turbopump.errors import ClientError, ForkedClient, InvalidArgument, NetworkError, NotRunning
 
 THREAD_NAME = "turbopump-client"
 
@@ -43,6 +46,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
 
 def client_threads() -> int:
     return sum(thread.name == THREAD_NAME for thread in threading.enumerate())
+
+
+def attempts() -> Iterator[int]:
+    """Count attempts at something that comes true by and by; fail when it has not in time."""
+    end = time.monotonic() + 30
+    yield from itertools.takewhile(lambda _: time.monotonic() < end, itertools.count())
+    pytest.fail("not so after 30 s")
 
 
 def in_child(action: Callable[[], None]) -> None:
@@ -198,6 +208,62 @@ with Producer("pg", nameserver={server.nameserver!r}) as producer:
     producer.send(Message("forked", b"parent"), timeout_ms=3000)
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=30)
+
+
+def test_a_producer_outlives_its_server(tmp_path: Path) -> None:
+    with standalone(tmp_path) as first:
+        producer = Producer("pg", nameserver=first.nameserver)
+        producer.start()
+        for number in range(50):
+            producer.send(Message("outlived", b"%d" % number))
+        first.kill()
+    with pytest.raises(NetworkError) as caught:
+        producer.send(Message("outlived", b"lost"))
+    assert caught.value.retriable
+    with standalone(tmp_path, ports=first.ports) as second:
+        for _ in attempts():
+            with contextlib.suppress(NetworkError):
+                producer.send(Message("outlived", b"after"))
+                break
+        producer.close()
+        subscriptions = {"outlived": "*"}
+        with LitePullConsumer(
+            "reader", nameserver=second.nameserver, subscriptions=subscriptions, start_from="first"
+        ) as consumer:
+            bodies: list[bytes] = []
+            for _ in attempts():
+                bodies += [message.body for message in consumer.poll(timeout_ms=200)]
+                if len(bodies) >= 51:
+                    break
+    assert sorted(bodies) == sorted([b"after", *(b"%d" % number for number in range(50))])
+
+
+def test_the_queues_of_a_member_that_is_killed_go_to_the_others(server: Standalone) -> None:
+    arguments = f'"killed", nameserver={server.nameserver!r}, subscriptions={{"shared": "*"}}'
+    script = f"""
+from turbopump import LitePullConsumer
+with LitePullConsumer({arguments}, start_from="first") as consumer:
+    for message in consumer:
+        print(message.message_id, flush=True)
+"""
+    with Producer("pg", nameserver=server.nameserver) as producer:
+        wanted = {producer.send(Message("shared", b"%d" % n)).message_id for n in range(200)}
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        seen = [other.stdout.readline().strip() for _ in range(20)]
+        other.kill()
+        seen += other.stdout.read().split()
+    with LitePullConsumer(
+        "killed", nameserver=server.nameserver, subscriptions={"shared": "*"}, start_from="first"
+    ) as consumer:
+        for _ in attempts():
+            seen += [message.message_id for message in consumer.poll(timeout_ms=200)]
+            if set(seen) == wanted:
+                break
+    assert set(seen) == wanted, "nothing is lost"
+    assert len(seen) <= 2 * len(wanted), "what was not committed comes twice, not more"
 
 
 def test_a_program_that_forgets_to_close_can_end(server: Standalone, tmp_path: Path) -> None:
