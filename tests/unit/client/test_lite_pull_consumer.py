@@ -11,12 +11,17 @@ from typing import Any
 import pytest
 
 from clusters import BROKERS, Cluster, cluster
+from turbopump.client.calls import require_success
 from turbopump.client.lite_pull_consumer import LitePullConsumer
 from turbopump.client.producer import Producer
 from turbopump.client.pull_config import FetchLimits, LitePullConfig, PullTimes
 from turbopump.errors import InvalidArgument, NotRunning
 from turbopump.message import Message, MessageQueue
 from turbopump.testing import virtual_time, wait_until
+from turbopump.wire.bodies import ConsumerStatus
+from turbopump.wire.codes import RequestCode
+from turbopump.wire.command import request, whole_body
+from turbopump.wire.headers import ConsumeDirectly, ConsumerStatusOf, ResetOffset
 from turbopump.wire.record import MessageView
 
 TOPIC = "T"
@@ -310,3 +315,37 @@ NEW: Any = "new"
 def test_settings_are_checked(make: Any, text: str) -> None:
     with pytest.raises(InvalidArgument, match=text):
         make()
+
+
+@virtual_time()
+async def test_operators_reset_and_inspect_a_running_consumer(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world, world.session("10.0.1.5") as operator:
+        await produce(world, 20)
+        async with consumer_of(world, subscriptions={TOPIC: "*"}) as consumer:
+            assert numbers(await poll_all(consumer, 20)) == list(range(20))
+            await consumer.commit()
+            address = world.brokers["a"].address
+            status = ConsumerStatusOf(topic=TOPIC, group="g")
+            command = request(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, status)
+            answer = require_success(await operator.request(address, command, 5000))
+            (progress,) = ConsumerStatus.decode(whole_body(answer)).consumer_table.values()
+            assert progress == {MessageQueue(TOPIC, "a", number): 5 for number in range(4)}
+            reset = ResetOffset(topic=TOPIC, group="g", timestamp=0, is_force=True)
+            command = request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, reset)
+            require_success(await operator.request(address, command, 5000))
+            assert numbers(await poll_all(consumer, 20)) == list(range(20))
+
+
+@virtual_time()
+async def test_a_pull_consumer_does_not_consume_directly(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world, world.session("10.0.1.5") as operator:
+        await produce(world, 1)
+        async with consumer_of(world, subscriptions={TOPIC: "*"}) as consumer:
+            (message,) = await poll_all(consumer, 1)
+            asked = ConsumeDirectly(
+                consumer_group="g", client_id="10.0.1.1@test", msg_id=message.offset_id
+            )
+            command = request(RequestCode.CONSUME_MESSAGE_DIRECTLY, asked)
+            answer = await operator.request(world.brokers["a"].address, command, 15_000)
+            assert answer.code == 1
+            assert "does not consume by push" in (answer.remark or "")
