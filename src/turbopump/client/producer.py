@@ -486,13 +486,12 @@ def _settle(
     done: asyncio.Task[SendReceipt], places: asyncio.Semaphore, on_sent: OnSent | None
 ) -> None:
     places.release()
+    error = NotRunning("the send was cancelled") if done.cancelled() else done.exception()
     if on_sent is None:
-        return
-    if done.cancelled():
-        on_sent(None, NotRunning("the send was cancelled"))
-        return
-    error = done.exception()
-    if isinstance(error, Exception):
+        if error is not None:
+            # The promise says so too, but nobody may ever look at it.
+            _log.warning("a submitted message was not sent: %s", error)
+    elif isinstance(error, Exception):
         on_sent(None, error)
     elif error is None:
         on_sent(done.result(), None)
