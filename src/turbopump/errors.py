@@ -23,18 +23,29 @@
     │   └── WriteRefused           nothing was stored, nothing is acknowledged; ``retriable``
     │       ├── DiskFull           no space is left, or more is used than the configured ratio
     │       └── WriteFailed        writing or flushing failed, or has not been mended since
-    └── RemoteError                the peer answered with an error code; knows code and remark
+    ├── ClientError                a client cannot be used as it was
+    │   ├── NotRunning             it is not started, or closed already
+    │   └── ForkedClient           it was made in the parent process; make another one here
+    ├── NoRoute                    nobody knows where the topic or broker is; ``retriable``
+    └── RemoteError                the peer answered with an error code; knows it, and the remark
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 
 class TurbopumpError(Exception):
-    """The root of everything raised on purpose."""
+    """The root of everything raised on purpose.
 
-    retriable: ClassVar[bool] = False
+    ::
+
+        try:
+            producer.send(message)
+        except TurbopumpError as error:
+            if not error.retriable:
+                raise
+    """
+
+    retriable: bool = False
     """Whether the same call may well succeed when it is made again."""
 
 
@@ -136,6 +147,28 @@ class WriteFailed(WriteRefused):
     """Writing or flushing failed, now or earlier and not mended since; the cause is attached."""
 
 
+class ClientError(TurbopumpError):
+    """A client cannot be used as it was; the text says what to do instead."""
+
+
+class NotRunning(ClientError):
+    """The client is not started yet, or closed already."""
+
+
+class ForkedClient(ClientError):
+    """The client belongs to the parent process: connections cannot be shared, make another one."""
+
+
+class NoRoute(TurbopumpError):
+    """No name server knows the topic, or no broker of that name is known; it may appear soon."""
+
+    retriable = True
+
+
+_RETRIABLE_CODES = frozenset({2, 14, 215})
+"""Busy, not available, flow control: the peer asks for another try, later or elsewhere."""
+
+
 class RemoteError(TurbopumpError):
     """The peer answered with an error: its response ``code`` and its own words, ``remark``."""
 
@@ -143,6 +176,7 @@ class RemoteError(TurbopumpError):
         super().__init__(code, remark)
         self.code = code
         self.remark = remark
+        self.retriable = code in _RETRIABLE_CODES
 
     def __str__(self) -> str:
         return f"code {self.code}: {self.remark}"

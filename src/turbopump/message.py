@@ -1,7 +1,8 @@
-"""What users and all layers speak of: queues and positions in them."""
+"""What users and all layers speak of: messages to send, queues and positions in them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import NewType
 
 from msgspec import Struct, field
@@ -14,7 +15,12 @@ PhysicalOffset = NewType("PhysicalOffset", int)
 
 
 class MessageQueue(Struct, frozen=True, order=True):
-    """One queue of a topic on one broker; sorts as every member of a consumer group sorts it."""
+    """One queue of a topic on one broker; sorts as every member of a consumer group sorts it.
+
+    ::
+
+        MessageQueue("orders", "broker-a", 0)
+    """
 
     topic: str
     broker: str = field(name="brokerName")
@@ -22,3 +28,37 @@ class MessageQueue(Struct, frozen=True, order=True):
 
     def __str__(self) -> str:
         return f"{self.topic}@{self.broker}:{self.queue_id}"
+
+
+class _TopicAndBody(Struct, frozen=True):
+    """What every message has, by place."""
+
+    topic: str
+    body: bytes
+
+
+class Message(_TopicAndBody, frozen=True, kw_only=True):
+    """A message to send; it is checked when it is sent.
+
+    ::
+
+        Message("orders", b'{"order": 42}', tags="created", keys=["42"], delay_level=3)
+    """
+
+    tags: str | None = None
+    """One tag, which consumers filter by."""
+
+    keys: Sequence[str] = ()
+    """What the message can be found by; a key has no blanks."""
+
+    properties: Mapping[str, str] = field(default_factory=dict)
+    """The sender's own, by name; names of the protocol are reserved."""
+
+    delay_level: int = 0
+    """Which of the broker's delays to deliver after, from 1 on; 0 delivers at once."""
+
+    flag: int = 0
+    """A number for the application, carried along."""
+
+    wait_stored: bool = True
+    """Whether a broker that flushes or copies before it answers is to do so for this message."""

@@ -8,11 +8,13 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from commands import ready_addresses, started
+from servers import standalone
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "CONTRIBUTING.md"]
@@ -45,7 +47,14 @@ def parsed(program: str) -> ast.Module:
     return tree
 
 
-PROGRAMS = [block for block in blocks("python") if "rocketmq.client" not in block[1]]
+NAMESERVER = "127.0.0.1:9876"
+
+PROGRAMS = [block for block in blocks("python") if NAMESERVER not in block[1]]
+FOR_A_CLUSTER = [
+    (place, program)
+    for place, program in blocks("python")
+    if NAMESERVER in program and "rocketmq.client" not in program and is_whole(program)
+]
 FOR_THE_CPP_CLIENT = [block for block in blocks("python") if "rocketmq.client" in block[1]]
 
 
@@ -65,6 +74,26 @@ def test_programs_run(place: str, program: str, tmp_path: Path) -> None:
     assert done.returncode == 0, f"{place}: {done.stderr}"
 
 
+@pytest.fixture(scope="module")
+def nameserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with standalone(tmp_path_factory.mktemp("documents")) as server:
+        yield server.nameserver
+
+
+@pytest.mark.parametrize(
+    ("place", "program"), FOR_A_CLUSTER, ids=[place for place, _ in FOR_A_CLUSTER]
+)
+def test_programs_for_a_cluster_run(place: str, program: str, nameserver: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program.replace(NAMESERVER, nameserver)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, f"{place}: {done.stderr}"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("program", [text for _, text in FOR_THE_CPP_CLIENT])
 def test_programs_for_the_cpp_client_run(program: str, tmp_path: Path) -> None:
@@ -72,7 +101,7 @@ def test_programs_for_the_cpp_client_run(program: str, tmp_path: Path) -> None:
     with started(tmp_path, "standalone", *options) as process:
         nameserver = ready_addresses(process)["nameserver"]
         done = subprocess.run(
-            [sys.executable, "-c", program.replace("127.0.0.1:9876", nameserver)],
+            [sys.executable, "-c", program.replace(NAMESERVER, nameserver)],
             capture_output=True,
             text=True,
             timeout=60,

@@ -126,14 +126,17 @@ class ConnectionPool:
         peer = self._peers.get(address)
         if peer is not None and peer.connection is not None and peer.connection.is_open:
             return await peer.connection.request(command, timeout_ms)
-        start_ms = self._clock.monotonic_ms()
-        try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                connection = await self.connection(address)
-        except TimeoutError as error:
-            raise ConnectFailed(f"{address}: not connected within {timeout_ms} ms") from error
-        left_ms = timeout_ms - (self._clock.monotonic_ms() - start_ms)
-        return await connection.request(command, max(left_ms, 1))
+        connection, left_ms = await self._connected_in_time(address, timeout_ms)
+        return await connection.request(command, left_ms)
+
+    async def oneway(self, address: str, command: Command, timeout_ms: int) -> None:
+        """Connect if need be and send a request that is never answered, all within the time."""
+        peer = self._peers.get(address)
+        if peer is not None and peer.connection is not None and peer.connection.is_open:
+            await peer.connection.oneway_in_time(command, timeout_ms)
+            return
+        connection, left_ms = await self._connected_in_time(address, timeout_ms)
+        await connection.oneway_in_time(command, left_ms)
 
     async def close(self) -> None:
         """Wait for the answers of requests in flight, then close everything."""
@@ -146,6 +149,16 @@ class ConnectionPool:
                 group.create_task(self._close_peer(peer))
         self._peers.clear()
         self._deadlines.close()
+
+    async def _connected_in_time(self, address: str, timeout_ms: int) -> tuple[Connection, int]:
+        """Return the connection and the time that is left for using it."""
+        start_ms = self._clock.monotonic_ms()
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                connection = await self.connection(address)
+        except TimeoutError as error:
+            raise ConnectFailed(f"{address}: not connected within {timeout_ms} ms") from error
+        return connection, max(timeout_ms - (self._clock.monotonic_ms() - start_ms), 1)
 
     async def _close_peer(self, peer: _Peer) -> None:
         if peer.dial is not None:

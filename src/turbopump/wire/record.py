@@ -123,7 +123,13 @@ class Record(Struct, frozen=True, kw_only=True):
 
 
 class MessageView(Struct, frozen=True, eq=False):
-    """A stored message; the fields up to ``body_length`` stand in the record's own order."""
+    """A stored message; the fields up to ``body_length`` stand in the record's own order.
+
+    ::
+
+        for message in consumer.poll():
+            print(message.topic, message.tags, message.keys, message.body, message.message_id)
+    """
 
     size: int
     magic: int

@@ -235,3 +235,17 @@ def test_pauses_stay_within_their_bounds(failures: int, first: int, more: int, s
     pause = config.pause_ms(failures, Random(seed))
     full = min(first * 2 ** (failures - 1), first + more)
     assert full - full // 2 <= pause <= full
+
+
+@virtual_time()
+async def test_oneway_requests_connect_too_within_their_time() -> None:
+    async with pooled() as (here, pool):
+        for _ in range(3):
+            await pool.oneway(here.server.address, Command(NEVER), 1000)
+        assert (await pool.request(here.server.address, Command(ECHO), 1000)).code == 0
+        assert len(here.connected) == 1
+        here.network.partition("client", "server")
+        here.network.cut("client", "server")
+        await asyncio.sleep(1)
+        with pytest.raises(ConnectFailed, match="not connected within 200 ms"):
+            await pool.oneway(here.server.address, Command(NEVER), 200)

@@ -1,0 +1,66 @@
+"""Broadcasting: every member gets every message, and remembers in a file how far it has come."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from embedded import cluster
+from turbopump import (
+    ClientConfig,
+    ConsumeContext,
+    ConsumeResult,
+    Message,
+    MessageView,
+    Producer,
+    PushConsumer,
+)
+
+CHANGES = [b"red", b"green", b"blue"]
+
+
+class Cache:
+    """What each process would keep in memory."""
+
+    def __init__(self) -> None:
+        self.colours: set[bytes] = set()
+        self.is_complete = threading.Event()
+
+    def __call__(self, messages: Sequence[MessageView], _: ConsumeContext) -> ConsumeResult:
+        self.colours.update(message.body for message in messages)
+        if len(self.colours) == len(CHANGES):
+            self.is_complete.set()
+        return ConsumeResult.SUCCESS
+
+
+def main() -> int:
+    caches = {"one": Cache(), "two": Cache()}
+    with cluster() as nameserver, tempfile.TemporaryDirectory() as directory:
+        with Producer("colours-producer", nameserver=nameserver) as producer:
+            for change in CHANGES:
+                producer.send(Message("colours", change))
+        # The instance names the file: in two processes on two machines it may be left out.
+        consumers = [
+            PushConsumer(
+                "caches",
+                cache,
+                client=ClientConfig(nameserver, instance=name),
+                subscriptions={"colours": "*"},
+                start_from="first",
+                broadcast=True,
+                offsets_directory=Path(directory),
+            )
+            for name, cache in caches.items()
+        ]
+        with consumers[0], consumers[1]:
+            is_complete = all(cache.is_complete.wait(timeout=30) for cache in caches.values())
+    for name, cache in caches.items():
+        print(f"{name} has {len(cache.colours)} colours")
+    return 0 if is_complete else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

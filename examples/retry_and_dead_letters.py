@@ -1,0 +1,64 @@
+"""Messages that fail come again after a delay, and are kept as dead letters in the end."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+
+from embedded import cluster
+from turbopump import (
+    ConsumeContext,
+    ConsumeResult,
+    LitePullConsumer,
+    Message,
+    MessageView,
+    Producer,
+    PushConsumer,
+    Retries,
+)
+
+ATTEMPTS_MAX = 2
+
+
+def main() -> int:
+    calls: Counter[bytes] = Counter()
+
+    def handle(messages: Sequence[MessageView], context: ConsumeContext) -> ConsumeResult:
+        (message,) = messages
+        calls[message.body] += 1
+        if message.body == b"flaky" and message.reconsume_times > 0:
+            return ConsumeResult.SUCCESS
+        # Level 1 is a second; left at 0, the delay grows from ten seconds to two hours.
+        context.delay_level = 1
+        return ConsumeResult.RETRY_LATER  # raising means the same
+
+    with cluster() as nameserver:
+        with Producer("orders-producer", nameserver=nameserver) as producer:
+            for body in (b"flaky", b"hopeless"):
+                producer.send(Message("payments", body))
+        with (
+            PushConsumer(
+                "cashier",
+                handle,
+                nameserver=nameserver,
+                subscriptions={"payments": "*"},
+                start_from="first",
+                retries=Retries(attempts_max=ATTEMPTS_MAX),
+            ),
+            LitePullConsumer(
+                "undertaker",
+                nameserver=nameserver,
+                subscriptions={"%DLQ%cashier": "*"},
+                start_from="first",
+            ) as dead_letters,
+        ):
+            letter = next(iter(dead_letters))
+    print(f"{letter.body!r} was tried {calls[letter.body]} times and is a dead letter now")
+    print(f"b'flaky' succeeded at call {calls[b'flaky']}")
+    is_right = calls == {b"flaky": 2, b"hopeless": 1 + ATTEMPTS_MAX}
+    return 0 if is_right and letter.body == b"hopeless" else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

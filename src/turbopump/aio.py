@@ -1,0 +1,81 @@
+"""The clients for programs with an event loop; the same names as in `turbopump`, to be awaited.
+
+::
+
+    from turbopump.aio import Message, Producer
+
+    async with Producer("orders-producer", nameserver="127.0.0.1:9876") as producer:
+        await producer.send(Message("orders", b"hello"))
+"""
+
+from turbopump.client.allocation import (
+    ConsistentHash,
+    FixedQueues,
+    MachineRoom,
+    NearbyRoom,
+    average,
+    average_by_circle,
+)
+from turbopump.client.calls import (
+    Found,
+    NothingMatched,
+    NothingNew,
+    OffsetIllegal,
+    SendStatus,
+)
+from turbopump.client.config import ClientConfig
+from turbopump.client.delivery.results import ConsumeContext, ConsumeResult
+from turbopump.client.lite_pull_consumer import LitePullConsumer
+from turbopump.client.outgoing import MessageRules, split_batch
+from turbopump.client.producer import Producer, ProducerConfig, SendReceipt
+from turbopump.client.pull_config import FetchLimits, LitePullConfig, PullConfig, PullTimes
+from turbopump.client.pull_consumer import PullConsumer
+from turbopump.client.push_config import FlowLimits, Listening, Pulling, Retries
+from turbopump.client.push_consumer import PushConsumer
+from turbopump.client.replies import Reply
+from turbopump.client.selectors import by_chance, by_hash
+from turbopump.client.session import Session
+from turbopump.errors import TurbopumpError
+from turbopump.message import Message, MessageQueue
+from turbopump.wire.record import MessageView
+
+__all__ = [
+    "ClientConfig",
+    "ConsistentHash",
+    "ConsumeContext",
+    "ConsumeResult",
+    "FetchLimits",
+    "FixedQueues",
+    "FlowLimits",
+    "Found",
+    "Listening",
+    "LitePullConfig",
+    "LitePullConsumer",
+    "MachineRoom",
+    "Message",
+    "MessageQueue",
+    "MessageRules",
+    "MessageView",
+    "NearbyRoom",
+    "NothingMatched",
+    "NothingNew",
+    "OffsetIllegal",
+    "Producer",
+    "ProducerConfig",
+    "PullConfig",
+    "PullConsumer",
+    "PullTimes",
+    "Pulling",
+    "PushConsumer",
+    "Reply",
+    "Retries",
+    "SendReceipt",
+    "SendStatus",
+    "Session",
+    "TurbopumpError",
+    "average",
+    "average_by_circle",
+    "by_chance",
+    "by_hash",
+    "split_batch",
+]

@@ -1,0 +1,439 @@
+"""One typed function for each request that clients make.
+
+An answer that means failure is raised as `RemoteError`; everything about connections is raised as
+`NetworkError`. Nothing is tried twice here: who calls knows whether that is wise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from msgspec import Struct
+
+from turbopump.errors import RemoteError
+from turbopump.message import MessageQueue, PhysicalOffset, QueueOffset
+from turbopump.wire import headers
+from turbopump.wire.bodies import (
+    CheckClientConfig,
+    ConsumerIds,
+    Heartbeat,
+    LockedQueues,
+    LockQueues,
+    Subscription,
+    TopicRoute,
+)
+from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.command import Command, Payload, request, whole_body
+from turbopump.wire.record import MessageView, decode_record, decode_records
+
+_SUCCESS = int(ResponseCode.SUCCESS)
+
+
+class Caller(Protocol):
+    """Sends requests to addresses: a `Session`, normally."""
+
+    async def request(self, address: str, command: Command, timeout_ms: int) -> Command:
+        """Send a request and return its answer, whatever its code."""
+        ...
+
+    async def oneway(self, address: str, command: Command, timeout_ms: int) -> None:
+        """Send a request that is never answered; the time is for connecting and writing."""
+        ...
+
+
+def require_success(answer: Command) -> Command:
+    """Return the answer, or raise what it says went wrong."""
+    if answer.code != _SUCCESS:
+        raise RemoteError(answer.code, answer.remark or "")
+    return answer
+
+
+# --- name server ----------------------------------------------------------------------------------
+
+
+async def route(caller: Caller, nameserver: str, topic: str, timeout_ms: int) -> TopicRoute:
+    """Ask where a topic is (105); code 17 when nobody knows it."""
+    header = headers.RouteOf(topic=topic, accept_standard_json_only=True)
+    command = request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
+    answer = require_success(await caller.request(nameserver, command, timeout_ms))
+    return TopicRoute.decode(whole_body(answer))
+
+
+# --- sending --------------------------------------------------------------------------------------
+
+
+class SendStatus(Enum):
+    """What became of a message that a broker has taken: stored it is in every case.
+
+    ::
+
+        if receipt.status is not SendStatus.OK:
+            log.warning("%s is stored, but may not survive a crash", receipt.message_id)
+    """
+
+    OK = ResponseCode.SUCCESS
+    FLUSH_DISK_TIMEOUT = ResponseCode.FLUSH_DISK_TIMEOUT
+    FLUSH_SLAVE_TIMEOUT = ResponseCode.FLUSH_SLAVE_TIMEOUT
+    SLAVE_NOT_AVAILABLE = ResponseCode.SLAVE_NOT_AVAILABLE
+
+
+_STATUS_BY_CODE = {int(status.value): status for status in SendStatus}
+
+
+class Stored(Struct, frozen=True):
+    """A broker's answer to a send; ``offset_id`` of a batch joins those of its messages by ","."""
+
+    status: SendStatus
+    offset_id: str
+    queue_id: int
+    queue_offset: QueueOffset
+    transaction_id: str | None = None
+    region: str | None = None
+
+
+def stored(answer: Command) -> Stored:
+    """Read the answer to a send."""
+    status = _STATUS_BY_CODE.get(answer.code)
+    if status is None:
+        raise RemoteError(answer.code, answer.remark or "")
+    header = headers.SendMessageAnswer.from_ext_fields(answer.ext_fields)
+    return Stored(
+        status,
+        header.msg_id,
+        header.queue_id,
+        QueueOffset(header.queue_offset),
+        header.transaction_id,
+        header.region,
+    )
+
+
+async def send(
+    caller: Caller, broker: str, header: headers.SendMessage, body: Payload, timeout_ms: int
+) -> Stored:
+    """Send a message, or a batch where the header says so (310, 320)."""
+    return stored(await caller.request(broker, send_command(header, body), timeout_ms))
+
+
+async def send_oneway(
+    caller: Caller, broker: str, header: headers.SendMessage, body: Payload, timeout_ms: int
+) -> None:
+    """Send a message without hearing what becomes of it."""
+    await caller.oneway(broker, send_command(header, body), timeout_ms)
+
+
+async def send_reply(
+    caller: Caller, broker: str, header: headers.SendMessage, body: Payload, timeout_ms: int
+) -> None:
+    """Send the reply to a request message; the broker passes it on to who asked (325)."""
+    command = request(RequestCode.SEND_REPLY_MESSAGE_V2, header, body)
+    require_success(await caller.request(broker, command, timeout_ms))
+
+
+def send_command(header: headers.SendMessage, body: Payload) -> Command:
+    code = RequestCode.SEND_BATCH_MESSAGE if header.batch else RequestCode.SEND_MESSAGE_V2
+    return request(code, header, body)
+
+
+async def send_back(caller: Caller, broker: str, header: headers.SendBack, timeout_ms: int) -> None:
+    """Give a message back that could not be handled, to be tried again later (36)."""
+    command = request(RequestCode.CONSUMER_SEND_MSG_BACK, header)
+    require_success(await caller.request(broker, command, timeout_ms))
+
+
+async def end_transaction(
+    caller: Caller, broker: str, header: headers.EndTransaction, timeout_ms: int
+) -> None:
+    """Decide over a half message; nobody answers (37)."""
+    await caller.oneway(broker, request(RequestCode.END_TRANSACTION, header), timeout_ms)
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Pulled:
+    """Where to go on and the queue's limits; ``broker_id`` is the one to ask next time."""
+
+    next_offset: QueueOffset
+    min_offset: QueueOffset
+    max_offset: QueueOffset
+    broker_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found(_Pulled):
+    """Messages came.
+
+    ::
+
+        match consumer.pull(queue, offset):
+            case Found(messages=messages, next_offset=offset):
+                handle(messages)
+    """
+
+    messages: Sequence[MessageView]
+
+
+@dataclass(frozen=True, slots=True)
+class NothingNew(_Pulled):
+    """The queue has nothing after the offset yet.
+
+    ::
+
+        if isinstance(outcome, NothingNew):
+            outcome = consumer.pull_when_found(queue, outcome.next_offset)
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class NothingMatched(_Pulled):
+    """There are messages, none of them wanted: go on at ``next_offset`` at once.
+
+    ::
+
+        if isinstance(outcome, NothingMatched):
+            outcome = consumer.pull(queue, outcome.next_offset, tags="paid")
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetIllegal(_Pulled):
+    """The offset is outside the queue: ``next_offset`` is the nearest inside.
+
+    ::
+
+        if isinstance(outcome, OffsetIllegal):
+            outcome = consumer.pull(queue, outcome.next_offset)
+    """
+
+
+PullOutcome = Found | NothingNew | NothingMatched | OffsetIllegal
+
+_OUTCOMES: dict[int, type[NothingNew | NothingMatched | OffsetIllegal]] = {
+    int(ResponseCode.PULL_NOT_FOUND): NothingNew,
+    int(ResponseCode.PULL_RETRY_IMMEDIATELY): NothingMatched,
+    int(ResponseCode.PULL_OFFSET_MOVED): OffsetIllegal,
+}
+
+
+async def pull(
+    caller: Caller, broker: str, header: headers.PullMessage, timeout_ms: int
+) -> PullOutcome:
+    """Ask for messages of one queue; the broker may hold the request as the header allows (11).
+
+    Brokers compare hashes of tags, so some messages may not match: see `subscriptions.matching`.
+    """
+    command = request(RequestCode.PULL_MESSAGE, header)
+    answer = await caller.request(broker, command, timeout_ms)
+    empty = _OUTCOMES.get(answer.code)
+    if empty is None:
+        require_success(answer)
+    place = headers.PullMessageAnswer.from_ext_fields(answer.ext_fields)
+    limits = (
+        QueueOffset(place.next_begin_offset),
+        QueueOffset(place.min_offset),
+        QueueOffset(place.max_offset),
+        place.suggest_which_broker_id,
+    )
+    if empty is not None:
+        return empty(*limits)
+    return Found(*limits, messages=tuple(decode_records(whole_body(answer))))
+
+
+async def view_message(
+    caller: Caller, broker: str, offset: PhysicalOffset, timeout_ms: int
+) -> MessageView:
+    """Read one message by its place in the log (33)."""
+    command = request(RequestCode.VIEW_MESSAGE_BY_ID, headers.ViewMessage(offset=offset))
+    answer = require_success(await caller.request(broker, command, timeout_ms))
+    return decode_record(whole_body(answer))
+
+
+async def query_messages(
+    caller: Caller, broker: str, header: headers.QueryMessage, timeout_ms: int
+) -> list[MessageView]:
+    """Find messages by key (12); hashes may collide, so the keys are to be compared."""
+    command = request(RequestCode.QUERY_MESSAGE, header)
+    answer = await caller.request(broker, command, timeout_ms)
+    if answer.code == ResponseCode.QUERY_NOT_FOUND:
+        return []
+    return list(decode_records(whole_body(require_success(answer))))
+
+
+# --- offsets --------------------------------------------------------------------------------------
+
+
+async def committed_offset(
+    caller: Caller, broker: str, group: str, queue: MessageQueue, timeout_ms: int
+) -> QueueOffset | None:
+    """Return how far a group has come, None when the broker knows of nothing (14)."""
+    header = headers.QueryConsumerOffset(
+        consumer_group=group,
+        topic=queue.topic,
+        queue_id=queue.queue_id,
+        broker_name=queue.broker,
+    )
+    command = request(RequestCode.QUERY_CONSUMER_OFFSET, header)
+    answer = await caller.request(broker, command, timeout_ms)
+    return None if answer.code == ResponseCode.QUERY_NOT_FOUND else _offset(answer)
+
+
+async def commit_offset(
+    caller: Caller,
+    broker: str,
+    group: str,
+    queue: MessageQueue,
+    offset: QueueOffset,
+    timeout_ms: int,
+    *,
+    is_oneway: bool = True,
+) -> None:
+    """Tell how far a group has come (15)."""
+    header = headers.UpdateConsumerOffset(
+        consumer_group=group,
+        topic=queue.topic,
+        queue_id=queue.queue_id,
+        commit_offset=offset,
+        broker_name=queue.broker,
+    )
+    command = request(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+    if is_oneway:
+        await caller.oneway(broker, command, timeout_ms)
+    else:
+        require_success(await caller.request(broker, command, timeout_ms))
+
+
+async def max_offset(
+    caller: Caller, broker: str, queue: MessageQueue, timeout_ms: int
+) -> QueueOffset:
+    """Return the offset that the next message of a queue will get (30)."""
+    return await _queue_offset(caller, broker, RequestCode.GET_MAX_OFFSET, queue, timeout_ms)
+
+
+async def min_offset(
+    caller: Caller, broker: str, queue: MessageQueue, timeout_ms: int
+) -> QueueOffset:
+    """Return the offset of the oldest message of a queue (31)."""
+    return await _queue_offset(caller, broker, RequestCode.GET_MIN_OFFSET, queue, timeout_ms)
+
+
+async def offset_at(
+    caller: Caller, broker: str, queue: MessageQueue, timestamp_ms: int, timeout_ms: int
+) -> QueueOffset:
+    """Return the offset of the first message stored at a time or after it (29)."""
+    header = headers.SearchOffset(
+        topic=queue.topic,
+        queue_id=queue.queue_id,
+        timestamp=timestamp_ms,
+        broker_name=queue.broker,
+    )
+    command = request(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
+    return _offset(await caller.request(broker, command, timeout_ms))
+
+
+async def earliest_store_time_ms(
+    caller: Caller, broker: str, queue: MessageQueue, timeout_ms: int
+) -> int | None:
+    """Return when the oldest message of a queue was stored, None when it is empty (32)."""
+    header = headers.QueueOfTopic(
+        topic=queue.topic, queue_id=queue.queue_id, broker_name=queue.broker
+    )
+    command = request(RequestCode.GET_EARLIEST_MSG_STORETIME, header)
+    answer = require_success(await caller.request(broker, command, timeout_ms))
+    found = headers.TimestampAnswer.from_ext_fields(answer.ext_fields).timestamp
+    return None if found < 0 else found
+
+
+async def _queue_offset(
+    caller: Caller, broker: str, code: RequestCode, queue: MessageQueue, timeout_ms: int
+) -> QueueOffset:
+    header = headers.QueueOfTopic(
+        topic=queue.topic, queue_id=queue.queue_id, broker_name=queue.broker
+    )
+    return _offset(await caller.request(broker, request(code, header), timeout_ms))
+
+
+def _offset(answer: Command) -> QueueOffset:
+    found = headers.OffsetAnswer.from_ext_fields(require_success(answer).ext_fields)
+    return QueueOffset(found.offset)
+
+
+# --- groups and locks -----------------------------------------------------------------------------
+
+
+async def heartbeat(caller: Caller, broker: str, body: Heartbeat, timeout_ms: int) -> None:
+    """Tell a broker which groups this client belongs to (34)."""
+    command = request(RequestCode.HEART_BEAT, body=body.encode())
+    require_success(await caller.request(broker, command, timeout_ms))
+
+
+async def unregister(
+    caller: Caller, broker: str, header: headers.UnregisterClient, timeout_ms: int
+) -> None:
+    """Leave a group (35)."""
+    command = request(RequestCode.UNREGISTER_CLIENT, header)
+    require_success(await caller.request(broker, command, timeout_ms))
+
+
+async def consumer_ids(caller: Caller, broker: str, group: str, timeout_ms: int) -> list[str]:
+    """Return the client ids of a group's members (38); code 1 when it has none."""
+    header = headers.ConsumerGroup(consumer_group=group)
+    command = request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
+    answer = require_success(await caller.request(broker, command, timeout_ms))
+    return ConsumerIds.decode(whole_body(answer)).consumer_id_list
+
+
+async def check_subscription(
+    caller: Caller,
+    broker: str,
+    client_id: str,
+    group: str,
+    subscription: Subscription,
+    timeout_ms: int,
+) -> None:
+    """Let a broker try a subscription out (46); code 23 when it cannot read the expression."""
+    body = CheckClientConfig(client_id=client_id, group=group, subscription_data=subscription)
+    command = request(RequestCode.CHECK_CLIENT_CONFIG, body=body.encode())
+    require_success(await caller.request(broker, command, timeout_ms))
+
+
+async def lock_queues(
+    caller: Caller,
+    broker: str,
+    client_id: str,
+    group: str,
+    queues: Iterable[MessageQueue],
+    timeout_ms: int,
+) -> frozenset[MessageQueue]:
+    """Lock queues for a client, all of one broker; return those that it now has (41)."""
+    command = _locking(RequestCode.LOCK_BATCH_MQ, client_id, group, queues)
+    answer = require_success(await caller.request(broker, command, timeout_ms))
+    return frozenset(LockedQueues.decode(whole_body(answer)).queues)
+
+
+async def unlock_queues(
+    caller: Caller,
+    broker: str,
+    client_id: str,
+    group: str,
+    queues: Iterable[MessageQueue],
+    timeout_ms: int,
+    *,
+    is_oneway: bool = True,
+) -> None:
+    """Give locks back (42)."""
+    command = _locking(RequestCode.UNLOCK_BATCH_MQ, client_id, group, queues)
+    if is_oneway:
+        await caller.oneway(broker, command, timeout_ms)
+    else:
+        require_success(await caller.request(broker, command, timeout_ms))
+
+
+def _locking(
+    code: RequestCode, client_id: str, group: str, queues: Iterable[MessageQueue]
+) -> Command:
+    body = LockQueues(client_id=client_id, consumer_group=group, queues=list(queues))
+    return request(code, body=body.encode())

@@ -1,0 +1,104 @@
+"""Where the cluster is and who this client is: what producers and consumers have in common."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from random import Random
+
+from turbopump.errors import InvalidArgument
+from turbopump.net.limits import require_at_least
+from turbopump.net.tls import ClientTls
+from turbopump.wire.hosts import split_address
+
+NAMESERVER_VARIABLE = "NAMESRV_ADDR"
+
+_NO_PACKET_GOES_THERE = ("192.0.2.1", 9)
+"""An address for documentation: asking the way to it tells the own address."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientConfig:
+    """Where the cluster is, who this client is, and how often it looks after itself.
+
+    ::
+
+        ClientConfig("10.0.0.1:9876;10.0.0.2:9876", namespace="staging")
+    """
+
+    nameserver: str = ""
+    """Addresses of name servers, ``host:port;host:port``; empty takes the environment's
+    ``NAMESRV_ADDR``."""
+
+    namespace: str = ""
+    """Precedes the names of topics and groups, so that several systems can share a cluster."""
+
+    instance: str = ""
+    """The second half of the client id; empty makes one that nobody else has."""
+
+    host: str = ""
+    """The first half of the client id, normally the own IP address; empty finds it."""
+
+    tls: ClientTls | None = None
+    """None connects without TLS."""
+
+    request_timeout_ms: int = 3000
+    """For everything but sending and pulling: routes, heartbeats, offsets, locks."""
+
+    route_interval_ms: int = 30_000
+    """How often the name servers are asked again where topics are."""
+
+    heartbeat_interval_ms: int = 30_000
+    persist_interval_ms: int = 5000
+    """How often consumers commit their offsets."""
+
+    requests_in_flight_max: int = 4096
+    """On one connection; more wait for a free place, which is what slows down a fast sender."""
+
+    def __post_init__(self) -> None:
+        for address in self.nameserver_addresses:
+            split_address(address)
+        for name in _NUMBERS:
+            require_at_least(name, getattr(self, name), 1)
+        for name in ("namespace", "instance", "host"):
+            text = getattr(self, name)
+            if any(mark.isspace() or mark == "@" for mark in text):
+                raise InvalidArgument(f"{name} is {text!r}: no blank and no @ is allowed")
+
+    @property
+    def nameserver_addresses(self) -> tuple[str, ...]:
+        """The addresses one by one; raises InvalidArgument when none is given anywhere."""
+        text = self.nameserver or os.environ.get(NAMESERVER_VARIABLE, "")
+        addresses = tuple(part.strip() for part in text.split(";") if part.strip())
+        if not addresses:
+            raise InvalidArgument(
+                f"nameserver is {self.nameserver!r}: host:port;host:port is allowed, or set "
+                f"{NAMESERVER_VARIABLE}"
+            )
+        return addresses
+
+
+_NUMBERS = (
+    "request_timeout_ms",
+    "route_interval_ms",
+    "heartbeat_interval_ms",
+    "persist_interval_ms",
+    "requests_in_flight_max",
+)
+
+
+def client_id(config: ClientConfig, random: Random) -> str:
+    """Return ``host@instance``, making what the configuration leaves open."""
+    instance = config.instance or f"{os.getpid()}#{random.randrange(10**12)}"
+    return f"{config.host or own_address()}@{instance}"
+
+
+def own_address() -> str:
+    """Return the IP address that this machine is known by; nothing is sent to find it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        try:
+            asking.connect(_NO_PACKET_GOES_THERE)
+        except OSError:
+            return "127.0.0.1"
+        return str(asking.getsockname()[0])

@@ -1,0 +1,311 @@
+"""The stages of a running push consumer, wired: rebalance, pull, cache, deliver, commit."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import assert_never
+
+import msgspec
+
+from turbopump.client import calls
+from turbopump.client.delivery.concurrent import ConcurrentDelivery
+from turbopump.client.delivery.orderly import OrderlyDelivery
+from turbopump.client.names import retry_topic, without_namespace
+from turbopump.client.offsets import OffsetStore
+from turbopump.client.owned_queue import OwnedQueue
+from turbopump.client.puller import Puller, Surroundings
+from turbopump.client.push_config import PushSettings, QueueLimits
+from turbopump.client.queue_locks import (
+    RENEW_FIRST_MS,
+    RENEW_INTERVAL_MS,
+    UNLOCK_LATER_MS,
+    QueueLocks,
+)
+from turbopump.client.rebalance import Rebalancer
+from turbopump.client.session import Session
+from turbopump.client.start_position import At, AtEnd, AtTime, start_in
+from turbopump.client.stats import SAMPLE_INTERVAL_MS, ConsumerStats
+from turbopump.client.tasks import Tasks
+from turbopump.errors import TurbopumpError
+from turbopump.message import MessageQueue, QueueOffset
+from turbopump.wire import properties
+from turbopump.wire.bodies import Subscription
+from turbopump.wire.record import MessageView
+
+_log = logging.getLogger(__name__)
+
+_PERSIST_FIRST_MS = 10_000
+_BEFORE_OTHER_OFFSET_MS = 10_000
+"""Between dropping a queue and going to another offset: listeners that run may still end."""
+_LISTENER_WAIT_MS = 1000
+_MS_PER_MINUTE = 60_000
+
+Delivery = ConcurrentDelivery | OrderlyDelivery
+
+
+class Consumption:
+    """Owns the queues of one consumer and the tasks that work on them."""
+
+    def __init__(
+        self,
+        session: Session,
+        group: str,
+        *,
+        settings: PushSettings,
+        subscriptions: Mapping[str, Subscription],
+        refresh_subscription: Callable[[str], None],
+        delivery: Delivery,
+        offsets: OffsetStore,
+        locks: QueueLocks | None,
+        stats: ConsumerStats,
+    ) -> None:
+        self.owned: dict[MessageQueue, OwnedQueue] = {}
+        self.delivery = delivery
+        self.offsets = offsets
+        self.stats = stats
+        self.resumed = asyncio.Event()
+        self.resumed.set()
+        strategy = None if settings.is_broadcast else settings.strategy
+        self.rebalancer = Rebalancer(session, group, strategy, subscriptions.keys, owner=self)
+        self._session = session
+        self._group = group
+        self._settings = settings
+        self._refresh_subscription = refresh_subscription
+        self._locks = locks
+        self._tasks = Tasks()
+        self._pullers: dict[OwnedQueue, asyncio.Task[None]] = {}
+        self._limits: dict[str, QueueLimits] = {}
+        self._beating: asyncio.Task[None] | None = None
+        self._to_unlock: dict[MessageQueue, None] = {}
+        """Lost queues whose locks are kept for a while."""
+        self._surroundings = self._around(subscriptions)
+
+    def _around(self, subscriptions: Mapping[str, Subscription]) -> Surroundings:
+        return Surroundings(
+            session=self._session,
+            group=self._group,
+            pulling=self._settings.pulling,
+            delivery=self.delivery,
+            positions=self.offsets.positions,
+            stats=self.stats,
+            resumed=self.resumed,
+            is_broadcast=self._settings.is_broadcast,
+            subscription=subscriptions.get,
+            limits=self._limits_of,
+            prepared=self.prepared,
+            offset_illegal=self._offset_illegal,
+            unknown_to_broker=self._beat,
+        )
+
+    # --- life -------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Own this client's share of the queues, and look after it from now on."""
+        tasks, interval_ms = self._tasks, self._session.config.persist_interval_ms
+        tasks.every(interval_ms, self.persist, first_ms=_PERSIST_FIRST_MS)
+        tasks.every(SAMPLE_INTERVAL_MS, self._sample, first_ms=0)
+        if self._locks is not None:
+            tasks.every(RENEW_INTERVAL_MS, self._renew_locks, first_ms=RENEW_FIRST_MS)
+        if isinstance(self.delivery, ConcurrentDelivery):
+            timeout_ms = self._settings.listening.timeout_minutes * _MS_PER_MINUTE
+            tasks.every(timeout_ms, self._send_expired_back)
+        await self.rebalancer.balance()
+        tasks.start(self.rebalancer.run())
+
+    async def stop(self, wait_ms: int) -> None:
+        """Stop pulling, let listeners end, and keep how far they have come."""
+        for puller in self._pullers.values():
+            puller.cancel()
+        await self._tasks.stop()
+        await self.delivery.close(wait_ms)
+        await self.persist()
+        if self._locks is not None:
+            await self._locks.unlock({**self._to_unlock, **self.owned}, is_oneway=False)
+        for owned in self.owned.values():
+            owned.drop()
+        self.owned.clear()
+
+    async def persist(self) -> None:
+        """Commit the position of every owned queue."""
+        await self.offsets.persist(list(self.owned))
+
+    def _sample(self) -> None:
+        self.stats.sample(self._session.clock.monotonic_ms())
+
+    def _beat(self) -> None:
+        """Tell brokers of the group now: one has restarted, or a connection is new."""
+        if self._beating is None or self._beating.done():
+            self._beating = self._tasks.start(self._session.heartbeat())
+
+    async def _renew_locks(self) -> None:
+        assert self._locks is not None
+        await self._locks.renew(list(self.owned.values()))
+
+    async def _send_expired_back(self) -> None:
+        assert isinstance(self.delivery, ConcurrentDelivery)
+        await self.delivery.send_expired_back(list(self.owned.values()))
+
+    # --- queues come and go -----------------------------------------------------------------------
+
+    async def lose(self, owned: OwnedQueue) -> bool:
+        """Drop a queue; return False while an orderly listener is still at it."""
+        self._drop(owned)
+        owned.is_leaving = True
+        if self._locks is not None:
+            try:
+                async with asyncio.timeout(_LISTENER_WAIT_MS / 1000):
+                    await owned.idle.wait()
+            except TimeoutError:
+                return False
+        await self._forget(owned)
+        if self._locks is not None:
+            self._to_unlock[owned.queue] = None
+            self._tasks.start(self._unlock(owned))
+        return True
+
+    async def gain(self, queues: Sequence[MessageQueue]) -> list[OwnedQueue]:
+        """Lock if need be, and find where to start; what fails is tried at the next rebalance."""
+        locked = queues if self._locks is None else await self._locks.lock(queues)
+        gained = []
+        for queue in queues:
+            if queue not in locked:
+                _log.info("%s is not locked for this client yet", queue)
+                continue
+            owned = await self._gain_one(queue)
+            if owned is not None:
+                gained.append(owned)
+        return gained
+
+    async def begin(self, topic: str, gained: Sequence[OwnedQueue]) -> None:
+        """Tell brokers, who must know this version before they are asked for it; then pull."""
+        self._refresh_subscription(topic)
+        count = sum(queue.topic == topic for queue in self.owned)
+        self._limits[topic] = self._settings.flow.of_queue(count)
+        await self._session.heartbeat()
+        for owned in gained:
+            if not owned.is_dropped:
+                self._pull(owned)
+
+    def pull_anew(self, topic: str) -> None:
+        """Pull by the subscription as it is now, not by the one that pulls are held with."""
+        for owned, puller in list(self._pullers.items()):
+            if owned.queue.topic == topic:
+                puller.cancel()
+                self._pull(owned)
+
+    def _pull(self, owned: OwnedQueue) -> None:
+        self._pullers[owned] = self._tasks.start(Puller(owned, self._surroundings).run())
+
+    async def _gain_one(self, queue: MessageQueue) -> OwnedQueue | None:
+        self.offsets.positions.forget(queue)
+        try:
+            start = await self._start_offset(queue)
+        except TurbopumpError as error:
+            _log.warning("no start position in %s for %s: %s", queue, self._group, error)
+            return None
+        now_ms = self._session.clock.monotonic_ms()
+        owned = self.owned[queue] = OwnedQueue(queue, start, now_ms)
+        if self._locks is not None:
+            owned.locked_ms = now_ms
+        return owned
+
+    async def _start_offset(self, queue: MessageQueue) -> QueueOffset:
+        session, timeout_ms = self._session, self._session.config.request_timeout_ms
+        stored = await self.offsets.stored(queue)
+        match start_in(queue.topic, stored, self._settings.start_from):
+            case At(offset):
+                return offset
+            case AtEnd():
+                address = await session.address_of(queue)
+                return await calls.max_offset(session, address, queue, timeout_ms)
+            case AtTime(timestamp_ms):
+                address = await session.address_of(queue)
+                return await calls.offset_at(session, address, queue, timestamp_ms, timeout_ms)
+            case never:
+                assert_never(never)
+
+    def _drop(self, owned: OwnedQueue) -> None:
+        owned.drop()
+        puller = self._pullers.pop(owned, None)
+        if puller is not None:
+            puller.cancel()
+
+    async def _forget(self, owned: OwnedQueue) -> None:
+        """Keep the position of a dropped queue where it survives, and nothing of it here."""
+        await self.offsets.persist([owned.queue])
+        self.offsets.positions.forget(owned.queue)
+        self.owned.pop(owned.queue, None)
+
+    async def _unlock(self, owned: OwnedQueue) -> None:
+        assert self._locks is not None
+        if not owned.cache.is_empty:
+            await asyncio.sleep(UNLOCK_LATER_MS / 1000)
+        self._to_unlock.pop(owned.queue, None)
+        if owned.queue not in self.owned:
+            await self._locks.unlock([owned.queue])
+
+    def _limits_of(self, topic: str) -> QueueLimits:
+        found = self._limits.get(topic)
+        return self._settings.flow.of_queue(1) if found is None else found
+
+    # --- other offsets ----------------------------------------------------------------------------
+
+    def _offset_illegal(self, owned: OwnedQueue, offset: QueueOffset) -> None:
+        owned.drop()
+        self._tasks.start(self._correct(owned, offset))
+
+    async def _correct(self, owned: OwnedQueue, offset: QueueOffset) -> None:
+        await asyncio.sleep(_BEFORE_OTHER_OFFSET_MS / 1000)
+        await self._go_to(owned, offset)
+
+    async def reset(self, topic: str, offsets: Mapping[MessageQueue, QueueOffset]) -> None:
+        """Go on from other offsets, perhaps backwards; queues that are not owned stay alone."""
+        # In a task of its own: who asked may be gone before it is done.
+        await asyncio.shield(self._tasks.start(self._reset(topic, offsets)))
+
+    async def _reset(self, topic: str, offsets: Mapping[MessageQueue, QueueOffset]) -> None:
+        chosen = {
+            owned: offsets[queue]
+            for queue, owned in self.owned.items()
+            if queue.topic == topic and queue in offsets
+        }
+        was_resumed = self.resumed.is_set()
+        self.resumed.clear()
+        try:
+            for owned in chosen:
+                self._drop(owned)
+                owned.cache.clear()
+            await asyncio.sleep(_BEFORE_OTHER_OFFSET_MS / 1000)
+        finally:
+            if was_resumed:
+                self.resumed.set()
+        async with asyncio.TaskGroup() as group:
+            for owned, offset in chosen.items():
+                group.create_task(self._go_to(owned, offset))
+
+    async def _go_to(self, owned: OwnedQueue, offset: QueueOffset) -> None:
+        """Let a dropped queue be gained anew, at another offset."""
+        # An orderly listener that still runs must end first, or two would run on one queue.
+        await owned.idle.wait()
+        if self.owned.get(owned.queue) is owned:
+            self.offsets.positions.replace(owned.queue, offset)
+            self._drop(owned)
+            await self._forget(owned)
+        self.rebalancer.wake()
+
+    # --- messages ---------------------------------------------------------------------------------
+
+    def prepared(self, messages: Sequence[MessageView]) -> list[MessageView]:
+        """Return messages as listeners see them: under the topic they were sent to."""
+        namespace = self._session.config.namespace
+        if not namespace and (not messages or messages[0].topic != retry_topic(self._group)):
+            return list(messages)
+        return [self._shown(message, namespace) for message in messages]
+
+    def _shown(self, message: MessageView, namespace: str) -> MessageView:
+        topic = message.topic
+        if topic == retry_topic(self._group):
+            topic = message.properties.get(properties.RETRY_TOPIC, topic)
+        return msgspec.structs.replace(message, topic=without_namespace(namespace, topic))

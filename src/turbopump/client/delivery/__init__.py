@@ -1,0 +1,1 @@
+"""The fourth stage: call the listener, act on its answer."""

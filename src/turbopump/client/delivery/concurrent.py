@@ -1,0 +1,199 @@
+"""Batches side by side, in no order: what fails goes back to the broker by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+
+from turbopump.client.delivery.listener import Listener
+from turbopump.client.delivery.results import (
+    ConsumeContext,
+    Verdict,
+    acknowledged_count,
+    tried_again,
+)
+from turbopump.client.delivery.workers import TaskWorkers, ThreadWorkers, Workers
+from turbopump.client.offsets import Positions
+from turbopump.client.owned_queue import OwnedQueue
+from turbopump.client.push_config import Listening
+from turbopump.client.send_back import SendingBack
+from turbopump.client.stats import ConsumerStats
+from turbopump.client.tasks import Tasks
+from turbopump.clock import Clock
+from turbopump.wire.record import MessageView
+
+_log = logging.getLogger(__name__)
+
+_TRY_AGAIN_MS = 5000
+_EXPIRED_PER_SWEEP_MAX = 16
+_EXPIRED_DELAY_LEVEL = 3
+_MS_PER_MINUTE = 60_000
+
+
+class Batch(Struct, eq=False):
+    """Messages for one call of the listener, and how it ended."""
+
+    owned: OwnedQueue
+    messages: list[MessageView]
+    context: ConsumeContext
+    verdict: Verdict | None = None
+
+
+class ConcurrentDelivery:
+    """Calls the listener with every batch as soon as a worker is free."""
+
+    is_orderly = False
+
+    def __init__(
+        self,
+        group: str,
+        listener: Listener,
+        config: Listening,
+        positions: Positions,
+        sending_back: SendingBack | None,
+        stats: ConsumerStats,
+        clock: Clock,
+    ) -> None:
+        self._group = group
+        self._listener = listener
+        self._config = config
+        self._positions = positions
+        self._sending_back = sending_back
+        """None when broadcasting: what fails is logged and gone."""
+        self._stats = stats
+        self._clock = clock
+        self._tasks = Tasks()
+        self._workers: Workers[Batch] = (
+            TaskWorkers(self._acall, self._settle, config.threads)
+            if listener.is_async
+            else ThreadWorkers(self._call, self._settle, config.threads)
+        )
+
+    @property
+    def threads(self) -> int:
+        return self._workers.size
+
+    def resize(self, threads: int) -> None:
+        """Let another number of calls run at once from now on."""
+        self._workers.size = threads
+
+    def deliver(
+        self,
+        owned: OwnedQueue,
+        messages: Sequence[MessageView],
+        *,
+        begins: bool,  # noqa: ARG002 - for those who deliver in order
+    ) -> None:
+        """Give new messages of a queue to the listener."""
+        size, group, queue = self._config.batch_max, self._group, owned.queue
+        self._workers.submit(
+            Batch(owned, list(messages[at : at + size]), ConsumeContext(group, queue))
+            for at in range(0, len(messages), size)
+        )
+
+    async def close(self, timeout_ms: int) -> None:
+        """Wait for calls that run, and for messages on their way back."""
+        await self._workers.close(timeout_ms)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_ms / 1000):
+                await self._tasks.wait()
+        await self._tasks.stop()
+
+    # --- calling ----------------------------------------------------------------------------------
+
+    def _call(self, batch: Batch) -> None:
+        if self._begins(batch):
+            batch.verdict = self._listener.call(batch.messages, batch.context)
+
+    async def _acall(self, batch: Batch) -> None:
+        if self._begins(batch):
+            batch.verdict = await self._listener.acall(batch.messages, batch.context)
+
+    def _begins(self, batch: Batch) -> bool:
+        owned = batch.owned
+        if owned.is_dropped:
+            return False
+        now_ms = self._clock.monotonic_ms()
+        for message in batch.messages:
+            owned.started_ms[message.queue_offset] = now_ms
+        return True
+
+    # --- what follows -----------------------------------------------------------------------------
+
+    def _settle(self, batches: Sequence[Batch]) -> None:
+        done: dict[OwnedQueue, list[MessageView]] = {}
+        for batch in batches:
+            verdict, owned, messages = batch.verdict, batch.owned, batch.messages
+            if verdict is None or owned.is_dropped:
+                # The queue is another's now, who gets these messages again.
+                continue
+            count = acknowledged_count(verdict.result, batch.context.acknowledged, len(messages))
+            failed = len(messages) - count
+            self._stats.called(owned.queue.topic, count, failed, verdict.spent_ms)
+            if failed:
+                self._tasks.start(self._give_back(batch, messages[count:]))
+                messages = messages[:count]
+            done.setdefault(owned, []).extend(messages)
+        for owned, messages in done.items():
+            self._finish(owned, messages)
+
+    def _finish(self, owned: OwnedQueue, messages: list[MessageView]) -> None:
+        if not messages or owned.is_dropped:
+            return
+        owned.last_consume_ms = self._clock.monotonic_ms()
+        offset = owned.finish(messages)
+        if offset >= 0:
+            self._positions.advance(owned.queue, offset)
+
+    async def _give_back(self, batch: Batch, failed: list[MessageView]) -> None:
+        owned = batch.owned
+        if self._sending_back is None:
+            ids = ", ".join(message.message_id for message in failed)
+            _log.warning("broadcast messages that failed are not tried again: %s", ids)
+            self._finish(owned, failed)
+            return
+        given: list[MessageView] = []
+        kept: list[MessageView] = []
+        for message in failed:
+            if owned.is_dropped:
+                return
+            level = batch.context.delay_level
+            worked = await self._sending_back.give_back(owned.queue, message, level)
+            (given if worked else kept).append(message)
+        self._finish(owned, given)
+        if kept:
+            await self._deliver_again(owned, kept)
+
+    async def _deliver_again(self, owned: OwnedQueue, messages: Iterable[MessageView]) -> None:
+        """Try messages here that nobody takes back; until then they hold up the commit."""
+        await asyncio.sleep(_TRY_AGAIN_MS / 1000)
+        if not owned.is_dropped:
+            self.deliver(owned, [tried_again(message) for message in messages], begins=True)
+
+    async def send_expired_back(self, queues: Iterable[OwnedQueue]) -> None:
+        """Send back what its listener has had for too long: it would stop the queue for ever."""
+        if self._sending_back is None:
+            return
+        for owned in queues:
+            for _ in range(_EXPIRED_PER_SWEEP_MAX):
+                if not await self._send_first_back(owned):
+                    break
+
+    async def _send_first_back(self, owned: OwnedQueue) -> bool:
+        message = owned.cache.first
+        if message is None or owned.is_dropped or self._sending_back is None:
+            return False
+        start_ms = owned.started_ms.get(message.queue_offset)
+        limit_ms = self._config.timeout_minutes * _MS_PER_MINUTE
+        if start_ms is None or self._clock.monotonic_ms() - start_ms <= limit_ms:
+            return False
+        _log.warning("%s takes too long in %s, sent back", message.message_id, owned.queue)
+        if not await self._sending_back.give_back(owned.queue, message, _EXPIRED_DELAY_LEVEL):
+            return False
+        if owned.cache.first is message:
+            self._finish(owned, [message])
+        return True

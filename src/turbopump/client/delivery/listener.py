@@ -1,0 +1,116 @@
+"""The user's function and the hooks around it, called in a thread or on the loop."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol, cast
+
+from turbopump.client.delivery.results import ConsumeContext, ConsumeResult, Verdict
+from turbopump.clock import Clock
+from turbopump.wire.record import MessageView
+
+_log = logging.getLogger(__name__)
+
+Messages = Sequence[MessageView]
+SyncListen = Callable[[Messages, ConsumeContext], ConsumeResult | None]
+AsyncListen = Callable[[Messages, ConsumeContext], Awaitable[ConsumeResult | None]]
+Listen = SyncListen | AsyncListen
+"""``def handle(messages, context)`` runs in a thread, ``async def`` on the loop."""
+
+
+class ConsumeHook(Protocol):
+    """Sees every call of the listener, where the listener runs; what it raises is only logged."""
+
+    def before_consume(self, messages: Messages, context: ConsumeContext) -> None:
+        """See messages that are about to be given to the listener."""
+        ...
+
+    def after_consume(
+        self, messages: Messages, context: ConsumeContext, result: ConsumeResult
+    ) -> None:
+        """See what the listener made of them."""
+        ...
+
+
+class Listener:
+    """Calls the user's function and turns whatever it does into a verdict."""
+
+    def __init__(self, listen: Listen, hooks: Sequence[ConsumeHook], clock: Clock) -> None:
+        self._listen: Callable[..., Any] = listen
+        self._hooks = tuple(hooks)
+        self._clock = clock
+        self.is_async = is_async(listen)
+
+    def call(self, messages: Messages, context: ConsumeContext) -> Verdict:
+        """Call a plain function; for a thread of its own."""
+        if self._hooks:
+            self._begin(messages, context)
+        start_ms = self._clock.monotonic_ms()
+        try:
+            answer = self._listen(messages, context)
+        except Exception as error:  # noqa: BLE001 - the user's code; its failure is an answer
+            return self._failed(messages, context, start_ms, error)
+        return self._answered(messages, context, start_ms, answer)
+
+    async def acall(self, messages: Messages, context: ConsumeContext) -> Verdict:
+        """Call a coroutine function, on the loop."""
+        if self._hooks:
+            self._begin(messages, context)
+        start_ms = self._clock.monotonic_ms()
+        try:
+            answer = await cast("Awaitable[object]", self._listen(messages, context))
+        except Exception as error:  # noqa: BLE001 - the user's code; its failure is an answer
+            return self._failed(messages, context, start_ms, error)
+        return self._answered(messages, context, start_ms, answer)
+
+    def _begin(self, messages: Messages, context: ConsumeContext) -> None:
+        for hook in self._hooks:
+            try:
+                hook.before_consume(messages, context)
+            except Exception:  # noqa: BLE001 - the user's code
+                _log.exception("before_consume of %r failed", hook)
+
+    def _answered(
+        self, messages: Messages, context: ConsumeContext, start_ms: int, answer: object
+    ) -> Verdict:
+        spent_ms = self._clock.monotonic_ms() - start_ms
+        if isinstance(answer, ConsumeResult):
+            self._end(messages, context, answer)
+            return Verdict(answer, spent_ms)
+        _log.warning(
+            "the listener of %s returned %r for %s: a ConsumeResult is expected, tried again",
+            context.group,
+            answer,
+            messages[0].message_id,
+        )
+        self._end(messages, context, ConsumeResult.RETRY_LATER)
+        return Verdict(ConsumeResult.RETRY_LATER, spent_ms, is_none=True)
+
+    def _failed(
+        self, messages: Messages, context: ConsumeContext, start_ms: int, error: Exception
+    ) -> Verdict:
+        _log.warning(
+            "the listener of %s failed for %s from %s",
+            context.group,
+            messages[0].message_id,
+            context.queue,
+            exc_info=error,
+        )
+        self._end(messages, context, ConsumeResult.RETRY_LATER)
+        spent_ms = self._clock.monotonic_ms() - start_ms
+        return Verdict(ConsumeResult.RETRY_LATER, spent_ms, error)
+
+    def _end(self, messages: Messages, context: ConsumeContext, result: ConsumeResult) -> None:
+        for hook in self._hooks:
+            try:
+                hook.after_consume(messages, context, result)
+            except Exception:  # noqa: BLE001 - the user's code
+                _log.exception("after_consume of %r failed", hook)
+
+
+def is_async(listen: Listen) -> bool:
+    """Tell whether a listener is a coroutine function, or an object that is called like one."""
+    call = getattr(listen, "__call__", None)  # noqa: B004 - its kind is asked for, not its presence
+    return inspect.iscoroutinefunction(listen) or inspect.iscoroutinefunction(call)

@@ -1,0 +1,267 @@
+"""One batch of a queue at a time, in the queue's order, across retries; under the broker's lock.
+
+The listener gets a run of batches in one go, so that threads need not hand over after each. What it
+made of them is then acted on in the same order, as if each had been taken by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import assert_never
+
+from msgspec import Struct
+
+from turbopump.client.delivery.listener import Listener
+from turbopump.client.delivery.results import (
+    ConsumeContext,
+    ConsumeResult,
+    OrderlyStep,
+    Verdict,
+    attempts,
+    orderly_step,
+    suspend_time_ms,
+)
+from turbopump.client.delivery.workers import TaskWorkers, ThreadWorkers, Workers
+from turbopump.client.offsets import Positions
+from turbopump.client.owned_queue import OwnedQueue
+from turbopump.client.push_config import Listening, Retries
+from turbopump.client.send_back import SendingBack
+from turbopump.client.stats import ConsumerStats
+from turbopump.client.tasks import Tasks
+from turbopump.clock import Clock
+from turbopump.wire.record import MessageView
+
+_log = logging.getLogger(__name__)
+
+_BATCHES_PER_RUN = 64
+_RUN_MS_MAX = 100
+"""A run ends after so long: its progress is committed, and other queues get their turn."""
+_ASK_LOCK_AFTER_MS = 100
+_GO_ON_AFTER_LOCK_MS = 10
+_LOCK_REFUSED_MS = 3000
+_FAILURES = frozenset({ConsumeResult.RETRY_LATER, ConsumeResult.ROLLBACK})
+
+Lock = Callable[[OwnedQueue], Awaitable[bool]]
+"""Asks the broker for the lock of a queue; returns whether it is there."""
+
+
+class Call(Struct, eq=False):
+    """One batch that the listener was given, what it said, and what that means."""
+
+    messages: list[MessageView]
+    context: ConsumeContext
+    verdict: Verdict
+    step: OrderlyStep
+
+
+class Run(Struct, eq=False):
+    """The next batches of one queue, and the calls that were made of them."""
+
+    owned: OwnedQueue
+    batches: list[list[MessageView]]
+    calls: list[Call] = []
+
+
+class OrderlyDelivery:
+    """Calls the listener for each queue by itself; queues run side by side."""
+
+    is_orderly = True
+
+    def __init__(
+        self,
+        group: str,
+        listener: Listener,
+        config: Listening,
+        retries: Retries,
+        positions: Positions,
+        sending_back: SendingBack | None,
+        lock: Lock | None,
+        stats: ConsumerStats,
+        clock: Clock,
+    ) -> None:
+        self._group = group
+        self._listener = listener
+        self._config = config
+        self._retries = retries
+        self._positions = positions
+        self._sending_back = sending_back
+        self._lock = lock
+        """None when broadcasting: every member has every queue, and no queue is locked."""
+        self._stats = stats
+        self._clock = clock
+        self._tasks = Tasks()
+        self._workers: Workers[Run] = (
+            TaskWorkers(self._arun, self._settle_all, config.threads)
+            if listener.is_async
+            else ThreadWorkers(self._run, self._settle_all, config.threads)
+        )
+
+    @property
+    def threads(self) -> int:
+        return self._workers.size
+
+    def resize(self, threads: int) -> None:
+        """Let another number of queues be consumed at once from now on."""
+        self._workers.size = threads
+
+    def deliver(
+        self,
+        owned: OwnedQueue,
+        messages: Sequence[MessageView],  # noqa: ARG002 - taken from the cache, in order
+        *,
+        begins: bool,
+    ) -> None:
+        """Begin consuming a queue, unless somebody is at it."""
+        if begins:
+            self._next(owned)
+
+    async def close(self, timeout_ms: int) -> None:
+        """Wait for calls that run; queues that pause do not go on."""
+        await self._workers.close(timeout_ms)
+        await self._tasks.stop()
+
+    # --- one run after the other ------------------------------------------------------------------
+
+    def _next(self, owned: OwnedQueue) -> None:
+        if owned.is_dropped:
+            return
+        if not self._may_consume(owned):
+            self._tasks.start(self._wait_for_lock(owned))
+            return
+        messages = owned.cache.peek(self._config.batch_max * _BATCHES_PER_RUN)
+        if not messages:
+            owned.cache.take(1)  # Taking nothing ends consuming: the next messages begin it anew.
+            return
+        size = self._config.batch_max
+        batches = [messages[at : at + size] for at in range(0, len(messages), size)]
+        owned.idle.clear()
+        self._workers.submit([Run(owned, batches)])
+
+    def _may_consume(self, owned: OwnedQueue) -> bool:
+        return self._lock is None or owned.is_locked(self._clock.monotonic_ms())
+
+    async def _wait_for_lock(self, owned: OwnedQueue) -> None:
+        assert self._lock is not None
+        await asyncio.sleep(_ASK_LOCK_AFTER_MS / 1000)
+        while not owned.is_dropped and not await self._lock(owned):  # noqa: ASYNC110
+            await asyncio.sleep(_LOCK_REFUSED_MS / 1000)
+        await asyncio.sleep(_GO_ON_AFTER_LOCK_MS / 1000)
+        self._next(owned)
+
+    async def _go_on_after(self, owned: OwnedQueue, pause_ms: int) -> None:
+        await asyncio.sleep(pause_ms / 1000)
+        self._next(owned)
+
+    # --- calling ----------------------------------------------------------------------------------
+
+    def _run(self, run: Run) -> None:
+        end_ms = self._clock.monotonic_ms() + _RUN_MS_MAX
+        for messages in run.batches:
+            if not self._goes_on(run, end_ms):
+                return
+            context = ConsumeContext(self._group, run.owned.queue)
+            run.calls.append(_call(messages, context, self._listener.call(messages, context)))
+
+    async def _arun(self, run: Run) -> None:
+        end_ms = self._clock.monotonic_ms() + _RUN_MS_MAX
+        for messages in run.batches:
+            if not self._goes_on(run, end_ms):
+                return
+            context = ConsumeContext(self._group, run.owned.queue)
+            verdict = await self._listener.acall(messages, context)
+            run.calls.append(_call(messages, context, verdict))
+
+    def _goes_on(self, run: Run, end_ms: int) -> bool:
+        """Whether the next batch may follow; called where the listener runs."""
+        owned, now_ms = run.owned, self._clock.monotonic_ms()
+        if owned.is_dropped or (self._lock is not None and not owned.is_locked(now_ms)):
+            return False
+        return not run.calls or (run.calls[-1].step.goes_on and now_ms < end_ms)
+
+    # --- what follows -----------------------------------------------------------------------------
+
+    def _settle_all(self, runs: Sequence[Run]) -> None:
+        for run in runs:
+            run.owned.idle.set()
+            if not run.owned.is_dropped:
+                self._settle(run)
+
+    def _settle(self, run: Run) -> None:
+        owned, last = run.owned, run.calls[-1] if run.calls else None
+        self._count(run)
+        for step, calls in groupby(run.calls, attrgetter("step")):
+            # Calls with the same answer are acted on as one: for all but suspending, which ends a
+            # run and so comes once, the outcome is the same.
+            owned.cache.take(sum(len(call.messages) for call in calls))
+            self._act(owned, step)
+        owned.note_room()
+        if last is None or last.step.goes_on:
+            self._next(owned)
+        elif last.step is OrderlyStep.SUSPEND:
+            self._tasks.start(self._suspend(owned, last))
+        else:
+            self._tasks.start(self._go_on_after(owned, self._pause_ms(last)))
+
+    def _act(self, owned: OwnedQueue, step: OrderlyStep) -> None:
+        match step:
+            case OrderlyStep.COMMIT:
+                self._commit(owned)
+            case OrderlyStep.ROLLBACK:
+                owned.cache.rollback()
+            case OrderlyStep.KEEP | OrderlyStep.SUSPEND:
+                pass
+            case never:
+                assert_never(never)
+
+    def _commit(self, owned: OwnedQueue) -> None:
+        position = owned.cache.commit()
+        if position is not None:
+            self._positions.replace(owned.queue, position)
+
+    async def _suspend(self, owned: OwnedQueue, call: Call) -> None:
+        """Make the messages come again after a pause, those tried often enough excepted."""
+        limit = self._retries.attempts(is_orderly=True)
+        tried = attempts(call.messages, limit)
+        again = tried.again + [
+            message for message in tried.exhausted if not await self._bury(message)
+        ]
+        if owned.is_dropped:
+            return
+        if again:
+            # Those that were buried stay taken, and are committed with what comes after them.
+            owned.cache.again(again)
+            await asyncio.sleep(self._pause_ms(call) / 1000)
+        elif call.context.auto_commit:
+            self._commit(owned)
+            owned.note_room()
+        self._next(owned)
+
+    async def _bury(self, message: MessageView) -> bool:
+        if self._sending_back is None:
+            _log.warning("broadcast message %s failed too often", message.message_id)
+            return True
+        return await self._sending_back.bury(message)
+
+    def _pause_ms(self, call: Call) -> int:
+        return suspend_time_ms(call.context.suspend_ms, self._retries.suspend_ms)
+
+    def _count(self, run: Run) -> None:
+        run.owned.last_consume_ms = self._clock.monotonic_ms()
+        consumed = failed = spent_ms = 0
+        for call in run.calls:
+            spent_ms += call.verdict.spent_ms
+            if call.verdict.result in _FAILURES:
+                failed += len(call.messages)
+            else:
+                consumed += len(call.messages)
+        topic = run.owned.queue.topic
+        self._stats.called(topic, consumed, failed, spent_ms, calls=len(run.calls))
+
+
+def _call(messages: list[MessageView], context: ConsumeContext, verdict: Verdict) -> Call:
+    step = orderly_step(verdict.result, auto_commit=context.auto_commit)
+    return Call(messages, context, verdict, step)

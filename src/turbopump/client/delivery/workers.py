@@ -1,0 +1,190 @@
+"""Jobs that run side by side, at most so many: in threads, or as tasks on the loop.
+
+Threads cost when they wake: a job for each message, each in another thread, spends its time in
+handing over. So one worker runs as many jobs as there are, and more workers join only when those
+that run are seen to be stuck in a job. What is finished comes back to the loop in lists.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Generic, Protocol, TypeVar
+
+J = TypeVar("J")
+J_in = TypeVar("J_in", contravariant=True)
+
+THREADS_LIMIT = 1000
+_LOOK_AFTER_S = 0.001
+_JOBS_PER_TURN = 64
+
+
+class Workers(Protocol[J_in]):
+    """Runs jobs; made by whoever knows how to run one, and what to do when it is done."""
+
+    size: int
+    """How many jobs run at once; may be changed at any time."""
+
+    def submit(self, jobs: Iterable[J_in]) -> None:
+        """Run jobs as soon as there is a worker; none any more when closed."""
+        ...
+
+    async def close(self, timeout_ms: int) -> None:
+        """Start no more jobs, and wait for those that run."""
+        ...
+
+
+class ThreadWorkers(Generic[J]):
+    """Runs jobs in threads."""
+
+    def __init__(
+        self, run: Callable[[J], None], done: Callable[[Sequence[J]], None], size: int
+    ) -> None:
+        self.size = size
+        self._run = run
+        self._done = done
+        self._threads = ThreadPoolExecutor(THREADS_LIMIT, thread_name_prefix="turbopump-listener")
+        self._jobs: deque[J] = deque()
+        self._finished: deque[J] = deque()
+        self._active: set[asyncio.Future[None]] = set()
+        self._taken = 0
+        self._taken_before = 0
+        self._look: asyncio.TimerHandle | None = None
+        self._is_told = False
+        self._is_closed = False
+
+    def submit(self, jobs: Iterable[J]) -> None:
+        if self._is_closed:
+            return
+        self._jobs.extend(jobs)
+        if not self._active and self._jobs:
+            self._start(1)
+        if self._look is None and self._jobs:
+            self._look_later()
+
+    async def close(self, timeout_ms: int) -> None:
+        self._is_closed = True
+        self._jobs.clear()
+        if self._look is not None:
+            self._look.cancel()
+        if self._active and timeout_ms:
+            await asyncio.wait(self._active, timeout=timeout_ms / 1000)
+        self._collect()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _start(self, count: int) -> None:
+        loop = asyncio.get_running_loop()
+        for _ in range(count):
+            worker = loop.run_in_executor(self._threads, self._work, loop)
+            self._active.add(worker)
+            worker.add_done_callback(self._ended)
+
+    def _work(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Run jobs until there are none; in a thread."""
+        while len(self._active) <= self.size:
+            try:
+                job = self._jobs.popleft()
+            except IndexError:
+                return
+            self._taken += 1
+            self._run(job)
+            self._finished.append(job)
+            if not self._is_told and not self._is_closed:
+                self._is_told = True
+                loop.call_soon_threadsafe(self._collect)
+
+    def _collect(self) -> None:
+        self._is_told = False
+        finished = []
+        while self._finished:
+            finished.append(self._finished.popleft())
+        if finished:
+            self._done(finished)
+
+    def _ended(self, worker: asyncio.Future[None]) -> None:
+        self._active.discard(worker)
+        worker.result()
+        self._collect()
+        if self._jobs and not self._active:
+            # A job came after this worker had looked for the last time, or the size has shrunk.
+            self._start(1)
+
+    def _look_later(self) -> None:
+        self._taken_before = self._taken
+        loop = asyncio.get_running_loop()
+        self._look = loop.call_later(_LOOK_AFTER_S, self._look_for_stuck)
+
+    def _look_for_stuck(self) -> None:
+        """Double the workers while jobs wait and those that run take none."""
+        self._look = None
+        if not self._jobs:
+            return
+        if self._taken - self._taken_before < len(self._active):
+            room = min(self.size - len(self._active), len(self._jobs))
+            self._start(max(min(room, len(self._active)), 0))
+        self._look_later()
+
+
+class TaskWorkers(Generic[J]):
+    """Runs jobs on the loop."""
+
+    def __init__(
+        self, run: Callable[[J], Awaitable[None]], done: Callable[[Sequence[J]], None], size: int
+    ) -> None:
+        self.size = size
+        self._run = run
+        self._done = done
+        self._jobs: deque[J] = deque()
+        self._finished: list[J] = []
+        self._active: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+
+    def submit(self, jobs: Iterable[J]) -> None:
+        if self._is_closed:
+            return
+        self._jobs.extend(jobs)
+        self._join()
+
+    async def close(self, timeout_ms: int) -> None:
+        self._is_closed = True
+        self._jobs.clear()
+        if self._active and timeout_ms:
+            await asyncio.wait(self._active, timeout=timeout_ms / 1000)
+        for task in self._active:
+            task.cancel()
+        await asyncio.gather(*self._active, return_exceptions=True)
+        self._collect()
+
+    def _join(self) -> None:
+        """Let one more worker begin; it calls the next one, if there is work for it."""
+        if self._jobs and len(self._active) < self.size:
+            task = asyncio.create_task(self._work())
+            self._active.add(task)
+            task.add_done_callback(self._ended)
+
+    async def _work(self) -> None:
+        turns = 0
+        while self._jobs and len(self._active) <= self.size:
+            job = self._jobs.popleft()
+            self._join()
+            await self._run(job)
+            if not self._finished:
+                asyncio.get_running_loop().call_soon(self._collect)
+            self._finished.append(job)
+            turns += 1
+            if turns % _JOBS_PER_TURN == 0:
+                await asyncio.sleep(0)
+
+    def _collect(self) -> None:
+        finished, self._finished = self._finished, []
+        if finished:
+            self._done(finished)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._active.discard(task)
+        if not task.cancelled():
+            task.result()
+            if not self._active:
+                self._join()

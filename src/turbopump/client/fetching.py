@@ -1,0 +1,107 @@
+"""Fetches queues ahead for a lite pull consumer: one task for each queue."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from turbopump.client.calls import Found
+from turbopump.client.pending import Pending
+from turbopump.client.reading import QueueReader
+from turbopump.client.start_position import StartFrom
+from turbopump.client.tasks import Tasks
+from turbopump.errors import RemoteError, TurbopumpError
+from turbopump.message import MessageQueue, QueueOffset
+from turbopump.wire.bodies import Subscription
+from turbopump.wire.codes import ResponseCode
+
+_log = logging.getLogger(__name__)
+
+START_UNKNOWN_PAUSE_S = 3.0
+ERROR_PAUSE_S = 1.0
+FLOW_CONTROL_PAUSE_S = 0.02
+
+
+class Fetching:
+    """Keeps the pending queues filled; `changed` is set whenever there may be more to take."""
+
+    def __init__(
+        self,
+        reader: QueueReader,
+        pending: Pending,
+        subscription_of: Callable[[str], Subscription],
+        start_from: StartFrom,
+        count_max: int,
+    ) -> None:
+        self.changed = asyncio.Event()
+        self._reader = reader
+        self._pending = pending
+        self._subscription_of = subscription_of
+        self._start_from = start_from
+        self._count_max = count_max
+        self._tasks = Tasks()
+        self._by_queue: dict[MessageQueue, asyncio.Task[None]] = {}
+        self._room = asyncio.Event()
+
+    def start(self, queue: MessageQueue) -> None:
+        """Begin to fetch a queue, or begin anew: a pull that is held would hold up a seek."""
+        self.stop(queue)
+        self._by_queue[queue] = self._tasks.start(self._fetch(queue))
+
+    def stop(self, queue: MessageQueue) -> None:
+        """Fetch a queue no more; what is on its way is thrown away."""
+        task = self._by_queue.pop(queue, None)
+        if task is not None:
+            task.cancel()
+
+    async def close(self) -> None:
+        self._by_queue.clear()
+        await self._tasks.stop()
+
+    def wake(self) -> None:
+        """Let those go on that wait for room or for being resumed."""
+        self._room.set()
+        self._room = asyncio.Event()
+
+    async def _fetch(self, queue: MessageQueue) -> None:
+        while self._pending[queue].fetch_offset is None:
+            await self._find_start(queue)
+        while True:
+            while self._pending[queue].is_paused or not self._pending.has_room(queue):
+                await self._room.wait()
+            await self._fetch_once(queue)
+
+    async def _find_start(self, queue: MessageQueue) -> None:
+        try:
+            offset = await self._reader.start_offset(queue, self._start_from)
+        except TurbopumpError as error:
+            _log.warning("where to start in %s is not known yet: %s", queue, error)
+            await asyncio.sleep(START_UNKNOWN_PAUSE_S)
+        else:
+            self._pending.restart(queue, offset)
+
+    async def _fetch_once(self, queue: MessageQueue) -> None:
+        offset = self._pending[queue].fetch_offset
+        assert offset is not None, "the start was found before"
+        wanted = self._subscription_of(queue.topic)
+        try:
+            outcome = await self._reader.pull(
+                queue, offset, wanted, self._count_max, is_held=True, is_lite=True
+            )
+        except RemoteError as error:
+            is_limited = error.code == ResponseCode.FLOW_CONTROL
+            await self._pause(queue, error, FLOW_CONTROL_PAUSE_S if is_limited else ERROR_PAUSE_S)
+            return
+        except TurbopumpError as error:
+            await self._pause(queue, error, ERROR_PAUSE_S)
+            return
+        if not isinstance(outcome, Found):
+            self._pending.put(queue, (), QueueOffset(outcome.next_offset))
+            return
+        self._pending.put(queue, outcome.messages, outcome.next_offset)
+        self.changed.set()
+
+    async def _pause(self, queue: MessageQueue, error: TurbopumpError, pause_s: float) -> None:
+        _log.warning("%s was not read: %s; again in %g s", queue, error, pause_s)
+        await asyncio.sleep(pause_s)

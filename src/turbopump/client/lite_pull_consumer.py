@@ -1,0 +1,476 @@
+"""Reading topics by polling: the lite pull consumer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from types import TracebackType
+from typing import Self
+
+from turbopump.client import calls
+from turbopump.client.allocation import Strategy, allocated, average
+from turbopump.client.config import ClientConfig
+from turbopump.client.fetching import Fetching
+from turbopump.client.members import ConsumerMember
+from turbopump.client.names import check_group, check_topic, with_namespace
+from turbopump.client.pending import Pending
+from turbopump.client.pull_config import LitePullConfig
+from turbopump.client.reading import QueueReader, require_offset
+from turbopump.client.session import Session
+from turbopump.client.sharing import client_config, shared_session
+from turbopump.client.start_position import StartFrom, consume_from
+from turbopump.client.subscriptions import EVERYTHING, subscription
+from turbopump.client.tasks import Tasks
+from turbopump.errors import InvalidArgument, NotRunning, TurbopumpError
+from turbopump.message import MessageQueue, QueueOffset
+from turbopump.net.limits import require_at_least
+from turbopump.wire.bodies import ConsumerData, ConsumeType, MessageModel, Subscription
+from turbopump.wire.record import MessageView
+
+_log = logging.getLogger(__name__)
+
+_BALANCE_INTERVAL_MS = 20_000
+
+
+class LitePullConsumer(ConsumerMember):
+    """Reads topics, sharing their queues with its group, or queues that are assigned by hand.
+
+    ::
+
+        async with LitePullConsumer(
+            "audit", nameserver="127.0.0.1:9876", subscriptions={"orders": "*"}
+        ) as consumer:
+            async for message in consumer:
+                print(message.body)
+
+    A message counts as done with when the next one, or the next poll, is asked for. With automatic
+    commits the group goes on after the messages that are done with; after a crash, some of them
+    come again.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        nameserver: str = "",
+        namespace: str = "",
+        subscriptions: Mapping[str, str] | None = None,
+        start_from: StartFrom = "last",
+        strategy: Strategy = average,
+        config: LitePullConfig | None = None,
+        client: ClientConfig | None = None,
+        session: Session | None = None,
+    ) -> None:
+        check_group(group)
+        consume_from(start_from)
+        self._client = client_config(nameserver, namespace, client, session)
+        self.group = with_namespace(self._client.namespace, group)
+        self._config = config or LitePullConfig()
+        self._start_from: StartFrom = start_from
+        self._strategy = strategy
+        self._given_session = session
+        self._subscriptions: dict[str, Subscription] = {}
+        self._expressions = dict(subscriptions or {})
+        for topic in self._expressions:
+            check_topic(topic)
+        self._running: _Running | None = None
+
+    # --- life -------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Begin: join the group, and fetch the queues that it gives to this member."""
+        if self._running is not None:
+            return
+        session = self._given_session or shared_session(self._client, self)
+        await session.start()
+        try:
+            running = self._new_running(session)
+            for topic, expression in self._expressions.items():
+                self._note_subscription(running, topic, expression)
+                await session.refresh_route(running.reader.known_as(topic))
+            await session.join(self)
+        except BaseException:
+            await session.leave(self)
+            await session.close()
+            raise
+        self._running = running
+        running.tasks.start(self._keep_balanced(running))
+
+    async def close(self) -> None:
+        """Commit what was given out, if commits are automatic, and leave the group."""
+        await self._close(is_finished=True)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # Whoever leaves by an error was not done with the latest messages.
+        await self._close(is_finished=error is None)
+
+    # --- which queues -----------------------------------------------------------------------------
+
+    async def subscribe(self, topic: str, tags: str = EVERYTHING) -> None:
+        """Read a topic, sharing its queues with the group; not together with `assign`.
+
+        ::
+
+            await consumer.subscribe("orders", "created || paid")
+        """
+        check_topic(topic)
+        running = self._require_running()
+        if running.is_assigned_by_hand:
+            raise InvalidArgument(f"topic {topic!r}: queues are assigned by hand, do not subscribe")
+        self._expressions[topic] = tags
+        self._note_subscription(running, topic, tags)
+        await running.session.refresh_route(running.reader.known_as(topic))
+        await running.session.heartbeat()
+        running.balance_wanted.set()
+
+    async def unsubscribe(self, topic: str) -> None:
+        """Read a topic no more.
+
+        ::
+
+            await consumer.unsubscribe("orders")
+        """
+        running = self._require_running()
+        self._expressions.pop(topic, None)
+        self._subscriptions.pop(topic, None)
+        await self._own(
+            running, [queue for queue in running.pending.queues if queue.topic != topic]
+        )
+        await running.session.heartbeat()
+
+    async def assign(self, queues: Iterable[MessageQueue]) -> None:
+        """Read these queues and no others, whoever else does; not together with `subscribe`.
+
+        ::
+
+            await consumer.assign(await consumer.queues("orders"))
+        """
+        running = self._require_running()
+        if self._expressions:
+            raise InvalidArgument(
+                f"queues of {sorted(self._expressions)} are shared with the group: "
+                "subscribe or assign, not both"
+            )
+        running.is_assigned_by_hand = True
+        await self._own(running, list(queues))
+
+    async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """Return the queues of a topic.
+
+        ::
+
+            queues = await consumer.queues("orders")
+        """
+        return await self._require_running().reader.queues(topic)
+
+    def assignment(self) -> frozenset[MessageQueue]:
+        """Return the queues that are read now.
+
+        ::
+
+            print(consumer.assignment())
+        """
+        return frozenset(self._require_running().pending.queues)
+
+    def pause(self, *queues: MessageQueue) -> None:
+        """Read queues no more for now; what was fetched of them waits.
+
+        ::
+
+            consumer.pause(queue)
+        """
+        running = self._require_running()
+        for queue in queues:
+            running.pending[queue].is_paused = True
+
+    def resume(self, *queues: MessageQueue) -> None:
+        """Go on with queues that were paused.
+
+        ::
+
+            consumer.resume(queue)
+        """
+        running = self._require_running()
+        for queue in queues:
+            running.pending[queue].is_paused = False
+        running.fetching.wake()
+        running.fetching.changed.set()
+
+    # --- messages ---------------------------------------------------------------------------------
+
+    async def poll(
+        self, *, timeout_ms: int | None = None, count_max: int | None = None
+    ) -> list[MessageView]:
+        """Return messages as soon as there are any, none when none come in time.
+
+        ::
+
+            for message in await consumer.poll():
+                print(message.body)
+        """
+        running = self._require_running()
+        limit_ms = self._config.poll_timeout_ms if timeout_ms is None else timeout_ms
+        count = self._config.poll_count_max if count_max is None else count_max
+        require_at_least("timeout_ms", limit_ms, 0)
+        require_at_least("count_max", count, 1)
+        await self._finish(running)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_ms / 1000):
+                return await self._take(running, count)
+        return []
+
+    async def __anext__(self) -> MessageView:
+        running = self._require_running()
+        await self._finish(running)
+        try:
+            return (await self._take(running, 1))[0]
+        except NotRunning:
+            raise StopAsyncIteration from None
+
+    def __aiter__(self) -> AsyncIterator[MessageView]:
+        return self
+
+    async def _finish(self, running: _Running) -> None:
+        """Note that what was given out before is done with, and commit it when it is time to."""
+        running.pending.finish()
+        now_ms = running.session.clock.monotonic_ms()
+        due_ms = running.committed_ms + self._config.commit_interval_ms
+        if self._config.auto_commit and now_ms >= due_ms:
+            running.committed_ms = now_ms
+            await self._commit_soon(running, running.pending.positions())
+
+    async def _take(self, running: _Running, count_max: int) -> list[MessageView]:
+        while True:
+            taken = running.pending.take(count_max)
+            if taken:
+                running.fetching.wake()
+                return taken
+            running.fetching.changed.clear()
+            await running.fetching.changed.wait()
+            if running.is_closed:
+                raise NotRunning(f"consumer {self.group!r} was closed")
+
+    # --- positions --------------------------------------------------------------------------------
+
+    async def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Go on at another offset of a queue.
+
+        ::
+
+            await consumer.seek(queue, 0)
+        """
+        running = self._require_running()
+        running.pending.restart(queue, require_offset("offset", offset))
+        running.fetching.start(queue)
+
+    async def seek_to_begin(self, queue: MessageQueue) -> None:
+        """Go on at the oldest message of a queue.
+
+        ::
+
+            await consumer.seek_to_begin(queue)
+        """
+        await self.seek(queue, await self._require_running().reader.min_offset(queue))
+
+    async def seek_to_end(self, queue: MessageQueue) -> None:
+        """Go on with what comes from now on.
+
+        ::
+
+            await consumer.seek_to_end(queue)
+        """
+        await self.seek(queue, await self._require_running().reader.max_offset(queue))
+
+    async def commit(self) -> None:
+        """Tell the brokers that all messages given out so far are done with.
+
+        ::
+
+            await consumer.commit()
+        """
+        running = self._require_running()
+        running.pending.finish()
+        positions = running.pending.positions().items()
+        await asyncio.gather(*(running.reader.commit(*position) for position in positions))
+
+    async def committed(self, queue: MessageQueue) -> QueueOffset | None:
+        """Return how far the group has come, None when the broker knows of nothing.
+
+        ::
+
+            offset = await consumer.committed(queue)
+        """
+        return await self._require_running().reader.committed(queue)
+
+    async def offset_at(self, queue: MessageQueue, moment: datetime) -> QueueOffset:
+        """Return the offset of the first message stored at a moment or after it.
+
+        ::
+
+            await consumer.seek(queue, await consumer.offset_at(queue, moment))
+        """
+        return await self._require_running().reader.offset_at(queue, moment)
+
+    # --- for the session --------------------------------------------------------------------------
+
+    def heartbeat_data(self) -> ConsumerData:
+        return ConsumerData(
+            group_name=self.group,
+            consume_type=ConsumeType.PULL,
+            message_model=MessageModel.CLUSTERING,
+            consume_from_where=consume_from(self._start_from),
+            subscription_data_set=list(self._subscriptions.values()),
+        )
+
+    def members_changed(self) -> None:
+        if self._running is not None:
+            self._running.balance_wanted.set()
+
+    def route_changed(self, topic: str) -> None:
+        if topic in self.topics():
+            self.members_changed()
+
+    def progress(self, topic: str) -> Mapping[MessageQueue, int]:
+        if self._running is None:
+            return {}
+        inside = self._running.reader.inside
+        positions = self._running.pending.positions().items()
+        found = {inside(queue): int(offset) for queue, offset in positions}
+        return {queue: offset for queue, offset in found.items() if queue.topic == topic}
+
+    async def reset_offsets(self, topic: str, offsets: Mapping[MessageQueue, QueueOffset]) -> None:
+        running = self._require_running()
+        for inside, offset in offsets.items():
+            queue = running.reader.shown(inside)
+            if inside.topic == topic and queue in running.pending:
+                await self.seek(queue, offset)
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _new_running(self, session: Session) -> _Running:
+        reader = QueueReader(session, self.group, self._config.times)
+        pending = Pending(self._config.ahead)
+        fetching = Fetching(
+            reader,
+            pending,
+            self._subscription_of,
+            self._start_from,
+            self._config.fetch_count_max,
+        )
+        return _Running(session, reader, pending, fetching, session.clock.monotonic_ms())
+
+    def _note_subscription(self, running: _Running, topic: str, expression: str) -> None:
+        known = running.reader.known_as(topic)
+        now_ms = running.session.clock.now_ms()
+        self._subscriptions[topic] = subscription(known, expression, now_ms)
+
+    def _subscription_of(self, topic: str) -> Subscription:
+        return self._subscriptions.get(topic) or subscription(topic, EVERYTHING, 0)
+
+    async def _keep_balanced(self, running: _Running) -> None:
+        while True:
+            running.balance_wanted.clear()
+            if self._expressions:
+                await self._balance(running)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_BALANCE_INTERVAL_MS / 1000):
+                    await running.balance_wanted.wait()
+
+    async def _balance(self, running: _Running) -> None:
+        """Own what the strategy gives; a topic that cannot be asked about stays as it is."""
+        wanted: list[MessageQueue] = []
+        for topic in self._expressions:
+            try:
+                wanted += await self._share(running, topic)
+            except TurbopumpError as error:
+                _log.warning("queues of %s for %s not balanced: %s", topic, self.group, error)
+                wanted += [queue for queue in running.pending.queues if queue.topic == topic]
+        # Meanwhile somebody may have unsubscribed.
+        await self._own(running, [queue for queue in wanted if queue.topic in self._expressions])
+
+    async def _share(self, running: _Running, topic: str) -> list[MessageQueue]:
+        session = running.session
+        route = await session.route(running.reader.known_as(topic))
+        address = session.any_address(route)
+        members = await calls.consumer_ids(
+            session, address, self.group, session.config.request_timeout_ms
+        )
+        share = allocated(self._strategy, route.readable, members, session.client_id)
+        return list(map(running.reader.shown, share))
+
+    async def _own(self, running: _Running, queues: list[MessageQueue]) -> None:
+        wanted = set(queues)
+        lost = [queue for queue in running.pending.queues if queue not in wanted]
+        gained = [queue for queue in queues if queue not in running.pending]
+        if lost or gained:
+            _log.info("%s: gained %s, lost %s", self.group, gained, lost)
+        positions = running.pending.positions()
+        for queue in lost:
+            running.fetching.stop(queue)
+            running.pending.remove(queue)
+        for queue in gained:
+            running.pending.add(queue)
+            running.fetching.start(queue)
+        if self._config.auto_commit:
+            await self._commit_soon(running, {q: positions[q] for q in lost if q in positions})
+
+    async def _commit_soon(
+        self, running: _Running, positions: Mapping[MessageQueue, QueueOffset]
+    ) -> None:
+        """Commit without waiting for answers: a poll must not take longer because a broker does."""
+        for queue, offset in positions.items():
+            try:
+                await running.reader.commit(queue, offset, is_oneway=True)
+            except TurbopumpError as error:
+                _log.warning("offset %d of %s not committed: %s", offset, queue, error)
+
+    async def _close(self, *, is_finished: bool) -> None:
+        running, self._running = self._running, None
+        if running is None:
+            return
+        running.session.require_own_process()
+        running.is_closed = True
+        running.fetching.changed.set()
+        await running.tasks.stop()
+        await running.fetching.close()
+        if is_finished:
+            running.pending.finish()
+        if self._config.auto_commit:
+            await self._commit_soon(running, running.pending.positions())
+        await running.session.leave(self)
+        await running.session.close()
+
+    def _require_running(self) -> _Running:
+        if self._running is None:
+            raise NotRunning(
+                f"consumer {self.group!r} is not running: use it inside `with`, or call start()"
+            )
+        return self._running
+
+
+@dataclass(slots=True)
+class _Running:
+    """What a lite pull consumer has from its start to its close."""
+
+    session: Session
+    reader: QueueReader
+    pending: Pending
+    fetching: Fetching
+    committed_ms: int
+    tasks: Tasks = field(default_factory=Tasks)
+    balance_wanted: asyncio.Event = field(default_factory=asyncio.Event)
+    is_assigned_by_hand: bool = False
+    is_closed: bool = False

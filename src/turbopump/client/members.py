@@ -1,0 +1,148 @@
+"""Who shares a session: producers and consumers, and what a session asks of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from weakref import WeakSet
+
+from turbopump.client.names import INNER_PRODUCER_GROUP
+from turbopump.errors import InvalidArgument, RemoteError
+from turbopump.message import MessageQueue, QueueOffset
+from turbopump.wire.bodies import (
+    ConsumerData,
+    DirectConsumption,
+    Heartbeat,
+    ProducerData,
+    RunningInfo,
+)
+from turbopump.wire.codes import ResponseCode
+from turbopump.wire.headers import CheckTransactionState
+from turbopump.wire.record import MessageView
+
+
+class ProducerMember:
+    """What a session asks of a producer; ``group`` is the name as brokers know it."""
+
+    group: str
+
+    def check_transaction(
+        self, broker_address: str, asked: CheckTransactionState, message: MessageView
+    ) -> None:
+        """Hear that a broker wants to know what became of a half message (39)."""
+
+
+class ConsumerMember:
+    """What a session asks of a consumer; ``group`` is the name as brokers know it.
+
+    What is not overridden answers as a consumer does that has no such thing.
+    """
+
+    group: str
+
+    def heartbeat_data(self) -> ConsumerData:
+        """Return what brokers are to know: kind, model, start, subscriptions."""
+        raise NotImplementedError
+
+    def topics(self) -> Iterable[str]:
+        """Return the topics whose routes are to be kept up to date, as brokers name them."""
+        return [each.topic for each in self.heartbeat_data().subscription_data_set]
+
+    def members_changed(self) -> None:
+        """Hear that the group has other members now (40)."""
+
+    def route_changed(self, topic: str) -> None:
+        """Hear that a topic has other queues or brokers now."""
+
+    async def reset_offsets(self, topic: str, offsets: Mapping[MessageQueue, QueueOffset]) -> None:
+        """Go on from other offsets, as an operator wishes (220)."""
+
+    def progress(self, topic: str) -> Mapping[MessageQueue, int]:  # noqa: ARG002 - for who overrides
+        """Return how far each owned queue has come, in memory (221)."""
+        return {}
+
+    async def running_info(
+        self,
+        *,
+        with_stacks: bool,  # noqa: ARG002 - for who overrides
+    ) -> RunningInfo:
+        """Return what an operator may see of the inside (307)."""
+        return RunningInfo(subscription_set=list(self.heartbeat_data().subscription_data_set))
+
+    async def consume_directly(
+        self,
+        message: MessageView,  # noqa: ARG002 - for who overrides
+        broker_name: str | None,  # noqa: ARG002
+    ) -> DirectConsumption:
+        """Consume one message now, as an operator wishes (309)."""
+        raise RemoteError(ResponseCode.SYSTEM_ERROR, f"{self.group} does not consume by push")
+
+
+class Members:
+    """Producers and consumers by group; a group occurs once of each kind."""
+
+    def __init__(self) -> None:
+        self.producers: dict[str, ProducerMember] = {}
+        self.consumers: dict[str, ConsumerMember] = {}
+        # Weak: one whose start failed must not keep its group for ever.
+        self._coming: WeakSet[ProducerMember | ConsumerMember] = WeakSet()
+
+    def has(self, member: ProducerMember | ConsumerMember) -> bool:
+        """Whether another member of this kind has the group already."""
+        return self._of_kind(member).get(member.group, member) is not member
+
+    def expects(self, member: ProducerMember | ConsumerMember) -> bool:
+        """Whether another member of this kind has the group, or is about to join with it."""
+        is_producer = isinstance(member, ProducerMember)
+        return self.has(member) or any(
+            each.group == member.group and isinstance(each, ProducerMember) == is_producer
+            for each in self._coming
+            if each is not member
+        )
+
+    def expect(self, member: ProducerMember | ConsumerMember) -> None:
+        """Note that a member is about to join."""
+        self._coming.add(member)
+
+    def add(self, member: ProducerMember | ConsumerMember) -> None:
+        """Take one in; raises InvalidArgument when its group is taken."""
+        if self.has(member):
+            kind = "producer" if isinstance(member, ProducerMember) else "consumer"
+            raise InvalidArgument(
+                f"group is {member.group!r}: this client has a {kind} of it already; another "
+                "instance name is needed for a second one"
+            )
+        if isinstance(member, ProducerMember):
+            self.producers[member.group] = member
+        else:
+            self.consumers[member.group] = member
+
+    def remove(self, member: ProducerMember | ConsumerMember) -> bool:
+        """Let one go; return whether it was there."""
+        self._coming.discard(member)
+        if self._of_kind(member).get(member.group) is not member:
+            return False
+        if isinstance(member, ProducerMember):
+            del self.producers[member.group]
+        else:
+            del self.consumers[member.group]
+        return True
+
+    def topics(self) -> set[str]:
+        """Return the topics that consumers want."""
+        return {topic for consumer in self.consumers.values() for topic in consumer.topics()}
+
+    def heartbeat(self, client_id: str) -> Heartbeat:
+        """Return what brokers are told."""
+        return Heartbeat(
+            client_id=client_id,
+            producer_data_set=[
+                ProducerData(group_name=group)
+                for group in dict.fromkeys((INNER_PRODUCER_GROUP, *self.producers))
+            ],
+            consumer_data_set=[each.heartbeat_data() for each in self.consumers.values()],
+        )
+
+    def _of_kind(
+        self, member: ProducerMember | ConsumerMember
+    ) -> Mapping[str, ProducerMember | ConsumerMember]:
+        return self.producers if isinstance(member, ProducerMember) else self.consumers

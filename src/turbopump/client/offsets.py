@@ -1,0 +1,177 @@
+"""The fifth stage: how far the group has come, on the broker or, broadcasting, in a local file."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from turbopump.client import calls
+from turbopump.client.session import Session
+from turbopump.errors import BodyError, TurbopumpError
+from turbopump.message import MessageQueue, QueueOffset
+from turbopump.wire.bodies import QueueOffsets
+
+_log = logging.getLogger(__name__)
+
+_COMMIT_TIMEOUT_MS = 5000
+_DEFAULT_DIRECTORY = ".rocketmq_offsets"
+
+
+class Positions:
+    """Offsets in memory: they only increase, except by a reset or an orderly rollback."""
+
+    def __init__(self) -> None:
+        self._offsets: dict[MessageQueue, QueueOffset] = {}
+
+    def of(self, queue: MessageQueue) -> QueueOffset | None:
+        return self._offsets.get(queue)
+
+    def all_of(self, topic: str) -> dict[MessageQueue, int]:
+        """Return the offsets of one topic's queues."""
+        return {queue: offset for queue, offset in self._offsets.items() if queue.topic == topic}
+
+    def advance(self, queue: MessageQueue, offset: QueueOffset) -> None:
+        """Note progress; an offset that lies behind changes nothing."""
+        if offset > self._offsets.get(queue, -1):
+            self._offsets[queue] = offset
+
+    def replace(self, queue: MessageQueue, offset: QueueOffset) -> None:
+        """Go to an offset, perhaps backwards."""
+        self._offsets[queue] = offset
+
+    def forget(self, queue: MessageQueue) -> None:
+        self._offsets.pop(queue, None)
+
+
+class OffsetStore(Protocol):
+    """Where offsets survive."""
+
+    positions: Positions
+
+    async def open(self) -> None:
+        """Read what there is, where reading it once is enough."""
+        ...
+
+    async def stored(self, queue: MessageQueue) -> QueueOffset | None:
+        """Return what survives of a queue, None when nothing does; raises TurbopumpError."""
+        ...
+
+    async def persist(self, queues: Collection[MessageQueue]) -> None:
+        """Let the positions of these queues survive; what fails is logged, and tried next time."""
+        ...
+
+
+class RemoteOffsets:
+    """Offsets on the brokers, shared by the group."""
+
+    def __init__(self, session: Session, group: str) -> None:
+        self.positions = Positions()
+        self._session = session
+        self._group = group
+
+    async def open(self) -> None:
+        """Nothing to do: brokers are asked for each queue."""
+
+    async def stored(self, queue: MessageQueue) -> QueueOffset | None:
+        # The original takes any error for "none", and then skips all there is. An error is not an
+        # answer: it is raised, and the queue is not begun before the broker has said what it knows.
+        address = await self._session.address_of(queue)
+        timeout_ms = self._session.config.request_timeout_ms
+        return await calls.committed_offset(self._session, address, self._group, queue, timeout_ms)
+
+    async def persist(self, queues: Collection[MessageQueue]) -> None:
+        async with asyncio.TaskGroup() as group:
+            for queue in queues:
+                offset = self.positions.of(queue)
+                if offset is not None:
+                    group.create_task(self._commit(queue, offset))
+
+    async def _commit(self, queue: MessageQueue, offset: QueueOffset) -> None:
+        try:
+            address = await self._session.address_of(queue)
+            await calls.commit_offset(
+                self._session, address, self._group, queue, offset, _COMMIT_TIMEOUT_MS
+            )
+        except TurbopumpError as error:
+            _log.warning(
+                "offset %d of %s in %s not committed: %s", offset, self._group, queue, error
+            )
+
+
+class LocalOffsets:
+    """Offsets in a file of this client's own, in the form that the Java client reads and writes."""
+
+    def __init__(self, path: Path) -> None:
+        self.positions = Positions()
+        self._path = path
+        self._writing = threading.Lock()
+        self._stored: dict[MessageQueue, QueueOffset] = {}
+
+    async def open(self) -> None:
+        self._stored = await asyncio.to_thread(read_offsets, self._path)
+
+    async def stored(self, queue: MessageQueue) -> QueueOffset | None:
+        return self._stored.get(queue)
+
+    async def persist(self, queues: Collection[MessageQueue]) -> None:
+        changed = {
+            queue: offset
+            for queue in queues
+            if (offset := self.positions.of(queue)) is not None
+            and self._stored.get(queue) != offset
+        }
+        if not changed:
+            return
+        self._stored.update(changed)
+        try:
+            await asyncio.to_thread(self._write, dict(self._stored))
+        except OSError as error:
+            _log.warning("offsets not written to %s: %s", self._path, error)
+
+    def _write(self, offsets: Mapping[MessageQueue, QueueOffset]) -> None:
+        # A task that is cancelled leaves its thread at work.
+        with self._writing:
+            write_offsets(self._path, offsets)
+
+
+def offsets_path(directory: Path | None, client_id: str, group: str) -> Path:
+    """Return where a broadcasting consumer keeps its offsets; by default below the home."""
+    return (directory or Path.home() / _DEFAULT_DIRECTORY) / client_id / group / "offsets.json"
+
+
+def read_offsets(path: Path) -> dict[MessageQueue, QueueOffset]:
+    """Read a file of offsets, or its backup when it is not there or damaged."""
+    for candidate in (path, _beside(path, ".bak")):
+        try:
+            table = QueueOffsets.decode(candidate.read_bytes()).offset_table
+        except FileNotFoundError:
+            continue
+        except (OSError, BodyError) as error:
+            _log.warning("offsets in %s cannot be read: %s", candidate, error)
+            continue
+        return {queue: QueueOffset(offset) for queue, offset in table.items()}
+    return {}
+
+
+def write_offsets(path: Path, offsets: Mapping[MessageQueue, QueueOffset]) -> None:
+    """Write a file of offsets and keep the one before; at no moment is there none that is whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = QueueOffsets(offset_table=dict(offsets)).encode(bare_keys=True)
+    new = _beside(path, ".tmp")
+    with new.open("wb") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    with contextlib.suppress(FileNotFoundError):
+        _beside(path, ".bak").write_bytes(path.read_bytes())
+    new.replace(path)
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)

@@ -1,0 +1,265 @@
+"""From a message to what goes over the wire: checks, properties, compression. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from msgspec import Struct
+
+from turbopump.client.names import (
+    RETRY_PREFIX,
+    TEMPLATE_TOPIC,
+    check_topic_for_sending,
+    with_namespace,
+)
+from turbopump.errors import InvalidArgument
+from turbopump.message import Message, MessageQueue
+from turbopump.net.limits import require_at_least
+from turbopump.wire import properties
+from turbopump.wire.batch import BatchEntry, encode_batch
+from turbopump.wire.compression import deflate
+from turbopump.wire.headers import SendMessage, SendMessageV2
+from turbopump.wire.sysflag import Compression, with_compression
+
+_MIB = 1024 * 1024
+BATCH_ENTRY_OVERHEAD_BYTES = 22
+"""What a message of a batch takes beside its body and properties."""
+
+_UNIQUE_ID_ENTRY_BYTES = 80
+"""Room for what the producer adds to each message: unique id, WAIT, and marks between."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageRules:
+    """What messages may be like, and from when on they are compressed.
+
+    ::
+
+        ProducerConfig(messages=MessageRules(compression=Compression.ZSTD, body_bytes_max=65536))
+    """
+
+    body_bytes_max: int = 4 * _MIB
+    compress_from_bytes: int = 4096
+    """Bodies of this size or more are compressed; batches never are."""
+
+    compression: Compression = Compression.ZLIB
+    """ZLIB is understood by every client; LZ4 and ZSTD only by newer ones."""
+
+    compression_level: int = 5
+    new_topic_queues: int = 4
+    """How many queues a topic gets that the first message makes."""
+
+    def __post_init__(self) -> None:
+        for name in ("body_bytes_max", "compress_from_bytes", "new_topic_queues"):
+            require_at_least(name, getattr(self, name), 1)
+        if not 0 <= self.compression_level <= 9:
+            raise InvalidArgument(
+                f"compression_level is {self.compression_level!r}: 0 to 9 is allowed"
+            )
+
+
+class Outgoing(Struct, frozen=True):
+    """A checked message, or a batch, that only lacks its queue."""
+
+    topic: str
+    message_id: str
+    """The unique id; those of a batch joined by ","."""
+
+    body: bytes
+    properties: str
+    flag: int
+    sys_flag: int
+    is_batch: bool = False
+
+    def header(
+        self, group: str, queue: MessageQueue, born_ms: int, new_topic_queues: int
+    ) -> SendMessage:
+        """Return the fields of the request."""
+        return SendMessageV2(
+            producer_group=group,
+            topic=self.topic,
+            default_topic=TEMPLATE_TOPIC,
+            default_topic_queue_nums=new_topic_queues,
+            queue_id=queue.queue_id,
+            sys_flag=self.sys_flag,
+            born_timestamp=born_ms,
+            flag=self.flag,
+            properties=self.properties,
+            reconsume_times=0,
+            unit_mode=False,
+            batch=self.is_batch,
+            broker_name=queue.broker,
+        )
+
+
+def outgoing(
+    message: Message,
+    message_id: str,
+    rules: MessageRules,
+    namespace: str = "",
+    extra: Mapping[str, str] | None = None,
+) -> Outgoing:
+    """Check a message and make it ready to send; raises InvalidArgument that says what is wrong.
+
+    ``extra`` are properties of the protocol that the caller adds.
+    """
+    topic = with_namespace(namespace, message.topic)
+    check_topic_for_sending(topic)
+    check_message(message, rules)
+    text = properties_text(message, message_id, namespace, extra)
+    body, sys_flag = message.body, 0
+    if len(body) >= rules.compress_from_bytes:
+        body = deflate(body, rules.compression, rules.compression_level)
+        sys_flag = with_compression(0, rules.compression)
+    return Outgoing(topic, message_id, body, text, message.flag, sys_flag)
+
+
+def outgoing_batch(
+    messages: Sequence[Message],
+    message_ids: Sequence[str],
+    rules: MessageRules,
+    namespace: str = "",
+) -> Outgoing:
+    """Check messages and join them to one that is stored as a whole or not at all."""
+    check_batch(messages, rules)
+    topic = with_namespace(namespace, messages[0].topic)
+    check_topic_for_sending(topic)
+    body = encode_batch(
+        BatchEntry(message.body, properties_text(message, unique).encode(), message.flag)
+        for message, unique in zip(messages, message_ids, strict=True)
+    )
+    if len(body) > rules.body_bytes_max:
+        raise InvalidArgument(
+            f"batch of {len(body)} bytes: at most {rules.body_bytes_max} are allowed, see "
+            "split_batch"
+        )
+    own = {properties.WAIT: "true" if messages[0].wait_stored else "false"}
+    if namespace:
+        own[properties.INSTANCE_ID] = namespace
+    ids = ",".join(message_ids)
+    return Outgoing(topic, ids, body, properties.encode(own), 0, 0, is_batch=True)
+
+
+def properties_text(
+    message: Message,
+    message_id: str,
+    namespace: str = "",
+    extra: Mapping[str, str] | None = None,
+) -> str:
+    """Return all properties in their text form; raises InvalidArgument for those not allowed."""
+    named = {
+        properties.UNIQUE_KEY: message_id,
+        properties.WAIT: "true" if message.wait_stored else "false",
+    }
+    if message.tags:
+        named[properties.TAGS] = message.tags
+    if message.keys:
+        named[properties.KEYS] = " ".join(_keys(message))
+    if message.delay_level:
+        named[properties.DELAY] = str(message.delay_level)
+    if namespace:
+        named[properties.INSTANCE_ID] = namespace
+    for name, value in message.properties.items():
+        properties.check_user_property(name, value)
+        named[name] = value
+    if extra:
+        named.update(extra)
+    return _checked_length(properties.encode(named))
+
+
+def check_message(message: Message, rules: MessageRules) -> None:
+    """Refuse a message that no broker would take, whatever its topic."""
+    size = len(message.body)
+    if not 0 < size <= rules.body_bytes_max:
+        raise InvalidArgument(
+            f"body of {size} bytes: 1 to {rules.body_bytes_max} bytes are allowed"
+        )
+    if message.delay_level < 0:
+        raise InvalidArgument(
+            f"delay_level is {message.delay_level}: 0 for at once, or 1 and more, is allowed"
+        )
+    if message.tags is not None:
+        _check_text("tags", message.tags)
+
+
+def check_batch(messages: Sequence[Message], rules: MessageRules) -> None:
+    """Refuse messages that cannot go together."""
+    if not messages:
+        raise InvalidArgument("a batch without messages: at least one is needed")
+    first = messages[0]
+    for message in messages:
+        check_message(message, rules)
+        if message.topic != first.topic or message.wait_stored != first.wait_stored:
+            raise InvalidArgument(
+                "a batch has one topic and one wait_stored: "
+                f"{message.topic!r}, {message.wait_stored} differs from {first.topic!r}, "
+                f"{first.wait_stored}"
+            )
+        if message.delay_level or message.topic.startswith(RETRY_PREFIX):
+            raise InvalidArgument(
+                f"a message of topic {message.topic!r} and delay_level {message.delay_level} in a "
+                "batch: neither delays nor retry topics are allowed"
+            )
+
+
+def split_batch(
+    messages: Iterable[Message], bytes_max: int = _MIB, count_max: int = 1000
+) -> Iterator[list[Message]]:
+    """Cut many messages into batches that brokers take, in the same order.
+
+    One topic, please; a message larger than ``bytes_max`` makes a batch of its own.
+
+    ::
+
+        for batch in split_batch(messages):
+            producer.send_batch(batch)
+    """
+    require_at_least("bytes_max", bytes_max, 1)
+    require_at_least("count_max", count_max, 1)
+    batch: list[Message] = []
+    batch_bytes = 0
+    for message in messages:
+        size = _size_in_batch(message)
+        if batch and (batch_bytes + size > bytes_max or len(batch) >= count_max):
+            yield batch
+            batch, batch_bytes = [], 0
+        batch.append(message)
+        batch_bytes += size
+    if batch:
+        yield batch
+
+
+def _size_in_batch(message: Message) -> int:
+    """Return how many bytes a message takes in a batch, rather too many than too few."""
+    keys = " ".join(_keys(message))
+    texts = [message.tags or "", keys, *message.properties, *message.properties.values()]
+    properties_bytes = sum(len(text.encode()) + len("KEYS") + 2 for text in texts)
+    own = BATCH_ENTRY_OVERHEAD_BYTES + _UNIQUE_ID_ENTRY_BYTES
+    return own + len(message.body) + properties_bytes
+
+
+def _keys(message: Message) -> Sequence[str]:
+    # A text alone is taken for one key, not for its letters.
+    keys = (message.keys,) if isinstance(message.keys, str) else message.keys
+    for key in keys:
+        if not key or any(mark.isspace() for mark in key):
+            raise InvalidArgument(f"key {key!r}: it must not be empty or have blanks")
+        _check_text("key", key)
+    return keys
+
+
+def _check_text(what: str, text: str) -> None:
+    if not text.strip():
+        raise InvalidArgument(f"{what} is {text!r}: it must not be blank")
+    if properties.NAME_END in text or properties.ENTRY_END in text:
+        raise InvalidArgument(f"{what} {text!r}: 0x01 and 0x02 cannot be carried")
+
+
+def _checked_length(text: str) -> str:
+    # No character takes more than four bytes, so most texts need not be counted.
+    if len(text) * 4 > properties.BYTES_MAX and len(text.encode()) > properties.BYTES_MAX:
+        raise InvalidArgument(
+            f"properties of {len(text.encode())} bytes: at most {properties.BYTES_MAX} are allowed"
+        )
+    return text

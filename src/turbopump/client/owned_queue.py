@@ -1,0 +1,128 @@
+"""One queue that this client owns at the moment: what all stages know of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from turbopump.client.process_queue import ProcessQueue
+from turbopump.client.push_config import QueueLimits
+from turbopump.client.routes import MASTER_ID
+from turbopump.message import MessageQueue, QueueOffset
+from turbopump.wire.bodies import ProcessQueueInfo
+from turbopump.wire.record import MessageView
+
+LOCK_TRUST_MS = 30_000
+"""How long after its renewal a lock is believed in; the broker keeps it for 60 s."""
+
+_MEBIBYTE = 1024 * 1024
+
+
+class OwnedQueue:
+    """Progress of pulling and consuming one queue, until it is dropped."""
+
+    def __init__(self, queue: MessageQueue, start: QueueOffset, now_ms: int) -> None:
+        self.queue = queue
+        self.cache: ProcessQueue[MessageView] = ProcessQueue()
+        self.next_offset = start
+        self.broker_id = MASTER_ID
+        """The broker that the last answer advised to pull from."""
+        self.is_dropped = False
+        self.is_leaving = False
+        """Dropped for good, but a listener that runs in order has to end first."""
+        # All times are of the monotonic clock.
+        self.last_pull_ms = now_ms
+        self.last_consume_ms = now_ms
+        self.locked_ms: int | None = None
+        """When the broker last confirmed the lock; None when it never did, or refused."""
+        self.started_ms: dict[int, int] = {}
+        """When the listener got the message at an offset."""
+        self.idle = asyncio.Event()
+        """Whether no orderly listener runs on this queue."""
+        self.idle.set()
+        self._room: asyncio.Future[None] | None = None
+        self._waits = False
+
+    def __repr__(self) -> str:
+        return str(self.queue)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Say that pulling pauses on purpose: it has not died."""
+        self._waits = True
+        try:
+            yield
+        finally:
+            self._waits = False
+
+    def pulled_ms(self, now_ms: int) -> int:
+        """Return when pulling last showed that it lives."""
+        return now_ms if self._waits or self.is_dropped else self.last_pull_ms
+
+    def drop(self) -> None:
+        """Make all stages stop: the queue is another's, or will start anew."""
+        self.is_dropped = True
+        self.note_room()
+
+    def is_locked(self, now_ms: int) -> bool:
+        """Whether the lock is sure enough to consume under it."""
+        return self.locked_ms is not None and now_ms - self.locked_ms <= LOCK_TRUST_MS
+
+    def is_full(self, limits: QueueLimits, *, is_orderly: bool) -> bool:
+        """Whether enough is pulled; order itself keeps an orderly queue's span short."""
+        cache = self.cache
+        return (
+            cache.count > limits.messages_max
+            or cache.bytes > limits.bytes_max
+            or (not is_orderly and self._reach > limits.span_max)
+        )
+
+    @property
+    def _reach(self) -> int:
+        """How far pulling is ahead of the oldest unfinished message.
+
+        The cache's own span forgets what finished above a stuck message: it would stop nothing.
+        """
+        first = self.cache.first
+        return 0 if first is None else self.next_offset - 1 - first.queue_offset
+
+    async def wait_for_room(self) -> None:
+        """Wait until something was finished."""
+        self._room = asyncio.get_running_loop().create_future()
+        try:
+            await self._room
+        finally:
+            self._room = None
+
+    def note_room(self) -> None:
+        """Wake who waits for room."""
+        if self._room is not None and not self._room.done():
+            self._room.set_result(None)
+
+    def finish(self, messages: list[MessageView]) -> QueueOffset:
+        """Take messages out that are done; return the offset to commit."""
+        offset = self.cache.remove(messages)
+        for message in messages:
+            self.started_ms.pop(message.queue_offset, None)
+        self.note_room()
+        return offset
+
+    def info(self, commit_offset: int, wall_ms: int) -> ProcessQueueInfo:
+        """Return what an operator may see; ``wall_ms`` is what the wall shows at time 0."""
+        cached, taken = self.cache.cached_offsets, self.cache.taken_offsets
+        return ProcessQueueInfo(
+            cached_msg_count=len(cached),
+            cached_msg_min_offset=cached[0] if cached else 0,
+            cached_msg_max_offset=cached[-1] if cached else 0,
+            cached_msg_size_in_mib=self.cache.bytes // _MEBIBYTE,
+            commit_offset=commit_offset,
+            dropped=self.is_dropped,
+            last_consume_timestamp=wall_ms + self.last_consume_ms,
+            last_lock_timestamp=0 if self.locked_ms is None else wall_ms + self.locked_ms,
+            last_pull_timestamp=wall_ms + self.last_pull_ms,
+            locked=self.locked_ms is not None,
+            transaction_msg_count=len(taken),
+            transaction_msg_min_offset=taken[0] if taken else 0,
+            transaction_msg_max_offset=taken[-1] if taken else 0,
+        )

@@ -1,0 +1,139 @@
+"""What a lite pull consumer has fetched and not given out yet. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from turbopump.client.pull_config import FetchLimits
+from turbopump.errors import InvalidArgument
+from turbopump.message import MessageQueue, QueueOffset
+from turbopump.wire.record import MessageView
+
+
+class PendingQueue:
+    """One assigned queue: messages that wait, and the three offsets that matter."""
+
+    def __init__(self) -> None:
+        self.messages: deque[MessageView] = deque()
+        self.bytes = 0
+        self.is_paused = False
+        self.fetch_offset: QueueOffset | None = None
+        """Where to fetch next; None before that is known."""
+        self.taken: QueueOffset | None = None
+        """Behind the last message that was given out; not all of them may be finished."""
+        self.finished: QueueOffset | None = None
+        """Behind the last message that was given out before the latest: what can be committed."""
+
+    def restart(self, offset: QueueOffset) -> None:
+        """Go somewhere else, and forget what was fetched."""
+        self.messages.clear()
+        self.bytes = 0
+        self.fetch_offset = offset
+        self.taken = self.finished = offset
+
+    def put(self, messages: Iterable[MessageView], next_offset: QueueOffset) -> None:
+        """Take in what was fetched."""
+        for message in messages:
+            self.messages.append(message)
+            self.bytes += len(message.stored_body)
+        self.fetch_offset = next_offset
+        if not self.messages:
+            # Nothing here is wanted: the group has come so far without any message.
+            self.taken = next_offset
+
+    def take(self) -> MessageView:
+        """Give the next message out."""
+        message = self.messages.popleft()
+        self.bytes -= len(message.stored_body)
+        self.taken = QueueOffset(message.queue_offset + 1)
+        return message
+
+
+class Pending:
+    """All assigned queues; messages are taken from them in turn."""
+
+    def __init__(self, limits: FetchLimits) -> None:
+        self._limits = limits
+        self._queues: dict[MessageQueue, PendingQueue] = {}
+        self._turn: deque[MessageQueue] = deque()
+        self._count = 0
+
+    @property
+    def queues(self) -> tuple[MessageQueue, ...]:
+        """Those that are assigned."""
+        return tuple(self._queues)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, queue: MessageQueue) -> bool:
+        return queue in self._queues
+
+    def __getitem__(self, queue: MessageQueue) -> PendingQueue:
+        found = self._queues.get(queue)
+        if found is None:
+            raise InvalidArgument(f"queue {queue} is not assigned to this consumer")
+        return found
+
+    def add(self, queue: MessageQueue) -> None:
+        """Assign a queue."""
+        if queue not in self._queues:
+            self._queues[queue] = PendingQueue()
+            self._turn.append(queue)
+
+    def remove(self, queue: MessageQueue) -> None:
+        """Take a queue away, and forget what was fetched of it."""
+        self._count -= len(self._queues.pop(queue).messages)
+        self._turn.remove(queue)
+
+    def restart(self, queue: MessageQueue, offset: QueueOffset) -> None:
+        """Go to another offset of a queue."""
+        pending = self[queue]
+        self._count -= len(pending.messages)
+        pending.restart(offset)
+
+    def put(
+        self, queue: MessageQueue, messages: Iterable[MessageView], next_offset: QueueOffset
+    ) -> None:
+        """Take in what was fetched."""
+        pending = self._queues[queue]
+        before = len(pending.messages)
+        pending.put(messages, next_offset)
+        self._count += len(pending.messages) - before
+
+    def has_room(self, queue: MessageQueue) -> bool:
+        """Whether more of a queue may be fetched."""
+        pending = self._queues[queue]
+        return (
+            len(pending.messages) < self._limits.messages_per_queue
+            and pending.bytes < self._limits.bytes_per_queue
+            and self._count < self._limits.messages_of_all
+        )
+
+    def take(self, count_max: int) -> list[MessageView]:
+        """Give messages out, a queue at a time in their order, the queues taking turns."""
+        taken: list[MessageView] = []
+        for _ in range(len(self._turn)):
+            queue = self._turn[0]
+            self._turn.rotate(-1)
+            pending = self._queues[queue]
+            while pending.messages and not pending.is_paused and len(taken) < count_max:
+                taken.append(pending.take())
+            if len(taken) >= count_max:
+                break
+        self._count -= len(taken)
+        return taken
+
+    def finish(self) -> None:
+        """Note that all messages given out so far are done with."""
+        for pending in self._queues.values():
+            pending.finished = pending.taken
+
+    def positions(self) -> dict[MessageQueue, QueueOffset]:
+        """Return what can be committed."""
+        return {
+            queue: pending.finished
+            for queue, pending in self._queues.items()
+            if pending.finished is not None
+        }

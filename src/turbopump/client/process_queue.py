@@ -1,0 +1,179 @@
+"""What was pulled from one queue and is not finished: the only state that decides what to commit.
+
+Nothing here waits, reads a clock or speaks to anybody. Offsets come in ascending order nearly
+always, which makes every operation cheap; any other order costs a sort and is still right.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Generic, Protocol, TypeVar
+
+from turbopump.message import QueueOffset
+
+NOTHING_REMOVED = QueueOffset(-1)
+"""What `ProcessQueue.remove` returns when there was nothing: no offset is to be committed."""
+
+
+class Cached(Protocol):
+    """A message as far as its queue is concerned."""
+
+    @property
+    def queue_offset(self) -> QueueOffset: ...
+
+    @property
+    def body_length(self) -> int: ...
+
+
+M = TypeVar("M", bound=Cached)
+
+
+class ProcessQueue(Generic[M]):
+    """The messages of one queue that are cached, or taken by an orderly listener."""
+
+    def __init__(self) -> None:
+        self._cached: dict[int, M] = {}
+        self._taken: dict[int, M] = {}
+        # Ascending; offsets that are not cached any more are dropped when they come to an end.
+        self._order: deque[int] = deque()
+        self._last_put = QueueOffset(0)
+        self._consuming = False
+        self.count = 0
+        self.bytes = 0
+        self.behind = 0
+        """How many messages the broker had beyond the last ones put."""
+
+    @property
+    def cached_offsets(self) -> list[int]:
+        return sorted(self._cached)
+
+    @property
+    def taken_offsets(self) -> list[int]:
+        return sorted(self._taken)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is unfinished."""
+        return self.count == 0
+
+    @property
+    def first(self) -> M | None:
+        """The cached message with the smallest offset."""
+        self._trim()
+        return self._cached[self._order[0]] if self._order else None
+
+    @property
+    def span(self) -> int:
+        """How far the cached offsets lie apart."""
+        self._trim()
+        return self._order[-1] - self._order[0] if self._order else 0
+
+    def put(self, messages: Sequence[M], max_offset: int | None = None) -> bool:
+        """Add pulled messages; return whether somebody has to begin taking them in order."""
+        if not self._put_at_end(messages):
+            for message in messages:
+                self._put_one(message)
+        if messages and max_offset is not None and max_offset > messages[-1].queue_offset:
+            self.behind = max_offset - messages[-1].queue_offset
+        if not self._cached or self._consuming:
+            return False
+        self._consuming = True
+        return True
+
+    def _put_at_end(self, messages: Sequence[M]) -> bool:
+        """Add messages beyond all others in one go, which is how nearly all of them come."""
+        offsets = [message.queue_offset for message in messages]
+        self._trim()
+        last = self._order[-1] if self._order else -1
+        if not offsets or offsets[0] <= last or any(map(operator.le, offsets[1:], offsets)):
+            return False
+        self._cached.update(zip(offsets, messages, strict=True))
+        self._order.extend(offsets)
+        self._last_put = offsets[-1]
+        self.count += len(offsets)
+        self.bytes += sum([message.body_length for message in messages])
+        return True
+
+    def _put_one(self, message: M) -> None:
+        if message.queue_offset not in self._cached:
+            self._last_put = message.queue_offset
+            self.count += 1
+            self.bytes += message.body_length
+            self._add(message)
+
+    def remove(self, messages: Iterable[M]) -> QueueOffset:
+        """Finish messages; return the lowest unfinished offset, which is what to commit."""
+        if not self._cached:
+            return NOTHING_REMOVED
+        for message in messages:
+            if self._cached.pop(message.queue_offset, None) is not None:
+                self.count -= 1
+                self.bytes -= message.body_length
+        self._trim()
+        # Whatever finishes first: a crash may repeat messages above this offset, never skip one.
+        return QueueOffset(self._order[0] if self._order else self._last_put + 1)
+
+    # --- in order ---------------------------------------------------------------------------------
+
+    def peek(self, count: int) -> list[M]:
+        """Return the first messages and leave them where they are."""
+        self._trim()
+        offsets = (offset for offset in self._order if offset in self._cached)
+        return [self._cached[offset] for offset in islice(offsets, count)]
+
+    def take(self, count: int) -> list[M]:
+        """Take the first messages to consume them; when there are none, consuming has ended."""
+        messages = self.peek(count)
+        for message in messages:
+            self._taken[message.queue_offset] = self._cached.pop(message.queue_offset)
+        if not messages:
+            self._consuming = False
+        return messages
+
+    def commit(self) -> QueueOffset | None:
+        """Finish all that is taken; return the offset after it, None when nothing was."""
+        if not self._taken:
+            return None
+        after = QueueOffset(max(self._taken) + 1)
+        self.count -= len(self._taken)
+        self.bytes -= sum(message.body_length for message in self._taken.values())
+        self._taken.clear()
+        return after
+
+    def rollback(self) -> None:
+        """Put all that is taken back, to be taken again."""
+        self.again(list(self._taken.values()))
+
+    def again(self, messages: Iterable[M]) -> None:
+        """Put some messages back, perhaps changed, to be taken again."""
+        for message in messages:
+            self._taken.pop(message.queue_offset, None)
+            self._add(message)
+
+    def clear(self) -> None:
+        """Forget everything, as when the queue is somebody else's now."""
+        self._cached.clear()
+        self._taken.clear()
+        self._order.clear()
+        self.count = self.bytes = self.behind = 0
+
+    # --- order ------------------------------------------------------------------------------------
+
+    def _add(self, message: M) -> None:
+        offset = message.queue_offset
+        self._trim()
+        self._cached[offset] = message
+        if not self._order or offset > self._order[-1]:
+            self._order.append(offset)
+        else:
+            self._order = deque(sorted(self._cached))
+
+    def _trim(self) -> None:
+        order, cached = self._order, self._cached
+        while order and order[0] not in cached:
+            order.popleft()
+        while order and order[-1] not in cached:
+            order.pop()

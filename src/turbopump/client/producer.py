@@ -1,0 +1,497 @@
+"""Sending messages."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Protocol, Self
+
+from msgspec import Struct
+
+from turbopump.client import calls
+from turbopump.client.calls import SendStatus, Stored
+from turbopump.client.config import ClientConfig, own_address
+from turbopump.client.members import ProducerMember
+from turbopump.client.names import check_group, with_namespace, without_namespace
+from turbopump.client.outgoing import MessageRules, Outgoing, outgoing, outgoing_batch
+from turbopump.client.queue_choice import FAILURE_LATENCY_MS, BrokerFaults, QueueChoice
+from turbopump.client.replies import Reply, reply_properties, reply_topic, request_properties
+from turbopump.client.selectors import Selector
+from turbopump.client.session import Session
+from turbopump.client.sharing import client_config, shared_session
+from turbopump.client.tasks import Tasks
+from turbopump.errors import (
+    NetworkError,
+    NoRoute,
+    NotRunning,
+    RemoteError,
+    RequestTimeout,
+    TurbopumpError,
+)
+from turbopump.message import Message, MessageQueue, QueueOffset
+from turbopump.net.limits import require_at_least
+from turbopump.wire.codes import ResponseCode
+from turbopump.wire.headers import SendMessage
+from turbopump.wire.hosts import host
+from turbopump.wire.ids import UniqueIds
+from turbopump.wire.record import MessageView
+
+_log = logging.getLogger(__name__)
+
+To = MessageQueue | Selector | None
+"""Where to: a queue, a function that chooses one, or None for the next in turn."""
+
+RETRIED_CODES = frozenset(
+    {
+        ResponseCode.SYSTEM_ERROR,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.NO_PERMISSION,
+        ResponseCode.TOPIC_NOT_EXIST,
+        ResponseCode.NO_BUYER_ID,
+        ResponseCode.NOT_IN_CURRENT_UNIT,
+    }
+)
+"""Answers after which another broker may take the message."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerConfig:
+    """How a producer sends.
+
+    ::
+
+        ProducerConfig(send_timeout_ms=1000, retries_max=0)
+    """
+
+    send_timeout_ms: int = 3000
+    """For one send with all its tries."""
+
+    retries_max: int = 2
+    """Further tries, each with another broker if there is one."""
+
+    retry_unless_ok: bool = False
+    """Whether to try again too when a message was stored, but not flushed or copied in time."""
+
+    avoid_slow_brokers: bool = False
+    """Whether brokers that answered slowly or not at all are left alone for a while."""
+
+    in_flight_max: int = 1000
+    """Messages that `Producer.submit` has taken and that have no answer yet; more wait."""
+
+    messages: MessageRules = field(default_factory=MessageRules)
+
+    def __post_init__(self) -> None:
+        require_at_least("send_timeout_ms", self.send_timeout_ms, 1)
+        require_at_least("retries_max", self.retries_max, 0)
+        require_at_least("in_flight_max", self.in_flight_max, 1)
+
+
+class SendReceipt(Struct, frozen=True):
+    """Where a message was stored.
+
+    ::
+
+        receipt = producer.send(Message("orders", b"hello"))
+        print(receipt.message_id, receipt.queue, receipt.queue_offset)
+    """
+
+    message_id: str
+    """The id that consumers see; those of a batch joined by ","."""
+
+    offset_id: str
+    """The id that says where the message lies; those of a batch joined by ","."""
+
+    queue: MessageQueue
+    queue_offset: QueueOffset
+    status: SendStatus = SendStatus.OK
+    region: str | None = None
+
+
+OnSent = Callable[[SendReceipt | None, Exception | None], None]
+"""Hears of a receipt, or of the error that took its place."""
+
+
+class SendHook(Protocol):
+    """Sees every message on its way out; what it raises is what the sender gets.
+
+    ::
+
+        class Count:
+            def before_send(self, group, sent, queue): ...
+            def after_send(self, group, sent, queue, outcome): ...
+    """
+
+    def before_send(self, group: str, sent: Outgoing, queue: MessageQueue) -> None:
+        """See a message before each try."""
+        ...
+
+    def after_send(
+        self, group: str, sent: Outgoing, queue: MessageQueue, outcome: SendReceipt | Exception
+    ) -> None:
+        """See what became of a try; one-way messages have no outcome and are not shown."""
+        ...
+
+
+class Producer(ProducerMember):
+    """Sends messages to a cluster.
+
+    ::
+
+        async with Producer("orders-producer", nameserver="127.0.0.1:9876") as producer:
+            receipt = await producer.send(Message("orders", b"hello", tags="created"))
+
+    Many sends may run at the same time; they share connections, and their number is what makes a
+    producer fast. ``session`` is for those who share one by hand or run in virtual time.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        nameserver: str = "",
+        namespace: str = "",
+        config: ProducerConfig | None = None,
+        client: ClientConfig | None = None,
+        session: Session | None = None,
+        hooks: Sequence[SendHook] = (),
+    ) -> None:
+        check_group(group)
+        self._client = client_config(nameserver, namespace, client, session)
+        self.group = with_namespace(self._client.namespace, group)
+        self._config = config or ProducerConfig()
+        self._given_session = session
+        self._hooks = tuple(hooks)
+        self._running: _Running | None = None
+
+    # --- life -------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Begin; connects to nobody before the first message."""
+        if self._running is not None:
+            return
+        session = self._given_session or shared_session(self._client, self)
+        await session.start()
+        try:
+            await session.join(self)
+        except BaseException:
+            await session.leave(self)
+            await session.close()
+            raise
+        self._running = _Running(session, self._config)
+
+    async def close(self) -> None:
+        """Wait for messages on their way, then leave."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.session.require_own_process()
+            await running.finish()
+            await running.session.leave(self)
+            await running.session.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    # --- sending ----------------------------------------------------------------------------------
+
+    async def send(
+        self, message: Message, *, to: To = None, timeout_ms: int | None = None
+    ) -> SendReceipt:
+        """Send a message and return where it was stored.
+
+        Without ``to`` the queues of the topic take turns and a failed try is repeated elsewhere;
+        with it there is one try, since order would suffer from a second.
+
+        ::
+
+            receipt = await producer.send(Message("orders", b"hello"), to=by_hash("customer-42"))
+        """
+        return await self._send(self._require_running(), message, to, timeout_ms)
+
+    async def send_batch(
+        self, messages: Sequence[Message], *, to: To = None, timeout_ms: int | None = None
+    ) -> SendReceipt:
+        """Send messages of one topic to one queue, together or not at all; see `split_batch`.
+
+        ::
+
+            await producer.send_batch([Message("orders", b"1"), Message("orders", b"2")])
+        """
+        running = self._require_running()
+        ids = [running.ids.next() for _ in messages]
+        sent = outgoing_batch(messages, ids, self._config.messages, self._client.namespace)
+        return await self._deliver(running, sent, to, timeout_ms)
+
+    async def submit(
+        self,
+        message: Message,
+        *,
+        to: To = None,
+        timeout_ms: int | None = None,
+        on_sent: OnSent | None = None,
+    ) -> asyncio.Future[SendReceipt]:
+        """Hand a message over and return a promise of its receipt, to send many at a time.
+
+        Waits for a place when too many are on their way. ``on_sent`` is called on the event loop,
+        exactly once, and must not block.
+
+        ::
+
+            promises = [await producer.submit(message) for message in messages]
+            receipts = await asyncio.gather(*promises)
+        """
+        running = self._require_running()
+        await running.places.acquire()
+        try:
+            self._require_running()
+            task = running.tasks.start(self._send(running, message, to, timeout_ms))
+        except BaseException:
+            running.places.release()
+            raise
+        task.add_done_callback(lambda done: _settle(done, running.places, on_sent))
+        return task
+
+    async def send_oneway(
+        self, message: Message, *, to: To = None, timeout_ms: int | None = None
+    ) -> None:
+        """Send a message without hearing what becomes of it: fastest, and it may be lost.
+
+        ::
+
+            await producer.send_oneway(Message("metrics", b"42"))
+        """
+        running = self._require_running()
+        namespace = self._client.namespace
+        sent = outgoing(message, running.ids.next(), self._config.messages, namespace)
+        queue = await self._queue(running, sent, to, None)
+        address = running.session.address_to_write(queue.broker)
+        for hook in self._hooks:
+            hook.before_send(self.group, sent, queue)
+        limit_ms = timeout_ms or self._config.send_timeout_ms
+        await calls.send_oneway(
+            running.session, address, self._header(running, sent, queue), sent.body, limit_ms
+        )
+
+    async def request(
+        self, message: Message, *, to: To = None, timeout_ms: int | None = None
+    ) -> Reply:
+        """Send a message that somebody replies to, and return the reply; raises RequestTimeout.
+
+        Who consumes the message replies with `reply`.
+
+        ::
+
+            reply = await producer.request(Message("prices", b"EUR"), timeout_ms=2000)
+        """
+        running = self._require_running()
+        session = running.session
+        limit_ms = timeout_ms or self._config.send_timeout_ms
+        if session.cached_route(self._known_as(message.topic)) is None:
+            # Brokers push replies to clients that they have heard of.
+            await self._route(running, self._known_as(message.topic))
+            await session.heartbeat()
+        with session.replies.expected() as (correlation_id, promise):
+            extra = request_properties(correlation_id, session.client_id, limit_ms)
+            try:
+                async with asyncio.timeout(limit_ms / 1000):
+                    await self._send(running, message, to, limit_ms, extra)
+                    return await promise
+            except TimeoutError:
+                raise RequestTimeout(f"no reply came within {limit_ms} ms") from None
+
+    async def reply(
+        self, request: MessageView, body: bytes, *, timeout_ms: int | None = None
+    ) -> None:
+        """Reply to a message that was sent with `request`; raises when nobody waits any more.
+
+        ::
+
+            await producer.reply(message, b"1.08")
+        """
+        running = self._require_running()
+        message = Message(reply_topic(request), body)
+        rules, extra = self._config.messages, reply_properties(request)
+        sent = outgoing(message, running.ids.next(), rules, extra=extra)
+        # To the broker that has the request: it knows the client that sent it.
+        queue, address = MessageQueue(sent.topic, "", 0), str(request.store_host)
+        header = self._header(running, sent, queue)
+        limit_ms = timeout_ms or self._config.send_timeout_ms
+        await calls.send_reply(running.session, address, header, sent.body, limit_ms)
+
+    async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """Return the queues that messages of a topic can be sent to.
+
+        ::
+
+            queues = await producer.queues("orders")
+        """
+        route = await self._route(self._require_running(), self._known_as(topic))
+        return tuple(self._shown(queue) for queue in route)
+
+    # --- one message, try by try ------------------------------------------------------------------
+
+    async def _send(
+        self,
+        running: _Running,
+        message: Message,
+        to: To,
+        timeout_ms: int | None,
+        extra: Mapping[str, str] | None = None,
+    ) -> SendReceipt:
+        namespace = self._client.namespace
+        sent = outgoing(message, running.ids.next(), self._config.messages, namespace, extra)
+        return await self._deliver(running, sent, to, timeout_ms)
+
+    async def _deliver(
+        self, running: _Running, sent: Outgoing, to: To, timeout_ms: int | None
+    ) -> SendReceipt:
+        clock = running.session.clock
+        limit_ms = timeout_ms or self._config.send_timeout_ms
+        end_ms = clock.monotonic_ms() + limit_ms
+        tries = 1 if to is not None else 1 + self._config.retries_max
+        avoided: str | None = None
+        for tries_left in reversed(range(tries)):
+            queue = await self._queue(running, sent, to, avoided)
+            left_ms = end_ms - clock.monotonic_ms()
+            if left_ms <= 0:
+                raise RequestTimeout(f"no broker took the message within {limit_ms} ms")
+            try:
+                receipt = await self._try(running, sent, queue, left_ms)
+            except (NetworkError, NoRoute, RemoteError) as error:
+                if not tries_left or not _is_retried(error) or clock.monotonic_ms() >= end_ms:
+                    raise
+                _log.info("message %s to %s: %s; trying again", sent.message_id, queue, error)
+            else:
+                if receipt.status is SendStatus.OK or not self._config.retry_unless_ok:
+                    return receipt
+                if not tries_left or clock.monotonic_ms() >= end_ms:
+                    return receipt
+            avoided = queue.broker
+        raise AssertionError("the last try returns or raises")
+
+    async def _try(
+        self, running: _Running, sent: Outgoing, queue: MessageQueue, timeout_ms: int
+    ) -> SendReceipt:
+        for hook in self._hooks:
+            hook.before_send(self.group, sent, queue)
+        clock = running.session.clock
+        start_ms = clock.monotonic_ms()
+        try:
+            address = running.session.address_to_write(queue.broker)
+            header = self._header(running, sent, queue)
+            stored = await calls.send(running.session, address, header, sent.body, timeout_ms)
+        except TurbopumpError as error:
+            running.note(queue.broker, FAILURE_LATENCY_MS)
+            for hook in self._hooks:
+                hook.after_send(self.group, sent, queue, error)
+            raise
+        running.note(queue.broker, clock.monotonic_ms() - start_ms)
+        receipt = self._receipt(sent, queue, stored)
+        for hook in self._hooks:
+            hook.after_send(self.group, sent, queue, receipt)
+        return receipt
+
+    async def _queue(
+        self, running: _Running, sent: Outgoing, to: To, avoided: str | None
+    ) -> MessageQueue:
+        if isinstance(to, MessageQueue):
+            if not running.session.has_broker(to.broker):
+                await self._route(running, sent.topic)
+            return MessageQueue(self._known_as(to.topic), to.broker, to.queue_id)
+        queues = await self._route(running, sent.topic)
+        if to is None:
+            return running.choice.next(queues, avoided, running.session.clock.monotonic_ms())
+        chosen = to(tuple(map(self._shown, queues)) if self._client.namespace else queues)
+        return MessageQueue(sent.topic, chosen.broker, chosen.queue_id)
+
+    async def _route(self, running: _Running, topic: str) -> tuple[MessageQueue, ...]:
+        cached = running.session.cached_route(topic)
+        if cached is not None and cached.writable:
+            return cached.writable
+        wanted = self._config.messages.new_topic_queues
+        return (await running.session.route_to_send(topic, wanted)).writable
+
+    def _header(self, running: _Running, sent: Outgoing, queue: MessageQueue) -> SendMessage:
+        wanted = self._config.messages.new_topic_queues
+        return sent.header(self.group, queue, running.session.clock.now_ms(), wanted)
+
+    def _receipt(self, sent: Outgoing, queue: MessageQueue, stored: Stored) -> SendReceipt:
+        place = MessageQueue(sent.topic, queue.broker, stored.queue_id)
+        return SendReceipt(
+            sent.message_id,
+            stored.offset_id,
+            self._shown(place),
+            stored.queue_offset,
+            stored.status,
+            stored.region,
+        )
+
+    def _known_as(self, topic: str) -> str:
+        return with_namespace(self._client.namespace, topic)
+
+    def _shown(self, queue: MessageQueue) -> MessageQueue:
+        """Return a queue as the application knows it."""
+        if not self._client.namespace:
+            return queue
+        topic = without_namespace(self._client.namespace, queue.topic)
+        return MessageQueue(topic, queue.broker, queue.queue_id)
+
+    def _require_running(self) -> _Running:
+        if self._running is None:
+            raise NotRunning(
+                f"producer {self.group!r} is not running: use it inside `with`, or call start()"
+            )
+        return self._running
+
+
+class _Running:
+    """What a producer has from its start to its close."""
+
+    def __init__(self, session: Session, config: ProducerConfig) -> None:
+        self.session = session
+        self.tasks = Tasks()
+        self.places = asyncio.Semaphore(config.in_flight_max)
+        self._faults = BrokerFaults() if config.avoid_slow_brokers else None
+        self.choice = QueueChoice(session.random, self._faults)
+        ip = host(own_address(), 0).ip
+        maker = session.random.getrandbits(32)
+        self.ids = UniqueIds(session.clock, ip, session.pid, maker)
+
+    def note(self, broker: str, latency_ms: int) -> None:
+        """Remember how fast a broker was, if that is wanted."""
+        if self._faults is not None:
+            self._faults.note(broker, latency_ms, self.session.clock.monotonic_ms())
+
+    async def finish(self) -> None:
+        """Wait for all that was submitted; each has its own time limit."""
+        await self.tasks.wait()
+
+
+def _is_retried(error: NetworkError | NoRoute | RemoteError) -> bool:
+    return not isinstance(error, RemoteError) or error.code in RETRIED_CODES
+
+
+def _settle(
+    done: asyncio.Task[SendReceipt], places: asyncio.Semaphore, on_sent: OnSent | None
+) -> None:
+    places.release()
+    error = NotRunning("the send was cancelled") if done.cancelled() else done.exception()
+    if on_sent is None:
+        if error is not None:
+            # The promise says so too, but nobody may ever look at it.
+            _log.warning("a submitted message was not sent: %s", error)
+    elif isinstance(error, Exception):
+        on_sent(None, error)
+    elif error is None:
+        on_sent(done.result(), None)

@@ -1,0 +1,110 @@
+"""What can be set about pull consumers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from turbopump.net.limits import require_at_least
+
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class PullTimes:
+    """How long pulls may take.
+
+    ::
+
+        PullTimes(hold_ms=5000, held_timeout_ms=8000)
+    """
+
+    timeout_ms: int = 10_000
+    """For a pull that is answered at once."""
+
+    hold_ms: int = 20_000
+    """How long a broker may wait for a message to come."""
+
+    held_timeout_ms: int = 30_000
+    """For a pull that the broker may hold; longer than it holds."""
+
+    def __post_init__(self) -> None:
+        require_at_least("timeout_ms", self.timeout_ms, 1)
+        require_at_least("hold_ms", self.hold_ms, 1)
+        require_at_least("held_timeout_ms", self.held_timeout_ms, self.hold_ms + 1)
+
+    def of(self, timeout_ms: int) -> PullTimes:
+        """Return the times of a pull that is answered or held for so long."""
+        margin_ms = self.held_timeout_ms - self.hold_ms
+        return PullTimes(timeout_ms, timeout_ms, timeout_ms + margin_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class FetchLimits:
+    """How much may be fetched ahead; beyond it, fetching waits until something is taken.
+
+    ::
+
+        FetchLimits(messages_per_queue=100, messages_of_all=500)
+    """
+
+    messages_per_queue: int = 1000
+    bytes_per_queue: int = 100 * _MIB
+    messages_of_all: int = 10_000
+
+    def __post_init__(self) -> None:
+        for name in ("messages_per_queue", "bytes_per_queue", "messages_of_all"):
+            require_at_least(name, getattr(self, name), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class PullConfig:
+    """How a pull consumer reads.
+
+    ::
+
+        PullConfig(count_max=100, attempts_max=3)
+    """
+
+    count_max: int = 32
+    """Most messages of one pull; brokers give no more than 32 unless they are set up for more."""
+
+    attempts_max: int = 16
+    """How often a message is tried that is sent back, before it becomes a dead letter."""
+
+    times: PullTimes = field(default_factory=PullTimes)
+
+    def __post_init__(self) -> None:
+        require_at_least("count_max", self.count_max, 1)
+        require_at_least("attempts_max", self.attempts_max, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class LitePullConfig:
+    """How a lite pull consumer reads.
+
+    ::
+
+        LitePullConfig(auto_commit=False, poll_count_max=100)
+    """
+
+    auto_commit: bool = True
+    """Whether polling commits, every so often, what was given out by earlier polls."""
+
+    commit_interval_ms: int = 5000
+    poll_timeout_ms: int = 5000
+    """How long a poll waits for the first message."""
+
+    poll_count_max: int = 32
+    """Most messages of one poll."""
+
+    fetch_count_max: int = 32
+    """Most messages of one request to a broker."""
+
+    ahead: FetchLimits = field(default_factory=FetchLimits)
+    times: PullTimes = field(default_factory=PullTimes)
+
+    def __post_init__(self) -> None:
+        require_at_least("commit_interval_ms", self.commit_interval_ms, 1000)
+        require_at_least("poll_timeout_ms", self.poll_timeout_ms, 0)
+        require_at_least("poll_count_max", self.poll_count_max, 1)
+        require_at_least("fetch_count_max", self.fetch_count_max, 1)

@@ -1,0 +1,280 @@
+"""Reading queues by hand: the classic pull consumer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Self
+
+from turbopump.client.calls import PullOutcome
+from turbopump.client.config import ClientConfig
+from turbopump.client.members import ConsumerMember
+from turbopump.client.names import check_group, check_topic, with_namespace
+from turbopump.client.pull_config import PullConfig
+from turbopump.client.reading import QueueReader, require_offset
+from turbopump.client.send_back import SendingBack
+from turbopump.client.session import Session
+from turbopump.client.sharing import client_config, shared_session
+from turbopump.client.subscriptions import EVERYTHING, subscription
+from turbopump.errors import ClientError, NotRunning
+from turbopump.message import MessageQueue, QueueOffset
+from turbopump.net.limits import require_at_least
+from turbopump.wire.bodies import ConsumeFrom, ConsumerData, ConsumeType, MessageModel
+from turbopump.wire.record import MessageView
+
+OnQueues = Callable[[str, Sequence[MessageQueue]], None]
+"""Hears which queues a topic has now."""
+
+
+class PullConsumer(ConsumerMember):
+    """Reads queues where and when the application wants, and keeps offsets on the broker if asked.
+
+    ::
+
+        async with PullConsumer("audit", nameserver="127.0.0.1:9876") as consumer:
+            for queue in await consumer.queues("orders"):
+                outcome = await consumer.pull(queue, await consumer.committed(queue) or 0)
+                if isinstance(outcome, Found):
+                    print(outcome.messages)
+                await consumer.commit(queue, outcome.next_offset)
+
+    Members of its group do not share the queues among them: who reads what is up to them.
+    ``topics`` are those whose queues ``on_queues`` wants to hear of.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        nameserver: str = "",
+        namespace: str = "",
+        topics: Iterable[str] = (),
+        on_queues: OnQueues | None = None,
+        config: PullConfig | None = None,
+        client: ClientConfig | None = None,
+        session: Session | None = None,
+    ) -> None:
+        check_group(group)
+        self._client = client_config(nameserver, namespace, client, session)
+        self.group = with_namespace(self._client.namespace, group)
+        self._topics = tuple(dict.fromkeys(topics))
+        for topic in self._topics:
+            check_topic(topic)
+        self._on_queues = on_queues
+        self._config = config or PullConfig()
+        self._given_session = session
+        self._running: _Running | None = None
+
+    # --- life -------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Begin: join the group, and hear of the topics' queues."""
+        if self._running is not None:
+            return
+        session = self._given_session or shared_session(self._client, self)
+        await session.start()
+        try:
+            running = _Running(session, self.group, self._config)
+            for topic in self._topics:
+                await session.refresh_route(running.reader.known_as(topic))
+            await session.join(self)
+        except BaseException:
+            await session.leave(self)
+            await session.close()
+            raise
+        self._running = running
+        for topic in self._topics:
+            self.route_changed(running.reader.known_as(topic))
+
+    async def close(self) -> None:
+        """Leave the group."""
+        running, self._running = self._running, None
+        if running is not None:
+            await running.session.leave(self)
+            await running.session.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """Return the queues of a topic.
+
+        ::
+
+            queues = await consumer.queues("orders")
+        """
+        return await self._require_running().reader.queues(topic)
+
+    async def pull(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        *,
+        tags: str = EVERYTHING,
+        count_max: int | None = None,
+        timeout_ms: int | None = None,
+    ) -> PullOutcome:
+        """Read messages from an offset on; what there is not yet, is not waited for.
+
+        ::
+
+            outcome = await consumer.pull(queue, 0, tags="created || paid")
+        """
+        return await self._pull(queue, offset, tags, count_max, timeout_ms, is_held=False)
+
+    async def pull_when_found(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        *,
+        tags: str = EVERYTHING,
+        count_max: int | None = None,
+        timeout_ms: int | None = None,
+    ) -> PullOutcome:
+        """Read messages from an offset on, waiting at the broker for the next one to come.
+
+        ::
+
+            outcome = await consumer.pull_when_found(queue, outcome.next_offset)
+        """
+        return await self._pull(queue, offset, tags, count_max, timeout_ms, is_held=True)
+
+    async def send_back(
+        self, message: MessageView, queue: MessageQueue, *, delay_level: int = 0
+    ) -> None:
+        """Have a message delivered again to the group later; -1 makes it a dead letter at once.
+
+        Level 0 lets the broker choose: longer with each attempt. It comes back in the retry topic
+        of the group, ``%RETRY%`` and its name.
+
+        ::
+
+            await consumer.send_back(message, queue)
+        """
+        sending = self._require_running().sending_back
+        if not await sending.give_back(queue, message, delay_level):
+            raise ClientError(f"message {message.message_id} could not be sent back; see the log")
+
+    # --- positions --------------------------------------------------------------------------------
+
+    async def committed(self, queue: MessageQueue) -> QueueOffset | None:
+        """Return how far the group has come, None when the broker knows of nothing.
+
+        ::
+
+            offset = await consumer.committed(queue)
+        """
+        return await self._require_running().reader.committed(queue)
+
+    async def commit(self, queue: MessageQueue, offset: int) -> None:
+        """Tell the broker how far the group has come: the offset to go on at.
+
+        ::
+
+            await consumer.commit(queue, outcome.next_offset)
+        """
+        reader = self._require_running().reader
+        await reader.commit(queue, require_offset("offset", offset))
+
+    async def min_offset(self, queue: MessageQueue) -> QueueOffset:
+        """Return the offset of the oldest message.
+
+        ::
+
+            offset = await consumer.min_offset(queue)
+        """
+        return await self._require_running().reader.min_offset(queue)
+
+    async def max_offset(self, queue: MessageQueue) -> QueueOffset:
+        """Return the offset that the next message will get.
+
+        ::
+
+            offset = await consumer.max_offset(queue)
+        """
+        return await self._require_running().reader.max_offset(queue)
+
+    async def offset_at(self, queue: MessageQueue, moment: datetime) -> QueueOffset:
+        """Return the offset of the first message stored at a moment or after it.
+
+        ::
+
+            offset = await consumer.offset_at(queue, datetime.now() - timedelta(hours=1))
+        """
+        return await self._require_running().reader.offset_at(queue, moment)
+
+    # --- for the session --------------------------------------------------------------------------
+
+    def heartbeat_data(self) -> ConsumerData:
+        namespace = self._client.namespace
+        return ConsumerData(
+            group_name=self.group,
+            consume_type=ConsumeType.PULL,
+            message_model=MessageModel.CLUSTERING,
+            consume_from_where=ConsumeFrom.LAST_OFFSET,
+            subscription_data_set=[
+                subscription(with_namespace(namespace, topic), EVERYTHING, 0)
+                for topic in self._topics
+            ],
+        )
+
+    def route_changed(self, topic: str) -> None:
+        running = self._running
+        if running is None or self._on_queues is None:
+            return
+        route = running.session.cached_route(topic)
+        if route is not None:
+            queues = [running.reader.shown(queue) for queue in route.readable]
+            name = queues[0].topic if queues else topic
+            self._on_queues(name, queues)
+
+    async def _pull(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        tags: str,
+        count_max: int | None,
+        timeout_ms: int | None,
+        *,
+        is_held: bool,
+    ) -> PullOutcome:
+        reader = self._require_running().reader
+        count = self._config.count_max if count_max is None else count_max
+        require_at_least("count_max", count, 1)
+        wanted = subscription(reader.known_as(queue.topic), tags, 0)
+        return await reader.pull(
+            queue,
+            require_offset("offset", offset),
+            wanted,
+            count,
+            is_held=is_held,
+            timeout_ms=timeout_ms,
+        )
+
+    def _require_running(self) -> _Running:
+        if self._running is None:
+            raise NotRunning(
+                f"consumer {self.group!r} is not running: use it inside `with`, or call start()"
+            )
+        return self._running
+
+
+class _Running:
+    """What a pull consumer has from its start to its close."""
+
+    def __init__(self, session: Session, group: str, config: PullConfig) -> None:
+        self.session = session
+        self.reader = QueueReader(session, group, config.times)
+        self.sending_back = SendingBack(session, group, config.attempts_max)

@@ -1,0 +1,181 @@
+"""The second stage: one task for each owned queue, which keeps one pull in flight."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, assert_never
+
+from turbopump.client import calls
+from turbopump.client.calls import Found, NothingMatched, NothingNew, OffsetIllegal, PullOutcome
+from turbopump.client.offsets import Positions
+from turbopump.client.owned_queue import OwnedQueue
+from turbopump.client.push_config import Pulling, QueueLimits
+from turbopump.client.routes import MASTER_ID
+from turbopump.client.session import Session
+from turbopump.client.stats import ConsumerStats
+from turbopump.client.subscriptions import matching
+from turbopump.errors import RemoteError, TurbopumpError
+from turbopump.message import QueueOffset
+from turbopump.wire.bodies import Subscription
+from turbopump.wire.codes import ResponseCode
+from turbopump.wire.headers import PullMessage
+from turbopump.wire.record import MessageView
+from turbopump.wire.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND
+
+_log = logging.getLogger(__name__)
+
+_AFTER_ERROR_MS = 1000
+_AFTER_FLOW_CONTROL_MS = 20
+_NOT_LOCKED_MS = 1000
+_UNKNOWN = frozenset(
+    {
+        ResponseCode.SUBSCRIPTION_NOT_EXIST,
+        ResponseCode.SUBSCRIPTION_NOT_LATEST,
+        ResponseCode.FILTER_DATA_NOT_EXIST,
+        ResponseCode.FILTER_DATA_NOT_LATEST,
+    }
+)
+
+
+class Delivery(Protocol):
+    """Who gets what was pulled."""
+
+    is_orderly: bool
+
+    def deliver(
+        self, owned: OwnedQueue, messages: Sequence[MessageView], *, begins: bool
+    ) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the pullers of one consumer share."""
+
+    session: Session
+    group: str
+    pulling: Pulling
+    delivery: Delivery
+    positions: Positions
+    stats: ConsumerStats
+    resumed: asyncio.Event
+    is_broadcast: bool
+    subscription: Callable[[str], Subscription | None]
+    limits: Callable[[str], QueueLimits]
+    prepared: Callable[[Sequence[MessageView]], list[MessageView]]
+    """Makes of pulled messages what listeners see."""
+    offset_illegal: Callable[[OwnedQueue, QueueOffset], None]
+    unknown_to_broker: Callable[[], None]
+    """Hears that a broker knows nothing of the group, or an older subscription."""
+
+
+class Puller:
+    """Pulls one queue until it is dropped; its task is ended from outside."""
+
+    def __init__(self, owned: OwnedQueue, around: Surroundings) -> None:
+        self._owned = owned
+        self._around = around
+
+    async def run(self) -> None:
+        owned, around = self._owned, self._around
+        while not owned.is_dropped:
+            if await self._waited():
+                continue
+            wanted = around.subscription(owned.queue.topic)
+            if wanted is None:
+                await self._pause(_AFTER_ERROR_MS)
+                continue
+            try:
+                start_ms = around.session.clock.monotonic_ms()
+                owned.last_pull_ms = start_ms
+                outcome = await self._pull(wanted)
+            except TurbopumpError as error:
+                await self._pause(self._delay_ms(error))
+                continue
+            if not owned.is_dropped:
+                spent_ms = around.session.clock.monotonic_ms() - start_ms
+                await self._take(outcome, wanted, spent_ms)
+
+    async def _waited(self) -> bool:
+        """Wait if there is a reason to; then everything is to be looked at anew."""
+        owned, around = self._owned, self._around
+        is_orderly = around.delivery.is_orderly
+        if not around.resumed.is_set():
+            with owned.waiting():
+                await around.resumed.wait()
+        elif owned.is_full(around.limits(owned.queue.topic), is_orderly=is_orderly):
+            with owned.waiting():
+                await owned.wait_for_room()
+        elif is_orderly and not around.is_broadcast and owned.locked_ms is None:
+            await self._pause(_NOT_LOCKED_MS)
+        else:
+            return False
+        return True
+
+    async def _pause(self, pause_ms: int) -> None:
+        with self._owned.waiting():
+            await asyncio.sleep(pause_ms / 1000)
+
+    def _delay_ms(self, error: TurbopumpError) -> int:
+        if isinstance(error, RemoteError) and error.code == ResponseCode.FLOW_CONTROL:
+            return _AFTER_FLOW_CONTROL_MS
+        _log.warning("pulling %s for %s: %s", self._owned.queue, self._around.group, error)
+        if isinstance(error, RemoteError) and error.code in _UNKNOWN:
+            self._around.unknown_to_broker()
+        return _AFTER_ERROR_MS
+
+    async def _pull(self, wanted: Subscription) -> PullOutcome:
+        owned, session = self._owned, self._around.session
+        await session.route(owned.queue.topic)
+        address = session.address_to_read(owned.queue.broker, owned.broker_id)
+        header = self._header(wanted)
+        return await calls.pull(session, address, header, self._around.pulling.timeout_ms)
+
+    def _header(self, wanted: Subscription) -> PullMessage:
+        owned, around = self._owned, self._around
+        sys_flag, commit_offset = PULL_SUSPEND, 0
+        position = None if around.is_broadcast else around.positions.of(owned.queue)
+        if position is not None and position > 0 and owned.broker_id == MASTER_ID:
+            # Only masters keep offsets.
+            sys_flag, commit_offset = sys_flag | PULL_COMMIT_OFFSET, position
+        carried = around.pulling.carries_subscription
+        return PullMessage(
+            consumer_group=around.group,
+            topic=owned.queue.topic,
+            queue_id=owned.queue.queue_id,
+            queue_offset=owned.next_offset,
+            max_msg_nums=around.pulling.batch_max,
+            sys_flag=sys_flag | PULL_SUBSCRIPTION if carried else sys_flag,
+            commit_offset=commit_offset,
+            suspend_timeout_millis=around.pulling.hold_ms,
+            subscription=wanted.sub_string if carried else None,
+            sub_version=wanted.sub_version,
+            expression_type=wanted.expression_type,
+        )
+
+    async def _take(self, outcome: PullOutcome, wanted: Subscription, spent_ms: int) -> None:
+        owned, around = self._owned, self._around
+        owned.broker_id = outcome.broker_id
+        owned.next_offset = outcome.next_offset
+        match outcome:
+            case Found():
+                around.stats.pulled(owned.queue.topic, len(outcome.messages), spent_ms)
+                self._give(outcome, wanted)
+                if around.pulling.interval_ms:
+                    await self._pause(around.pulling.interval_ms)
+            case NothingNew() | NothingMatched():
+                if owned.cache.is_empty:
+                    around.positions.advance(owned.queue, outcome.next_offset)
+            case OffsetIllegal():
+                _log.warning("offset of %s is illegal, going to %s", owned.queue, outcome)
+                around.offset_illegal(owned, outcome.next_offset)
+            case never:
+                assert_never(never)
+
+    def _give(self, found: Found, wanted: Subscription) -> None:
+        messages = self._around.prepared(matching(found.messages, wanted))
+        if messages:
+            begins = self._owned.cache.put(messages, found.max_offset)
+            self._around.delivery.deliver(self._owned, messages, begins=begins)

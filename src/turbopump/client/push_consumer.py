@@ -1,0 +1,372 @@
+"""Consuming by push: messages come to a listener as soon as brokers have them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from turbopump.client import calls
+from turbopump.client.allocation import Strategy, average
+from turbopump.client.config import ClientConfig
+from turbopump.client.consumption import Consumption, Delivery
+from turbopump.client.delivery.concurrent import ConcurrentDelivery
+from turbopump.client.delivery.listener import ConsumeHook, Listen, Listener
+from turbopump.client.delivery.orderly import OrderlyDelivery
+from turbopump.client.delivery.results import ConsumeContext
+from turbopump.client.inspection import direct_consumption, running_info
+from turbopump.client.members import ConsumerMember
+from turbopump.client.names import check_group, check_topic, retry_topic, with_namespace
+from turbopump.client.offsets import LocalOffsets, OffsetStore, RemoteOffsets, offsets_path
+from turbopump.client.push_config import FlowLimits, Listening, Pulling, PushSettings, Retries
+from turbopump.client.queue_locks import QueueLocks
+from turbopump.client.send_back import SendingBack
+from turbopump.client.session import Session
+from turbopump.client.sharing import client_config, shared_session
+from turbopump.client.start_position import StartFrom, consume_from
+from turbopump.client.stats import ConsumerStats
+from turbopump.client.subscriptions import EVERYTHING, SQL92, TAG, subscription
+from turbopump.errors import InvalidArgument, NotRunning
+from turbopump.message import MessageQueue, QueueOffset
+from turbopump.wire.bodies import (
+    ConsumerData,
+    ConsumeType,
+    DirectConsumption,
+    MessageModel,
+    RunningInfo,
+    Subscription,
+)
+from turbopump.wire.record import MessageView
+
+_BROADCAST_INSTANCE = "DEFAULT"
+"""A broadcasting consumer's offsets lie under its client id, which must survive a restart."""
+
+
+class PushConsumer(ConsumerMember):
+    """Gives every message of some topics to a listener, at least once.
+
+    ::
+
+        async def handle(messages, context):
+            print(messages[0].body)
+            return ConsumeResult.SUCCESS
+
+        async with PushConsumer("billing", handle, nameserver="127.0.0.1:9876",
+                                subscriptions={"orders": "created || paid"}) as consumer:
+            await consumer.wait()
+
+    Members of one group share the queues of a topic; a plain function is called in threads, an
+    ``async def`` on the loop. What fails comes again, see `ConsumeResult`.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        listener: Listen,
+        *,
+        subscriptions: Mapping[str, str] | None = None,
+        nameserver: str = "",
+        namespace: str = "",
+        start_from: StartFrom = "last",
+        orderly: bool = False,
+        broadcast: bool = False,
+        strategy: Strategy = average,
+        flow: FlowLimits | None = None,
+        pulling: Pulling | None = None,
+        listening: Listening | None = None,
+        retries: Retries | None = None,
+        hooks: Sequence[ConsumeHook] = (),
+        offsets_directory: Path | None = None,
+        client: ClientConfig | None = None,
+        session: Session | None = None,
+    ) -> None:
+        check_group(group)
+        if not callable(listener):
+            raise InvalidArgument(f"listener is {listener!r}: a function is allowed")
+        self._client = client_config(nameserver, namespace, client, session)
+        if broadcast and session is None and not self._client.instance:
+            self._client = replace(self._client, instance=_BROADCAST_INSTANCE)
+        self.group = with_namespace(self._client.namespace, group)
+        self._consume_from = consume_from(start_from)
+        self._listen = listener
+        self._settings = PushSettings(
+            start_from=start_from,
+            strategy=strategy,
+            is_orderly=orderly,
+            is_broadcast=broadcast,
+            flow=flow or FlowLimits(),
+            pulling=pulling or Pulling(),
+            listening=listening or Listening(),
+            retries=retries or Retries(),
+            offsets_directory=offsets_directory,
+        )
+        self._hooks = tuple(hooks)
+        self._given_session = session
+        self._expressions: dict[str, tuple[str, str]] = {}
+        for topic, expression in (subscriptions or {}).items():
+            name = self._checked(topic, expression, TAG)
+            self._expressions[name] = (expression, TAG)
+        self._subscriptions: dict[str, Subscription] = {}
+        self._session: Session | None = None
+        self._running: Consumption | None = None
+        self._listener: Listener | None = None
+        self._closed = asyncio.Event()
+        self._started_ms = 0
+
+    # --- life -------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Join the group and begin; from then on no message that is sent is missed."""
+        if self._running is not None:
+            return
+        session = self._given_session or shared_session(self._client, self)
+        await session.start()
+        try:
+            self._running = await self._begin(session)
+            self._session = session
+            await self._running.start()
+        except BaseException:
+            running, self._running, self._session = self._running, None, None
+            if running is not None:
+                await running.stop(0)
+            await session.leave(self)
+            await session.close()
+            raise
+
+    async def close(self) -> None:
+        """Stop pulling, wait for listeners that run, commit, leave the group."""
+        running, session = self._running, self._session
+        self._running = self._session = None
+        if running is None or session is None:
+            return
+        session.require_own_process()
+        try:
+            await running.stop(self._settings.listening.close_wait_ms)
+        finally:
+            await session.leave(self)
+            await session.close()
+            self._closed.set()
+
+    async def wait(self) -> None:
+        """Wait until somebody closes the consumer."""
+        await self._closed.wait()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    # --- while it runs ----------------------------------------------------------------------------
+
+    async def subscribe(self, topic: str, expression: str = EVERYTHING, kind: str = TAG) -> None:
+        """Want a topic, or other tags of it; also before the start.
+
+        ::
+
+            await consumer.subscribe("orders", "created || paid")
+            await consumer.subscribe("prices", "amount > 100", "SQL92")
+        """
+        name = self._checked(topic, expression, kind)
+        if self._running is not None and self._session is not None:
+            version_ms = self._session.clock.now_ms()
+            wanted = subscription(name, expression, version_ms, kind)
+            await self._check(self._session, wanted)
+            self._subscriptions[name] = wanted
+            await self._session.refresh_route(name)
+            await self._session.heartbeat()
+            self._running.pull_anew(name)
+            self._running.rebalancer.wake()
+        self._expressions[name] = (expression, kind)
+
+    async def unsubscribe(self, topic: str) -> None:
+        """Want a topic no more; its queues are given up."""
+        name = with_namespace(self._client.namespace, topic)
+        self._expressions.pop(name, None)
+        if self._running is not None and self._session is not None:
+            self._subscriptions.pop(name, None)
+            await self._session.heartbeat()
+            await self._running.rebalancer.balance()
+
+    def suspend(self) -> None:
+        """Pull nothing until `resume`; what is pulled already is still delivered."""
+        self._require_running().resumed.clear()
+
+    def resume(self) -> None:
+        """Pull again."""
+        running = self._require_running()
+        running.resumed.set()
+        running.rebalancer.wake()
+
+    def resize(self, threads: int) -> None:
+        """Let another number of calls of the listener run at once."""
+        listening = replace(self._settings.listening, threads=threads)
+        self._require_running().delivery.resize(threads)
+        self._settings = replace(self._settings, listening=listening)
+
+    def assignment(self) -> list[MessageQueue]:
+        """Return the queues that this client consumes at the moment."""
+        running = self._require_running()
+        return sorted(each.queue for each in running.owned.values() if not each.is_dropped)
+
+    async def commit(self) -> None:
+        """Commit how far each queue has come now, not only every few seconds."""
+        await self._require_running().persist()
+
+    # --- what the session asks --------------------------------------------------------------------
+
+    def heartbeat_data(self) -> ConsumerData:
+        return ConsumerData(
+            group_name=self.group,
+            consume_type=ConsumeType.PUSH,
+            message_model=(
+                MessageModel.BROADCASTING
+                if self._settings.is_broadcast
+                else MessageModel.CLUSTERING
+            ),
+            consume_from_where=self._consume_from,
+            subscription_data_set=list(self._subscriptions.values()),
+        )
+
+    def members_changed(self) -> None:
+        if self._running is not None:
+            self._running.rebalancer.wake()
+
+    def route_changed(self, topic: str) -> None:  # noqa: ARG002 - all topics are looked at
+        self.members_changed()
+
+    async def reset_offsets(self, topic: str, offsets: Mapping[MessageQueue, QueueOffset]) -> None:
+        if self._running is not None:
+            await self._running.reset(topic, offsets)
+
+    def progress(self, topic: str) -> Mapping[MessageQueue, int]:
+        return {} if self._running is None else self._running.offsets.positions.all_of(topic)
+
+    async def running_info(self, *, with_stacks: bool) -> RunningInfo:
+        """Return what an operator may see of this consumer."""
+        running = self._require_running()
+        assert self._session is not None
+        own = self._settings
+        settings = (own.flow, own.pulling, own.listening, own.retries)
+        return running_info(
+            running,
+            self._session,
+            list(self._subscriptions.values()),
+            settings,
+            started_ms=self._started_ms,
+            with_stacks=with_stacks,
+        )
+
+    async def consume_directly(
+        self, message: MessageView, broker_name: str | None
+    ) -> DirectConsumption:
+        """Give one message to the listener now, whatever its queue."""
+        running = self._require_running()
+        assert self._listener is not None
+        queue = MessageQueue(message.topic, broker_name or "", message.queue_id)
+        context = ConsumeContext(self.group, queue)
+        messages = running.prepared([message])
+        return await direct_consumption(
+            self._listener, messages, context, is_orderly=self._settings.is_orderly
+        )
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    async def _begin(self, session: Session) -> Consumption:
+        self._closed.clear()
+        self._started_ms = session.clock.now_ms()
+        expressions = dict(self._expressions)
+        if not self._settings.is_broadcast:
+            expressions[retry_topic(self.group)] = (EVERYTHING, TAG)
+        self._subscriptions.clear()
+        for topic, (expression, kind) in expressions.items():
+            version_ms = session.clock.now_ms()
+            self._subscriptions[topic] = subscription(topic, expression, version_ms, kind)
+        for wanted in list(self._subscriptions.values()):
+            await session.refresh_route(wanted.topic)
+            await self._check(session, wanted)
+        self._listener = Listener(self._listen, self._hooks, session.clock)
+        running = self._consumption(session, self._listener)
+        await running.offsets.open()
+        await session.join(self)
+        return running
+
+    def _consumption(self, session: Session, listener: Listener) -> Consumption:
+        offsets = self._offset_store(session)
+        stats = ConsumerStats()
+        locks = QueueLocks(session, self.group) if self._settings.is_locking else None
+        return Consumption(
+            session,
+            self.group,
+            settings=self._settings,
+            subscriptions=self._subscriptions,
+            refresh_subscription=self._refresh_version,
+            delivery=self._delivery(session, listener, offsets, locks, stats),
+            offsets=offsets,
+            locks=locks,
+            stats=stats,
+        )
+
+    def _offset_store(self, session: Session) -> OffsetStore:
+        if not self._settings.is_broadcast:
+            return RemoteOffsets(session, self.group)
+        directory = self._settings.offsets_directory
+        return LocalOffsets(offsets_path(directory, session.client_id, self.group))
+
+    def _delivery(
+        self,
+        session: Session,
+        listener: Listener,
+        offsets: OffsetStore,
+        locks: QueueLocks | None,
+        stats: ConsumerStats,
+    ) -> Delivery:
+        own, clock, positions = self._settings, session.clock, offsets.positions
+        back = None if own.is_broadcast else SendingBack(session, self.group, own.attempts_max)
+        common = (self.group, listener, own.listening)
+        if not own.is_orderly:
+            return ConcurrentDelivery(*common, positions, back, stats, clock)
+        lock = None if locks is None else locks.renew_one
+        return OrderlyDelivery(*common, own.retries, positions, back, lock, stats, clock)
+
+    async def _check(self, session: Session, wanted: Subscription) -> None:
+        """Let a broker read an expression that is not tags; raises RemoteError if it cannot."""
+        if wanted.expression_type == TAG:
+            return
+        address = session.any_address(await session.route(wanted.topic))
+        timeout_ms = session.config.request_timeout_ms
+        await calls.check_subscription(
+            session, address, session.client_id, self.group, wanted, timeout_ms
+        )
+
+    def _checked(self, topic: str, expression: str, kind: str) -> str:
+        """Return a topic's name as brokers know it; refuses what cannot be wanted of it."""
+        check_topic(topic)
+        if kind not in (TAG, SQL92):
+            raise InvalidArgument(f"kind is {kind!r}: {TAG} or {SQL92} is allowed")
+        name = with_namespace(self._client.namespace, topic)
+        subscription(name, expression, 0, kind)
+        return name
+
+    def _refresh_version(self, topic: str) -> None:
+        """Make the subscription newer: other members' older ones do not replace it."""
+        wanted = self._subscriptions.get(topic)
+        if wanted is not None and self._session is not None:
+            version_ms = self._session.clock.now_ms()
+            self._subscriptions[topic] = msgspec.structs.replace(wanted, sub_version=version_ms)
+
+    def _require_running(self) -> Consumption:
+        if self._running is None:
+            raise NotRunning(f"consumer {self.group} is not started, or closed already")
+        return self._running

@@ -1,0 +1,104 @@
+"""Locks of queues on their brokers, without which nobody consumes in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Iterable
+
+from turbopump.client import calls
+from turbopump.client.owned_queue import OwnedQueue
+from turbopump.client.session import Session
+from turbopump.errors import TurbopumpError
+from turbopump.message import MessageQueue
+
+_log = logging.getLogger(__name__)
+
+RENEW_INTERVAL_MS = 20_000
+RENEW_FIRST_MS = 1000
+UNLOCK_LATER_MS = 20_000
+"""How long a lost queue stays locked while messages of it are cached: they may be in a listener."""
+
+_LOCK_TIMEOUT_MS = 1000
+
+
+class QueueLocks:
+    """Asks brokers for the locks of one group, and gives them back."""
+
+    def __init__(self, session: Session, group: str) -> None:
+        self._session = session
+        self._group = group
+
+    async def lock(self, queues: Collection[MessageQueue]) -> frozenset[MessageQueue]:
+        """Return those queues whose locks this client has now; a broker that fails gives none."""
+        async with asyncio.TaskGroup() as group:
+            asked = [
+                group.create_task(self._lock_on(broker, of_broker))
+                for broker, of_broker in _by_broker(queues).items()
+            ]
+        return frozenset(queue for task in asked for queue in task.result() or ())
+
+    async def renew(self, owned: Collection[OwnedQueue]) -> None:
+        """Renew the locks of owned queues, and note which are there."""
+        by_queue = {each.queue: each for each in owned if not each.is_dropped}
+        async with asyncio.TaskGroup() as group:
+            for broker, queues in _by_broker(by_queue).items():
+                group.create_task(self._renew_on(broker, [by_queue[queue] for queue in queues]))
+
+    async def renew_one(self, owned: OwnedQueue) -> bool:
+        """Renew one lock; return whether it is there."""
+        await self.renew([owned])
+        return owned.is_locked(self._session.clock.monotonic_ms())
+
+    async def unlock(self, queues: Iterable[MessageQueue], *, is_oneway: bool = True) -> None:
+        """Give locks back; a broker that cannot be told lets them expire."""
+        for broker, of_broker in _by_broker(queues).items():
+            try:
+                await calls.unlock_queues(
+                    self._session,
+                    self._session.address_to_write(broker),
+                    self._session.client_id,
+                    self._group,
+                    of_broker,
+                    _LOCK_TIMEOUT_MS,
+                    is_oneway=is_oneway,
+                )
+            except TurbopumpError as error:
+                _log.warning("locks of %s on %s not given back: %s", self._group, broker, error)
+
+    async def _renew_on(self, broker: str, owned: list[OwnedQueue]) -> None:
+        locked = await self._lock_on(broker, [each.queue for each in owned])
+        if locked is None:
+            # No answer is no refusal: a lock is trusted for as long as it was confirmed.
+            return
+        now_ms = self._session.clock.monotonic_ms()
+        for each in owned:
+            if each.queue in locked:
+                each.locked_ms = now_ms
+            elif each.locked_ms is not None:
+                each.locked_ms = None
+                _log.warning("the lock of %s is another's now", each)
+
+    async def _lock_on(
+        self, broker: str, queues: list[MessageQueue]
+    ) -> frozenset[MessageQueue] | None:
+        """Return the queues that are locked, None when the broker does not say."""
+        try:
+            return await calls.lock_queues(
+                self._session,
+                self._session.address_to_write(broker),
+                self._session.client_id,
+                self._group,
+                queues,
+                _LOCK_TIMEOUT_MS,
+            )
+        except TurbopumpError as error:
+            _log.warning("no locks for %s on %s: %s", self._group, broker, error)
+            return None
+
+
+def _by_broker(queues: Iterable[MessageQueue]) -> dict[str, list[MessageQueue]]:
+    found: dict[str, list[MessageQueue]] = {}
+    for queue in queues:
+        found.setdefault(queue.broker, []).append(queue)
+    return found

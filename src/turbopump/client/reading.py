@@ -1,0 +1,195 @@
+"""What both pull consumers do with queues: read them, and ask for and tell positions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+
+from msgspec import structs
+
+from turbopump.client import calls
+from turbopump.client.calls import Found, NothingMatched, PullOutcome
+from turbopump.client.names import with_namespace, without_namespace
+from turbopump.client.pull_config import PullTimes
+from turbopump.client.routes import MASTER_ID
+from turbopump.client.session import Session
+from turbopump.client.start_position import At, AtEnd, AtTime, StartFrom, start_in
+from turbopump.client.subscriptions import TAG, matching
+from turbopump.errors import InvalidArgument
+from turbopump.message import MessageQueue, QueueOffset
+from turbopump.wire.bodies import Subscription
+from turbopump.wire.headers import PullMessage
+from turbopump.wire.record import MessageView
+from turbopump.wire.sysflag import PULL_LITE, PULL_SUBSCRIPTION, PULL_SUSPEND
+
+
+class QueueReader:
+    """Reads queues for a group; outside of it, names are the application's."""
+
+    def __init__(self, session: Session, group: str, times: PullTimes) -> None:
+        self._session = session
+        self._group = group
+        self._times = times
+        self._broker_ids: dict[MessageQueue, int] = {}
+
+    async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """Return the queues of a topic to read from."""
+        found = await self._session.readable_queues(self.known_as(topic))
+        return tuple(map(self.shown, found))
+
+    async def pull(
+        self,
+        queue: MessageQueue,
+        offset: QueueOffset,
+        wanted: Subscription,
+        count_max: int,
+        *,
+        is_held: bool,
+        is_lite: bool = False,
+        timeout_ms: int | None = None,
+    ) -> PullOutcome:
+        """Read messages of a queue from an offset on; those of other tags are left out.
+
+        ``timeout_ms`` is for the answer, or, of a held pull, for the broker to wait.
+        """
+        inside = self.inside(queue)
+        if not self._session.has_broker(inside.broker):
+            await self._session.refresh_route(inside.topic)
+        address = self._session.address_to_read(
+            inside.broker, self._broker_ids.get(queue, MASTER_ID)
+        )
+        times = self._times if timeout_ms is None else self._times.of(timeout_ms)
+        sys_flag = _sys_flag(is_held=is_held, is_lite=is_lite)
+        header = self._header(inside, offset, wanted, count_max, times.hold_ms, sys_flag)
+        limit_ms = times.held_timeout_ms if is_held else times.timeout_ms
+        outcome = await calls.pull(self._session, address, header, limit_ms)
+        self._broker_ids[queue] = outcome.broker_id
+        return self._wanted(outcome, wanted) if isinstance(outcome, Found) else outcome
+
+    def _header(
+        self,
+        queue: MessageQueue,
+        offset: QueueOffset,
+        wanted: Subscription,
+        count_max: int,
+        hold_ms: int,
+        sys_flag: int,
+    ) -> PullMessage:
+        return PullMessage(
+            consumer_group=self._group,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            broker_name=queue.broker,
+            queue_offset=offset,
+            max_msg_nums=count_max,
+            sys_flag=sys_flag,
+            commit_offset=0,
+            suspend_timeout_millis=hold_ms,
+            subscription=wanted.sub_string,
+            sub_version=0 if wanted.expression_type == TAG else wanted.sub_version,
+            expression_type=wanted.expression_type,
+        )
+
+    def _wanted(self, found: Found, wanted: Subscription) -> Found | NothingMatched:
+        messages = tuple(map(self._delivered, matching(found.messages, wanted)))
+        if messages:
+            return replace(found, messages=messages)
+        return NothingMatched(
+            found.next_offset, found.min_offset, found.max_offset, found.broker_id
+        )
+
+    def _delivered(self, message: MessageView) -> MessageView:
+        namespace = self._session.config.namespace
+        if not namespace:
+            return message
+        return structs.replace(message, topic=without_namespace(namespace, message.topic))
+
+    # --- positions --------------------------------------------------------------------------------
+
+    async def committed(self, queue: MessageQueue) -> QueueOffset | None:
+        """Return how far the group has come, None when nothing is known."""
+        inside = self.inside(queue)
+        address = await self._session.address_of(inside)
+        return await calls.committed_offset(
+            self._session, address, self._group, inside, self._timeout_ms
+        )
+
+    async def commit(
+        self, queue: MessageQueue, offset: QueueOffset, *, is_oneway: bool = False
+    ) -> None:
+        """Tell how far the group has come, and hear that the broker has noted it unless one-way."""
+        inside = self.inside(queue)
+        address = await self._session.address_of(inside)
+        await calls.commit_offset(
+            self._session,
+            address,
+            self._group,
+            inside,
+            offset,
+            self._timeout_ms,
+            is_oneway=is_oneway,
+        )
+
+    async def min_offset(self, queue: MessageQueue) -> QueueOffset:
+        """Return the offset of the oldest message."""
+        inside = self.inside(queue)
+        address = await self._session.address_of(inside)
+        return await calls.min_offset(self._session, address, inside, self._timeout_ms)
+
+    async def max_offset(self, queue: MessageQueue) -> QueueOffset:
+        """Return the offset that the next message will get."""
+        inside = self.inside(queue)
+        address = await self._session.address_of(inside)
+        return await calls.max_offset(self._session, address, inside, self._timeout_ms)
+
+    async def offset_at(self, queue: MessageQueue, moment: datetime) -> QueueOffset:
+        """Return the offset of the first message stored at a moment or after it."""
+        return await self._offset_at_ms(queue, round(moment.timestamp() * 1000))
+
+    async def start_offset(self, queue: MessageQueue, start_from: StartFrom) -> QueueOffset:
+        """Return where to begin: where the group has come to, or else where it wants to start."""
+        match start_in(queue.topic, await self.committed(queue), start_from):
+            case At(offset):
+                return offset
+            case AtEnd():
+                return await self.max_offset(queue)
+            case AtTime(timestamp_ms):
+                return await self._offset_at_ms(queue, timestamp_ms)
+
+    async def _offset_at_ms(self, queue: MessageQueue, timestamp_ms: int) -> QueueOffset:
+        inside = self.inside(queue)
+        address = await self._session.address_of(inside)
+        return await calls.offset_at(self._session, address, inside, timestamp_ms, self._timeout_ms)
+
+    @property
+    def _timeout_ms(self) -> int:
+        return self._session.config.request_timeout_ms
+
+    # --- names ------------------------------------------------------------------------------------
+
+    def known_as(self, topic: str) -> str:
+        """Return a topic's name as brokers know it."""
+        return with_namespace(self._session.config.namespace, topic)
+
+    def inside(self, queue: MessageQueue) -> MessageQueue:
+        """Return a queue as brokers know it."""
+        return MessageQueue(self.known_as(queue.topic), queue.broker, queue.queue_id)
+
+    def shown(self, queue: MessageQueue) -> MessageQueue:
+        """Return a queue as the application knows it."""
+        topic = without_namespace(self._session.config.namespace, queue.topic)
+        return MessageQueue(topic, queue.broker, queue.queue_id)
+
+
+def _sys_flag(*, is_held: bool, is_lite: bool) -> int:
+    flag = PULL_SUBSCRIPTION
+    if is_held:
+        flag |= PULL_SUSPEND
+    return flag | PULL_LITE if is_lite else flag
+
+
+def require_offset(name: str, offset: int) -> QueueOffset:
+    """Refuse a negative offset."""
+    if offset < 0:
+        raise InvalidArgument(f"{name} is {offset}: 0 or more is allowed")
+    return QueueOffset(offset)

@@ -1,0 +1,158 @@
+"""The first stage: which queues this client gains and loses as its group changes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from turbopump.client import calls
+from turbopump.client.allocation import Strategy, allocated
+from turbopump.client.names import RETRY_PREFIX
+from turbopump.client.owned_queue import OwnedQueue
+from turbopump.client.session import Session
+from turbopump.errors import NoRoute, TurbopumpError
+from turbopump.message import MessageQueue
+
+_log = logging.getLogger(__name__)
+
+INTERVAL_MS = 20_000
+PULL_IDLE_MS_MAX = 120_000
+"""A queue that was not pulled for so long is given up and begun anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What to do so that the owned queues are the allocated ones."""
+
+    gained: tuple[MessageQueue, ...]
+    lost: tuple[MessageQueue, ...]
+
+
+def changes(
+    owned: Mapping[MessageQueue, int], wanted: Collection[MessageQueue], now_ms: int
+) -> Changes:
+    """Compare the owned queues, with when each was pulled last, with those it should be.
+
+    A queue whose pulling has died is lost and gained in one go.
+    """
+    mine = set(wanted)
+    lost = tuple(
+        queue
+        for queue, pulled_ms in owned.items()
+        if queue not in mine or now_ms - pulled_ms > PULL_IDLE_MS_MAX
+    )
+    kept = owned.keys() - set(lost)
+    return Changes(gained=tuple(queue for queue in wanted if queue not in kept), lost=lost)
+
+
+class Owner(Protocol):
+    """Who holds the queues."""
+
+    owned: dict[MessageQueue, OwnedQueue]
+
+    async def lose(self, owned: OwnedQueue) -> bool:
+        """Drop a queue; return False when it cannot be let go of yet."""
+        ...
+
+    async def gain(self, queues: Sequence[MessageQueue]) -> list[OwnedQueue]:
+        """Prepare queues for pulling; those that cannot begin yet are tried next time."""
+        ...
+
+    async def begin(self, topic: str, gained: Sequence[OwnedQueue]) -> None:
+        """Hear that a topic's queues have changed, and begin to pull those that are new."""
+        ...
+
+
+class Rebalancer:
+    """Keeps the owned queues those that the strategy gives to this client."""
+
+    def __init__(
+        self,
+        session: Session,
+        group: str,
+        strategy: Strategy | None,
+        topics: Callable[[], Collection[str]],
+        owner: Owner,
+    ) -> None:
+        self._session = session
+        self._group = group
+        self._strategy = strategy
+        """None when broadcasting: every member has every queue."""
+        self._topics = topics
+        self._owner = owner
+        self._wanted = asyncio.Event()
+        self._balancing = asyncio.Lock()
+
+    def wake(self) -> None:
+        """Balance soon; being asked often in the meantime makes it one time."""
+        self._wanted.set()
+
+    async def run(self) -> None:
+        """Balance when woken, and every so often."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(INTERVAL_MS / 1000):
+                    await self._wanted.wait()
+            await self.balance()
+
+    async def balance(self) -> None:
+        """Look at every topic once."""
+        # Two at the same time would both gain what neither owns yet.
+        async with self._balancing:
+            await self._balance()
+
+    async def _balance(self) -> None:
+        self._wanted.clear()
+        topics = set(self._topics())
+        for owned in list(self._owner.owned.values()):
+            if owned.is_leaving or owned.queue.topic not in topics:
+                await self._owner.lose(owned)
+        for topic in sorted(topics):
+            try:
+                await self._balance_topic(topic)
+            except NoRoute as error:
+                # Nobody has sent to it yet, or the broker has not told of it yet.
+                level = logging.DEBUG if topic.startswith(RETRY_PREFIX) else logging.WARNING
+                _log.log(level, "%s is not consumed yet: %s", topic, error)
+            except TurbopumpError as error:
+                # What is owned stays as it is: to know nothing is no reason to stop consuming.
+                _log.warning("queues of %s for %s not balanced: %s", topic, self._group, error)
+
+    async def _balance_topic(self, topic: str) -> None:
+        wanted = await self._share(topic)
+        if wanted is None:
+            return
+        table = self._owner.owned
+        now_ms = self._session.clock.monotonic_ms()
+        pulled = {
+            queue: owned.pulled_ms(now_ms) for queue, owned in table.items() if queue.topic == topic
+        }
+        change = changes(pulled, wanted, now_ms)
+        lost = [queue for queue in change.lost if await self._owner.lose(table[queue])]
+        # One that could not be let go of is still in the table, and not to be gained twice.
+        gained = await self._owner.gain([queue for queue in change.gained if queue not in table])
+        if lost or gained:
+            _log.info("%s in %s: gained %s, lost %s", self._group, topic, gained, lost)
+            await self._owner.begin(topic, gained)
+
+    async def _share(self, topic: str) -> Collection[MessageQueue] | None:
+        """Return one's own queues of a topic, None when the group's members are not known."""
+        route = await self._session.route(topic)
+        if self._strategy is None:
+            return route.readable
+        address = self._session.any_address(route)
+        timeout_ms = self._session.config.request_timeout_ms
+        members = await calls.consumer_ids(self._session, address, self._group, timeout_ms)
+        if not members or not route.readable:
+            return None
+        me = self._session.client_id
+        try:
+            share = allocated(self._strategy, route.readable, members, me)
+        except Exception:  # noqa: BLE001 - perhaps the user's code; what is owned stays as it is
+            _log.exception("the strategy of %s failed for %s", self._group, topic)
+            return None
+        return list(dict.fromkeys(queue for queue in share if queue.topic == topic))

@@ -1,0 +1,165 @@
+"""What is known of routes: asked for when missing, kept up to date, told when it changes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from random import Random
+from typing import TypeVar
+
+from turbopump.client.names import TEMPLATE_TOPIC
+from turbopump.client.routes import Route, borrowed_route, route_of
+from turbopump.client.tasks import Tasks
+from turbopump.errors import NetworkError, NoRoute, NotRunning, RemoteError
+from turbopump.wire.bodies import TopicRoute
+from turbopump.wire.codes import ResponseCode
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+AskRoute = Callable[[str, str], Awaitable[TopicRoute]]
+"""Asks the name server at an address where a topic is."""
+
+OnChange = Callable[[Route], None]
+
+
+class NameServers:
+    """Several name servers that all know the same: one is asked until it fails, then the next."""
+
+    def __init__(self, addresses: Sequence[str], random: Random) -> None:
+        # Shuffled, or all clients would ask the same one.
+        self._addresses = random.sample(addresses, len(addresses))
+        self._at = 0
+
+    async def ask(self, call: Callable[[str], Awaitable[T]]) -> T:
+        """Call with the address of one that answers; raises what the last of them failed with."""
+        for tries_left in reversed(range(len(self._addresses))):
+            address = self._addresses[self._at]
+            try:
+                return await call(address)
+            except NetworkError as error:
+                if self._addresses[self._at] == address:
+                    self._at = (self._at + 1) % len(self._addresses)
+                if not tries_left:
+                    raise
+                _log.info("name server %s: %s; asking the next one", address, error)
+        raise AssertionError("there is at least one name server")
+
+
+class RouteCache:
+    """Routes by topic, and the addresses of the brokers in them."""
+
+    def __init__(
+        self, servers: NameServers, ask: AskRoute, tasks: Tasks, on_change: OnChange
+    ) -> None:
+        self._servers = servers
+        self._ask = ask
+        self._tasks = tasks
+        self._on_change = on_change
+        self._routes: dict[str, Route] = {}
+        self._brokers: dict[str, Mapping[int, str]] = {}
+        self._lookups: dict[str, asyncio.Task[TopicRoute | None]] = {}
+
+    @property
+    def brokers(self) -> Mapping[str, Mapping[int, str]]:
+        """The addresses of all known brokers, by name and broker id."""
+        return self._brokers
+
+    def cached(self, topic: str) -> Route | None:
+        """Return what is known already."""
+        return self._routes.get(topic)
+
+    async def existing(self, topic: str) -> Route:
+        """Return the route of a topic, asking when it is not known; raises NoRoute."""
+        route = self._routes.get(topic)
+        if route is None or route.is_borrowed:
+            await self.refresh(topic)
+            route = self._routes.get(topic)
+        if route is None or route.is_borrowed:
+            raise NoRoute(f"topic {topic!r} is not known to the name servers")
+        return route
+
+    async def to_send(self, topic: str, queues_wanted: int) -> Route:
+        """Return the route of a topic, or its template's when the broker may make the topic."""
+        route = self._routes.get(topic)
+        if route is not None and route.writable:
+            return route
+        if not await self.refresh(topic):
+            await self._borrow(topic, queues_wanted)
+        route = self._routes.get(topic)
+        if route is None or not route.writable:
+            raise NoRoute(
+                f"topic {topic!r} has no queue to write to: no name server knows it, or none of "
+                "its brokers takes messages"
+            )
+        return route
+
+    async def refresh(self, topic: str) -> bool:
+        """Ask again where a topic is; return whether anybody knows. What was known is kept."""
+        found = await self._look_up(topic)
+        if found is not None:
+            self._take(route_of(topic, found))
+        return found is not None
+
+    async def refresh_all(self, topics: Iterable[str]) -> None:
+        """Ask again for topics and for all that are cached, one after the other."""
+        for topic in sorted({*topics, *self._routes}):
+            try:
+                await self.refresh(topic)
+            except NetworkError as error:
+                _log.warning("routes not refreshed: %s", error)
+                return
+            except RemoteError as error:
+                _log.warning("route of %s not refreshed: %s", topic, error)
+        self._forget_offline_brokers()
+
+    async def _borrow(self, topic: str, queues_wanted: int) -> None:
+        template = await self._look_up(TEMPLATE_TOPIC)
+        if template is not None:
+            self._take(borrowed_route(topic, template, queues_wanted))
+
+    async def _look_up(self, topic: str) -> TopicRoute | None:
+        """Ask, together with all who ask for the same at this moment."""
+        lookup = self._lookups.get(topic)
+        if lookup is None:
+            lookup = self._lookups[topic] = self._tasks.start(self._found(topic))
+            lookup.add_done_callback(lambda _: self._lookups.pop(topic, None))
+        try:
+            return await asyncio.shield(lookup)
+        except asyncio.CancelledError:
+            if lookup.cancelled():
+                raise NotRunning("the client was closed while it looked for a route") from None
+            raise
+
+    async def _found(self, topic: str) -> TopicRoute | None:
+        try:
+            return await self._servers.ask(lambda address: self._ask(address, topic))
+        except RemoteError as error:
+            if error.code != ResponseCode.TOPIC_NOT_EXIST:
+                raise
+            return None
+
+    def _take(self, route: Route) -> None:
+        # What was heard last comes last: where routes differ about a broker, it is right.
+        known = self._routes.pop(route.topic, None)
+        self._routes[route.topic] = route
+        self._brokers |= route.brokers
+        if route == known:
+            return
+        _log.info(
+            "topic %s: %d queues to write, %d to read, on %s",
+            route.topic,
+            len(route.writable),
+            len(route.readable),
+            ", ".join(route.brokers) or "no broker",
+        )
+        self._on_change(route)
+
+    def _forget_offline_brokers(self) -> None:
+        self._brokers = {
+            name: addresses
+            for route in self._routes.values()
+            for name, addresses in route.brokers.items()
+        }

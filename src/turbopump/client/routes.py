@@ -1,0 +1,98 @@
+"""Where the queues of a topic are, and which address of a broker to use. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from turbopump.message import MessageQueue
+from turbopump.wire.bodies import QueueData, TopicRoute
+
+MASTER_ID = 0
+PERM_WRITE = 0b010
+PERM_READ = 0b100
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A topic's queues for both uses, and the brokers that have them.
+
+    ``is_borrowed`` says that the topic does not exist yet and these are its template's queues.
+    """
+
+    topic: str
+    writable: tuple[MessageQueue, ...]
+    readable: tuple[MessageQueue, ...]
+    brokers: Mapping[str, Mapping[int, str]]
+    is_borrowed: bool = False
+
+
+def route_of(topic: str, found: TopicRoute) -> Route:
+    """Make a route of a name server's answer; equal answers make equal routes."""
+    brokers = {
+        data.broker_name: dict(sorted(data.broker_addrs.items()))
+        for data in sorted(found.broker_datas, key=lambda data: data.broker_name)
+    }
+    queue_datas = sorted(found.queue_datas, key=lambda data: data.broker_name)
+    return Route(
+        topic=topic,
+        writable=_ordered(topic, found.order_topic_conf)
+        if found.order_topic_conf
+        else _writable(topic, queue_datas, brokers),
+        readable=tuple(
+            MessageQueue(topic, data.broker_name, number)
+            for data in queue_datas
+            if data.perm & PERM_READ
+            for number in range(data.read_queue_nums)
+        ),
+        brokers=brokers,
+    )
+
+
+def borrowed_route(topic: str, template: TopicRoute, queues_wanted: int) -> Route:
+    """Make the route that a topic will probably have once a message has been sent to it."""
+    queue_datas = [_shrunk(data, queues_wanted) for data in template.queue_datas]
+    plain = TopicRoute(broker_datas=template.broker_datas, queue_datas=queue_datas)
+    made = route_of(topic, plain)
+    return Route(topic, made.writable, made.readable, made.brokers, is_borrowed=True)
+
+
+def address_to_read(addresses: Mapping[int, str], broker_id: int) -> str | None:
+    """Return where to read: the wanted broker, a missing slave's neighbour, or any there is."""
+    if broker_id in addresses:
+        return addresses[broker_id]
+    if broker_id != MASTER_ID and broker_id + 1 in addresses:
+        return addresses[broker_id + 1]
+    return next(iter(addresses.values()), None)
+
+
+def _ordered(topic: str, text: str) -> tuple[MessageQueue, ...]:
+    """Read ``broker:queues;broker:queues``, the fixed queues of an ordered topic."""
+    queues: list[MessageQueue] = []
+    for entry in text.split(";"):
+        broker, _, count = entry.partition(":")
+        if count.isdecimal():
+            queues += (MessageQueue(topic, broker, number) for number in range(int(count)))
+    return tuple(queues)
+
+
+def _writable(
+    topic: str, queue_datas: list[QueueData], brokers: Mapping[str, Mapping[int, str]]
+) -> tuple[MessageQueue, ...]:
+    return tuple(
+        MessageQueue(topic, data.broker_name, number)
+        for data in queue_datas
+        if data.perm & PERM_WRITE and MASTER_ID in brokers.get(data.broker_name, {})
+        for number in range(data.write_queue_nums)
+    )
+
+
+def _shrunk(data: QueueData, queues_wanted: int) -> QueueData:
+    count = min(queues_wanted, data.read_queue_nums)
+    return QueueData(
+        broker_name=data.broker_name,
+        perm=data.perm,
+        read_queue_nums=count,
+        write_queue_nums=count,
+        topic_sys_flag=data.topic_sys_flag,
+    )

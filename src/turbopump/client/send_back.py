@@ -1,0 +1,111 @@
+"""Giving messages back that the listener could not handle, with two ways to fall back on."""
+
+from __future__ import annotations
+
+import logging
+
+from turbopump.client import calls
+from turbopump.client.names import INNER_PRODUCER_GROUP, TEMPLATE_TOPIC, retry_topic, with_namespace
+from turbopump.client.session import Session
+from turbopump.errors import NoRoute, TurbopumpError
+from turbopump.message import MessageQueue
+from turbopump.wire import properties, sysflag
+from turbopump.wire.headers import SendBack, SendMessage, SendMessageV2
+from turbopump.wire.record import MessageView
+
+_log = logging.getLogger(__name__)
+
+_TIMEOUT_MS = 5000
+_RETRY_QUEUES = 4
+_FIRST_DELAY_LEVEL = 3
+_COMPRESSION_BITS = sysflag.COMPRESSED | 0x700
+
+
+class SendingBack:
+    """Gives messages of one group back to where they came from."""
+
+    def __init__(self, session: Session, group: str, attempts_max: int) -> None:
+        self._session = session
+        self._group = group
+        self._attempts_max = attempts_max
+
+    async def give_back(self, queue: MessageQueue, message: MessageView, delay_level: int) -> bool:
+        """Let the broker deliver it again later, or else send it anew; return whether it worked."""
+        try:
+            await self._by_position(queue, message, delay_level)
+        except TurbopumpError as error:
+            _log.warning("%s not sent back, sending it anew: %s", message.message_id, error)
+            return await self._anew(message, message.reconsume_times + 1)
+        return True
+
+    async def bury(self, message: MessageView) -> bool:
+        """Make a dead letter of a message that was tried often enough; return whether it worked."""
+        return await self._anew(message, message.reconsume_times)
+
+    async def _by_position(
+        self, queue: MessageQueue, message: MessageView, delay_level: int
+    ) -> None:
+        header = SendBack(
+            offset=message.physical_offset,
+            group=self._group,
+            delay_level=delay_level,
+            origin_msg_id=message.message_id,
+            origin_topic=self._wire_topic(message),
+            unit_mode=False,
+            max_reconsume_times=self._attempts_max,
+        )
+        await calls.send_back(self._session, self._address(queue, message), header, _TIMEOUT_MS)
+
+    def _address(self, queue: MessageQueue, message: MessageView) -> str:
+        try:
+            return self._session.address_to_write(queue.broker)
+        except NoRoute:
+            return str(message.store_host)
+
+    async def _anew(self, message: MessageView, reconsume_times: int) -> bool:
+        try:
+            topic = retry_topic(self._group)
+            route = await self._session.route_to_send(topic, _RETRY_QUEUES)
+            if not route.writable:
+                raise NoRoute(f"topic {topic!r} has no queue to send to")
+            target = self._session.random.choice(route.writable)
+            header = self._header(message, target, reconsume_times)
+            address = self._session.address_to_write(target.broker)
+            await calls.send(self._session, address, header, message.stored_body, _TIMEOUT_MS)
+        except TurbopumpError as error:
+            _log.warning("%s not sent anew either: %s", message.message_id, error)
+            return False
+        return True
+
+    def _header(
+        self, message: MessageView, target: MessageQueue, reconsume_times: int
+    ) -> SendMessage:
+        named = {
+            **message.properties,
+            properties.RETRY_TOPIC: self._wire_topic(message),
+            properties.ORIGIN_MESSAGE_ID: message.properties.get(
+                properties.ORIGIN_MESSAGE_ID, message.message_id
+            ),
+            properties.RECONSUME_TIME: str(reconsume_times),
+            properties.MAX_RECONSUME_TIMES: str(self._attempts_max),
+            properties.DELAY: str(_FIRST_DELAY_LEVEL + message.reconsume_times),
+        }
+        named.pop(properties.TRANSACTION_PREPARED, None)
+        return SendMessageV2(
+            producer_group=INNER_PRODUCER_GROUP,
+            topic=target.topic,
+            default_topic=TEMPLATE_TOPIC,
+            default_topic_queue_nums=_RETRY_QUEUES,
+            queue_id=target.queue_id,
+            sys_flag=message.sys_flag & _COMPRESSION_BITS,
+            born_timestamp=self._session.clock.now_ms(),
+            flag=message.flag,
+            properties=properties.encode(named),
+            reconsume_times=reconsume_times,
+            unit_mode=False,
+            max_reconsume_times=self._attempts_max,
+            batch=False,
+        )
+
+    def _wire_topic(self, message: MessageView) -> str:
+        return with_namespace(self._session.config.namespace, message.topic)

@@ -1,0 +1,304 @@
+"""What the producers and consumers of one process share: connections, routes, heartbeats."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from random import Random
+from types import TracebackType
+from typing import Self
+
+from turbopump.client import calls
+from turbopump.client.config import ClientConfig, client_id
+from turbopump.client.members import ConsumerMember, Members, ProducerMember
+from turbopump.client.pushed import Pushed
+from turbopump.client.replies import Replies
+from turbopump.client.route_cache import NameServers, RouteCache
+from turbopump.client.routes import MASTER_ID, Route, address_to_read
+from turbopump.client.tasks import Tasks
+from turbopump.clock import SYSTEM_CLOCK, Clock
+from turbopump.errors import ForkedClient, NoRoute, NotRunning, TurbopumpError
+from turbopump.message import MessageQueue
+from turbopump.net.hooks import Hook
+from turbopump.net.limits import ConnectionLimits
+from turbopump.net.network import Network
+from turbopump.net.pool import ConnectionPool, PoolConfig
+from turbopump.net.sockets import SocketNetwork
+from turbopump.wire.bodies import TopicRoute
+from turbopump.wire.command import Command
+from turbopump.wire.headers import UnregisterClient
+
+_log = logging.getLogger(__name__)
+
+_FIRST_HEARTBEAT_MS = 1000
+_UNREGISTER_TIMEOUT_MS = 3000
+
+
+class Session:
+    """One client of a cluster, whatever number of producers and consumers it has.
+
+    ::
+
+        async with Session(ClientConfig("127.0.0.1:9876")) as session:
+            async with Producer("orders-producer", session=session) as producer:
+                await producer.send(Message("orders", b"hello"))
+
+    Who uses a session calls `start`, and `close` when done; the last one to close ends it. It
+    belongs to the event loop that it was started in, and to the process: a child made by fork has
+    to make its own.
+    """
+
+    def __init__(
+        self,
+        config: ClientConfig,
+        network: Network | None = None,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        random: Random | None = None,
+        hooks: Sequence[Hook] = (),
+    ) -> None:
+        self.config = config
+        self.clock = clock
+        self.random = random or Random()  # noqa: S311 - spreads load, keeps no secret
+        self.client_id = client_id(config, self.random)
+        self.members = Members()
+        self.replies = Replies(self.random)
+        self._network = network or SocketNetwork()
+        self._hooks = tuple(hooks)
+        self._tasks = Tasks()
+        self._routes = RouteCache(
+            NameServers(config.nameserver_addresses, self.random),
+            self._ask_route,
+            self._tasks,
+            self._route_changed,
+        )
+        self._users = 0
+        self.pid = os.getpid()
+        self._pool: ConnectionPool | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._heartbeat_wanted = asyncio.Event()
+        self._told: frozenset[str] = frozenset()
+
+    def __repr__(self) -> str:
+        return f"<Session {self.client_id} of {self.config.nameserver or 'the environment'}>"
+
+    # --- life -------------------------------------------------------------------------------------
+
+    @property
+    def is_running(self) -> bool:
+        return self._pool is not None
+
+    async def start(self) -> None:
+        """Begin, or join those who use it already; connects to nobody yet."""
+        self.require_own_process()
+        self._users += 1
+        if self._pool is None:
+            self._pool = self._new_pool()
+            self._loop = asyncio.get_running_loop()
+            self._heartbeat_wanted = asyncio.Event()
+            interval_ms = self.config.route_interval_ms
+            self._tasks.every(interval_ms, self.refresh_routes)
+            self._tasks.start(self._beat())
+
+    async def close(self) -> None:
+        """Leave it; the last one waits for answers in flight and closes the connections."""
+        self.require_own_process()
+        if self._users == 0:
+            return
+        self._users -= 1
+        if self._users == 0 and self._pool is not None:
+            pool, self._pool = self._pool, None
+            await self._tasks.stop()
+            await pool.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def require_own_process(self) -> None:
+        """Raise ForkedClient in a child of the process that made the session."""
+        if os.getpid() != self.pid:
+            raise ForkedClient(
+                f"client {self.client_id} was made in process {self.pid} and is used in "
+                f"{os.getpid()}: make producers and consumers after the fork"
+            )
+
+    # --- members ----------------------------------------------------------------------------------
+
+    async def join(self, member: ProducerMember | ConsumerMember) -> None:
+        """Take a member in, and tell all known brokers; raises InvalidArgument if it is there.
+
+        A consumer has looked up the routes of its topics before, or nobody would be told.
+        """
+        self.require_own_process()
+        self.members.add(member)
+        await self.heartbeat()
+
+    async def leave(self, member: ProducerMember | ConsumerMember) -> None:
+        """Let a member go, and tell all known brokers."""
+        if not self.members.remove(member):
+            return
+        is_producer = isinstance(member, ProducerMember)
+        header = UnregisterClient(
+            client_id=self.client_id,
+            producer_group=member.group if is_producer else None,
+            consumer_group=None if is_producer else member.group,
+        )
+        async with asyncio.TaskGroup() as group:
+            for address in self._heartbeat_addresses():
+                call = calls.unregister(self, address, header, _UNREGISTER_TIMEOUT_MS)
+                group.create_task(_logged(call, f"{address} was not told that {member.group} left"))
+
+    async def heartbeat(self) -> None:
+        """Tell all known brokers which groups are here; a broker that fails is logged."""
+        body = self.members.heartbeat(self.client_id)
+        timeout_ms = self.config.request_timeout_ms
+        self._told = frozenset(self._heartbeat_addresses())
+        async with asyncio.TaskGroup() as group:
+            for address in sorted(self._told):
+                call = calls.heartbeat(self, address, body, timeout_ms)
+                group.create_task(_logged(call, f"no heartbeat to {address}"))
+
+    # --- routes -----------------------------------------------------------------------------------
+
+    async def route(self, topic: str) -> Route:
+        """Return where a topic is, asking at once when it is not known; raises NoRoute."""
+        return await self._routes.existing(topic)
+
+    async def route_to_send(self, topic: str, queues_wanted: int) -> Route:
+        """Return where to send; a topic that does not exist yet borrows its template's queues."""
+        return await self._routes.to_send(topic, queues_wanted)
+
+    def cached_route(self, topic: str) -> Route | None:
+        """Return what is known of a topic without asking."""
+        return self._routes.cached(topic)
+
+    async def refresh_route(self, topic: str) -> bool:
+        """Ask again where a topic is; return whether anybody knows."""
+        return await self._routes.refresh(topic)
+
+    async def refresh_routes(self) -> None:
+        """Ask again for everything that is cached or that a consumer wants."""
+        await self._routes.refresh_all(self.members.topics())
+
+    async def readable_queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """Return the queues of a topic to consume from."""
+        return (await self.route(topic)).readable
+
+    def has_broker(self, broker: str) -> bool:
+        """Whether any address of a broker is known."""
+        return bool(self._routes.brokers.get(broker))
+
+    def address_to_write(self, broker: str) -> str:
+        """Return the master's address of a broker; raises NoRoute."""
+        address = self._routes.brokers.get(broker, {}).get(MASTER_ID)
+        if address is None:
+            raise NoRoute(f"broker {broker!r} has no master that a name server knows")
+        return address
+
+    def address_to_read(self, broker: str, broker_id: int = MASTER_ID) -> str:
+        """Return where to read of a broker: the wanted id, else another; raises NoRoute."""
+        address = address_to_read(self._routes.brokers.get(broker, {}), broker_id)
+        if address is None:
+            raise NoRoute(f"broker {broker!r} is not known to the name servers")
+        return address
+
+    async def address_of(self, queue: MessageQueue) -> str:
+        """Return where offsets of a queue are kept: its master, else any; asks if unknown."""
+        if not self.has_broker(queue.broker):
+            await self._routes.refresh(queue.topic)
+        return self.address_to_read(queue.broker)
+
+    def any_address(self, route: Route) -> str:
+        """Return the master, or else any address, of one of a route's brokers, by chance."""
+        candidates = [addresses for addresses in route.brokers.values() if addresses]
+        if not candidates:
+            raise NoRoute(f"topic {route.topic!r} has no broker at the moment")
+        addresses = self.random.choice(candidates)
+        return addresses.get(MASTER_ID) or self.random.choice(list(addresses.values()))
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    async def request(self, address: str, command: Command, timeout_ms: int) -> Command:
+        """Send a request and return its answer, whatever its code."""
+        return await self._running_pool().request(address, command, timeout_ms)
+
+    async def oneway(self, address: str, command: Command, timeout_ms: int) -> None:
+        """Send a request that is never answered; the time is for connecting and writing."""
+        await self._running_pool().oneway(address, command, timeout_ms)
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _running_pool(self) -> ConnectionPool:
+        self.require_own_process()
+        if self._pool is None:
+            raise NotRunning(f"client {self.client_id} is not started, or closed already")
+        if self._loop is not asyncio.get_running_loop():
+            raise NotRunning(
+                f"client {self.client_id} was started in another event loop, and works only there"
+            )
+        return self._pool
+
+    def _new_pool(self) -> ConnectionPool:
+        limits = ConnectionLimits(requests_in_flight_max=self.config.requests_in_flight_max)
+        return ConnectionPool(
+            self._network,
+            PoolConfig(limits=limits, tls=self.config.tls),
+            router=Pushed(self.members, self.replies.arrived).router(),
+            hooks=self._hooks,
+            clock=self.clock,
+            random=self.random,
+        )
+
+    async def _ask_route(self, nameserver: str, topic: str) -> TopicRoute:
+        return await calls.route(self, nameserver, topic, self.config.request_timeout_ms)
+
+    def _route_changed(self, route: Route) -> None:
+        if not self._told.issuperset(self._heartbeat_addresses()):
+            self._heartbeat_wanted.set()
+        for consumer in tuple(self.members.consumers.values()):
+            if route.topic in consumer.topics():
+                consumer.route_changed(route.topic)
+
+    async def _beat(self) -> None:
+        """Send heartbeats by the interval, and soon after a route brought new brokers."""
+        wait_ms = _FIRST_HEARTBEAT_MS
+        while True:
+            try:
+                async with asyncio.timeout(wait_ms / 1000):
+                    await self._heartbeat_wanted.wait()
+            except TimeoutError:
+                pass
+            self._heartbeat_wanted.clear()
+            await self.heartbeat()
+            wait_ms = self.config.heartbeat_interval_ms
+
+    def _heartbeat_addresses(self) -> Iterable[str]:
+        """Return the masters, and slaves too when there are consumers, who may read from them."""
+        return list(_addresses(self._routes.brokers, masters_only=not self.members.consumers))
+
+
+def _addresses(brokers: Mapping[str, Mapping[int, str]], *, masters_only: bool) -> dict[str, None]:
+    return {
+        address: None
+        for addresses in brokers.values()
+        for broker_id, address in addresses.items()
+        if not masters_only or broker_id == MASTER_ID
+    }
+
+
+async def _logged(call: Awaitable[None], failure: str) -> None:
+    try:
+        await call
+    except TurbopumpError as error:
+        _log.warning("%s: %s", failure, error)

@@ -1,0 +1,52 @@
+"""Which session a new producer or consumer uses when it is not given one."""
+
+from __future__ import annotations
+
+import asyncio
+from weakref import WeakKeyDictionary
+
+from turbopump.client.config import ClientConfig
+from turbopump.client.members import ConsumerMember, ProducerMember
+from turbopump.client.session import Session
+from turbopump.errors import InvalidArgument
+
+_sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[ClientConfig, list[Session]]] = (
+    WeakKeyDictionary()
+)
+
+
+def client_config(
+    nameserver: str, namespace: str, client: ClientConfig | None, session: Session | None
+) -> ClientConfig:
+    """Return the configuration of a new member, which is given in one of three ways."""
+    ways = [bool(nameserver or namespace), client is not None, session is not None]
+    if sum(ways) > 1:
+        raise InvalidArgument(
+            "nameserver and namespace, client, session: one of these three is allowed, as each of "
+            "them says where the cluster is"
+        )
+    if session is not None:
+        return session.config
+    return client or ClientConfig(nameserver, namespace)
+
+
+def shared_session(config: ClientConfig, member: ProducerMember | ConsumerMember) -> Session:
+    """Return a session of this event loop that the member can join, a new one if there is none.
+
+    Members with equal configurations share one, unless the group is taken in it: two consumers of
+    one group must have different client ids, or each would take the other's queues for its own.
+    With an instance name of the user's own there is one session only, and joining it fails.
+    """
+    by_config = _sessions.setdefault(asyncio.get_running_loop(), {})
+    sessions = by_config[config] = [
+        session for session in by_config.get(config, ()) if session.is_running
+    ]
+    for session in sessions:
+        if config.instance or not session.members.expects(member):
+            break
+    else:
+        session = Session(config)
+        sessions.append(session)
+    # Before anybody awaits anything, or two who start at the same time would choose the same.
+    session.members.expect(member)
+    return session

@@ -1,0 +1,67 @@
+"""Where to start in a queue that nobody of the group has consumed from. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from turbopump.client.names import RETRY_PREFIX
+from turbopump.errors import InvalidArgument
+from turbopump.message import QueueOffset
+from turbopump.wire.bodies import ConsumeFrom
+
+StartFrom = Literal["last", "first"] | datetime
+"""The end of each queue, its beginning, or what was stored since a moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """At this offset."""
+
+    offset: QueueOffset
+
+
+@dataclass(frozen=True, slots=True)
+class AtEnd:
+    """After the newest message, wherever that is."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtTime:
+    """At the first message stored since then."""
+
+    timestamp_ms: int
+
+
+Start = At | AtEnd | AtTime
+
+
+def start_in(topic: str, stored: QueueOffset | None, start_from: StartFrom) -> Start:
+    """Decide where to start; an offset that the group has committed always wins."""
+    if stored is not None and stored >= 0:
+        return At(stored)
+    is_retry = topic.startswith(RETRY_PREFIX)
+    if start_from == "first":
+        return At(QueueOffset(0))
+    if start_from == "last":
+        # Whatever is in the retry topic failed before and is to be tried again.
+        return At(QueueOffset(0)) if is_retry else AtEnd()
+    if isinstance(start_from, datetime):
+        return AtEnd() if is_retry else AtTime(round(start_from.timestamp() * 1000))
+    raise InvalidArgument(_refusal(start_from))
+
+
+def consume_from(start_from: StartFrom) -> ConsumeFrom:
+    """Return how brokers are told; raises InvalidArgument for anything else."""
+    if start_from == "first":
+        return ConsumeFrom.FIRST_OFFSET
+    if start_from == "last":
+        return ConsumeFrom.LAST_OFFSET
+    if isinstance(start_from, datetime):
+        return ConsumeFrom.TIMESTAMP
+    raise InvalidArgument(_refusal(start_from))
+
+
+def _refusal(value: object) -> str:
+    return f'start_from is {value!r}: "last", "first" or a datetime is allowed'

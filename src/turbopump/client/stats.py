@@ -1,0 +1,80 @@
+"""How a consumer gets on with each topic: rates and times over the last minute."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import astuple, dataclass
+
+from turbopump.wire.bodies import ConsumeRates
+
+SAMPLE_INTERVAL_MS = 10_000
+_SAMPLES = 7
+"""One more than fit into a minute: rates are differences."""
+
+
+@dataclass(slots=True)
+class Totals:
+    """Everything since the start, for one topic."""
+
+    consumed: int = 0
+    failed: int = 0
+    calls: int = 0
+    calls_ms: int = 0
+    pulled: int = 0
+    pulls: int = 0
+    pulls_ms: int = 0
+
+    def minus(self, earlier: Totals) -> Totals:
+        """Return what has happened since."""
+        pairs = zip(astuple(self), astuple(earlier), strict=True)
+        return Totals(*(now - before for now, before in pairs))
+
+
+class ConsumerStats:
+    """Counts by topic, and rates of the last minute or, before that, since the start."""
+
+    def __init__(self) -> None:
+        self._totals: dict[str, Totals] = {}
+        self._samples: deque[tuple[int, dict[str, Totals]]] = deque(maxlen=_SAMPLES)
+
+    def totals(self, topic: str) -> Totals:
+        """Return the counters of a topic, to be counted up."""
+        found = self._totals.get(topic)
+        if found is None:
+            found = self._totals[topic] = Totals()
+        return found
+
+    def called(self, topic: str, consumed: int, failed: int, spent_ms: int, calls: int = 1) -> None:
+        """Count calls of the listener."""
+        totals = self.totals(topic)
+        totals.consumed += consumed
+        totals.failed += failed
+        totals.calls += calls
+        totals.calls_ms += spent_ms
+
+    def pulled(self, topic: str, messages: int, spent_ms: int) -> None:
+        """Count a pull that brought messages."""
+        totals = self.totals(topic)
+        totals.pulled += messages
+        totals.pulls += 1
+        totals.pulls_ms += spent_ms
+
+    def sample(self, now_ms: int) -> None:
+        """Remember the counters of this moment; to be called every `SAMPLE_INTERVAL_MS`."""
+        copies = {topic: each.minus(Totals()) for topic, each in self._totals.items()}
+        self._samples.append((now_ms, copies))
+
+    def rates(self, topic: str, now_ms: int) -> ConsumeRates:
+        """Return how a topic gets on, as the protocol reports it."""
+        since_ms, earlier = self._samples[0] if self._samples else (now_ms, {})
+        totals = self.totals(topic)
+        recent = totals.minus(earlier.get(topic, Totals()))
+        seconds = max((now_ms - since_ms) / 1000, 1.0)
+        return ConsumeRates(
+            consume_failed_msgs=totals.failed,
+            consume_failed_tps=recent.failed / seconds,
+            consume_ok_tps=recent.consumed / seconds,
+            consume_rt=recent.calls_ms / max(recent.calls, 1),
+            pull_rt=recent.pulls_ms / max(recent.pulls, 1),
+            pull_tps=recent.pulled / seconds,
+        )

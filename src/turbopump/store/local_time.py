@@ -1,0 +1,14 @@
+"""The operator's time of day, for names of files and hours of deletion."""
+
+from __future__ import annotations
+
+import datetime
+
+_MOMENT_MAX_MS = 253_402_000_000_000
+"""Late in the year 9999: no clock is right that says more, and no calendar goes much further."""
+
+
+def local_time(time_ms: int) -> datetime.datetime:
+    """Return a moment as the machine's calendar has it; one beyond all calendars is brought in."""
+    within_ms = min(max(time_ms, 0), _MOMENT_MAX_MS)
+    return datetime.datetime.fromtimestamp(within_ms / 1000).astimezone()

@@ -1,0 +1,111 @@
+"""Our push consumer beside other clients in one group: all agree on who owns which queue."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+
+import pytest
+
+from compat.clients.peers import Peers, attempts
+from servers import Standalone
+from turbopump import (
+    ConsumeContext,
+    ConsumeResult,
+    Message,
+    Producer,
+    PushConsumer,
+    SendReceipt,
+)
+from turbopump.wire.record import MessageView
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(params=["cpp", "node"])
+def others(request: pytest.FixtureRequest) -> Peers:
+    peers = request.getfixturevalue(request.param)
+    assert isinstance(peers, Peers)
+    return peers
+
+
+class Ours:
+    """What our own member was given, by body."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.queue_ids: dict[str, list[int]] = defaultdict(list)
+
+    def __call__(self, messages: Sequence[MessageView], context: ConsumeContext) -> ConsumeResult:
+        with self._lock:
+            for message in messages:
+                self.queue_ids[message.body.decode()].append(message.queue_id)
+        return ConsumeResult.SUCCESS
+
+
+def send_round(producer: Producer, topic: str, number: int) -> list[SendReceipt]:
+    """Send a message to each queue."""
+    queues = producer.queues(topic)
+    return [
+        producer.send(Message(topic, f"{number}-{queue.queue_id}".encode()), to=queue)
+        for queue in sorted(queues)
+    ]
+
+
+def test_members_share_the_queues_and_take_over(
+    others: Peers, server: Standalone, request: pytest.FixtureRequest
+) -> None:
+    name = request.node.callspec.params["others"]
+    topic, group = f"Mixed-{name}", f"mixed-{name}"
+    ours, peer = Ours(), others.start()
+    with Producer("pg", nameserver=server.nameserver) as producer:
+        producer.send(Message(topic, b"first"))
+        peer.call("push", group=group, topic=topic)
+        with PushConsumer(
+            group,
+            ours,
+            nameserver=server.nameserver,
+            subscriptions={topic: "*"},
+            start_from="first",
+        ) as consumer:
+            mine, theirs = _settled_shares(producer, topic, group, ours, others)
+            assert len(mine) == len(theirs) == 2
+            assert mine == {
+                queue.queue_id for queue in consumer.assignment() if queue.topic == topic
+            }
+        # Ours has left: the other one gets everything.
+        for number in attempts():
+            send_round(producer, topic, 1000 + number)
+            got = others.inbox.wait_for_bodies(group, [f"{1000 + number}-{q}" for q in theirs])
+            bodies = {one.body for one in got}
+            if all(f"{1000 + number}-{queue_id}" in bodies for queue_id in range(4)):
+                break
+
+
+def _settled_shares(
+    producer: Producer, topic: str, group: str, ours: Ours, others: Peers
+) -> tuple[set[int], set[int]]:
+    """Send rounds until one was shared by both without any message coming twice."""
+    for number in attempts():
+        sent = send_round(producer, topic, number)
+        wanted = {f"{number}-{receipt.queue.queue_id}" for receipt in sent}
+        mine, theirs = _wait_for(wanted, group, ours, others)
+        if mine and theirs and not mine & theirs:
+            return mine, theirs
+    raise AssertionError
+
+
+def _wait_for(wanted: set[str], group: str, ours: Ours, others: Peers) -> tuple[set[int], set[int]]:
+    """Wait until every message came to somebody; return the queues of ours and of the other."""
+    for _ in attempts():
+        mine = wanted & ours.queue_ids.keys()
+        theirs = wanted & {one.body for one in others.inbox.of(group)}
+        if mine | theirs == wanted:
+            return _queue_ids(mine), _queue_ids(theirs)
+        threading.Event().wait(0.05)
+    raise AssertionError
+
+
+def _queue_ids(bodies: set[str]) -> set[int]:
+    return {int(body.partition("-")[2]) for body in bodies}

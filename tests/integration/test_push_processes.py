@@ -1,0 +1,136 @@
+"""A group of several processes over sockets, one of them killed: nothing is lost."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from servers import standalone
+from turbopump import ConsumeContext, ConsumeResult, Listening, Message, Producer, PushConsumer
+from turbopump.wire.record import MessageView
+
+MEMBER = Path(__file__).parent.parent / "push_member.py"
+WAIT_S = 60.0
+
+
+def wait_for(fact: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + WAIT_S
+    while not fact():
+        assert time.monotonic() < end, f"not within {WAIT_S} s: {what}"
+        threading.Event().wait(0.02)
+
+
+@contextmanager
+def member(nameserver: str, path: Path) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, str(MEMBER), nameserver, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def lines(paths: Sequence[Path]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for path in paths:
+        if path.exists():
+            found.update(path.read_text().split())
+    return found
+
+
+def test_a_killed_member_loses_nothing(tmp_path: Path) -> None:
+    paths = [tmp_path / f"member-{number}" for number in range(3)]
+    sent: list[str] = []
+    with standalone(tmp_path / "server") as server, ExitStack() as stack:
+        producer = stack.enter_context(Producer("pg", nameserver=server.nameserver))
+
+        def send(count: int) -> None:
+            for _ in range(count):
+                body = str(len(sent))
+                producer.send(Message("orders", body.encode()))
+                sent.append(body)
+
+        send(100)
+        members = [stack.enter_context(member(server.nameserver, path)) for path in paths]
+        wait_for(lambda: len(lines(paths)) == 100, "the first messages came")
+        send(200)
+        wait_for(lambda: bool(lines(paths[:1])), "the first member has some")
+        members[0].send_signal(signal.SIGKILL)
+        send(200)
+        wait_for(lambda: len(lines(paths)) == 500, "every message came")
+        seen = lines(paths)
+        assert set(seen) == set(sent)
+        # Its queues go on from what was committed last, at most some seconds before.
+        assert seen.total() - len(sent) <= 300
+
+
+def test_blocking_listeners_run_side_by_side(tmp_path: Path) -> None:
+    """More threads join when those that run are stuck, though one would do for quick listeners."""
+    meeting = threading.Barrier(8, timeout=WAIT_S)
+    met = []
+
+    def handle(messages: Sequence[MessageView], context: ConsumeContext) -> ConsumeResult:
+        met.append(meeting.wait())
+        return ConsumeResult.SUCCESS
+
+    with standalone(tmp_path) as server:
+        with Producer("pg", nameserver=server.nameserver) as producer:
+            for number in range(8):
+                producer.send(Message("orders", b"%d" % number))
+        with PushConsumer(
+            "g",
+            handle,
+            nameserver=server.nameserver,
+            subscriptions={"orders": "*"},
+            start_from="first",
+            listening=Listening(threads=8),
+        ) as consumer:
+            wait_for(lambda: len(met) == 8, "eight listeners met")
+            assert {queue.topic for queue in consumer.assignment()} >= {"orders"}
+            consumer.resize(2)
+            consumer.suspend()
+            consumer.resume()
+            consumer.commit()
+
+
+@pytest.mark.parametrize("orderly", [False, True])
+def test_a_backlog_is_consumed_by_threads(tmp_path: Path, orderly: bool) -> None:
+    lock = threading.Lock()
+    seen: Counter[bytes] = Counter()
+    orders: dict[int, list[int]] = {}
+
+    def handle(messages: Sequence[MessageView], context: ConsumeContext) -> ConsumeResult:
+        with lock:
+            seen.update(message.body for message in messages)
+            offsets = orders.setdefault(context.queue.queue_id, [])
+            offsets.extend(message.queue_offset for message in messages)
+        return ConsumeResult.SUCCESS
+
+    with standalone(tmp_path) as server:
+        with Producer("pg", nameserver=server.nameserver) as producer:
+            for start in range(0, 4000, 100):
+                batch = [Message("orders", b"%d" % (start + number)) for number in range(100)]
+                producer.send_batch(batch)
+        with PushConsumer(
+            "g",
+            handle,
+            nameserver=server.nameserver,
+            subscriptions={"orders": "*"},
+            start_from="first",
+            orderly=orderly,
+        ):
+            wait_for(lambda: len(seen) == 4000, "all of the backlog")
+    assert seen.total() == 4000
+    if orderly:
+        assert all(offsets == sorted(offsets) for offsets in orders.values())

@@ -1,0 +1,42 @@
+"""Every setting of a client is documented with its default."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turbopump import (
+    ClientConfig,
+    FetchLimits,
+    LitePullConfig,
+    MessageRules,
+    ProducerConfig,
+    PullConfig,
+    PullTimes,
+)
+
+GUIDE = Path(__file__).parents[3] / "docs" / "guide"
+KINDS: list[Any] = [
+    ClientConfig,
+    FetchLimits,
+    LitePullConfig,
+    MessageRules,
+    ProducerConfig,
+    PullConfig,
+    PullTimes,
+]
+SETTINGS = [(kind.__name__, field) for kind in KINDS for field in fields(kind)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "setting"), SETTINGS, ids=[f"{kind}.{field.name}" for kind, field in SETTINGS]
+)
+def test_settings_are_documented(kind: str, setting: Any) -> None:
+    text = (GUIDE / "producer.md").read_text() + (GUIDE / "pulling.md").read_text()
+    assert f"{setting.name}`" in text, f"{kind}.{setting.name}"
+    if type(setting.default) is int:
+        lines = [line for line in text.splitlines() if f"{setting.name}`" in line]
+        assert any(str(setting.default) in line for line in lines), f"{kind}.{setting.name}"

@@ -1,0 +1,208 @@
+"""Offsets: in memory, on brokers, in local files, and when they may go backwards."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+
+from clusters import Recorder, cluster
+from consumers import Seen, committed, consuming, send, sleep_ms
+from turbopump.client.offsets import (
+    LocalOffsets,
+    Positions,
+    offsets_path,
+    read_offsets,
+    write_offsets,
+)
+from turbopump.errors import RemoteError
+from turbopump.message import MessageQueue, QueueOffset
+from turbopump.testing import virtual_time, wait_until
+from turbopump.wire import headers, lenient_json
+from turbopump.wire.codes import RequestCode
+from turbopump.wire.command import Command, request
+from vectors import DATA
+
+QUEUE = MessageQueue("T", "a", 0)
+OTHER = MessageQueue("T", "a", 1)
+
+
+def test_positions_only_advance_unless_replaced() -> None:
+    positions = Positions()
+    positions.advance(QUEUE, QueueOffset(5))
+    positions.advance(QUEUE, QueueOffset(3))
+    assert positions.of(QUEUE) == 5
+    positions.replace(QUEUE, QueueOffset(2))
+    assert positions.of(QUEUE) == 2
+    assert positions.all_of("T") == {QUEUE: 2}
+    positions.forget(QUEUE)
+    assert positions.of(QUEUE) is None
+
+
+def test_a_file_of_the_original_is_read() -> None:
+    found = read_offsets(DATA / "config" / "client_local_offsets.json")
+    queues = {MessageQueue("TopicTest", "broker-a", number) for number in range(4)}
+    assert set(found) == queues
+    assert found[MessageQueue("TopicTest", "broker-a", 0)] == 10
+
+
+def test_what_is_written_has_the_form_of_the_original(tmp_path: Path) -> None:
+    path = tmp_path / "offsets.json"
+    write_offsets(path, {QUEUE: QueueOffset(7)})
+    # Java reads a whole object as a key; written as a text it would be none.
+    assert path.read_text() == ('{"offsetTable":{{"topic":"T","brokerName":"a","queueId":0}:7}}')
+    assert lenient_json.loads(path.read_bytes())
+    assert read_offsets(path) == {QUEUE: 7}
+
+
+def test_the_backup_is_read_when_the_file_is_damaged_or_gone(tmp_path: Path) -> None:
+    path = tmp_path / "offsets.json"
+    write_offsets(path, {QUEUE: QueueOffset(1)})
+    write_offsets(path, {QUEUE: QueueOffset(2)})
+    assert read_offsets(path) == {QUEUE: 2}
+    path.write_text('{"offsetTable":')
+    assert read_offsets(path) == {QUEUE: 1}
+    path.unlink()
+    assert read_offsets(path) == {QUEUE: 1}
+    shutil.rmtree(tmp_path)
+    assert read_offsets(path) == {}
+
+
+def test_where_a_file_lies(tmp_path: Path) -> None:
+    assert offsets_path(tmp_path, "1.2.3.4@DEFAULT", "g") == (
+        tmp_path / "1.2.3.4@DEFAULT" / "g" / "offsets.json"
+    )
+    assert offsets_path(None, "c", "g").parts[-4:] == (
+        ".rocketmq_offsets",
+        "c",
+        "g",
+        "offsets.json",
+    )
+
+
+@virtual_time()
+async def test_offsets_of_other_queues_stay_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "g" / "offsets.json"
+    write_offsets(path, {OTHER: QueueOffset(9)})
+    store = LocalOffsets(path)
+    await store.open()
+    store.positions.advance(QUEUE, QueueOffset(4))
+    await store.persist([QUEUE])
+    assert read_offsets(path) == {OTHER: 9, QUEUE: 4}
+    assert await store.stored(OTHER) == 9
+
+
+@virtual_time()
+async def test_a_directory_that_cannot_be_written_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    store = LocalOffsets(tmp_path / "file" / "offsets.json")
+    await store.open()
+    store.positions.advance(QUEUE, QueueOffset(4))
+    await store.persist([QUEUE])
+    assert "offsets not written" in caplog.text
+
+
+@virtual_time()
+async def test_offsets_are_committed_every_five_seconds_and_on_close(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await send(world, [b"x"] * 3, to=QUEUE)
+        recorder, seen = Recorder(), Seen()
+        async with consuming(world, seen, session=world.session(hooks=[recorder])):
+            await wait_until(lambda: seen.count == 3)
+            await sleep_ms(31_000)
+            commits = [
+                headers.UpdateConsumerOffset.from_ext_fields(each.ext_fields)
+                for each in recorder.of(RequestCode.UPDATE_CONSUMER_OFFSET)
+            ]
+            mine = [each for each in commits if (each.topic, each.queue_id) == ("T", 0)]
+            assert [each.commit_offset for each in mine] == [3] * 5
+            await send(world, [b"x"], to=QUEUE)
+            await wait_until(lambda: seen.count == 4)
+        assert await committed(world) == 4
+
+
+@pytest.mark.parametrize("orderly", [False, True])
+@virtual_time()
+async def test_a_reset_goes_back_and_everything_comes_again(tmp_path: Path, orderly: bool) -> None:
+    async with cluster(tmp_path) as world:
+        await send(world, [b"%d" % number for number in range(20)])
+        start_ms = world.clock.now_ms() - 1_000_000
+        seen = Seen()
+        async with consuming(world, seen, orderly=orderly) as consumer:
+            await wait_until(lambda: seen.count == 20)
+            await consumer.commit()
+            async with world.session("10.0.9.7") as session:
+                header = headers.ResetOffset(
+                    topic="T", group="g", timestamp=start_ms, is_force=True
+                )
+                command = request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
+                answer = await session.request(world.brokers["a"].address, command, 5000)
+                assert answer.code == 0, answer
+            await sleep_ms(9000)
+            assert seen.count == 20
+            await wait_until(lambda: seen.count == 40, 60)
+        assert [await committed(world, number) for number in range(4)] == [5] * 4
+
+
+@virtual_time()
+async def test_a_reset_waits_for_an_orderly_listener_that_runs(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await send(world, [b"0", b"1"], to=QUEUE)
+        seen = Seen()
+        async with consuming(world, seen, orderly=True) as consumer:
+            await wait_until(lambda: seen.count == 2)
+            seen.hold.clear()
+            await send(world, [b"2"], to=QUEUE)
+            await wait_until(lambda: seen.running == 1)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(consumer.reset_offsets("T", {QUEUE: QueueOffset(1)}))
+                await sleep_ms(60_000)
+                assert seen.running == 1
+                seen.hold.set()
+            await wait_until(lambda: seen.count == 5)
+        assert seen.bodies == [b"0", b"1", b"2", b"1", b"2"]
+        assert seen.running_max == 1
+
+
+@virtual_time()
+async def test_an_offset_beyond_the_queue_is_corrected(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await send(world, [b"x"] * 3, to=QUEUE)
+        async with world.session("10.0.9.7") as session:
+            header = headers.UpdateConsumerOffset(
+                consumer_group="g", topic="T", queue_id=0, commit_offset=1000
+            )
+            command = request(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+            await session.request(world.brokers["a"].address, command, 3000)
+        seen = Seen()
+        async with consuming(world, seen):
+            await sleep_ms(9000)
+            await send(world, [b"later"], to=QUEUE)
+            await sleep_ms(5000)
+            # The original goes to the end of the queue as it was when it was asked.
+            assert seen.bodies == [b"later"]
+            await sleep_ms(5000)
+            assert await committed(world) == 4
+
+
+@virtual_time()
+async def test_an_error_is_not_taken_for_no_offset(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await send(world, [b"x"] * 3, to=QUEUE)
+        seen, recorder = Seen(), Recorder()
+
+        def refuse(address: str, command: Command) -> None:
+            if command.code == RequestCode.QUERY_CONSUMER_OFFSET:
+                raise RemoteError(1, "as the test wants it")
+
+        recorder.refuse = refuse
+        session = world.session(hooks=[recorder])
+        async with consuming(world, seen, session=session, start_from="last") as consumer:
+            assert consumer.assignment() == []
+            recorder.refuse = None
+            # At the next rebalance the broker answers, and a young queue starts at its beginning.
+            await wait_until(lambda: seen.count == 3, 25)

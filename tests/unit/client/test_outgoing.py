@@ -1,0 +1,146 @@
+"""From messages to what is sent: batches, sizes, properties, names."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turbopump.client.names import check_group, check_topic, with_namespace, without_namespace
+from turbopump.client.outgoing import (
+    MessageRules,
+    check_batch,
+    outgoing,
+    outgoing_batch,
+    split_batch,
+)
+from turbopump.errors import InvalidArgument
+from turbopump.message import Message
+from turbopump.wire import properties
+from turbopump.wire.batch import decode_batch
+from turbopump.wire.compression import inflate
+from turbopump.wire.sysflag import Compression, compression_of
+
+ID = "7F00000116C74E0E2F2A49BCC3FD0002"
+RULES = MessageRules()
+
+words = st.text("abcdefgäß城", min_size=1, max_size=8)
+messages = st.builds(
+    Message,
+    st.just("T"),
+    st.binary(min_size=1, max_size=300),
+    tags=st.none() | words,
+    keys=st.lists(words, max_size=3),
+    properties=st.dictionaries(words, words, max_size=3),
+    flag=st.integers(-(2**31), 2**31 - 1),
+)
+
+
+@given(messages)
+def test_what_is_sent_can_be_read_back(message: Message) -> None:
+    sent = outgoing(message, ID, RULES)
+    named = properties.decode(sent.properties)
+    assert named.pop("UNIQ_KEY") == ID
+    assert named.pop("WAIT") == "true"
+    assert named.pop("TAGS", None) == message.tags
+    assert named.pop("KEYS", "").split() == list(message.keys)
+    assert named == dict(message.properties)
+    assert (sent.body, sent.sys_flag, sent.flag) == (message.body, 0, message.flag)
+
+
+@pytest.mark.parametrize("compression", list(Compression))
+def test_every_compression_can_be_undone(compression: Compression) -> None:
+    rules = MessageRules(compress_from_bytes=10, compression=compression)
+    sent = outgoing(Message("T", b"x" * 1000), ID, rules)
+    assert compression_of(sent.sys_flag) is compression
+    assert inflate(sent.body, compression) == b"x" * 1000
+
+
+@given(st.lists(messages, max_size=40), st.integers(1, 2000), st.integers(1, 20))
+def test_split_batches_keep_everything_in_order_and_to_the_limits(
+    many: list[Message], bytes_max: int, count_max: int
+) -> None:
+    batches = list(split_batch(many, bytes_max, count_max))
+    assert [message for batch in batches for message in batch] == many
+    for batch in batches:
+        sent = outgoing_batch(batch, [ID] * len(batch), RULES)
+        assert 1 <= len(batch) <= count_max
+        assert len(batch) == 1 or len(sent.body) <= bytes_max
+        entries = list(decode_batch(sent.body))
+        assert [entry.body for entry in entries] == [message.body for message in batch]
+
+
+@pytest.mark.parametrize(
+    ("batch", "text"),
+    [
+        ([], "without messages"),
+        ([Message("T", b"x"), Message("U", b"x")], "one topic"),
+        ([Message("T", b"x"), Message("T", b"x", wait_stored=False)], "wait_stored"),
+        ([Message("T", b"x", delay_level=1)], "neither delays"),
+        ([Message("%RETRY%g", b"x")], "nor retry topics"),
+        ([Message("T", b"")], "body of 0 bytes"),
+    ],
+)
+def test_what_cannot_go_together(batch: list[Message], text: str) -> None:
+    with pytest.raises(InvalidArgument, match=text):
+        check_batch(batch, RULES)
+
+
+def test_a_batch_has_a_size_too() -> None:
+    batch = [Message("T", b"x" * 60)] * 2
+    with pytest.raises(InvalidArgument, match="split_batch"):
+        outgoing_batch(batch, [ID, ID], MessageRules(body_bytes_max=100))
+
+
+def test_a_key_alone_is_one_key() -> None:
+    sent = outgoing(Message("T", b"x", keys="order-42"), ID, RULES)
+    assert properties.decode(sent.properties)["KEYS"] == "order-42"
+
+
+def test_a_namespace_counts_for_the_length_of_a_topic() -> None:
+    with pytest.raises(InvalidArgument, match="1 to 127"):
+        outgoing(Message("T" * 120, b"x"), ID, RULES, namespace="n" * 20)
+
+
+@pytest.mark.parametrize(
+    ("name", "inside"),
+    [
+        ("orders", "ns%orders"),
+        ("ns%orders", "ns%orders"),
+        ("%RETRY%g", "%RETRY%ns%g"),
+        ("%DLQ%g", "%DLQ%ns%g"),
+        ("TBW102", "TBW102"),
+        ("CID_RMQ_SYS_TRANS", "CID_RMQ_SYS_TRANS"),
+    ],
+)
+def test_namespaces(name: str, inside: str) -> None:
+    assert with_namespace("ns", name) == inside
+    assert with_namespace("", name) == name
+    assert without_namespace("ns", inside) == name.replace("ns%", "")
+
+
+@pytest.mark.parametrize("name", ["", " ", "a b", "a/b", "ü", "x" * 256])
+def test_names_of_groups_and_topics(name: str) -> None:
+    with pytest.raises(InvalidArgument, match="group is"):
+        check_group(name)
+    with pytest.raises(InvalidArgument, match="topic is"):
+        check_topic(name)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"body_bytes_max": 0}, "body_bytes_max is 0"),
+        ({"compress_from_bytes": 0}, "compress_from_bytes is 0"),
+        ({"new_topic_queues": 0}, "new_topic_queues is 0"),
+        ({"compression_level": 10}, "compression_level is 10"),
+    ],
+)
+def test_rules_are_checked(changes: dict[str, int], text: str) -> None:
+    with pytest.raises(InvalidArgument, match=text):
+        MessageRules(
+            body_bytes_max=changes.get("body_bytes_max", 1),
+            compress_from_bytes=changes.get("compress_from_bytes", 1),
+            new_topic_queues=changes.get("new_topic_queues", 1),
+            compression_level=changes.get("compression_level", 1),
+        )

@@ -1,0 +1,418 @@
+"""Sending: what arrives, where, how often it is tried, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from clusters import BROKERS, Cluster, Recorder, cluster
+from turbopump.client.calls import SendStatus
+from turbopump.client.outgoing import MessageRules, Outgoing
+from turbopump.client.producer import Producer, ProducerConfig, SendReceipt
+from turbopump.client.selectors import by_chance, by_hash
+from turbopump.client.session import Session
+from turbopump.errors import (
+    ConnectFailed,
+    InvalidArgument,
+    NetworkError,
+    NoRoute,
+    NotRunning,
+    RemoteError,
+    RequestTimeout,
+)
+from turbopump.message import Message, MessageQueue, QueueOffset
+from turbopump.store.outcomes import Found
+from turbopump.testing import virtual_time
+from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.command import Command
+from turbopump.wire.record import MessageView, decode_records
+
+SEND = RequestCode.SEND_MESSAGE_V2
+
+
+async def stored(world: Cluster, topic: str = "T") -> list[MessageView]:
+    """Return all messages of a topic, queue by queue."""
+    found: list[MessageView] = []
+    for broker in world.brokers.values():
+        for queue_id in range(4):
+            read = broker.store.read(topic, queue_id, QueueOffset(0), 1000)
+            if isinstance(read, Found):
+                found += decode_records(b"".join(read.messages))
+    return found
+
+
+@virtual_time()
+async def test_a_message_arrives_with_all_it_was_given(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world, Producer("pg", session=world.session()) as producer:
+        message = Message(
+            "T", b"hello", tags="created", keys=["42", "43"], properties={"who": "me"}, flag=7
+        )
+        receipt = await producer.send(message)
+        assert receipt.status is SendStatus.OK
+        assert receipt.queue.topic == "T"
+        assert receipt.queue.broker == "a"
+        assert receipt.queue_offset == 0
+        (view,) = await stored(world)
+        assert view.body == b"hello"
+        assert (view.tags, view.keys, view.flag) == ("created", ["42", "43"], 7)
+        assert view.properties["who"] == "me"
+        assert view.message_id == receipt.message_id
+        assert view.offset_id == receipt.offset_id
+
+
+@virtual_time()
+async def test_queues_take_turns_over_all_brokers(tmp_path: Path) -> None:
+    async with (
+        cluster(tmp_path, BROKERS) as world,
+        Producer("pg", session=world.session()) as producer,
+    ):
+        await producer.send(Message("T", b"makes the topic"))
+        receipts = [await producer.send(Message("T", b"x")) for _ in range(16)]
+        assert len({receipt.queue for receipt in receipts}) == 8
+
+
+@virtual_time()
+async def test_a_chosen_queue_and_selectors(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world, Producer("pg", session=world.session()) as producer:
+        queue = MessageQueue("T", "a", 2)
+        await producer.send(Message("T", b"makes the topic"))
+        assert (await producer.send(Message("T", b"x"), to=queue)).queue == queue
+        by_key = {(await producer.send(Message("T", b"x"), to=by_hash("k"))).queue for _ in "abc"}
+        assert len(by_key) == 1
+        last = await producer.send(Message("T", b"x"), to=lambda queues: queues[-1])
+        assert last.queue == (await producer.queues("T"))[-1]
+        chance = by_chance(Random(3))
+        anywhere = {(await producer.send(Message("T", b"x"), to=chance)).queue for _ in range(40)}
+        assert len(anywhere) == 4
+
+
+def test_hashes_choose_as_java_does() -> None:
+    queues = [MessageQueue("T", "a", number) for number in range(7)]
+    assert by_hash("hello")(queues).queue_id == 99162322 % 7
+    assert by_hash(-5)(queues).queue_id == 5
+    assert by_hash(2**40)(queues).queue_id == 256 % 7
+    assert by_hash(-(2**31))(queues).queue_id == 2**31 % 7
+
+
+@virtual_time()
+async def test_a_batch_is_stored_in_one_queue_in_order(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world, Producer("pg", session=world.session()) as producer:
+        messages = [Message("T", b"%d" % n, keys=[str(n)]) for n in range(5)]
+        receipt = await producer.send_batch(messages)
+        views = await stored(world)
+        assert [view.body for view in views] == [b"0", b"1", b"2", b"3", b"4"]
+        assert {view.queue_id for view in views} == {receipt.queue.queue_id}
+        assert receipt.message_id.split(",") == [view.message_id for view in views]
+        assert receipt.offset_id.split(",") == [view.offset_id for view in views]
+
+
+@virtual_time()
+async def test_large_bodies_are_compressed(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world, Producer("pg", session=world.session()) as producer:
+        await producer.send(Message("T", b"x" * 4095))
+        await producer.send(Message("T", b"y" * 4096))
+        plain, compressed = sorted(await stored(world), key=lambda view: view.body)
+        assert (plain.sys_flag, plain.body) == (0, b"x" * 4095)
+        assert (compressed.sys_flag, compressed.body) == (0x301, b"y" * 4096)
+        assert len(compressed.stored_body) < 100
+
+
+@virtual_time()
+async def test_oneway_arrives_without_an_answer(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world, Producer("pg", session=world.session()) as producer:
+        await producer.send_oneway(Message("T", b"hello"))
+        await asyncio.sleep(1)
+        assert [view.body for view in await stored(world)] == [b"hello"]
+
+
+@virtual_time()
+async def test_submitted_messages_run_together_and_each_callback_comes_once(tmp_path: Path) -> None:
+    heard: list[SendReceipt | Exception | None] = []
+    config = ProducerConfig(in_flight_max=10)
+    async with (
+        cluster(tmp_path) as world,
+        Producer("pg", session=world.session(), config=config) as producer,
+    ):
+        start_ms = world.clock.monotonic_ms()
+        promises = [
+            await producer.submit(
+                Message("T", b"%d" % n), on_sent=lambda receipt, error: heard.append(error)
+            )
+            for n in range(100)
+        ]
+        receipts = await asyncio.gather(*promises)
+        assert world.clock.monotonic_ms() - start_ms < 100
+        assert len({receipt.message_id for receipt in receipts}) == 100
+        assert heard == [None] * 100
+        assert len(await stored(world)) == 100
+
+
+@virtual_time()
+async def test_a_submitted_message_that_is_refused_tells_its_callback(tmp_path: Path) -> None:
+    heard: list[Exception | None] = []
+    async with cluster(tmp_path) as world, Producer("pg", session=world.session()) as producer:
+        promise = await producer.submit(
+            Message("T", b""), on_sent=lambda receipt, error: heard.append(error)
+        )
+        with pytest.raises(InvalidArgument, match="body of 0 bytes"):
+            await promise
+    assert [type(error) for error in heard] == [InvalidArgument]
+
+
+@virtual_time()
+async def test_closing_waits_for_submitted_messages(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        async with Producer("pg", session=world.session()) as producer:
+            promises = [await producer.submit(Message("T", b"x")) for _ in range(20)]
+        assert all(promise.done() for promise in promises)
+        assert len(await stored(world)) == 20
+        with pytest.raises(NotRunning, match="not running"):
+            await producer.send(Message("T", b"x"))
+
+
+@virtual_time()
+async def test_a_dead_broker_is_passed_over(tmp_path: Path) -> None:
+    recorder = Recorder()
+    async with (
+        cluster(tmp_path, BROKERS) as world,
+        Producer("pg", session=world.session(hooks=[recorder])) as producer,
+    ):
+        await producer.send(Message("T", b"makes the topic"))
+        await producer.send(Message("T", b"makes the topic"))
+        world.network.refuse("10.0.0.1")
+        world.network.cut("10.0.0.1", "10.0.1.1")
+        receipts = [await producer.send(Message("T", b"x")) for _ in range(10)]
+        assert {receipt.queue.broker for receipt in receipts} == {"b"}
+
+
+def refusing(code: int, times: int = 1 << 30) -> Any:
+    """Return a hook's function that lets sends fail with an answer's code."""
+    left = [times]
+
+    def refuse(address: str, command: Command) -> None:
+        if command.code == SEND and left[0]:
+            left[0] -= 1
+            raise RemoteError(code, "refused")
+
+    return refuse
+
+
+@pytest.mark.parametrize(
+    ("code", "tries"),
+    [
+        (ResponseCode.SYSTEM_ERROR, 3),
+        (ResponseCode.SERVICE_NOT_AVAILABLE, 3),
+        (ResponseCode.NO_PERMISSION, 3),
+        (ResponseCode.TOPIC_NOT_EXIST, 3),
+        (204, 3),
+        (205, 3),
+        (ResponseCode.SYSTEM_BUSY, 1),
+        (ResponseCode.MESSAGE_ILLEGAL, 1),
+    ],
+)
+@virtual_time()
+async def test_which_answers_are_tried_again(tmp_path: Path, code: int, tries: int) -> None:
+    recorder = Recorder(refuse=refusing(code))
+    async with (
+        cluster(tmp_path, BROKERS) as world,
+        Producer("pg", session=world.session(hooks=[recorder])) as producer,
+    ):
+        with pytest.raises(RemoteError) as caught:
+            await producer.send(Message("T", b"x"))
+        assert caught.value.code == code
+        addresses = recorder.addresses_of(SEND)
+        assert len(addresses) == tries
+        assert all(one != other for one, other in itertools.pairwise(addresses))
+
+
+@virtual_time()
+async def test_a_chosen_queue_is_tried_once(tmp_path: Path) -> None:
+    recorder = Recorder(refuse=refusing(ResponseCode.SYSTEM_ERROR))
+    async with (
+        cluster(tmp_path) as world,
+        Producer("pg", session=world.session(hooks=[recorder])) as producer,
+    ):
+        with pytest.raises(RemoteError):
+            await producer.send(Message("T", b"x"), to=by_hash("k"))
+        assert len(recorder.of(SEND)) == 1
+
+
+@virtual_time()
+async def test_all_tries_together_keep_to_the_time(tmp_path: Path) -> None:
+    async with (
+        cluster(tmp_path, BROKERS) as world,
+        Producer("pg", session=world.session()) as producer,
+    ):
+        await producer.send(Message("T", b"makes the topic"))
+        for host in ("10.0.0.1", "10.0.0.2"):
+            world.network.stop_reading(host)
+        start_ms = world.clock.monotonic_ms()
+        with pytest.raises(NetworkError):
+            await producer.send(Message("T", b"x"), timeout_ms=500)
+        assert 500 <= world.clock.monotonic_ms() - start_ms < 700
+        for host in ("10.0.0.1", "10.0.0.2"):
+            world.network.resume_reading(host)
+
+
+@virtual_time()
+async def test_slow_brokers_are_left_alone_for_a_while(tmp_path: Path) -> None:
+    config = ProducerConfig(avoid_slow_brokers=True)
+    async with (
+        cluster(tmp_path, BROKERS) as world,
+        Producer("pg", session=world.session(), config=config) as producer,
+    ):
+        for _ in range(4):
+            await producer.send(Message("T", b"makes the topic"))
+        world.network.refuse("10.0.0.1")
+        world.network.cut("10.0.0.1", "10.0.1.1")
+        for _ in range(4):
+            await producer.send(Message("T", b"x"))
+        world.network.accept("10.0.0.1")
+        await asyncio.sleep(599)
+        again = {(await producer.send(Message("T", b"x"))).queue.broker for _ in range(16)}
+        assert again == {"b"}
+        await asyncio.sleep(2)
+        again = {(await producer.send(Message("T", b"x"))).queue.broker for _ in range(16)}
+        assert again == {"a", "b"}
+
+
+@virtual_time()
+async def test_an_unreachable_name_server_and_an_unknown_topic(tmp_path: Path) -> None:
+    async with cluster(tmp_path, ()) as world, Producer("pg", session=world.session()) as producer:
+        with pytest.raises(NoRoute, match="'T' has no queue"):
+            await producer.send(Message("T", b"x"))
+        world.network.refuse("ns0")
+        world.network.cut("ns0")
+        with pytest.raises(ConnectFailed):
+            await producer.send(Message("T", b"x"))
+
+
+@virtual_time()
+async def test_a_namespace_is_put_before_names_and_taken_off_again(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        session = world.session(namespace="ns")
+        async with Producer("pg", session=session) as producer:
+            receipt = await producer.send(Message("T", b"x"), to=lambda queues: queues[1])
+            assert receipt.queue == MessageQueue("T", "a", 1)
+            assert (await producer.queues("T"))[0] == MessageQueue("T", "a", 0)
+            (view,) = await stored(world, "ns%T")
+            assert view.properties["INSTANCE_ID"] == "ns"
+            assert producer.group == "ns%pg"
+
+
+@virtual_time()
+async def test_delayed_messages_come_later(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world, Producer("pg", session=world.session()) as producer:
+        await producer.send(Message("T", b"x", delay_level=2))
+        await asyncio.sleep(4)
+        assert await stored(world) == []
+        await asyncio.sleep(2)
+        assert [view.body for view in await stored(world)] == [b"x"]
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        (Message("", b"x"), "topic is ''"),
+        (Message("a b", b"x"), "topic is 'a b'"),
+        (Message("x" * 128, b"x"), "1 to 127"),
+        (Message("SCHEDULE_TOPIC_XXXX", b"x"), "only brokers send"),
+        (Message("T", b""), "body of 0 bytes"),
+        (Message("T", b"x" * 101), "1 to 100 bytes"),
+        (Message("T", b"x", tags=" "), "tags is ' '"),
+        (Message("T", b"x", tags="a\x01"), "0x01"),
+        (Message("T", b"x", keys=["a b"]), "key 'a b'"),
+        (Message("T", b"x", properties={"KEYS": "x"}), "reserved"),
+        (Message("T", b"x", properties={"k": "v" * 40_000}), "at most 32767"),
+        (Message("T", b"x", delay_level=-1), "delay_level is -1"),
+    ],
+)
+@virtual_time()
+async def test_what_no_broker_would_take_is_refused(
+    tmp_path: Path, message: Message, text: str
+) -> None:
+    config = ProducerConfig(messages=MessageRules(body_bytes_max=100))
+    async with (
+        cluster(tmp_path, ()) as world,
+        Producer("pg", session=world.session(), config=config) as producer,
+    ):
+        with pytest.raises(InvalidArgument, match=text):
+            await producer.send(message)
+
+
+class Noting:
+    """A hook that writes down what it sees."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, object]] = []
+
+    def before_send(self, group: str, sent: Outgoing, queue: MessageQueue) -> None:
+        self.seen.append(("before", sent.body))
+
+    def after_send(
+        self, group: str, sent: Outgoing, queue: MessageQueue, outcome: SendReceipt | Exception
+    ) -> None:
+        self.seen.append(("after", type(outcome)))
+
+
+@virtual_time()
+async def test_hooks_see_every_try(tmp_path: Path) -> None:
+    recorder, noting = Recorder(refuse=refusing(ResponseCode.SYSTEM_ERROR, 1)), Noting()
+    async with (
+        cluster(tmp_path) as world,
+        Producer("pg", session=world.session(hooks=[recorder]), hooks=[noting]) as producer,
+    ):
+        await producer.send(Message("T", b"x"))
+    expected = [
+        ("before", b"x"),
+        ("after", RemoteError),
+        ("before", b"x"),
+        ("after", SendReceipt),
+    ]
+    assert noting.seen == expected
+
+
+class Unflushed(Session):
+    """A session whose brokers are all slow to flush."""
+
+    async def request(self, address: str, command: Command, timeout_ms: int) -> Command:
+        answer = await super().request(address, command, timeout_ms)
+        if command.code != SEND:
+            return answer
+        return command.answer(ResponseCode.FLUSH_DISK_TIMEOUT, answer.ext_fields)
+
+
+@virtual_time()
+async def test_a_message_stored_but_not_flushed_may_be_tried_again(tmp_path: Path) -> None:
+    recorder = Recorder()
+    config = ProducerConfig(retry_unless_ok=True)
+    async with cluster(tmp_path, BROKERS) as world:
+        session = world.session(hooks=[recorder], kind=Unflushed)
+        async with Producer("pg", session=session, config=config) as producer:
+            receipt = await producer.send(Message("T", b"x"))
+        assert receipt.status is SendStatus.FLUSH_DISK_TIMEOUT
+        assert len(recorder.of(SEND)) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"send_timeout_ms": 0}, "send_timeout_ms is 0"),
+        ({"retries_max": -1}, "retries_max is -1"),
+        ({"in_flight_max": 0}, "in_flight_max is 0"),
+    ],
+)
+def test_settings_are_checked(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidArgument, match=text):
+        ProducerConfig(**changes)
+
+
+def test_a_timeout_is_an_error_that_may_be_tried_again() -> None:
+    assert RequestTimeout("x").retriable
+    assert RemoteError(ResponseCode.SYSTEM_BUSY, "").retriable
+    assert not RemoteError(ResponseCode.MESSAGE_ILLEGAL, "").retriable

@@ -1,0 +1,110 @@
+"""Pulling: what is asked of whom, and how long to wait when something is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusters import Cluster, Recorder, cluster
+from consumers import Seen, consuming, send, sleep_ms
+from turbopump.errors import ConnectFailed, RemoteError
+from turbopump.message import MessageQueue
+from turbopump.testing import virtual_time, wait_until
+from turbopump.wire.codes import RequestCode
+from turbopump.wire.command import Command
+from turbopump.wire.headers import PullMessage
+from turbopump.wire.sysflag import PULL_COMMIT_OFFSET, PULL_SUSPEND
+
+QUEUE = MessageQueue("T", "a", 0)
+
+
+class PullTimes(Recorder):
+    """Notes when the queue was pulled, and fails the first pulls."""
+
+    def __init__(self, world: Cluster, *errors: Exception) -> None:
+        super().__init__()
+        self._clock = world.clock
+        self._errors = list(errors)
+        self.times_ms: list[int] = []
+        self.pulls: list[PullMessage] = []
+
+    def before_request(self, address: str, command: Command) -> Command:
+        if command.code == RequestCode.PULL_MESSAGE:
+            asked = PullMessage.from_ext_fields(command.ext_fields)
+            if (asked.topic, asked.queue_id) == ("T", 0):
+                self.times_ms.append(self._clock.monotonic_ms())
+                self.pulls.append(asked)
+                if self._errors:
+                    raise self._errors.pop(0)
+        return command
+
+
+@pytest.mark.parametrize(
+    ("error", "pause_ms"),
+    [(RemoteError(215, "slower"), 20), (RemoteError(1, "no"), 1000), (ConnectFailed("no"), 1000)],
+    ids=["flow-control", "other-code", "network"],
+)
+@virtual_time()
+async def test_how_long_to_wait_after_an_error(
+    tmp_path: Path, error: Exception, pause_ms: int
+) -> None:
+    async with cluster(tmp_path) as world:
+        await send(world, [b"x"], to=QUEUE)
+        seen, pulls = Seen(), PullTimes(world, error, error)
+        async with consuming(world, seen, session=world.session(hooks=[pulls])):
+            await wait_until(lambda: seen.count == 1)
+        first, second, third = pulls.times_ms[:3]
+        assert (second - first, third - second) == (pause_ms, pause_ms)
+
+
+@virtual_time()
+async def test_one_pull_is_held_at_a_time(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await send(world, [b"x"], to=QUEUE)
+        pulls = PullTimes(world)
+        async with consuming(world, Seen(), session=world.session(hooks=[pulls])):
+            await sleep_ms(61_000)
+        assert pulls.pulls[0].suspend_timeout_millis == 15_000
+        assert all(each.sys_flag & PULL_SUSPEND for each in pulls.pulls)
+        waits = [pulls.times_ms[at + 1] - pulls.times_ms[at] for at in range(1, 4)]
+        assert all(15_000 <= wait <= 20_100 for wait in waits)
+
+
+@virtual_time()
+async def test_progress_travels_with_pulls_but_not_to_slaves(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await send(world, [b"x"], to=QUEUE)
+        seen, pulls = Seen(), PullTimes(world)
+        async with consuming(world, seen, session=world.session(hooks=[pulls])) as consumer:
+            await wait_until(lambda: seen.count == 1)
+            await send(world, [b"y"], to=QUEUE)
+            await wait_until(lambda: seen.count == 2)
+            last = pulls.pulls[-1]
+            assert (last.sys_flag & PULL_COMMIT_OFFSET, last.commit_offset) == (1, 1)
+            running = consumer._running
+            assert running is not None
+            # As if an answer had advised to read from a slave; there is none, so its master does.
+            running.owned[QUEUE].broker_id = 1
+            running.pull_anew("T")
+            await sleep_ms(100)
+            last = pulls.pulls[-1]
+            assert (last.sys_flag & PULL_COMMIT_OFFSET, last.commit_offset) == (0, 0)
+            await send(world, [b"z"], to=QUEUE)
+            await wait_until(lambda: seen.count == 3)
+            assert running.owned[QUEUE].broker_id == 0, "the answer's advice is followed"
+
+
+@virtual_time()
+async def test_a_broadcasting_consumer_commits_nothing(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await send(world, [b"x"], to=QUEUE)
+        seen, pulls = Seen(), PullTimes(world)
+        session = world.session(hooks=[pulls])
+        async with consuming(
+            world, seen, session=session, broadcast=True, offsets_directory=tmp_path
+        ):
+            await wait_until(lambda: seen.count == 1)
+            await send(world, [b"y"], to=QUEUE)
+            await wait_until(lambda: seen.count == 2)
+        assert not any(each.sys_flag & PULL_COMMIT_OFFSET for each in pulls.pulls)

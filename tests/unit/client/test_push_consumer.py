@@ -1,0 +1,466 @@
+"""A push consumer from its start to its close, and what operators may ask of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusters import Cluster, Recorder, cluster
+from consumers import Seen, always, committed, consuming, make_topic, send, sleep_ms
+from turbopump.client.config import ClientConfig
+from turbopump.client.delivery.results import ConsumeContext, ConsumeResult
+from turbopump.client.push_config import Listening, Pulling
+from turbopump.client.push_consumer import PushConsumer
+from turbopump.errors import InvalidArgument, NotRunning, RemoteError
+from turbopump.message import MessageQueue
+from turbopump.testing import virtual_time, wait_until
+from turbopump.wire import headers
+from turbopump.wire.bodies import ConsumerStatus, DirectConsumption, Heartbeat, RunningInfo
+from turbopump.wire.codes import RequestCode
+from turbopump.wire.command import Command, request, whole_body
+from turbopump.wire.record import MessageView
+from turbopump.wire.schema import Header
+
+QUEUE = MessageQueue("T", "a", 0)
+
+
+def bodies(count: int) -> list[bytes]:
+    return [b"%d" % number for number in range(count)]
+
+
+async def ask(world: Cluster, code: int, header: Header) -> Command:
+    async with world.session("10.0.9.6") as session:
+        return await session.request(world.brokers["a"].address, request(code, header), 15_000)
+
+
+# --- life -----------------------------------------------------------------------------------------
+
+
+@virtual_time()
+async def test_messages_come_to_the_listener_and_are_committed(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await send(world, bodies(20))
+        seen = Seen()
+        async with consuming(world, seen):
+            await wait_until(lambda: seen.count == 20)
+            await send(world, [b"later"])
+            await wait_until(lambda: seen.count == 21)
+        assert sorted(seen.bodies) == sorted([*bodies(20), b"later"])
+        offsets = [await committed(world, queue_id) or 0 for queue_id in range(4)]
+        assert sum(offsets) == 21
+
+
+@virtual_time()
+async def test_a_message_comes_within_milliseconds(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await make_topic(world)
+        seen = Seen()
+        async with consuming(world, seen):
+            await wait_until(lambda: seen.count == 1)
+            await sleep_ms(20_000)
+            await send(world, [b"x"])
+            sent_ms = world.clock.monotonic_ms()
+            await wait_until(lambda: seen.count == 2)
+            assert seen.times_ms[1] - sent_ms <= 2
+
+
+@virtual_time()
+async def test_a_consumer_can_be_used_again_after_closing(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await send(world, bodies(3))
+        seen = Seen()
+        consumer = PushConsumer(
+            "g", seen, session=world.session(), subscriptions={"T": "*"}, start_from="first"
+        )
+        with pytest.raises(NotRunning, match="consumer g is not started"):
+            consumer.suspend()
+        await consumer.close()
+        await consumer.start()
+        await consumer.start()
+        await wait_until(lambda: seen.count == 3)
+        await consumer.close()
+        await consumer.wait()
+        await send(world, [b"later"])
+        async with consumer:
+            await wait_until(lambda: seen.count == 4)
+
+
+@virtual_time()
+async def test_closing_waits_for_listeners_and_leaves_the_group(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await send(world, bodies(2), to=QUEUE)
+        seen, recorder = Seen(), Recorder()
+
+        async def listen(
+            messages: Sequence[MessageView], context: ConsumeContext
+        ) -> ConsumeResult | None:
+            await sleep_ms(5000)
+            return await seen(messages, context)
+
+        async with consuming(world, listen, session=world.session(hooks=[recorder])):
+            await sleep_ms(1000)
+        assert seen.count == 2
+        assert await committed(world) == 2
+        (left,) = recorder.of(RequestCode.UNREGISTER_CLIENT)
+        assert left.ext_fields == {"clientID": "10.0.1.1@test", "consumerGroup": "g"}
+
+
+@virtual_time()
+async def test_closing_need_not_wait(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await send(world, [b"x"], to=QUEUE)
+        seen = Seen()
+        seen.hold.clear()
+        async with consuming(world, seen, listening=Listening(close_wait_ms=0)):
+            await wait_until(lambda: seen.running == 1)
+            start_ms = world.clock.monotonic_ms()
+        assert world.clock.monotonic_ms() - start_ms < 100
+        assert await committed(world) == 0
+
+
+@virtual_time()
+async def test_a_topic_that_does_not_exist_yet_is_consumed_once_it_does(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        seen = Seen()
+        async with consuming(world, seen, start_from="last"):
+            await sleep_ms(5000)
+            await send(world, [b"x"])
+            await wait_until(lambda: seen.count == 1, 60)
+
+
+@virtual_time()
+async def test_two_consumers_of_a_group_need_two_clients(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await make_topic(world)
+        session = world.session()
+        async with consuming(world, Seen(), session=session):
+            with pytest.raises(InvalidArgument, match="group is 'g'"):
+                async with consuming(world, Seen(), session=session):
+                    pass
+            assert session.is_running
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"group": "no blanks"}, "group is 'no blanks'"),
+        ({"listener": "x"}, "listener is 'x'"),
+        ({"start_from": "middle"}, "start_from is 'middle'"),
+        ({"subscriptions": {"a b": "*"}}, "topic is 'a b'"),
+        ({"subscriptions": {"T": "||"}}, "has no tag"),
+    ],
+)
+def test_what_is_not_allowed_is_named(changes: dict[str, Any], text: str) -> None:
+    settings: dict[str, Any] = {"group": "g", "listener": Seen(), "nameserver": "ns:1", **changes}
+    with pytest.raises(InvalidArgument, match=text):
+        PushConsumer(settings.pop("group"), settings.pop("listener"), **settings)
+
+
+def test_a_broadcasting_consumer_keeps_its_client_id(tmp_path: Path) -> None:
+    consumer = PushConsumer("g", Seen(), nameserver="127.0.0.1:1", broadcast=True)
+    assert consumer._client.instance == "DEFAULT"
+    own = ClientConfig("127.0.0.1:1", instance="mine")
+    assert PushConsumer("g", Seen(), client=own, broadcast=True)._client.instance == "mine"
+
+
+# --- subscriptions --------------------------------------------------------------------------------
+
+
+@virtual_time()
+async def test_only_wanted_tags_come_even_when_hashes_collide(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        for tags in ("Aa", "BB", "C", None):
+            await send(world, [(tags or "none").encode()], tags=tags, to=QUEUE)
+        seen = Seen()
+        async with consuming(world, seen, subscriptions={"T": "Aa || C"}):
+            await sleep_ms(25_000)
+        assert seen.bodies == [b"Aa", b"C"]
+        assert await committed(world) == 4, "what was filtered out is done too"
+
+
+@virtual_time()
+async def test_subscribing_and_unsubscribing_while_running(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await make_topic(world)
+        await make_topic(world, "T2")
+        seen = Seen()
+        async with consuming(world, seen) as consumer:
+            await wait_until(lambda: seen.count == 1)
+            await consumer.subscribe("T2")
+            await wait_until(lambda: seen.count == 2)
+            await consumer.unsubscribe("T")
+            topics = {queue.topic for queue in consumer.assignment()}
+            assert topics == {"T2", "%RETRY%g"}
+            await send(world, [b"unwanted"])
+            await send(world, [b"wanted"], topic="T2")
+            await sleep_ms(30_000)
+            assert seen.bodies[2:] == [b"wanted"]
+
+
+@virtual_time()
+async def test_other_tags_while_running(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await make_topic(world, tags="A")
+        seen = Seen()
+        async with consuming(world, seen, subscriptions={"T": "A"}) as consumer:
+            await wait_until(lambda: seen.count == 1)
+            await consumer.subscribe("T", "B")
+            await send(world, [b"a"], tags="A")
+            await send(world, [b"b"], tags="B")
+            await wait_until(lambda: seen.count == 2)
+            await sleep_ms(5000)
+        assert seen.bodies == [b"first", b"b"]
+
+
+@virtual_time()
+async def test_an_expression_that_brokers_refuse_is_told_at_the_start(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await make_topic(world)
+        session = world.session()
+        consumer = PushConsumer("g", Seen(), session=session)
+        await consumer.subscribe("T", "a > 3", "SQL92")
+        with pytest.raises(RemoteError):
+            await consumer.start()
+        assert not session.is_running
+        async with consuming(world, Seen(), session=world.session()) as running:
+            with pytest.raises(RemoteError):
+                await running.subscribe("T", "a > 3", "SQL92")
+            assert running._expressions["T"] == ("*", "TAG")
+        with pytest.raises(InvalidArgument, match="kind is 'LUA'"):
+            await consumer.subscribe("T", "a", "LUA")
+
+
+@virtual_time()
+async def test_brokers_hear_of_the_retry_topic_and_of_everything_else(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await make_topic(world)
+        recorder = Recorder()
+        moment = datetime.fromtimestamp(world.clock.now_ms() / 1000, UTC)
+        async with consuming(
+            world,
+            Seen(),
+            session=world.session(hooks=[recorder]),
+            subscriptions={"T": "a || b"},
+            start_from=moment,
+        ):
+            beat = Heartbeat.decode(whole_body(recorder.of(RequestCode.HEART_BEAT)[-1]))
+        (data,) = beat.consumer_data_set
+        assert (data.group_name, data.consume_type) == ("g", "CONSUME_PASSIVELY")
+        assert (data.message_model, data.consume_from_where) == (
+            "CLUSTERING",
+            "CONSUME_FROM_TIMESTAMP",
+        )
+        wanted = {each.topic: each for each in data.subscription_data_set}
+        assert wanted.keys() == {"T", "%RETRY%g"}
+        assert wanted["T"].tags_set == ["a", "b"]
+        assert wanted["%RETRY%g"].sub_string == "*"
+
+
+@virtual_time()
+async def test_pulls_can_carry_the_subscription(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await make_topic(world)
+        seen, recorder = Seen(), Recorder()
+        session = world.session(hooks=[recorder])
+        pulling = Pulling(carries_subscription=True, batch_max=7, interval_ms=100)
+        async with consuming(world, seen, session=session, pulling=pulling):
+            await wait_until(lambda: seen.count == 1)
+        pulls = [
+            headers.PullMessage.from_ext_fields(each.ext_fields)
+            for each in recorder.of(RequestCode.PULL_MESSAGE)
+        ]
+        assert {(each.subscription, each.max_msg_nums) for each in pulls} == {("*", 7)}
+        assert all(each.sys_flag & 0b110 == 0b110 for each in pulls)
+
+
+# --- where to start -------------------------------------------------------------------------------
+
+
+async def begin_in_an_old_queue(world: Cluster) -> datetime:
+    """Return a moment between two messages of a queue whose first one is not young any more."""
+    await send(world, [b"old"], to=QUEUE)
+    await sleep_ms(60_000)
+    moment_ms = world.clock.now_ms()
+    await sleep_ms(60_000)
+    await send(world, [b"new"], to=QUEUE)
+    return datetime.fromtimestamp(moment_ms / 1000, UTC)
+
+
+@virtual_time()
+async def test_starting_with_the_first_message_or_since_a_moment(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        moment = await begin_in_an_old_queue(world)
+        first, since = Seen(), Seen()
+        async with consuming(world, first, group="g1", start_from="first"):
+            await wait_until(lambda: first.count == 2)
+        # This broker counts all its messages as young, and then answers with offset 0 itself.
+        async with consuming(world, since, group="g2", start_from=moment):
+            await sleep_ms(5000)
+        assert since.bodies in ([b"new"], [b"old", b"new"])
+
+
+@virtual_time()
+async def test_a_committed_offset_wins_over_any_start(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await send(world, bodies(3), to=QUEUE)
+        seen, again = Seen(), Seen()
+        async with consuming(world, seen):
+            await wait_until(lambda: seen.count == 3)
+        await send(world, [b"later"], to=QUEUE)
+        async with consuming(world, again, start_from="first"):
+            await sleep_ms(5000)
+        assert again.bodies == [b"later"]
+
+
+# --- pausing and resizing -------------------------------------------------------------------------
+
+
+@virtual_time()
+async def test_suspending_stops_pulling_until_resumed(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await make_topic(world)
+        seen = Seen()
+        async with consuming(world, seen) as consumer:
+            await wait_until(lambda: seen.count == 1)
+            consumer.suspend()
+            await sleep_ms(21_000)
+            await send(world, bodies(4))
+            await sleep_ms(300_000)
+            assert seen.count == 1
+            consumer.resume()
+            await wait_until(lambda: seen.count == 5)
+
+
+@virtual_time()
+async def test_the_number_of_calls_at_once_can_change(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await send(world, bodies(40), to=QUEUE)
+        seen = Seen()
+        seen.hold.clear()
+        async with consuming(world, seen, listening=Listening(threads=2)) as consumer:
+            await sleep_ms(1000)
+            assert seen.running == 2
+            consumer.resize(5)
+            await send(world, [b"one more"], to=QUEUE)
+            await sleep_ms(1000)
+            assert seen.running == 5
+            with pytest.raises(InvalidArgument, match="threads is 0"):
+                consumer.resize(0)
+            seen.hold.set()
+            await wait_until(lambda: seen.count == 41)
+
+
+# --- namespace ------------------------------------------------------------------------------------
+
+
+@virtual_time()
+async def test_a_namespace_stays_out_of_the_users_sight(tmp_path: Path) -> None:
+    def decide(messages: Sequence[MessageView], context: ConsumeContext) -> ConsumeResult:
+        tried = messages[0].reconsume_times
+        return ConsumeResult.SUCCESS if tried else ConsumeResult.RETRY_LATER
+
+    async with cluster(tmp_path) as world:
+        await send(world, [b"x"], topic="staging%T")
+        await send(world, [b"other"], topic="T")
+        seen = Seen(decide)
+        session = world.session(namespace="staging")
+        async with consuming(world, seen, session=session) as consumer:
+            await wait_until(lambda: seen.count == 2, 60)
+            assert consumer.group == "staging%g"
+        assert [(each.topic, each.body) for each in seen.messages] == [("T", b"x")] * 2
+        assert seen.messages[1].reconsume_times == 1
+
+
+# --- what operators ask ---------------------------------------------------------------------------
+
+
+@virtual_time()
+async def test_the_inside_can_be_seen(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await send(world, bodies(4))
+        seen = Seen()
+        async with consuming(world, seen):
+            await wait_until(lambda: seen.count == 4)
+            await sleep_ms(30_000)
+            header = headers.RunningInfoOf(
+                consumer_group="g", client_id="10.0.1.1@test", jstack_enable=True
+            )
+            answer = await ask(world, RequestCode.GET_CONSUMER_RUNNING_INFO, header)
+            info = RunningInfo.decode(whole_body(answer))
+        assert info.mq_table[QUEUE].commit_offset == 1
+        assert info.mq_table[QUEUE].last_pull_timestamp > 1_700_000_000_000
+        assert info.properties["PROP_CONSUMEORDERLY"] == "false"
+        assert info.properties["Listening.threads"] == "20"
+        assert {each.topic for each in info.subscription_set} == {"T", "%RETRY%g"}
+        assert info.status_table["T"].consume_ok_tps > 0
+        assert info.jstack is not None
+        assert "MainThread" in info.jstack
+
+
+@pytest.mark.parametrize(
+    ("decide", "expected"),
+    [
+        (always(ConsumeResult.SUCCESS), "CR_SUCCESS"),
+        (always(ConsumeResult.RETRY_LATER), "CR_LATER"),
+        (always(ConsumeResult.COMMIT), "CR_COMMIT"),
+        (always(ConsumeResult.ROLLBACK), "CR_ROLLBACK"),
+        (always(None), "CR_RETURN_NULL"),
+        (None, "CR_THROW_EXCEPTION"),
+    ],
+)
+@pytest.mark.parametrize("in_thread", [False, True])
+@virtual_time()
+async def test_one_message_can_be_consumed_directly(
+    tmp_path: Path, decide: Any, expected: str, in_thread: bool
+) -> None:
+    def answer_of(messages: Sequence[MessageView], context: ConsumeContext) -> Any:
+        if decide is None:
+            raise RuntimeError("no")
+        return decide(messages, context)
+
+    async with cluster(tmp_path) as world:
+        await send(world, [b"x"], topic="Other")
+        await make_topic(world)
+        listener = answer_of if in_thread else Seen(answer_of)
+        async with consuming(world, listener):
+            message = await message_of(world, "Other")
+            header = headers.ConsumeDirectly(
+                consumer_group="g",
+                client_id="10.0.1.1@test",
+                msg_id=message.offset_id,
+                broker_name="a",
+            )
+            answer = await ask(world, RequestCode.CONSUME_MESSAGE_DIRECTLY, header)
+            result = DirectConsumption.decode(whole_body(answer))
+        assert (result.consume_result, result.order) == (expected, False)
+        assert (result.remark is not None) == (decide is None)
+
+
+async def message_of(world: Cluster, topic: str) -> MessageView:
+    seen = Seen()
+    async with consuming(world, seen, "10.0.1.9", group="look", subscriptions={topic: "*"}):
+        await wait_until(lambda: seen.count == 1)
+    return seen.messages[0]
+
+
+@virtual_time()
+async def test_progress_in_memory_can_be_asked_for(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await send(world, bodies(4))
+        seen = Seen()
+        async with consuming(world, seen):
+            await wait_until(lambda: seen.count == 4)
+            await sleep_ms(10)
+            header = headers.ConsumerStatusOf(topic="T", group="g")
+            answer = await ask(world, RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, header)
+            status = ConsumerStatus.decode(whole_body(answer))
+        (table,) = status.consumer_table.values()
+        assert table == {queue(number): 1 for number in range(4)}
+
+
+def queue(number: int) -> MessageQueue:
+    return MessageQueue("T", "a", number)

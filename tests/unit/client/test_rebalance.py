@@ -1,0 +1,291 @@
+"""Members come, go and die, and each queue has one owner."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from clusters import BROKERS, Recorder, cluster
+from consumers import Seen, committed, consuming, make_topic, send, sleep_ms
+from turbopump.client.allocation import ConsistentHash, FixedQueues, average_by_circle
+from turbopump.client.push_consumer import PushConsumer
+from turbopump.message import MessageQueue
+from turbopump.testing import virtual_time, wait_until
+from turbopump.wire.codes import RequestCode
+
+QUEUE = MessageQueue("T", "a", 0)
+
+
+def owned(consumer: PushConsumer, topic: str = "T") -> set[MessageQueue]:
+    running = consumer._running
+    assert running is not None
+    return {
+        queue
+        for queue, each in running.owned.items()
+        if queue.topic == topic and not each.is_dropped
+    }
+
+
+def is_shared_evenly(consumers: Sequence[PushConsumer], count: int) -> bool:
+    """Whether every queue has exactly one owner, and all have their share."""
+    shares = [owned(each) for each in consumers]
+    sizes = {len(share) for share in shares}
+    everything = set().union(*shares)
+    return sum(map(len, shares)) == len(everything) == count and max(sizes) - min(sizes) <= 1
+
+
+@virtual_time()
+async def test_queues_move_as_members_come_and_go(tmp_path: Path) -> None:
+    async with cluster(tmp_path, names=BROKERS) as world:
+        await send(world, [b"x"] * 20)
+        async with AsyncExitStack() as rest:
+            consumers = []
+            for number in range(1, 5):
+                host = f"10.0.1.{number}"
+                consumers.append(await rest.enter_async_context(consuming(world, Seen(), host)))
+                # The broker tells the members, so nobody waits for the next 20 s.
+                await wait_until(lambda: is_shared_evenly(consumers, 8), 5)
+            while len(consumers) > 1:
+                await consumers.pop(0).close()
+                await wait_until(lambda: is_shared_evenly(consumers, 8), 5)
+
+
+@virtual_time()
+async def test_nothing_is_lost_or_committed_backwards_while_members_change(
+    tmp_path: Path,
+) -> None:
+    async with cluster(tmp_path) as world:
+        await make_topic(world)
+        seen = Seen()
+        sent = 0
+        offsets = [0] * 4
+        async with AsyncExitStack() as rest:
+            consumers: list[PushConsumer] = []
+            for number in range(8):
+                if number % 3 == 2:
+                    await consumers.pop(0).close()
+                else:
+                    host = f"10.0.1.{number + 1}"
+                    consumers.append(await rest.enter_async_context(consuming(world, seen, host)))
+                await send(world, [b"%d" % (sent + extra) for extra in range(50)])
+                sent += 50
+                now = [await committed(world, queue_id) or 0 for queue_id in range(4)]
+                assert all(new >= old for new, old in zip(now, offsets, strict=True))
+                offsets = now
+            await wait_until(lambda: len(set(seen.bodies)) == sent + 1, 60)
+        # Every message at least once; those in flight when a queue moved may come twice.
+        assert seen.count - len(set(seen.bodies)) < sent / 4
+
+
+@virtual_time()
+async def test_a_member_that_dies_is_replaced_at_once(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await make_topic(world)
+        async with consuming(world, Seen(), "10.0.1.1") as one:
+            dead = await consuming(world, Seen(), "10.0.1.2").__aenter__()
+            await wait_until(lambda: is_shared_evenly([one, dead], 4), 5)
+            world.network.refuse("10.0.0.1")
+            world.network.cut("10.0.1.2")
+            await wait_until(lambda: len(owned(one)) == 4, 5)
+            world.network.accept("10.0.0.1")
+            await dead.close()
+
+
+@virtual_time()
+async def test_a_member_that_falls_silent_is_replaced_after_two_minutes(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await make_topic(world)
+        async with consuming(world, Seen(), "10.0.1.1") as one:
+            silent = await consuming(world, Seen(), "10.0.1.2").__aenter__()
+            await wait_until(lambda: is_shared_evenly([one, silent], 4), 5)
+            world.network.partition("10.0.1.2", "10.0.0.1")
+            await sleep_ms(100_000)
+            assert len(owned(one)) == 2
+            await wait_until(lambda: len(owned(one)) == 4, 60)
+            world.network.heal()
+            await silent.close()
+
+
+@virtual_time()
+async def test_what_a_listener_says_of_a_lost_queue_is_ignored(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        for number in range(4):
+            await send(world, [b"%d" % number], to=MessageQueue("T", "a", number))
+        first, second = Seen(), Seen()
+        first.hold.clear()
+        async with consuming(world, first, "10.0.1.1") as one:
+            await wait_until(lambda: first.running == 4)
+            async with consuming(world, second, "10.0.1.2") as two:
+                # The other one begins where nothing is committed: these messages come again.
+                await wait_until(lambda: second.count == 2, 5)
+                lost = owned(two)
+                first.hold.set()
+                await sleep_ms(6000)
+                progress = one.progress("T")
+                assert not set(progress) & lost
+                assert len(progress) == 2
+        assert [await committed(world, number) for number in range(4)] == [1] * 4
+
+
+@virtual_time()
+async def test_a_queue_whose_pulling_died_is_begun_anew(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await send(world, [b"x"], to=QUEUE)
+        seen = Seen()
+        async with consuming(world, seen) as consumer:
+            await wait_until(lambda: seen.count == 1)
+            running = consumer._running
+            assert running is not None
+            running._pullers[running.owned[QUEUE]].cancel()
+            await send(world, [b"later"], to=QUEUE)
+            await sleep_ms(100_000)
+            assert seen.count == 1
+            await wait_until(lambda: seen.count == 2, 60)
+
+
+@virtual_time()
+async def test_a_group_that_cannot_be_asked_keeps_its_queues(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await make_topic(world)
+        seen = Seen()
+        async with consuming(world, seen) as consumer:
+            world.network.partition("10.0.1.1", "10.0.0.1")
+            await sleep_ms(60_000)
+            assert len(owned(consumer)) == 4
+            world.network.heal()
+            await send(world, [b"x"] * 4)
+            await wait_until(lambda: seen.count == 5, 120)
+
+
+@virtual_time()
+async def test_new_queues_of_a_topic_are_found(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await make_topic(world)
+        async with consuming(world, Seen()) as consumer:
+            await world.start_broker("b")
+            session = world.session("10.0.9.9", instance="late")
+            async with session:
+                await session.refresh_route("T")
+            await send(world, [b"x"] * 20, topic="T2")
+            assert len(owned(consumer)) == 4
+            await consumer.subscribe("T2")
+            await wait_until(lambda: len(owned(consumer, "T2")) == 8, 60)
+
+
+@pytest.mark.parametrize("strategy", [average_by_circle, ConsistentHash()], ids=["circle", "ring"])
+@virtual_time()
+async def test_members_agree_whatever_the_strategy(tmp_path: Path, strategy: object) -> None:
+    async with cluster(tmp_path, names=BROKERS) as world:
+        await send(world, [b"x"] * 20)
+        async with AsyncExitStack() as rest:
+            consumers = [
+                await rest.enter_async_context(
+                    consuming(world, Seen(), f"10.0.1.{number}", strategy=strategy)
+                )
+                for number in range(3)
+            ]
+
+            def has_one_owner_each() -> bool:
+                shares = [owned(each) for each in consumers]
+                return sum(map(len, shares)) == len(set().union(*shares)) == 8
+
+            await wait_until(has_one_owner_each, 5)
+
+
+@virtual_time()
+async def test_the_group_is_looked_at_every_twenty_seconds(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await make_topic(world)
+        recorder = Recorder()
+        async with consuming(world, Seen(), session=world.session(hooks=[recorder])):
+            await sleep_ms(1000)
+            recorder.requests.clear()
+            await sleep_ms(100_000)
+            asked = recorder.of(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
+        assert len(asked) == 2 * 5, "for its topic and for the retry topic"
+
+
+@virtual_time()
+async def test_broadcasting_gives_every_message_to_every_member(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await make_topic(world)
+        first, second = Seen(), Seen()
+        directory = tmp_path / "offsets"
+
+        async with (
+            consuming(world, first, "10.0.1.1", broadcast=True, offsets_directory=directory) as one,
+            consuming(
+                world, second, "10.0.1.2", broadcast=True, offsets_directory=directory
+            ) as two,
+        ):
+            await send(world, [b"%d" % number for number in range(20)])
+            await wait_until(lambda: first.count == second.count == 21)
+            assert len(owned(one)) == len(owned(two)) == 4
+            assert not owned(one, "%RETRY%g")
+        assert await committed(world) == 0, "brokers hear nothing of it"
+        await send(world, [b"later"])
+        again = Seen()
+        async with consuming(world, again, "10.0.1.1", broadcast=True, offsets_directory=directory):
+            await wait_until(lambda: again.count == 1)
+            await sleep_ms(5000)
+        assert again.bodies == [b"later"], "it goes on where its own file says"
+
+
+@virtual_time()
+async def test_a_strategy_that_fails_leaves_everything_as_it_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing: list[bool] = []
+
+    def strategy(
+        queues: Sequence[MessageQueue], members: Sequence[str], me: str
+    ) -> Sequence[MessageQueue]:
+        if failing:
+            raise RuntimeError("a bug")
+        return [*queues, *queues, MessageQueue("Other", "a", 0)]
+
+    async with cluster(tmp_path) as world:
+        await make_topic(world)
+        async with consuming(world, Seen(), strategy=strategy) as consumer:
+            assert len(owned(consumer)) == 4
+            assert not owned(consumer, "Other")
+            failing.append(True)
+            await sleep_ms(25_000)
+            assert "strategy of g failed" in caplog.text
+            failing.clear()
+            await sleep_ms(25_000)
+            assert len(owned(consumer)) == 4
+
+
+@virtual_time()
+async def test_fixed_queues_are_all_that_is_consumed(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await send(world, [b"%d" % number for number in range(8)])
+        seen, fixed = Seen(), FixedQueues((QUEUE,))
+        async with consuming(world, seen, strategy=fixed) as consumer:
+            await sleep_ms(10_000)
+            assert consumer.assignment() == [QUEUE]
+        assert {message.queue_id for message in seen.messages} == {0}
+
+
+@virtual_time()
+async def test_balancing_twice_at_once_gains_a_queue_once(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await make_topic(world)
+        await make_topic(world, "T2")
+        seen = Seen()
+        async with consuming(world, seen) as consumer:
+            running = consumer._running
+            assert running is not None
+            await consumer.subscribe("T2")
+            async with asyncio.TaskGroup() as group:
+                for _ in range(5):
+                    group.create_task(running.rebalancer.balance())
+            assert len(running._pullers) == len(running.owned)
+            await send(world, [b"x"] * 8, topic="T2")
+            await sleep_ms(5000)
+        assert seen.count == 10

@@ -1,0 +1,211 @@
+"""What follows from a listener's answer, and where a queue is begun: decisions without IO."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turbopump.client.delivery.results import (
+    ConsumeResult,
+    OrderlyStep,
+    acknowledged_count,
+    attempts,
+    orderly_step,
+    suspend_time_ms,
+)
+from turbopump.client.push_config import FlowLimits, Listening, Pulling, Retries
+from turbopump.client.rebalance import PULL_IDLE_MS_MAX, Changes, changes
+from turbopump.client.start_position import (
+    At,
+    AtEnd,
+    AtTime,
+    Start,
+    consume_from,
+    start_in,
+)
+from turbopump.client.stats import ConsumerStats
+from turbopump.errors import InvalidArgument
+from turbopump.message import MessageQueue, PhysicalOffset, QueueOffset
+from turbopump.wire.bodies import ConsumeFrom
+from turbopump.wire.hosts import host
+from turbopump.wire.record import MessageView, Record, decode_record
+
+SUCCESS, LATER = ConsumeResult.SUCCESS, ConsumeResult.RETRY_LATER
+COMMIT, ROLLBACK = ConsumeResult.COMMIT, ConsumeResult.ROLLBACK
+MOMENT = datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC)
+QUEUES = [MessageQueue("T", "b", number) for number in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("result", "wanted", "count"),
+    [
+        (SUCCESS, None, 5),
+        (SUCCESS, 3, 3),
+        (SUCCESS, 0, 0),
+        (SUCCESS, -1, 0),
+        (SUCCESS, 99, 5),
+        (LATER, None, 0),
+        (LATER, 3, 0),
+        (ROLLBACK, None, 0),
+    ],
+)
+def test_how_many_messages_are_acknowledged(
+    result: ConsumeResult, wanted: int | None, count: int
+) -> None:
+    assert acknowledged_count(result, wanted, 5) == count
+
+
+@pytest.mark.parametrize(
+    ("result", "by_itself", "by_hand"),
+    [
+        (SUCCESS, OrderlyStep.COMMIT, OrderlyStep.KEEP),
+        (COMMIT, OrderlyStep.COMMIT, OrderlyStep.COMMIT),
+        (ROLLBACK, OrderlyStep.COMMIT, OrderlyStep.ROLLBACK),
+        (LATER, OrderlyStep.SUSPEND, OrderlyStep.SUSPEND),
+    ],
+)
+def test_what_an_orderly_answer_means(
+    result: ConsumeResult, by_itself: OrderlyStep, by_hand: OrderlyStep
+) -> None:
+    assert orderly_step(result, auto_commit=True) is by_itself
+    assert orderly_step(result, auto_commit=False) is by_hand
+
+
+def test_a_pause_is_neither_too_short_nor_too_long() -> None:
+    assert suspend_time_ms(None, 1000) == 1000
+    assert suspend_time_ms(1, 1000) == 10
+    assert suspend_time_ms(10**9, 1000) == 30_000
+
+
+def message(reconsume_times: int) -> MessageView:
+    record = Record(
+        topic=b"T",
+        queue_id=0,
+        body=b"x",
+        born_timestamp_ms=0,
+        born_host=host("127.0.0.1", 1),
+        store_host=host("127.0.0.1", 1),
+        reconsume_times=reconsume_times,
+    )
+    return decode_record(record.encode(QueueOffset(0), PhysicalOffset(0), 0))
+
+
+def test_messages_that_were_tried_often_enough_are_told_apart() -> None:
+    tried = attempts([message(0), message(2), message(3)], attempts_max=3)
+    assert [each.reconsume_times for each in tried.again] == [1, 3]
+    assert [each.reconsume_times for each in tried.exhausted] == [3]
+
+
+@pytest.mark.parametrize(
+    ("topic", "stored", "start_from", "start"),
+    [
+        ("T", 7, "last", At(QueueOffset(7))),
+        ("T", 7, "first", At(QueueOffset(7))),
+        ("T", 7, MOMENT, At(QueueOffset(7))),
+        ("T", 0, "last", At(QueueOffset(0))),
+        ("T", None, "last", AtEnd()),
+        ("T", None, "first", At(QueueOffset(0))),
+        ("T", None, MOMENT, AtTime(1714979289000)),
+        ("%RETRY%g", None, "last", At(QueueOffset(0))),
+        ("%RETRY%g", None, "first", At(QueueOffset(0))),
+        ("%RETRY%g", None, MOMENT, AtEnd()),
+        ("%RETRY%g", 3, MOMENT, At(QueueOffset(3))),
+    ],
+)
+def test_where_a_queue_is_begun(
+    topic: str, stored: int | None, start_from: Any, start: Start
+) -> None:
+    offset = None if stored is None else QueueOffset(stored)
+    assert start_in(topic, offset, start_from) == start
+
+
+def test_any_other_start_is_refused() -> None:
+    other: Any = "middle"
+    for decide in (consume_from, lambda start: start_in("T", None, start)):
+        with pytest.raises(InvalidArgument, match="start_from is 'middle'"):
+            decide(other)
+
+
+def test_what_is_gained_and_lost() -> None:
+    a, b, c, d = QUEUES
+    now_ms = 1_000_000
+    owned = {a: now_ms, b: now_ms, c: now_ms - PULL_IDLE_MS_MAX - 1}
+    assert changes(owned, [b, c, d], now_ms) == Changes(gained=(c, d), lost=(a, c))
+    assert changes({a: now_ms}, [a], now_ms) == Changes((), ())
+    assert changes({a: now_ms - PULL_IDLE_MS_MAX}, [a], now_ms) == Changes((), ())
+    assert changes({}, [a], now_ms) == Changes((a,), ())
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value", "allowed"),
+    [
+        (FlowLimits, "messages_per_queue", 0, "1 to 65535"),
+        (FlowLimits, "mebibytes_per_queue", 1025, "1 to 1024"),
+        (FlowLimits, "span", True, "1 to 65535"),
+        (FlowLimits, "messages_per_topic", 0, "1 to 6553500"),
+        (FlowLimits, "mebibytes_per_topic", 102_401, "1 to 102400"),
+        (Pulling, "batch_max", 1025, "1 to 1024"),
+        (Pulling, "interval_ms", -1, "0 to 65535"),
+        (Pulling, "hold_ms", 0, "1 to"),
+        (Pulling, "timeout_ms", 15_000, "15001 to"),
+        (Pulling, "carries_subscription", "yes", "True or False"),
+        (Listening, "threads", 1001, "1 to 1000"),
+        (Listening, "batch_max", 0, "1 to 1024"),
+        (Listening, "timeout_minutes", 0, "1 to 180"),
+        (Listening, "close_wait_ms", -1, "0 to"),
+        (Retries, "attempts_max", -1, "0 to"),
+        (Retries, "suspend_ms", 9, "10 to 30000"),
+    ],
+)
+def test_a_setting_that_is_not_allowed_is_named(
+    kind: type, field: str, value: object, allowed: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=f"{field} is {value!r}: .*{allowed}"):
+        kind(**{field: value})
+
+
+def test_limits_of_a_topic_are_divided_among_its_queues() -> None:
+    limits = FlowLimits(messages_per_topic=100, mebibytes_per_topic=3)
+    assert limits.of_queue(3).messages_max == 33
+    assert limits.of_queue(3).bytes_max == 1024 * 1024
+    assert limits.of_queue(1000).messages_max == 1
+    assert FlowLimits().of_queue(3).messages_max == 1000
+
+
+def test_how_often_a_message_comes_again() -> None:
+    assert Retries().attempts(is_orderly=False) == 16
+    assert Retries().attempts(is_orderly=True) == 2**31 - 1
+    assert Retries(attempts_max=3).attempts(is_orderly=True) == 3
+
+
+def test_rates_are_those_of_the_last_minute() -> None:
+    stats = ConsumerStats()
+    stats.sample(0)
+    stats.called("T", consumed=60, failed=6, spent_ms=12)
+    stats.called("T", consumed=60, failed=0, spent_ms=8)
+    stats.pulled("T", 90, 30)
+    rates = stats.rates("T", 60_000)
+    assert (rates.consume_ok_tps, rates.consume_failed_tps, rates.pull_tps) == (2.0, 0.1, 1.5)
+    assert (rates.consume_rt, rates.pull_rt, rates.consume_failed_msgs) == (10.0, 30.0, 6)
+    for number in range(1, 9):
+        stats.sample(number * 10_000)
+    late = stats.rates("T", 80_000)
+    assert (late.consume_ok_tps, late.consume_failed_msgs) == (0.0, 6)
+
+
+def test_brokers_are_told_where_a_group_starts() -> None:
+    assert consume_from("last") is ConsumeFrom.LAST_OFFSET
+    assert consume_from("first") is ConsumeFrom.FIRST_OFFSET
+    assert consume_from(MOMENT) is ConsumeFrom.TIMESTAMP
+
+
+@pytest.mark.parametrize("kind", [FlowLimits, Pulling, Listening, Retries])
+def test_every_setting_is_in_the_guide(kind: type) -> None:
+    guide = Path(__file__).parents[3] / "docs" / "guide" / "consuming.md"
+    rows = guide.read_text(encoding="utf-8")
+    for field in fields(kind):
+        assert f"| `{kind.__name__}.{field.name}` |" in rows

@@ -1,0 +1,156 @@
+"""Jobs side by side: how many at once, what comes back, and what closing leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from turbopump.client.delivery.workers import TaskWorkers, ThreadWorkers
+from turbopump.testing import virtual_time, wait_until
+
+WAIT_S = 10.0
+
+
+@virtual_time()
+async def test_tasks_run_as_many_at_once_as_allowed() -> None:
+    running, most, done = 0, 0, list[int]()
+
+    async def work(_: int) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(1)
+        running -= 1
+
+    workers: TaskWorkers[int] = TaskWorkers(work, done.extend, size=3)
+    workers.submit(range(10))
+    await wait_until(lambda: len(done) == 10)
+    assert most == 3
+    most, workers.size = 0, 1
+    workers.submit(range(5))
+    await wait_until(lambda: len(done) == 15)
+    assert most == 1
+    await workers.close(0)
+
+
+@virtual_time()
+async def test_tasks_that_never_wait_let_others_have_a_turn() -> None:
+    turns, done = 0, list[int]()
+
+    async def work(_: int) -> None:
+        pass
+
+    async def other() -> None:
+        nonlocal turns
+        while len(done) < 1000:
+            turns += 1
+            await asyncio.sleep(0)
+
+    workers: TaskWorkers[int] = TaskWorkers(work, done.extend, size=4)
+    workers.submit(range(1000))
+    await other()
+    assert turns > 5
+    await workers.close(0)
+
+
+@pytest.mark.parametrize("wait_ms", [0, 2000])
+@virtual_time()
+async def test_closing_waits_for_tasks_that_run_and_starts_no_more(wait_ms: int) -> None:
+    done: list[int] = []
+
+    async def work(_: int) -> None:
+        await asyncio.sleep(1)
+
+    workers: TaskWorkers[int] = TaskWorkers(work, done.extend, size=2)
+    workers.submit(range(6))
+    await asyncio.sleep(0.5)
+    await workers.close(wait_ms)
+    assert done == ([0, 1] if wait_ms else [])
+    workers.submit([7])
+    await asyncio.sleep(5)
+    assert len(done) <= 2
+
+
+def threads_with(size: int, jobs: int, meet: int) -> tuple[list[int], int]:
+    """Run jobs of which groups of ``meet`` wait for each other; return them, and how many ran."""
+    barrier, lock = threading.Barrier(meet, timeout=WAIT_S), threading.Lock()
+    running = most = 0
+    done: list[int] = []
+
+    def work(_: int) -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        barrier.wait()
+        with lock:
+            running -= 1
+
+    def collect(finished: Sequence[int]) -> None:
+        done.extend(finished)
+
+    async def main() -> None:
+        workers: ThreadWorkers[int] = ThreadWorkers(work, collect, size)
+        workers.submit(range(jobs))
+        await wait_until(lambda: len(done) == jobs, WAIT_S)
+        await workers.close(1000)
+        workers.submit([99])
+
+    asyncio.run(main())
+    return done, most
+
+
+def test_threads_join_while_others_are_stuck() -> None:
+    done, most = threads_with(size=8, jobs=16, meet=8)
+    assert sorted(done) == list(range(16))
+    assert most == 8
+
+
+def test_quick_jobs_are_run_by_one_thread() -> None:
+    names: set[str] = set()
+    done: list[int] = []
+
+    def work(_: int) -> None:
+        names.add(threading.current_thread().name)
+
+    async def main() -> None:
+        workers: ThreadWorkers[int] = ThreadWorkers(work, done.extend, 20)
+        workers.submit(range(500))
+        await wait_until(lambda: len(done) == 500, WAIT_S)
+        await workers.close(1000)
+
+    asyncio.run(main())
+    assert len(names) <= 3, "a busy machine may make one look stuck"
+
+
+def test_fewer_threads_from_now_on() -> None:
+    lock, gate = threading.Lock(), threading.Event()
+    running = most = 0
+    done: list[int] = []
+
+    def work(number: int) -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            if number >= 100:
+                most = max(most, running)
+        gate.wait(WAIT_S)
+        with lock:
+            running -= 1
+
+    async def main() -> None:
+        workers: ThreadWorkers[int] = ThreadWorkers(work, done.extend, 6)
+        workers.submit(range(6))
+        await wait_until(lambda: running == 6, WAIT_S)
+        workers.size = 2
+        gate.set()
+        await wait_until(lambda: len(done) == 6, WAIT_S)
+        workers.submit(range(100, 120))
+        await wait_until(lambda: len(done) == 26, WAIT_S)
+        await workers.close(1000)
+
+    asyncio.run(main())
+    assert most <= 2
