@@ -7,7 +7,6 @@ stays as ``.bak``.
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +31,11 @@ def save_text(files: Files, path: Path, text: str) -> None:
     files.make_directory(path.parent)
     fresh, backup = _beside(path, ".tmp"), _beside(path, ".bak")
     _write_synced(files, fresh, text.encode())
-    if path.exists():
+    if files.exists(path):
         # A link, not a rename: at no moment may the file itself be missing.
         spare = _beside(path, ".bak.tmp")
         files.remove(spare)
-        os.link(path, spare)
+        files.link(path, spare)
         files.rename(spare, backup)
     files.rename(fresh, path)
     files.sync_directory(path.parent)

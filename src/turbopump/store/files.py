@@ -84,6 +84,13 @@ class Files:
     def rename(self, old: Path, new: Path) -> None:
         old.replace(new)
 
+    def link(self, path: Path, name: Path) -> None:
+        """Give a file a second name."""
+        os.link(path, name)
+
+    def exists(self, path: Path) -> bool:
+        return path.exists()
+
     def remove(self, path: Path) -> None:
         path.unlink(missing_ok=True)
 

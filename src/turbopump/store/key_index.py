@@ -7,7 +7,6 @@ the log.
 from __future__ import annotations
 
 import contextlib
-import datetime
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +19,7 @@ from turbopump.store.config import StoreConfig
 from turbopump.store.files import SPARE_NAME, Files, OpenFiles, create_full_size
 from turbopump.store.index_file import NAME_DIGITS, IndexFile, IndexHeader
 from turbopump.store.key_hashes import index_hashes
+from turbopump.store.local_time import local_time
 from turbopump.wire.hashing import index_hash
 
 RESULTS_MAX = 64
@@ -203,7 +203,7 @@ class KeyIndex:
     def _free_path(self) -> Path:
         """Name a file by the time; later than the newest one's name, whatever the clock says."""
         # Local time, as the original names them.
-        moment = datetime.datetime.fromtimestamp(self._clock.now_ms() / 1000).astimezone()
+        moment = local_time(self._clock.now_ms())
         name = f"{moment:%Y%m%d%H%M%S}{moment.microsecond // 1000:03d}"
         if self._index_files and name <= self._index_files[-1].path.name:
             name = f"{int(self._index_files[-1].path.name) + 1:0{NAME_DIGITS}d}"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from turbopump.clock import Clock
 from turbopump.message import PhysicalOffset
 from turbopump.store.checkpoint import Checkpoint
 from turbopump.store.commit_log import CommitLog, scan
@@ -40,7 +39,6 @@ class Recovery:
     def __init__(
         self,
         config: StoreConfig,
-        clock: Clock,
         log: CommitLog,
         queues: Queues,
         index: KeyIndex | None,
@@ -48,7 +46,6 @@ class Recovery:
         behind: WriteBehind,
     ) -> None:
         self._config = config
-        self._clock = clock
         self._log = log
         self._queues = queues
         self._index = index

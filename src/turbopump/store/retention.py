@@ -5,7 +5,6 @@ Segments go one by one, with a look at the disk after each.
 
 from __future__ import annotations
 
-import datetime
 import itertools
 from collections.abc import Sequence
 
@@ -19,6 +18,7 @@ from turbopump.store.directory import StoreDirectory
 from turbopump.store.files import Files
 from turbopump.store.health import Health
 from turbopump.store.key_index import KeyIndex
+from turbopump.store.local_time import local_time
 from turbopump.store.queues import Queues
 
 
@@ -124,4 +124,4 @@ def judge(
 
 def _hour(now_ms: int) -> int:
     # The operator's hours are local ones.
-    return datetime.datetime.fromtimestamp(now_ms / 1000).astimezone().hour
+    return local_time(now_ms).hour

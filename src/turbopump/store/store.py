@@ -60,8 +60,17 @@ class Store:
         self.config = config
         self._clock = clock
         self._directory = StoreDirectory(directory, files)
-        spare = self._directory.spare
         self._open_files = OpenFiles(files, config.open_files_max)
+        self._make_files(files)
+        self._make_workers(files)
+        self._synchronous = config.flush.mode is FlushMode.SYNC
+        self._done = done()
+        self._ticked_ms = 0
+        self._open = False
+
+    def _make_files(self, files: Files) -> None:
+        """Make what stands for the files: log, queues, index."""
+        config, clock, spare = self.config, self._clock, self._directory.spare
         segments = Segments(self._directory.commit_log, config.segment_bytes, files, spare)
         self._segments = segments
         self._log = CommitLog(segments, files, self._open_files, config.mapped_segments_max)
@@ -79,6 +88,10 @@ class Store:
             if config.index_enabled
             else None
         )
+
+    def _make_workers(self, files: Files) -> None:
+        """Make those who work on the files."""
+        config, clock = self.config, self._clock
         self._dispatcher = Dispatcher(self._queues, self._index, config.delay_levels)
         self._behind = WriteBehind(
             files,
@@ -114,10 +127,6 @@ class Store:
             self._behind,
             self._health,
         )
-        self._synchronous = config.flush.mode is FlushMode.SYNC
-        self._done = done()
-        self._ticked_ms = 0
-        self._open = False
 
     @classmethod
     def open(
@@ -153,7 +162,6 @@ class Store:
     def _recover(self) -> Recovered:
         recovery = Recovery(
             self.config,
-            self._clock,
             self._log,
             self._queues,
             self._index,
@@ -401,14 +409,9 @@ class Store:
         """Return the first offset of a queue and the one behind its last; 0 and 0 if unknown."""
         self._catch_up()
         queue = self._queues.find(topic, queue_id)
-        return (
-            (QueueOffset(0), QueueOffset(0))
-            if queue is None
-            else (
-                queue.min_offset,
-                queue.max_offset,
-            )
-        )
+        if queue is None:
+            return QueueOffset(0), QueueOffset(0)
+        return queue.min_offset, queue.max_offset
 
     def queue_ids(self) -> list[tuple[str, int]]:
         """Return topic and number of all queues that have had messages."""

@@ -36,6 +36,10 @@ class KilledFiles(Files):
         self._change()
         super().rename(old, new)
 
+    def link(self, path: Path, name: Path) -> None:
+        self._change()
+        super().link(path, name)
+
     def remove(self, path: Path) -> None:
         self._change()
         super().remove(path)

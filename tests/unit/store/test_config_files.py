@@ -64,6 +64,18 @@ def test_a_failed_write_leaves_the_old_text(tmp_path: Path) -> None:
         assert load_json(path) == {"a": 1}
 
 
+def test_a_backup_that_cannot_be_made_leaves_the_old_text(tmp_path: Path) -> None:
+    class LinkFails(Files):
+        def link(self, path: Path, name: Path) -> None:
+            raise OSError(errno.EIO, "Input/output error")
+
+    path = tmp_path / "topics.json"
+    save_text(FILES, path, '{"a":1}')
+    with pytest.raises(OSError, match="Input/output"):
+        save_text(LinkFails(), path, '{"a":2}')
+    assert load_json(path) == {"a": 1}
+
+
 def test_killed_at_any_moment_there_is_a_whole_file(tmp_path: Path) -> None:
     for changes in range(20):
         root = tmp_path / str(changes)

@@ -17,7 +17,7 @@ import pytest
 from turbopump.errors import DiskFailed, StoreClosed, StoreInUse
 from turbopump.message import PhysicalOffset
 from turbopump.store import Files, Store
-from unit.store.support import bodies, offset, record, small_config
+from unit.store.support import ManualClock, bodies, offset, record, small_config
 
 AFTER_CLOSE: list[Callable[[Store], object]] = [
     lambda store: store.append([record()]),
@@ -212,3 +212,20 @@ def test_queue_files_and_maps_stay_bounded(tmp_path: Path) -> None:
         assert bodies(store, "T3")
         assert len(store._open_files) <= 8
         assert len(store._log._open) <= 3
+
+
+@pytest.mark.parametrize("now_ms", [253_402_300_800_000, 1 << 62, -1])
+def test_a_clock_beyond_all_calendars_stops_nothing(now_ms: int, tmp_path: Path) -> None:
+    clock = ManualClock(now_ms)
+    with Store.open(tmp_path, small_config(), clock=clock) as store:
+        for number in range(30):
+            store.append([record(b"%d" % number, KEYS="k")])
+        store.retain()
+        assert len(bodies(store)) == 30
+    assert len(list((tmp_path / "index").iterdir())) == 2
+
+
+def test_checking_a_message_makes_no_queue(tmp_path: Path) -> None:
+    with Store.open(tmp_path, small_config()) as store:
+        store.check([record(topic="Nowhere")])
+        assert store._queues.find("Nowhere", 0) is None
