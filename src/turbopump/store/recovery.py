@@ -195,10 +195,14 @@ class Recovery:
         for entry in scan(self._log, start, check_crc=False, end=end):
             if not isinstance(entry, RecordEntry):
                 break
-            if not complete and self._is_readable(entry):
+            if self._is_readable(entry):
                 queue = self._queues.for_record(entry.topic, entry.queue_id)
                 if entry.queue_offset > queue.max_offset:
-                    return False
+                    if not complete:
+                        return False
+                    if queue.physical_end <= self._log.min_offset:
+                        # What it holds is deleted, and so is what it lacks: it begins here.
+                        self._queues.remove(queue)
             self._dispatcher.enter(entry, None)
             self._behind.spill()
             self._replayed += 1

@@ -85,7 +85,7 @@ class Retention:
             # The next one's first message: practically the same moment, and quickly found.
             self._log.first_store_timestamp_ms(following) or self._clock.now_ms()
             for start, following in itertools.pairwise(self._log.starts)
-            if following <= flushed and dispatched_to > start
+            if following <= min(flushed, dispatched_to)
         ]
 
     def _follow_deletion(self) -> None:

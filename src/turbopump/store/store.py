@@ -356,8 +356,10 @@ class Store:
 
     @property
     def _dispatched_to(self) -> PhysicalOffset:
-        first = self._dispatcher.first_waiting
-        return self._log.written if first is None else first
+        """Position before which all messages are in their queues' files, and may be deleted."""
+        first, oldest = self._dispatcher.first_waiting, self._queues.oldest_waiting()
+        end = self._log.written if first is None else first
+        return end if oldest is None else min(end, oldest[1].physical_offset)
 
     @disk_errors_named
     def remove_topic(self, topic: str) -> None:

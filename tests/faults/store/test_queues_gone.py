@@ -73,6 +73,7 @@ def test_a_queue_is_gone_whose_first_messages_are_deleted(tmp_path: Path) -> Non
         for number in range(40):
             store.append([record(b"%d" % number * 200, topic=TOPICS[number % 2])])
         store._upkeep.flush()
+        store._behind.write_all()
         store._flusher.wait_idle()
         files.ratio = 0.86
         assert store.retain().segments > 0
@@ -83,3 +84,48 @@ def test_a_queue_is_gone_whose_first_messages_are_deleted(tmp_path: Path) -> Non
     with Store.open(tmp_path, CONFIG) as store:
         assert bodies(store, "A") == expected
         assert store.queue_range("A", 0) == bounds
+
+
+def test_messages_without_units_in_files_are_not_deleted(tmp_path: Path) -> None:
+    """However full the disk: after a kill nobody would know the offsets that were in use."""
+    running, root = tmp_path / "running", tmp_path / "killed"
+    files = FaultyFiles()
+    store = Store.open(running, CONFIG, files=files)
+    for number in range(40):
+        store.append([record(b"%d" % number * 200, topic=TOPICS[number % 2])])
+    store._upkeep.flush()
+    store._flusher.wait_idle()
+    files.ratio = 0.86
+    assert store.retain().segments == 0
+    shutil.copytree(running, root)
+    store._behind.write_all()
+    assert store.retain().segments > 0
+    store.close()
+    with Store.open(root, CONFIG) as store:
+        assert len(bodies(store, "A")) == len(bodies(store, "B")) == 20
+
+
+def test_messages_deleted_before_their_units_were_on_disk(tmp_path: Path) -> None:
+    """A queue holds units of deleted messages only; its next message keeps its offset."""
+    with Store.open(tmp_path / "short", CONFIG) as store:
+        store.append([record(b"%d" % number * 200) for number in range(4)])
+    files = FaultyFiles()
+    shutil.copytree(tmp_path / "short", tmp_path / "full")
+    with Store.open(tmp_path / "full", CONFIG, files=files) as store:
+        for number in range(4, 40):
+            store.append([record(b"%d" % number * 200)])
+        store._upkeep.flush()
+        store._behind.write_all()
+        store._flusher.wait_idle()
+        files.ratio = 0.86
+        for _ in range(3):
+            store.retain()
+        files.ratio = 0.1
+        expected, bounds = bodies(store), store.queue_range("Topic", 0)
+    assert bounds[0] > 4
+    shutil.rmtree(tmp_path / "full" / "consumequeue")
+    shutil.copytree(tmp_path / "short" / "consumequeue", tmp_path / "full" / "consumequeue")
+    (tmp_path / "full" / "abort").touch()
+    with Store.open(tmp_path / "full", CONFIG) as store:
+        assert bodies(store) == expected
+        assert store.queue_range("Topic", 0) == bounds

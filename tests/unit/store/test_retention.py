@@ -57,6 +57,7 @@ def test_queues_and_index_follow_the_log(tmp_path: Path) -> None:
             clock.advance(1000)
             store.append([record(b"%d" % number * 100, KEYS=f"k{number}")])
         store._upkeep.flush()
+        store._behind.write_all()
         store._flusher.wait_idle()
         held = store.read("Topic", 0, offset(0), 3)
         assert isinstance(held, Found)
@@ -104,6 +105,7 @@ def test_the_segment_being_written_and_unflushed_ones_stay(tmp_path: Path) -> No
         store.retain()
         assert set(unflushed) <= set(store._log.starts)
         store._upkeep.flush()
+        store._behind.write_all()
         store._flusher.wait_idle()
         store.retain()
         assert len(store._log.starts) == 1
@@ -116,6 +118,7 @@ def test_deletion_survives_a_crash(tmp_path: Path) -> None:
     for number in range(60):
         store.append([record(b"%d" % number * 100)])
     store._upkeep.flush()
+    store._behind.write_all()
     store._flusher.wait_idle()
     files.ratio = 0.86
     store.retain()
@@ -151,6 +154,7 @@ def filled(root: Path, files: FaultyFiles) -> Store:
     for number in range(100):
         store.append([record(b"%d" % number * 500)])
     store._upkeep.flush()
+    store._behind.write_all()
     store._flusher.wait_idle()
     return store
 
