@@ -94,6 +94,31 @@ def test_programs_for_a_cluster_run(place: str, program: str, nameserver: str) -
     assert done.returncode == 0, f"{place}: {done.stderr}"
 
 
+def test_first_example_consumes_what_it_sends(tmp_path: Path) -> None:
+    """It is what people copy: on a fresh cluster, and once more on one that knows its group."""
+    program = next(text for place, text in blocks("python") if place.startswith("README.md"))
+    assert len(program.splitlines()) < 25
+    with standalone(tmp_path) as server:
+        for _ in range(2):
+            done = subprocess.run(
+                [
+                    sys.executable,
+                    "-W",
+                    "error",
+                    "-c",
+                    program.replace(NAMESERVER, server.nameserver),
+                ],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+            assert done.returncode == 0, done.stderr
+            stored, consumed = done.stdout.splitlines()
+            assert stored.startswith("stored in orders@")
+            assert consumed == """created ['42'] b'{"order": 42}'"""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("program", [text for _, text in FOR_THE_CPP_CLIENT])
 def test_programs_for_the_cpp_client_run(program: str, tmp_path: Path) -> None:
