@@ -31,3 +31,9 @@ def test_other_tests() -> None:
     told = set(_TEST.findall(TEXT.partition("\nIn `tests/compat/clients/test_servers.py`")[2]))
     kill = named_in(ROOT / "tests" / "faults" / "test_broker_kill.py")
     assert told == named_in(CLIENTS / "test_servers.py") | kill
+
+
+def test_own_client() -> None:
+    section = TEXT.partition("\n## Our client beside them")[2].partition("\n## ")[0]
+    own, mixed = CLIENTS / "test_own_client.py", CLIENTS / "test_mixed_group.py"
+    assert set(_TEST.findall(section)) == named_in(own) | named_in(mixed)
