@@ -197,17 +197,13 @@ class ConsumeQueue:
             self._erase_behind(end)
         self._end_at(end)
 
-    def raise_minimum(self, log_min: PhysicalOffset) -> list[Path]:
+    def raise_minimum(self, log_min: PhysicalOffset) -> None:
         """Follow the log's deletion: drop files and pass over units whose messages are gone."""
-        dropped: list[Path] = []
         while len(self._segments.starts) > 1 and self._last_position_of_first() < log_min:
-            path = self._segments.drop_first()
-            self._open_files.close(path)
-            dropped.append(path)
+            self._open_files.close(self._segments.drop_first())
         first = self._segments.starts[0] // UNIT_BYTES if self._segments.starts else 0
         low = max(QueueOffset(first), self.min_offset)
         self.min_offset = self._first_at_or_behind(low, log_min)
-        return dropped
 
     def destroy(self) -> None:
         """Delete all files."""

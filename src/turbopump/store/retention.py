@@ -53,30 +53,38 @@ class Retention:
         self._queues = queues
         self._index = index
         self._health = health
+        self._to_follow = False
 
     def run(self, dispatched_to: PhysicalOffset, *, at_any_hour: bool) -> Verdict:
         """Delete what may go, one by one; return how many did and whether the disk is full."""
         newest_ms = self._newest_per_segment(dispatched_to)
         deleted = 0
         try:
-            while True:
-                used = self._files.used_ratio(self._directory.commit_log)
-                now_ms = self._clock.now_ms()
-                left = newest_ms[deleted:]
-                verdict = judge(self._config, left, now_ms, used, at_any_hour=at_any_hour)
-                if not verdict.segments or deleted == self._config.segments_per_run_max:
-                    break
+            while (
+                deleted < self._config.segments_per_run_max
+                and self._judge(newest_ms[deleted:], at_any_hour).segments
+            ):
                 self._log.drop_first()
                 deleted += 1
+                self._to_follow = True
         finally:
             # Also when one could not be deleted: queues must not lead to those that are gone.
-            if deleted:
-                self._follow_deletion()
+            full = self._refuse_if_full()
+            self._follow_deletion()
+        return Verdict(deleted, full)
+
+    def _judge(self, newest_ms: Sequence[int], at_any_hour: bool) -> Verdict:
+        used = self._files.used_ratio(self._directory.commit_log)
+        now_ms = self._clock.now_ms()
+        return judge(self._config, newest_ms, now_ms, used, at_any_hour=at_any_hour)
+
+    def _refuse_if_full(self) -> bool:
         # Queues may lie on another disk than the log; deleting segments would not help there.
-        used = max(used, self._files.used_ratio(self._directory.root))
+        disks = (self._directory.commit_log, self._directory.root)
+        used = max(self._files.used_ratio(disk) for disk in disks)
         full = used > self._config.full_ratio
         self._health.disk_is_full(used if full else None)
-        return Verdict(deleted, full)
+        return full
 
     def _newest_per_segment(self, dispatched_to: PhysicalOffset) -> list[int]:
         """Return, for each segment that is complete and on disk, when its last message came."""
@@ -89,11 +97,22 @@ class Retention:
         ]
 
     def _follow_deletion(self) -> None:
+        """Have all queues and the index follow, also if one cannot: that one tries again later."""
+        if not self._to_follow:
+            return
         log_min = self._log.min_offset
-        for queue in self._queues:
-            queue.raise_minimum(log_min)
+        failure: OSError | None = None
+        followers = [queue.raise_minimum for queue in self._queues]
         if self._index is not None:
-            self._index.drop_before(log_min)
+            followers.append(self._index.drop_before)
+        for follow in followers:
+            try:
+                follow(log_min)
+            except OSError as error:
+                failure = error
+        if failure is not None:
+            raise failure
+        self._to_follow = False
 
 
 def judge(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from turbopump.errors import DiskFailed
+from turbopump.errors import DiskFailed, DiskFull
 from turbopump.message import PhysicalOffset
 from turbopump.store import Found, OffsetTooSmall, RetentionConfig, Store
 from turbopump.store.retention import Verdict, judge
@@ -184,3 +184,34 @@ def test_a_segment_that_cannot_be_deleted_stops_nothing_else(tmp_path: Path) -> 
         assert decode_record(first.messages[0]).physical_offset == 2 * 4096
         assert len(bodies(store)) == 100 - low
         assert store.retain().segments
+
+
+def test_a_queue_file_that_cannot_be_deleted_is_tried_again(tmp_path: Path) -> None:
+    class QueueFails(FaultyFiles):
+        fails = True
+
+        def remove(self, path: Path) -> None:
+            if self.fails and "First" in path.parts:
+                raise OSError(errno.EIO, "Input/output error")
+            super().remove(path)
+
+    files = QueueFails()
+    files.fails = False
+    with Store.open(tmp_path, small_config(), files=files) as store:
+        for number in range(100):
+            for topic in ("First", "Second"):
+                store.append([record(b"%d" % number * 100, topic=topic)])
+        store._upkeep.flush()
+        store._flusher.wait_idle()
+        store._behind.write_all()
+        files.ratio, files.fails = 0.91, True
+        with pytest.raises(DiskFailed):
+            store.retain()
+        assert store.queue_range("First", 0)[0] == 0
+        assert store.queue_range("Second", 0)[0] > 0
+        # That the disk is full is noticed nevertheless.
+        assert isinstance(store.refusal, DiskFull)
+        files.ratio, files.fails = 0.1, False
+        assert store.retain() == Verdict(0, False)
+        assert store.queue_range("First", 0)[0] > 0
+        assert store.refusal is None
