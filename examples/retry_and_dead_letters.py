@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections import Counter
 from collections.abc import Sequence
 
@@ -23,6 +24,7 @@ ATTEMPTS_MAX = 2
 
 def main() -> int:
     calls: Counter[bytes] = Counter()
+    given_up = threading.Event()
 
     def handle(messages: Sequence[MessageView], context: ConsumeContext) -> ConsumeResult:
         (message,) = messages
@@ -31,28 +33,30 @@ def main() -> int:
             return ConsumeResult.SUCCESS
         # Level 1 is a second; left at 0, the delay grows from ten seconds to two hours.
         context.delay_level = 1
+        if message.reconsume_times == ATTEMPTS_MAX:
+            given_up.set()
         return ConsumeResult.RETRY_LATER  # raising means the same
 
     with cluster() as nameserver:
         with Producer("orders-producer", nameserver=nameserver) as producer:
             for body in (b"flaky", b"hopeless"):
                 producer.send(Message("payments", body))
-        with (
-            PushConsumer(
-                "cashier",
-                handle,
-                nameserver=nameserver,
-                subscriptions={"payments": "*"},
-                start_from="first",
-                retries=Retries(attempts_max=ATTEMPTS_MAX),
-            ),
-            LitePullConsumer(
-                "undertaker",
-                nameserver=nameserver,
-                subscriptions={"%DLQ%cashier": "*"},
-                start_from="first",
-            ) as dead_letters,
+        with PushConsumer(
+            "cashier",
+            handle,
+            nameserver=nameserver,
+            subscriptions={"payments": "*"},
+            start_from="first",
+            retries=Retries(attempts_max=ATTEMPTS_MAX),
         ):
+            given_up.wait(60)
+        # The consumer has sent its last messages back when it is closed.
+        with LitePullConsumer(
+            "undertaker",
+            nameserver=nameserver,
+            subscriptions={"%DLQ%cashier": "*"},
+            start_from="first",
+        ) as dead_letters:
             letter = next(iter(dead_letters))
     print(f"{letter.body!r} was tried {calls[letter.body]} times and is a dead letter now")
     print(f"b'flaky' succeeded at call {calls[b'flaky']}")
