@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from functools import lru_cache
+from pathlib import Path
 
 from turbopump.message import PhysicalOffset
 from turbopump.store.files import Files, OpenFiles, sync_path
-from turbopump.store.segment import Segment
+from turbopump.store.segment import COPIED_AT_ONCE, Segment
 from turbopump.store.segments import Segments
 from turbopump.wire.record import BLANK_BYTES, RecordEntry, decode_entry, encode_blank
 
@@ -42,6 +44,10 @@ class CommitLog:
     @property
     def segment_bytes(self) -> int:
         return self._segments.segment_bytes
+
+    @property
+    def directory(self) -> Path:
+        return self._segments.directory
 
     @property
     def starts(self) -> tuple[int, ...]:
@@ -109,6 +115,53 @@ class CommitLog:
         """Return when the first record of a file was stored; 0 when it has none."""
         entry = decode_entry(self._view(start))
         return entry.store_timestamp_ms if entry is not None else 0
+
+    def used_behind(self, end: PhysicalOffset) -> int:
+        """Count the bytes behind a position that something was written to."""
+        behind = (max(start, end) for start in self.starts if start + self.segment_bytes > end)
+        return sum(self._segment_at(position).used_behind(position) for position in behind)
+
+    def set_aside(self, end: PhysicalOffset) -> Path:
+        """Keep what lies behind a position in a directory of its own, beside the log's.
+
+        The rest of a file first, then whole files, the last one first: stopped half-way, the next
+        start goes on.
+        """
+        directory = self._segments.directory.resolve().parent / f"damaged-{end}"
+        self._files.make_directory(directory)
+        if self._segments.start_at(end) is not None:
+            self._copy_rest(end, self._segments.path_in(directory, end))
+        while (last := self.starts[-1]) > end:
+            try:
+                self._segments.move_last(directory)
+            except OSError as error:
+                if error.errno != errno.EXDEV:
+                    raise
+                # The log has a disk of its own.
+                self._copy_rest(PhysicalOffset(last), self._segments.path_in(directory, last))
+                self._segments.drop_last()
+            self._let_go(last)
+            self._unsynced_names = True
+        self._files.sync_directory(directory)
+        self._files.sync_directory(directory.parent)
+        return directory
+
+    def _copy_rest(self, position: PhysicalOffset, path: Path) -> None:
+        segment = self._segment_at(position)
+        at, used = position - segment.start, segment.used_behind(position)
+        fd = self._files.open_new(path)
+        try:
+            for part in range(0, used, COPIED_AT_ONCE):
+                end = min(part + COPIED_AT_ONCE, used)
+                self._files.write(fd, segment.view()[at + part : at + end], part)
+            self._files.sync(fd)
+        finally:
+            self._files.close(fd)
+
+    def _segment_at(self, position: int) -> Segment:
+        start = self._segments.start_at(position)
+        assert start is not None, position
+        return self._segment(start)
 
     def truncate(self, end: PhysicalOffset) -> None:
         """Forget everything from a position on, for good: no stale record may ever come back."""
@@ -215,12 +268,17 @@ class CommitLog:
 
 
 def scan(
-    log: CommitLog, start: PhysicalOffset, *, check_crc: bool, end: PhysicalOffset | None = None
+    log: CommitLog,
+    start: PhysicalOffset,
+    *,
+    check_crc: bool,
+    end: PhysicalOffset | None = None,
+    synced_to: PhysicalOffset | None = None,
 ) -> Iterator[RecordEntry | PhysicalOffset]:
     """Walk the records from a position on; last comes the position behind the last good one.
 
     Stops at ``end``, or at the first bytes that are no record: unwritten, torn, damaged, or not
-    complete yet at ``end``.
+    complete yet at ``end``. What lies behind ``synced_to`` may lack any page of any record.
     """
     position = int(start)
     limit = log.starts[-1] + log.segment_bytes if log.starts else 0
@@ -230,8 +288,12 @@ def scan(
         view = log.rest_of_segment(position)
         base, at = position, 0
         while base + at < limit and (entry := _good_entry(view, at, base, check_crc)) is not None:
-            if base + at + entry.size > limit or (end is None and _is_torn(view, at, base, entry)):
+            if base + at + entry.size > limit:
                 break
+            if end is None and UNWRITTEN in entry.properties:
+                unsynced = synced_to is not None and base + at >= synced_to
+                if unsynced or _is_last(view, at + entry.size, base):
+                    break
             yield entry
             at += entry.size
         position = base + at
@@ -258,15 +320,12 @@ def _good_entry(view: memoryview, at: int, base: int, check_crc: bool) -> Record
     return entry if is_topic_name(entry.topic) else None
 
 
-def _is_torn(view: memoryview, at: int, base: int, entry: RecordEntry) -> bool:
-    """Whether a record lacks pages that never reached the disk, where no checksum tells.
+def _is_last(view: memoryview, behind: int, base: int) -> bool:
+    """Whether nothing good follows a record, so that its pages may never have reached the disk.
 
-    The checksum covers the body only. Missing pages read as zeros, which no properties contain; a
-    record with something good behind it was surely written.
+    The checksum covers the body only. Missing pages read as zeros, which no properties of ours
+    contain. Those of others may: with something good behind it, a record counts as written.
     """
-    if UNWRITTEN not in entry.properties:
-        return False
-    behind = at + entry.size
     return not is_blank(view, behind) and _good_entry(view, behind, base, False) is None
 
 

@@ -5,6 +5,8 @@ Every step can be repeated: killed half-way, the next start comes to the same re
 
 from __future__ import annotations
 
+import logging
+
 from msgspec import Struct
 
 from turbopump.message import PhysicalOffset
@@ -17,6 +19,8 @@ from turbopump.store.queues import Queues
 from turbopump.store.write_behind import WriteBehind
 from turbopump.wire.record import RecordEntry
 
+_log = logging.getLogger(__name__)
+
 _CHECKPOINT_MARGIN_MS = 3000
 """How far before the checkpoint a replay begins, as clocks are only roughly right."""
 
@@ -28,7 +32,7 @@ class Recovered(Struct, frozen=True):
     end: PhysicalOffset
     """Where the log ends now."""
     cut_bytes: int
-    """How much of the last file was torn or damaged and cut off, as far as it was not zeros."""
+    """How much was torn or damaged, or lay behind that, and was cut off; without empty space."""
     replayed: int
     """How many messages were entered again."""
 
@@ -128,7 +132,9 @@ class Recovery:
         indexed = index.end_offset if index is not None else None
         missing_from: PhysicalOffset | None = None
         end = start
-        for found in scan(self._log, start, check_crc=self._config.check_crc_on_recovery):
+        synced_to = (self._behind.checkpoint.log_end or None) if crashed else None
+        check_crc = self._config.check_crc_on_recovery
+        for found in scan(self._log, start, check_crc=check_crc, synced_to=synced_to):
             if not isinstance(found, RecordEntry):
                 end = found
                 break
@@ -173,17 +179,22 @@ class Recovery:
         return shortened
 
     def _cut_log(self, start: PhysicalOffset, end: PhysicalOffset, crashed: bool) -> int:
-        """Forget what lies behind the end; return how much that was, as far as it can be told."""
-        torn = 0
-        if self._log.starts[-1] + self._log.segment_bytes > end:
-            rest = bytes(self._log.rest_of_segment(end)[: self._config.record_bytes_max])
-            torn = len(rest.rstrip(b"\0"))
+        """Forget what lies behind the end; return how much that was."""
+        log = self._log
+        cut_bytes = log.used_behind(end)
+        kept = ""
+        if any(log.first_store_timestamp_ms(later) for later in log.starts if later > end):
+            # Not just a torn tail: somebody may want to save what is in there.
+            kept = f", and kept in {log.set_aside(end)}"
+        if cut_bytes:
+            message = "%s is torn or damaged at %d: %d bytes are cut off%s"
+            _log.error(message, log.directory, end, cut_bytes, kept)
         # Whatever was read here may be in memory only: it counts as unflushed until it is synced.
-        self._log.begin_at(end, start)
-        if crashed or torn or self._log.starts[-1] > end:
+        log.begin_at(end, start)
+        if crashed or cut_bytes or log.starts[-1] > end:
             # A file made in advance goes too: it is made again when it is needed.
-            self._log.truncate(end)
-        return torn
+            log.truncate(end)
+        return cut_bytes
 
     def _replay(self, start: PhysicalOffset, end: PhysicalOffset) -> None:
         if start < end and not self._replay_from(start, end):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from turbopump.store.files import Files, erase_behind
 
+COPIED_AT_ONCE = 1024 * 1024
+
 
 class Segment:
     """An open file. Views into it stay valid after it is closed or deleted."""
@@ -34,6 +36,16 @@ class Segment:
             # still sends a message of a deleted file meets no error.
             view = self._view = memoryview(self._files.map(self._fd, self.size))
         return view
+
+    def used_behind(self, at: int) -> int:
+        """Count the bytes from a position of the log to the last one that is not zero."""
+        first, view = at - self.start, self.view()
+        for begin, end in reversed(list(self._files.data_ranges(self._fd, first, self.size))):
+            for part in reversed(range(begin, end, COPIED_AT_ONCE)):
+                used = bytes(view[part : min(part + COPIED_AT_ONCE, end)]).rstrip(b"\0")
+                if used:
+                    return part + len(used) - first
+        return 0
 
     def erase_behind(self, at: int) -> None:
         """Make everything from a position of the log on zeros."""

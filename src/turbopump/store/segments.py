@@ -44,7 +44,12 @@ class Segments:
         self.starts = starts
 
     def path(self, start: int) -> Path:
-        return self.directory / f"{start:0{_NAME_DIGITS}d}"
+        return self.path_in(self.directory, start)
+
+    @staticmethod
+    def path_in(directory: Path, start: int) -> Path:
+        """Return what a file would be called in some directory."""
+        return directory / f"{start:0{_NAME_DIGITS}d}"
 
     @property
     def end(self) -> int:
@@ -72,6 +77,12 @@ class Segments:
         self._files.remove(path)
         self.starts = self.starts[1:]
         return path
+
+    def move_last(self, directory: Path) -> None:
+        """Put the last file into another directory."""
+        path = self.path(self.starts[-1])
+        self._files.rename(path, directory / path.name)
+        self.starts = self.starts[:-1]
 
     def drop_last(self) -> Path:
         """Delete the last file."""
