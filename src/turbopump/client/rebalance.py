@@ -21,6 +21,9 @@ _log = logging.getLogger(__name__)
 
 INTERVAL_MS = 20_000
 PULL_IDLE_MS_MAX = 120_000
+SOON_MS = 500
+SOON_MAX = 10
+"""A new group's retry topic is made by its first heartbeat: its route comes at any moment."""
 """A queue that was not pulled for so long is given up and begun anew."""
 
 
@@ -86,6 +89,8 @@ class Rebalancer:
         self._owner = owner
         self._wanted = asyncio.Event()
         self._balancing = asyncio.Lock()
+        self._soon_left = SOON_MAX
+        self._look_soon = False
 
     def wake(self) -> None:
         """Balance soon; being asked often in the meantime makes it one time."""
@@ -95,9 +100,15 @@ class Rebalancer:
         """Balance when woken, and every so often."""
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(INTERVAL_MS / 1000):
+                async with asyncio.timeout(self._pause_ms() / 1000):
                     await self._wanted.wait()
             await self.balance()
+
+    def _pause_ms(self) -> int:
+        if not self._look_soon or self._soon_left == 0:
+            return INTERVAL_MS
+        self._soon_left -= 1
+        return SOON_MS
 
     async def balance(self) -> None:
         """Look at every topic once."""
@@ -107,6 +118,7 @@ class Rebalancer:
 
     async def _balance(self) -> None:
         self._wanted.clear()
+        self._look_soon = False
         topics = set(self._topics())
         for owned in list(self._owner.owned.values()):
             if owned.is_leaving or owned.queue.topic not in topics:
@@ -116,7 +128,9 @@ class Rebalancer:
                 await self._balance_topic(topic)
             except NoRoute as error:
                 # Nobody has sent to it yet, or the broker has not told of it yet.
-                level = logging.DEBUG if topic.startswith(RETRY_PREFIX) else logging.WARNING
+                is_retry = topic.startswith(RETRY_PREFIX)
+                self._look_soon |= is_retry
+                level = logging.DEBUG if is_retry else logging.WARNING
                 _log.log(level, "%s is not consumed yet: %s", topic, error)
             except TurbopumpError as error:
                 # What is owned stays as it is: to know nothing is no reason to stop consuming.

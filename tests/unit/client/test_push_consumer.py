@@ -235,6 +235,20 @@ async def test_an_expression_that_brokers_refuse_is_told_at_the_start(tmp_path: 
 
 
 @virtual_time()
+async def test_the_first_retry_of_a_new_group_is_not_late(tmp_path: Path) -> None:
+    def fail_soon(_: Sequence[MessageView], context: ConsumeContext) -> ConsumeResult:
+        context.delay_level = 1
+        return ConsumeResult.RETRY_LATER
+
+    async with cluster(tmp_path) as world:
+        await make_topic(world)
+        seen = Seen(fail_soon)
+        async with consuming(world, seen):
+            await wait_until(lambda: seen.count >= 2)
+            assert 1000 <= seen.times_ms[1] - seen.times_ms[0] < 2000
+
+
+@virtual_time()
 async def test_brokers_hear_of_the_retry_topic_and_of_everything_else(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await make_topic(world)
