@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextvars
 import functools
 import os
 import threading
@@ -93,9 +94,11 @@ class _LoopThread:
         finished = threading.Lock()
         finished.acquire()
         tasks: list[asyncio.Task[T]] = []
+        # The caller's, not that of whoever woke the loop: a send belongs to the caller's trace.
+        context = contextvars.copy_context()
 
         def begin() -> None:
-            task = self._loop.create_task(work)
+            task = self._loop.create_task(work, context=context)
             tasks.append(task)
             task.add_done_callback(lambda _: finished.release())
 
@@ -109,9 +112,14 @@ class _LoopThread:
             raise NotRunning(_CLOSED)
         return tasks[0].result()
 
-    def start(self, work: Coroutine[Any, Any, T], promise: concurrent.futures.Future[T]) -> None:
+    def start(
+        self,
+        work: Coroutine[Any, Any, T],
+        promise: concurrent.futures.Future[T],
+        context: contextvars.Context,
+    ) -> None:
         """Run something whose result is promised; to be called on the loop."""
-        task = self._loop.create_task(work)
+        task = self._loop.create_task(work, context=context)
         self._tasks.add(task)
         task.add_done_callback(functools.partial(self._keep, promise))
 
@@ -327,8 +335,11 @@ def promising(
         promise.set_running_or_notify_cancel()
         self._promises.add(promise)
         promise.add_done_callback(self._kept)
+        context = contextvars.copy_context()
         try:
-            thread.post(lambda: thread.start(fulfil(self._client, *args, **kwargs), promise))
+            thread.post(
+                lambda: thread.start(fulfil(self._client, *args, **kwargs), promise, context)
+            )
         except NotRunning as error:
             promise.set_exception(error)
         return promise
