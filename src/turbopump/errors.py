@@ -25,7 +25,8 @@
     │       └── WriteFailed        writing or flushing failed, or has not been mended since
     ├── ClientError                a client cannot be used as it was
     │   ├── NotRunning             it is not started, or closed already
-    │   └── ForkedClient           it was made in the parent process; make another one here
+    │   ├── ForkedClient           it was made in the parent process; make another one here
+    │   └── MissingPackage         an optional package is not installed (also an ImportError)
     ├── NoRoute                    nobody knows where the topic or broker is; ``retriable``
     └── RemoteError                the peer answered with an error code; knows it, and the remark
 """
@@ -157,6 +158,10 @@ class NotRunning(ClientError):
 
 class ForkedClient(ClientError):
     """The client belongs to the parent process: connections cannot be shared, make another one."""
+
+
+class MissingPackage(ClientError, ImportError):
+    """An optional package is needed for this; the text says how to install it."""
 
 
 class NoRoute(TurbopumpError):

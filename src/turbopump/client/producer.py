@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 from msgspec import Struct
 
@@ -135,6 +136,28 @@ class SendHook(Protocol):
         ...
 
 
+@runtime_checkable
+class SendScope(SendHook, Protocol):
+    """A hook that also stands around each send with all its tries, and may change what is sent.
+
+    ::
+
+        class Mark:
+            @contextmanager
+            def sending(self, group, messages):
+                yield [msgspec.structs.replace(one, tags="marked") for one in messages]
+
+            def before_send(self, group, sent, queue): ...
+            def after_send(self, group, sent, queue, outcome): ...
+    """
+
+    def sending(
+        self, group: str, messages: Sequence[Message]
+    ) -> AbstractContextManager[Sequence[Message]]:
+        """Give the messages to send instead: one, or those of a batch."""
+        ...
+
+
 class Producer(ProducerMember):
     """Sends messages to a cluster.
 
@@ -164,6 +187,7 @@ class Producer(ProducerMember):
         self._config = config or ProducerConfig()
         self._given_session = session
         self._hooks = tuple(hooks)
+        self._scopes = tuple(hook for hook in self._hooks if isinstance(hook, SendScope))
         self._running: _Running | None = None
 
     # --- life -------------------------------------------------------------------------------------
@@ -229,9 +253,10 @@ class Producer(ProducerMember):
             await producer.send_batch([Message("orders", b"1"), Message("orders", b"2")])
         """
         running = self._require_running()
-        ids = [running.ids.next() for _ in messages]
-        sent = outgoing_batch(messages, ids, self._config.messages, self._client.namespace)
-        return await self._deliver(running, sent, to, timeout_ms)
+        with self._around(messages) as given:
+            ids = [running.ids.next() for _ in given]
+            sent = outgoing_batch(given, ids, self._config.messages, self._client.namespace)
+            return await self._deliver(running, sent, to, timeout_ms)
 
     async def submit(
         self,
@@ -272,16 +297,16 @@ class Producer(ProducerMember):
             await producer.send_oneway(Message("metrics", b"42"))
         """
         running = self._require_running()
-        namespace = self._client.namespace
-        sent = outgoing(message, running.ids.next(), self._config.messages, namespace)
-        queue = await self._queue(running, sent, to, None)
-        address = running.session.address_to_write(queue.broker)
-        for hook in self._hooks:
-            hook.before_send(self.group, sent, queue)
-        limit_ms = timeout_ms or self._config.send_timeout_ms
-        await calls.send_oneway(
-            running.session, address, self._header(running, sent, queue), sent.body, limit_ms
-        )
+        with self._around([message]) as (given,):
+            sent = self._ready(running, given, None)
+            queue = await self._queue(running, sent, to, None)
+            address = running.session.address_to_write(queue.broker)
+            for hook in self._hooks:
+                hook.before_send(self.group, sent, queue)
+            limit_ms = timeout_ms or self._config.send_timeout_ms
+            await calls.send_oneway(
+                running.session, address, self._header(running, sent, queue), sent.body, limit_ms
+            )
 
     async def request(
         self, message: Message, *, to: To = None, timeout_ms: int | None = None
@@ -349,9 +374,26 @@ class Producer(ProducerMember):
         timeout_ms: int | None,
         extra: Mapping[str, str] | None = None,
     ) -> SendReceipt:
+        if not self._scopes:
+            return await self._deliver(
+                running, self._ready(running, message, extra), to, timeout_ms
+            )
+        with self._around([message]) as (given,):
+            return await self._deliver(running, self._ready(running, given, extra), to, timeout_ms)
+
+    def _ready(
+        self, running: _Running, message: Message, extra: Mapping[str, str] | None
+    ) -> Outgoing:
         namespace = self._client.namespace
-        sent = outgoing(message, running.ids.next(), self._config.messages, namespace, extra)
-        return await self._deliver(running, sent, to, timeout_ms)
+        return outgoing(message, running.ids.next(), self._config.messages, namespace, extra)
+
+    @contextmanager
+    def _around(self, messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
+        """Enter the scopes, the first one outermost."""
+        with ExitStack() as stack:
+            for scope in self._scopes:
+                messages = stack.enter_context(scope.sending(self.group, messages))
+            yield messages
 
     async def _deliver(
         self, running: _Running, sent: Outgoing, to: To, timeout_ms: int | None

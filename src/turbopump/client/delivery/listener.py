@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
@@ -30,7 +31,7 @@ class ConsumeHook(Protocol):
     def after_consume(
         self, messages: Messages, context: ConsumeContext, result: ConsumeResult
     ) -> None:
-        """See what the listener made of them."""
+        """See what the listener made of them; `sys.exception` tells what it raised."""
         ...
 
 
@@ -61,6 +62,10 @@ class Listener:
         start_ms = self._clock.monotonic_ms()
         try:
             answer = await cast("Awaitable[object]", self._listen(messages, context))
+        except asyncio.CancelledError:
+            # The consumer closes and waits no longer; they come again.
+            self._end(messages, context, ConsumeResult.RETRY_LATER)
+            raise
         except Exception as error:  # noqa: BLE001 - the user's code; its failure is an answer
             return self._failed(messages, context, start_ms, error)
         return self._answered(messages, context, start_ms, answer)

@@ -1,0 +1,255 @@
+"""OpenTelemetry: what a consumer does belongs to the trace of whoever sent the message.
+
+`SendTracing` goes into ``hooks`` of a producer, `ConsumeTracing` into those of a push consumer. The
+context travels in the message's properties, by the names that the configured propagator uses:
+``traceparent``, ``tracestate`` and ``baggage``, unless it is set up otherwise. Names of spans and
+attributes are those of the semantic conventions for messaging.
+
+Needs the package opentelemetry-api: ``pip install turbopump[tracing]``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar, Token
+from typing import TypeAlias
+
+import msgspec
+
+from turbopump.client.delivery.results import ConsumeContext, ConsumeResult
+from turbopump.client.outgoing import Outgoing
+from turbopump.client.producer import SendReceipt
+from turbopump.errors import MissingPackage
+from turbopump.message import Message, MessageQueue
+from turbopump.version import __version__
+from turbopump.wire.record import MessageView
+
+try:
+    from opentelemetry import propagate, trace
+    from opentelemetry.context import Context, attach, detach
+    from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
+except ImportError as missing:
+    raise MissingPackage(
+        "turbopump.client.tracing needs opentelemetry-api: pip install turbopump[tracing]"
+    ) from missing
+
+Attributes: TypeAlias = dict[str, str | int | Sequence[str]]
+
+_SYSTEM = "messaging.system"
+_OPERATION_NAME = "messaging.operation.name"
+_OPERATION_TYPE = "messaging.operation.type"
+_DESTINATION = "messaging.destination.name"
+_PARTITION = "messaging.destination.partition.id"
+_GROUP = "messaging.consumer.group.name"
+_PRODUCER_GROUP = "messaging.rocketmq.client_group"
+_BATCH_COUNT = "messaging.batch.message_count"
+_MESSAGE_ID = "messaging.message.id"
+_BODY_BYTES = "messaging.message.body.size"
+_TAG = "messaging.rocketmq.message.tag"
+_KEYS = "messaging.rocketmq.message.keys"
+_DELAY_LEVEL = "messaging.rocketmq.message.delay_time_level"
+_ATTEMPT = "turbopump.message.reconsume_times"
+_ERROR = "error.type"
+
+_FAILED = (ConsumeResult.RETRY_LATER, ConsumeResult.ROLLBACK)
+
+_Begun = tuple[Span, Token[Context]]
+_begun: ContextVar[_Begun | None] = ContextVar("turbopump_consume_span", default=None)
+"""The span of the call that runs in this thread or task."""
+
+
+class SendTracing:
+    """Makes a span of each send, and lets its messages carry the context of that span.
+
+    ::
+
+        producer = Producer("orders-producer", nameserver="127.0.0.1:9876", hooks=[SendTracing()])
+
+    The span lasts over all tries; those that failed are events of it. Without ``provider`` the
+    global one is used.
+    """
+
+    def __init__(self, provider: TracerProvider | None = None) -> None:
+        self._tracer = trace.get_tracer("turbopump", __version__, provider)
+
+    @contextmanager
+    def sending(self, group: str, messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
+        """Start a span, and give copies of the messages that carry its context."""
+        if not messages:
+            yield messages
+            return
+        with self._tracer.start_as_current_span(
+            f"send {messages[0].topic}",
+            kind=SpanKind.PRODUCER,
+            attributes=_of_sending(group, messages),
+        ) as span:
+            carrier: dict[str, str] = {}
+            propagate.inject(carrier)
+            try:
+                yield [_carrying(message, carrier) for message in messages]
+            except Exception as error:
+                span.set_attribute(_ERROR, _name_of(error))
+                raise
+
+    def before_send(self, group: str, sent: Outgoing, queue: MessageQueue) -> None:  # noqa: ARG002
+        """Note what is known only now: id and queue."""
+        span = trace.get_current_span()
+        if not sent.is_batch:
+            span.set_attribute(_MESSAGE_ID, sent.message_id)
+        span.set_attribute(_PARTITION, _partition(queue))
+
+    def after_send(
+        self,
+        group: str,  # noqa: ARG002
+        sent: Outgoing,  # noqa: ARG002
+        queue: MessageQueue,
+        outcome: SendReceipt | Exception,
+    ) -> None:
+        """Note a try that failed; perhaps there is another one."""
+        if isinstance(outcome, Exception):
+            told = {_ERROR: _name_of(outcome), _PARTITION: _partition(queue)}
+            trace.get_current_span().add_event("try failed", told)
+
+
+class ConsumeTracing:
+    """Makes a span of each call of a listener, in the trace of the message that it is given.
+
+    ::
+
+        consumer = PushConsumer("billing", handle, nameserver="127.0.0.1:9876",
+                                subscriptions={"orders": "*"}, hooks=[ConsumeTracing()])
+
+    One message makes the sender's span the parent, and its baggage the current one; a batch has
+    many senders, so its span begins a trace that is linked to each of theirs. A message that comes
+    again gives one more span in the same trace.
+    """
+
+    def __init__(self, provider: TracerProvider | None = None) -> None:
+        self._tracer = trace.get_tracer("turbopump", __version__, provider)
+
+    def before_consume(self, messages: Sequence[MessageView], context: ConsumeContext) -> None:
+        """Start the span and make it the current one of the listener."""
+        _begun.set(self._begin(messages, context.group))
+
+    def after_consume(
+        self,
+        messages: Sequence[MessageView],  # noqa: ARG002
+        context: ConsumeContext,  # noqa: ARG002
+        result: ConsumeResult,
+    ) -> None:
+        """End the span, as failed if the messages are to come again."""
+        begun = _begun.get()
+        if begun is not None:
+            _begun.set(None)
+            _end(begun, sys.exception(), result.value if result in _FAILED else None)
+
+    @contextmanager
+    def processing(self, messages: Sequence[MessageView], group: str) -> Iterator[Span]:
+        """Do the same by hand, for messages that were pulled.
+
+        ::
+
+            for message in consumer:
+                with tracing.processing([message], "audit"):
+                    audit(message)
+        """
+        begun = self._begin(messages, group)
+        try:
+            yield begun[0]
+        except BaseException as error:
+            _end(begun, error, None)
+            raise
+        _end(begun, None, None)
+
+    def _begin(self, messages: Sequence[MessageView], group: str) -> _Begun:
+        # Not the current context: a worker inherits that of whoever started the consumer.
+        contexts = [propagate.extract(message.properties, Context()) for message in messages]
+        parent = contexts[0] if len(contexts) == 1 else Context()
+        span = self._tracer.start_span(
+            f"process {messages[0].topic}",
+            context=parent,
+            kind=SpanKind.CONSUMER,
+            attributes=_of_processing(group, messages),
+            links=_links(contexts) if len(contexts) > 1 else (),
+        )
+        return span, attach(trace.set_span_in_context(span, parent))
+
+
+def _end(begun: _Begun, error: BaseException | None, failure: str | None) -> None:
+    span, token = begun
+    if error is not None:
+        span.record_exception(error)
+        failure = _name_of(error)
+    if failure is not None:
+        span.set_attribute(_ERROR, failure)
+        span.set_status(Status(StatusCode.ERROR, failure if error is None else str(error)))
+    detach(token)
+    span.end()
+
+
+def _carrying(message: Message, carrier: dict[str, str]) -> Message:
+    if not carrier:
+        return message
+    return msgspec.structs.replace(message, properties={**message.properties, **carrier})
+
+
+def _links(contexts: Sequence[Context]) -> list[Link]:
+    senders = [trace.get_current_span(each).get_span_context() for each in contexts]
+    # Messages that were sent together have one span.
+    distinct = {sender.span_id: sender for sender in senders if sender.is_valid}
+    return [Link(sender) for sender in distinct.values()]
+
+
+def _of_sending(group: str, messages: Sequence[Message]) -> Attributes:
+    first = messages[0]
+    found: Attributes = {
+        _SYSTEM: "rocketmq",
+        _OPERATION_NAME: "send",
+        _OPERATION_TYPE: "send",
+        _DESTINATION: first.topic,
+        _PRODUCER_GROUP: group,
+    }
+    if len(messages) > 1:
+        return {**found, _BATCH_COUNT: len(messages)}
+    found[_BODY_BYTES] = len(first.body)
+    if first.tags:
+        found[_TAG] = first.tags
+    if first.keys:
+        found[_KEYS] = [first.keys] if isinstance(first.keys, str) else list(first.keys)
+    if first.delay_level:
+        found[_DELAY_LEVEL] = first.delay_level
+    return found
+
+
+def _of_processing(group: str, messages: Sequence[MessageView]) -> Attributes:
+    first = messages[0]
+    found: Attributes = {
+        _SYSTEM: "rocketmq",
+        _OPERATION_NAME: "process",
+        _OPERATION_TYPE: "process",
+        _DESTINATION: first.topic,
+        _PARTITION: str(first.queue_id),
+        _GROUP: group,
+    }
+    if len(messages) > 1:
+        return {**found, _BATCH_COUNT: len(messages)}
+    found |= {
+        _MESSAGE_ID: first.message_id,
+        _BODY_BYTES: first.body_length,
+        _ATTEMPT: first.reconsume_times,
+    }
+    if first.tags:
+        found[_TAG] = first.tags
+    if first.keys:
+        found[_KEYS] = list(first.keys)
+    return found
+
+
+def _partition(queue: MessageQueue) -> str:
+    return str(queue.queue_id)
+
+
+def _name_of(error: BaseException) -> str:
+    return type(error).__qualname__
