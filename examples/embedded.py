@@ -31,7 +31,14 @@ def cluster() -> Iterator[str]:
     """Give the address of a name server, of a cluster in a thread of its own if none is given."""
     if len(sys.argv) > 1:
         yield sys.argv[1]
-        return
+    else:
+        with own_cluster() as address:
+            yield address
+
+
+@contextmanager
+def own_cluster() -> Iterator[str]:
+    """Run a cluster in a thread of its own and give the address of its name server."""
     ready: Future[Running] = Future()
     with tempfile.TemporaryDirectory() as directory:
         thread = threading.Thread(target=lambda: run(_serve(Path(directory), ready)))
