@@ -94,6 +94,26 @@ def test_a_replay_begins_at_the_checkpoint(tmp_path: Path) -> None:
         assert len(bodies(again)) == 41
 
 
+def test_the_checkpoint_stays_before_units_that_wait_to_be_written(tmp_path: Path) -> None:
+    clock = ManualClock()
+    running, root = tmp_path / "running", tmp_path / "killed"
+    store = Store.open(running, CONFIG, clock=clock)
+    send(store, "Common", b"a")
+    settled(store, clock)
+    clock.advance(100)
+    send(store, "Rare", b"precious")
+    for number in range(12):
+        send(store, f"Common{number}", b"g" * 900)
+    clock.advance(900)
+    store.tick()  # too early for what has come meanwhile
+    store._flusher.wait_idle()
+    assert not (running / "consumequeue" / "Rare").exists()
+    shutil.copytree(running, root)
+    store.close()
+    with Store.open(root, CONFIG, clock=clock) as again:
+        assert bodies(again, "Rare") == [b"precious"]
+
+
 def test_positions_count_for_the_times_they_were_written_with(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"
     ours = Checkpoint(5, 4, 3)

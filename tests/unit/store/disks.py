@@ -89,18 +89,26 @@ class PowerLossFiles(Files):
     def after_power_loss(self, target: Path, random_: random.Random) -> None:
         """Make a directory as it is found when the power is back.
 
-        Of pages that were written but not synced, some are there and some are not.
+        Of pages that were written but not synced, some are there and some are not; of the names in
+        a directory that was not synced, all or none.
         """
         self._restore(self._root.resolve(), target, random_)
 
     def _restore(self, source: Path, target: Path, random_: random.Random) -> None:
         target.mkdir()
-        for name, inode in self._names.get(source, {}).items():
+        names = self._names.get(source, {})
+        if random_.random() < 0.7:
+            names = {entry.name: entry.inode() for entry in os.scandir(source)}
+        for name, inode in names.items():
             if (source / name).is_dir():
                 self._restore(source / name, target / name, random_)
             else:
-                synced = self._data.get(inode, b"")
-                current = (source / name).read_bytes() if (source / name).exists() else synced
+                synced = self._data.get(inode)
+                exists = (source / name).exists()
+                current = (source / name).read_bytes() if exists else synced or b""
+                if synced is None:
+                    # A file gets its size before its name.
+                    synced = bytes(len(current))
                 (target / name).write_bytes(_mixed(synced, current, random_))
 
 
