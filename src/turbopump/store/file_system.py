@@ -6,19 +6,33 @@ import ctypes
 import os
 from collections.abc import Callable
 from functools import lru_cache
+from pathlib import Path
 
 _TELLS_OF_LOSS_SINCE = (5, 8)
+_UNWRITTEN_MAX_KB = 64 * 1024
+"""More than this, whoever wrote it, might take seconds: it cannot be stopped half-way."""
+
+_MEMORY = Path("/proc/meminfo")
 
 
 def sync_file_system(fd: int) -> bool:
-    """Do so for the file system of an open file; False where that cannot be relied upon."""
+    """Do so for the file system of an open file; False where that would not do.
+
+    Because it would not tell of losses, or might take long for the sake of others.
+    """
     call = _syncfs()
-    if call is None:
+    if call is None or _unwritten_kb() > _UNWRITTEN_MAX_KB:
         return False
     if call(fd) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     return True
+
+
+def _unwritten_kb() -> int:
+    """Return how much of all that was written the disks do not have yet."""
+    lines = (line.split() for line in _MEMORY.read_text().splitlines())
+    return sum(int(line[1]) for line in lines if line[0] in {"Dirty:", "Writeback:"})
 
 
 @lru_cache(maxsize=1)

@@ -127,8 +127,9 @@ class Files:
     def sync_file_system(self, fd: int) -> bool:
         """Return when all data and names on a directory's file system are on disk.
 
-        False where that does not exist, or would not tell of lost data: before Linux 5.8. The
-        directory has to be open since before the data was written; it is told of any loss since.
+        False where that does not exist, would not tell of lost data (before Linux 5.8), or might
+        take long because others have written much. The directory has to be open since before the
+        data was written: it is told of any loss since.
         """
         return sync_file_system(fd)
 

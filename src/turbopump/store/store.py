@@ -49,8 +49,8 @@ from turbopump.wire.record import Record
 _TICK_MS = 100
 """How often appending does the upkeep in passing, should nobody call `tick`."""
 
-_CLOSING_MS_MAX = 1000
-"""How long closing writes queues and index, and waits for them: the next start does the rest."""
+_CLOSING_MS_MAX = 750
+"""How long closing writes queues and index, and again waits for them; the rest is left over."""
 
 
 class Store:

@@ -175,7 +175,7 @@ class QueueSyncFails(FaultyFiles):
     def sync_file_system(self, fd: int) -> bool:
         if self.fails:
             raise OSError(errno.EIO, "Input/output error")
-        return self.at_once and super().sync_file_system(fd)
+        return self.at_once
 
 
 @pytest.mark.parametrize("topics", [1, 100])

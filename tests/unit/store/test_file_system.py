@@ -1,0 +1,76 @@
+"""What the store asks of the system, where that is old or refuses."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from turbopump.store import Files, file_system
+from turbopump.store.file_system import sync_file_system
+
+CACHED = file_system._syncfs
+
+
+@pytest.fixture(autouse=True)
+def asked_anew() -> Iterator[None]:
+    CACHED.cache_clear()
+    yield
+    CACHED.cache_clear()
+
+
+def test_a_failed_sync_of_a_file_system_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    if CACHED() is None:
+        pytest.skip("this system cannot")
+    monkeypatch.setattr(file_system, "_unwritten_kb", lambda: 0)
+    with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
+        sync_file_system(-1)
+
+
+@pytest.mark.parametrize("release", ["4.18.0-553.el8", "5.7.19", "strange"])
+def test_a_system_that_tells_of_no_loss_is_not_relied_upon(
+    release: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(release=release))
+    assert not _is_synced(tmp_path)
+
+
+@pytest.mark.parametrize(("dirty_kb", "synced"), [(60_000, True), (70_000, False)])
+def test_nobody_waits_for_much_that_others_have_written(
+    dirty_kb: int, synced: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = tmp_path / "meminfo"
+    memory.write_text(f"MemTotal: 1 kB\nDirty: {dirty_kb - 1} kB\nWriteback: 1 kB\n")
+    monkeypatch.setattr(file_system, "_MEMORY", memory)
+    monkeypatch.setattr(file_system, "_syncfs", lambda: lambda _: 0)
+    assert _is_synced(tmp_path) == synced
+
+
+def _is_synced(path: Path) -> bool:
+    fd = Files().open_directory(path)
+    try:
+        return sync_file_system(fd)
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_lock_where_open_files_cannot_have_any(
+    known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[object] = []
+    monkeypatch.setattr(fcntl, "lockf", lambda *how: taken.append(how))
+    if known:
+        monkeypatch.setattr(fcntl, "F_OFD_SETLK", 12_345)
+    else:
+        monkeypatch.delattr(fcntl, "F_OFD_SETLK", raising=False)
+    files = Files()
+    fd = files.open_new(tmp_path / "lock")
+    files.lock(fd)
+    files.close(fd)
+    assert taken == [(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)]
