@@ -10,18 +10,21 @@ from pathlib import Path
 
 _TELLS_OF_LOSS_SINCE = (5, 8)
 _UNWRITTEN_MAX_KB = 64 * 1024
-"""More than this, whoever wrote it, might take seconds: it cannot be stopped half-way."""
+_UNWRITTEN_PER_FILE_KB = 32
+"""What is written, by whomever, in about the time in which a file is forced to disk by itself."""
 
 _MEMORY = Path("/proc/meminfo")
 
 
-def sync_file_system(fd: int) -> bool:
+def sync_file_system(fd: int, instead_of: int) -> bool:
     """Do so for the file system of an open file; False where that would not do.
 
-    Because it would not tell of losses, or might take long for the sake of others.
+    Because it would not tell of losses, or might take longer for the sake of others than so many
+    files each by itself. (It cannot be stopped half-way.)
     """
     call = _syncfs()
-    if call is None or _unwritten_kb() > _UNWRITTEN_MAX_KB:
+    unwritten_max_kb = max(_UNWRITTEN_MAX_KB, instead_of * _UNWRITTEN_PER_FILE_KB)
+    if call is None or _unwritten_kb() > unwritten_max_kb:
         return False
     if call(fd) != 0:
         number = ctypes.get_errno()

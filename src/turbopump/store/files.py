@@ -124,14 +124,14 @@ class Files:
         except FileNotFoundError:
             return None
 
-    def sync_file_system(self, fd: int) -> bool:
+    def sync_file_system(self, fd: int, instead_of: int) -> bool:
         """Return when all data and names on a directory's file system are on disk.
 
         False where that does not exist, would not tell of lost data (before Linux 5.8), or might
-        take long because others have written much. The directory has to be open since before the
-        data was written: it is told of any loss since.
+        take longer than so many files by themselves, as others have written much. The directory
+        has to be open since before the data was written: it is told of any loss since.
         """
-        return sync_file_system(fd)
+        return sync_file_system(fd, instead_of)
 
     def open_max(self) -> int:
         """Return how many files the process may have open."""

@@ -63,7 +63,7 @@ class Syncing:
         synced: set[Path] = set()
         for device, there in by_device.items():
             fd = self._by_device.get(device)
-            if fd is not None and self._files.sync_file_system(fd):
+            if fd is not None and self._files.sync_file_system(fd, len(there)):
                 synced.update(there)
         return synced
 

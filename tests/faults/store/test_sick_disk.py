@@ -172,7 +172,7 @@ class QueueSyncFails(FaultyFiles):
             raise OSError(errno.EIO, "Input/output error")
         super().sync(fd)
 
-    def sync_file_system(self, fd: int) -> bool:
+    def sync_file_system(self, fd: int, instead_of: int) -> bool:
         if self.fails:
             raise OSError(errno.EIO, "Input/output error")
         return self.at_once

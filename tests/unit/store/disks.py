@@ -56,9 +56,9 @@ class KilledFiles(Files):
         self._change()
         super().sync(fd)
 
-    def sync_file_system(self, fd: int) -> bool:
+    def sync_file_system(self, fd: int, instead_of: int) -> bool:
         self._change()
-        return super().sync_file_system(fd)
+        return super().sync_file_system(fd, instead_of)
 
 
 class PowerLossFiles(Files):
@@ -78,7 +78,7 @@ class PowerLossFiles(Files):
         super().sync_directory(path)
         self._names[path] = {entry.name: entry.inode() for entry in os.scandir(path)}
 
-    def sync_file_system(self, fd: int) -> bool:
+    def sync_file_system(self, fd: int, instead_of: int) -> bool:
         for directory, _, names in os.walk(self._root.resolve()):
             self.sync_directory(Path(directory))
             for name in names:

@@ -99,9 +99,9 @@ class FaultyFiles(Files):
         _fail(self.sync_error)
         super().sync(fd)
 
-    def sync_file_system(self, fd: int) -> bool:
+    def sync_file_system(self, fd: int, instead_of: int) -> bool:
         _fail(self.sync_error)
-        return super().sync_file_system(fd)
+        return super().sync_file_system(fd, instead_of)
 
     def used_ratio(self, path: Path) -> float:
         return self.ratio

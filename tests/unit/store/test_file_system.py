@@ -29,7 +29,7 @@ def test_a_failed_sync_of_a_file_system_is_an_error(monkeypatch: pytest.MonkeyPa
         pytest.skip("this system cannot")
     monkeypatch.setattr(file_system, "_unwritten_kb", lambda: 0)
     with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
-        sync_file_system(-1)
+        sync_file_system(-1, 1)
 
 
 @pytest.mark.parametrize("release", ["4.18.0-553.el8", "5.7.19", "strange"])
@@ -40,21 +40,24 @@ def test_a_system_that_tells_of_no_loss_is_not_relied_upon(
     assert not _is_synced(tmp_path)
 
 
-@pytest.mark.parametrize(("dirty_kb", "synced"), [(60_000, True), (70_000, False)])
+@pytest.mark.parametrize(
+    ("dirty_kb", "count", "synced"),
+    [(60_000, 1, True), (70_000, 1, False), (70_000, 3000, True), (100_000, 3000, False)],
+)
 def test_nobody_waits_for_much_that_others_have_written(
-    dirty_kb: int, synced: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dirty_kb: int, count: int, synced: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = tmp_path / "meminfo"
     memory.write_text(f"MemTotal: 1 kB\nDirty: {dirty_kb - 1} kB\nWriteback: 1 kB\n")
     monkeypatch.setattr(file_system, "_MEMORY", memory)
     monkeypatch.setattr(file_system, "_syncfs", lambda: lambda _: 0)
-    assert _is_synced(tmp_path) == synced
+    assert _is_synced(tmp_path, count) == synced
 
 
-def _is_synced(path: Path) -> bool:
+def _is_synced(path: Path, count: int = 1) -> bool:
     fd = Files().open_directory(path)
     try:
-        return sync_file_system(fd)
+        return sync_file_system(fd, count)
     finally:
         os.close(fd)
 
