@@ -35,6 +35,8 @@ from turbopump import (
 from turbopump.client.members import ConsumerMember, ProducerMember
 from turbopump.errors import ClientError, ForkedClient, InvalidArgument, NetworkError, NotRunning
 
+pytestmark = pytest.mark.slow
+
 THREAD_NAME = "turbopump-client"
 
 

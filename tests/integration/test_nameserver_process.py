@@ -17,6 +17,8 @@ from turbopump.wire import headers
 from turbopump.wire.codes import RequestCode
 from turbopump.wire.command import request
 
+pytestmark = pytest.mark.slow
+
 
 async def put_and_read_back(address: str) -> str:
     async with ConnectionPool(SocketNetwork()) as pool:
@@ -68,7 +70,6 @@ def test_damaged_file(tmp_path: Path) -> None:
     assert "Traceback" not in stderr
 
 
-@pytest.mark.slow
 def test_many_peers_at_once(tmp_path: Path) -> None:
     async def ask(address: str) -> int:
         async with ConnectionPool(SocketNetwork()) as pool:

@@ -18,6 +18,8 @@ from servers import standalone
 from turbopump import ConsumeContext, ConsumeResult, Listening, Message, Producer, PushConsumer
 from turbopump.wire.record import MessageView
 
+pytestmark = pytest.mark.slow
+
 MEMBER = Path(__file__).parent.parent / "push_member.py"
 WAIT_S = 60.0
 

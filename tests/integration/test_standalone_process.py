@@ -20,6 +20,8 @@ from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command, request
 from turbopump.wire.schema import Header
 
+pytestmark = pytest.mark.slow
+
 FREE_PORTS = ("--nameserver-port", "0", "--broker-port", "0")
 TOPIC = "TBW102"
 
