@@ -63,10 +63,7 @@ def stopped(process: subprocess.Popen[str], number: signal.Signals = signal.SIGT
     return stderr
 
 
-SLOW = pytest.mark.slow
-
-
-@pytest.mark.parametrize("stop", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=SLOW)])
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
 def test_standalone_keeps_what_it_took(tmp_path: Path, stop: signal.Signals) -> None:
     arguments = ("standalone", "--dir", str(tmp_path / "data"), *FREE_PORTS)
     with started(tmp_path, *arguments) as process:
@@ -86,7 +83,6 @@ def test_standalone_keeps_what_it_took(tmp_path: Path, stop: signal.Signals) -> 
         stopped(process)
 
 
-@SLOW
 def test_broker_registers_with_a_name_server_and_says_good_bye(tmp_path: Path) -> None:
     with ExitStack() as running:
         names = running.enter_context(started(tmp_path, "nameserver", "--port", "0"))
@@ -100,7 +96,6 @@ def test_broker_registers_with_a_name_server_and_says_good_bye(tmp_path: Path) -
         stopped(names)
 
 
-@SLOW
 def test_taken_port_of_the_broker_leaves_nothing_behind(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -114,7 +109,6 @@ def test_taken_port_of_the_broker_leaves_nothing_behind(tmp_path: Path) -> None:
     assert "Traceback" not in stderr
 
 
-@SLOW
 def test_directory_that_is_in_use(tmp_path: Path) -> None:
     arguments = ("standalone", "--dir", str(tmp_path), *FREE_PORTS)
     with started(tmp_path, *arguments) as first:
