@@ -65,11 +65,19 @@ class _LoopThread:
         self._is_woken = False
         self._is_stopped = False
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._waiting: set[threading.Lock] = set()
         self._thread.start()
 
     def _main(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
+        try:
+            self._loop.run_forever()
+        finally:
+            if not self._is_stopped:
+                # Something ended the loop that must not: nobody may wait for it any longer.
+                self._is_stopped = True
+                for finished in list(self._waiting):
+                    finished.release()
 
     def post(self, call: Callable[[], object]) -> None:
         """Have something called on the loop soon, in the order of asking."""
@@ -102,13 +110,18 @@ class _LoopThread:
             tasks.append(task)
             task.add_done_callback(lambda _: finished.release())
 
-        self.post(begin)
+        self._waiting.add(finished)
         try:
+            self.post(begin)
             finished.acquire()
+        except NotRunning:
+            raise
         except BaseException:
             self.post(lambda: tasks[0].cancel())
             raise
-        if tasks[0].cancelled():
+        finally:
+            self._waiting.discard(finished)
+        if not tasks or not tasks[0].done() or tasks[0].cancelled():
             raise NotRunning(_CLOSED)
         return tasks[0].result()
 

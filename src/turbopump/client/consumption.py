@@ -121,6 +121,7 @@ class Consumption:
         await self._tasks.stop()
         await self.delivery.close(wait_ms)
         await self.persist()
+        self.offsets.close()
         if self._locks is not None:
             await self._locks.unlock({**self._to_unlock, **self.owned}, is_oneway=False)
         for owned in self.owned.values():

@@ -392,11 +392,18 @@ class LitePullConsumer(ConsumerMember):
     async def _balance(self, running: _Running) -> None:
         """Own what the strategy gives; a topic that cannot be asked about stays as it is."""
         wanted: list[MessageQueue] = []
-        for topic in self._expressions:
+        for topic in list(self._expressions):
             try:
                 wanted += await self._share(running, topic)
-            except TurbopumpError as error:
-                _log.warning("queues of %s for %s not balanced: %s", topic, self.group, error)
+            except Exception as error:  # noqa: BLE001 - perhaps the strategy, which may be the user's
+                known = isinstance(error, TurbopumpError)
+                _log.warning(
+                    "queues of %s for %s not balanced: %s",
+                    topic,
+                    self.group,
+                    error,
+                    exc_info=None if known else error,
+                )
                 wanted += [queue for queue in running.pending.queues if queue.topic == topic]
         # Meanwhile somebody may have unsubscribed.
         await self._own(running, [queue for queue in wanted if queue.topic in self._expressions])

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import os
 import threading
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from turbopump.client import calls
 from turbopump.client.session import Session
-from turbopump.errors import BodyError, TurbopumpError
+from turbopump.errors import BodyError, InvalidArgument, TurbopumpError
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.wire.bodies import QueueOffsets
 
@@ -66,6 +67,10 @@ class OffsetStore(Protocol):
         """Let the positions of these queues survive; what fails is logged, and tried next time."""
         ...
 
+    def close(self) -> None:
+        """Let go of what `open` took."""
+        ...
+
 
 class RemoteOffsets:
     """Offsets on the brokers, shared by the group."""
@@ -77,6 +82,9 @@ class RemoteOffsets:
 
     async def open(self) -> None:
         """Nothing to do: brokers are asked for each queue."""
+
+    def close(self) -> None:
+        """Have nothing to let go of."""
 
     async def stored(self, queue: MessageQueue) -> QueueOffset | None:
         # The original takes any error for "none", and then skips all there is. An error is not an
@@ -112,9 +120,17 @@ class LocalOffsets:
         self._path = path
         self._writing = threading.Lock()
         self._stored: dict[MessageQueue, QueueOffset] = {}
+        self._lock: BinaryIO | None = None
 
     async def open(self) -> None:
+        self._lock = await asyncio.to_thread(_locked, self._path)
         self._stored = await asyncio.to_thread(read_offsets, self._path)
+
+    def close(self) -> None:
+        """Let another consumer use the file."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     async def stored(self, queue: MessageQueue) -> QueueOffset | None:
         return self._stored.get(queue)
@@ -143,6 +159,25 @@ class LocalOffsets:
 def offsets_path(directory: Path | None, client_id: str, group: str) -> Path:
     """Return where a broadcasting consumer keeps its offsets; by default below the home."""
     return (directory or Path.home() / _DEFAULT_DIRECTORY) / client_id / group / "offsets.json"
+
+
+def _locked(path: Path) -> BinaryIO | None:
+    """Keep others from the file: two that write it would skip each other's messages."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = _beside(path, ".lock").open("wb")
+    except OSError as error:
+        _log.warning("offsets cannot be kept in %s: %s", path, error)
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        raise InvalidArgument(
+            f"another broadcasting consumer keeps its offsets in {path}: give each of them its own"
+            " ClientConfig(instance=...) or offsets_directory"
+        ) from error
+    return lock
 
 
 def read_offsets(path: Path) -> dict[MessageQueue, QueueOffset]:

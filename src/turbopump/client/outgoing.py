@@ -110,8 +110,9 @@ def outgoing(
     text = properties_text(message, message_id, namespace, extra)
     body, sys_flag = message.body, 0
     if len(body) >= rules.compress_from_bytes:
-        body = deflate(body, rules.compression, rules.compression_level)
-        sys_flag = with_compression(0, rules.compression)
+        smaller = deflate(body, rules.compression, rules.compression_level)
+        if len(smaller) < len(body):
+            body, sys_flag = smaller, with_compression(0, rules.compression)
     return Outgoing(topic, message_id, body, text, message.flag, sys_flag)
 
 

@@ -534,6 +534,13 @@ def _settle(
             # The promise says so too, but nobody may ever look at it.
             _log.warning("a submitted message was not sent: %s", error)
     elif isinstance(error, Exception):
-        on_sent(None, error)
+        _tell(on_sent, None, error)
     elif error is None:
-        on_sent(done.result(), None)
+        _tell(on_sent, done.result(), None)
+
+
+def _tell(on_sent: OnSent, receipt: SendReceipt | None, error: Exception | None) -> None:
+    try:
+        on_sent(receipt, error)
+    except BaseException:  # noqa: BLE001 - the user's code must not end the loop
+        _log.exception("the callback of a send failed")

@@ -299,7 +299,11 @@ class PushConsumer(ConsumerMember):
         self._listener = Listener(self._listen, self._hooks, session.clock)
         running = self._consumption(session, self._listener)
         await running.offsets.open()
-        await session.join(self)
+        try:
+            await session.join(self)
+        except BaseException:
+            running.offsets.close()
+            raise
         return running
 
     def _consumption(self, session: Session, listener: Listener) -> Consumption:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -47,3 +50,39 @@ def test_calls_run_in_the_context_of_their_thread() -> None:
 
         with ThreadPoolExecutor(8) as threads:
             assert all(threads.map(ask, range(8)))
+
+
+class Fatal(Probe):
+    async def end_the_loop(self) -> None:
+        asyncio.get_running_loop().stop()
+        await asyncio.sleep(60)
+
+
+class BlockingFatal(Blocking[Fatal]):
+    def __init__(self) -> None:
+        self._hold(Fatal())
+
+    end_the_loop = blocking(Fatal.end_the_loop)
+
+
+def test_nobody_waits_for_a_loop_that_has_ended() -> None:
+    program = """
+from unit.client.test_blocking import BlockingFatal
+from turbopump.errors import NotRunning
+fatal = BlockingFatal()
+fatal.__enter__()
+for _ in range(2):
+    try:
+        fatal.end_the_loop()
+    except NotRunning:
+        print("not running")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    assert done.stdout.splitlines() == ["not running"] * 2, done.stderr

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from clusters import BROKERS, Cluster, cluster
+from turbopump.client.allocation import average
 from turbopump.client.calls import require_success
 from turbopump.client.lite_pull_consumer import LitePullConsumer
 from turbopump.client.producer import Producer
@@ -349,3 +350,37 @@ async def test_a_pull_consumer_does_not_consume_directly(tmp_path: Path) -> None
             answer = await operator.request(world.brokers["a"].address, command, 15_000)
             assert answer.code == 1
             assert "does not consume by push" in (answer.remark or "")
+
+
+@virtual_time()
+async def test_many_subscriptions_in_a_row(tmp_path: Path) -> None:
+    topics = [f"T{number}" for number in range(6)]
+    async with cluster(tmp_path) as world:
+        async with Producer("pg", session=world.session("10.0.1.9")) as producer:
+            for topic in topics:
+                await producer.send(Message(topic, b"x"))
+        async with consumer_of(world) as consumer:
+            for topic in topics:
+                await consumer.subscribe(topic)
+            found = await poll_all(consumer, len(topics))
+            assert sorted(message.topic for message in found) == topics
+
+
+@virtual_time()
+async def test_a_strategy_that_fails_once_is_asked_again(tmp_path: Path) -> None:
+    calls = 0
+
+    def moody(
+        queues: Sequence[MessageQueue], members: Sequence[str], me: str
+    ) -> Sequence[MessageQueue]:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise KeyError("not today")
+        return average(queues, members, me)
+
+    async with cluster(tmp_path) as world:
+        await produce(world, 4)
+        async with consumer_of(world, strategy=moody) as consumer:
+            await consumer.subscribe(TOPIC)
+            assert numbers(await poll_all(consumer, 4)) == [0, 1, 2, 3]

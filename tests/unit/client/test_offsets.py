@@ -92,6 +92,7 @@ async def test_offsets_of_other_queues_stay_in_the_file(tmp_path: Path) -> None:
     await store.persist([QUEUE])
     assert read_offsets(path) == {OTHER: 9, QUEUE: 4}
     assert await store.stored(OTHER) == 9
+    store.close()
 
 
 @virtual_time()

@@ -48,6 +48,12 @@ def test_what_is_sent_can_be_read_back(message: Message) -> None:
     assert (sent.body, sent.sys_flag, sent.flag) == (message.body, 0, message.flag)
 
 
+def test_what_compression_would_make_larger_goes_as_it_is() -> None:
+    body = bytes(range(256))
+    sent = outgoing(Message("T", body), "id", MessageRules(compress_from_bytes=10))
+    assert (sent.body, sent.sys_flag) == (body, 0)
+
+
 @pytest.mark.parametrize("compression", list(Compression))
 def test_every_compression_can_be_undone(compression: Compression) -> None:
     rules = MessageRules(compress_from_bytes=10, compression=compression)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -478,3 +479,41 @@ async def test_progress_in_memory_can_be_asked_for(tmp_path: Path) -> None:
 
 def queue(number: int) -> MessageQueue:
     return MessageQueue("T", "a", number)
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, asyncio.CancelledError])
+@pytest.mark.parametrize("orderly", [False, True])
+def test_whatever_a_listener_raises_the_others_are_consumed(
+    tmp_path: Path, error: type[BaseException], orderly: bool
+) -> None:
+    @virtual_time()
+    async def run() -> None:
+        raised: list[bytes] = []
+
+        async def listen(messages: Sequence[MessageView], context: ConsumeContext) -> ConsumeResult:
+            if messages[0].body == b"50" and not raised:
+                raised.append(b"50")
+                raise error("not today")
+            seen.append(messages[0].body)
+            return ConsumeResult.SUCCESS
+
+        seen: list[bytes] = []
+        async with cluster(tmp_path) as world:
+            await send(world, [b"%d" % number for number in range(100)])
+            async with consuming(world, listen, orderly=orderly):
+                await wait_until(lambda: len(set(seen)) == 100, 60)
+
+    run()
+
+
+@virtual_time()
+async def test_two_broadcasting_consumers_do_not_share_offsets(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await make_topic(world)
+        settings: dict[str, Any] = {"broadcast": True, "offsets_directory": tmp_path / "offsets"}
+        async with consuming(world, Seen(), **settings):
+            with pytest.raises(InvalidArgument, match="another broadcasting consumer"):
+                async with consuming(world, Seen(), **settings):
+                    pass
+        async with consuming(world, Seen(), **settings):
+            pass

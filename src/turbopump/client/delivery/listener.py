@@ -51,7 +51,7 @@ class Listener:
         start_ms = self._clock.monotonic_ms()
         try:
             answer = self._listen(messages, context)
-        except Exception as error:  # noqa: BLE001 - the user's code; its failure is an answer
+        except BaseException as error:  # noqa: BLE001 - the user's code: even sys.exit is an answer
             return self._failed(messages, context, start_ms, error)
         return self._answered(messages, context, start_ms, answer)
 
@@ -62,11 +62,14 @@ class Listener:
         start_ms = self._clock.monotonic_ms()
         try:
             answer = await cast("Awaitable[object]", self._listen(messages, context))
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
+            if not _is_being_cancelled():
+                # Something that the listener waited for was cancelled, not the listener.
+                return self._failed(messages, context, start_ms, error)
             # The consumer closes and waits no longer; they come again.
             self._end(messages, context, ConsumeResult.RETRY_LATER)
             raise
-        except Exception as error:  # noqa: BLE001 - the user's code; its failure is an answer
+        except BaseException as error:  # noqa: BLE001 - the user's code: even sys.exit is an answer
             return self._failed(messages, context, start_ms, error)
         return self._answered(messages, context, start_ms, answer)
 
@@ -74,7 +77,7 @@ class Listener:
         for hook in self._hooks:
             try:
                 hook.before_consume(messages, context)
-            except Exception:  # noqa: BLE001 - the user's code
+            except BaseException:  # noqa: BLE001 - the user's code
                 _log.exception("before_consume of %r failed", hook)
 
     def _answered(
@@ -94,7 +97,7 @@ class Listener:
         return Verdict(ConsumeResult.RETRY_LATER, spent_ms, is_none=True)
 
     def _failed(
-        self, messages: Messages, context: ConsumeContext, start_ms: int, error: Exception
+        self, messages: Messages, context: ConsumeContext, start_ms: int, error: BaseException
     ) -> Verdict:
         _log.warning(
             "the listener of %s failed for %s from %s",
@@ -111,8 +114,13 @@ class Listener:
         for hook in self._hooks:
             try:
                 hook.after_consume(messages, context, result)
-            except Exception:  # noqa: BLE001 - the user's code
+            except BaseException:  # noqa: BLE001 - the user's code
                 _log.exception("after_consume of %r failed", hook)
+
+
+def _is_being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def is_async(listen: Listen) -> bool:

@@ -73,7 +73,7 @@ class Verdict(Struct, frozen=True):
 
     result: ConsumeResult
     spent_ms: int = 0
-    error: Exception | None = None
+    error: BaseException | None = None
     is_none: bool = False
     """Whether the listener answered nothing, which counts as `ConsumeResult.RETRY_LATER`."""
 

@@ -8,6 +8,7 @@ that run are seen to be stuck in a job. What is finished comes back to the loop 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,10 @@ J_in = TypeVar("J_in", contravariant=True)
 THREADS_LIMIT = 1000
 _LOOK_AFTER_S = 0.001
 _JOBS_PER_TURN = 64
+_CANCEL_WAIT_S = 1.0
+"""How long a cancelled listener may take to end."""
+
+_log = logging.getLogger(__name__)
 
 
 class Workers(Protocol[J_in]):
@@ -154,7 +159,10 @@ class TaskWorkers(Generic[J]):
             await asyncio.wait(self._active, timeout=timeout_ms / 1000)
         for task in self._active:
             task.cancel()
-        await asyncio.gather(*self._active, return_exceptions=True)
+        if self._active:
+            _, deaf = await asyncio.wait(self._active, timeout=_CANCEL_WAIT_S)
+            for task in deaf:
+                _log.error("a listener does not let itself be cancelled, and is left: %r", task)
         self._collect()
 
     def _join(self) -> None:
@@ -186,5 +194,5 @@ class TaskWorkers(Generic[J]):
         self._active.discard(task)
         if not task.cancelled():
             task.result()
-            if not self._active:
-                self._join()
+        if not self._active:
+            self._join()
