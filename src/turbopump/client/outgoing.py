@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from msgspec import Struct
 
@@ -104,9 +105,9 @@ def outgoing(
 
     ``extra`` are properties of the protocol that the caller adds.
     """
+    check_message(message, rules)
     topic = with_namespace(namespace, message.topic)
     check_topic_for_sending(topic)
-    check_message(message, rules)
     text = properties_text(message, message_id, namespace, extra)
     body, sys_flag = message.body, 0
     if len(body) >= rules.compress_from_bytes:
@@ -171,6 +172,7 @@ def properties_text(
 
 def check_message(message: Message, rules: MessageRules) -> None:
     """Refuse a message that no broker would take, whatever its topic."""
+    _check_types(message)
     size = len(message.body)
     if not 0 < size <= rules.body_bytes_max:
         raise InvalidArgument(
@@ -182,6 +184,24 @@ def check_message(message: Message, rules: MessageRules) -> None:
         )
     if message.tags is not None:
         _check_text("tags", message.tags)
+
+
+def _check_types(message: Any) -> None:
+    """Refuse what programs without types may give; here nothing is known of it yet."""
+    if not isinstance(message, Message):
+        raise InvalidArgument(f"{message!r} is sent: a Message is allowed")
+    if not isinstance(message.body, bytes):
+        raise InvalidArgument(f"body is {type(message.body).__name__}: bytes are allowed")
+    if not isinstance(message.tags, str | None):
+        raise InvalidArgument(f"tags is {message.tags!r}: one text or None is allowed")
+    if not isinstance(message.delay_level, int):
+        raise InvalidArgument(f"delay_level is {message.delay_level!r}: a whole number is allowed")
+    given: Any = message.properties
+    for name, value in given.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidArgument(f"property {name!r} is {value!r}: texts are allowed")
+    if not all(isinstance(key, str) for key in message.keys):
+        raise InvalidArgument(f"keys is {message.keys!r}: texts are allowed")
 
 
 def check_batch(messages: Sequence[Message], rules: MessageRules) -> None:

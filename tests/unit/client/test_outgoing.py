@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -150,3 +152,25 @@ def test_rules_are_checked(changes: dict[str, int], text: str) -> None:
             new_topic_queues=changes.get("new_topic_queues", 1),
             compression_level=changes.get("compression_level", 1),
         )
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"body": "text"}, "body is str: bytes are allowed"),
+        ({"tags": ["a"]}, "tags is \\['a'\\]: one text or None"),
+        ({"keys": [1]}, "keys is \\[1\\]: texts are allowed"),
+        ({"properties": {"n": 5}}, "property 'n' is 5: texts are allowed"),
+        ({"delay_level": "1"}, "delay_level is '1': a whole number"),
+    ],
+)
+def test_values_of_another_type_are_refused_by_name(changes: dict[str, Any], words: str) -> None:
+    values: dict[str, Any] = {"topic": "T", "body": b"x", **changes}
+    with pytest.raises(InvalidArgument, match=words):
+        outgoing(Message(**values), ID, MessageRules())
+
+
+def test_only_messages_are_sent() -> None:
+    not_a_message: Any = "hello"
+    with pytest.raises(InvalidArgument, match="'hello' is sent: a Message is allowed"):
+        outgoing(not_a_message, ID, MessageRules())
