@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Protocol
 
 from turbopump.broker.admin import not_yet
 from turbopump.broker.admin.groups import GroupRequests
@@ -168,7 +169,6 @@ class Administration:
         clock: Clock,
     ) -> None:
         config = state.live.current
-        identity, name = config.identity, config.identity.broker_name
         topics, groups, offsets = state.topics, state.groups, state.offsets
         consumers, producers, stats = state.consumers, state.producers, state.stats
         self.clients = ClientRequests(
@@ -188,48 +188,18 @@ class Administration:
             clock=clock,
             load=lambda: path.load,
         )
-        self._requests = (
+        self._requests: tuple[_Requests, ...] = (
             self.clients,
             OffsetRequests(offsets, topics, groups, consumers, store),
             SettingRequests(state.live, self.runtime_info),
-            TopicRequests(
-                identity=identity,
-                topics=topics,
-                offsets=offsets,
-                consumers=consumers,
-                stats=stats,
-                store=store,
-                announce=registration.announce,
-            ),
-            GroupRequests(
-                identity=identity,
-                groups=groups,
-                offsets=offsets,
-                consumers=consumers,
-                producers=producers,
-                stats=stats,
-            ),
-            ProgressRequests(
-                broker_name=name,
-                address=lambda: address,
-                topics=topics,
-                groups=groups,
-                offsets=offsets,
-                consumers=consumers,
-                stats=stats,
-                store=store,
-                clock=clock,
-            ),
-            ResetRequests(
-                broker_name=name, topics=topics, offsets=offsets, consumers=consumers, store=store
-            ),
-            RelayRequests(broker_name=name, consumers=consumers, store=store),
             InspectionRequests(
                 stats=stats,
                 consumers=consumers,
                 store=store,
                 delay_progress=lambda: path.delays.progress,
             ),
+            *_topics_and_groups(state, store, registration),
+            *_progress(state, store, address, clock),
         )
 
     def handlers(self) -> dict[int, Handler]:
@@ -237,3 +207,58 @@ class Administration:
         for requests in self._requests:
             found |= requests.handlers()
         return found
+
+
+class _Requests(Protocol):
+    def handlers(self) -> dict[int, Handler]: ...
+
+
+def _topics_and_groups(
+    state: State, store: Store, registration: Registration
+) -> tuple[_Requests, ...]:
+    identity = state.live.current.identity
+    return (
+        TopicRequests(
+            identity=identity,
+            topics=state.topics,
+            offsets=state.offsets,
+            consumers=state.consumers,
+            stats=state.stats,
+            store=store,
+            announce=registration.announce,
+        ),
+        GroupRequests(
+            identity=identity,
+            groups=state.groups,
+            offsets=state.offsets,
+            consumers=state.consumers,
+            producers=state.producers,
+            stats=state.stats,
+        ),
+    )
+
+
+def _progress(state: State, store: Store, address: str, clock: Clock) -> tuple[_Requests, ...]:
+    """Return what serves questions about how far groups have come, and changes of it."""
+    name = state.live.current.identity.broker_name
+    return (
+        ProgressRequests(
+            broker_name=name,
+            address=lambda: address,
+            topics=state.topics,
+            groups=state.groups,
+            offsets=state.offsets,
+            consumers=state.consumers,
+            stats=state.stats,
+            store=store,
+            clock=clock,
+        ),
+        ResetRequests(
+            broker_name=name,
+            topics=state.topics,
+            offsets=state.offsets,
+            consumers=state.consumers,
+            store=store,
+        ),
+        RelayRequests(broker_name=name, consumers=state.consumers, store=store),
+    )
