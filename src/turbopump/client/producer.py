@@ -299,11 +299,11 @@ class Producer(ProducerMember):
         running = self._require_running()
         with self._around([message]) as (given,):
             sent = self._ready(running, given, None)
-            queue = await self._queue(running, sent, to, None)
+            limit_ms = timeout_ms or self._config.send_timeout_ms
+            queue = await self._queue(running, sent, to, None, self._end_ms(running, limit_ms))
             address = running.session.address_to_write(queue.broker)
             for hook in self._hooks:
                 hook.before_send(self.group, sent, queue)
-            limit_ms = timeout_ms or self._config.send_timeout_ms
             await calls.send_oneway(
                 running.session, address, self._header(running, sent, queue), sent.body, limit_ms
             )
@@ -324,7 +324,8 @@ class Producer(ProducerMember):
         limit_ms = timeout_ms or self._config.send_timeout_ms
         if session.cached_route(self._known_as(message.topic)) is None:
             # Brokers push replies to clients that they have heard of.
-            await self._route(running, self._known_as(message.topic))
+            end_ms = self._end_ms(running, timeout_ms)
+            await self._route(running, self._known_as(message.topic), end_ms)
             await session.heartbeat()
         with session.replies.expected() as (correlation_id, promise):
             extra = request_properties(correlation_id, session.client_id, limit_ms)
@@ -361,7 +362,9 @@ class Producer(ProducerMember):
 
             queues = await producer.queues("orders")
         """
-        route = await self._route(self._require_running(), self._known_as(topic))
+        running = self._require_running()
+        end_ms = self._end_ms(running, None)
+        route = await self._route(running, self._known_as(topic), end_ms)
         return tuple(self._shown(queue) for queue in route)
 
     # --- one message, try by try ------------------------------------------------------------------
@@ -400,11 +403,11 @@ class Producer(ProducerMember):
     ) -> SendReceipt:
         clock = running.session.clock
         limit_ms = timeout_ms or self._config.send_timeout_ms
-        end_ms = clock.monotonic_ms() + limit_ms
+        end_ms = self._end_ms(running, limit_ms)
         tries = 1 if to is not None else 1 + self._config.retries_max
         avoided: str | None = None
         for tries_left in reversed(range(tries)):
-            queue = await self._queue(running, sent, to, avoided)
+            queue = await self._queue(running, sent, to, avoided, end_ms)
             left_ms = end_ms - clock.monotonic_ms()
             if left_ms <= 0:
                 raise RequestTimeout(f"no broker took the message within {limit_ms} ms")
@@ -444,25 +447,35 @@ class Producer(ProducerMember):
             hook.after_send(self.group, sent, queue, receipt)
         return receipt
 
+    def _end_ms(self, running: _Running, timeout_ms: int | None) -> int:
+        """Return until when something may take."""
+        limit_ms = timeout_ms or self._config.send_timeout_ms
+        return running.session.clock.monotonic_ms() + limit_ms
+
     async def _queue(
-        self, running: _Running, sent: Outgoing, to: To, avoided: str | None
+        self, running: _Running, sent: Outgoing, to: To, avoided: str | None, end_ms: int
     ) -> MessageQueue:
         if isinstance(to, MessageQueue):
             if not running.session.has_broker(to.broker):
-                await self._route(running, sent.topic)
+                await self._route(running, sent.topic, end_ms)
             return MessageQueue(self._known_as(to.topic), to.broker, to.queue_id)
-        queues = await self._route(running, sent.topic)
+        queues = await self._route(running, sent.topic, end_ms)
         if to is None:
             return running.choice.next(queues, avoided, running.session.clock.monotonic_ms())
         chosen = to(tuple(map(self._shown, queues)) if self._client.namespace else queues)
         return MessageQueue(sent.topic, chosen.broker, chosen.queue_id)
 
-    async def _route(self, running: _Running, topic: str) -> tuple[MessageQueue, ...]:
+    async def _route(self, running: _Running, topic: str, end_ms: int) -> tuple[MessageQueue, ...]:
         cached = running.session.cached_route(topic)
         if cached is not None and cached.writable:
             return cached.writable
         wanted = self._config.messages.new_topic_queues
-        return (await running.session.route_to_send(topic, wanted)).writable
+        left_ms = max(end_ms - running.session.clock.monotonic_ms(), 0)
+        try:
+            async with asyncio.timeout(left_ms / 1000):
+                return (await running.session.route_to_send(topic, wanted)).writable
+        except TimeoutError as error:
+            raise RequestTimeout(f"no name server told in time where {topic} is") from error
 
     def _header(self, running: _Running, sent: Outgoing, queue: MessageQueue) -> SendMessage:
         wanted = self._config.messages.new_topic_queues

@@ -27,7 +27,7 @@ from turbopump.errors import (
 )
 from turbopump.message import Message, MessageQueue, QueueOffset
 from turbopump.store.outcomes import Found
-from turbopump.testing import virtual_time
+from turbopump.testing import virtual_loop, virtual_time
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command
 from turbopump.wire.record import MessageView, decode_records
@@ -416,3 +416,18 @@ def test_a_timeout_is_an_error_that_may_be_tried_again() -> None:
     assert RequestTimeout("x").retriable
     assert RemoteError(ResponseCode.SYSTEM_BUSY, "").retriable
     assert not RemoteError(ResponseCode.MESSAGE_ILLEGAL, "").retriable
+
+
+@virtual_time()
+async def test_the_time_for_a_send_covers_looking_for_its_queues(tmp_path: Path) -> None:
+    async with (
+        cluster(tmp_path) as world,
+        Producer("pg", session=world.session()) as producer,
+    ):
+        await producer.send(Message("Known", b"x"))
+        world.network.stop_reading("ns0")
+        started_s = virtual_loop().time()
+        with pytest.raises(RequestTimeout, match="no name server told in time where New is"):
+            await producer.send(Message("New", b"x"), timeout_ms=500)
+        assert virtual_loop().time() - started_s < 0.6
+        world.network.resume_reading("ns0")
