@@ -27,6 +27,9 @@ Acknowledged = dict[int, tuple[int, int]]
 _SOURCES = Path(turbopump.__file__).parents[1]
 
 
+KEYS_EVERY = 97
+
+
 def run_and_kill(directory: Path, first: int, chosen: random.Random) -> Acknowledged:
     """Let a writer run for a while, often not even until it is open, and kill it."""
     command = [sys.executable, killed_writer.__file__, str(directory), str(first)]
@@ -65,7 +68,9 @@ def verify(store: Store, acknowledged: Acknowledged) -> None:
         assert isinstance(outcome, Found), (number, queue_id, offset, outcome)
         view = decode_record(outcome.messages[0], check_crc=True)
         assert (view.queue_offset, view.stored_body) == (offset, body_of(number))
-        assert store.messages_by_key("Killed", f"{number:032d}", 9, 0, 1 << 60), number
+        if number % KEYS_EVERY == 0:
+            # Each looks into thousands of small index files: for all of them it would take hours.
+            assert store.messages_by_key("Killed", f"{number:032d}", 9, 0, 1 << 60), number
 
 
 def kill_loop(directory: Path, kills: int, seed: int) -> int:
