@@ -27,6 +27,10 @@
     │   ├── NotRunning             it is not started, or closed already
     │   ├── ForkedClient           it was made in the parent process; make another one here
     │   └── MissingPackage         an optional package is not installed (also an ImportError)
+    ├── SparkError                 the Spark pipeline cannot go on as it is
+    │   ├── JavaNotFound           there is no Java that runs Spark, or it is too old
+    │   ├── DataLost               messages that were to be read are gone from the broker
+    │   └── GroupInUse             others consume with the group that a query wants for itself
     ├── NoRoute                    nobody knows where the topic or broker is; ``retriable``
     └── RemoteError                the peer answered with an error code; knows it, and the remark
 """
@@ -162,6 +166,22 @@ class ForkedClient(ClientError):
 
 class MissingPackage(ClientError, ImportError):
     """An optional package is needed for this; the text says how to install it."""
+
+
+class SparkError(TurbopumpError):
+    """The Spark pipeline cannot go on as it is."""
+
+
+class JavaNotFound(SparkError):
+    """There is no Java that runs Spark, or it is too old; the text says what to do."""
+
+
+class DataLost(SparkError):
+    """Messages that were to be read are gone from the broker: expired, or their topic deleted."""
+
+
+class GroupInUse(SparkError):
+    """Others consume with the group that a query wants for itself."""
 
 
 class NoRoute(TurbopumpError):

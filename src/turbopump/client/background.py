@@ -1,0 +1,174 @@
+"""An event loop in a thread of its own, for callers that have none."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextvars
+import functools
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from turbopump.errors import ClientError, NotRunning
+from turbopump.net.loop import fastest_loop
+
+T = TypeVar("T")
+
+_CLOSED = "the client was closed before this was done"
+
+
+class LoopThread:
+    """An event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.users = 0
+        self._loop = fastest_loop()()
+        # A daemon: a program that forgets to close its clients must be able to end.
+        self._thread = threading.Thread(target=self._main, name="turbopump-client", daemon=True)
+        self._inbox: deque[Callable[[], object]] = deque()
+        self._is_woken = False
+        self._is_stopped = False
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._waiting: set[threading.Lock] = set()
+        self._thread.start()
+
+    def _main(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            if not self._is_stopped:
+                # Something ended the loop that must not: nobody may wait for it any longer.
+                self._is_stopped = True
+                for finished in list(self._waiting):
+                    finished.release()
+
+    def post(self, call: Callable[[], object]) -> None:
+        """Have something called on the loop soon, in the order of asking."""
+        self._inbox.append(call)
+        if self._is_stopped and call in self._inbox:
+            # Too late: what was there when the loop stopped has been called, this will not be.
+            raise NotRunning(_CLOSED)
+        # Waking the loop costs more than anything else here, so it is done once for many. What was
+        # appended before the flag is cleared is taken out after that.
+        if not self._is_woken:
+            self._is_woken = True
+            self._loop.call_soon_threadsafe(self._take_posts)
+
+    def _take_posts(self) -> None:
+        self._is_woken = False
+        while self._inbox:
+            self._inbox.popleft()()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run something on the loop and wait for its result; who stops waiting stops it."""
+        # A bare lock instead of a concurrent Future: this is half of what a blocking call costs.
+        finished = threading.Lock()
+        finished.acquire()
+        tasks: list[asyncio.Task[T]] = []
+        # The caller's, not that of whoever woke the loop: a send belongs to the caller's trace.
+        context = contextvars.copy_context()
+
+        def begin() -> None:
+            task = self._loop.create_task(work, context=context)
+            tasks.append(task)
+            task.add_done_callback(lambda _: finished.release())
+
+        self._waiting.add(finished)
+        try:
+            self.post(begin)
+            finished.acquire()
+        except NotRunning:
+            raise
+        except BaseException:
+            self.post(lambda: tasks[0].cancel())
+            raise
+        finally:
+            self._waiting.discard(finished)
+        if not tasks or not tasks[0].done() or tasks[0].cancelled():
+            raise NotRunning(_CLOSED)
+        return tasks[0].result()
+
+    def start(
+        self,
+        work: Coroutine[Any, Any, T],
+        promise: concurrent.futures.Future[T],
+        context: contextvars.Context,
+    ) -> None:
+        """Run something whose result is promised; to be called on the loop."""
+        task = self._loop.create_task(work, context=context)
+        self._tasks.add(task)
+        task.add_done_callback(functools.partial(self._keep, promise))
+
+    def _keep(self, promise: concurrent.futures.Future[T], done: asyncio.Task[T]) -> None:
+        self._tasks.discard(done)
+        if done.cancelled():
+            promise.set_exception(NotRunning(_CLOSED))
+        elif (error := done.exception()) is not None:
+            promise.set_exception(error)
+        else:
+            promise.set_result(done.result())
+
+    def require_other(self) -> None:
+        """Refuse the loop's own thread: waiting there for the loop would be for ever."""
+        if threading.current_thread() is self._thread:
+            raise ClientError(
+                "a blocking client was called on its own event loop, where it would wait for "
+                "ever: use turbopump.aio in async functions and in callbacks"
+            )
+
+    def stop(self) -> None:
+        """End the loop and its thread, and whatever other threads still wait for."""
+        asyncio.run_coroutine_threadsafe(self._finish(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        self._loop.close()
+
+    async def _finish(self) -> None:
+        self._is_stopped = True
+        self._take_posts()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+
+class Background:
+    """The loop that all clients of the process share, from the first to the last of them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._current: LoopThread | None = None
+        self._of_parents: list[LoopThread | None] = []
+
+    def join(self) -> LoopThread:
+        with self._lock:
+            if self._current is None:
+                self._current = LoopThread()
+            self._current.users += 1
+            return self._current
+
+    def leave(self, thread: LoopThread) -> None:
+        with self._lock:
+            thread.users -= 1
+            if thread.users:
+                return
+            if self._current is thread:
+                self._current = None
+        thread.stop()
+
+    def after_fork(self) -> None:
+        """Begin anew in a child; the parent's loop is left alone, as its sockets are shared."""
+        self._lock = threading.Lock()
+        self._of_parents.append(self._current)
+        self._current = None
+
+
+background = Background()
+os.register_at_fork(after_in_child=background.after_fork)

@@ -1,0 +1,44 @@
+"""What tests on real Spark share: one session for the whole process, and one broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from servers import Standalone, standalone
+from turbopump.spark.session import session
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything here is slow: Spark alone takes seconds to start."""
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The one session; two cores, and a task is tried twice."""
+    scratch = tmp_path_factory.mktemp("spark")
+    found = session(
+        "tests",
+        master="local[2,2]",
+        settings={
+            "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+            "spark.local.dir": str(scratch / "local"),
+        },
+    )
+    yield found
+    found.stop()
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    """A broker for all tests that leave it running; each takes topics of its own."""
+    with standalone(tmp_path_factory.mktemp("broker")) as found:
+        yield found
