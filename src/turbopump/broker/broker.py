@@ -29,6 +29,7 @@ from turbopump.net.pool import ConnectionPool
 from turbopump.net.router import Router, not_supported
 from turbopump.net.server import Server, ServerConfig
 from turbopump.net.sockets import SocketNetwork
+from turbopump.store.files import Files
 from turbopump.store.outcomes import Arrival
 from turbopump.store.store import Store
 from turbopump.wire.bodies import TopicConfig
@@ -64,8 +65,10 @@ class Broker:
         *,
         config_path: Path | None = None,
         seed: int | None = None,
+        files: Files | None = None,
     ) -> None:
         network = network or SocketNetwork()
+        self._files = files or Files()
         self._live = LiveConfig(config, clock, config_path)
         self._clock = clock
         self._chance = Random(seed)  # noqa: S311 - spreads messages over queues
@@ -119,7 +122,9 @@ class Broker:
     async def start(self) -> None:
         """Recover the store, listen, serve, and register with the name servers."""
         config = self.config
-        self.store = Store.open(config.directory, config.store, clock=self._clock)
+        self.store = Store.open(
+            config.directory, config.store, clock=self._clock, files=self._files
+        )
         try:
             await self._server.start()
             # No await until everything is built: nobody is served by half a broker.
@@ -154,7 +159,7 @@ class Broker:
             _log.warning("not all name servers answered: starting without waiting for them")
 
     def _build(self, store_host: Host) -> None:
-        self.state = State(self._live, self._clock)
+        self.state = State(self._live, self._clock, self._files)
         self.state.load()
         self.path = MessagePath(self.state, self.store, store_host, self._clock, self._chance)
         self.path.delays.load()

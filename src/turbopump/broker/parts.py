@@ -38,6 +38,7 @@ from turbopump.broker.topics import Topics
 from turbopump.clock import Clock
 from turbopump.net.deadlines import Deadlines
 from turbopump.net.router import Handler
+from turbopump.store.files import Files
 from turbopump.store.store import Store
 from turbopump.wire.hosts import Host
 
@@ -45,9 +46,10 @@ from turbopump.wire.hosts import Host
 class State:
     """What a broker knows: on disk and loaded at the start, or in memory only."""
 
-    def __init__(self, live: LiveConfig, clock: Clock) -> None:
+    def __init__(self, live: LiveConfig, clock: Clock, files: Files | None = None) -> None:
         config = live.current
         self.live = live
+        self._files = files or Files()
         self._directory = config.directory / "config"
         self.topics = Topics(
             config.topics,
@@ -65,7 +67,7 @@ class State:
 
     def file(self, name: str) -> ConfigFile:
         """Return the file of a table."""
-        return ConfigFile(self._directory / name)
+        return ConfigFile(self._directory / name, self._files)
 
     def load(self) -> None:
         """Read what an earlier run left."""

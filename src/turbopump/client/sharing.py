@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
 from turbopump.client.config import ClientConfig
@@ -13,6 +14,16 @@ from turbopump.errors import InvalidArgument
 _sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[ClientConfig, list[Session]]] = (
     WeakKeyDictionary()
 )
+
+
+Make = Callable[[ClientConfig], Session]
+
+_makers: WeakKeyDictionary[asyncio.AbstractEventLoop, Make] = WeakKeyDictionary()
+
+
+def make_sessions_by(make: Make) -> None:
+    """Let all that start in the running event loop have sessions of another kind, as tests do."""
+    _makers[asyncio.get_running_loop()] = make
 
 
 def client_config(
@@ -37,7 +48,8 @@ def shared_session(config: ClientConfig, member: ProducerMember | ConsumerMember
     one group must have different client ids, or each would take the other's queues for its own.
     With an instance name of the user's own there is one session only, and joining it fails.
     """
-    by_config = _sessions.setdefault(asyncio.get_running_loop(), {})
+    loop = asyncio.get_running_loop()
+    by_config = _sessions.setdefault(loop, {})
     sessions = by_config[config] = [
         session for session in by_config.get(config, ()) if session.is_running
     ]
@@ -45,7 +57,7 @@ def shared_session(config: ClientConfig, member: ProducerMember | ConsumerMember
         if config.instance or not session.members.expects(member):
             break
     else:
-        session = Session(config)
+        session = _makers.get(loop, Session)(config)
         sessions.append(session)
     # Before anybody awaits anything, or two who start at the same time would choose the same.
     session.members.expect(member)

@@ -74,6 +74,12 @@ class Flusher:
                 self._jobs.append(job)
                 self._wake.notify_all()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything is left to do; when not, all who waited have been told."""
+        with self._wake:
+            return bool(self._busy or self._group or self._jobs)
+
     def wait_idle(self) -> None:
         """Return when nothing is left to do."""
         with self._wake:

@@ -385,6 +385,11 @@ class Store:
         return self._log.written
 
     @property
+    def is_flushing(self) -> bool:
+        """Whether something is on its way to the disk, or about to be."""
+        return self._flusher.is_busy
+
+    @property
     def refusal(self) -> WriteRefused | None:
         """Why messages are refused at the moment; None when they are not."""
         return self._health.reason()
