@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import shlex
@@ -14,46 +13,21 @@ from pathlib import Path
 import pytest
 
 from commands import ready_addresses, started
+from documents import DOCUMENTS, NAMESERVER, ROOT, blocks, is_for_spark, is_whole, links
 from servers import standalone
 
-ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "CONTRIBUTING.md"]
-
-_FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_LINK = re.compile(r"\]\(([^)#:]+?)(?:#[^)]*)?\)")
-
-Block = tuple[str, str]
-"""Where a block stands, and its text."""
-
-
-def blocks(kind: str) -> list[Block]:
-    found = []
-    for path in DOCUMENTS:
-        matches = _FENCED.finditer(path.read_text(encoding="utf-8"))
-        texts = [match[2] for match in matches if match[1] == kind]
-        found += [(f"{path.relative_to(ROOT)}-{n}", text) for n, text in enumerate(texts)]
-    return found
-
-
-def is_whole(program: str) -> bool:
-    """Whether a program stands on its own: a sketch imports nothing."""
-    return any(isinstance(node, ast.Import | ast.ImportFrom) for node in parsed(program).body)
-
-
-def parsed(program: str) -> ast.Module:
-    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST
-    tree = compile(program, "document", "exec", flags)
-    assert isinstance(tree, ast.Module)
-    return tree
-
-
-NAMESERVER = "127.0.0.1:9876"
-
-PROGRAMS = [block for block in blocks("python") if NAMESERVER not in block[1]]
+PROGRAMS = [
+    (place, program)
+    for place, program in blocks("python")
+    if NAMESERVER not in program and not is_for_spark(program)
+]
 FOR_A_CLUSTER = [
     (place, program)
     for place, program in blocks("python")
-    if NAMESERVER in program and "rocketmq.client" not in program and is_whole(program)
+    if NAMESERVER in program
+    and "rocketmq.client" not in program
+    and is_whole(program)
+    and not is_for_spark(program)
 ]
 FOR_THE_CPP_CLIENT = [block for block in blocks("python") if "rocketmq.client" in block[1]]
 
@@ -170,8 +144,7 @@ def test_commands_print_what_is_shown(place: str, command: str, output: str) -> 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=[str(path.relative_to(ROOT)) for path in DOCUMENTS])
 def test_links_lead_somewhere(path: Path) -> None:
-    links = _LINK.findall(path.read_text(encoding="utf-8"))
-    broken = [link for link in links if not (path.parent / link).exists()]
+    broken = [link for link in links(path) if not (path.parent / link).exists()]
     assert not broken
 
 
@@ -192,8 +165,8 @@ def test_examples_run(path: Path, tmp_path: Path) -> None:
 def test_every_dependency_is_justified() -> None:
     text = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    section = project[project.index("dependencies = [") : project.index("[project.scripts]")]
-    names = set(re.findall(r'"([a-z0-9-]+)[><=;,! ]', section))
+    section = project[project.index("dependencies = [") : project.index("[tool.")]
+    names = set(re.findall(r'"([a-z0-9-]+)(?:\[[a-z,]+\])?[><=;,! ]', section))
     missing = {name for name in names if not re.search(rf"\b{re.escape(name)}\b", text)}
     assert names
     assert not missing
