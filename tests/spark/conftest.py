@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from servers import Standalone, standalone
-from turbopump.spark.session import session
+from turbopump.spark.local import session
 
 HERE = Path(__file__).parent
 

@@ -1,1 +1,26 @@
-"""The data pipeline on Spark: source, sink, consumer and ready-made pipelines."""
+"""The data pipeline on Spark: source, sink, consumer and ready-made pipelines.
+
+Nothing of Spark is imported before it is used, so that what runs on executors starts quickly and
+a missing PySpark is told by whoever needs it.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from turbopump.spark.local import session
+    from turbopump.spark.source import register
+else:
+    _HOMES = {
+        "register": "turbopump.spark.source",
+        "session": "turbopump.spark.local",
+    }
+
+    def __getattr__(name):
+        home = _HOMES.get(name)
+        if home is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(home), name)
+
+
+__all__ = ["register", "session"]
