@@ -210,6 +210,14 @@ class OffsetIllegal(_Pulled):
     """
 
 
+@dataclass(frozen=True, slots=True)
+class FoundRecords(_Pulled):
+    """Messages came, and are still as they are stored: whole records, back to back."""
+
+    records: bytes
+
+
+RecordsOutcome = FoundRecords | NothingNew | NothingMatched | OffsetIllegal
 PullOutcome = Found | NothingNew | NothingMatched | OffsetIllegal
 
 _OUTCOMES: dict[int, type[NothingNew | NothingMatched | OffsetIllegal]] = {
@@ -226,6 +234,26 @@ async def pull(
 
     Brokers compare hashes of tags, so some messages may not match: see `subscriptions.matching`.
     """
+    return decoded(await pull_records(caller, broker, header, timeout_ms))
+
+
+def decoded(outcome: RecordsOutcome) -> PullOutcome:
+    """Read the records that a pull has brought."""
+    if not isinstance(outcome, FoundRecords):
+        return outcome
+    return Found(
+        outcome.next_offset,
+        outcome.min_offset,
+        outcome.max_offset,
+        outcome.broker_id,
+        messages=tuple(decode_records(outcome.records)),
+    )
+
+
+async def pull_records(
+    caller: Caller, broker: str, header: headers.PullMessage, timeout_ms: int
+) -> RecordsOutcome:
+    """Do the same as `pull`, and leave the messages as the broker has stored them (11)."""
     command = request(RequestCode.PULL_MESSAGE, header)
     answer = await caller.request(broker, command, timeout_ms)
     empty = _OUTCOMES.get(answer.code)
@@ -240,7 +268,7 @@ async def pull(
     )
     if empty is not None:
         return empty(*limits)
-    return Found(*limits, messages=tuple(decode_records(whole_body(answer))))
+    return FoundRecords(*limits, records=whole_body(answer))
 
 
 async def view_message(

@@ -8,7 +8,7 @@ from datetime import datetime
 from msgspec import structs
 
 from turbopump.client import calls
-from turbopump.client.calls import Found, NothingMatched, PullOutcome
+from turbopump.client.calls import Found, NothingMatched, PullOutcome, RecordsOutcome
 from turbopump.client.names import with_namespace, without_namespace
 from turbopump.client.pull_config import PullTimes
 from turbopump.client.routes import MASTER_ID
@@ -52,6 +52,31 @@ class QueueReader:
 
         ``timeout_ms`` is for the answer, or, of a held pull, for the broker to wait.
         """
+        outcome = calls.decoded(
+            await self.pull_records(
+                queue,
+                offset,
+                wanted,
+                count_max,
+                is_held=is_held,
+                is_lite=is_lite,
+                timeout_ms=timeout_ms,
+            )
+        )
+        return self._wanted(outcome, wanted) if isinstance(outcome, Found) else outcome
+
+    async def pull_records(
+        self,
+        queue: MessageQueue,
+        offset: QueueOffset,
+        wanted: Subscription,
+        count_max: int,
+        *,
+        is_held: bool,
+        is_lite: bool = False,
+        timeout_ms: int | None = None,
+    ) -> RecordsOutcome:
+        """Do the same, and leave the messages as the broker has stored them, other tags and all."""
         inside = self.inside(queue)
         if not self._session.has_broker(inside.broker):
             await self._session.refresh_route(inside.topic)
@@ -62,9 +87,13 @@ class QueueReader:
         sys_flag = _sys_flag(is_held=is_held, is_lite=is_lite)
         header = self._header(inside, offset, wanted, count_max, times.hold_ms, sys_flag)
         limit_ms = times.held_timeout_ms if is_held else times.timeout_ms
-        outcome = await calls.pull(self._session, address, header, limit_ms)
+        outcome = await calls.pull_records(self._session, address, header, limit_ms)
         self._broker_ids[queue] = outcome.broker_id
-        return self._wanted(outcome, wanted) if isinstance(outcome, Found) else outcome
+        return outcome
+
+    def back_to_master(self, queue: MessageQueue) -> bool:
+        """Ask the master next time; return whether another one was to be asked."""
+        return self._broker_ids.pop(queue, MASTER_ID) != MASTER_ID
 
     def _header(
         self,
