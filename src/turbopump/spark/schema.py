@@ -1,0 +1,74 @@
+"""The columns of a message, as Spark and as Arrow know them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from turbopump.errors import InvalidArgument
+
+_STRING = (StringType(), pa.string())
+_INT = (IntegerType(), pa.int32())
+_LONG = (LongType(), pa.int64())
+_TIMESTAMP = (TimestampType(), pa.timestamp("us", tz="UTC"))
+
+# The pairs must agree: Spark takes a batch only if its schema equals the one it derives itself.
+_TYPES: dict[str, tuple[DataType, pa.DataType]] = {
+    "topic": _STRING,
+    "broker": _STRING,
+    "queueId": _INT,
+    "queueOffset": _LONG,
+    "msgId": _STRING,
+    "offsetMsgId": _STRING,
+    "tags": _STRING,
+    "keys": _STRING,
+    "properties": (MapType(StringType(), StringType()), pa.map_(pa.string(), pa.string())),
+    "body": (BinaryType(), pa.binary()),
+    "bornTimestamp": _TIMESTAMP,
+    "storeTimestamp": _TIMESTAMP,
+    "bornHost": _STRING,
+    "storeHost": _STRING,
+    "reconsumeTimes": _INT,
+    "sysFlag": _INT,
+    "size": _INT,
+}
+
+COLUMNS: tuple[str, ...] = tuple(_TYPES)
+
+
+def spark_schema(columns: Sequence[str] = COLUMNS) -> StructType:
+    """Return the schema that a source declares."""
+    return StructType([StructField(name, _TYPES[name][0]) for name in columns])
+
+
+def arrow_schema(columns: Sequence[str] = COLUMNS) -> pa.Schema:
+    """Return the schema of the batches that a source yields; equal to what Spark expects."""
+    return pa.schema([pa.field(name, _TYPES[name][1]) for name in columns])
+
+
+def chosen_columns(text: str | None) -> tuple[str, ...]:
+    """Read the option ``columns``: names joined by commas, None for all; in the order given."""
+    if text is None:
+        return COLUMNS
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    known = {name.lower(): name for name in COLUMNS}
+    unknown = [name for name in names if name.lower() not in known]
+    if unknown or not names:
+        wrong = f"there is no {', '.join(map(repr, unknown))}" if unknown else "it names none"
+        raise InvalidArgument(f"option columns={text!r}: {wrong}; columns are {', '.join(COLUMNS)}")
+    chosen = tuple(known[name.lower()] for name in names)
+    if len(set(chosen)) < len(chosen):
+        raise InvalidArgument(f"option columns={text!r} names a column twice")
+    return chosen
