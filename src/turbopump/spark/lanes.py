@@ -1,0 +1,114 @@
+"""Which rows go together in one send, and which after one another. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from turbopump.client.names import RETRY_PREFIX
+from turbopump.client.outgoing import split_batch
+from turbopump.client.selectors import by_hash
+from turbopump.errors import InvalidArgument
+from turbopump.message import Message, MessageQueue
+from turbopump.spark.rows import Rows
+
+Lane = MessageQueue | str
+"""A queue, whose messages keep their order, or a topic, whose messages may go to any queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Messages that go together, or one that goes alone."""
+
+    lane: Lane
+    messages: Sequence[Message]
+    rows: Sequence[int]
+
+    @property
+    def topic(self) -> str:
+        return self.messages[0].topic
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """How large a send may become, and what goes alone."""
+
+    messages_max: int
+    bytes_max: int
+    alone_from_bytes: int
+    """Bodies of this size or more go alone, since batches are not compressed."""
+
+
+def sends(
+    rows: Rows, queues: Mapping[str, Sequence[MessageQueue]], cuts: Cuts, partition: int
+) -> Iterator[Send]:
+    """Cut rows into sends; those of one lane come in the order of their rows."""
+    for lane, places in _lanes(rows, queues, partition).items():
+        messages = [rows.messages[place] for place in places]
+        done = 0
+        for together in _together(messages, cuts):
+            numbers = [rows.first_row + place for place in places[done : done + len(together)]]
+            done += len(together)
+            yield Send(lane, together, numbers)
+
+
+def _lanes(
+    rows: Rows, queues: Mapping[str, Sequence[MessageQueue]], partition: int
+) -> dict[Lane, list[int]]:
+    """Return the places of rows by lane."""
+    found: dict[Lane, list[int]] = {}
+    for place, message in enumerate(rows.messages):
+        lane: Lane = message.topic
+        if rows.sharding_keys is not None:
+            key = rows.sharding_keys[place]
+            if key is not None:
+                lane = by_hash(key)(queues[message.topic])
+        elif rows.queue_ids is not None:
+            queue_id = rows.queue_ids[place]
+            if queue_id is not None:
+                broker = rows.brokers[place] if rows.brokers is not None else None
+                where = f"row {rows.first_row + place} of partition {partition}, column queueId"
+                lane = chosen_queue(queues[message.topic], queue_id, broker, where)
+        found.setdefault(lane, []).append(place)
+    return found
+
+
+def chosen_queue(
+    queues: Sequence[MessageQueue], queue_id: int, broker: str | None, where: str
+) -> MessageQueue:
+    """Return the queue that a row asks for; raises InvalidArgument that lists those there are."""
+    matching = [
+        queue
+        for queue in queues
+        if queue.queue_id == queue_id and (broker is None or queue.broker == broker)
+    ]
+    if len(matching) == 1:
+        return matching[0]
+    wanted = f"{where}: queue {queue_id}" + (f" of broker {broker!r}" if broker else "")
+    if matching:
+        brokers = ", ".join(queue.broker for queue in matching)
+        raise InvalidArgument(
+            f"{wanted} is at several brokers, name one in column broker: {brokers}"
+        )
+    there = ", ".join(f"{queue.broker}:{queue.queue_id}" for queue in queues)
+    raise InvalidArgument(f"{wanted} is none of topic {queues[0].topic!r}, which has {there}")
+
+
+def _together(messages: Sequence[Message], cuts: Cuts) -> Iterator[Sequence[Message]]:
+    """Cut messages of one lane into what goes together, in the same order."""
+    start = 0
+    for place, message in enumerate(messages):
+        if not _goes_alone(message, cuts):
+            continue
+        yield from split_batch(messages[start:place], cuts.bytes_max, cuts.messages_max)
+        yield [message]
+        start = place + 1
+    yield from split_batch(messages[start:], cuts.bytes_max, cuts.messages_max)
+
+
+def _goes_alone(message: Message, cuts: Cuts) -> bool:
+    return (
+        len(message.body) >= cuts.alone_from_bytes
+        or message.delay_level != 0
+        or message.topic.startswith(RETRY_PREFIX)
+    )

@@ -1,0 +1,253 @@
+"""Sending the rows of one task: many at a time, in order where asked, and none forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from turbopump.client.calls import SendStatus
+from turbopump.client.names import check_topic_for_sending, with_namespace
+from turbopump.client.outgoing import MessageRules, check_message, properties_text
+from turbopump.client.producer import RETRIED_CODES, Producer, SendReceipt
+from turbopump.client.queue_choice import QueueChoice
+from turbopump.client.session import Session
+from turbopump.errors import (
+    InvalidArgument,
+    NetworkError,
+    NoRoute,
+    RemoteError,
+    SparkError,
+    TurbopumpError,
+)
+from turbopump.message import Message, MessageQueue
+from turbopump.spark.lanes import Cuts, Send, sends
+from turbopump.spark.rows import Rows
+from turbopump.spark.sink_options import SinkOptions
+
+_log = logging.getLogger(__name__)
+
+_FIRST_PAUSE_MS = 100
+_LONGEST_PAUSE_MS = 2000
+
+Passing = NetworkError | NoRoute | RemoteError
+"""What another try may get past, elsewhere or later."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a task has sent so far."""
+
+    rows: int = 0
+    sends: int = 0
+    body_bytes: int = 0
+    repeated: int = 0
+    """Tries after the first; messages may be stored twice because of them."""
+
+
+class Sending:
+    """The sends of one task; lives on the event loop of its session.
+
+    Sends to one queue that rows asked for follow one another, so that their order is kept by every
+    broker and in spite of repeated tries. All others run at the same time.
+    """
+
+    def __init__(self, session: Session, options: SinkOptions, partition: int) -> None:
+        self.tally = Tally()
+        self._session = session
+        self._options = options
+        self._partition = partition
+        self._producer = Producer(options.group, session=session, config=options.producer())
+        rules = options.rules()
+        self._rules = rules
+        self._cuts = Cuts(options.batch_size, options.batch_bytes, rules.compress_from_bytes)
+        self._choice = QueueChoice(session.random)
+        self._places = asyncio.Semaphore(options.max_in_flight)
+        self._running: set[asyncio.Task[None]] = set()
+        self._last_of_queue: dict[MessageQueue, asyncio.Task[None]] = {}
+        self._failure: BaseException | None = None
+
+    async def take(self, rows: Rows) -> None:
+        """Take rows over, waiting for free places; raises when any send has failed."""
+        if not rows.messages:
+            return
+        await self._producer.start()
+        queues = {}
+        for topic in dict.fromkeys(message.topic for message in rows.messages):
+            queues[topic] = await self._queues(topic, rows)
+        for send in sends(rows, queues, self._cuts, self._partition):
+            await self._places.acquire()
+            self._raise_failure()
+            self._start(send)
+
+    async def finish(self) -> Tally:
+        """Wait until all is stored; raises when any send has failed."""
+        await asyncio.gather(*self._running, return_exceptions=True)
+        self._raise_failure()
+        return self.tally
+
+    async def close(self) -> None:
+        """Give up what is still on its way, and leave."""
+        self._give_up()
+        await asyncio.gather(*self._running, return_exceptions=True)
+        await self._producer.close()
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _start(self, send: Send) -> None:
+        if isinstance(send.lane, MessageQueue):
+            before = self._last_of_queue.get(send.lane)
+            task = asyncio.create_task(self._in_turn(send, before))
+            self._last_of_queue[send.lane] = task
+        else:
+            task = asyncio.create_task(self._deliver(send))
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        self._places.release()
+        if not task.cancelled() and self._failure is None:
+            self._failure = task.exception()
+            if self._failure is not None:
+                # The task fails anyway: what is sent from now on could only be a duplicate.
+                self._give_up()
+
+    def _give_up(self) -> None:
+        for task in self._running:
+            task.cancel()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    async def _in_turn(self, send: Send, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await before
+        await self._deliver(send)
+
+    async def _deliver(self, send: Send) -> None:
+        """Send until it is stored; raises SparkError with the words of the last failure."""
+        queue: MessageQueue | None = None
+        refused: set[str] = set()
+        for tries_left in reversed(range(1 + self._options.retries)):
+            try:
+                queue = await self._next_queue(send, queue)
+                receipt = await self._send(send, queue)
+            except InvalidArgument as error:
+                raise self._blamed(send, error) from error
+            except (NetworkError, NoRoute, RemoteError) as error:
+                if queue is not None:
+                    refused.add(queue.broker)
+                if not tries_left or not self._is_worth_a_try(send, error, refused):
+                    raise self._failed(send, queue, str(error)) from error
+                why = str(error)
+            else:
+                if receipt.status is SendStatus.OK or not self._options.retry_unless_ok:
+                    break
+                why = f"stored, but {receipt.status.name}"
+                if not tries_left:
+                    raise self._failed(send, queue, why)
+            await self._pause(send, why, self._options.retries - tries_left)
+        self.tally.rows += len(send.messages)
+        self.tally.sends += 1
+        self.tally.body_bytes += sum(len(message.body) for message in send.messages)
+
+    async def _send(self, send: Send, queue: MessageQueue) -> SendReceipt:
+        if len(send.messages) == 1:
+            return await self._producer.send(send.messages[0], to=queue)
+        return await self._producer.send_batch(send.messages, to=queue)
+
+    async def _next_queue(self, send: Send, failed: MessageQueue | None) -> MessageQueue:
+        if isinstance(send.lane, MessageQueue):
+            return send.lane
+        queues = await self._producer.queues(send.topic)
+        now_ms = self._session.clock.monotonic_ms()
+        return self._choice.next(queues, None if failed is None else failed.broker, now_ms)
+
+    def _is_worth_a_try(self, send: Send, error: Passing, refused: set[str]) -> bool:
+        if error.retriable:
+            return True
+        if isinstance(send.lane, MessageQueue) or not isinstance(error, RemoteError):
+            return False
+        route = self._session.cached_route(self._known_as(send.topic))
+        others = route is not None and {queue.broker for queue in route.writable} - refused
+        return bool(others) and error.code in RETRIED_CODES
+
+    async def _pause(self, send: Send, why: str, tries: int) -> None:
+        """Give the broker time to recover, and the name servers a chance to tell of others."""
+        self.tally.repeated += 1
+        pause_ms = min(_FIRST_PAUSE_MS << tries, _LONGEST_PAUSE_MS)
+        _log.info("%s: %s; trying again in %d ms", self._named(send), why, pause_ms)
+        await asyncio.sleep(pause_ms / 1000)
+        try:
+            await self._session.refresh_route(self._known_as(send.topic))
+        except TurbopumpError as error:
+            _log.info("no news of topic %s: %s", send.topic, error)
+
+    async def _queues(self, topic: str, rows: Rows) -> tuple[MessageQueue, ...]:
+        """Return the queues of a topic, patient with name servers as `_deliver` is with brokers."""
+        row = next(n for n, message in enumerate(rows.messages) if message.topic == topic)
+        send = Send(topic, [rows.messages[row]], [rows.first_row + row])
+        try:
+            check_topic_for_sending(self._known_as(topic))
+        except InvalidArgument as error:
+            raise self._blamed(send, error) from error
+        for tries in range(self._options.retries):
+            try:
+                return await self._producer.queues(topic)
+            except (NetworkError, NoRoute) as error:
+                await self._pause(send, str(error), tries)
+        try:
+            return await self._producer.queues(topic)
+        except (NetworkError, NoRoute) as error:
+            raise self._failed(send, None, str(error)) from error
+
+    # --- words ------------------------------------------------------------------------------------
+
+    def _failed(self, send: Send, queue: MessageQueue | None, why: str) -> SparkError:
+        return SparkError(
+            f"{self._named(send)} could not be sent to {queue or send.topic}: {why} "
+            f"(group {self._options.group}, retries {self._options.retries})"
+        )
+
+    def _named(self, send: Send) -> str:
+        first, last = send.rows[0], send.rows[-1]
+        rows = f"row {first}" if first == last else f"{len(send.rows)} rows, {first} to {last},"
+        return f"{rows} of partition {self._partition}"
+
+    def _blamed(self, send: Send, error: InvalidArgument) -> InvalidArgument:
+        """Return the error with the row and column that are to blame."""
+        for row, message in zip(send.rows, send.messages, strict=True):
+            column = wrong_column(message, self._rules, self._options.namespace)
+            if column is not None:
+                return InvalidArgument(
+                    f"row {row} of partition {self._partition}, column {column[0]}: {column[1]}"
+                )
+        return InvalidArgument(f"{self._named(send)}: {error}")
+
+    def _known_as(self, topic: str) -> str:
+        return with_namespace(self._options.namespace, topic)
+
+
+def wrong_column(
+    message: Message, rules: MessageRules, namespace: str = ""
+) -> tuple[str, str] | None:
+    """Return which column of a message no broker would take, and why."""
+    topic, body = message.topic, b"-"
+    parts = {
+        "topic": Message(topic, body),
+        "body": Message(topic, message.body),
+        "tags": Message(topic, body, tags=message.tags),
+        "keys": Message(topic, body, keys=message.keys),
+        "properties": Message(topic, body, properties=message.properties),
+        "delayLevel": Message(topic, body, delay_level=message.delay_level),
+    }
+    for column, part in parts.items():
+        try:
+            check_topic_for_sending(with_namespace(namespace, part.topic))
+            check_message(part, rules)
+            properties_text(part, "")
+        except InvalidArgument as error:
+            return column, str(error)
+    return None

@@ -1,0 +1,99 @@
+"""Which columns rows to send may have; checked on the driver, before anything runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyspark.sql.types import StructType
+
+from turbopump.errors import InvalidArgument
+from turbopump.spark.sink_options import SinkOptions
+
+_WHOLE_NUMBERS = ("int", "bigint", "smallint", "tinyint")
+_ABSENT = "void"
+"""The type of a column that is null in every row."""
+
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "topic": ("string",),
+    "body": ("binary", "string"),
+    "tags": ("string",),
+    "keys": ("string", "array<string>"),
+    "properties": ("map<string,string>",),
+    "delayLevel": _WHOLE_NUMBERS,
+    "queueId": _WHOLE_NUMBERS,
+    "broker": ("string",),
+    "shardingKey": ("string", *_WHOLE_NUMBERS),
+}
+"""The columns that a sink knows, with the types that they may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkColumns:
+    """The columns that rows to send have; those without any value in any row are left out."""
+
+    names: frozenset[str]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+
+def sink_columns(schema: StructType, options: SinkOptions) -> SinkColumns:
+    """Return the columns to convert; raises InvalidArgument that lists all that is wrong."""
+    types = {field.name: _type_name(field.dataType.simpleString()) for field in schema.fields}
+    present = frozenset(name for name, found in types.items() if found != _ABSENT)
+    problems = [
+        *_missing(present, options),
+        *_unknown(types),
+        *_mistyped(types),
+        *_contradicting(present),
+    ]
+    if len(types) < len(schema.fields):
+        problems.append("a column appears twice")
+    if problems:
+        raise InvalidArgument(
+            f"columns of rows for a rocketmq sink: {'; '.join(problems)}. Allowed are {_allowed()}"
+        )
+    # The option outranks the column, as users of other connectors expect.
+    return SinkColumns(present - {"topic"} if options.topic is not None else present)
+
+
+def _missing(present: frozenset[str], options: SinkOptions) -> list[str]:
+    missing = []
+    if "body" not in present:
+        missing.append("body is missing")
+    if "topic" not in present and options.topic is None:
+        missing.append("topic is missing, as column or as option")
+    return missing
+
+
+def _unknown(types: dict[str, str]) -> list[str]:
+    unknown = [name for name in types if name not in COLUMNS]
+    if not unknown:
+        return []
+    return [f"{', '.join(unknown)} {'is' if len(unknown) == 1 else 'are'} unknown (select without)"]
+
+
+def _mistyped(types: dict[str, str]) -> list[str]:
+    return [
+        f"{name} is {found}, not {' or '.join(COLUMNS[name])}"
+        for name, found in types.items()
+        if name in COLUMNS and found not in (*COLUMNS[name], _ABSENT)
+    ]
+
+
+def _contradicting(present: frozenset[str]) -> list[str]:
+    problems = []
+    if {"queueId", "shardingKey"} <= present:
+        problems.append("queueId and shardingKey both choose the queue, one of them is allowed")
+    if "broker" in present and "queueId" not in present:
+        problems.append("broker needs queueId beside it")
+    return problems
+
+
+def _type_name(text: str) -> str:
+    # A collation is a matter of comparing; the text is the same.
+    return text.partition(" collate ")[0]
+
+
+def _allowed() -> str:
+    return ", ".join(f"{name} ({' or '.join(types)})" for name, types in COLUMNS.items())

@@ -1,0 +1,140 @@
+"""What can be set about writing to topics, and the checks that are made before anything runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from turbopump.client.config import NAMESERVER_VARIABLE, ClientConfig
+from turbopump.client.names import check_group, check_topic_for_sending, with_namespace
+from turbopump.client.outgoing import MessageRules
+from turbopump.client.producer import ProducerConfig
+from turbopump.errors import InvalidArgument
+from turbopump.net.limits import require_at_least
+from turbopump.settings import configured, keys_of
+from turbopump.wire.sysflag import Compression
+
+_OF_SPARK = frozenset({"checkpointlocation", "path", "queryname", "outputmode", "trigger"})
+"""Options that Spark itself reads and hands on to every sink."""
+
+_NEVER_COMPRESSED_BYTES = 2**31 - 1
+_COMPRESSIONS = {one.name.lower(): one for one in Compression}
+_CHOICES = {
+    "stamp": ("true", "property", "false"),
+    "reserved_properties": ("fail", "drop"),
+    "compression": (*_COMPRESSIONS, "none"),
+}
+_LEAST = {
+    "batch_size": 1,
+    "batch_bytes": 1,
+    "max_in_flight": 1,
+    "send_timeout_ms": 1,
+    "retries": 0,
+    "compress_from_bytes": 1,
+    "body_bytes_max": 1,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """How rows are sent; travels to the executors with the writer."""
+
+    nameserver: str = ""
+    """``host:port;host:port``; empty takes the driver's ``NAMESRV_ADDR``."""
+
+    namespace: str = ""
+    topic: str | None = None
+    """Where all rows go, whatever their column ``topic`` says."""
+
+    group: str = "spark-sink"
+    batch_size: int = 500
+    """Messages that go together at most; those of one topic do, unless delayed or compressed."""
+
+    batch_bytes: int = 256 * 1024
+    max_in_flight: int = 32
+    """Sends of a task that have no answer yet, each of a message or a batch; more wait."""
+
+    send_timeout_ms: int = 3000
+    """For each try."""
+
+    retries: int = 5
+    """Further tries of a send after an error that may pass, with growing pauses between them."""
+
+    retry_unless_ok: bool = False
+    """Whether to try again too when it was stored, but not flushed or copied in time."""
+
+    compression: str = "zlib"
+    compress_from_bytes: int = 4096
+    """Bodies of this size or more are compressed, and not put into batches."""
+
+    body_bytes_max: int = 4 * 1024 * 1024
+    stamp: str = "true"
+    """Whether messages say which row they come from: as property and key, property, or not."""
+
+    write_id: str | None = None
+    """What a batch write calls itself in stamps, for those who repeat it by themselves."""
+
+    reserved_properties: str = "fail"
+    """Whether properties with a name of the protocol fail the write or are left out."""
+
+    def __post_init__(self) -> None:
+        keys = dict(zip((field.name for field in fields(self)), OPTIONS, strict=True))
+        for name, allowed in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                raise InvalidArgument(f"{keys[name]} is {value!r}: {', '.join(allowed)} is allowed")
+        for name, least in _LEAST.items():
+            require_at_least(keys[name], getattr(self, name), least)
+        self.client()
+        check_group(self.group)
+        if self.topic is not None:
+            check_topic_for_sending(with_namespace(self.namespace, self.topic))
+        if self.write_id is not None:
+            _check_write_id(self.write_id)
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> SinkOptions:
+        """Read options as Spark hands them over, in any case; raises InvalidArgument."""
+        by_lower = {key.lower(): key for key in OPTIONS}
+        given = {
+            by_lower.get(key.lower(), key): value
+            for key, value in options.items()
+            if key.lower() not in _OF_SPARK
+        }
+        # The executors may live in another environment than the driver.
+        given.setdefault("nameserver", os.environ.get(NAMESERVER_VARIABLE, ""))
+        try:
+            return configured(cls, given)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"options of a rocketmq sink: {error}") from error
+
+    def client(self) -> ClientConfig:
+        """Return where the cluster is."""
+        return ClientConfig(self.nameserver, self.namespace)
+
+    def rules(self) -> MessageRules:
+        """Return what messages may be like."""
+        method = _COMPRESSIONS.get(self.compression)
+        return MessageRules(
+            body_bytes_max=self.body_bytes_max,
+            compress_from_bytes=_NEVER_COMPRESSED_BYTES
+            if method is None
+            else self.compress_from_bytes,
+            compression=method or Compression.ZLIB,
+        )
+
+    def producer(self) -> ProducerConfig:
+        """Return how to send; what fails is tried again here, not by the producer."""
+        return ProducerConfig(
+            send_timeout_ms=self.send_timeout_ms, retries_max=0, messages=self.rules()
+        )
+
+
+OPTIONS: tuple[str, ...] = tuple(keys_of(SinkOptions))
+"""The names of all options, as they are documented."""
+
+
+def _check_write_id(text: str) -> None:
+    if not text or any(mark.isspace() or not mark.isprintable() for mark in text):
+        raise InvalidArgument(f"writeId is {text!r}: a text without blanks is allowed")

@@ -1,0 +1,125 @@
+"""The writers that Spark runs: a task sends its rows, and succeeds when all of them are stored."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+from turbopump.errors import InvalidArgument, SparkError
+from turbopump.spark.link import link_to
+from turbopump.spark.rows import Origin, RowReader, Rows
+from turbopump.spark.sending import Sending
+from turbopump.spark.sink_columns import SinkColumns, sink_columns
+from turbopump.spark.sink_options import SinkOptions
+
+_QUERY_ID = "sql.streaming.queryId"
+_BATCH_ID = "streaming.sql.batchId"
+_OF_NO_BATCH = "0"
+
+
+@dataclass(frozen=True, slots=True)
+class Written(WriterCommitMessage):
+    """What a task has sent when all of it is stored."""
+
+    rows: int
+    sends: int
+    body_bytes: int
+    repeated: int
+
+
+def batch_writer(options: Mapping[str, str], schema: StructType) -> BatchWriter:
+    """Check what can be checked on the driver, and return the writer of a batch query."""
+    parsed = SinkOptions.parse(options)
+    # Made once, on the driver: every try of every task of this write has it.
+    write_id = parsed.write_id or str(uuid.uuid4())
+    return BatchWriter(parsed, sink_columns(schema, parsed), write_id)
+
+
+def stream_writer(options: Mapping[str, str], schema: StructType) -> StreamWriter:
+    """Check what can be checked on the driver, and return the writer of a streaming query."""
+    parsed = SinkOptions.parse(options)
+    if parsed.write_id is not None:
+        raise InvalidArgument(
+            f"writeId is {parsed.write_id!r}: a streaming query has an id of its own, which its "
+            "checkpoint keeps; leave the option out"
+        )
+    return StreamWriter(parsed, sink_columns(schema, parsed))
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """Writes a DataFrame to topics."""
+
+    def __init__(self, options: SinkOptions, columns: SinkColumns, write_id: str) -> None:
+        self.options = options
+        self.columns = columns
+        self.write_id = write_id
+
+    # PySpark's Arrow writers take other arguments than the writers they derive from, too.
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:  # type: ignore[override]
+        """Send the rows of one task; called on an executor."""
+        origin = Origin(self.write_id, _OF_NO_BATCH, _context().partitionId())
+        return write_rows(iterator, self.columns, self.options, origin)
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Writes the micro-batches of a streaming query to topics."""
+
+    def __init__(self, options: SinkOptions, columns: SinkColumns) -> None:
+        self.options = options
+        self.columns = columns
+
+    # PySpark's Arrow writers take other arguments than the writers they derive from, too.
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:  # type: ignore[override]
+        """Send the rows of one task of a micro-batch; called on an executor."""
+        context = _context()
+        query = context.getLocalProperty(_QUERY_ID)
+        batch = context.getLocalProperty(_BATCH_ID)
+        if query is None or batch is None:
+            raise SparkError(
+                f"Spark does not tell the task its {_QUERY_ID} and {_BATCH_ID}, which messages are "
+                "stamped with: PySpark 4.2 or newer is needed"
+            )
+        origin = Origin(query, batch, context.partitionId())
+        return write_rows(iterator, self.columns, self.options, origin)
+
+
+def write_rows(
+    batches: Iterator[pa.RecordBatch], columns: SinkColumns, options: SinkOptions, origin: Origin
+) -> Written:
+    """Send the rows of one task, and return when all are stored; raises the first failure.
+
+    Rows are converted here while those before them are on their way.
+    """
+    link = link_to(options.client())
+    reader = RowReader(columns, options, origin)
+    sending = Sending(link.session, options, origin.partition)
+
+    def send(rows: Rows) -> None:
+        link.run(lambda _: sending.take(rows))
+
+    first_row = 0
+    try:
+        for batch in batches:
+            send(reader.rows(batch, first_row))
+            first_row += batch.num_rows
+        tally = link.run(lambda _: sending.finish())
+    finally:
+        link.run(lambda _: sending.close())
+    return Written(tally.rows, tally.sends, tally.body_bytes, tally.repeated)
+
+
+def _context() -> TaskContext:
+    context = TaskContext.get()
+    if context is None:
+        raise SparkError("a rocketmq writer was called outside of a Spark task")
+    return context
