@@ -1,0 +1,133 @@
+"""Offsets of many queues as Spark keeps them in a checkpoint, and how far a batch may go. Pure.
+
+In a checkpoint they are ``{"topic": {"broker": {"0": 123}}}``: the next offset to read of each
+queue. Spark compares them as text, so the same offsets must always be written in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from turbopump.errors import InvalidArgument
+from turbopump.message import MessageQueue
+
+Offsets = Mapping[MessageQueue, int]
+"""The next offset to read, by queue."""
+
+Nested = dict[str, dict[str, dict[str, int]]]
+
+
+def nested(offsets: Offsets) -> Nested:
+    """Return offsets as they are written; equal offsets always make equal text."""
+    written: Nested = {}
+    for queue in sorted(offsets):
+        brokers = written.setdefault(queue.topic, {})
+        brokers.setdefault(queue.broker, {})[str(queue.queue_id)] = offsets[queue]
+    return written
+
+
+def flat(written: object) -> dict[MessageQueue, int]:
+    """Read what `nested` wrote; raises InvalidArgument for anything else."""
+    try:
+        return {
+            MessageQueue(topic, broker, int(number)): int(offset)
+            for topic, brokers in dict(written).items()  # type: ignore[call-overload]
+            for broker, numbers in brokers.items()
+            for number, offset in numbers.items()
+        }
+    except (TypeError, ValueError, AttributeError):
+        raise InvalidArgument(
+            f"offsets of a checkpoint are {written!r}: "
+            '{"topic": {"broker": {"queue": offset}}} is expected, so it is of another source'
+        ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The ends of a queue: its oldest message, and where its next one will be."""
+
+    low: int
+    high: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Messages from ``start`` to ``end`` of a queue that were to be read and are gone.
+
+    ``end`` below ``start`` says that the queue ends before what has been read of it already.
+    """
+
+    queue: MessageQueue
+    start: int
+    end: int
+
+    def __str__(self) -> str:
+        if self.end < self.start:
+            return (
+                f"{self.queue} ends at {self.end} although it has been read to {self.start}: "
+                "it was made anew, or its broker lost messages"
+            )
+        return (
+            f"{self.queue} begins at {self.end}, so {self.end - self.start} messages from "
+            f"{self.start} on are gone: they expired before they were read"
+        )
+
+
+def losses(start: Offsets, limits: Mapping[MessageQueue, Limits]) -> list[Loss]:
+    """Return what is gone of queues that were read to ``start``."""
+    found = []
+    for queue in sorted(start.keys() & limits.keys()):
+        at, ends = start[queue], limits[queue]
+        if at > ends.high:
+            found.append(Loss(queue, at, ends.high))
+        elif at < ends.low:
+            found.append(Loss(queue, at, ends.low))
+    return found
+
+
+def moved_past(start: Offsets, limits: Mapping[MessageQueue, Limits]) -> dict[MessageQueue, int]:
+    """Return where to go on when what is gone does not matter.
+
+    A queue that was made anew is read from its beginning: that may repeat messages if it was not
+    made anew but lost its newest ones, and never skips any.
+    """
+    gone = {loss.queue for loss in losses(start, limits)}
+    return {queue: limits[queue].low if queue in gone else at for queue, at in start.items()}
+
+
+def backlog(start: Offsets, target: Offsets) -> dict[MessageQueue, int]:
+    """Return how many messages of each queue are to be read, those queues left out that have none.
+
+    A queue that has not been read from has none: where it begins is decided first.
+    """
+    return {
+        queue: target[queue] - at
+        for queue, at in sorted(start.items())
+        if target.get(queue, at) > at
+    }
+
+
+def shares(backlogs: Mapping[MessageQueue, int], rows_max: int) -> dict[MessageQueue, int]:
+    """Divide rows among queues in proportion to their backlogs, at least one for each.
+
+    So a quiet queue is never left behind by a busy one, and the sum is exactly ``rows_max`` unless
+    there are fewer rows, or more queues.
+    """
+    total = sum(backlogs.values())
+    if total <= rows_max:
+        return dict(backlogs)
+    given = {queue: max(1, rows_max * rows // total) for queue, rows in backlogs.items()}
+    spare = rows_max - sum(given.values())
+    # What rounding left over goes to the largest; what "at least one" overdrew comes from there.
+    for queue in sorted(backlogs, key=lambda queue: (-backlogs[queue], queue)):
+        most, least = backlogs[queue] - given[queue], 1 - given[queue]
+        change = min(max(spare, least), most)
+        given[queue] += change
+        spare -= change
+    return given
+
+
+def forward(start: Offsets, steps: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
+    """Return the offsets after so many messages of each queue."""
+    return {queue: at + steps.get(queue, 0) for queue, at in start.items()}

@@ -1,0 +1,107 @@
+"""Which task reads what: ranges of offsets, split and packed into partitions. Pure.
+
+The plan follows from its arguments alone, so that a batch that is repeated after a failure is read
+by the same tasks in the same pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+
+from turbopump.message import MessageQueue
+from turbopump.spark.offsets import Offsets
+
+PACKED_ROWS_MAX = 2000
+"""Ranges are put together into one task up to so many rows: a task costs more than they do."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class QueueRange:
+    """Messages of one queue from ``start`` to before ``end``."""
+
+    topic: str
+    broker: str
+    queue_id: int
+    start: int
+    end: int
+
+    @property
+    def rows(self) -> int:
+        return self.end - self.start
+
+    @property
+    def queue(self) -> MessageQueue:
+        return MessageQueue(self.topic, self.broker, self.queue_id)
+
+    def __str__(self) -> str:
+        return f"{self.queue}[{self.start}, {self.end})"
+
+
+Partition = tuple[QueueRange, ...]
+"""What one task reads, in this order."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanLimits:
+    """How a user wants ranges to be divided."""
+
+    partitions_min: int | None = None
+    """Large ranges are split until there are about so many tasks."""
+
+    rows_per_partition_max: int | None = None
+
+
+_AS_IT_IS = PlanLimits()
+
+
+def ranges_between(start: Offsets, end: Offsets) -> list[QueueRange]:
+    """Return what lies between two offsets; queues that ``start`` does not know have nothing."""
+    return [
+        QueueRange(queue.topic, queue.broker, queue.queue_id, at, end[queue])
+        for queue, at in sorted(start.items())
+        if end.get(queue, at) > at
+    ]
+
+
+def plan(ranges: Iterable[QueueRange], limits: PlanLimits = _AS_IT_IS) -> list[Partition]:
+    """Divide ranges into partitions: large ranges split, small ones of a batch put together."""
+    whole = sorted(ranges)
+    pieces = [piece for each in whole for piece in _split(each, _pieces(each, whole, limits))]
+    partitions_min = limits.partitions_min or 0
+    if len(pieces) <= partitions_min:
+        return [(piece,) for piece in pieces]
+    rows_max = min(PACKED_ROWS_MAX, limits.rows_per_partition_max or PACKED_ROWS_MAX)
+    packed = _packed(pieces, rows_max)
+    return packed if len(packed) >= partitions_min else [(piece,) for piece in pieces]
+
+
+def _pieces(of: QueueRange, whole: list[QueueRange], limits: PlanLimits) -> int:
+    """Return into how many pieces a range is split."""
+    pieces = 1
+    if limits.rows_per_partition_max:
+        pieces = -(-of.rows // limits.rows_per_partition_max)
+    if limits.partitions_min and len(whole) < limits.partitions_min:
+        total = sum(each.rows for each in whole)
+        pieces = max(pieces, round(limits.partitions_min * of.rows / total))
+    return max(1, min(pieces, of.rows))
+
+
+def _split(of: QueueRange, pieces: int) -> list[QueueRange]:
+    cuts = [of.start + of.rows * number // pieces for number in range(pieces + 1)]
+    return [
+        QueueRange(of.topic, of.broker, of.queue_id, start, end) for start, end in pairwise(cuts)
+    ]
+
+
+def _packed(pieces: list[QueueRange], rows_max: int) -> list[Partition]:
+    packed: list[list[QueueRange]] = []
+    room = 0
+    for piece in pieces:
+        if not packed or piece.rows > room:
+            packed.append([])
+            room = rows_max
+        packed[-1].append(piece)
+        room -= piece.rows
+    return [tuple(each) for each in packed]
