@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from turbopump.errors import InvalidArgument, RecordError
+from turbopump.spark.arrow_arrays import Column, cells, in_order, mask_of, optional, texts
 from turbopump.spark.property_columns import PropertyColumns
 from turbopump.spark.record_run import Parts, RecordRun, damage_at, find_records
 from turbopump.spark.schema import arrow_schema
@@ -58,20 +58,21 @@ class RecordColumns:
         run, good_end = find_records(records)
         if good_end < len(records):
             raise damage_at(records, good_end)
+        run = _between(run, start, end)
         if self.check_bodies:
             damaged = run.first_damaged_body()
             if damaged is not None:
                 raise placed(damage_at(records, int(run.starts[damaged])), run, damaged)
-        return self.batch_of(_between(run, start, end), broker=broker)
+        return self.batch_of(run, broker=broker)
 
     def batch_of(self, run: RecordRun, *, broker: str) -> pa.RecordBatch:
         """Decode records that have been found already; bodies are not checked, tags are."""
-        cells = _Cells(run, broker)
+        made = _Cells(run, broker)
         if self.tags is not None:
-            wanted = _is_one_of(cells.property(properties.TAGS), self.tags)
+            wanted = _is_one_of(made.property(properties.TAGS), self.tags)
             if not wanted.all():
-                cells = _Cells(run.where(wanted), broker)
-        arrays = [_COLUMNS[name](cells) for name in self.columns]
+                made = _Cells(run.where(wanted), broker)
+        arrays = [_COLUMNS[name](made) for name in self.columns]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
@@ -96,10 +97,9 @@ def _between(run: RecordRun, start: int | None, end: int | None) -> RecordRun:
     return run if wanted.all() else run.where(wanted)
 
 
-def _is_one_of(column: pa.StringArray, values: frozenset[str]) -> npt.NDArray[np.bool_]:
+def _is_one_of(column: Column, values: frozenset[str]) -> npt.NDArray[np.bool_]:
     found = pc.is_in(column, value_set=pa.array(sorted(values), pa.string()))
-    mask: npt.NDArray[np.bool_] = found.to_numpy(zero_copy_only=False)
-    return mask
+    return mask_of(found)
 
 
 class _Cells:
@@ -109,7 +109,7 @@ class _Cells:
         self.run = run
         self.broker = broker
         self._properties: PropertyColumns | None = None
-        self._offset_ids: pa.StringArray | None = None
+        self._offset_ids: Column | None = None
 
     @property
     def properties(self) -> PropertyColumns:
@@ -117,25 +117,25 @@ class _Cells:
             self._properties = PropertyColumns(self.run)
         return self._properties
 
-    def property(self, name: str) -> pa.StringArray:
+    def property(self, name: str) -> Column:
         return self.properties.column(name)
 
-    def offset_ids(self) -> pa.StringArray:
+    def offset_ids(self) -> Column:
         if self._offset_ids is None:
             self._offset_ids = _offset_ids(self.run)
         return self._offset_ids
 
-    def message_ids(self) -> pa.StringArray:
+    def message_ids(self) -> Column:
         unique = self.property(properties.UNIQUE_KEY)
         return pc.coalesce(unique, self.offset_ids()) if unique.null_count else unique
 
 
-def _topics(run: RecordRun) -> pa.StringArray:
+def _topics(run: RecordRun) -> Column:
     found = run.binary(run.topic)
     try:
         return found.cast(pa.string())
     except pa.ArrowInvalid:
-        for row, topic in enumerate(found.to_pylist()):
+        for row, topic in enumerate(cells(found)):
             try:
                 topic.decode()
             except UnicodeDecodeError:
@@ -144,7 +144,7 @@ def _topics(run: RecordRun) -> pa.StringArray:
         raise
 
 
-def _offset_ids(run: RecordRun) -> pa.StringArray:
+def _offset_ids(run: RecordRun) -> Column:
     hosts = run.store_hosts()
     widths = hosts.end - hosts.start
     kinds = np.unique(widths)
@@ -157,25 +157,17 @@ def _offset_ids(run: RecordRun) -> pa.StringArray:
         rows.append(at)
     if len(found) == 1:
         return found[0]
-    return _in_order(found, rows) if found else pa.array([], pa.string())
+    return in_order(found, rows) if found else pa.array([], pa.string())
 
 
-def _hex(raw: npt.NDArray[np.uint8]) -> pa.StringArray:
+def _hex(raw: npt.NDArray[np.uint8]) -> Column:
     count, width = raw.shape
     digits = _HEX_PAIRS[raw]
     offsets = np.arange(count + 1, dtype=np.int32) * np.int32(2 * width)
-    return pa.Array.from_buffers(
-        pa.string(), count, [None, pa.py_buffer(offsets), pa.py_buffer(digits)]
-    )
+    return texts(offsets, digits)
 
 
-def _in_order(parts: Sequence[pa.Array], rows: Sequence[npt.NDArray[np.int64]]) -> pa.Array:
-    """Put arrays together whose elements belong to these rows."""
-    order = np.argsort(np.concatenate(list(rows)), kind="stable")
-    return pa.concat_arrays(list(parts)).take(pa.array(order))
-
-
-def _hosts(run: RecordRun, parts: Parts) -> pa.StringArray:
+def _hosts(run: RecordRun, parts: Parts) -> Column:
     # Messages come from few clients: each address is written out once.
     found = run.binary(parts).dictionary_encode()
     names = [_host_name(raw) for raw in found.dictionary.to_pylist()]
@@ -187,14 +179,13 @@ def _host_name(raw: bytes) -> str:
     return str(Host(raw[:-4], int.from_bytes(raw[-4:], "big", signed=True)))
 
 
-def _times(times_ms: npt.NDArray[np.int64]) -> pa.Array:
+def _times(times_ms: npt.NDArray[np.int64]) -> Column:
     shown = (times_ms >= _EARLIEST_MS) & (times_ms <= _LATEST_MS)
-    return pa.array(np.where(shown, times_ms, 0) * 1000, mask=~shown).cast(
-        pa.timestamp("us", tz="UTC")
-    )
+    times_us = np.where(shown, times_ms, 0) * 1000
+    return optional(times_us, ~shown).cast(pa.timestamp("us", tz="UTC"))
 
 
-def _bodies(run: RecordRun) -> pa.BinaryArray:
+def _bodies(run: RecordRun) -> Column:
     compressed = (run.sys_flags() & sysflag.COMPRESSED) != 0
     if not compressed.any():
         return run.binary(run.body)
@@ -205,7 +196,7 @@ def _bodies(run: RecordRun) -> pa.BinaryArray:
         raise InvalidArgument(
             f"the bodies of {len(run)} messages inflate to more than 2 GiB: read fewer at once"
         )
-    return _in_order([plain, pa.array(bodies, pa.binary())], [np.flatnonzero(~compressed), rows])
+    return in_order([plain, pa.array(bodies, pa.binary())], [np.flatnonzero(~compressed), rows])
 
 
 def _inflated(run: RecordRun, row: int) -> bytes:
@@ -218,26 +209,26 @@ def _inflated(run: RecordRun, row: int) -> bytes:
         raise placed(error, run, row) from error
 
 
-def _brokers(cells: _Cells) -> pa.StringArray:
-    return pa.repeat(pa.scalar(cells.broker, pa.string()), len(cells.run))
+def _brokers(made: _Cells) -> Column:
+    return pa.repeat(pa.scalar(made.broker, pa.string()), len(made.run))
 
 
-_COLUMNS: dict[str, Callable[[_Cells], pa.Array[Any]]] = {
-    "topic": lambda cells: _topics(cells.run),
+_COLUMNS: dict[str, Callable[[_Cells], Column]] = {
+    "topic": lambda made: _topics(made.run),
     "broker": _brokers,
-    "queueId": lambda cells: pa.array(cells.run.queue_ids()),
-    "queueOffset": lambda cells: pa.array(cells.run.queue_offsets()),
+    "queueId": lambda made: pa.array(made.run.queue_ids()),
+    "queueOffset": lambda made: pa.array(made.run.queue_offsets()),
     "msgId": _Cells.message_ids,
     "offsetMsgId": _Cells.offset_ids,
-    "tags": lambda cells: cells.property(properties.TAGS),
-    "keys": lambda cells: cells.property(properties.KEYS),
-    "properties": lambda cells: cells.properties.maps(),
-    "body": lambda cells: _bodies(cells.run),
-    "bornTimestamp": lambda cells: _times(cells.run.born_times_ms()),
-    "storeTimestamp": lambda cells: _times(cells.run.store_times_ms()),
-    "bornHost": lambda cells: _hosts(cells.run, cells.run.born_hosts()),
-    "storeHost": lambda cells: _hosts(cells.run, cells.run.store_hosts()),
-    "reconsumeTimes": lambda cells: pa.array(cells.run.reconsume_times()),
-    "sysFlag": lambda cells: pa.array(cells.run.sys_flags()),
-    "size": lambda cells: pa.array(cells.run.sizes.astype(np.int32)),
+    "tags": lambda made: made.property(properties.TAGS),
+    "keys": lambda made: made.property(properties.KEYS),
+    "properties": lambda made: made.properties.maps(),
+    "body": lambda made: _bodies(made.run),
+    "bornTimestamp": lambda made: _times(made.run.born_times_ms()),
+    "storeTimestamp": lambda made: _times(made.run.store_times_ms()),
+    "bornHost": lambda made: _hosts(made.run, made.run.born_hosts()),
+    "storeHost": lambda made: _hosts(made.run, made.run.store_hosts()),
+    "reconsumeTimes": lambda made: pa.array(made.run.reconsume_times()),
+    "sysFlag": lambda made: pa.array(made.run.sys_flags()),
+    "size": lambda made: pa.array(made.run.sizes.astype(np.int32)),
 }

@@ -6,17 +6,14 @@ is passed over as `wire.properties.decode` does; of a name given twice the last 
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from turbopump.spark.arrow_arrays import Column, Numbers, cells, contents, maps, optional, texts
 from turbopump.spark.record_run import Parts, RecordRun
 from turbopump.wire.properties import ENTRY_END, NAME_END
-
-Numbers: TypeAlias = npt.NDArray[np.int64]
 
 _NAME_END = ord(NAME_END)
 _ENTRY_END = ord(ENTRY_END)
@@ -38,10 +35,10 @@ class PropertyColumns:
         self._firsts = np.searchsorted(start, offsets)
         """Where the entries of each message begin, and of the last one end."""
         self._chain = _chain(text, start, name_end, end)
-        self._names: pa.DictionaryArray = self._every(_NAME).dictionary_encode()
+        self._names = self._every(_NAME).dictionary_encode()
         self._codes: npt.NDArray[np.int32] = self._names.indices.to_numpy()
 
-    def column(self, name: str) -> pa.StringArray:
+    def column(self, name: str) -> Column:
         """Return one property of each message, null where it has none."""
         found = np.full(self._count, -1, np.int32)
         code = pc.index(self._names.dictionary, name).as_py()
@@ -49,9 +46,9 @@ class PropertyColumns:
             entries = np.flatnonzero(self._codes == code)
             # Where a name comes twice, the later assignment stays.
             found[self._rows_of(entries)] = entries
-        return self._chain.take(pa.array(found * _LINKS + _VALUE, mask=found < 0))
+        return self._chain.take(optional(found * _LINKS + _VALUE, found < 0))
 
-    def maps(self) -> pa.MapArray:
+    def maps(self) -> Column:
         """Return all properties of each message."""
         kept = self._kept()
         names = self._names.dictionary.take(self._names.indices)
@@ -59,10 +56,10 @@ class PropertyColumns:
         if not kept.all():
             names, values = names.filter(pa.array(kept)), values.filter(pa.array(kept))
             firsts = np.concatenate(([0], np.cumsum(kept)))[firsts]
-        return pa.MapArray.from_arrays(pa.array(firsts, pa.int32()), names, values)
+        return maps(firsts.astype(np.int32), names, values)
 
-    def _every(self, link: int) -> pa.StringArray:
-        return self._chain.take(pa.array(np.arange(link, len(self._chain), _LINKS, np.int32)))
+    def _every(self, link: int) -> Column:
+        return self._chain.take(np.arange(link, len(self._chain), _LINKS, dtype=np.int32))
 
     def _rows_of(self, entries: Numbers) -> Numbers:
         return np.searchsorted(self._firsts, entries, side="right") - 1
@@ -93,29 +90,29 @@ class PropertyColumns:
 def _joined(run: RecordRun) -> tuple[npt.NDArray[np.uint8], Numbers]:
     """Return all texts in one, with an end of entry before each of them and behind the last."""
     # The byte before a text belongs to its length: room for the separator.
-    texts = run.binary(Parts(run.properties.start - 1, run.properties.end))
-    joined, offsets = _separated(texts)
-    if not _is_utf8(joined):
-        mended = [text[1:].decode("utf-8", "replace").encode() for text in texts.to_pylist()]
-        joined, offsets = _separated(pa.array([b"\0" + text for text in mended], pa.binary()))
-    return joined, offsets
+    stored = run.binary(Parts(run.properties.start - 1, run.properties.end))
+    joined, offsets = _separated(stored)
+    return (joined, offsets) if _is_utf8(joined) else _separated(_mended(stored))
 
 
-def _separated(texts: pa.BinaryArray) -> tuple[npt.NDArray[np.uint8], Numbers]:
-    _, offset_buffer, data = texts.buffers()
-    offsets = np.frombuffer(offset_buffer, np.int32, len(texts) + 1).astype(np.int64)
-    joined = np.empty(int(offsets[-1]) + 1, np.uint8)
-    if data is not None:
-        joined[:-1] = np.frombuffer(data, np.uint8, int(offsets[-1]))
+def _mended(stored: Column) -> Column:
+    mended = [text[1:].decode("utf-8", "replace").encode() for text in cells(stored)]
+    return pa.array([b"\0" + text for text in mended], pa.binary())
+
+
+def _separated(column: Column) -> tuple[npt.NDArray[np.uint8], Numbers]:
+    ends, data = contents(column)
+    offsets = ends.astype(np.int64)
+    joined = np.empty(len(data) + 1, np.uint8)
+    joined[:-1] = data
     joined[offsets] = _ENTRY_END
     return joined, offsets
 
 
 def _is_utf8(text: npt.NDArray[np.uint8]) -> bool:
-    ends = pa.py_buffer(np.array([0, len(text)], np.int32))
-    whole = pa.Array.from_buffers(pa.binary(), 1, [None, ends, pa.py_buffer(text)])
+    whole = texts(np.array([0, len(text)], np.int32), text)
     try:
-        whole.cast(pa.string())
+        whole.validate(full=True)
     except pa.ArrowInvalid:
         return False
     return True
@@ -134,9 +131,7 @@ def _entries(text: npt.NDArray[np.uint8]) -> tuple[Numbers, Numbers, Numbers]:
     return (start, name_end, end) if good.all() else (start[good], name_end[good], end[good])
 
 
-def _chain(
-    text: npt.NDArray[np.uint8], start: Numbers, name_end: Numbers, end: Numbers
-) -> pa.StringArray:
+def _chain(text: npt.NDArray[np.uint8], start: Numbers, name_end: Numbers, end: Numbers) -> Column:
     """Return the stretches that the entries cut the text into; no byte is copied."""
     offsets = np.empty(_LINKS * len(start) + 1, np.int32)
     offsets[0:-1:_LINKS] = start
@@ -144,5 +139,4 @@ def _chain(
     offsets[2::_LINKS] = name_end + 1
     offsets[3::_LINKS] = end
     offsets[-1] = end[-1] if len(end) else 0
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(text)]
-    return pa.Array.from_buffers(pa.string(), len(offsets) - 1, buffers)
+    return texts(offsets, text)

@@ -14,12 +14,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from turbopump.errors import InvalidArgument, RecordError
+from turbopump.spark.arrow_arrays import Column, Numbers, slices
 from turbopump.wire import sysflag
 from turbopump.wire.hashing import INT_MAX, body_crc
 from turbopump.wire.hosts import V4_BYTES, V6_BYTES
 from turbopump.wire.record import FIXED_BYTES, MAGIC, MAGIC_V2, decode_record
 
-Positions: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
 # Where the fields of a record lie; behind the born host they move when a host is an IPv6 one.
@@ -52,9 +52,9 @@ class RecordRun:
         self,
         data: memoryview,
         buffer: pa.Buffer,
-        starts: Positions,
-        sizes: Positions,
-        v6_shifts: tuple[Positions, Positions],
+        starts: Numbers,
+        sizes: Numbers,
+        v6_shifts: tuple[Numbers, Numbers],
         parts: tuple[Parts, Parts, Parts],
     ) -> None:
         self.data = data
@@ -113,7 +113,7 @@ class RecordRun:
         end = self.starts + self.v6_shifts[1] + _STORE_HOST_AT + V4_BYTES + _PORT_BYTES
         return Parts(start, end)
 
-    def matrix(self, start: Positions, width: int) -> npt.NDArray[np.uint8]:
+    def matrix(self, start: Numbers, width: int) -> npt.NDArray[np.uint8]:
         """Return ``width`` bytes from each position, one row for each."""
         found = _read(self.data, f"V{width}", start)
         return found.view(np.uint8).reshape(len(start), width)
@@ -122,22 +122,17 @@ class RecordRun:
         """Return the physical offsets as they are written, one row of eight bytes for each."""
         return self.matrix(self.starts + _PHYSICAL_OFFSET_AT, 8)
 
-    def binary(self, parts: Parts) -> pa.BinaryArray:
+    def binary(self, parts: Parts) -> Column:
         """Return a part of each record."""
-        return slices(self._buffer, parts)
+        return slices(self._buffer, parts.start, parts.end)
 
     def first_damaged_body(self) -> int | None:
         """Return the first record whose body is not what its checksum says, None if all are."""
         data = self.data
         spans = zip(self.body.start.tolist(), self.body.end.tolist(), strict=True)
         found = np.array([body_crc(data[start:end]) for start, end in spans], np.int64)
-        # Compared without the sign bit, which writers clear.
         told = _read(data, ">i4", self.starts + _CRC_AT).astype(np.int64)
         return _first(found != told)
-
-    def error_at(self, row: int) -> RecordError:
-        """Return what is wrong with the body of a record."""
-        return damage_at(self.data, int(self.starts[row]))
 
 
 class Parts:
@@ -145,7 +140,7 @@ class Parts:
 
     __slots__ = ("end", "start")
 
-    def __init__(self, start: Positions, end: Positions) -> None:
+    def __init__(self, start: Numbers, end: Numbers) -> None:
         self.start = start
         self.end = end
 
@@ -177,21 +172,6 @@ def damage_at(data: bytes | memoryview, at: int) -> RecordError:
     return RecordError("not a whole record", at)
 
 
-def slices(buffer: pa.Buffer, parts: Parts) -> pa.BinaryArray:
-    """Return stretches of a buffer as an array of their own; they must not overlap.
-
-    Arrow's offsets make a chain: wanted bytes, unwanted bytes, wanted ones... Every second link is
-    taken, which copies all of them in one native loop.
-    """
-    count = len(parts.start)
-    chain = np.empty(2 * count + 1, np.int32)
-    chain[0:-1:2] = parts.start
-    chain[1::2] = parts.end
-    chain[-1] = parts.end[-1] if count else 0
-    links = pa.Array.from_buffers(pa.binary(), 2 * count, [None, pa.py_buffer(chain), buffer])
-    return links.take(pa.array(np.arange(0, 2 * count, 2, dtype=np.int32)))
-
-
 def _walk(view: memoryview) -> tuple[list[int], int]:
     """Follow the sizes; the last record found may have any of its other parts damaged."""
     starts: list[int] = []
@@ -210,9 +190,7 @@ def _walk(view: memoryview) -> tuple[list[int], int]:
     return starts, at
 
 
-def _checked(
-    view: memoryview, starts: Positions, sizes: Positions, end: int
-) -> tuple[RecordRun, int]:
+def _checked(view: memoryview, starts: Numbers, sizes: Numbers, end: int) -> tuple[RecordRun, int]:
     """Find the parts of each record, up to the first one that is damaged."""
     magic = _read(view, ">u4", starts + _MAGIC_AT)
     low_flags = _read(view, "u1", starts + _SYS_FLAG_AT + 3)
@@ -244,12 +222,12 @@ def _checked(
     return (run, end) if first is None else (run.where(slice(first)), int(starts[first]))
 
 
-def _within(positions: Positions, bad: Mask) -> Positions:
+def _within(positions: Numbers, bad: Mask) -> Numbers:
     """Lead the positions of damaged records, which may point anywhere, to the buffer's start."""
     return np.where(bad, 0, positions) if bad.any() else positions
 
 
-def _read(view: memoryview, kind: str, positions: Positions) -> npt.NDArray[Any]:
+def _read(view: memoryview, kind: str, positions: Numbers) -> npt.NDArray[Any]:
     """Return what lies at each position."""
     if not len(positions):
         return np.empty(0, kind)

@@ -1,0 +1,78 @@
+"""Arrow arrays made from and taken apart into plain memory."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Column: TypeAlias = "pa.Array[Any]"
+Numbers: TypeAlias = npt.NDArray[np.int64]
+
+
+def texts(offsets: npt.NDArray[np.int32], data: npt.NDArray[Any]) -> Column:
+    """Return strings that lie one behind the other; the bytes must be UTF-8, nothing is copied."""
+    buffers = [None, pa.py_buffer(offsets.data), pa.py_buffer(data.data)]
+    return pa.Array.from_buffers(pa.string(), len(offsets) - 1, buffers)
+
+
+def contents(column: Column) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
+    """Return the offsets and the bytes of a new array of strings or binaries."""
+    _, offsets, data = column.buffers()
+    assert offsets is not None
+    ends = np.frombuffer(memoryview(offsets), np.int32, len(column) + 1)
+    used = int(ends[-1])
+    if data is None or not used:
+        return ends, np.empty(0, np.uint8)
+    return ends, np.frombuffer(memoryview(data), np.uint8, used)
+
+
+def slices(buffer: pa.Buffer, start: Numbers, end: Numbers) -> Column:
+    """Return stretches of a buffer as an array of their own; they are in order, without overlap.
+
+    Arrow's offsets make a chain: wanted bytes, unwanted bytes, wanted ones... Every second link is
+    taken, which copies all of them in one native loop.
+    """
+    count = len(start)
+    chain = np.empty(2 * count + 1, np.int32)
+    chain[0:-1:2] = start
+    chain[1::2] = end
+    chain[-1] = end[-1] if count else 0
+    buffers = [None, pa.py_buffer(chain.data), buffer]
+    links = pa.Array.from_buffers(pa.binary(), 2 * count, buffers)
+    return links.take(np.arange(0, 2 * count, 2, dtype=np.int32))
+
+
+def optional(values: npt.NDArray[Any], missing: npt.NDArray[np.bool_]) -> Column:
+    """Return numbers, null where they are missing."""
+    column: Column = pa.array(values, mask=missing)
+    return column
+
+
+def maps(firsts: npt.NDArray[np.int32], names: Column, values: Column) -> Column:
+    """Return maps of strings; ``firsts`` tells where each one's entries begin, and the end."""
+    entry = [pa.field("key", pa.string(), nullable=False), pa.field("value", pa.string())]
+    entries: Column = pa.StructArray.from_arrays([names, values], fields=entry)
+    buffers = [None, pa.py_buffer(firsts.data)]
+    kind = pa.map_(pa.string(), pa.string())
+    return pa.Array.from_buffers(kind, len(firsts) - 1, buffers, children=[entries])
+
+
+def cells(column: Column) -> list[Any]:
+    """Return one object for each element."""
+    values: list[Any] = column.to_pylist()
+    return values
+
+
+def mask_of(column: Column) -> npt.NDArray[np.bool_]:
+    """Return what is true in a column."""
+    mask: npt.NDArray[np.bool_] = column.to_numpy(zero_copy_only=False)
+    return mask
+
+
+def in_order(parts: list[Column], rows: list[Numbers]) -> Column:
+    """Put arrays together whose elements belong to these rows."""
+    order = np.argsort(np.concatenate(rows), kind="stable")
+    return pa.concat_arrays(parts).take(order)

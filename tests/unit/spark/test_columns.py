@@ -1,0 +1,340 @@
+from __future__ import annotations
+
+import pickle
+import struct
+import tarfile
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turbopump.errors import InvalidArgument, RecordError
+from turbopump.message import PhysicalOffset, QueueOffset
+from turbopump.spark import record_run
+from turbopump.spark.columns import RecordColumns
+from turbopump.spark.schema import COLUMNS, arrow_schema
+from turbopump.wire import framing, properties
+from turbopump.wire.compression import deflate
+from turbopump.wire.hosts import Host, host
+from turbopump.wire.record import (
+    MAGIC_V2,
+    MessageView,
+    Record,
+    decode_record,
+    decode_records,
+    encode_blank,
+)
+from turbopump.wire.sysflag import COMPRESSED, Compression, with_compression
+from vectors import frame, load
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def moment(time_ms: int) -> datetime | None:
+    try:
+        return EPOCH + timedelta(milliseconds=time_ms)
+    except OverflowError:
+        return None
+
+
+def row(view: MessageView, broker: str) -> dict[str, Any]:
+    return {
+        "topic": view.topic,
+        "broker": broker,
+        "queueId": view.queue_id,
+        "queueOffset": view.queue_offset,
+        "msgId": view.message_id,
+        "offsetMsgId": view.offset_id,
+        "tags": view.tags,
+        "keys": view.properties.get(properties.KEYS),
+        "properties": view.properties,
+        "body": view.body,
+        "bornTimestamp": moment(view.born_timestamp_ms),
+        "storeTimestamp": moment(view.store_timestamp_ms),
+        "bornHost": str(view.born_host),
+        "storeHost": str(view.store_host),
+        "reconsumeTimes": view.reconsume_times,
+        "sysFlag": view.sys_flag,
+        "size": view.size,
+    }
+
+
+def rows_of(data: bytes, columns: Sequence[str] = COLUMNS, **options: Any) -> list[dict[str, Any]]:
+    batch = RecordColumns(columns, **options).batch(data, broker="broker-a")
+    batch.validate(full=True)
+    assert batch.schema.equals(arrow_schema(columns))
+    rows = batch.to_pylist()
+    for one in rows:
+        if "properties" in one:
+            pairs = one["properties"]
+            one["properties"] = dict(pairs)
+            assert len(one["properties"]) == len(pairs)
+    return rows
+
+
+def expected(data: bytes) -> list[dict[str, Any]]:
+    return [row(view, "broker-a") for view in decode_records(data)]
+
+
+def stored(record: Record, offset: int = 0, physical: int = 0, stored_ms: int = 2) -> bytes:
+    return record.encode(QueueOffset(offset), PhysicalOffset(physical), stored_ms)
+
+
+def plain(
+    body: bytes = b"hello", text: bytes = b"", *, sys_flag: int = 0, topic: bytes = b"T"
+) -> Record:
+    return Record(
+        topic=topic,
+        queue_id=3,
+        body=body,
+        properties=text,
+        sys_flag=sys_flag,
+        born_timestamp_ms=1,
+        born_host=host("127.0.0.1", 1),
+        store_host=host("192.168.1.2", 10911),
+    )
+
+
+def numbered(texts: Iterable[bytes]) -> bytes:
+    return b"".join(stored(plain(text=text), number) for number, text in enumerate(texts))
+
+
+hosts = st.sampled_from(
+    [host("127.0.0.1", 1), host("255.0.0.1", 65535), host("::1", 10911), Host(b"\xff" * 16, -1)]
+)
+i32 = st.integers(-(2**31), 2**31 - 1)
+i64 = st.integers(-(2**63), 2**63 - 1)
+times_ms = i64 | st.integers(0, 2**41) | st.sampled_from(
+    [-62_135_596_800_000, -62_135_596_800_001, 253_402_300_799_999, 253_402_300_800_000]
+)  # fmt: skip
+names = st.sampled_from(["TAGS", "KEYS", "UNIQ_KEY", "ä", ""]) | st.text("ab\x01", max_size=2)
+entries = st.tuples(names, st.text("xyß\x01", max_size=3)).map("\x01".join)
+property_texts = (
+    st.lists(entries | st.text("a\x01\x02", max_size=4), max_size=6)
+    .map("\x02".join)
+    .map(str.encode)
+) | st.binary(max_size=30)
+
+
+@st.composite
+def bodies(draw: st.DrawFn) -> tuple[bytes, int]:
+    body = draw(st.binary(max_size=50))
+    kind = draw(st.none() | st.sampled_from(Compression))
+    other = draw(st.sampled_from([0, 0x2, 0x4, 0x8, 0xC, 0x800]))
+    return (body, other) if kind is None else (deflate(body, kind), with_compression(other, kind))
+
+
+@st.composite
+def records(draw: st.DrawFn) -> bytes:
+    body, flag = draw(bodies())
+    record = Record(
+        topic=draw(st.text(min_size=1, max_size=20).map(str.encode)),
+        queue_id=draw(i32),
+        body=body,
+        properties=draw(property_texts),
+        sys_flag=flag,
+        born_timestamp_ms=draw(times_ms),
+        born_host=draw(hosts),
+        store_host=draw(hosts),
+        reconsume_times=draw(i32),
+    )
+    data = stored(record, draw(i64), draw(i64), draw(times_ms))
+    return as_release_5(data) if draw(st.booleans()) else data
+
+
+def as_release_5(data: bytes) -> bytes:
+    """The same record with two bytes for the length of its topic."""
+    view = decode_record(data)
+    topic = view.topic.encode()
+    tail_bytes = 1 + len(topic) + 2 + len(view.stored_properties)
+    head = struct.pack(">iI", len(data) + 1, MAGIC_V2) + data[8:-tail_bytes]
+    return head + b"\0" + data[-tail_bytes:]
+
+
+def check_all_columns(parts: list[bytes]) -> None:
+    data = b"".join(parts)
+    assert rows_of(data) == expected(data)
+
+
+def check_damaged(parts: list[bytes], data: st.DataObject) -> None:
+    whole = bytearray(b"".join(parts))
+    at = data.draw(st.integers(0, len(whole) - 1))
+    whole[at] = data.draw(st.integers(0, 255))
+    damaged = bytes(whole[: data.draw(st.sampled_from([len(whole), at]))])
+    check_crc = data.draw(st.booleans())
+    try:
+        wanted: list[dict[str, Any]] = []
+        while (at := sum(one["size"] for one in wanted)) < len(damaged):
+            wanted.append(row(decode_record(damaged, at, check_crc=check_crc), "broker-a"))
+    except RecordError:
+        with pytest.raises(RecordError):
+            rows_of(damaged, check_bodies=check_crc)
+    else:
+        assert rows_of(damaged, check_bodies=check_crc) == wanted
+
+
+@given(st.lists(records(), max_size=6))
+@settings(max_examples=25, deadline=None)
+def test_columns_say_what_the_messages_one_by_one_say(parts: list[bytes]) -> None:
+    check_all_columns(parts)
+
+
+@given(st.lists(records(), min_size=1, max_size=3), st.data())
+@settings(max_examples=25, deadline=None)
+def test_damage_is_found_or_does_not_matter(parts: list[bytes], data: st.DataObject) -> None:
+    check_damaged(parts, data)
+
+
+@pytest.mark.slow
+@given(st.lists(records(), max_size=8))
+@settings(max_examples=1000, deadline=None)
+def test_many_columns_say_what_the_messages_one_by_one_say(parts: list[bytes]) -> None:
+    check_all_columns(parts)
+
+
+@pytest.mark.slow
+@given(st.lists(records(), min_size=1, max_size=3), st.data())
+@settings(max_examples=1000, deadline=None)
+def test_more_damage_is_found_or_does_not_matter(parts: list[bytes], data: st.DataObject) -> None:
+    check_damaged(parts, data)
+
+
+@pytest.mark.parametrize("vector", load("codecs.json")["records"])
+def test_golden_records(vector: dict[str, Any]) -> None:
+    (found,) = rows_of(bytes.fromhex(vector["hex"]))
+    assert found["topic"] == vector["topic"]
+    assert found["body"].hex() == vector["bodyHex"]
+    assert found["properties"] == vector["properties"]
+    assert found["offsetMsgId"] == vector["offsetMsgId"]
+    assert found["size"] == vector["storeSize"]
+    assert (found["queueId"], found["queueOffset"]) == (vector["queueId"], vector["queueOffset"])
+
+
+def test_a_recorded_answer_to_a_pull() -> None:
+    body = framing.decode(frame("pull_found.response")).body
+    assert isinstance(body, bytes)
+    assert rows_of(body) == expected(body)
+    assert RecordColumns(COLUMNS).batch(memoryview(body), broker="x").num_rows == 3
+
+
+def test_nothing_gives_an_empty_batch() -> None:
+    assert rows_of(b"") == []
+    assert rows_of(b"", tags=frozenset({"a"})) == []
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_each_column_alone(column: str) -> None:
+    data = numbered([b"TAGS\x01a\x02KEYS\x01k\x02UNIQ_KEY\x01u", b"", b"TAGS\x01b\x02"])
+    assert rows_of(data, [column]) == [{column: one[column]} for one in expected(data)]
+
+
+def test_a_name_given_twice_has_its_last_value() -> None:
+    data = numbered([b"a\x01x\x02a\x01y", b"", b"b\x01z", b"TAGS\x01p\x02c\x01q\x02TAGS\x01r"])
+    found = rows_of(data)
+    assert [one["properties"] for one in found] == [
+        {"a": "y"}, {}, {"b": "z"}, {"TAGS": "r", "c": "q"},
+    ]  # fmt: skip
+    assert [one["tags"] for one in found] == [None, None, None, "r"]
+
+
+def test_many_names_may_repeat_too() -> None:
+    many = b"\x02".join(b"name%d\x01v" % number for number in range(60))
+    data = numbered([many, many + b"\x02name7\x01last"])
+    assert rows_of(data) == expected(data)
+
+
+def test_properties_that_are_not_utf8_are_read_with_replacements() -> None:
+    data = numbered([b"TAGS\x01good", b"TAGS\x01b\xffad\x02\xfe\x01x", b"\xc3"])
+    assert rows_of(data) == expected(data)
+    assert [one["tags"] for one in rows_of(data)] == ["good", "b\ufffdad", None]
+
+
+def test_a_topic_that_is_not_utf8_is_damage() -> None:
+    data = stored(plain()) + stored(plain(topic=b"T\xff"), 7)
+    with pytest.raises(RecordError, match="queue 3, offset 7: topic is not UTF-8"):
+        rows_of(data)
+
+
+def test_rows_outside_the_asked_offsets_are_left_out() -> None:
+    data = numbered([b""] * 6)
+    made = RecordColumns(["queueOffset"])
+    for start, end, wanted in [(2, 4, [2, 3]), (None, 2, [0, 1]), (4, None, [4, 5]), (9, 9, [])]:
+        found = made.batch(data, broker="b", start=start, end=end)
+        assert found.column(0).to_pylist() == wanted
+
+
+def test_rows_of_other_tags_are_left_out() -> None:
+    data = numbered([b"TAGS\x01Aa", b"TAGS\x01BB", b"", b"TAGS\x01Aa\x02x\x01y"])
+    assert [one["queueOffset"] for one in rows_of(data, tags=frozenset({"Aa"}))] == [0, 3]
+    assert rows_of(data, ["body"], tags=frozenset()) == []
+
+
+def test_a_body_that_is_not_its_checksums_is_named() -> None:
+    data = bytearray(stored(plain(body=b"hello"), 41))
+    data[88] ^= 1
+    with pytest.raises(RecordError, match="topic T, queue 3, offset 41: body does not match"):
+        rows_of(bytes(data), ["queueOffset"])
+    assert rows_of(bytes(data), ["body"], check_bodies=False) == [{"body": b"iello"}]
+
+
+@pytest.mark.parametrize("kind", Compression)
+def test_a_body_that_does_not_inflate_is_named(kind: Compression) -> None:
+    flag = with_compression(0, kind)
+    data = stored(plain(b"good", sys_flag=0), 1) + stored(plain(b"broken", sys_flag=flag), 2)
+    with pytest.raises(RecordError, match=r"topic T, queue 3, offset 2: body .*" + kind.name):
+        rows_of(data)
+
+
+def test_an_unknown_compression_is_named() -> None:
+    with pytest.raises(RecordError, match="offset 2: body is compressed in way 7"):
+        rows_of(stored(plain(sys_flag=COMPRESSED | 0x700), 2))
+
+
+def test_plain_and_compressed_bodies_keep_their_order() -> None:
+    flag = with_compression(0, Compression.ZSTD)
+    parts = [plain(b"a"), plain(deflate(b"b" * 9, Compression.ZSTD), sys_flag=flag), plain(b"c")]
+    data = b"".join(map(stored, parts))
+    assert [one["body"] for one in rows_of(data)] == [b"a", b"b" * 9, b"c"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "position"),
+    [
+        (encode_blank(100) + bytes(92), 4),
+        (bytes(200), 4),
+        (stored(plain())[:-1], 0),
+        (b"\xff", 0),
+        (struct.pack(">i", 12) + stored(plain())[4:], 84),
+        (struct.pack(">i", -1) + stored(plain())[4:], 84),
+    ],
+)
+def test_something_else_than_a_record_is_placed(damage: bytes, position: int) -> None:
+    good = stored(plain())
+    with pytest.raises(RecordError) as raised:
+        rows_of(good + damage)
+    assert raised.value.position == len(good) + position
+
+
+def test_too_much_at_once_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_run, "INT_MAX", 10)
+    with pytest.raises(InvalidArgument, match="at most 10"):
+        rows_of(stored(plain()))
+
+
+def test_it_can_be_sent_to_another_process() -> None:
+    made = pickle.loads(pickle.dumps(RecordColumns(["body"], tags=frozenset({"a"}))))
+    assert made.batch(stored(plain(b"x", b"TAGS\x01a")), broker="").to_pylist() == [{"body": b"x"}]
+
+
+@pytest.mark.parametrize("name", ["store", "store_v6", "store_trimmed"])
+def test_golden_stores(name: str, tmp_path: Path) -> None:
+    with tarfile.open(Path(__file__).parents[2] / "data/store" / f"{name}.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    for path in sorted(tmp_path.rglob("commitlog/*")):
+        content = path.read_bytes()
+        _, end = record_run.find_records(content)
+        assert rows_of(content[:end]) == expected(content[:end])
