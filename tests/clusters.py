@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import brokers
-import nameserver_peers
-from turbopump.broker.broker import Broker
-from turbopump.broker.config import IdentityConfig
-from turbopump.client.calls import require_success
-from turbopump.client.config import ClientConfig
+from turbopump import testing
 from turbopump.client.session import Session
-from turbopump.nameserver import NameServer
 from turbopump.net.hooks import Hook
-from turbopump.testing import MemoryNetwork, VirtualClock, virtual_loop
-from turbopump.wire.codes import RequestCode
-from turbopump.wire.command import Command, request
-from turbopump.wire.headers import CreateTopic
+from turbopump.testing import LinkQuality
+from turbopump.wire.command import Command
 
 BROKERS = ("a", "b")
 
@@ -49,74 +41,17 @@ class Recorder:
         return [address for address, command in self.requests if command.code == code]
 
 
-@dataclass
-class Cluster:
-    """What runs, by name; hosts are ``nsN``, ``10.0.0.N`` for brokers, IPs for clients."""
-
-    network: MemoryNetwork
-    directory: Path
-    nameservers: list[NameServer]
-    brokers: dict[str, Broker]
-    stack: AsyncExitStack
-    settings: dict[str, Any]
-
-    @property
-    def clock(self) -> VirtualClock:
-        return virtual_loop().clock
-
-    @property
-    def nameserver(self) -> str:
-        return ";".join(server.address for server in self.nameservers)
-
-    def config(self, **changes: Any) -> ClientConfig:
-        return replace(ClientConfig(self.nameserver), **changes)
+class Cluster(testing.Cluster):
+    """A cluster over links that cut and delay by chance, with clients on a host that is known."""
 
     def session(
         self,
-        name: str = "10.0.1.1",
+        host: str = "10.0.1.1",
         hooks: Sequence[Hook] = (),
         kind: type[Session] = Session,
         **changes: Any,
     ) -> Session:
-        """Return a session on a host of its own, not started; ``changes`` are of its settings."""
-        config = self.config(**{"host": name, "instance": "test", **changes})
-        return kind(
-            config,
-            self.network.host(name),
-            clock=self.clock,
-            random=Random(1),
-            hooks=hooks,
-        )
-
-    async def make_topic(self, topic: str, broker: str, queues: int = 4) -> None:
-        """Make a topic on one broker, as an operator does."""
-        header = CreateTopic(
-            topic=topic,
-            default_topic="TBW102",
-            read_queue_nums=queues,
-            write_queue_nums=queues,
-            perm=6,
-            topic_filter_type="SINGLE_TAG",
-        )
-        command = request(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
-        async with self.session("10.0.2.1") as session:
-            address = self.brokers[broker].address
-            require_success(await session.request(address, command, 3000))
-
-    async def start_broker(self, name: str) -> Broker:
-        """Run one more broker."""
-        number = len(self.brokers) + 1
-        host = f"10.0.0.{number}"
-        identity = IdentityConfig(broker_name=name, bind_host=host, port=10911)
-        config = replace(
-            brokers.config_at(self.directory / f"broker-{number}", identity=identity),
-            **self.settings,
-        )
-        addresses = tuple(server.address for server in self.nameservers)
-        config = replace(config, registration=replace(config.registration, name_servers=addresses))
-        broker = Broker(config, self.network.host(host), self.clock, seed=number)
-        self.brokers[name] = await self.stack.enter_async_context(broker)
-        return broker
+        return super().session(host, hooks, kind, **changes)
 
 
 @asynccontextmanager
@@ -124,17 +59,8 @@ async def cluster(
     directory: Path, names: Sequence[str] = BROKERS[:1], nameservers: int = 1, **settings: Any
 ) -> AsyncIterator[Cluster]:
     """Run name servers and brokers; ``settings`` replace sections of the brokers' settings."""
-    network = MemoryNetwork()
-    async with AsyncExitStack() as stack:
-        servers = [
-            await stack.enter_async_context(
-                nameserver_peers.name_server_on(
-                    network, nameserver_peers.config_at(directory, f"ns{number}")
-                )
-            )
-            for number in range(nameservers)
-        ]
-        made = Cluster(network, directory, servers, {}, stack, settings)
-        for name in names:
-            await made.start_broker(name)
+    config = brokers.config_at(directory, **settings)
+    async with Cluster(
+        directory, names, nameservers=nameservers, config=config, quality=LinkQuality()
+    ) as made:
         yield made

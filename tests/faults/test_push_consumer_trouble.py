@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-import brokers
 from clusters import Cluster, cluster
 from consumers import Seen, committed, consuming, send, sleep_ms
-from turbopump.broker.broker import Broker
-from turbopump.broker.config import IdentityConfig
 from turbopump.client.delivery.results import ConsumeContext, ConsumeResult
 from turbopump.client.producer import Producer
 from turbopump.client.push_consumer import PushConsumer
@@ -31,14 +27,9 @@ def bodies(start: int, count: int) -> list[bytes]:
 
 async def restart_broker(world: Cluster, down_ms: int) -> None:
     """Stop the only broker, and run another one on its store after a while."""
-    await world.brokers.pop("a").close()
+    await world.stop_broker("a")
     await sleep_ms(down_ms)
-    identity = IdentityConfig(broker_name="a", bind_host="10.0.0.1", port=10911)
-    config = brokers.config_at(world.directory / "broker-1", identity=identity)
-    addresses = tuple(server.address for server in world.nameservers)
-    config = replace(config, registration=replace(config.registration, name_servers=addresses))
-    broker = Broker(config, world.network.host("10.0.0.1"), world.clock, seed=1)
-    world.brokers["a"] = await world.stack.enter_async_context(broker)
+    await world.start_broker("a")
 
 
 @pytest.mark.parametrize("orderly", [False, True])

@@ -12,6 +12,7 @@ import functools
 import math
 import selectors
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from concurrent.futures import Future as Job
@@ -26,6 +27,10 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 _GRACE_S = 2.0
+_LOOK_AGAIN_S = 0.0005
+"""How long the loop waits, in real time, before it asks again whether others are busy."""
+
+Question = Callable[[], bool]
 
 
 class Deadlock(AssertionError):
@@ -38,12 +43,17 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     ``clock`` is its time and ``random`` the one source of chance for what runs in it: the same seed
     gives the same run. While threads of `run_in_executor` or of `outside_work` are busy, time
     stands still and the loop waits for them.
+
+    With `limit_real_time`, what never ends fails instead.
     """
 
     def __init__(self, seed: int = 0) -> None:
         self.clock = VirtualClock()
         self.random = Random(seed)  # noqa: S311 - chance for tests, not for secrets
         self._outside = 0
+        self._others: dict[Question, None] = {}
+        self._watchers: dict[Question, None] = {}
+        self._end_real_s = math.inf
         self._threads: ThreadPoolExecutor | None = None
         super().__init__(_JumpingSelector(self))
 
@@ -52,8 +62,51 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether threads outside the loop are working for it."""
+        """Whether threads outside the loop are working for it, and will tell it when done."""
         return self._outside > 0
+
+    @property
+    def are_others_busy(self) -> bool:
+        """Whether threads are busy that were named by `waiting_for`."""
+        return any(is_busy() for is_busy in self._others)
+
+    @contextmanager
+    def waiting_for(self, is_busy: Question) -> Iterator[None]:
+        """Let time stand still whenever others say that they are busy; asked again and again.
+
+        What they want the loop to know has to be told before they say that they are not.
+        """
+        self._others[is_busy] = None
+        try:
+            yield
+        finally:
+            del self._others[is_busy]
+
+    @contextmanager
+    def watched(self, look: Question) -> Iterator[None]:
+        """Have a function called whenever all is done that can be done at this moment.
+
+        It returns whether it has woken anybody; if not, time goes on.
+        """
+        self._watchers[look] = None
+        try:
+            yield
+        finally:
+            del self._watchers[look]
+
+    def look_around(self) -> bool:
+        """Call all who watch; tell whether one of them has woken anybody."""
+        return any(look() for look in tuple(self._watchers))
+
+    def limit_real_time(self, seconds: float | None) -> None:
+        """Raise `Deadlock` if the loop still runs after so many seconds of real time."""
+        self._end_real_s = math.inf if seconds is None else time.monotonic() + seconds
+
+    @property
+    def real_time_left_s(self) -> float | None:
+        """How long the loop may still run; None when that is not limited."""
+        left_s = self._end_real_s - time.monotonic()
+        return None if left_s == math.inf else left_s
 
     @contextmanager
     def outside_work(self) -> Iterator[None]:
@@ -110,22 +163,43 @@ class _JumpingSelector(selectors.BaseSelector):
         self._real = selectors.DefaultSelector()
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        loop = self._loop
+        self._require_time_left()
+        # Asked before looking: who was busy and is not any more has told the loop by then.
+        are_others_busy = timeout != 0 and loop.are_others_busy
         ready = self._real.select(0)
         if ready or timeout == 0:
             return ready
-        if self._loop.is_waited_for:
-            return self._real.select(None)
+        if loop.is_waited_for:
+            return self._real.select(loop.real_time_left_s)
+        if are_others_busy:
+            return self._real.select(_LOOK_AGAIN_S)
+        if loop.look_around():
+            return []
         if timeout is None:
             return self._wait_for_threads()
-        self._loop.clock.advance_ns(math.ceil(timeout * 1e9))
+        loop.clock.advance_ns(math.ceil(timeout * 1e9))
         return []
+
+    def _require_time_left(self) -> None:
+        left_s = self._loop.real_time_left_s
+        if left_s is not None and left_s <= 0:
+            # Tasks are cancelled and files closed after this, which needs a moment too.
+            self._loop.limit_real_time(_GRACE_S)
+            raise Deadlock(
+                _tasks_text(self._loop, "no end in sight, while these tasks wait or run:")
+            )
 
     def _wait_for_threads(self) -> list[tuple[selectors.SelectorKey, int]]:
         """Let threads nobody told of wake the loop; the executor's shutdown is one of them."""
         # Looks once more even if no thread is left: the last one may just have woken the loop.
         ready = self._real.select(_GRACE_S if threading.active_count() > 1 else 0)
         if not ready:
-            raise Deadlock(_deadlock_text(self._loop))
+            raise Deadlock(
+                _tasks_text(
+                    self._loop, "nothing is ready and no timer is set, but these tasks wait:"
+                )
+            )
         return ready
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
@@ -144,15 +218,15 @@ class _JumpingSelector(selectors.BaseSelector):
         return self._real.get_map()
 
 
-def _deadlock_text(loop: asyncio.AbstractEventLoop) -> str:
+def _tasks_text(loop: asyncio.AbstractEventLoop, title: str) -> str:
     tasks = sorted(
         asyncio.all_tasks(loop), key=lambda task: (len(task.get_name()), task.get_name())
     )
-    lines = [f"  {task.get_name()}: {_where(task)}" for task in tasks]
-    return "\n".join(["nothing is ready and no timer is set, but these tasks wait:", *lines])
+    return "\n".join([title, *(f"  {task.get_name()}: {where(task)}" for task in tasks)])
 
 
-def _where(task: asyncio.Task[Any]) -> str:
+def where(task: asyncio.Task[Any]) -> str:
+    """Return at which line of which function a task waits."""
     name = getattr(task.get_coro(), "__qualname__", "?")
     frames = task.get_stack(limit=1)
     return f"{name} at {frames[0].f_code.co_filename}:{frames[0].f_lineno}" if frames else str(name)

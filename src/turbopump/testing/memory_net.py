@@ -60,6 +60,7 @@ class MemoryNetwork:
         self.listeners: dict[Address, MemoryListener] = {}
         self._connections: dict[MemoryTransport, None] = {}
         self._partitioned: set[frozenset[str]] = set()
+        self._isolated: set[str] = set()
         self._losing: set[tuple[str, str]] = set()
         self._refusing: set[str] = set()
         self._frozen: set[str] = set()
@@ -82,9 +83,14 @@ class MemoryNetwork:
         """Let nothing pass between two hosts; what was sent arrives after `heal`."""
         self._partitioned.add(frozenset((one, other)))
 
+    def isolate(self, host: str) -> None:
+        """Let nothing pass between a host and all others; what was sent arrives after `heal`."""
+        self._isolated.add(host)
+
     def heal(self) -> None:
         """End all partitions."""
         self._partitioned.clear()
+        self._isolated.clear()
         self._catch_up()
 
     def lose(self, source: str, target: str) -> None:
@@ -103,6 +109,16 @@ class MemoryNetwork:
         """Take new connections again."""
         self._refusing.discard(host)
 
+    def kill(self, host: MemoryHost) -> None:
+        """End a host's connections and listening, as if its process were killed.
+
+        This host connects and listens no more; another one of the same name may take its place.
+        """
+        host.is_dead = True
+        self.cut(host.name)
+        for at in [at for at in self.listeners if at[0] == host.name]:
+            del self.listeners[at]
+
     def stop_reading(self, host: str) -> None:
         """Let a host take no bytes, as if its process hung."""
         self._frozen.add(host)
@@ -116,7 +132,8 @@ class MemoryNetwork:
     # --- questions --------------------------------------------------------------------------------
 
     def is_partitioned(self, one: str, other: str) -> bool:
-        return frozenset((one, other)) in self._partitioned
+        is_apart = one != other and not self._isolated.isdisjoint((one, other))
+        return is_apart or frozenset((one, other)) in self._partitioned
 
     def is_losing(self, source: str, target: str) -> bool:
         return (source, target) in self._losing
@@ -229,6 +246,7 @@ class MemoryHost:
     def __init__(self, network: MemoryNetwork, name: str) -> None:
         self._network = network
         self.name = name
+        self.is_dead = False
 
     async def connect(
         self,
@@ -239,6 +257,8 @@ class MemoryHost:
         tls: ClientTls | None = None,
     ) -> P:
         _refuse_tls(tls)
+        if self.is_dead:
+            raise ConnectFailed(f"{host}:{port}: {self.name} was killed")
         target = self.name if host in _HERE else host
         link = _HostLink(self._network, self.name, target)
         if link.is_down or link.loses_bytes:
@@ -259,6 +279,8 @@ class MemoryHost:
         tls: ServerTls | None = None,
     ) -> MemoryListener:
         _refuse_tls(tls)
+        if self.is_dead:
+            raise ListenFailed(f"{host}:{port}: {self.name} was killed")
         if host not in (self.name, *_ANY_HOST, *_HERE):
             raise InvalidArgument(f"host {host!r}: {self.name} can only listen at itself")
         at = (self.name, port or self._network.free_port())

@@ -1,0 +1,472 @@
+"""A whole cluster in one process and in virtual time: name servers, brokers, clients, faults."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from turbopump.broker.broker import Broker
+from turbopump.broker.config import BrokerConfig
+from turbopump.broker.config_keys import parse
+from turbopump.client.calls import require_success
+from turbopump.client.config import ClientConfig
+from turbopump.client.producer import Producer, SendReceipt
+from turbopump.client.session import Session
+from turbopump.client.sharing import make_sessions_by
+from turbopump.errors import InvalidArgument, NotRunning
+from turbopump.message import Message
+from turbopump.nameserver import NameServer, NameServerConfig
+from turbopump.net.hooks import Hook
+from turbopump.testing import inside
+from turbopump.testing.clock import VirtualClock
+from turbopump.testing.disk import Disk
+from turbopump.testing.loop import VirtualTimeLoop, virtual_loop
+from turbopump.testing.memory_net import LinkQuality, MemoryHost, MemoryNetwork
+from turbopump.testing.waiting import TimeLimit, quiet, total_seconds, until
+from turbopump.wire.codes import RequestCode
+from turbopump.wire.command import request
+from turbopump.wire.headers import CreateTopic
+from turbopump.wire.record import MessageView
+
+T = TypeVar("T")
+Run = Callable[[Coroutine[Any, Any, T]], T]
+
+BROKER = "broker-a"
+TIMEOUT_S = 60.0
+CONSUMED_TIMEOUT_S = 12 * 3600.0
+"""Longer than all retries of a message take with the delays as they are by default."""
+
+RUN_LIMIT_S = 24 * 3600.0
+REAL_LIMIT_S = 60.0
+BROKER_PORT = 10911
+_REQUEST_TIMEOUT_MS = 3000
+
+CALM = LinkQuality(jitter_ms=0, cut_chance=0)
+"""Hardly anything is left to chance, which saves time; set ``network.quality`` for worse links."""
+
+SMALL_FILES = {
+    "mappedFileSizeCommitLog": str(8 * 1024 * 1024),
+    "mappedFileSizeConsumeQueue": str(20 * 1000),
+    "maxHashSlotNum": "1000",
+    "maxIndexNum": "10000",
+}
+"""Settings that make a broker's files as small as tests like them."""
+
+
+def broker_config(settings: Mapping[str, str] | None = None) -> BrokerConfig:
+    """Return a broker's configuration for tests; settings by their keys in files."""
+    return parse({**SMALL_FILES, **(settings or {})})
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where a broker runs, from one start to the next."""
+
+    number: int
+    host: MemoryHost
+    disk: Disk
+
+
+class Cluster:
+    """Name servers, brokers and clients over a network in memory, in virtual time.
+
+    ::
+
+        async with Cluster(tmp_path) as cluster:
+            async with Producer("shop", nameserver=cluster.nameserver) as producer:
+                await producer.send(Message("orders", b"hello"))
+            assert len(cluster.messages("orders")) == 1
+
+    Whatever `turbopump.aio` client starts in the same event loop is part of it, each on a host of
+    its own. ``config`` is a broker's configuration but for directory, name and addresses;
+    ``quality`` is that of all links between hosts.
+    """
+
+    network: MemoryNetwork
+
+    def __init__(
+        self,
+        directory: Path,
+        brokers: Sequence[str] = (BROKER,),
+        *,
+        nameservers: int = 1,
+        config: BrokerConfig | None = None,
+        quality: LinkQuality = CALM,
+        runner: asyncio.Runner | None = None,
+    ) -> None:
+        self.directory = directory
+        self.config = config or broker_config()
+        self.nameservers: list[NameServer] = []
+        self.brokers: dict[str, Broker] = {}
+        """Those that run, by name."""
+        self.clients: list[Session] = []
+        """The sessions of all clients that were started, oldest first."""
+        self._quality = quality
+        self._names = tuple(brokers)
+        self._nameserver_count = nameservers
+        self._places: dict[str, _Place] = {}
+        self._runner = runner
+        self._limit = TimeLimit(RUN_LIMIT_S)
+        self._stack = AsyncExitStack()
+
+    # --- life -------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start all servers; the loop's clients belong to the cluster from now on."""
+        self.network = MemoryNetwork(self._quality)
+        loop = virtual_loop()
+        self._stack.enter_context(loop.waiting_for(self._is_flushing))
+        make_sessions_by(self._client_session)
+        for number in range(self._nameserver_count):
+            path = self.directory / f"ns{number}" / "kvConfig.json"
+            config = NameServerConfig(host=f"ns{number}", kv_config_path=path)
+            server = NameServer(config, self.network.host(config.host), loop.clock)
+            self.nameservers.append(await self._stack.enter_async_context(server))
+        for name in self._names:
+            await self.start_broker(name)
+
+    async def close(self) -> None:
+        """Stop all servers."""
+        for name in tuple(self.brokers):
+            await self.stop_broker(name)
+        await self._stack.aclose()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the cluster's time, from a test that is a plain function.
+
+        Time stands still between two runs. A run that waits for a day of virtual time without
+        `advance`, or for a minute of real time, fails.
+        """
+        if self._runner is None:
+            work.close()
+            raise NotRunning("this cluster runs in the loop that started it: await it there")
+        self._runner_loop().limit_real_time(REAL_LIMIT_S)
+        return self._runner.run(self._limit.run(work))
+
+    def _runner_loop(self) -> VirtualTimeLoop:
+        assert self._runner is not None
+        loop = self._runner.get_loop()
+        assert isinstance(loop, VirtualTimeLoop), "made by `running_cluster`"
+        return loop
+
+    # --- clients ----------------------------------------------------------------------------------
+
+    @property
+    def clock(self) -> VirtualClock:
+        """The time that all of the cluster lives in."""
+        return virtual_loop().clock
+
+    @property
+    def nameserver(self) -> str:
+        """What clients are given to find the cluster."""
+        return ";".join(server.address for server in self.nameservers)
+
+    def session(
+        self,
+        host: str = "",
+        hooks: Sequence[Hook] = (),
+        kind: type[Session] = Session,
+        **changes: Any,
+    ) -> Session:
+        """Return a session, not started, of a client on a host of its own or on the one given.
+
+        ``changes`` are fields of its `ClientConfig`. Only needed for what a client started with
+        ``nameserver=cluster.nameserver`` cannot do.
+        """
+        number = len(self.clients) + 1
+        host = host or f"10.1.{number // 250}.{number % 250 + 1}"
+        settings = {"nameserver": self.nameserver, "host": host, "instance": "test", **changes}
+        made = kind(
+            ClientConfig(**settings),
+            self.network.host(host),
+            clock=self.clock,
+            random=Random(number),  # noqa: S311 - the same in every run
+            hooks=hooks,
+        )
+        self.clients.append(made)
+        return made
+
+    def _client_session(self, config: ClientConfig) -> Session:
+        """Make the session of a client that knows nothing of the cluster but its address."""
+        own = {"instance": config.instance or f"client-{len(self.clients) + 1}", "tls": None}
+        changes = {name: getattr(config, name) for name in config.__dataclass_fields__} | own
+        return self.session(changes.pop("host"), **changes)
+
+    # --- messages ---------------------------------------------------------------------------------
+
+    async def make_topic(self, topic: str, broker: str | None = None, queues: int = 4) -> None:
+        """Make a topic on one broker or on all, as an operator does."""
+        header = CreateTopic(
+            topic=topic,
+            default_topic="TBW102",
+            read_queue_nums=queues,
+            write_queue_nums=queues,
+            perm=6,
+            topic_filter_type="SINGLE_TAG",
+        )
+        command = request(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+        async with self.session() as session:
+            for name in self.brokers if broker is None else (broker,):
+                address = self.broker(name).address
+                require_success(await session.request(address, command, _REQUEST_TIMEOUT_MS))
+
+    async def send(self, *messages: Message) -> list[SendReceipt]:
+        """Send messages, one after the other, as a producer of the test's own."""
+        async with Producer("test-producer", session=self.session()) as producer:
+            return [await producer.send(message) for message in messages]
+
+    def messages(self, topic: str) -> list[MessageView]:
+        """Return all messages of a topic, in the order in which they were stored."""
+        return inside.messages(self.brokers.values(), topic)
+
+    def dead_letters(self, group: str) -> list[MessageView]:
+        """Return the messages that a group has given up."""
+        return inside.dead_letters(self.brokers.values(), group)
+
+    def retrying(self, group: str) -> list[MessageView]:
+        """Return the messages that failed and wait for their time to come to a group again."""
+        return inside.retrying(self.brokers.values(), group)
+
+    def lag(self, group: str) -> int:
+        """Return how many messages a group could have consumed and has not committed yet.
+
+        Consumers commit every 5 seconds. What waits to be tried again is not counted.
+        """
+        return inside.lag(self.brokers.values(), group)
+
+    # --- time -------------------------------------------------------------------------------------
+
+    async def advance(self, *, hours: float = 0, minutes: float = 0, seconds: float = 0) -> None:
+        """Let time pass; returns when all that was due by then is done."""
+        total_s = total_seconds(hours, minutes, seconds)
+        self._limit.extend(total_s)
+        await asyncio.sleep(total_s)
+        await quiet()
+
+    async def until(
+        self,
+        fact: Callable[[], object],
+        *,
+        hours: float = 0,
+        minutes: float = 0,
+        seconds: float = 0,
+    ) -> None:
+        """Wait until something is so, a minute if no time is given; see `messages`, `lag`, ...
+
+        Raises AssertionError when it is not so in time, telling what there is in the cluster.
+        """
+        timeout_s = total_seconds(hours, minutes, seconds) or TIMEOUT_S
+        await until(fact, timeout_s, self._state)
+
+    async def until_consumed(
+        self, group: str, *, hours: float = 0, minutes: float = 0, seconds: float = 0
+    ) -> None:
+        """Wait until a group has no message left: each is consumed, or a dead letter.
+
+        Twelve hours if no time is given, which is longer than all retries of a message take. Not
+        for groups that broadcast, whose offsets brokers do not know.
+        """
+        timeout_s = total_seconds(hours, minutes, seconds) or CONSUMED_TIMEOUT_S
+
+        def is_consumed() -> bool:
+            return self._is_known(group) and not self.lag(group) and not self.retrying(group)
+
+        # Consumers commit every few seconds, so a closer look would only cost time.
+        what = f"group {group} has consumed everything"
+        await until(is_consumed, timeout_s, self._state, what=what, pause_s=5)
+
+    def _is_known(self, group: str) -> bool:
+        return any(
+            broker.state.consumers.find(group) is not None or broker.state.offsets.topics_of(group)
+            for broker in self.brokers.values()
+        )
+
+    def _state(self) -> list[str]:
+        down = [f"broker {name} is down" for name in self._places if name not in self.brokers]
+        return [*down, *inside.summary(self.brokers.values())]
+
+    # --- brokers ----------------------------------------------------------------------------------
+
+    def broker(self, name: str | None = None) -> Broker:
+        """Return a broker that runs; the first one if no name is given."""
+        name = self._broker_name(name)
+        if name not in self.brokers:
+            raise NotRunning(f"broker {name} is down: start it with start_broker({name!r})")
+        return self.brokers[name]
+
+    def disk(self, broker: str | None = None) -> Disk:
+        """Return the disk of a broker, with its switches."""
+        return self._places[self._broker_name(broker)].disk
+
+    async def start_broker(self, name: str | None = None) -> Broker:
+        """Start a broker that was stopped or crashed, or one more."""
+        name = name or self._broker_name(None)
+        if name in self.brokers:
+            raise InvalidArgument(f"broker {name} runs already")
+        known = self._places.get(name)
+        number = known.number if known is not None else len(self._places) + 1
+        host = self.network.host(f"10.0.0.{number}")
+        place = self._places[name] = _Place(number, host, Disk(virtual_loop()))
+        config = self._config_of(name, place)
+        broker = Broker(config, host, self.clock, seed=number, files=place.disk)
+        await broker.start()
+        self.brokers[name] = broker
+        return broker
+
+    async def stop_broker(self, name: str | None = None) -> None:
+        """Stop a broker as an operator does: it says good-bye and writes everything down."""
+        name = self._broker_name(name)
+        broker, disk = self.broker(name), self.disk(name)
+        del self.brokers[name]
+        # Closing waits for the disk on the loop's own thread: time could not pass meanwhile.
+        disk.heal()
+        await broker.close()
+        disk.close_all()
+
+    async def crash(self, name: str | None = None, *, lose_unflushed: bool = False) -> None:
+        """End a broker in the midst of what it does: nobody is told, and nothing is written.
+
+        What the operating system had got is there after `start_broker`. With ``lose_unflushed``
+        the machine's power fails: what had not been forced to disk is lost too.
+        """
+        name = self._broker_name(name)
+        broker, place = self.broker(name), self._places[name]
+        del self.brokers[name]
+        place.disk.die()
+        self.network.kill(place.host)
+        # Only frees memory, threads and files: neither disk nor network take anything any more.
+        await broker.close()
+        if lose_unflushed:
+            place.disk.lose_unsynced()
+        place.disk.close_all()
+
+    def _broker_name(self, name: str | None) -> str:
+        known = (*self._places, *self._names)
+        if name is None and known:
+            return known[0]
+        if name is None or name not in known:
+            raise InvalidArgument(f"broker {name!r}: there are {', '.join(known) or 'none'}")
+        return name
+
+    def _config_of(self, name: str, place: _Place) -> BrokerConfig:
+        identity = replace(
+            self.config.identity,
+            broker_name=name,
+            bind_host=place.host.name,
+            advertised_host="",
+            port=BROKER_PORT,
+        )
+        addresses = tuple(server.address for server in self.nameservers)
+        return replace(
+            self.config,
+            directory=self.directory / f"broker-{place.number}",
+            identity=identity,
+            registration=replace(self.config.registration, name_servers=addresses),
+        )
+
+    def _is_flushing(self) -> bool:
+        return any(
+            broker.store.is_flushing and not self._places[name].disk.is_waiting
+            for name, broker in self.brokers.items()
+        )
+
+    # --- network ----------------------------------------------------------------------------------
+
+    def cut(self, *names: str) -> int:
+        """Reset the connections of brokers and clients, or all; return how many there were.
+
+        A broker goes by its name, a client by the name of a group that it has, or by its host.
+        """
+        return sum(self.network.cut(host) for host in self._hosts(names))
+
+    def isolate(self, *names: str) -> None:
+        """Let nothing pass between these brokers and clients and anybody else, until `heal`."""
+        for host in self._hosts(names):
+            self.network.isolate(host)
+
+    def refuse(self, *names: str) -> None:
+        """Let brokers, or all of them, refuse new connections, until `heal`."""
+        for host in self._hosts(names or tuple(self._places)):
+            self.network.refuse(host)
+
+    def heal(self) -> None:
+        """End all that is wrong with the network and the disks; what was lost stays lost."""
+        self.network.heal()
+        self.network.stop_losing()
+        for host in self._hosts(()):
+            self.network.accept(host)
+            self.network.resume_reading(host)
+        for place in self._places.values():
+            place.disk.heal()
+
+    def _hosts(self, names: Sequence[str]) -> list[str]:
+        """Return the hosts that go by these names, or all."""
+        servers = {name: [place.host.name] for name, place in self._places.items()}
+        groups = _hosts_by_group(self.clients)
+        clients = [session.config.host for session in self.clients]
+        nameservers = [server.address.rpartition(":")[0] for server in self.nameservers]
+        by_name = {**groups, **servers, **{host: [host] for host in (*clients, *nameservers)}}
+        unknown = [name for name in names if name not in by_name]
+        if unknown:
+            known = ", ".join((*servers, *groups))
+            raise InvalidArgument(f"{unknown[0]!r}: no broker, group or host; there are {known}")
+        return list(dict.fromkeys(host for each in names or by_name for host in by_name[each]))
+
+
+def _hosts_by_group(clients: Sequence[Session]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for session in clients:
+        for group in (*session.members.producers, *session.members.consumers):
+            found.setdefault(group, []).append(session.config.host)
+    return found
+
+
+@contextmanager
+def running_cluster(
+    directory: Path,
+    brokers: Sequence[str] = (BROKER,),
+    *,
+    nameservers: int = 1,
+    settings: Mapping[str, str] | None = None,
+    seed: int = 0,
+) -> Iterator[Cluster]:
+    """Run a cluster for plain functions, which use `Cluster.run`.
+
+    ``settings`` are the brokers', by their keys in configuration files; ``seed`` decides all that
+    chance decides.
+    """
+    with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(seed)) as runner:
+        cluster = Cluster(
+            directory,
+            brokers,
+            nameservers=nameservers,
+            config=broker_config(settings),
+            runner=runner,
+        )
+        cluster.run(cluster.start())
+        try:
+            yield cluster
+        finally:
+            cluster.run(cluster.close())

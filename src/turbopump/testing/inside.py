@@ -1,0 +1,123 @@
+"""What is inside running brokers, read without sending anything: messages, offsets, lag."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from turbopump.broker.broker import Broker
+from turbopump.broker.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC
+from turbopump.message import QueueOffset
+from turbopump.store.outcomes import Found
+from turbopump.wire import properties
+from turbopump.wire.record import MessageView, decode_records
+
+_COUNT_AT_ONCE = 1000
+
+
+def messages(brokers: Iterable[Broker], topic: str) -> list[MessageView]:
+    """Return all messages of a topic, in the order in which they were stored."""
+    found = [
+        message
+        for broker in brokers
+        for name, queue_id in broker.store.queue_ids()
+        if name == topic
+        for message in _queue(broker, topic, queue_id)
+    ]
+    return sorted(found, key=lambda message: (message.store_timestamp_ms, message.physical_offset))
+
+
+def dead_letters(brokers: Iterable[Broker], group: str) -> list[MessageView]:
+    """Return what a group has given up."""
+    return messages(brokers, DEAD_LETTER_PREFIX + group)
+
+
+def lag(brokers: Iterable[Broker], group: str) -> int:
+    """Return how many messages a group has not committed yet, of those that are not delayed.
+
+    Looks at the topics that the group has subscribed to, or has committed to before.
+    """
+    return sum(_lag(broker, group, topic) for broker in brokers for topic in _topics(broker, group))
+
+
+def retrying(brokers: Iterable[Broker], group: str) -> list[MessageView]:
+    """Return the messages that wait for their time to come to a group again."""
+    topic = RETRY_PREFIX + group
+    return [
+        message
+        for broker in brokers
+        for queue_id, start in _delayed(broker).items()
+        for message in _queue(broker, SCHEDULE_TOPIC, queue_id, start)
+        if message.properties.get(properties.REAL_TOPIC) == topic
+    ]
+
+
+def summary(brokers: Iterable[Broker]) -> list[str]:
+    """Describe what there is, a line for each topic and group: for those who wait in vain."""
+    running = list(brokers)
+    topics = {name for broker in running for name, _ in broker.store.queue_ids()}
+    groups = {name for broker in running for name in _groups(broker)}
+    return [
+        *(f"topic {topic}: {_count(running, topic)} messages" for topic in sorted(topics)),
+        *(
+            f"group {group}: lag {lag(running, group)}, "
+            f"{len(retrying(running, group))} wait to be tried again, "
+            f"{len(dead_letters(running, group))} dead letters"
+            for group in sorted(groups)
+        ),
+    ]
+
+
+def _queue(
+    broker: Broker, topic: str, queue_id: int, start: QueueOffset | None = None
+) -> Iterator[MessageView]:
+    offset = broker.store.queue_range(topic, queue_id)[0] if start is None else start
+    while isinstance(outcome := broker.store.read(topic, queue_id, offset, _COUNT_AT_ONCE), Found):
+        for data in outcome.messages:
+            # Copied: a view would keep the log's file mapped when the broker is closed.
+            yield from decode_records(bytes(data))
+        offset = outcome.next_offset
+
+
+def _lag(broker: Broker, group: str, topic: str) -> int:
+    done = broker.state.offsets.of_topic(group, topic)
+    ranges = {
+        queue_id: broker.store.queue_range(topic, queue_id)
+        for name, queue_id in broker.store.queue_ids()
+        if name == topic
+    }
+    return sum(end - max(begin, done.get(each, begin)) for each, (begin, end) in ranges.items())
+
+
+def _delayed(broker: Broker) -> dict[int, QueueOffset]:
+    """Return the queues with messages whose time has not come, and where those begin."""
+    delivered = broker.path.delays.progress.offset_table
+    # A level counts from 1, its queue from 0.
+    starts = {
+        level: delivered.get(level + 1, 0) for level in range(len(broker.config.store.delay_levels))
+    }
+    return {
+        queue_id: QueueOffset(start)
+        for queue_id, start in starts.items()
+        if broker.store.queue_range(SCHEDULE_TOPIC, queue_id)[1] > start
+    }
+
+
+def _topics(broker: Broker, group: str) -> set[str]:
+    joined = broker.state.consumers.find(group)
+    subscribed = set() if joined is None else set(joined.subscriptions)
+    return subscribed | broker.state.offsets.topics_of(group)
+
+
+def _groups(broker: Broker) -> set[str]:
+    committed = (key.partition("@")[2] for key in broker.state.offsets.snapshot.offset_table)
+    return {*broker.state.consumers.groups, *committed}
+
+
+def _count(brokers: Iterable[Broker], topic: str) -> int:
+    ranges = (
+        broker.store.queue_range(name, queue_id)
+        for broker in brokers
+        for name, queue_id in broker.store.queue_ids()
+        if name == topic
+    )
+    return sum(end - begin for begin, end in ranges)

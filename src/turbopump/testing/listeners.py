@@ -1,0 +1,68 @@
+"""Listeners that fail when a test wants it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, cast
+
+from turbopump.client.delivery.listener import Listen, is_async
+from turbopump.client.delivery.results import ConsumeContext, ConsumeResult
+from turbopump.errors import InvalidArgument
+from turbopump.wire.record import MessageView
+
+Messages = Sequence[MessageView]
+
+
+class InjectedFailure(Exception):
+    """Raised in place of a listener, because a test wants it."""
+
+
+def failing(
+    listener: Listen, times: int, answer: ConsumeResult | BaseException | None = None
+) -> Listen:
+    """Return a listener that fails so many times before it does what the given one does.
+
+    It raises `InjectedFailure`, or raises or answers what is given; the listener itself is not
+    called by then. It runs where the given one would: in threads, or on the loop.
+
+    ::
+
+        consumer = PushConsumer("billing", failing(handle, times=3), ...)
+    """
+    if times < 0:
+        raise InvalidArgument(f"times is {times}: at least 0 is allowed")
+    failures = _Failures(
+        times, InjectedFailure("a failure for the test") if answer is None else answer
+    )
+    call: Callable[[Messages, ConsumeContext], Any] = listener
+
+    def listen(messages: Messages, context: ConsumeContext) -> ConsumeResult | None:
+        answer = failures.next()
+        return cast("ConsumeResult | None", call(messages, context)) if answer is None else answer
+
+    async def alisten(messages: Messages, context: ConsumeContext) -> ConsumeResult | None:
+        answer = failures.next()
+        if answer is not None:
+            return answer
+        return await cast("Awaitable[ConsumeResult | None]", call(messages, context))
+
+    wrapper = alisten if is_async(listener) else listen
+    return cast("Listen", functools.wraps(listener)(wrapper))
+
+
+class _Failures:
+    """Counts down; several threads may fail at once."""
+
+    def __init__(self, times: int, answer: ConsumeResult | BaseException) -> None:
+        self._left = [answer] * times
+
+    def next(self) -> ConsumeResult | None:
+        """Raise or return the next failure; None when there are no more."""
+        try:
+            answer = self._left.pop()
+        except IndexError:
+            return None
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer

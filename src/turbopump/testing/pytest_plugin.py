@@ -1,0 +1,106 @@
+"""The pytest plugin: a cluster in virtual time, and a server in real time, as fixtures.
+
+Loaded in every pytest run of everybody who has installed Turbopump, so it imports nothing of it
+before a fixture is used.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+if TYPE_CHECKING:
+    from turbopump.testing.cluster import Cluster
+    from turbopump.testing.server import RunningServer
+
+CLUSTER = "turbopump_cluster"
+MARKER = "turbopump"
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+_MARKER_TEXT = (
+    f"{MARKER}(brokers=1, nameservers=1, settings={{}}, seed=0): what the fixtures {CLUSTER} and "
+    "turbopump_server are to be like; settings are the broker's, by their keys in files"
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the marker known."""
+    config.addinivalue_line("markers", _MARKER_TEXT)
+
+
+@pytest.fixture
+def turbopump_cluster(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    """A name server, a broker and their clients in virtual time; see docs/guide/testing.md."""
+    from turbopump.testing.cluster import running_cluster
+
+    wanted = _wanted(request, brokers=1, nameservers=1, settings={}, seed=0)
+    names = [f"broker-{letter}" for letter in _LETTERS[: wanted["brokers"]]]
+    with running_cluster(
+        _directory(tmp_path_factory),
+        names,
+        nameservers=wanted["nameservers"],
+        settings=_texts(wanted["settings"]),
+        seed=wanted["seed"],
+    ) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def turbopump_server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningServer]:
+    """A name server and a broker on 127.0.0.1, in real time; see docs/guide/testing.md."""
+    from turbopump.testing.server import running_server
+
+    settings = _texts(_wanted(request, settings={})["settings"])
+    with running_server(_directory(tmp_path_factory), settings) as server:
+        yield server
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run an ``async def`` test that has the cluster in the cluster's own time."""
+    if CLUSTER not in pyfuncitem.fixturenames or not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    cluster = cast("Cluster", pyfuncitem.funcargs[CLUSTER])
+    names = inspect.signature(pyfuncitem.obj).parameters
+    given = {name: value for name, value in pyfuncitem.funcargs.items() if name in names}
+    cluster.run(pyfuncitem.obj(**given))
+    return True
+
+
+def _directory(factory: pytest.TempPathFactory) -> Path:
+    """Return a directory that is not the test's own ``tmp_path``, which it may want to be empty."""
+    return factory.mktemp("turbopump")
+
+
+def _wanted(request: pytest.FixtureRequest, **defaults: Any) -> dict[str, Any]:
+    """Return what the markers say, the nearest first; raises UsageError for what none can say."""
+    wanted = dict(defaults)
+    for marker in reversed(list(request.node.iter_markers(MARKER))):
+        unknown = set(marker.kwargs) - {"brokers", "nameservers", "settings", "seed"}
+        if marker.args or unknown:
+            what = f"{min(unknown)!r}" if unknown else f"{marker.args[0]!r} without a name"
+            raise pytest.UsageError(f"mark {MARKER}: {what} is not known: {_MARKER_TEXT}")
+        wanted |= {key: value for key, value in marker.kwargs.items() if key in defaults}
+    for name in {"brokers", "nameservers"} & set(defaults):
+        count = wanted[name]
+        if not isinstance(count, int) or not 0 <= count <= len(_LETTERS):
+            raise pytest.UsageError(
+                f"mark {MARKER}: {name} is {count!r}: 0 to {len(_LETTERS)} is allowed"
+            )
+    return wanted
+
+
+def _texts(settings: Mapping[str, object]) -> dict[str, str]:
+    """Write settings as a file would have them: True is ``true``."""
+    return {
+        key: str(value).lower() if isinstance(value, bool) else str(value)
+        for key, value in settings.items()
+    }

@@ -1,0 +1,195 @@
+"""A real name server and broker on 127.0.0.1, in real time, for clients of any kind."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from turbopump.broker.broker import Broker
+from turbopump.broker.config_keys import parse
+from turbopump.errors import NotRunning
+from turbopump.nameserver import NameServer, NameServerConfig
+from turbopump.net.loop import run
+from turbopump.net.sockets import SocketNetwork
+from turbopump.testing import inside
+from turbopump.testing.cluster import BROKER, SMALL_FILES
+from turbopump.testing.waiting import described
+from turbopump.wire.record import MessageView
+
+T = TypeVar("T")
+
+TIMEOUT_S = 30.0
+"""Real time, and the machine may be busy."""
+
+_LOOK_EVERY_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    loop: asyncio.AbstractEventLoop
+    stop: asyncio.Event
+    broker: Broker
+    nameserver: str
+
+
+class RunningServer:
+    """A name server and a broker in a thread of their own, at ports that were free.
+
+    ::
+
+        with running_server(tmp_path) as server:
+            with Producer("shop", nameserver=server.nameserver) as producer:
+                producer.send(Message("orders", b"hello"))
+            assert len(server.messages("orders")) == 1
+
+    After `stop` and `start` it has the same addresses and all messages.
+    """
+
+    def __init__(self, directory: Path, settings: Mapping[str, str] | None = None) -> None:
+        self._directory = directory
+        self._settings = dict(settings or {})
+        self._ports = {"nameserver": 0, "broker": 0}
+        self._thread: threading.Thread | None = None
+        self._running: _Running | None = None
+
+    # --- life -------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start both, and wait until they serve; raises what kept them from it."""
+        if self._thread is not None:
+            return
+        ready: Future[_Running] = Future()
+        self._thread = threading.Thread(
+            target=self._main, args=(ready,), name="turbopump-server", daemon=True
+        )
+        self._thread.start()
+        try:
+            self._running = ready.result(TIMEOUT_S)
+        except BaseException:
+            self._thread = None
+            raise
+        self._ports = {"nameserver": _port(self.nameserver), "broker": _port(self.broker)}
+
+    def stop(self) -> None:
+        """Stop both as an operator does; all is written down."""
+        thread, self._thread = self._thread, None
+        running, self._running = self._running, None
+        if running is not None and thread is not None:
+            running.loop.call_soon_threadsafe(running.stop.set)
+            thread.join(TIMEOUT_S)
+            assert not thread.is_alive(), f"the server did not stop within {TIMEOUT_S:g} s"
+
+    def _main(self, ready: Future[_Running]) -> None:
+        try:
+            run(self._serve(ready))
+        except BaseException as error:
+            if ready.done():
+                raise
+            ready.set_exception(error)
+
+    async def _serve(self, ready: Future[_Running]) -> None:
+        path = self._directory / "namesrv" / "kvConfig.json"
+        names = NameServerConfig(port=self._ports["nameserver"], kv_config_path=path)
+        async with NameServer(names, SocketNetwork()) as nameserver:
+            own = {
+                "storePathRootDir": str(self._directory / "store"),
+                "brokerName": BROKER,
+                "namesrvAddr": nameserver.address,
+                "listenPort": str(self._ports["broker"]),
+            }
+            async with Broker(parse({**SMALL_FILES, **self._settings, **own})) as broker:
+                stop = asyncio.Event()
+                loop = asyncio.get_running_loop()
+                ready.set_result(_Running(loop, stop, broker, nameserver.address))
+                await stop.wait()
+
+    # --- what clients need ------------------------------------------------------------------------
+
+    @property
+    def nameserver(self) -> str:
+        """What clients are given to find the broker, as ``host:port``."""
+        return self._require_running().nameserver
+
+    @property
+    def broker(self) -> str:
+        """The address of the broker, as ``host:port``."""
+        return self._require_running().broker.address
+
+    # --- what is inside ---------------------------------------------------------------------------
+
+    def messages(self, topic: str) -> list[MessageView]:
+        """Return all messages of a topic, in the order in which they were stored."""
+        return self._ask(lambda broker: inside.messages([broker], topic))
+
+    def dead_letters(self, group: str) -> list[MessageView]:
+        """Return the messages that a group has given up."""
+        return self._ask(lambda broker: inside.dead_letters([broker], group))
+
+    def retrying(self, group: str) -> list[MessageView]:
+        """Return the messages that failed and wait for their time to come to a group again."""
+        return self._ask(lambda broker: inside.retrying([broker], group))
+
+    def lag(self, group: str) -> int:
+        """Return how many messages a group could have consumed and has not committed yet."""
+        return self._ask(lambda broker: inside.lag([broker], group))
+
+    def until(self, fact: Callable[[], object], timeout_s: float = TIMEOUT_S) -> None:
+        """Wait until something is so; raises AssertionError when it is not in time."""
+        end_s = time.monotonic() + timeout_s
+        while not fact():
+            if time.monotonic() >= end_s:
+                lines = self._ask(lambda broker: inside.summary([broker]))
+                text = f"not so within {timeout_s:g} s: {described(fact)}"
+                raise AssertionError("\n  ".join([text, *lines]))
+            time.sleep(_LOOK_EVERY_S)
+
+    # --- what goes wrong --------------------------------------------------------------------------
+
+    def cut(self) -> int:
+        """Reset the connections of all clients; return how many there were."""
+        return self._ask(_cut)
+
+    def _ask(self, question: Callable[[Broker], T]) -> T:
+        """Ask on the broker's own thread, which alone may look into it."""
+        running = self._require_running()
+
+        async def ask() -> T:
+            return question(running.broker)
+
+        return asyncio.run_coroutine_threadsafe(ask(), running.loop).result(TIMEOUT_S)
+
+    def _require_running(self) -> _Running:
+        if self._running is None:
+            raise NotRunning("this server is not running: use it inside `with`, or call start()")
+        return self._running
+
+
+def _cut(broker: Broker) -> int:
+    connections = broker.connections
+    for connection in connections:
+        connection.abort("cut by a test")
+    return len(connections)
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
+@contextmanager
+def running_server(
+    directory: Path, settings: Mapping[str, str] | None = None
+) -> Iterator[RunningServer]:
+    """Run a name server and a broker; settings by their keys in configuration files."""
+    server = RunningServer(directory, settings)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()

@@ -1,0 +1,124 @@
+"""Waiting for facts in virtual time, without asking again and again, and never for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import linecache
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from turbopump.errors import InvalidArgument
+from turbopump.testing.loop import virtual_loop, where
+
+T = TypeVar("T")
+Fact = Callable[[], object]
+
+
+async def quiet() -> None:
+    """Return when all is done that can be done at this moment."""
+    await _seen(lambda: True)
+
+
+async def until(
+    fact: Fact,
+    timeout_s: float,
+    state: Callable[[], Sequence[str]] = lambda: (),
+    *,
+    what: str = "",
+    pause_s: float = 0,
+) -> None:
+    """Return as soon as something is so; raises AssertionError when it is not in time.
+
+    It is looked at whenever everything else waits for time to pass, so nothing is overlooked that
+    lasts, but not again before a pause. ``state`` describes how things are, and ``what``
+    the fact itself, for the error.
+    """
+    if fact():
+        return
+    try:
+        async with asyncio.timeout(timeout_s):
+            await _seen(fact, pause_s)
+    except TimeoutError:
+        if not fact():
+            first = (
+                f"not so within {duration(timeout_s)} of virtual time: {what or described(fact)}"
+            )
+            raise AssertionError("\n  ".join([first, *state()])) from None
+
+
+async def _seen(fact: Fact, pause_s: float = 0) -> None:
+    loop = virtual_loop()
+    seen = loop.create_future()
+    next_s = loop.time()
+
+    def look() -> bool:
+        nonlocal next_s
+        if seen.done() or loop.time() < next_s:
+            return False
+        next_s = loop.time() + pause_s
+        try:
+            if not fact():
+                return False
+            seen.set_result(None)
+        except Exception as error:  # noqa: BLE001 - the test's own, which it is to see
+            seen.set_exception(error)
+        return True
+
+    with loop.watched(look):
+        await seen
+
+
+class TimeLimit:
+    """Ends what waits for something that never comes, while time is told to pass or not."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._end_s = 0.0
+
+    def extend(self, by_s: float) -> None:
+        """Let time pass that was asked for: it does not count."""
+        self._end_s += by_s
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do something; raises AssertionError when it takes too long."""
+        loop = virtual_loop()
+        self._end_s = loop.time() + self._limit_s
+        task = asyncio.create_task(work)
+        try:
+            while not task.done() and loop.time() < self._end_s:
+                await asyncio.wait({task}, timeout=self._end_s - loop.time())
+        finally:
+            place = where(task)
+            is_late = task.cancel()
+        if is_late:
+            await asyncio.wait({task})
+            raise AssertionError(
+                f"still waiting after {duration(self._limit_s)} of virtual time: {place}"
+            )
+        return task.result()
+
+
+def total_seconds(hours: float, minutes: float, seconds: float) -> float:
+    """Add up a time that has to pass."""
+    total_s = hours * 3600 + minutes * 60 + seconds
+    if total_s < 0:
+        raise InvalidArgument(f"{total_s} seconds: time does not run backwards")
+    return total_s
+
+
+def duration(seconds: float) -> str:
+    """Write a time for people."""
+    for size, unit in ((3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{round(seconds / size, 2):g} {unit}"
+    return f"{round(seconds, 3):g} s"
+
+
+def described(fact: Fact) -> str:
+    """Return where a fact is written down, and how."""
+    code = getattr(fact, "__code__", None)
+    if code is None:
+        return repr(fact)
+    line = linecache.getline(code.co_filename, code.co_firstlineno).strip()
+    place = f"{code.co_filename}:{code.co_firstlineno}"
+    return f"{line}  ({place})" if line else f"{fact.__qualname__} at {place}"
