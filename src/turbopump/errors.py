@@ -12,6 +12,7 @@
     ├── NetworkError               talking to a peer failed; ``retriable``
     │   ├── ListenFailed           the address to listen at is taken or not this machine's
     │   ├── ConnectFailed          nobody answered at the address, or it is in its back-off pause
+    │   │   └── NoNameServer       none of the name servers answered
     │   ├── ConnectionLost         the connection closed before the answer came
     │   ├── RequestTimeout         no answer in time
     │   └── Overloaded             this side has too much in flight or unwritten
@@ -26,7 +27,11 @@
     ├── ClientError                a client cannot be used as it was
     │   ├── NotRunning             it is not started, or closed already
     │   ├── ForkedClient           it was made in the parent process; make another one here
-    │   └── MissingPackage         an optional package is not installed (also an ImportError)
+    │   ├── MissingPackage         an optional package is not installed (also an ImportError)
+    │   └── AdministrationError    an operator's wish cannot be granted
+    │       ├── NotThere           no such cluster, broker, topic, group or message; knows the like
+    │       ├── AlreadyThere       what was to be made exists
+    │       └── StillInUse         a group has members; stop them first
     ├── SparkError                 the Spark pipeline cannot go on as it is
     │   ├── JavaNotFound           there is no Java that runs Spark, or it is too old
     │   ├── DataLost               messages that were to be read are gone from the broker
@@ -102,6 +107,10 @@ class ListenFailed(NetworkError):
 
 class ConnectFailed(NetworkError):
     """Nobody answered at the address, or it is still in the pause after an earlier failure."""
+
+
+class NoNameServer(ConnectFailed):
+    """None of the name servers answered; the text says which were asked."""
 
 
 class ConnectionLost(NetworkError):
@@ -182,6 +191,32 @@ class DataLost(SparkError):
 
 class GroupInUse(SparkError):
     """Others consume with the group that a query wants for itself."""
+
+
+class AdministrationError(ClientError):
+    """An operator's wish cannot be granted; the text says why."""
+
+
+class NotThere(AdministrationError):
+    """There is no ``kind`` of this ``name``; ``similar`` are names that may have been meant."""
+
+    def __init__(self, kind: str, name: str, similar: tuple[str, ...] = ()) -> None:
+        super().__init__(kind, name, similar)
+        self.kind = kind
+        self.name = name
+        self.similar = similar
+
+    def __str__(self) -> str:
+        meant = f"; similar: {', '.join(self.similar)}" if self.similar else ""
+        return f"there is no {self.kind} {self.name!r}{meant}"
+
+
+class AlreadyThere(AdministrationError):
+    """What was to be made exists; nothing was changed."""
+
+
+class StillInUse(AdministrationError):
+    """A group has members, which would undo the change; nothing was changed."""
 
 
 class NoRoute(TurbopumpError):

@@ -14,6 +14,7 @@ from turbopump.broker.names import SCHEDULE_TOPIC
 from turbopump.broker.stats import Rates, Stats
 from turbopump.clock import Clock
 from turbopump.message import PhysicalOffset, QueueOffset
+from turbopump.version import __version__
 from turbopump.wire.bodies import DelayOffsets
 from turbopump.wire.codes import VERSION
 from turbopump.wire.record import decode_entry
@@ -113,6 +114,8 @@ class RuntimeInfo:
             "runtime": f"[ {running} ]",
             "brokerVersion": str(VERSION),
             "brokerVersionDesc": _VERSION_NAME,
+            # By it our tools know what they may ask for beyond the original.
+            "turbopumpVersion": __version__,
         }
 
     def _counts(self) -> dict[str, str]:

@@ -1,0 +1,78 @@
+"""Administration: what operators do with clusters, topics, groups, offsets and messages.
+
+::
+
+    from turbopump.admin import Admin
+
+    async with Admin("127.0.0.1:9876") as admin:
+        print((await admin.groups.progress("billing")).lag)
+
+`turbopump.admin.blocking` has the same for programs without an event loop.
+"""
+
+from turbopump.admin.administration import Admin
+from turbopump.admin.cluster import BrokerStatus, Cluster, ClusterStatus
+from turbopump.admin.configuration import SettingChange
+from turbopump.admin.dead_letters import (
+    REDRIVEN_FROM,
+    DeadLetter,
+    Destination,
+    LetterFilter,
+    Outcome,
+    Redriven,
+)
+from turbopump.admin.groups import (
+    Connection,
+    GroupInfo,
+    GroupSettings,
+    Member,
+    Members,
+    Progress,
+    QueueProgress,
+)
+from turbopump.admin.messages import Span
+from turbopump.admin.offsets import Plan, QueueChange
+from turbopump.admin.positions import AtOffset, AtTime, Earliest, Last, Latest
+from turbopump.admin.reach import BrokerNode
+from turbopump.admin.topics import (
+    QueueLimits,
+    TopicInfo,
+    TopicKind,
+    TopicRouting,
+    TopicStatus,
+)
+
+__all__ = [
+    "REDRIVEN_FROM",
+    "Admin",
+    "AtOffset",
+    "AtTime",
+    "BrokerNode",
+    "BrokerStatus",
+    "Cluster",
+    "ClusterStatus",
+    "Connection",
+    "DeadLetter",
+    "Destination",
+    "Earliest",
+    "GroupInfo",
+    "GroupSettings",
+    "Last",
+    "Latest",
+    "LetterFilter",
+    "Member",
+    "Members",
+    "Outcome",
+    "Plan",
+    "Progress",
+    "QueueChange",
+    "QueueLimits",
+    "QueueProgress",
+    "Redriven",
+    "SettingChange",
+    "Span",
+    "TopicInfo",
+    "TopicKind",
+    "TopicRouting",
+    "TopicStatus",
+]

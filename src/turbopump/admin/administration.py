@@ -1,0 +1,75 @@
+"""`Admin`: everything that operators do, by subject."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from turbopump.admin.cluster import Clusters
+from turbopump.admin.configuration import Configuration
+from turbopump.admin.dead_letters import DeadLetters
+from turbopump.admin.groups import Groups
+from turbopump.admin.messages import Messages
+from turbopump.admin.offsets import Offsets
+from turbopump.admin.reach import Reach
+from turbopump.admin.topics import Topics
+from turbopump.client.config import ClientConfig
+from turbopump.client.session import Session
+from turbopump.client.sharing import client_config
+
+
+class Admin:
+    """Administers all clusters that some name servers know.
+
+    ::
+
+        async with Admin("127.0.0.1:9876") as admin:
+            await admin.topics.create("orders", queues=8)
+            print((await admin.groups.progress("billing")).lag)
+
+    It is nobody's member and changes nobody's progress unless asked to. ``session`` is for those
+    who share one by hand or run in virtual time.
+    """
+
+    def __init__(
+        self,
+        nameserver: str = "",
+        *,
+        client: ClientConfig | None = None,
+        session: Session | None = None,
+    ) -> None:
+        config = client_config(nameserver, "", client, session)
+        self._session = session or Session(config)
+        reach = Reach(self._session)
+        self.clusters = Clusters(reach)
+        self.topics = Topics(reach)
+        self.groups = Groups(reach, self.topics)
+        self.offsets = Offsets(reach, self.topics, self.groups)
+        self.messages = Messages(reach, self.topics)
+        self.dead_letters = DeadLetters(reach, self.topics, self.messages)
+        self.configuration = Configuration(reach)
+        self._is_running = False
+
+    async def start(self) -> None:
+        """Begin; connects to nobody before the first question."""
+        if not self._is_running:
+            await self._session.start()
+            self._is_running = True
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._is_running:
+            self._is_running = False
+            await self._session.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()

@@ -1,0 +1,196 @@
+"""The same administration for programs without an event loop.
+
+Every class wraps one of the asynchronous ones, method by method, as `turbopump.client.blocking`
+does for producers and consumers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+
+from turbopump.admin import (
+    administration,
+    cluster,
+    configuration,
+    dead_letters,
+    groups,
+    messages,
+    offsets,
+    topics,
+)
+from turbopump.client.blocking import Blocking, blocking, built_by
+
+C = TypeVar("C")
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class _Subject(Generic[C]):
+    """One subject of an `Admin`; it runs when that does."""
+
+    def __init__(self, client: C, running: Callable[[], Any]) -> None:
+        self._client = client
+        # Methods made by `blocking` ask for it.
+        self._running = running
+
+
+def iterating(
+    method: Callable[Concatenate[C, P], AsyncIterator[T]],
+) -> Callable[Concatenate[Any, P], Iterator[T]]:
+    """Make a method that iterates of one that does so asynchronously."""
+
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        source: AsyncIterator[T] = method(self._client, *args, **kwargs)
+        step = _Step(source, self._running)
+        try:
+            while True:
+                try:
+                    yield step.next()
+                except StopAsyncIteration:
+                    return
+        finally:
+            step.close()
+
+    call.__name__, call.__doc__ = method.__name__, method.__doc__
+    return call
+
+
+class _Step(Generic[T]):
+    """Takes the next of something asynchronous."""
+
+    def __init__(self, client: AsyncIterator[T], running: Callable[[], Any]) -> None:
+        self._client = client
+        self._running = running
+
+    def next(self) -> T:
+        return self._next()
+
+    def close(self) -> None:
+        self._close()
+
+    @staticmethod
+    async def _take(client: AsyncIterator[T]) -> T:
+        return await anext(client)
+
+    @staticmethod
+    async def _end(client: AsyncIterator[T]) -> None:
+        end: Callable[[], Coroutine[Any, Any, None]] | None = getattr(client, "aclose", None)
+        if end is not None:
+            await end()
+
+    _next = blocking(_take)
+    _close = blocking(_end)
+
+
+class Clusters(_Subject[cluster.Clusters]):
+    list = blocking(cluster.Clusters.list)
+    status = blocking(cluster.Clusters.status)
+    runtime_info = blocking(cluster.Clusters.runtime_info)
+    wipe_write_permission = blocking(cluster.Clusters.wipe_write_permission)
+    add_write_permission = blocking(cluster.Clusters.add_write_permission)
+
+
+class Topics(_Subject[topics.Topics]):
+    names = blocking(topics.Topics.names)
+    list = blocking(topics.Topics.list)
+    create = blocking(topics.Topics.create)
+    update = blocking(topics.Topics.update)
+    delete = blocking(topics.Topics.delete)
+    route = blocking(topics.Topics.route)
+    status = blocking(topics.Topics.status)
+    groups = blocking(topics.Topics.groups)
+
+
+class Groups(_Subject[groups.Groups]):
+    list = blocking(groups.Groups.list)
+    create = blocking(groups.Groups.create)
+    update = blocking(groups.Groups.update)
+    delete = blocking(groups.Groups.delete)
+    require = blocking(groups.Groups.require)
+    require_stopped = blocking(groups.Groups.require_stopped)
+    progress = blocking(groups.Groups.progress)
+    members = blocking(groups.Groups.members)
+    producers = blocking(groups.Groups.producers)
+
+
+class Offsets(_Subject[offsets.Offsets]):
+    plan = blocking(offsets.Offsets.plan)
+    apply = blocking(offsets.Offsets.apply)
+    reset = blocking(offsets.Offsets.reset)
+    skip = blocking(offsets.Offsets.skip)
+    plan_clone = blocking(offsets.Offsets.plan_clone)
+    clone = blocking(offsets.Offsets.clone)
+
+
+class Messages(_Subject[messages.Messages]):
+    send = blocking(messages.Messages.send)
+    find = blocking(messages.Messages.find)
+    by_offset_id = blocking(messages.Messages.by_offset_id)
+    by_unique_key = blocking(messages.Messages.by_unique_key)
+    by_key = blocking(messages.Messages.by_key)
+    at = blocking(messages.Messages.at)
+    span = blocking(messages.Messages.span)
+    read = iterating(messages.Messages.read)
+    tail = iterating(messages.Messages.tail)
+
+
+class DeadLetters(_Subject[dead_letters.DeadLetters]):
+    span = blocking(dead_letters.DeadLetters.span)
+    list = iterating(dead_letters.DeadLetters.list)
+    show = blocking(dead_letters.DeadLetters.show)
+    redrive = iterating(dead_letters.DeadLetters.redrive)
+    is_redriven = blocking(dead_letters.DeadLetters.is_redriven)
+
+
+class Configuration(_Subject[configuration.Configuration]):
+    broker = blocking(configuration.Configuration.broker)
+    name_servers = blocking(configuration.Configuration.name_servers)
+    change_brokers = blocking(configuration.Configuration.change_brokers)
+    change_name_servers = blocking(configuration.Configuration.change_name_servers)
+    key_values = blocking(configuration.Configuration.key_values)
+    key_value = blocking(configuration.Configuration.key_value)
+    put_key_value = blocking(configuration.Configuration.put_key_value)
+    delete_key_value = blocking(configuration.Configuration.delete_key_value)
+
+
+class Admin(Blocking[administration.Admin]):
+    """Administers all clusters that some name servers know; threads may share one.
+
+    ::
+
+        with Admin("127.0.0.1:9876") as admin:
+            admin.topics.create("orders", queues=8)
+            print(admin.groups.progress("billing").lag)
+    """
+
+    @built_by(administration.Admin)
+    def __init__(self) -> None: ...
+
+    @property
+    def clusters(self) -> Clusters:
+        return Clusters(self._client.clusters, self._running)
+
+    @property
+    def topics(self) -> Topics:
+        return Topics(self._client.topics, self._running)
+
+    @property
+    def groups(self) -> Groups:
+        return Groups(self._client.groups, self._running)
+
+    @property
+    def offsets(self) -> Offsets:
+        return Offsets(self._client.offsets, self._running)
+
+    @property
+    def messages(self) -> Messages:
+        return Messages(self._client.messages, self._running)
+
+    @property
+    def dead_letters(self) -> DeadLetters:
+        return DeadLetters(self._client.dead_letters, self._running)
+
+    @property
+    def configuration(self) -> Configuration:
+        return Configuration(self._client.configuration, self._running)

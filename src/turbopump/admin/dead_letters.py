@@ -1,0 +1,279 @@
+"""Dead letters: looking at what a group gave up on, and sending it on its way again.
+
+A letter stays where it is until it is too old: brokers delete nothing by itself. So that it is not
+sent twice, its copy says which letter it was made of, under the unique id of the message; before a
+letter is sent, its copies are looked for by that id. The copy is the record: there is nothing else
+that could be lost, or written without the copy being there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Collection
+from dataclasses import dataclass
+from enum import Enum
+
+from turbopump.admin.messages import TOOLS_PRODUCER_GROUP, Messages, Span
+from turbopump.admin.positions import Earliest, Latest, Position
+from turbopump.admin.reach import ANSWER_MS, Reach, gathered
+from turbopump.admin.reading import Reading, Stretch
+from turbopump.admin.topics import Topics
+from turbopump.client import calls
+from turbopump.client.names import check_topic_for_sending, dead_letter_topic, retry_topic
+from turbopump.client.outgoing import Outgoing
+from turbopump.client.queue_choice import QueueChoice
+from turbopump.client.subscriptions import EVERYTHING
+from turbopump.errors import NotThere
+from turbopump.message import MessageQueue
+from turbopump.wire import properties
+from turbopump.wire.record import MessageView
+from turbopump.wire.sysflag import compression_of, with_compression
+
+REDRIVEN_FROM = "REDRIVEN_FROM"
+"""The property of a copy that holds the offset id of the letter it was made of."""
+
+_AT_ONCE = 32
+"""Letters that are worked on at the same time."""
+
+_NOT_COPIED = properties.RESERVED - {
+    properties.KEYS,
+    properties.TAGS,
+    properties.UNIQUE_KEY,
+    properties.INSTANCE_ID,
+    properties.BUYER_ID,
+}
+"""What brokers and clients wrote on a message on its way; a copy begins anew."""
+
+
+class Destination(Enum):
+    """Where letters go; any other topic can be named."""
+
+    ORIGIN = "origin"
+    """The topic that the message was sent to at first: all of its groups get it again."""
+
+    RETRY = "retry"
+    """The retry topic of the group: nobody else gets it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A message that a group gave up on."""
+
+    message: MessageView
+    queue: MessageQueue
+
+    @property
+    def letter_id(self) -> str:
+        """The id that says where the letter lies."""
+        return self.message.offset_id
+
+    @property
+    def origin_topic(self) -> str | None:
+        """The topic that the message was sent to at first, as far as it is known."""
+        return self.message.properties.get(properties.RETRY_TOPIC)
+
+    @property
+    def attempts(self) -> int:
+        """How often consumers tried."""
+        return self.message.reconsume_times
+
+
+@dataclass(frozen=True, slots=True)
+class LetterFilter:
+    """Which letters are meant; what is not given does not count."""
+
+    tags: str = EVERYTHING
+    key: str | None = None
+    origin_topic: str | None = None
+    ids: Collection[str] = ()
+    """Letter ids or message ids."""
+
+    def matches(self, letter: DeadLetter) -> bool:
+        """Whether a letter is meant; tags are compared while reading."""
+        message = letter.message
+        return (
+            (self.key is None or self.key in message.keys)
+            and self.origin_topic in (None, letter.origin_topic)
+            and (not self.ids or message.message_id in self.ids or letter.letter_id in self.ids)
+        )
+
+
+class Outcome(Enum):
+    """What became of a letter."""
+
+    SENT = "sent"
+    WOULD_BE_SENT = "would be sent"
+    SENT_BEFORE = "sent before"
+    ORIGIN_UNKNOWN = "origin unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Redriven:
+    """One letter, where it went and what became of it."""
+
+    letter: DeadLetter
+    outcome: Outcome
+    topic: str | None
+
+
+class DeadLetters:
+    """What can be done with the dead letters of a group.
+
+    ::
+
+        async for done in admin.dead_letters.redrive("billing", dry_run=True):
+            print(done.letter.message.body, done.outcome)
+    """
+
+    def __init__(self, reach: Reach, topics: Topics, messages: Messages) -> None:
+        self._reach = reach
+        self._topics = topics
+        self._messages = messages
+        self._reading = Reading(reach.session)
+        self._choice = QueueChoice(reach.session.random)
+
+    async def span(
+        self, group: str, begin: Position | None = None, end: Position | None = None
+    ) -> Span:
+        """Work out where the letters of a group lie; of nothing when it never had any."""
+        topic = dead_letter_topic(group)
+        if not await self._reach.has_topic(topic):
+            return Span(())
+        limits = (await self._topics.status(topic)).queues
+        begins = await gathered(
+            self._reading.offset_of(each, begin or Earliest()) for each in limits
+        )
+        ends = await gathered(self._reading.offset_of(each, end or Latest()) for each in limits)
+        return Span(tuple(map(Stretch, (each.queue for each in limits), begins, ends)))
+
+    async def list(
+        self, group: str, *, wanted: LetterFilter | None = None, span: Span | None = None
+    ) -> AsyncIterator[DeadLetter]:
+        """Read the letters of a group, oldest first; ``span`` limits them to some."""
+        chosen = wanted or LetterFilter()
+        where = await self.span(group) if span is None else span
+        queues = {stretch.queue for stretch in where.stretches}
+        by_host = {node.address: node.broker for node in await self._reach.nodes()}
+        only = next(iter(queues)).broker if len({queue.broker for queue in queues}) == 1 else None
+        async for message in self._messages.read(where, tags=chosen.tags):
+            broker = only or by_host.get(str(message.store_host), "")
+            letter = DeadLetter(message, MessageQueue(message.topic, broker, message.queue_id))
+            if chosen.matches(letter):
+                yield letter
+
+    async def show(self, group: str, letter_id: str) -> DeadLetter:
+        """Return one letter by its own id or its message's; raises NotThere."""
+        async for letter in self.list(group, wanted=LetterFilter(ids=(letter_id,))):
+            return letter
+        raise NotThere(f"dead letter of group {group!r} with id", letter_id)
+
+    async def redrive(
+        self,
+        group: str,
+        *,
+        to: Destination | str = Destination.ORIGIN,
+        wanted: LetterFilter | None = None,
+        span: Span | None = None,
+        again: bool = False,
+        dry_run: bool = False,
+        on_read: Callable[[], None] | None = None,
+    ) -> AsyncIterator[Redriven]:
+        """Send letters on their way again, and tell of each what became of it.
+
+        A letter whose copy is in the topic it came from, in the group's retry topic or in the
+        topic it is to go to, is not sent once more, unless ``again`` is set. A copy keeps body,
+        tags, keys, properties and message id, and is tried as often as a new message.
+        ``on_read`` is called for each letter looked at, for those who show how it goes on.
+        """
+        if isinstance(to, str):
+            check_topic_for_sending(to)
+            await self._reach.route(to)
+        job = _Job(group, to, again=again, dry_run=dry_run)
+        batch: list[DeadLetter] = []
+        async for letter in self.list(group, wanted=wanted, span=span):
+            if on_read is not None:
+                on_read()
+            batch.append(letter)
+            if len(batch) >= _AT_ONCE:
+                for done in await gathered(self._one(job, each) for each in batch):
+                    yield done
+                batch.clear()
+        for done in await gathered(self._one(job, each) for each in batch):
+            yield done
+
+    async def is_redriven(self, letter: DeadLetter, topics: Collection[str]) -> bool:
+        """Whether a copy of a letter is in any of the topics."""
+        for topic in topics:
+            if not await self._reach.session.refresh_route(topic):
+                continue
+            copies = await self._messages.by_unique_key(
+                topic, _unique_key(letter.message), begin_ms=letter.message.store_timestamp_ms
+            )
+            if any(copy.properties.get(REDRIVEN_FROM) == letter.letter_id for copy in copies):
+                return True
+        return False
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    async def _one(self, job: _Job, letter: DeadLetter) -> Redriven:
+        topic = job.topic_for(letter)
+        if topic is None:
+            return Redriven(letter, Outcome.ORIGIN_UNKNOWN, None)
+        if not job.again and await self.is_redriven(letter, job.places(letter)):
+            return Redriven(letter, Outcome.SENT_BEFORE, topic)
+        if job.dry_run:
+            return Redriven(letter, Outcome.WOULD_BE_SENT, topic)
+        await self._send(copy_of(letter, topic))
+        return Redriven(letter, Outcome.SENT, topic)
+
+    async def _send(self, copy: Outgoing) -> None:
+        session = self._reach.session
+        route = await session.route_to_send(copy.topic, 1)
+        queue = self._choice.next(route.writable)
+        header = copy.header(TOOLS_PRODUCER_GROUP, queue, session.clock.now_ms(), 1)
+        address = session.address_to_write(queue.broker)
+        await calls.send(session, address, header, copy.body, ANSWER_MS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    group: str
+    to: Destination | str
+    again: bool
+    dry_run: bool
+
+    def topic_for(self, letter: DeadLetter) -> str | None:
+        if self.to is Destination.ORIGIN:
+            return letter.origin_topic
+        return self.to if isinstance(self.to, str) else retry_topic(self.group)
+
+    def places(self, letter: DeadLetter) -> list[str]:
+        """Return where a copy may be."""
+        every = (letter.origin_topic, retry_topic(self.group), self.topic_for(letter))
+        return list(dict.fromkeys(topic for topic in every if topic is not None))
+
+
+def copy_of(letter: DeadLetter, topic: str) -> Outgoing:
+    """Make the message that a letter becomes: as its producer sent it, and marked."""
+    message = letter.message
+    named = {n: v for n, v in message.properties.items() if n not in _NOT_COPIED}
+    named[properties.UNIQUE_KEY] = _unique_key(message)
+    named[properties.WAIT] = "true"
+    named[REDRIVEN_FROM] = letter.letter_id
+    if topic.startswith("%RETRY%") and letter.origin_topic is not None:
+        # By it a consumer gives the message the name of the topic that it subscribed to.
+        named[properties.RETRY_TOPIC] = letter.origin_topic
+    compression = compression_of(message.sys_flag)
+    return Outgoing(
+        topic,
+        message.message_id,
+        message.stored_body,
+        properties.encode(named),
+        message.flag,
+        0 if compression is None else with_compression(0, compression),
+    )
+
+
+def _unique_key(message: MessageView) -> str:
+    """Return the id to find copies by: the producer's, else where the message lay at first."""
+    origin = message.properties.get(properties.ORIGIN_MESSAGE_ID)
+    return message.unique_key or origin or message.offset_id

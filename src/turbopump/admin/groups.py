@@ -1,0 +1,427 @@
+"""Consumer groups: their settings, how far they are behind, and who is in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from turbopump.admin.reach import BrokerNode, Reach, gathered, not_there
+from turbopump.admin.topics import Topics
+from turbopump.client.names import check_group, dead_letter_topic, retry_topic
+from turbopump.errors import AlreadyThere, NotThere, RemoteError, StillInUse, TurbopumpError
+from turbopump.message import MessageQueue, QueueOffset
+from turbopump.wire import headers
+from turbopump.wire.bodies import (
+    ClientConnection,
+    ConsumerConnections,
+    ConsumeStats,
+    ConsumeTimeSpans,
+    GroupConfig,
+    GroupConfigTable,
+    ProducerConnections,
+    RunningInfo,
+)
+from turbopump.wire.codes import RequestCode, ResponseCode, release
+from turbopump.wire.command import whole_body
+
+_FIRST_4 = release(4, 0, 0)
+_FIRST_5 = release(5, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """What brokers know of a group."""
+
+    group: str
+    retries_max: int = 16
+    """How often a message is tried again before it becomes a dead letter."""
+
+    retry_queues: int = 1
+    """Queues of the retry topic on each broker; 0 drops what fails."""
+
+    can_consume: bool = True
+    can_broadcast: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInfo:
+    """A group, where it is known, and how many members it has."""
+
+    settings: GroupSettings
+    brokers: tuple[str, ...]
+    members: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueueProgress:
+    """How far a group has come in one queue."""
+
+    queue: MessageQueue
+    committed: QueueOffset
+    max_offset: QueueOffset
+    last_consumed_ms: int | None
+    """When the last message was stored that the group has consumed."""
+
+    delay_ms: int
+    """How long the next message has been waiting; 0 when there is none."""
+
+    client_id: str | None = None
+    """The member that owns the queue, as far as it told."""
+
+    @property
+    def lag(self) -> int:
+        return max(0, self.max_offset - self.committed)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a group has come in all of its queues, its retry topic included."""
+
+    group: str
+    queues: tuple[QueueProgress, ...]
+    consumed_per_s: float
+    is_running: bool
+
+    @property
+    def lag(self) -> int:
+        return sum(each.lag for each in self.queues)
+
+    @property
+    def delay_ms(self) -> int:
+        return max((each.delay_ms for each in self.queues), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A client as its broker sees it."""
+
+    client_id: str
+    address: str
+    language: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A consumer of a group, and the queues that it owns; None when it did not tell."""
+
+    connection: Connection
+    queues: tuple[MessageQueue, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """Who is in a group, and what they want; subscriptions are expressions by topic."""
+
+    group: str
+    members: tuple[Member, ...]
+    consume_type: str | None
+    message_model: str | None
+    consume_from: str | None
+    subscriptions: Mapping[str, str]
+
+
+class Groups:
+    """What can be done with consumer groups.
+
+    ::
+
+        progress = await admin.groups.progress("billing")
+        print(progress.lag, [each.queue for each in progress.queues if each.lag])
+    """
+
+    def __init__(self, reach: Reach, topics: Topics) -> None:
+        self._reach = reach
+        self._topics = topics
+
+    # --- settings ---------------------------------------------------------------------------------
+
+    async def list(self, cluster: str | None = None) -> tuple[GroupInfo, ...]:
+        """Return all groups; where brokers differ about one, the first by name is right."""
+        masters = await self._reach.masters(cluster)
+        tables = await gathered(self._table(node) for node in masters)
+        having: dict[str, list[BrokerNode]] = {}
+        configs: dict[str, GroupConfig] = {}
+        for node, table in zip(masters, tables, strict=True):
+            for name, config in table.items():
+                having.setdefault(name, []).append(node)
+                configs.setdefault(name, config)
+        names = sorted(having)
+        online = await gathered(self._connections(name, having[name]) for name in names)
+        return tuple(
+            GroupInfo(_settings(configs[name]), tuple(n.broker for n in having[name]), len(members))
+            for name, members in zip(names, online, strict=True)
+        )
+
+    async def create(self, settings: GroupSettings, cluster: str | None = None) -> tuple[str, ...]:
+        """Make a group on all brokers; raises AlreadyThere. Return the brokers' names."""
+        check_group(settings.group)
+        masters = await self._reach.masters(cluster)
+        for node in masters:
+            if settings.group in await self._table(node):
+                raise AlreadyThere(f"group {settings.group!r} is there already, on {node.broker}")
+        await self._put(masters, GroupConfig(group_name=settings.group), settings)
+        return tuple(node.broker for node in masters)
+
+    async def update(
+        self,
+        group: str,
+        *,
+        retries_max: int | None = None,
+        retry_queues: int | None = None,
+        can_consume: bool | None = None,
+        can_broadcast: bool | None = None,
+        cluster: str | None = None,
+    ) -> tuple[GroupSettings, GroupSettings]:
+        """Change a group, only in what is given; return it as before and after."""
+        masters = await self._reach.masters(cluster)
+        tables = await gathered(self._table(node) for node in masters)
+        known = [table[group] for table in tables if group in table]
+        if not known:
+            raise not_there("group", group, {name for table in tables for name in table})
+        old = _settings(known[0])
+        fresh = GroupSettings(
+            group,
+            old.retries_max if retries_max is None else retries_max,
+            old.retry_queues if retry_queues is None else retry_queues,
+            old.can_consume if can_consume is None else can_consume,
+            old.can_broadcast if can_broadcast is None else can_broadcast,
+        )
+        await self._put(masters, known[0], fresh)
+        return old, fresh
+
+    async def delete(
+        self,
+        group: str,
+        *,
+        cluster: str | None = None,
+        with_dead_letters: bool = False,
+        force: bool = False,
+    ) -> tuple[str, ...]:
+        """Delete a group, its progress and its retry topic; return the topics deleted.
+
+        Raises StillInUse when it has members, unless ``force`` is set: they would bring it back.
+        Its dead letters stay unless asked for: nothing else holds them.
+        """
+        await self.require(group)
+        if not force:
+            await self.require_stopped(group)
+        header = headers.DeleteGroup(group_name=group, remove_offset=True)
+        await gathered(
+            self._reach.ask(node, RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
+            for node in await self._reach.masters(cluster)
+        )
+        topics = [retry_topic(group)] + [dead_letter_topic(group)] * with_dead_letters
+        names = await self._topics.names()
+        gone = [topic for topic in topics if topic in names]
+        for topic in gone:
+            await self._topics.delete(topic, cluster)
+        return tuple(gone)
+
+    async def require(self, group: str) -> None:
+        """Raise NotThere, with similar names, unless some broker knows the group."""
+        tables = await gathered(self._table(node) for node in await self._reach.readable())
+        if not any(group in table for table in tables):
+            raise not_there("group", group, {name for table in tables for name in table})
+
+    async def require_stopped(self, group: str) -> None:
+        """Raise StillInUse when a group has members."""
+        members = await self._connections(group, await self._reach.readable())
+        if members:
+            ids = ", ".join(sorted(members))
+            raise StillInUse(f"group {group!r} has {len(members)} members: {ids}")
+
+    # --- progress ---------------------------------------------------------------------------------
+
+    async def progress(
+        self, group: str, topic: str | None = None, *, with_owners: bool = False
+    ) -> Progress:
+        """Return how far a group is behind, in one topic or all; raises NotThere.
+
+        ``with_owners`` asks every member which queues it has, which takes longer.
+        """
+        await self.require(group)
+        nodes = await self._reach.readable()
+        stats = await gathered(self._stats(node, group, topic) for node in nodes)
+        delays = await gathered(
+            self._delays(node, group, {queue.topic for queue in each.offset_table})
+            for node, each in zip(nodes, stats, strict=True)
+        )
+        owners = await self._owners(group) if with_owners else {}
+        online = await self._connections(group, nodes)
+        queues = [
+            QueueProgress(
+                queue,
+                QueueOffset(max(0, each.consumer_offset)),
+                QueueOffset(max(0, each.broker_offset)),
+                each.last_timestamp or None,
+                late.get(queue, 0) if each.broker_offset > each.consumer_offset else 0,
+                owners.get(queue),
+            )
+            for broker, late in zip(stats, delays, strict=True)
+            for queue, each in broker.offset_table.items()
+        ]
+        return Progress(
+            group,
+            tuple(sorted(queues, key=lambda each: each.queue)),
+            sum(each.consume_tps for each in stats),
+            bool(online),
+        )
+
+    async def _stats(self, node: BrokerNode, group: str, topic: str | None) -> ConsumeStats:
+        header = headers.ConsumeStatsOf(consumer_group=group, topic=topic)
+        answer = await self._reach.ask(node, RequestCode.GET_CONSUME_STATS, header)
+        return ConsumeStats.decode(whole_body(answer))
+
+    async def _delays(
+        self, node: BrokerNode, group: str, topics: Iterable[str]
+    ) -> dict[MessageQueue, int]:
+        found: dict[MessageQueue, int] = {}
+        for topic in sorted(topics):
+            header = headers.TopicAndGroup(topic=topic, group=group)
+            try:
+                answer = await self._reach.ask(node, RequestCode.QUERY_CONSUME_TIME_SPAN, header)
+            except RemoteError:
+                # The topic went away meanwhile: there is nothing to be late with.
+                continue
+            spans = ConsumeTimeSpans.decode(whole_body(answer)).consume_time_span_set
+            found |= {span.message_queue: max(0, span.delay_time) for span in spans}
+        return found
+
+    async def _owners(self, group: str) -> dict[MessageQueue, str]:
+        try:
+            found = await self.members(group)
+        except NotThere:
+            return {}
+        return {
+            queue: member.connection.client_id
+            for member in found.members
+            for queue in member.queues or ()
+        }
+
+    # --- members ----------------------------------------------------------------------------------
+
+    async def members(self, group: str) -> Members:
+        """Return who is in a group and which queues each owns; raises NotThere for no group."""
+        await self.require(group)
+        nodes = await self._reach.readable()
+        bodies = await gathered(self._consumers(node, group) for node in nodes)
+        found = [body for body in bodies if body is not None]
+        connections = _by_client(each for body in found for each in body.connection_set)
+        queues = await gathered(self._owned(nodes, group, client) for client in connections)
+        first = found[0] if found else ConsumerConnections()
+        subscriptions = {
+            topic: each.sub_string
+            for body in found
+            for topic, each in body.subscription_table.items()
+        }
+        return Members(
+            group,
+            tuple(map(Member, map(_connection, connections.values()), queues)),
+            first.consume_type,
+            first.message_model,
+            first.consume_from_where,
+            dict(sorted(subscriptions.items())),
+        )
+
+    async def producers(self, group: str) -> tuple[Connection, ...]:
+        """Return who is in a producer group; nobody when no broker has heard of it."""
+        header = headers.ProducerGroup(producer_group=group)
+        found: list[ClientConnection] = []
+        for node in await self._reach.readable():
+            try:
+                answer = await self._reach.ask(
+                    node, RequestCode.GET_PRODUCER_CONNECTION_LIST, header
+                )
+            except RemoteError as error:
+                # The one code for everything; brokers use it for a group without members.
+                if error.code != ResponseCode.SYSTEM_ERROR:
+                    raise
+            else:
+                found += ProducerConnections.decode(whole_body(answer)).connection_set
+        return tuple(map(_connection, _by_client(found).values()))
+
+    async def _consumers(self, node: BrokerNode, group: str) -> ConsumerConnections | None:
+        header = headers.ConsumerGroup(consumer_group=group)
+        try:
+            answer = await self._reach.ask(node, RequestCode.GET_CONSUMER_CONNECTION_LIST, header)
+        except RemoteError as error:
+            if error.code == ResponseCode.CONSUMER_NOT_ONLINE:
+                return None
+            raise
+        return ConsumerConnections.decode(whole_body(answer))
+
+    async def _connections(
+        self, group: str, nodes: Sequence[BrokerNode]
+    ) -> dict[str, ClientConnection]:
+        bodies = await gathered(self._consumers(node, group) for node in nodes)
+        return _by_client(each for body in bodies if body for each in body.connection_set)
+
+    async def _owned(
+        self, nodes: Sequence[BrokerNode], group: str, client_id: str
+    ) -> tuple[MessageQueue, ...] | None:
+        """Let a client tell which queues it has; any broker that knows it can ask it."""
+        header = headers.RunningInfoOf(
+            consumer_group=group, client_id=client_id, jstack_enable=False
+        )
+        for node in nodes:
+            try:
+                answer = await self._reach.ask(node, RequestCode.GET_CONSUMER_RUNNING_INFO, header)
+                return tuple(sorted(RunningInfo.decode(whole_body(answer)).mq_table))
+            except TurbopumpError:
+                continue
+        return None
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    async def _table(self, node: BrokerNode) -> dict[str, GroupConfig]:
+        answer = await self._reach.ask(node, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+        return GroupConfigTable.decode(whole_body(answer)).subscription_group_table
+
+    async def _put(
+        self, nodes: Sequence[BrokerNode], base: GroupConfig, settings: GroupSettings
+    ) -> None:
+        config = GroupConfig(
+            group_name=settings.group,
+            retry_max_times=settings.retries_max,
+            retry_queue_nums=settings.retry_queues,
+            consume_enable=settings.can_consume,
+            consume_broadcast_enable=settings.can_broadcast,
+            broker_id=base.broker_id,
+            consume_from_min_enable=base.consume_from_min_enable,
+            notify_consumer_ids_changed_enable=base.notify_consumer_ids_changed_enable,
+            which_broker_when_consume_slowly=base.which_broker_when_consume_slowly,
+        )
+        code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+        await gathered(self._reach.ask(node, code, body=config.encode()) for node in nodes)
+
+
+def version_name(number: int) -> str:
+    """Return the release that a client announces by a number."""
+    major, first = (5, _FIRST_5) if number + 1 >= _FIRST_5 else (4, _FIRST_4)
+    if number < _FIRST_4:
+        return str(number)
+    minor, patch = divmod(number - first + 1, 20)
+    # Each release has an entry for its snapshot just before it.
+    return f"V{major}_{minor}_{patch // 2}" + ("" if (number - first) % 2 == 0 else "_SNAPSHOT")
+
+
+def _settings(config: GroupConfig) -> GroupSettings:
+    return GroupSettings(
+        config.group_name,
+        config.retry_max_times,
+        config.retry_queue_nums,
+        config.consume_enable,
+        config.consume_broadcast_enable,
+    )
+
+
+def _by_client(connections: Iterable[ClientConnection]) -> dict[str, ClientConnection]:
+    """Return each client once: it is connected to every broker."""
+    return {each.client_id: each for each in sorted(connections, key=lambda each: each.client_id)}
+
+
+def _connection(seen: ClientConnection) -> Connection:
+    return Connection(
+        seen.client_id, seen.client_addr, seen.language or "unknown", version_name(seen.version)
+    )

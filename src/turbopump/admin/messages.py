@@ -1,0 +1,271 @@
+"""Messages: sending one by hand, watching a topic, and finding what was sent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import datetime
+
+from turbopump.admin.positions import AtTime, Last, Latest, Start
+from turbopump.admin.reach import ANSWER_MS, BrokerNode, Reach, gathered
+from turbopump.admin.reading import Reading, Stretch, merged
+from turbopump.admin.topics import QueueLimits, Topics
+from turbopump.client import calls
+from turbopump.client.outgoing import MessageRules
+from turbopump.client.producer import Producer, ProducerConfig, SendReceipt, To
+from turbopump.client.selectors import by_hash
+from turbopump.client.subscriptions import EVERYTHING
+from turbopump.errors import InvalidArgument, NotThere, RemoteError
+from turbopump.message import Message, MessageQueue, QueueOffset
+from turbopump.wire.codes import ResponseCode
+from turbopump.wire.headers import QueryMessage
+from turbopump.wire.ids import parse_offset_id
+from turbopump.wire.record import MessageView
+
+TOOLS_PRODUCER_GROUP = "TOOLS_PRODUCER"
+_FAR_MS = 2**62
+_WAITING_MAX = 1000
+"""Messages of a followed topic that were read and not asked for yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The messages of a topic in a span of time, and how many there are to read."""
+
+    stretches: tuple[Stretch, ...]
+
+    @property
+    def messages(self) -> int:
+        return sum(stretch.messages for stretch in self.stretches)
+
+
+class Messages:
+    """What can be done with messages.
+
+    ::
+
+        receipt = await admin.messages.send(Message("orders", b"hello"))
+        print((await admin.messages.find(receipt.message_id, "orders"))[0].body)
+    """
+
+    def __init__(self, reach: Reach, topics: Topics) -> None:
+        self._reach = reach
+        self._topics = topics
+        self._reading = Reading(reach.session)
+
+    async def send(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        sharding_key: str | None = None,
+        create_topic: bool = False,
+    ) -> SendReceipt:
+        """Send one message: to a queue, to that of a key, or to the next in turn.
+
+        Raises NotThere for a topic that does not exist, unless ``create_topic`` leaves it to the
+        broker to make it: a misspelt name would otherwise become a topic.
+        """
+        if queue is not None and sharding_key is not None:
+            raise InvalidArgument("queue and sharding_key: one of the two is allowed")
+        if not create_topic:
+            await self._reach.route(message.topic)
+        to: To = queue if sharding_key is None else by_hash(sharding_key)
+        config = ProducerConfig(messages=MessageRules())
+        session = self._reach.session
+        async with Producer(TOOLS_PRODUCER_GROUP, session=session, config=config) as producer:
+            return await producer.send(message, to=to)
+
+    # --- finding ----------------------------------------------------------------------------------
+
+    async def find(self, message_id: str, topic: str | None = None) -> tuple[MessageView, ...]:
+        """Find a message by any of its ids; a unique id needs the topic. Raises NotThere.
+
+        Several are found when it was delivered again or sent again by a retrying producer.
+        """
+        by_place = await self.by_offset_id(message_id)
+        if by_place is not None:
+            return (by_place,)
+        found = () if topic is None else await self.by_unique_key(topic, message_id)
+        if not found:
+            raise NotThere("message", message_id)
+        return found
+
+    async def by_offset_id(self, offset_id: str) -> MessageView | None:
+        """Read the message whose id says where it lies; None when it says nothing of the kind."""
+        try:
+            host, offset = parse_offset_id(offset_id)
+        except InvalidArgument:
+            return None
+        # Both kinds of id look the same: only an address of ours is taken for one.
+        known = {node.address for node in await self._reach.nodes()}
+        if str(host) not in known:
+            return None
+        try:
+            return await calls.view_message(self._reach.session, str(host), offset, ANSWER_MS)
+        except RemoteError as error:
+            if error.code == ResponseCode.SYSTEM_ERROR:
+                return None
+            raise
+
+    async def by_unique_key(
+        self, topic: str, unique_key: str, *, begin_ms: int = 0, end_ms: int = _FAR_MS
+    ) -> tuple[MessageView, ...]:
+        """Find messages by the id that their producer gave them, oldest first."""
+        found = await self._query(topic, unique_key, 64, begin_ms, end_ms, is_unique=True)
+        return tuple(each for each in found if each.unique_key == unique_key)
+
+    async def by_key(
+        self,
+        topic: str,
+        key: str,
+        *,
+        begin: datetime | None = None,
+        end: datetime | None = None,
+        count_max: int = 64,
+    ) -> tuple[MessageView, ...]:
+        """Find messages by one of their keys, oldest first; of many, each broker's newest."""
+        found = await self._query(
+            topic,
+            key,
+            count_max,
+            0 if begin is None else AtTime(begin).epoch_ms,
+            _FAR_MS if end is None else AtTime(end).epoch_ms,
+            is_unique=False,
+        )
+        return tuple(each for each in found if key in each.keys)
+
+    async def at(self, queue: MessageQueue, offset: int) -> MessageView:
+        """Read the message at an offset of a queue; raises NotThere."""
+        if offset < 0:
+            raise InvalidArgument(f"offset is {offset}: 0 or more is allowed")
+        limits = _limits_of(queue, (await self._topics.status(queue.topic)).queues)
+        place = f"{queue} at offset {offset}"
+        if not limits.min_offset <= offset < limits.max_offset:
+            raise NotThere("message in", f"{place} ({limits.min_offset} to {limits.max_offset})")
+        messages, _ = await self._reading.page(queue, QueueOffset(offset), count_max=1)
+        if not messages or messages[0].queue_offset != offset:
+            raise NotThere("message in", place)
+        return messages[0]
+
+    async def span(self, topic: str, begin: datetime, end: datetime | None = None) -> Span:
+        """Work out which messages were stored from a moment on and before another."""
+        if end is not None and AtTime(end).epoch_ms < AtTime(begin).epoch_ms:
+            raise InvalidArgument(f"the end {end} is before the beginning {begin}")
+        stop = Latest() if end is None else AtTime(end)
+        limits = (await self._topics.status(topic)).queues
+        begins = await gathered(self._reading.offset_of(each, AtTime(begin)) for each in limits)
+        ends = await gathered(self._reading.offset_of(each, stop) for each in limits)
+        return Span(tuple(map(Stretch, (each.queue for each in limits), begins, ends)))
+
+    async def read(self, span: Span, *, tags: str = EVERYTHING) -> AsyncIterator[MessageView]:
+        """Read the messages of a span, in the order in which they were stored."""
+        sources = [self._reading.stretch(each, tags=tags) for each in span.stretches]
+        async for message in merged(sources):
+            yield message
+
+    # --- watching ---------------------------------------------------------------------------------
+
+    async def tail(
+        self, topic: str, *, tags: str = EVERYTHING, start: Start | None = None, follow: bool = True
+    ) -> AsyncIterator[MessageView]:
+        """Read a topic from a position on, and everything that comes later if it is followed.
+
+        Nobody's progress changes. What is there already comes in the order of storing, at first.
+        """
+        limits = (await self._topics.status(topic)).queues
+        span = await self._before_now(limits, start or Latest())
+        kept = start.count if isinstance(start, Last) else None
+        history = self.read(span, tags=tags)
+        if kept is not None:
+            history = _last(history, kept)
+        async for message in history:
+            yield message
+        if follow:
+            ends = {stretch.queue: stretch.end for stretch in span.stretches}
+            async with aclosing(self._following(ends, tags)) as coming:
+                async for message in coming:
+                    yield message
+
+    async def _before_now(self, limits: Sequence[QueueLimits], start: Start) -> Span:
+        if isinstance(start, Last):
+            begins = [
+                QueueOffset(max(each.min_offset, each.max_offset - start.count)) for each in limits
+            ]
+        else:
+            begins = await gathered(self._reading.offset_of(each, start) for each in limits)
+        return Span(
+            tuple(
+                Stretch(each.queue, begin, each.max_offset)
+                for each, begin in zip(limits, begins, strict=True)
+            )
+        )
+
+    async def _following(
+        self, offsets: dict[MessageQueue, QueueOffset], tags: str
+    ) -> AsyncGenerator[MessageView, None]:
+        waiting: asyncio.Queue[MessageView] = asyncio.Queue(_WAITING_MAX)
+
+        async def follow(queue: MessageQueue, at: QueueOffset) -> None:
+            while True:
+                messages, at = await self._reading.page(queue, at, tags=tags, is_held=True)
+                for message in messages:
+                    await waiting.put(message)
+
+        tasks = {asyncio.ensure_future(follow(queue, at)) for queue, at in offsets.items()}
+        try:
+            while True:
+                taking = asyncio.ensure_future(waiting.get())
+                try:
+                    await asyncio.wait({taking, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+                    for task in tasks:
+                        if task.done():
+                            task.result()
+                    yield taking.result()
+                finally:
+                    taking.cancel()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    async def _query(
+        self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int, *, is_unique: bool
+    ) -> list[MessageView]:
+        header = QueryMessage(
+            topic=topic,
+            key=key,
+            max_num=count_max,
+            begin_timestamp=begin_ms,
+            end_timestamp=end_ms,
+            unique_key_query=is_unique,
+        )
+        nodes = await self._topics.nodes_of(topic)
+        found = await gathered(self._query_at(node, header) for node in nodes)
+        return sorted(
+            (each for messages in found for each in messages if each.topic == topic),
+            key=lambda each: each.store_timestamp_ms,
+        )
+
+    async def _query_at(self, node: BrokerNode, header: QueryMessage) -> list[MessageView]:
+        return await calls.query_messages(self._reach.session, node.address, header, ANSWER_MS)
+
+
+def _limits_of(queue: MessageQueue, limits: Iterable[QueueLimits]) -> QueueLimits:
+    for each in limits:
+        if each.queue == queue:
+            return each
+    raise NotThere("queue", str(queue))
+
+
+async def _last(messages: AsyncIterator[MessageView], count: int) -> AsyncIterator[MessageView]:
+    kept: list[MessageView] = []
+    async for message in messages:
+        kept.append(message)
+        del kept[:-count]
+    for message in kept:
+        yield message

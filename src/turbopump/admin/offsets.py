@@ -1,0 +1,266 @@
+"""Where a group goes on: sending it back or forward, after a look at what that means."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from turbopump.admin.groups import Groups
+from turbopump.admin.positions import AtTime, Latest, Position
+from turbopump.admin.reach import ANSWER_MS, BrokerNode, Reach, gathered
+from turbopump.admin.reading import Reading
+from turbopump.admin.topics import QueueLimits, Topics
+from turbopump.client import calls
+from turbopump.errors import AdministrationError, InvalidArgument, RemoteError
+from turbopump.message import MessageQueue, QueueOffset
+from turbopump.wire import headers
+from turbopump.wire.bodies import KeyValues, QueueOffsets
+from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.command import whole_body
+
+_NEWEST = -1
+
+
+@dataclass(frozen=True, slots=True)
+class QueueChange:
+    """What becomes of a group's offset in one queue; ``current`` is None where it has none."""
+
+    queue: MessageQueue
+    current: QueueOffset | None
+    target: QueueOffset
+    min_offset: QueueOffset
+    max_offset: QueueOffset
+
+    @property
+    def repeats(self) -> int:
+        """Messages that the group gets again."""
+        known = self.min_offset if self.current is None else self.current
+        return max(0, min(known, self.max_offset) - max(self.target, self.min_offset))
+
+    @property
+    def skips(self) -> int:
+        """Messages that the group will not get."""
+        known = self.min_offset if self.current is None else self.current
+        return max(0, self.target - max(known, self.min_offset))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a reset would do; `Offsets.apply` does it."""
+
+    group: str
+    topic: str
+    to: Position
+    is_running: bool
+    is_whole: bool
+    """Whether it is about all queues of the topic."""
+
+    changes: tuple[QueueChange, ...]
+
+    @property
+    def repeats(self) -> int:
+        return sum(change.repeats for change in self.changes)
+
+    @property
+    def skips(self) -> int:
+        return sum(change.skips for change in self.changes)
+
+
+class Offsets:
+    """What can be done with the progress of groups.
+
+    ::
+
+        plan = await admin.offsets.plan("billing", "orders", AtTime(this_morning))
+        print(plan.repeats, plan.skips)
+        await admin.offsets.apply(plan)
+    """
+
+    def __init__(self, reach: Reach, topics: Topics, groups: Groups) -> None:
+        self._reach = reach
+        self._topics = topics
+        self._groups = groups
+        self._reading = Reading(reach.session)
+
+    async def plan(
+        self,
+        group: str,
+        topic: str,
+        to: Position,
+        queues: Collection[MessageQueue] | None = None,
+    ) -> Plan:
+        """Work out what a reset would do, in all queues of a topic or in some; changes nothing.
+
+        Raises NotThere for an unknown group or topic, InvalidArgument for an unknown queue.
+        """
+        await self._groups.require(group)
+        limits = (await self._topics.status(topic)).queues
+        chosen = _chosen(limits, queues)
+        nodes = {node.broker: node for node in await self._topics.nodes_of(topic)}
+        changes = await gathered(
+            self._change(nodes[each.queue.broker], group, each, to) for each in chosen
+        )
+        online = await gathered(self._is_running(node, group) for node in nodes.values())
+        return Plan(group, topic, to, any(online), queues is None, tuple(changes))
+
+    async def apply(self, plan: Plan) -> None:
+        """Do what a plan says.
+
+        Members of a running group are told, stop, and go on from the new offsets within seconds;
+        for a stopped one the offsets are written. Raises AdministrationError when a broker that
+        is not ours can reset a running group only by time, and the plan is of another kind.
+        """
+        nodes = {node.broker: node for node in await self._topics.nodes_of(plan.topic)}
+        by_broker: dict[str, dict[MessageQueue, int]] = {}
+        for change in plan.changes:
+            by_broker.setdefault(change.queue.broker, {})[change.queue] = change.target
+        await gathered(
+            self._apply_on(nodes[broker], plan, targets) for broker, targets in by_broker.items()
+        )
+
+    async def reset(
+        self,
+        group: str,
+        topic: str,
+        to: Position,
+        queues: Collection[MessageQueue] | None = None,
+    ) -> Plan:
+        """Plan and apply at once; return what was done."""
+        plan = await self.plan(group, topic, to, queues)
+        await self.apply(plan)
+        return plan
+
+    async def skip(self, group: str, topic: str) -> Plan:
+        """Let a group forget everything that it has not consumed yet."""
+        return await self.reset(group, topic, Latest())
+
+    async def plan_clone(
+        self, source: str, destination: str, topic: str | None = None
+    ) -> tuple[QueueChange, ...]:
+        """Work out what `clone` would do to the destination; changes nothing."""
+        progress = await self._groups.progress(source, topic)
+        nodes = {node.broker: node for node in await self._reach.readable()}
+        own = {f"%RETRY%{source}"}
+        rows = [each for each in progress.queues if each.queue.topic not in own]
+        current = await gathered(
+            self._committed(nodes[each.queue.broker], destination, each.queue) for each in rows
+        )
+        return tuple(
+            QueueChange(each.queue, known, each.committed, QueueOffset(0), each.max_offset)
+            for each, known in zip(rows, current, strict=True)
+        )
+
+    async def clone(self, source: str, destination: str, topic: str | None = None) -> None:
+        """Give a group the progress of another, in one topic or in all that both may consume.
+
+        Raises StillInUse while the destination has members: they would write over it.
+        """
+        await self._groups.require(source)
+        await self._groups.require_stopped(destination)
+        changes = await self.plan_clone(source, destination, topic)
+        nodes = {node.broker: node for node in await self._reach.masters()}
+        await gathered(
+            self._clone_on(nodes[broker], source, destination, name)
+            for broker, name in sorted({(c.queue.broker, c.queue.topic) for c in changes})
+        )
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    async def _change(
+        self, node: BrokerNode, group: str, limits: QueueLimits, to: Position
+    ) -> QueueChange:
+        return QueueChange(
+            limits.queue,
+            await self._committed(node, group, limits.queue),
+            await self._reading.offset_of(limits, to),
+            limits.min_offset,
+            limits.max_offset,
+        )
+
+    async def _committed(
+        self, node: BrokerNode, group: str, queue: MessageQueue
+    ) -> QueueOffset | None:
+        return await calls.committed_offset(
+            self._reach.session, node.address, group, queue, ANSWER_MS
+        )
+
+    async def _is_running(self, node: BrokerNode, group: str) -> bool:
+        header = headers.ConsumerGroup(consumer_group=group)
+        try:
+            await self._reach.ask(node, RequestCode.GET_CONSUMER_CONNECTION_LIST, header)
+        except RemoteError as error:
+            if error.code == ResponseCode.CONSUMER_NOT_ONLINE:
+                return False
+            raise
+        return True
+
+    async def _apply_on(
+        self, node: BrokerNode, plan: Plan, targets: Mapping[MessageQueue, int]
+    ) -> None:
+        if await self._is_running(node, plan.group):
+            if await self._is_ours(node):
+                await self._tell_members(node, plan, targets)
+            else:
+                await self._tell_by_time(node, plan)
+            return
+        for queue, target in targets.items():
+            await calls.commit_offset(
+                self._reach.session,
+                node.address,
+                plan.group,
+                queue,
+                QueueOffset(target),
+                ANSWER_MS,
+                is_oneway=False,
+            )
+
+    async def _tell_members(
+        self, node: BrokerNode, plan: Plan, targets: Mapping[MessageQueue, int]
+    ) -> None:
+        """Have one of our brokers tell the members of a group where to go on.
+
+        The body is our own addition to this request. A broker that does not know it would see a
+        reset to the newest message without force, which leaves every group where it is.
+        """
+        header = headers.ResetOffset(
+            topic=plan.topic, group=plan.group, timestamp=_NEWEST, is_force=False
+        )
+        body = QueueOffsets(offset_table=dict(targets)).encode(bare_keys=True)
+        await self._reach.ask(node, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header, body)
+
+    async def _is_ours(self, node: BrokerNode) -> bool:
+        answer = await self._reach.ask(node, RequestCode.GET_BROKER_RUNTIME_INFO)
+        return "turbopumpVersion" in KeyValues.decode(whole_body(answer)).table
+
+    async def _tell_by_time(self, node: BrokerNode, plan: Plan) -> None:
+        """Reset a running group as every broker can: all queues of a topic, to a moment."""
+        if not plan.is_whole or not isinstance(plan.to, AtTime | Latest):
+            raise AdministrationError(
+                f"broker {node.broker} at {node.address} resets the offsets of running groups "
+                f"by time only: stop the members of {plan.group!r} and repeat the reset"
+            )
+        timestamp_ms = plan.to.epoch_ms if isinstance(plan.to, AtTime) else _NEWEST
+        header = headers.ResetOffset(
+            topic=plan.topic, group=plan.group, timestamp=timestamp_ms, is_force=True
+        )
+        await self._reach.ask(node, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
+
+    async def _clone_on(self, node: BrokerNode, source: str, destination: str, topic: str) -> None:
+        header = headers.CloneGroupOffset(
+            src_group=source, dest_group=destination, topic=topic, offline=True
+        )
+        await self._reach.ask(node, RequestCode.CLONE_GROUP_OFFSET, header)
+
+
+def _chosen(
+    limits: Iterable[QueueLimits], queues: Collection[MessageQueue] | None
+) -> list[QueueLimits]:
+    every = list(limits)
+    if queues is None:
+        return every
+    known = {each.queue for each in every}
+    unknown = sorted(queue for queue in queues if queue not in known)
+    if unknown:
+        names = ", ".join(f"{queue.broker}:{queue.queue_id}" for queue in sorted(known))
+        raise InvalidArgument(f"queue {unknown[0]} is not there: {names} are")
+    return [each for each in every if each.queue in queues]

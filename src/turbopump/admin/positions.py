@@ -1,0 +1,58 @@
+"""Places in a queue that people name: the beginning, the end, a moment, an offset."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from turbopump.errors import InvalidArgument
+
+
+@dataclass(frozen=True, slots=True)
+class Earliest:
+    """Before the oldest message that is still there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """After the newest message."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtTime:
+    """Before the first message stored at a moment or after it; without a zone it is local time."""
+
+    moment: datetime
+
+    @property
+    def epoch_ms(self) -> int:
+        return round(self.moment.timestamp() * 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class AtOffset:
+    """At an offset; a queue that does not reach that far is at its nearest end."""
+
+    offset: int
+
+    def __post_init__(self) -> None:
+        if self.offset < 0:
+            raise InvalidArgument(f"offset is {self.offset}: 0 or more is allowed")
+
+
+Position = Earliest | Latest | AtTime | AtOffset
+
+
+@dataclass(frozen=True, slots=True)
+class Last:
+    """Before the last so many messages of a topic."""
+
+    count: int
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise InvalidArgument(f"count is {self.count}: at least 1 is allowed")
+
+
+Start = Position | Last
+"""Where reading begins."""

@@ -1,0 +1,205 @@
+"""How administration reaches name servers and brokers: who is there, and one question for many."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+from turbopump.client import calls
+from turbopump.client.calls import require_success
+from turbopump.client.route_cache import NameServers
+from turbopump.client.routes import MASTER_ID
+from turbopump.client.session import Session
+from turbopump.errors import (
+    NetworkError,
+    NoNameServer,
+    NotThere,
+    RemoteError,
+)
+from turbopump.wire.bodies import ClusterInfo, TopicList, TopicRoute
+from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.command import Command, request, whole_body
+from turbopump.wire.schema import Header
+
+T = TypeVar("T")
+
+ANSWER_MS = 15_000
+"""For a broker's answer: it may have to ask a client, or wait for name servers."""
+
+_SIMILAR_MAX = 3
+_SIMILAR_FROM = 0.6
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class BrokerNode:
+    """One broker process; those of one ``broker`` name hold the same queues, id 0 is the master."""
+
+    cluster: str
+    broker: str
+    broker_id: int
+    address: str
+
+    @property
+    def is_master(self) -> bool:
+        return self.broker_id == MASTER_ID
+
+
+class Reach:
+    """Asks name servers and brokers; failures name who was asked."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.nameservers = session.config.nameserver_addresses
+        self._servers = NameServers(self.nameservers, session.random)
+
+    @property
+    def now_ms(self) -> int:
+        return self.session.clock.now_ms()
+
+    # --- name servers -----------------------------------------------------------------------------
+
+    async def ask_nameserver(
+        self, code: RequestCode, header: Header | None = None, body: bytes = b""
+    ) -> Command:
+        """Ask any name server; raises NoNameServer when none answers, RemoteError when it refuses.
+
+        All of them know the same, so the first that answers will do.
+        """
+        return await self._any_nameserver(
+            lambda address: self.ask_at(address, request(code, header, body))
+        )
+
+    async def ask_every_nameserver(
+        self, code: RequestCode, header: Header | None = None, body: bytes = b""
+    ) -> dict[str, Command]:
+        """Ask each name server, as none tells the others; raises what the first failure was."""
+        answers = await gathered(
+            self._from_nameserver(address, request(code, header, body))
+            for address in self.nameservers
+        )
+        return dict(zip(self.nameservers, answers, strict=True))
+
+    async def route(self, topic: str) -> TopicRoute:
+        """Return where a topic is now, not what was cached; raises NotThere."""
+        timeout_ms = self.session.config.request_timeout_ms
+        try:
+            return await self._any_nameserver(
+                lambda address: calls.route(self.session, address, topic, timeout_ms)
+            )
+        except RemoteError as error:
+            if error.code != ResponseCode.TOPIC_NOT_EXIST:
+                raise
+            raise await self.missing_topic(topic) from error
+
+    async def has_topic(self, topic: str) -> bool:
+        """Whether any name server knows a topic."""
+        return topic in await self.topic_names()
+
+    async def topic_names(self) -> list[str]:
+        """Return the names of all topics."""
+        answer = await self.ask_nameserver(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+        return sorted(TopicList.decode(whole_body(answer)).topic_list)
+
+    async def missing_topic(self, topic: str) -> NotThere:
+        """Return the error that says so, with names that may have been meant."""
+        return not_there("topic", topic, await self.topic_names())
+
+    # --- brokers ----------------------------------------------------------------------------------
+
+    async def nodes(
+        self, cluster: str | None = None, broker: str | None = None
+    ) -> tuple[BrokerNode, ...]:
+        """Return all brokers, of one cluster or of one name if given; raises NotThere."""
+        answer = await self.ask_nameserver(RequestCode.GET_BROKER_CLUSTER_INFO)
+        info = ClusterInfo.decode(whole_body(answer))
+        every = sorted(
+            BrokerNode(data.cluster, data.broker_name, broker_id, address)
+            for data in info.broker_addr_table.values()
+            for broker_id, address in data.broker_addrs.items()
+        )
+        if cluster is not None and all(node.cluster != cluster for node in every):
+            raise not_there("cluster", cluster, {node.cluster for node in every})
+        if broker is not None and all(node.broker != broker for node in every):
+            raise not_there("broker", broker, {node.broker for node in every})
+        return tuple(
+            node
+            for node in every
+            if cluster in (None, node.cluster) and broker in (None, node.broker)
+        )
+
+    async def masters(
+        self, cluster: str | None = None, broker: str | None = None
+    ) -> tuple[BrokerNode, ...]:
+        """Return the brokers that can be changed."""
+        found = tuple(node for node in await self.nodes(cluster, broker) if node.is_master)
+        if not found:
+            raise not_there("master broker", broker or cluster or "of any name", ())
+        return found
+
+    async def readable(self) -> tuple[BrokerNode, ...]:
+        """Return one node of each broker name: its master, or a slave while it has none."""
+        chosen: dict[str, BrokerNode] = {}
+        for node in sorted(await self.nodes(), key=lambda node: node.broker_id):
+            chosen.setdefault(node.broker, node)
+        return tuple(sorted(chosen.values()))
+
+    async def ask(
+        self,
+        node: BrokerNode,
+        code: RequestCode,
+        header: Header | None = None,
+        body: bytes = b"",
+    ) -> Command:
+        """Ask a broker; a refusal is raised as RemoteError that names the broker."""
+        try:
+            return await self.ask_at(node.address, request(code, header, body))
+        except RemoteError as error:
+            remark = f"broker {node.broker} at {node.address}: {error.remark}"
+            raise RemoteError(error.code, remark) from error
+
+    async def ask_at(self, address: str, command: Command) -> Command:
+        """Ask whoever is at an address."""
+        return require_success(await self.session.request(address, command, ANSWER_MS))
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    async def _any_nameserver(self, call: Callable[[str], Awaitable[T]]) -> T:
+        try:
+            return await self._servers.ask(call)
+        except NetworkError as error:
+            asked = ";".join(self.nameservers)
+            raise NoNameServer(f"no name server answers at {asked}: {error}") from error
+
+    async def _from_nameserver(self, address: str, command: Command) -> Command:
+        try:
+            return await self.ask_at(address, command)
+        except NetworkError as error:
+            raise NoNameServer(f"no name server answers at {address}: {error}") from error
+        except RemoteError as error:
+            raise RemoteError(error.code, f"name server {address}: {error.remark}") from error
+
+
+def not_there(kind: str, name: str, names: Iterable[str]) -> NotThere:
+    """Return the error that something is missing, with the names that come closest."""
+    similar = get_close_matches(name, sorted(names), _SIMILAR_MAX, _SIMILAR_FROM)
+    return NotThere(kind, name, tuple(similar))
+
+
+async def gathered(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Do all at the same time and return the results in order; the first failure ends the rest."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(each) for each in work]
+    except BaseExceptionGroup as failed:
+        raise _first(failed) from None
+    return [task.result() for task in tasks]
+
+
+def _first(failed: BaseExceptionGroup[BaseException]) -> BaseException:
+    error: BaseException = failed
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,131 @@
+"""Reading queues page by page, as tools do: nobody's progress changes."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from turbopump.admin.positions import AtOffset, AtTime, Earliest, Latest, Position
+from turbopump.admin.topics import QueueLimits
+from turbopump.client.calls import Found, OffsetIllegal
+from turbopump.client.pull_config import PullTimes
+from turbopump.client.reading import QueueReader
+from turbopump.client.session import Session
+from turbopump.client.subscriptions import EVERYTHING, subscription
+from turbopump.message import MessageQueue, QueueOffset
+from turbopump.wire.record import MessageView
+
+TOOLS_GROUP = "TOOLS_CONSUMER"
+"""The group that tools read as; every broker has it from the start."""
+
+PAGE_MESSAGES = 32
+"""What brokers give at once unless they are set up for more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Messages of one queue, from ``begin`` to before ``end``."""
+
+    queue: MessageQueue
+    begin: QueueOffset
+    end: QueueOffset
+
+    @property
+    def messages(self) -> int:
+        return max(0, self.end - self.begin)
+
+
+class Reading:
+    """Reads queues wherever wanted."""
+
+    def __init__(self, session: Session) -> None:
+        self._reader = QueueReader(session, TOOLS_GROUP, PullTimes())
+
+    async def page(
+        self,
+        queue: MessageQueue,
+        offset: QueueOffset,
+        *,
+        tags: str = EVERYTHING,
+        count_max: int = PAGE_MESSAGES,
+        is_held: bool = False,
+    ) -> tuple[Sequence[MessageView], QueueOffset]:
+        """Return the next messages and where to go on; ``is_held`` waits a while for some."""
+        wanted = subscription(queue.topic, tags, 0)
+        outcome = await self._reader.pull(queue, offset, wanted, count_max, is_held=is_held)
+        match outcome:
+            case Found(messages=messages, next_offset=after):
+                return messages, after
+            case OffsetIllegal(next_offset=after) if after < offset:
+                # The queue was made anew, and is shorter now.
+                return (), after
+            case _:
+                return (), QueueOffset(max(offset, outcome.next_offset))
+
+    async def stretch(
+        self, stretch: Stretch, *, tags: str = EVERYTHING
+    ) -> AsyncIterator[MessageView]:
+        """Read everything of a stretch that is still there."""
+        at = stretch.begin
+        while at < stretch.end:
+            messages, after = await self.page(stretch.queue, at, tags=tags)
+            for message in messages:
+                if message.queue_offset < stretch.end:
+                    yield message
+            if after <= at:
+                return
+            at = after
+
+    async def offset_of(self, limits: QueueLimits, to: Position) -> QueueOffset:
+        """Return where a position is in a queue."""
+        match to:
+            case Earliest():
+                return limits.min_offset
+            case Latest():
+                return limits.max_offset
+            case AtOffset(offset):
+                return QueueOffset(min(max(offset, limits.min_offset), limits.max_offset))
+            case AtTime():
+                return await self._offset_at(limits, to)
+
+    async def _offset_at(self, limits: QueueLimits, to: AtTime) -> QueueOffset:
+        """Return the first offset stored at a moment or later.
+
+        Brokers answer with the message nearest to the moment, which may lie on either side of it
+        and among others of the same millisecond; so its neighbours are looked at.
+        """
+        if limits.last_stored_ms is None or limits.last_stored_ms < to.epoch_ms:
+            return limits.max_offset
+        found = await self._reader.offset_at(limits.queue, to.moment)
+        at = QueueOffset(min(max(found, limits.min_offset), limits.max_offset))
+        while at > limits.min_offset and not await self._is_older(limits, at, to):
+            at = QueueOffset(max(limits.min_offset, at - PAGE_MESSAGES))
+        begin = Stretch(limits.queue, at, limits.max_offset)
+        async for message in self.stretch(begin):
+            if message.store_timestamp_ms >= to.epoch_ms:
+                return message.queue_offset
+        return limits.max_offset
+
+    async def _is_older(self, limits: QueueLimits, at: QueueOffset, to: AtTime) -> bool:
+        if at >= limits.max_offset:
+            return False
+        messages, _ = await self.page(limits.queue, at, count_max=1)
+        return bool(messages) and messages[0].store_timestamp_ms < to.epoch_ms
+
+
+async def merged(sources: Sequence[AsyncIterator[MessageView]]) -> AsyncIterator[MessageView]:
+    """Give the messages of several queues in the order in which they were stored."""
+    waiting: list[tuple[int, int, MessageView]] = []
+
+    async def take(number: int) -> None:
+        async for message in sources[number]:
+            heapq.heappush(waiting, (message.store_timestamp_ms, number, message))
+            return
+
+    for number in range(len(sources)):
+        await take(number)
+    while waiting:
+        _, number, message = heapq.heappop(waiting)
+        yield message
+        await take(number)

@@ -1,0 +1,394 @@
+"""Topics: making, changing, deleting, where they are and how full their queues are."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from turbopump.admin.reach import BrokerNode, Reach, gathered
+from turbopump.client.names import (
+    DEAD_LETTER_PREFIX,
+    RETRY_PREFIX,
+    TEMPLATE_TOPIC,
+    check_topic,
+)
+from turbopump.client.routes import PERM_READ, PERM_WRITE
+from turbopump.errors import AlreadyThere, InvalidArgument, RemoteError
+from turbopump.message import MessageQueue, QueueOffset
+from turbopump.wire import headers
+from turbopump.wire.bodies import (
+    GroupList,
+    TopicConfig,
+    TopicConfigTable,
+    TopicList,
+    TopicRoute,
+    TopicStats,
+)
+from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.command import whole_body
+
+ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
+"""Where name servers keep the fixed queues of ordered topics."""
+
+_PERMISSIONS = {"r": PERM_READ, "w": PERM_WRITE, "rw": PERM_READ | PERM_WRITE}
+_PERMISSION_NAMES = {number: name for name, number in _PERMISSIONS.items()}
+
+
+class TopicKind(StrEnum):
+    """What a topic is for."""
+
+    NORMAL = "normal"
+    RETRY = "retry"
+    DEAD_LETTERS = "dead letters"
+    SYSTEM = "system"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicOnBroker:
+    """What one broker knows of a topic."""
+
+    topic: str
+    cluster: str
+    broker: str
+    read_queues: int
+    write_queues: int
+    permission: str
+    """``r``, ``w``, ``rw`` or ``-``."""
+
+    is_ordered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    """A topic, and what each of its brokers knows of it."""
+
+    name: str
+    kind: TopicKind
+    on_brokers: tuple[TopicOnBroker, ...]
+
+    @property
+    def write_queues(self) -> int:
+        """Of all brokers."""
+        return sum(each.write_queues for each in self.on_brokers)
+
+
+@dataclass(frozen=True, slots=True)
+class RouteOnBroker:
+    """The queues of a topic on one broker, and its addresses by broker id."""
+
+    cluster: str
+    broker: str
+    addresses: dict[int, str]
+    read_queues: int
+    write_queues: int
+    permission: str
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRouting:
+    """Where clients find a topic."""
+
+    topic: str
+    on_brokers: tuple[RouteOnBroker, ...]
+    order: str | None = None
+    """The fixed queues of an ordered topic, ``broker:queues;broker:queues``."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """What a queue holds: from ``min_offset`` to before ``max_offset``."""
+
+    queue: MessageQueue
+    min_offset: QueueOffset
+    max_offset: QueueOffset
+    last_stored_ms: int | None
+
+    @property
+    def messages(self) -> int:
+        return self.max_offset - self.min_offset
+
+
+@dataclass(frozen=True, slots=True)
+class TopicStatus:
+    """What the queues of a topic hold."""
+
+    topic: str
+    queues: tuple[QueueLimits, ...]
+
+    @property
+    def messages(self) -> int:
+        return sum(queue.messages for queue in self.queues)
+
+
+class Topics:
+    """What can be done with topics.
+
+    ::
+
+        await admin.topics.create("orders", queues=8)
+        print((await admin.topics.status("orders")).messages)
+    """
+
+    def __init__(self, reach: Reach) -> None:
+        self._reach = reach
+
+    async def names(self) -> list[str]:
+        """Return the names of all topics, those of the system included."""
+        return await self._reach.topic_names()
+
+    async def list(self, cluster: str | None = None) -> tuple[TopicInfo, ...]:
+        """Return all topics as the brokers know them, of one cluster if given."""
+        masters = await self._reach.masters(cluster)
+        tables = await gathered(self._table(node) for node in masters)
+        system = {n for names in await gathered(map(self._system, masters)) for n in names}
+        found: dict[str, list[TopicOnBroker]] = {}
+        for node, table in zip(masters, tables, strict=True):
+            for config in table.values():
+                found.setdefault(config.topic_name, []).append(_on_broker(node, config))
+        return tuple(
+            TopicInfo(name, kind_of(name, system), tuple(found[name])) for name in sorted(found)
+        )
+
+    async def create(
+        self,
+        topic: str,
+        *,
+        queues: int = 8,
+        read_queues: int | None = None,
+        permission: str = "rw",
+        is_ordered: bool = False,
+        cluster: str | None = None,
+        brokers: Sequence[str] = (),
+    ) -> TopicInfo:
+        """Make a topic with so many queues on each broker; raises AlreadyThere.
+
+        Without ``cluster`` and ``brokers`` it is made on all brokers there are. ``read_queues``
+        differs from ``queues`` while a topic shrinks: producers stop using queues first.
+        """
+        check_topic(topic)
+        nodes = await self._chosen(cluster, brokers)
+        wanted = _config(topic, queues, read_queues or queues, permission, is_ordered=is_ordered)
+        there = [node.broker for node in nodes if topic in await self._table(node)]
+        if there:
+            raise AlreadyThere(f"topic {topic!r} is there already, on {', '.join(there)}")
+        await self._put(nodes, wanted)
+        return TopicInfo(topic, kind_of(topic), tuple(_on_broker(n, wanted) for n in nodes))
+
+    async def update(
+        self,
+        topic: str,
+        *,
+        queues: int | None = None,
+        read_queues: int | None = None,
+        permission: str | None = None,
+        is_ordered: bool | None = None,
+        cluster: str | None = None,
+        brokers: Sequence[str] = (),
+        dry_run: bool = False,
+    ) -> tuple[TopicInfo, TopicInfo]:
+        """Change a topic where it is, only in what is given; return it as before and after."""
+        nodes = await self._chosen(cluster, brokers)
+        tables = await gathered(self._table(node) for node in nodes)
+        known = [(n, t[topic]) for n, t in zip(nodes, tables, strict=True) if topic in t]
+        if not known:
+            raise await self._reach.missing_topic(topic)
+        changed = [
+            (
+                node,
+                _config(
+                    topic,
+                    old.write_queue_nums if queues is None else queues,
+                    _read_queues(old, queues, read_queues),
+                    permission or _permission_name(old.perm),
+                    is_ordered=old.order if is_ordered is None else is_ordered,
+                ),
+            )
+            for node, old in known
+        ]
+        if not dry_run:
+            for node, config in changed:
+                await self._put([node], config, others=[n for n, _ in changed])
+        kind = kind_of(topic)
+        before = TopicInfo(topic, kind, tuple(_on_broker(n, c) for n, c in known))
+        return before, TopicInfo(topic, kind, tuple(_on_broker(n, c) for n, c in changed))
+
+    async def delete(self, topic: str, cluster: str | None = None) -> tuple[str, ...]:
+        """Delete a topic with all its messages; return the names of the brokers that had it."""
+        masters = await self._reach.masters(cluster)
+        tables = await gathered(self._table(node) for node in masters)
+        having = [n for n, table in zip(masters, tables, strict=True) if topic in table]
+        if not having and not await self._reach.has_topic(topic):
+            raise await self._reach.missing_topic(topic)
+        # Name servers last: producers would find the topic gone and have brokers make it again.
+        header = headers.TopicName(topic=topic)
+        await gathered(
+            self._reach.ask(node, RequestCode.DELETE_TOPIC_IN_BROKER, header) for node in having
+        )
+        await self._reach.ask_every_nameserver(
+            RequestCode.DELETE_TOPIC_IN_NAMESRV,
+            headers.DeleteTopicInNameServer(topic=topic, cluster_name=cluster),
+        )
+        if cluster is None:
+            await self._reach.ask_every_nameserver(
+                RequestCode.DELETE_KV_CONFIG, headers.KvKey(namespace=ORDER_NAMESPACE, key=topic)
+            )
+        return tuple(node.broker for node in having)
+
+    async def route(self, topic: str) -> TopicRouting:
+        """Return where clients find a topic; raises NotThere."""
+        return routing(topic, await self._reach.route(topic))
+
+    async def status(self, topic: str) -> TopicStatus:
+        """Return what each queue of a topic holds; raises NotThere."""
+        nodes = await self.nodes_of(topic)
+        tables = await gathered(self._limits(node, topic) for node in nodes)
+        every = (each for table in tables for each in table)
+        return TopicStatus(topic, tuple(sorted(every, key=lambda each: each.queue)))
+
+    async def groups(self, topic: str) -> tuple[str, ...]:
+        """Return the groups that consume a topic now, or did once."""
+        header = headers.TopicName(topic=topic)
+        answers = await gathered(
+            self._reach.ask(node, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, header)
+            for node in await self.nodes_of(topic)
+        )
+        bodies = [GroupList.decode(whole_body(answer)) for answer in answers]
+        return tuple(sorted({group for body in bodies for group in body.group_list}))
+
+    async def nodes_of(self, topic: str) -> tuple[BrokerNode, ...]:
+        """Return the brokers to ask about a topic: the masters, or slaves where there is none."""
+        return tuple(
+            BrokerNode(each.cluster, each.broker, number, each.addresses[number])
+            for each in (await self.route(topic)).on_brokers
+            for number in sorted(each.addresses)[:1]
+        )
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    async def _chosen(self, cluster: str | None, brokers: Sequence[str]) -> tuple[BrokerNode, ...]:
+        if not brokers:
+            return await self._reach.masters(cluster)
+        found = await gathered(self._reach.masters(cluster, broker) for broker in brokers)
+        return tuple(dict.fromkeys(node for nodes in found for node in nodes))
+
+    async def _table(self, node: BrokerNode) -> dict[str, TopicConfig]:
+        answer = await self._reach.ask(node, RequestCode.GET_ALL_TOPIC_CONFIG)
+        return TopicConfigTable.decode(whole_body(answer)).topic_config_table
+
+    async def _system(self, node: BrokerNode) -> Sequence[str]:
+        answer = await self._reach.ask(node, RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
+        return TopicList.decode(whole_body(answer)).topic_list
+
+    async def _put(
+        self, nodes: Sequence[BrokerNode], config: TopicConfig, others: Iterable[BrokerNode] = ()
+    ) -> None:
+        header = headers.CreateTopic(
+            topic=config.topic_name,
+            default_topic=TEMPLATE_TOPIC,
+            read_queue_nums=config.read_queue_nums,
+            write_queue_nums=config.write_queue_nums,
+            perm=config.perm,
+            topic_filter_type=config.topic_filter_type,
+            topic_sys_flag=config.topic_sys_flag,
+            order=config.order,
+        )
+        await gathered(
+            self._reach.ask(node, RequestCode.UPDATE_AND_CREATE_TOPIC, header) for node in nodes
+        )
+        if config.order:
+            names = dict.fromkeys(node.broker for node in (*nodes, *others))
+            value = ";".join(f"{name}:{config.write_queue_nums}" for name in names)
+            entry = headers.KvEntry(namespace=ORDER_NAMESPACE, key=config.topic_name, value=value)
+            await self._reach.ask_every_nameserver(RequestCode.PUT_KV_CONFIG, entry)
+
+    async def _limits(self, node: BrokerNode, topic: str) -> Sequence[QueueLimits]:
+        header = headers.TopicName(topic=topic)
+        try:
+            answer = await self._reach.ask(node, RequestCode.GET_TOPIC_STATS_INFO, header)
+        except RemoteError as error:
+            # Name servers hear of a deletion later than the broker.
+            if error.code == ResponseCode.TOPIC_NOT_EXIST:
+                return []
+            raise
+        table = TopicStats.decode(whole_body(answer)).offset_table
+        return [
+            QueueLimits(
+                queue,
+                QueueOffset(max(0, each.min_offset)),
+                QueueOffset(max(0, each.max_offset)),
+                each.last_update_timestamp or None,
+            )
+            for queue, each in table.items()
+        ]
+
+
+def kind_of(topic: str, system: Collection[str] = ()) -> TopicKind:
+    """Tell what a topic is for; ``system`` are the brokers' own."""
+    if topic.startswith(RETRY_PREFIX):
+        return TopicKind.RETRY
+    if topic.startswith(DEAD_LETTER_PREFIX):
+        return TopicKind.DEAD_LETTERS
+    return TopicKind.SYSTEM if topic in system else TopicKind.NORMAL
+
+
+def routing(topic: str, route: TopicRoute) -> TopicRouting:
+    """Join what a route says of brokers and of queues."""
+    queues = {data.broker_name: data for data in route.queue_datas}
+    return TopicRouting(
+        topic,
+        tuple(
+            RouteOnBroker(
+                data.cluster,
+                data.broker_name,
+                dict(sorted(data.broker_addrs.items())),
+                queues[data.broker_name].read_queue_nums,
+                queues[data.broker_name].write_queue_nums,
+                _permission_name(queues[data.broker_name].perm),
+            )
+            for data in sorted(route.broker_datas, key=lambda data: data.broker_name)
+            if data.broker_name in queues
+        ),
+        route.order_topic_conf,
+    )
+
+
+def _config(
+    topic: str, write_queues: int, read_queues: int, permission: str, *, is_ordered: bool
+) -> TopicConfig:
+    if permission not in _PERMISSIONS:
+        allowed = ", ".join(_PERMISSIONS)
+        raise InvalidArgument(f"permission is {permission!r}: {allowed} are allowed")
+    for name, number in (("queues", write_queues), ("read_queues", read_queues)):
+        if number < 1:
+            raise InvalidArgument(f"{name} is {number}: at least 1 is allowed")
+    return TopicConfig(
+        topic_name=topic,
+        read_queue_nums=read_queues,
+        write_queue_nums=write_queues,
+        perm=_PERMISSIONS[permission],
+        order=is_ordered,
+    )
+
+
+def _read_queues(old: TopicConfig, queues: int | None, read_queues: int | None) -> int:
+    """Return how many queues to read: never fewer than there are, unless that was asked for."""
+    if read_queues is not None:
+        return read_queues
+    return old.read_queue_nums if queues is None else max(queues, old.read_queue_nums)
+
+
+def _on_broker(node: BrokerNode, config: TopicConfig) -> TopicOnBroker:
+    return TopicOnBroker(
+        config.topic_name,
+        node.cluster,
+        node.broker,
+        config.read_queue_nums,
+        config.write_queue_nums,
+        _permission_name(config.perm),
+        config.order,
+    )
+
+
+def _permission_name(bits: int) -> str:
+    return _PERMISSION_NAMES.get(bits & (PERM_READ | PERM_WRITE), "-")

@@ -1,0 +1,296 @@
+"""Sending, finding and watching messages; dead letters and their way back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusters import Cluster, cluster
+from consumers import Seen, always, consuming, send
+from turbopump.admin import (
+    REDRIVEN_FROM,
+    Admin,
+    AtTime,
+    Destination,
+    Earliest,
+    Last,
+    LetterFilter,
+    Outcome,
+    Redriven,
+)
+from turbopump.client.delivery.results import ConsumeResult
+from turbopump.client.push_config import Retries
+from turbopump.errors import InvalidArgument, NotThere
+from turbopump.message import Message, MessageQueue
+from turbopump.testing import virtual_loop, virtual_time, wait_until
+from turbopump.wire.record import MessageView
+
+
+@asynccontextmanager
+async def administered(
+    directory: Path, names: str = "ab", **settings: Any
+) -> AsyncIterator[tuple[Cluster, Admin]]:
+    async with (
+        cluster(directory, tuple(names), **settings) as world,
+        Admin(session=world.session("10.0.3.1")) as admin,
+    ):
+        yield world, admin
+
+
+def now() -> datetime:
+    return datetime.fromtimestamp(virtual_loop().clock.now_ms() / 1000, UTC)
+
+
+async def bodies(messages: AsyncIterator[MessageView]) -> list[bytes]:
+    return [message.body async for message in messages]
+
+
+# --- sending and finding --------------------------------------------------------------------------
+
+
+@virtual_time()
+async def test_message_is_sent_and_found_in_every_way(tmp_path: Path) -> None:
+    async with administered(tmp_path) as (_, admin):
+        await admin.topics.create("T", queues=2)
+        queue = MessageQueue("T", "b", 1)
+        message = Message("T", b"x", tags="t", keys=["k"], properties={"p": "v"})
+        receipt = await admin.messages.send(message, queue=queue)
+        assert receipt.queue == queue
+        found = [
+            *await admin.messages.find(receipt.message_id, "T"),
+            *await admin.messages.find(receipt.offset_id),
+            *await admin.messages.by_unique_key("T", receipt.message_id),
+            *await admin.messages.by_key("T", "k"),
+            await admin.messages.at(queue, receipt.queue_offset),
+        ]
+        assert len(found) == 5
+        for each in found:
+            assert (each.body, each.tags, each.properties["p"]) == (b"x", "t", "v")
+            assert each.message_id == receipt.message_id
+
+
+@virtual_time()
+async def test_messages_that_are_not_there(tmp_path: Path) -> None:
+    async with administered(tmp_path, "a") as (_, admin):
+        await admin.topics.create("T", queues=1)
+        receipt = await admin.messages.send(Message("T", b"x", keys=["k"]))
+        with pytest.raises(NotThere, match="no message 'nonsense'"):
+            await admin.messages.find("nonsense", "T")
+        with pytest.raises(NotThere, match="no message"):
+            await admin.messages.find(receipt.message_id)
+        last = receipt.offset_id[:-1] + "1"
+        with pytest.raises(NotThere, match="no message"):
+            await admin.messages.find(last)
+        assert await admin.messages.by_key("T", "other") == ()
+        assert await admin.messages.by_key("T", "k", end=datetime.fromtimestamp(0, UTC)) == ()
+        with pytest.raises(NotThere, match=r"T@a:0 at offset 7 \(0 to 1\)"):
+            await admin.messages.at(MessageQueue("T", "a", 0), 7)
+        with pytest.raises(NotThere, match="no queue 'T@a:9'"):
+            await admin.messages.at(MessageQueue("T", "a", 9), 0)
+        with pytest.raises(InvalidArgument, match="offset is -1"):
+            await admin.messages.at(MessageQueue("T", "a", 0), -1)
+
+
+@virtual_time()
+async def test_sending_makes_no_topic_by_accident(tmp_path: Path) -> None:
+    async with administered(tmp_path, "a") as (_, admin):
+        with pytest.raises(NotThere, match="no topic 'U'"):
+            await admin.messages.send(Message("U", b"x"))
+        await admin.messages.send(Message("U", b"x"), create_topic=True)
+        queue = MessageQueue("U", "a", 0)
+        with pytest.raises(InvalidArgument, match="one of the two"):
+            await admin.messages.send(Message("U", b"x"), queue=queue, sharding_key="k")
+        receipts = [
+            await admin.messages.send(Message("U", b"x"), sharding_key="customer-1")
+            for _ in range(3)
+        ]
+        assert len({receipt.queue for receipt in receipts}) == 1
+
+
+@virtual_time()
+async def test_messages_of_a_span_of_time_come_in_order(tmp_path: Path) -> None:
+    async with administered(tmp_path) as (world, admin):
+        await admin.topics.create("T", queues=2)
+        moments = []
+        for number in range(5):
+            moments.append(now())
+            await send(world, [b"%d" % number], tags="odd" if number % 2 else "even")
+            await asyncio.sleep(10)
+        span = await admin.messages.span("T", moments[1], moments[4])
+        assert span.messages == 3
+        assert await bodies(admin.messages.read(span)) == [b"1", b"2", b"3"]
+        assert await bodies(admin.messages.read(span, tags="odd")) == [b"1", b"3"]
+        assert (await admin.messages.span("T", moments[3])).messages == 2
+        with pytest.raises(InvalidArgument, match="before the beginning"):
+            await admin.messages.span("T", moments[1], moments[0])
+
+
+@virtual_time()
+async def test_tail_begins_where_wanted_and_follows(tmp_path: Path) -> None:
+    async with administered(tmp_path) as (world, admin):
+        await admin.topics.create("T", queues=2)
+        for number in range(6):
+            await send(world, [b"%d" % number], tags="odd" if number % 2 else "even")
+            await asyncio.sleep(1)
+        tail = admin.messages.tail
+        assert await bodies(tail("T", start=Earliest(), follow=False)) == [
+            b"%d" % number for number in range(6)
+        ]
+        assert await bodies(tail("T", follow=False)) == []
+        assert await bodies(tail("T", start=Last(2), follow=False)) == [b"4", b"5"]
+        assert await bodies(tail("T", start=Last(99), tags="odd", follow=False)) == [
+            b"1",
+            b"3",
+            b"5",
+        ]
+        since = AtTime(datetime.fromtimestamp(now().timestamp() - 2.5, UTC))
+        assert await bodies(tail("T", start=since, follow=False)) == [b"4", b"5"]
+        following: Any = tail("T", start=Last(1), tags="odd")
+        async with aclosing(following) as coming:
+            assert (await anext(coming)).body == b"5"
+            next_one = asyncio.ensure_future(anext(coming))
+            await asyncio.sleep(60)
+            await send(world, [b"6"], tags="even")
+            await send(world, [b"7"], tags="odd")
+            assert (await next_one).body == b"7"
+
+
+# --- dead letters ---------------------------------------------------------------------------------
+
+
+async def make_letters(world: Cluster, count: int, group: str = "g") -> None:
+    """Let a group give up on messages of topic T."""
+    failing = Seen(always(ConsumeResult.RETRY_LATER))
+    async with consuming(world, failing, group=group, retries=Retries(attempts_max=0)):
+        await wait_until(lambda: failing.count >= count, 60)
+        await asyncio.sleep(1)
+
+
+async def redriven(work: AsyncIterator[Redriven]) -> list[tuple[bytes, Outcome, str | None]]:
+    found = [(done.letter.message.body, done.outcome, done.topic) async for done in work]
+    return sorted(found, key=lambda each: each[0])
+
+
+@virtual_time()
+async def test_letters_are_listed_and_shown(tmp_path: Path) -> None:
+    async with administered(tmp_path) as (world, admin):
+        await admin.topics.create("T", queues=1)
+        assert [letter async for letter in admin.dead_letters.list("g")] == []
+        for body, tags in ((b"1", "x"), (b"2", "y")):
+            await admin.messages.send(Message("T", body, tags=tags, keys=[f"k-{tags}"]))
+        await make_letters(world, 2)
+        letters = [letter async for letter in admin.dead_letters.list("g")]
+        assert sorted(letter.message.body for letter in letters) == [b"1", b"2"]
+        assert {letter.origin_topic for letter in letters} == {"T"}
+        assert {letter.attempts for letter in letters} == {1}
+        for wanted in (LetterFilter(tags="y"), LetterFilter(key="k-y")):
+            (one,) = [letter async for letter in admin.dead_letters.list("g", wanted=wanted)]
+            assert one.message.body == b"2"
+        other = LetterFilter(origin_topic="U")
+        assert [letter async for letter in admin.dead_letters.list("g", wanted=other)] == []
+        first = letters[0]
+        for name in (first.letter_id, first.message.message_id):
+            shown = await admin.dead_letters.show("g", name)
+            assert shown.letter_id == first.letter_id
+            assert shown.queue == first.queue
+        with pytest.raises(NotThere, match="dead letter of group 'g' with id 'nope'"):
+            await admin.dead_letters.show("g", "nope")
+
+
+@virtual_time()
+async def test_letters_go_back_once(tmp_path: Path) -> None:
+    async with administered(tmp_path) as (world, admin):
+        await admin.topics.create("T", queues=1)
+        for body, tags in ((b"1", "x"), (b"2", "y"), (b"3" * 5000, "x")):
+            await admin.messages.send(Message("T", body, tags=tags, properties={"p": "v"}))
+        await make_letters(world, 3)
+        letters = admin.dead_letters
+        dry = await redriven(letters.redrive("g", dry_run=True))
+        assert [outcome for _, outcome, _ in dry] == [Outcome.WOULD_BE_SENT] * 3
+        some = await redriven(letters.redrive("g", wanted=LetterFilter(tags="y")))
+        assert some == [(b"2", Outcome.SENT, "T")]
+        seen: list[None] = []
+        rest = await redriven(letters.redrive("g", on_read=lambda: seen.append(None)))
+        assert [outcome for _, outcome, _ in rest] == [
+            Outcome.SENT,
+            Outcome.SENT_BEFORE,
+            Outcome.SENT,
+        ]
+        assert len(seen) == 3
+        again = await redriven(letters.redrive("g", to=Destination.RETRY))
+        assert [outcome for _, outcome, _ in again] == [Outcome.SENT_BEFORE] * 3
+        assert (await admin.topics.status("T")).messages == 6
+        tail = admin.messages.tail("T", start=Last(3), follow=False)
+        copies = {message.body: message async for message in tail}
+        assert set(copies) == {b"1", b"2", b"3" * 5000}
+        for copy in copies.values():
+            assert copy.properties["p"] == "v"
+            assert copy.reconsume_times == 0
+            assert REDRIVEN_FROM in copy.properties
+            originals = await admin.messages.by_unique_key("T", copy.message_id)
+            assert len(originals) == 2
+        forced = await redriven(letters.redrive("g", again=True))
+        assert [outcome for _, outcome, _ in forced] == [Outcome.SENT] * 3
+
+
+@virtual_time()
+async def test_letter_of_a_redriven_message_can_go_back_too(tmp_path: Path) -> None:
+    async with administered(tmp_path, "a") as (world, admin):
+        await admin.topics.create("T", queues=1)
+        await admin.messages.send(Message("T", b"1"))
+        await make_letters(world, 1)
+        for _ in range(2):
+            await redriven(admin.dead_letters.redrive("g"))
+        await make_letters(world, 1)
+        found = await redriven(admin.dead_letters.redrive("g"))
+        assert sorted(outcome.value for _, outcome, _ in found) == ["sent", "sent before"]
+
+
+@virtual_time()
+async def test_letters_to_the_retry_topic_reach_only_their_group(tmp_path: Path) -> None:
+    async with administered(tmp_path, "a") as (world, admin):
+        await admin.topics.create("T", queues=1)
+        await admin.messages.send(Message("T", b"1", tags="x"))
+        await make_letters(world, 1)
+        other, own = Seen(), Seen()
+        async with consuming(world, other, "10.0.1.5", group="other"):
+            await wait_until(lambda: other.count == 1, 60)
+            to = Destination.RETRY
+            done = await redriven(admin.dead_letters.redrive("g", to=to))
+            assert done == [(b"1", Outcome.SENT, "%RETRY%g")]
+            async with consuming(world, own, "10.0.1.6"):
+                await wait_until(lambda: own.count == 1, 60)
+            assert (own.messages[0].topic, own.bodies) == ("T", [b"1"])
+            assert other.count == 1
+            assert (await redriven(admin.dead_letters.redrive("g")))[0][1] is Outcome.SENT_BEFORE
+
+
+@virtual_time()
+async def test_letters_to_a_topic_of_choice(tmp_path: Path) -> None:
+    async with administered(tmp_path, "a") as (world, admin):
+        await admin.topics.create("T", queues=1)
+        await admin.messages.send(Message("T", b"1"))
+        await make_letters(world, 1)
+        with pytest.raises(NotThere, match="no topic 'U'"):
+            await redriven(admin.dead_letters.redrive("g", to="U"))
+        await admin.topics.create("U", queues=1)
+        for outcome in (Outcome.SENT, Outcome.SENT_BEFORE):
+            assert (await redriven(admin.dead_letters.redrive("g", to="U")))[0][1:] == (
+                outcome,
+                "U",
+            )
+
+
+@virtual_time()
+async def test_letter_without_an_origin_is_left(tmp_path: Path) -> None:
+    async with administered(tmp_path, "a") as (_, admin):
+        await admin.topics.create("%DLQ%g", queues=1)
+        await admin.messages.send(Message("%DLQ%g", b"by hand"))
+        done = await redriven(admin.dead_letters.redrive("g"))
+        assert done == [(b"by hand", Outcome.ORIGIN_UNKNOWN, None)]
