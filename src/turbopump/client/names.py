@@ -78,7 +78,7 @@ def with_namespace(namespace: str, name: str) -> str:
 
         with_namespace("staging", "%RETRY%billing") == "%RETRY%staging%billing"
     """
-    if not namespace or not name or _is_system(name):
+    if not namespace or not name or is_system(name):
         return name
     prefix, rest = _split(name)
     own = namespace + _SEPARATOR
@@ -93,7 +93,8 @@ def without_namespace(namespace: str, name: str) -> str:
     return prefix + rest.removeprefix(namespace + _SEPARATOR)
 
 
-def _is_system(name: str) -> bool:
+def is_system(name: str) -> bool:
+    """Whether a topic or group is one that brokers and clients make for themselves."""
     return name in _SYSTEM_TOPICS or name.startswith((_SYSTEM_TOPIC_PREFIX, _SYSTEM_GROUP_PREFIX))
 
 

@@ -173,7 +173,7 @@ class QueueReader:
 
     async def offset_at(self, queue: MessageQueue, moment: datetime) -> QueueOffset:
         """Return the offset of the first message stored at a moment or after it."""
-        return await self._offset_at_ms(queue, round(moment.timestamp() * 1000))
+        return await self.offset_at_ms(queue, round(moment.timestamp() * 1000))
 
     async def start_offset(self, queue: MessageQueue, start_from: StartFrom) -> QueueOffset:
         """Return where to begin: where the group has come to, or else where it wants to start."""
@@ -183,9 +183,10 @@ class QueueReader:
             case AtEnd():
                 return await self.max_offset(queue)
             case AtTime(timestamp_ms):
-                return await self._offset_at_ms(queue, timestamp_ms)
+                return await self.offset_at_ms(queue, timestamp_ms)
 
-    async def _offset_at_ms(self, queue: MessageQueue, timestamp_ms: int) -> QueueOffset:
+    async def offset_at_ms(self, queue: MessageQueue, timestamp_ms: int) -> QueueOffset:
+        """Do the same for a moment in milliseconds."""
         inside = self.inside(queue)
         address = await self._session.address_of(inside)
         return await calls.offset_at(self._session, address, inside, timestamp_ms, self._timeout_ms)
