@@ -8,12 +8,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from turbopump.spark.duplicates import without_duplicates
     from turbopump.spark.local import session
     from turbopump.spark.source import register
 else:
     _HOMES = {
         "register": "turbopump.spark.source",
         "session": "turbopump.spark.local",
+        "without_duplicates": "turbopump.spark.duplicates",
     }
 
     def __getattr__(name):
@@ -23,4 +25,4 @@ else:
         return getattr(import_module(home), name)
 
 
-__all__ = ["register", "session"]
+__all__ = ["register", "session", "without_duplicates"]
