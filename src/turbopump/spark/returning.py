@@ -1,0 +1,68 @@
+"""Messages from the executors back to their brokers, many at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+from turbopump.client.config import ClientConfig
+from turbopump.client.send_back import SendingBack
+from turbopump.client.session import Session
+from turbopump.errors import SparkError
+from turbopump.message import MessageQueue
+from turbopump.spark.handling import Returned, Way
+from turbopump.spark.link import link_to
+
+_AT_ONCE_MAX = 64
+_GIVE_UP = -1
+"""The delay level that brokers understand as making a dead letter at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendBack:
+    """Gives messages back over the one link of its process; a value that executors are sent."""
+
+    client: ClientConfig
+    group: str
+    attempts_max: int
+
+    def __call__(self, returned: Sequence[Returned]) -> None:
+        """Return when brokers have all of them; raises SparkError if they do not take one."""
+        kept = link_to(self.client).run(lambda session: self._all(session, returned))
+        if kept:
+            raise SparkError(
+                f"{len(kept)} of {len(returned)} messages that failed could not be sent back, "
+                f"the first is {kept[0].delivered.message.message_id} to broker "
+                f"{kept[0].delivered.broker!r}: the task fails, so that none is lost; see the "
+                "executor's log for the broker's words"
+            )
+
+    async def _all(self, session: Session, returned: Sequence[Returned]) -> list[Returned]:
+        """Send all back, and return those that nobody took."""
+        sending = SendingBack(session, self.group, self.attempts_max)
+        places = asyncio.Semaphore(_AT_ONCE_MAX)
+
+        async def one(each: Returned) -> bool:
+            async with places:
+                return await _send(sending, each)
+
+        async with asyncio.TaskGroup() as tasks:
+            sent = [tasks.create_task(one(each)) for each in returned]
+        return [each for each, task in zip(returned, sent, strict=True) if not task.result()]
+
+
+async def _send(sending: SendingBack, each: Returned) -> bool:
+    message = each.delivered.message
+    queue = MessageQueue(message.topic, each.delivered.broker, message.queue_id)
+    match each.way:
+        case Way.AGAIN:
+            return await sending.give_back(queue, message, each.delay_level)
+        case Way.GIVEN_UP:
+            return await sending.give_back(queue, message, _GIVE_UP)
+        case Way.EXHAUSTED:
+            # Counted here and not by the broker: only a new message can say how often.
+            return await sending.bury(message)
+        case never:
+            assert_never(never)
