@@ -161,6 +161,7 @@ class SourceOptions:
     columns: tuple[str, ...]
     push_filters: bool
     idle_wait_ms: int
+    is_stream: bool
 
     @property
     def reader_group(self) -> str:
@@ -170,12 +171,12 @@ class SourceOptions:
     @classmethod
     def for_batch(cls, options: Mapping[str, str]) -> SourceOptions:
         """Read the options of a batch; raises InvalidArgument."""
-        return _parsed(_Given(options), Earliest(), _STREAM_ONLY, "streams")
+        return _parsed(_Given(options), is_stream=False)
 
     @classmethod
     def for_stream(cls, options: Mapping[str, str]) -> SourceOptions:
         """Read the options of a stream; raises InvalidArgument."""
-        return _parsed(_Given(options), Latest(), _BATCH_ONLY, "batch reads")
+        return _parsed(_Given(options), is_stream=True)
 
 
 def columns_of(options: Mapping[str, str]) -> tuple[str, ...]:
@@ -224,11 +225,10 @@ class _Given:
         )
 
 
-def _parsed(
-    given: _Given, start: Position, not_allowed: Iterable[str], of_others: str
-) -> SourceOptions:
+def _parsed(given: _Given, *, is_stream: bool) -> SourceOptions:
     given.require_known()
-    _require_consistent(given, not_allowed, of_others)
+    _require_consistent(given, is_stream=is_stream)
+    start: Position = Latest() if is_stream else Earliest()
     group = given.find("group", _group, None)
     return SourceOptions(
         client=_client(given),
@@ -248,6 +248,7 @@ def _parsed(
         columns=_columns(given),
         push_filters=given.find("pushFilters", _boolean, default=False),
         idle_wait_ms=given.find("idleWait", _duration_ms, 500),
+        is_stream=is_stream,
     )
 
 
@@ -255,9 +256,10 @@ def _end(given: _Given) -> Position:
     return parse_position("endingOffsets", given["endingOffsets"] or "latest")
 
 
-def _require_consistent(given: _Given, not_allowed: Iterable[str], of_others: str) -> None:
+def _require_consistent(given: _Given, *, is_stream: bool) -> None:
     """Refuse what contradicts itself, all of it in one text."""
-    wrong = [f"{name} is for {of_others} only" for name in not_allowed if name in given]
+    others, of_others = (_BATCH_ONLY, "batch reads") if is_stream else (_STREAM_ONLY, "streams")
+    wrong = [f"{name} is for {of_others} only" for name in others if name in given]
     chosen = [name for name in _TOPIC_OPTIONS if name in given]
     if len(chosen) != 1:
         which = f"{' and '.join(chosen)} are given" if chosen else "none is given"

@@ -1,0 +1,328 @@
+"""What the driver of a query asks of a cluster: which queues there are, and positions in them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import TypeVar, assert_never
+
+from turbopump.client.calls import Found, require_success
+from turbopump.client.names import (
+    DEAD_LETTER_PREFIX,
+    RETRY_PREFIX,
+    is_system,
+    with_namespace,
+    without_namespace,
+)
+from turbopump.client.pull_config import PullTimes
+from turbopump.client.reading import QueueReader
+from turbopump.client.route_cache import NameServers
+from turbopump.client.session import Session
+from turbopump.client.subscriptions import subscription
+from turbopump.errors import NoRoute, TurbopumpError
+from turbopump.message import MessageQueue, QueueOffset
+from turbopump.spark.offsets import Limits, Offsets
+from turbopump.spark.options import Assigned, SourceOptions, TopicPattern, Topics
+from turbopump.spark.patience import of_each, of_those_who_answer, patiently
+from turbopump.spark.positions import (
+    EARLIEST_OFFSET,
+    LATEST_OFFSET,
+    AtTime,
+    Earliest,
+    Explicit,
+    Latest,
+    OfGroup,
+    Position,
+    offsets_named,
+)
+from turbopump.wire.bodies import TopicList
+from turbopump.wire.codes import RequestCode
+from turbopump.wire.command import request, whole_body
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+_ANSWER_MARGIN_MS = 10_000
+_SAMPLE_ROWS = 32
+
+
+class Cluster:
+    """Asks about the queues that options choose; outside of it, names are the application's."""
+
+    def __init__(self, session: Session, options: SourceOptions) -> None:
+        self._session = session
+        self._options = options
+        timeout_ms = options.pulling.timeout_ms
+        times = PullTimes(
+            timeout_ms, options.idle_wait_ms, options.idle_wait_ms + _ANSWER_MARGIN_MS
+        )
+        group = with_namespace(session.config.namespace, options.reader_group)
+        self._reader = QueueReader(session, group, times)
+        self._servers = NameServers(session.config.nameserver_addresses, session.random)
+        self._topics_found: tuple[int, tuple[str, ...]] | None = None
+
+    # --- queues -----------------------------------------------------------------------------------
+
+    async def queues(self) -> tuple[MessageQueue, ...]:
+        """Return the queues to read, sorted; raises NoRoute for a topic that nobody knows."""
+        match self._options.chosen:
+            case Topics(names):
+                return await self._queues_of(names)
+            case TopicPattern(pattern):
+                return await self._queues_of(await self._topics_like(pattern))
+            case Assigned(wanted):
+                topics = dict.fromkeys(topic for topic, _, _ in wanted)
+                return _assigned(wanted, await self._queues_of(topics))
+            case _:
+                assert_never(self._options.chosen)
+
+    async def _queues_of(self, topics: Iterable[str]) -> tuple[MessageQueue, ...]:
+        found = await of_each(
+            topics,
+            lambda topic: patiently(
+                lambda: self._reader.queues(topic),
+                self._options.pulling.retries,
+                topic,
+                # A wrong name is told at once.
+                hopeless=NoRoute,
+            ),
+        )
+        return tuple(sorted(queue for queues in found.values() for queue in queues))
+
+    async def _topics_like(self, pattern: str) -> tuple[str, ...]:
+        """Return the topics that match, asking again by the interval of routes."""
+        now_ms = self._session.clock.monotonic_ms()
+        if self._topics_found is not None:
+            asked_ms, topics = self._topics_found
+            if now_ms - asked_ms < self._session.config.route_interval_ms:
+                return topics
+        names = await self._patiently(self._topic_names, "topics")
+        topics = tuple(sorted(name for name in names if _matches(pattern, name)))
+        self._topics_found = now_ms, topics
+        return topics
+
+    async def _topic_names(self) -> list[str]:
+        """Return all topics but those that brokers have for themselves."""
+        every = await self._topic_list(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+        own = set(await self._topic_list(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS))
+        namespace = self._session.config.namespace
+        return [
+            without_namespace(namespace, name)
+            for name in every
+            if name not in own
+            and not is_system(name)
+            and (not namespace or without_namespace(namespace, name) != name)
+        ]
+
+    async def _topic_list(self, code: RequestCode) -> list[str]:
+        timeout_ms = self._options.pulling.timeout_ms
+        answer = await self._servers.ask(
+            lambda address: self._session.request(address, request(code), timeout_ms)
+        )
+        return TopicList.decode(whole_body(require_success(answer))).topic_list
+
+    # --- positions --------------------------------------------------------------------------------
+
+    async def limits(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, Limits]:
+        """Return the ends of queues; raises when a broker does not answer for long."""
+        return await of_each(
+            queues, lambda queue: self._patiently(lambda: self._limits(queue), str(queue))
+        )
+
+    async def limits_known(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, Limits]:
+        """Return the ends of queues whose brokers answer; the others are logged."""
+        found, failed = await of_those_who_answer(queues, self._limits)
+        if failed:
+            queue, error = next(iter(failed.items()))
+            _log.warning("%d queues are not known at the moment: %s: %s", len(failed), queue, error)
+        return dict(found)
+
+    async def _limits(self, queue: MessageQueue) -> Limits:
+        low, high = await asyncio.gather(
+            self._reader.min_offset(queue), self._reader.max_offset(queue)
+        )
+        return Limits(low, high)
+
+    async def resolve(
+        self, name: str, position: Position, queues: Iterable[MessageQueue]
+    ) -> dict[MessageQueue, int]:
+        """Return the offset of a position in each queue; ``name`` is the option's."""
+        limits = await self.limits(queues)
+        is_start = name == "startingOffsets"
+        match position:
+            case Earliest():
+                return {queue: ends.low for queue, ends in limits.items()}
+            case Latest():
+                return {queue: ends.high for queue, ends in limits.items()}
+            case AtTime(timestamp_ms):
+                return await self.since(timestamp_ms, limits)
+            case OfGroup():
+                return self._or_default(await self.committed(limits), limits, is_start=is_start)
+            case Explicit():
+                named = offsets_named(name, position, limits)
+                return {
+                    queue: _at(
+                        named.get(queue, EARLIEST_OFFSET if is_start else LATEST_OFFSET), ends
+                    )
+                    for queue, ends in limits.items()
+                }
+            case _:
+                assert_never(position)
+
+    def _or_default(
+        self,
+        committed: Mapping[MessageQueue, int | None],
+        limits: Mapping[MessageQueue, Limits],
+        *,
+        is_start: bool,
+    ) -> dict[MessageQueue, int]:
+        """Fill in where the group has committed nothing yet.
+
+        A group that has never read begins as it would without one; what it has not read is not
+        before its end.
+        """
+        goes_to_end = is_start and self._options.is_stream
+        return {
+            queue: (ends.high if goes_to_end else ends.low) if at is None else at
+            for queue, ends in limits.items()
+            for at in (committed[queue],)
+        }
+
+    async def committed(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int | None]:
+        """Return how far the group has come, None where nothing is known."""
+        return await of_each(
+            queues, lambda queue: self._patiently(lambda: self._reader.committed(queue), str(queue))
+        )
+
+    async def commit(self, offsets: Offsets) -> Offsets:
+        """Tell brokers how far the group has come; return what they have noted.
+
+        One that does not answer is logged only: the checkpoint knows, and the next batch tells
+        again.
+        """
+        noted, failed = await of_those_who_answer(
+            offsets, lambda queue: self._reader.commit(queue, QueueOffset(offsets[queue]))
+        )
+        for queue, error in failed.items():
+            _log.warning("%s: offset %d not committed: %s", queue, offsets[queue], error)
+        return {queue: offsets[queue] for queue in noted}
+
+    # --- times ------------------------------------------------------------------------------------
+
+    async def since(
+        self, timestamp_ms: int, limits: Mapping[MessageQueue, Limits]
+    ) -> dict[MessageQueue, int]:
+        """Return the first offset of each queue that was stored at a time or after it."""
+        return await of_each(
+            limits, lambda queue: self._first_since(queue, timestamp_ms, limits[queue])
+        )
+
+    async def _first_since(self, queue: MessageQueue, timestamp_ms: int, ends: Limits) -> int:
+        """Search from where the broker says: it returns any message near the time, not the first.
+
+        ``low`` is always before what is looked for, ``high`` never.
+        """
+        low, high = ends.low - 1, ends.high
+        if ends.low == ends.high:
+            return ends.high
+        hint = await self._patiently(
+            lambda: self._reader.offset_at_ms(queue, timestamp_ms), str(queue)
+        )
+        step, at = 1, min(max(hint, ends.low), ends.high - 1)
+        while low + 1 < high:
+            if await self._stored_ms(queue, at) >= timestamp_ms:
+                high, aim = at, at - step
+            else:
+                low, aim = at, at + step
+            # Away from the hint in growing steps until it lies between, then by halves.
+            step *= 2
+            at = aim if low < aim < high else (low + high) // 2
+        return high
+
+    async def _stored_ms(self, queue: MessageQueue, offset: int) -> int:
+        found = await self._messages(queue, offset, 1)
+        if found is None:
+            # Deleted from the front, hence older than whatever is left.
+            return -1
+        return found.messages[0].store_timestamp_ms
+
+    async def bytes_per_row(self, queue: MessageQueue, offset: int) -> int:
+        """Return how large the next messages of a queue are, on the average."""
+        found = await self._messages(queue, offset, _SAMPLE_ROWS)
+        if found is None:
+            return 1
+        return sum(message.size for message in found.messages) // len(found.messages)
+
+    async def _messages(self, queue: MessageQueue, offset: int, count: int) -> Found | None:
+        everything = subscription(self._reader.known_as(queue.topic), "*", 0)
+        outcome = await self._patiently(
+            lambda: self._reader.pull(queue, QueueOffset(offset), everything, count, is_held=False),
+            str(queue),
+        )
+        return outcome if isinstance(outcome, Found) and outcome.messages else None
+
+    # --- waiting ----------------------------------------------------------------------------------
+
+    async def wait_for_news(self, at: Offsets, wait_ms: int) -> None:
+        """Return when a message comes at one of the offsets, or when the time is over.
+
+        Brokers hold a pull of each queue and answer the one that has news.
+        """
+        held = [asyncio.ensure_future(self._held(queue, at[queue], wait_ms)) for queue in at]
+        sleeping = asyncio.ensure_future(asyncio.sleep(wait_ms / 1000))
+        try:
+            pending = {sleeping, *held}
+            while sleeping in pending:
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                if any(task.result() for task in done if task is not sleeping):
+                    return
+        finally:
+            for task in (sleeping, *held):
+                task.cancel()
+            await asyncio.gather(sleeping, *held, return_exceptions=True)
+
+    async def _held(self, queue: MessageQueue, offset: int, wait_ms: int) -> bool:
+        pulling = self._options.pulling
+        wanted = subscription(
+            self._reader.known_as(queue.topic), pulling.expression, 0, pulling.expression_type
+        )
+        try:
+            outcome = await self._reader.pull_records(
+                queue, QueueOffset(offset), wanted, 1, is_held=True, timeout_ms=wait_ms
+            )
+        except TurbopumpError as error:
+            if not error.retriable:
+                raise
+            return False
+        return outcome.max_offset > offset
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    async def _patiently(self, call: Callable[[], Awaitable[T]], what: str) -> T:
+        return await patiently(call, self._options.pulling.retries, what)
+
+
+def _matches(pattern: str, topic: str) -> bool:
+    """Whether a pattern means a topic; retry topics and dead letters only if it begins like them.
+
+    ::
+
+        _matches(".*", "%RETRY%billing") is False
+    """
+    if topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)) and not pattern.startswith("%"):
+        return False
+    return re.fullmatch(pattern, topic) is not None
+
+
+def _assigned(
+    wanted: Iterable[tuple[str, str, int]], queues: Iterable[MessageQueue]
+) -> tuple[MessageQueue, ...]:
+    position = Explicit(tuple((topic, broker, number, 0) for topic, broker, number in wanted))
+    return tuple(sorted(offsets_named("assign", position, queues)))
+
+
+def _at(offset: int, ends: Limits) -> int:
+    return {EARLIEST_OFFSET: ends.low, LATEST_OFFSET: ends.high}.get(offset, offset)

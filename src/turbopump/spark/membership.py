@@ -1,0 +1,170 @@
+"""A streaming query as a member of its consumer group.
+
+Brokers see it beside other consumers, operators see its lag, and whoever else consumes with the
+same group is noticed: push consumers would share the queues among themselves and with the query,
+while the query reads all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+
+from turbopump.client.calls import require_success
+from turbopump.client.members import ConsumerMember
+from turbopump.client.names import with_namespace
+from turbopump.client.routes import MASTER_ID
+from turbopump.client.session import Session
+from turbopump.client.subscriptions import subscription
+from turbopump.errors import GroupInUse, TurbopumpError
+from turbopump.message import MessageQueue
+from turbopump.spark.options import SourceOptions
+from turbopump.spark.patience import of_each, patiently
+from turbopump.wire.bodies import (
+    ConsumeFrom,
+    ConsumerConnections,
+    ConsumerData,
+    ConsumeType,
+    MessageModel,
+)
+from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.command import request, whole_body
+from turbopump.wire.headers import ConsumerGroup
+
+_log = logging.getLogger(__name__)
+
+
+class QueryMember(ConsumerMember):
+    """What brokers hear of a query: it pulls, and it wants these topics."""
+
+    def __init__(
+        self, session: Session, group: str, options: SourceOptions, topics: Iterable[str]
+    ) -> None:
+        self.group = group
+        self._session = session
+        self._pulling = options.pulling
+        self._topics = tuple(topics)
+        self._positions: Mapping[MessageQueue, int] = {}
+        self._noticing: asyncio.Task[None] | None = None
+
+    def heartbeat_data(self) -> ConsumerData:
+        namespace = self._session.config.namespace
+        return ConsumerData(
+            group_name=self.group,
+            consume_type=ConsumeType.PULL,
+            message_model=MessageModel.CLUSTERING,
+            consume_from_where=ConsumeFrom.LAST_OFFSET,
+            subscription_data_set=[
+                subscription(
+                    with_namespace(namespace, topic),
+                    self._pulling.expression,
+                    0,
+                    self._pulling.expression_type,
+                )
+                for topic in self._topics
+            ],
+        )
+
+    def reached(self, positions: Mapping[MessageQueue, int]) -> None:
+        """Note how far the query has come, for operators who ask."""
+        self._positions = positions
+
+    def progress(self, topic: str) -> Mapping[MessageQueue, int]:
+        namespace = self._session.config.namespace
+        return {
+            MessageQueue(topic, queue.broker, queue.queue_id): at
+            for queue, at in self._positions.items()
+            if with_namespace(namespace, queue.topic) == topic
+        }
+
+    def members_changed(self) -> None:
+        """Look who has come; only a warning, since the query cannot know who was meant to stay."""
+        if self._noticing is None or self._noticing.done():
+            self._noticing = asyncio.create_task(self._notice())
+
+    async def _notice(self) -> None:
+        try:
+            others = await other_members(self._session, self.group, self._topics)
+        except TurbopumpError as error:
+            _log.info("group %s: who else consumes is not known: %s", self.group, error)
+            return
+        if others:
+            _log.warning(
+                "group %s: %s consume with the group of this query, so that some messages are "
+                "handled twice and some not by them: give them another group",
+                self.group,
+                " and ".join(others),
+            )
+
+
+async def join_group(
+    session: Session, options: SourceOptions, topics: Iterable[str]
+) -> QueryMember | None:
+    """Make a query a member of its group; raises GroupInUse if push consumers have it.
+
+    None if it has no group, or shares it: a member that reads all queues would only keep the push
+    consumers from the queues that they believe it has.
+    """
+    if options.group is None or options.allow_shared_group:
+        return None
+    group = with_namespace(session.config.namespace, options.group)
+    wanted = tuple(topics)
+    pushing = await push_members(session, group, wanted, options.pulling.retries)
+    if pushing:
+        raise GroupInUse(
+            f"group {options.group!r} is consumed by push already, by {', '.join(pushing)}: "
+            "stop them, choose another group, or set allowSharedGroup=true if both are to get "
+            "every message"
+        )
+    member = QueryMember(session, group, options, wanted)
+    await session.join(member)
+    return member
+
+
+async def push_members(
+    session: Session, group: str, topics: Iterable[str], retries: int = 0
+) -> list[str]:
+    """Return the client ids of a group's members if it is consumed by push."""
+    found = [
+        each
+        for each in await _connections(session, group, topics, retries)
+        if each.consume_type is not ConsumeType.PULL
+    ]
+    return _client_ids(session, found)
+
+
+async def other_members(session: Session, group: str, topics: Iterable[str]) -> list[str]:
+    """Return the client ids of a group's members but for this one."""
+    return _client_ids(session, await _connections(session, group, topics, retries=1))
+
+
+def _client_ids(session: Session, found: Iterable[ConsumerConnections]) -> list[str]:
+    everybody = {member.client_id for each in found for member in each.connection_set}
+    return sorted(everybody - {session.client_id})
+
+
+async def _connections(
+    session: Session, group: str, topics: Iterable[str], retries: int
+) -> list[ConsumerConnections]:
+    """Ask each broker of the topics who consumes with a group."""
+    addresses: set[str] = set()
+    for topic in topics:
+        route = await session.route(with_namespace(session.config.namespace, topic))
+        addresses |= {by_id[MASTER_ID] for by_id in route.brokers.values() if MASTER_ID in by_id}
+    found = await of_each(
+        sorted(addresses),
+        lambda address: patiently(
+            lambda: _connections_at(session, address, group), retries, f"members of {group}"
+        ),
+    )
+    return [each for each in found.values() if each is not None]
+
+
+async def _connections_at(session: Session, address: str, group: str) -> ConsumerConnections | None:
+    """Return the members that a broker knows, None when there are none."""
+    command = request(RequestCode.GET_CONSUMER_CONNECTION_LIST, ConsumerGroup(consumer_group=group))
+    answer = await session.request(address, command, session.config.request_timeout_ms)
+    if answer.code == ResponseCode.CONSUMER_NOT_ONLINE:
+        return None
+    return ConsumerConnections.decode(whole_body(require_success(answer)))

@@ -1,0 +1,75 @@
+"""Reading partitions where executors run: from a broker's records to Arrow batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from turbopump.client.config import ClientConfig
+from turbopump.spark.columns import RecordColumns
+from turbopump.spark.link import Link, link_to
+from turbopump.spark.options import Pulling, SourceOptions
+from turbopump.spark.planning import Partition, QueueRange
+from turbopump.spark.pulling import Chunk, RangePull
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionReader:
+    """Everything that a task needs to read; a value that is sent to executors."""
+
+    client: ClientConfig
+    group: str
+    pulling: Pulling
+    columns: tuple[str, ...]
+    fail_on_data_loss: bool
+
+    @classmethod
+    def of(cls, options: SourceOptions) -> PartitionReader:
+        return cls(
+            options.client,
+            options.reader_group,
+            options.pulling,
+            options.columns,
+            options.fail_on_data_loss,
+        )
+
+    def read(self, partition: Partition) -> Iterator[pa.RecordBatch]:
+        """Read ranges one after the other; the connection outlives the task."""
+        link = link_to(self.client)
+        made = RecordColumns(self.columns, tags=self.pulling.tags)
+        for each in partition:
+            yield from self._read_range(link, made, each)
+
+    def _read_range(
+        self, link: Link, made: RecordColumns, of: QueueRange
+    ) -> Iterator[pa.RecordBatch]:
+        pull = RangePull(
+            link.session, of, self.group, self.pulling, fail_on_data_loss=self.fail_on_data_loss
+        )
+        try:
+            while (chunk := link.run(lambda _: pull.next_chunk())) is not None:
+                batch = made.batch(
+                    chunk.records, broker=of.broker, start=chunk.start, end=chunk.end
+                )
+                self._require_all(pull, chunk, batch.num_rows)
+                if batch.num_rows:
+                    yield self._named(batch, of.topic)
+        finally:
+            link.run(lambda _: pull.close())
+
+    def _require_all(self, pull: RangePull, chunk: Chunk, rows: int) -> None:
+        """Offsets have no gaps: fewer messages than offsets means that some are gone."""
+        missing = chunk.end - chunk.start - rows
+        if missing and not self.pulling.is_filtered:
+            pull.lost(chunk.start, chunk.end, f"{missing} of them: they were deleted")
+
+    def _named(self, batch: pa.RecordBatch, topic: str) -> pa.RecordBatch:
+        """Show the topic by the application's name of it, without the namespace."""
+        if not self.client.namespace or "topic" not in self.columns:
+            return batch
+        place = self.columns.index("topic")
+        return batch.set_column(
+            place, batch.schema.field(place), pa.repeat(pa.scalar(topic), batch.num_rows)
+        )
