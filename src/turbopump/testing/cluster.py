@@ -26,7 +26,7 @@ from turbopump.net.hooks import Hook
 from turbopump.testing import inside
 from turbopump.testing.clock import VirtualClock
 from turbopump.testing.disk import Disk
-from turbopump.testing.loop import VirtualTimeLoop, virtual_loop
+from turbopump.testing.loop import Deadlock, VirtualTimeLoop, virtual_loop
 from turbopump.testing.memory_net import LinkQuality, MemoryHost, MemoryNetwork
 from turbopump.testing.waiting import TimeLimit, quiet, total_seconds, until
 from turbopump.wire.codes import RequestCode
@@ -39,10 +39,10 @@ Run = Callable[[Coroutine[Any, Any, T]], T]
 
 BROKER = "broker-a"
 TIMEOUT_S = 60.0
-CONSUMED_TIMEOUT_S = 12 * 3600.0
+CONSUMED_TIMEOUT_S = 6 * 3600.0
 """Longer than all retries of a message take with the delays as they are by default."""
 
-RUN_LIMIT_S = 24 * 3600.0
+RUN_LIMIT_S = 6 * 3600.0
 REAL_LIMIT_S = 60.0
 BROKER_PORT = 10911
 _REQUEST_TIMEOUT_MS = 3000
@@ -156,14 +156,18 @@ class Cluster:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the cluster's time, from a test that is a plain function.
 
-        Time stands still between two runs. A run that waits for a day of virtual time without
-        `advance`, or for a minute of real time, fails.
+        Time stands still between two runs. A run fails that takes a minute of real time, or six
+        hours of virtual time that it did not ask for with `advance` or `until`.
         """
         if self._runner is None:
             work.close()
             raise NotRunning("this cluster runs in the loop that started it: await it there")
         self._runner_loop().limit_real_time(REAL_LIMIT_S)
-        return self._runner.run(self._limit.run(work))
+        try:
+            return self._runner.run(self._limit.run(work))
+        except Deadlock:
+            self._limit.abandon()
+            raise
 
     def _runner_loop(self) -> VirtualTimeLoop:
         assert self._runner is not None
@@ -261,8 +265,8 @@ class Cluster:
     async def advance(self, *, hours: float = 0, minutes: float = 0, seconds: float = 0) -> None:
         """Let time pass; returns when all that was due by then is done."""
         total_s = total_seconds(hours, minutes, seconds)
-        self._limit.extend(total_s)
-        await asyncio.sleep(total_s)
+        with self._limit.lifted(total_s):
+            await asyncio.sleep(total_s)
         await quiet()
 
     async def until(
@@ -278,14 +282,15 @@ class Cluster:
         Raises AssertionError when it is not so in time, telling what there is in the cluster.
         """
         timeout_s = total_seconds(hours, minutes, seconds) or TIMEOUT_S
-        await until(fact, timeout_s, self._state)
+        with self._limit.lifted(timeout_s):
+            await until(fact, timeout_s, self._state)
 
     async def until_consumed(
         self, group: str, *, hours: float = 0, minutes: float = 0, seconds: float = 0
     ) -> None:
         """Wait until a group has no message left: each is consumed, or a dead letter.
 
-        Twelve hours if no time is given, which is longer than all retries of a message take. Not
+        Six hours if no time is given, which is longer than all retries of a message take. Not
         for groups that broadcast, whose offsets brokers do not know.
         """
         timeout_s = total_seconds(hours, minutes, seconds) or CONSUMED_TIMEOUT_S
@@ -295,7 +300,8 @@ class Cluster:
 
         # Consumers commit every few seconds, so a closer look would only cost time.
         what = f"group {group} has consumed everything"
-        await until(is_consumed, timeout_s, self._state, what=what, pause_s=5)
+        with self._limit.lifted(timeout_s):
+            await until(is_consumed, timeout_s, self._state, what=what, pause_s=5)
 
     def _is_known(self, group: str) -> bool:
         return any(

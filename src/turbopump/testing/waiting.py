@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import linecache
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from turbopump.errors import InvalidArgument
@@ -69,21 +70,28 @@ async def _seen(fact: Fact, pause_s: float = 0) -> None:
 
 
 class TimeLimit:
-    """Ends what waits for something that never comes, while time is told to pass or not."""
+    """Ends what waits for something that never comes; waiting within a time is not limited."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self._end_s = 0.0
+        self._work: asyncio.Task[Any] | None = None
 
-    def extend(self, by_s: float) -> None:
-        """Let time pass that was asked for: it does not count."""
-        self._end_s += by_s
+    @contextmanager
+    def lifted(self, time_s: float) -> Iterator[None]:
+        """Let up to so much time pass inside without counting it."""
+        start_s = virtual_loop().time()
+        self._end_s += time_s
+        try:
+            yield
+        finally:
+            self._end_s -= max(0, start_s + time_s - virtual_loop().time())
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Do something; raises AssertionError when it takes too long."""
         loop = virtual_loop()
         self._end_s = loop.time() + self._limit_s
-        task = asyncio.create_task(work)
+        self._work = task = asyncio.create_task(work)
         try:
             while not task.done() and loop.time() < self._end_s:
                 await asyncio.wait({task}, timeout=self._end_s - loop.time())
@@ -96,6 +104,11 @@ class TimeLimit:
                 f"still waiting after {duration(self._limit_s)} of virtual time: {place}"
             )
         return task.result()
+
+    def abandon(self) -> None:
+        """End what was not done when the loop stopped, as soon as it runs again."""
+        if self._work is not None:
+            self._work.cancel()
 
 
 def total_seconds(hours: float, minutes: float, seconds: float) -> float:
