@@ -8,11 +8,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from turbopump.spark.consumer import ConsumerRun, SparkConsumer
     from turbopump.spark.duplicates import without_duplicates
     from turbopump.spark.local import session
+    from turbopump.spark.outcomes import GiveUp, RetryLater
+    from turbopump.spark.progress import ConsumerReport
     from turbopump.spark.source import register
 else:
     _HOMES = {
+        "ConsumerReport": "turbopump.spark.progress",
+        "ConsumerRun": "turbopump.spark.consumer",
+        "GiveUp": "turbopump.spark.outcomes",
+        "RetryLater": "turbopump.spark.outcomes",
+        "SparkConsumer": "turbopump.spark.consumer",
         "register": "turbopump.spark.source",
         "session": "turbopump.spark.local",
         "without_duplicates": "turbopump.spark.duplicates",
@@ -25,4 +33,13 @@ else:
         return getattr(import_module(home), name)
 
 
-__all__ = ["register", "session", "without_duplicates"]
+__all__ = [
+    "ConsumerReport",
+    "ConsumerRun",
+    "GiveUp",
+    "RetryLater",
+    "SparkConsumer",
+    "register",
+    "session",
+    "without_duplicates",
+]
