@@ -1,0 +1,341 @@
+"""Consuming topics with the cores of a cluster: a function over messages, on the executors."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from os import PathLike, fspath
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import pyarrow as pa
+from pyspark.errors import PySparkAttributeError
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as sql
+from pyspark.sql.streaming.query import StreamingQuery
+
+from turbopump.client.names import check_group, check_topic, retry_topic, with_namespace
+from turbopump.client.start_position import StartFrom, consume_from
+from turbopump.errors import InvalidArgument
+from turbopump.filters.tags import parse_tags
+from turbopump.spark.handling import (
+    COUNTS_SCHEMA,
+    EXHAUSTED,
+    MODES,
+    Exhausted,
+    Handler,
+    Handling,
+    Mode,
+    Plan,
+    counts_batch,
+)
+from turbopump.spark.options import SourceOptions
+from turbopump.spark.progress import METRICS, ConsumerReport, Totals
+from turbopump.spark.returning import SendBack
+
+if TYPE_CHECKING:
+    from pyspark.sql.pandas._typing import ArrowMapIterFunction
+
+_INT_MAX = 2**31 - 1
+_SUSPEND_MS = (10, 30_000)
+_ROWS_MAX = 1_000_000
+_OWN_OPTIONS = {
+    "nameserver": "nameserver",
+    "namespace": "namespace",
+    "topic": "topics",
+    "topics": "topics",
+    "topicpattern": "topics",
+    "assign": "topics",
+    "tags": "topics",
+    "group": "group",
+    "startingoffsets": "start_from",
+    "columns": None,
+    "includeproperties": None,
+}
+"""Options of the source that the consumer sets itself, and what to say instead."""
+
+
+class SparkConsumer:
+    """Gives every message of some topics to a function on the executors, at least once.
+
+    ::
+
+        def handle(message):
+            return charge(message.body)      # True: done, False or an exception: comes again
+
+        consumer = SparkConsumer("billing", handle, spark=spark, nameserver="127.0.0.1:9876",
+                                 topics={"orders": "created || paid"}, checkpoint="/data/billing")
+        with consumer.start() as run:
+            run.await_termination()
+
+    What fails goes back to its broker and comes again after a delay, through the group's retry
+    topic, until it succeeds or is a dead letter: as with a `PushConsumer`.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        handler: Handler,
+        *,
+        spark: SparkSession,
+        topics: Mapping[str, str],
+        checkpoint: str | PathLike[str],
+        nameserver: str = "",
+        namespace: str = "",
+        mode: Mode = "row",
+        ordered: bool = False,
+        start_from: StartFrom = "last",
+        attempts_max: int = 16,
+        batch_max: int | None = None,
+        suspend_ms: int = 1000,
+        exhausted: Exhausted = "dead letter",
+        tasks_min: int | None = None,
+        options: Mapping[str, str] | None = None,
+    ) -> None:
+        check_group(group)
+        _require_handler(handler)
+        _require_one_of("mode", mode, MODES)
+        _require_one_of("exhausted", exhausted, EXHAUSTED)
+        _require_within("attempts_max", attempts_max, 0, _INT_MAX)
+        _require_within("suspend_ms", suspend_ms, *_SUSPEND_MS)
+        if batch_max is not None:
+            _require_within("batch_max", batch_max, 1, _ROWS_MAX)
+            if mode == "row":
+                raise InvalidArgument('batch_max is for calls with many messages, not mode="row"')
+        if tasks_min is not None:
+            _require_within("tasks_min", tasks_min, 1, _ROWS_MAX)
+            if ordered:
+                raise InvalidArgument("tasks_min divides queues, which ordered=True forbids")
+        self.group = group
+        self._handler = handler
+        self._spark = spark
+        self._checkpoint = _checkpoint(checkpoint)
+        self._tasks_min = tasks_min
+        self._plan = Plan(
+            group=with_namespace(namespace, group),
+            namespace=namespace,
+            mode=mode,
+            ordered=ordered,
+            batch_max=batch_max,
+            attempts_max=attempts_max,
+            suspend_ms=suspend_ms,
+            exhausted=exhausted,
+        )
+        self._options = {
+            **_checked_options(options or {}),
+            **_source_options(group, topics, start_from, ordered=ordered),
+            "namespace": namespace,
+            "nameserver": nameserver,
+        }
+        # Checked here, on the driver, and not in the middle of a query.
+        client = SourceOptions.for_stream(self._options).client
+        # An executor's environment may know no name server, or another one.
+        self._options["nameserver"] = ";".join(client.nameserver_addresses)
+
+    @property
+    def source_options(self) -> Mapping[str, str]:
+        """The options that the source is read with."""
+        return dict(self._options)
+
+    def start(self, *, available_now: bool = False, interval: str | None = None) -> ConsumerRun:
+        """Start consuming; as a context manager, leaving it stops.
+
+        ``available_now`` ends when everything is handled that was there at the start; ``interval``
+        begins a batch every so often, as in ``"10 seconds"``, instead of at once.
+        """
+        if available_now and interval is not None:
+            raise InvalidArgument("available_now and interval exclude each other: give one of them")
+        totals = Totals()
+        self._spark.streams.addListener(totals)
+        try:
+            return ConsumerRun(self._spark, self._query(available_now, interval), totals)
+        except BaseException:
+            self._spark.streams.removeListener(totals)
+            raise
+
+    def run(self, *, available_now: bool = False, interval: str | None = None) -> ConsumerReport:
+        """Consume until it is stopped elsewhere, or until everything that is there is handled."""
+        with self.start(available_now=available_now, interval=interval) as run:
+            run.await_termination()
+        return run.report()
+
+    def _query(self, available_now: bool, interval: str | None) -> StreamingQuery:
+        options = dict(self._options)
+        if not self._plan.ordered:
+            options.setdefault("minPartitions", str(self._tasks_min or _cores(self._spark)))
+        client = SourceOptions.for_stream(options).client
+        send_back = SendBack(client, self._plan.group, self._plan.attempts_max)
+        messages = self._spark.readStream.format("rocketmq").options(**options).load()
+        counted = messages.mapInArrow(
+            _work(self._handler, self._plan, send_back), COUNTS_SCHEMA
+        ).observe(
+            METRICS,
+            *(sql.sum(name).alias(name) for name in ("handled", "retried", "dead")),
+            sql.max("error").alias("error"),
+        )
+        writer = (
+            # All that is to be done happens in the tasks: nothing is left to be written.
+            counted.writeStream.format("noop")
+            .queryName(f"turbopump {self.group}")
+            .option("checkpointLocation", self._checkpoint)
+        )
+        if available_now:
+            writer = writer.trigger(availableNow=True)
+        elif interval is not None:
+            writer = writer.trigger(processingTime=interval)
+        return writer.start()
+
+
+class ConsumerRun:
+    """A consumer that runs."""
+
+    def __init__(self, spark: SparkSession, query: StreamingQuery, totals: Totals) -> None:
+        self.query = query
+        """Spark's own handle, with its progress and its errors."""
+        self._spark = spark
+        self._totals = totals
+        self._is_over = False
+
+    def await_termination(self, timeout_s: float | None = None) -> bool:
+        """Wait until the query ends; return whether it has.
+
+        Raises Spark's StreamingQueryException if a task failed in spite of Spark's retries.
+        """
+        if timeout_s is None:
+            self.query.awaitTermination()
+            return True
+        return bool(self.query.awaitTermination(timeout_s))  # type: ignore[arg-type]
+
+    def report(self) -> ConsumerReport:
+        """Return what has become of the messages so far, by the batches that are complete."""
+        if not self.query.isActive:
+            self._finish()
+        return self._totals.report(str(self.query.runId))
+
+    def stop(self) -> ConsumerReport:
+        """Stop; messages of a batch that was not complete come again at the next start."""
+        self.query.stop()
+        return self.report()
+
+    def _finish(self) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._totals.await_end(str(self.query.runId))
+            self._spark.streams.removeListener(self._totals)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+def _work(handler: Handler, plan: Plan, send_back: SendBack) -> ArrowMapIterFunction:
+    """Return what each task does with its rows."""
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        handling = Handling(handler, plan, send_back, time.sleep)
+        return map(counts_batch, handling.all(batches))
+
+    return work
+
+
+def _cores(spark: SparkSession) -> int:
+    try:
+        return spark.sparkContext.defaultParallelism
+    except PySparkAttributeError:
+        # Spark Connect, whose client does not know the cluster.
+        return 1
+
+
+# --- what was given -------------------------------------------------------------------------------
+
+
+def _source_options(
+    group: str, topics: Mapping[str, str], start_from: StartFrom, *, ordered: bool
+) -> dict[str, str]:
+    found = {
+        "topics": ",".join([*topics, retry_topic(group)]),
+        "group": group,
+        "startingOffsets": _starting_offsets(start_from),
+    }
+    tags = _tags(topics)
+    if tags:
+        found["tags"] = json.dumps(tags)
+    if ordered:
+        found["partitionPerQueue"] = "true"
+    return found
+
+
+def _tags(topics: Mapping[str, str]) -> dict[str, str]:
+    """Return the tags of topics of which not everything is wanted."""
+    given: object = topics
+    if not isinstance(given, Mapping) or not given:
+        raise InvalidArgument(
+            f"topics is {topics!r}: topics with the tags wanted are expected, as in "
+            '{"orders": "created || paid"} or {"orders": "*"}'
+        )
+    for topic in topics:
+        check_topic(topic)
+    return {
+        topic: expression
+        for topic, expression in topics.items()
+        if not parse_tags(expression).everything
+    }
+
+
+def _starting_offsets(start_from: StartFrom) -> str:
+    consume_from(start_from)
+    if start_from == "first":
+        return "group,earliest"
+    if start_from == "last":
+        return "group,latest"
+    return f"group,{round(start_from.timestamp() * 1000)}"
+
+
+def _checked_options(options: Mapping[str, str]) -> dict[str, str]:
+    for name in options:
+        if name.lower() in _OWN_OPTIONS:
+            instead = _OWN_OPTIONS[name.lower()]
+            why = f"use the argument {instead}" if instead else "the function gets all columns"
+            raise InvalidArgument(f"options has {name!r}, which the consumer sets itself: {why}")
+    return {name: str(value) for name, value in options.items()}
+
+
+def _checkpoint(path: str | PathLike[str]) -> str:
+    if not path or not fspath(path):
+        raise InvalidArgument(
+            f"checkpoint is {path!r}: a directory is needed that survives restarts, or messages "
+            "would be missed"
+        )
+    return fspath(path)
+
+
+def _require_handler(handler: object) -> None:
+    if not callable(handler):
+        raise InvalidArgument(f"handler is {handler!r}: a function is expected")
+    call: Callable[..., object] = getattr(handler, "__call__", handler)  # noqa: B004
+    if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call):
+        raise InvalidArgument(
+            f"handler is {handler!r}, an async function: a plain one is expected, as each task of "
+            "Spark works on one message or batch at a time"
+        )
+
+
+def _require_one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise InvalidArgument(f"{name} is {value!r}: one of {', '.join(allowed)} is allowed")
+
+
+def _require_within(name: str, value: object, least: int, most: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise InvalidArgument(
+            f"{name} is {value!r}: a whole number of {least} to {most} is allowed"
+        )

@@ -1,0 +1,160 @@
+"""What can be set about a consumer on Spark, and what it makes of it; no Spark is started."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import pytest
+from pyspark.sql import Row, SparkSession
+from pyspark.sql.streaming.listener import QueryProgressEvent, QueryTerminatedEvent
+
+from turbopump.errors import InvalidArgument
+from turbopump.spark import SparkConsumer
+from turbopump.spark.handling import Counts
+from turbopump.spark.progress import METRICS, ConsumerReport, Totals
+
+NO_SPARK = cast("SparkSession", None)
+
+
+def handle(_: object) -> bool:
+    return True
+
+
+def consumer(**changes: Any) -> SparkConsumer:
+    given: dict[str, Any] = {
+        "group": "billing",
+        "handler": handle,
+        "spark": NO_SPARK,
+        "topics": {"orders": "*"},
+        "checkpoint": "/tmp/checkpoint",
+        "nameserver": "127.0.0.1:9876",
+    }
+    return SparkConsumer(**(given | changes))
+
+
+def test_retry_topic_is_read_along_with_the_topics() -> None:
+    made = consumer(topics={"orders": "created || paid", "refunds": "*"})
+    options = made.source_options
+    assert options["topics"] == "orders,refunds,%RETRY%billing"
+    assert options["group"] == "billing"
+    # What comes again is wanted whatever its tags.
+    assert json.loads(options["tags"]) == {"orders": "created || paid"}
+    assert "tags" not in consumer().source_options
+
+
+@pytest.mark.parametrize(
+    ("start_from", "offsets"),
+    [
+        ("first", "group,earliest"),
+        ("last", "group,latest"),
+        (datetime(2026, 1, 31, tzinfo=UTC), "group,1769817600000"),
+    ],
+)
+def test_group_goes_on_where_it_was_or_starts_where_asked(start_from: object, offsets: str) -> None:
+    assert consumer(start_from=start_from).source_options["startingOffsets"] == offsets
+
+
+def test_in_order_a_queue_is_never_divided() -> None:
+    assert consumer(ordered=True).source_options["partitionPerQueue"] == "true"
+    assert "partitionPerQueue" not in consumer().source_options
+
+
+def test_options_of_the_source_are_passed_on() -> None:
+    options = consumer(options={"maxOffsetsPerTrigger": 500}).source_options
+    assert options["maxOffsetsPerTrigger"] == "500"
+
+
+def test_name_servers_of_the_driver_are_meant_on_executors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("NAMESRV_ADDR", "10.0.0.1:9876;10.0.0.2:9876")
+    options = consumer(nameserver="").source_options
+    assert options["nameserver"] == "10.0.0.1:9876;10.0.0.2:9876"
+
+
+async def handle_async(_: object) -> bool:
+    return True
+
+
+class AsyncHandler:
+    async def __call__(self, _: object) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"group": "no blanks"}, "group is 'no blanks'"),
+        ({"handler": 7}, "handler is 7: a function"),
+        ({"handler": handle_async}, "an async function"),
+        ({"handler": AsyncHandler()}, "an async function"),
+        ({"mode": "rows"}, "mode is 'rows': one of row, batch, pandas, arrow"),
+        ({"exhausted": "stop"}, "exhausted is 'stop': one of dead letter, fail"),
+        ({"attempts_max": -1}, "attempts_max is -1"),
+        ({"attempts_max": True}, "attempts_max is True"),
+        ({"suspend_ms": 1}, "suspend_ms is 1: a whole number of 10 to 30000"),
+        ({"batch_max": 0, "mode": "batch"}, "batch_max is 0"),
+        ({"batch_max": 10}, 'not mode="row"'),
+        ({"tasks_min": 0}, "tasks_min is 0"),
+        ({"tasks_min": 4, "ordered": True}, "ordered=True forbids"),
+        ({"topics": {}}, "topics is {}"),
+        ({"topics": "orders"}, "topics is 'orders'"),
+        ({"topics": {"no blanks": "*"}}, "topic is 'no blanks'"),
+        ({"checkpoint": ""}, "checkpoint is ''"),
+        ({"start_from": "end"}, "start_from is 'end'"),
+        ({"nameserver": "nowhere"}, "address 'nowhere'"),
+        ({"options": {"startingOffsets": "earliest"}}, "use the argument start_from"),
+        ({"options": {"Columns": "body"}}, "the function gets all columns"),
+        ({"options": {"maxOffsetPerTrigger": "1"}}, "did you mean maxOffsetsPerTrigger"),
+    ],
+)
+def test_wrong_arguments_are_told(changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidArgument) as raised:
+        consumer(**changes)
+    assert told in str(raised.value)
+
+
+def test_ways_to_trigger_exclude_each_other() -> None:
+    with pytest.raises(InvalidArgument, match="exclude each other"):
+        consumer().start(available_now=True, interval="1 second")
+
+
+# --- reports --------------------------------------------------------------------------------------
+
+
+class Event:
+    """As much of Spark's events as is read."""
+
+    def __init__(self, run: str, counts: Iterable[object] | None = None) -> None:
+        self.runId = run
+        self.progress = self
+        names = Row("handled", "retried", "dead", "error")
+        self.observedMetrics = {} if counts is None else {METRICS: names(*counts)}
+
+
+def told(totals: Totals, run: str, *counts: object) -> None:
+    totals.onQueryProgress(cast("QueryProgressEvent", Event(run, counts or None)))
+
+
+def test_report_adds_up_the_batches_of_a_run() -> None:
+    totals = Totals()
+    told(totals, "a", 3, 1, 0, "ValueError: bad")
+    told(totals, "a", 2, 0, 1, None)
+    told(totals, "b", 9, 9, 9, None)
+    # Of empty batches there are no sums.
+    told(totals, "a", None, None, None, None)
+    told(totals, "a")
+    totals.onQueryTerminated(cast("QueryTerminatedEvent", Event("a")))
+    totals.await_end("a")
+    report = totals.report("a")
+    assert report == ConsumerReport(2, 5, 1, 1, "ValueError: bad")
+    assert report.received == 7
+    assert str(report) == (
+        "7 messages in 2 batches: 5 handled, 1 sent back to come again, 1 dead letters; "
+        "ValueError: bad"
+    )
+    assert totals.report("c") == ConsumerReport()
+    assert ConsumerReport().plus(Counts(1, 0, 0)).error is None
