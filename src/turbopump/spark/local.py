@@ -1,15 +1,22 @@
-"""A Spark session with the settings that suit small batches of messages on one machine."""
+"""A Spark session with the settings that suit small batches of messages."""
 
 from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
-from pyspark.sql import SparkSession
-
+from turbopump.errors import InvalidArgument, MissingPackage
 from turbopump.spark.java import ensure_java
+
+try:
+    from pyspark.sql import SparkSession
+except ImportError as error:
+    raise MissingPackage(
+        "PySpark is not installed, or not all of what it needs: `pip install turbopump[spark]`"
+    ) from error
 
 SETTINGS: Mapping[str, str] = {
     # Batches of messages are small: 200 shuffle partitions would cost more than the work.
@@ -17,29 +24,42 @@ SETTINGS: Mapping[str, str] = {
     # Halves the time of a micro-batch that is read by Python.
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # The times of messages have no zone; shown in that of a machine they would depend on it.
+    "spark.sql.session.timeZone": "UTC",
+    "spark.ui.showConsoleProgress": "false",
+}
+"""What every session gets that is made here."""
+
+LOCAL_SETTINGS: Mapping[str, str] = {
     # For checkpoints on a local disk: plain renames, and no second file with a checksum for each.
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing."
         "FileSystemBasedCheckpointFileManager"
     ),
     "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
-    "spark.sql.session.timeZone": "UTC",
     "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
+    # Nobody else has to reach the driver, and no name of the machine has to be resolved.
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
 }
+"""What a session gets, too, whose executors are all on this machine."""
+
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_LOGGING = Path(__file__).with_name("log4j2.properties")
 
 
 def session(
     app_name: str = "turbopump",
     *,
     master: str = "local[*]",
+    remote: str | None = None,
     settings: Mapping[str, str] | None = None,
 ) -> SparkSession:
     """Return a Spark session that knows ``rocketmq``, making it with settings fit for messages.
 
-    A session that exists already is returned as it is. Java is found or provided first.
+    A session that exists already is returned as it is. Java is found or provided first. With
+    ``remote`` instead of ``master`` the session is a client of Spark Connect: of a server, as in
+    ``sc://host:15002``, or of one that is started here, as in ``local[2]``.
 
     ::
 
@@ -47,19 +67,38 @@ def session(
     """
     from turbopump.spark.source import register
 
-    ensure_java()
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.appName(app_name).master(master)
-    for name, value in {**_SETTINGS_WITH_LOGS, **(settings or {})}.items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
+    spark = SparkSession.getActiveSession() or _made(app_name, master, remote, settings or {})
     register(spark)
     return spark
 
 
-_LOGGING = Path(__file__).with_name("log4j2.properties")
+def session_settings(master: str, own: Mapping[str, str]) -> dict[str, str]:
+    """Return all settings of a new session; the user's own win."""
+    local = LOCAL_SETTINGS if master.startswith("local") else {}
+    logging = f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"
+    options = f"{logging} {own.get(_JAVA_OPTIONS, '')}".rstrip()
+    return {**SETTINGS, **local, **own, _JAVA_OPTIONS: options}
 
-_SETTINGS_WITH_LOGS = {
-    **SETTINGS,
-    "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}",
-}
+
+def _made(app_name: str, master: str, remote: str | None, own: Mapping[str, str]) -> SparkSession:
+    builder = SparkSession.builder.appName(app_name)
+    if remote is not None and not remote.startswith("local"):
+        # The server has settings of its own; only those of queries can be changed from here.
+        if not remote.startswith("sc://"):
+            raise InvalidArgument(f"remote is {remote!r}: sc://host:port or local[n] is allowed")
+        queries = {name: value for name, value in SETTINGS.items() if name.startswith("spark.sql.")}
+        settings = {**queries, **own}
+    else:
+        ensure_java()
+        # Executors run the same Python as the driver unless somebody has said otherwise.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        settings = session_settings(remote or master, own)
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    if remote is None:
+        return builder.master(master).getOrCreate()
+    with warnings.catch_warnings():
+        # A server that is started here has all of them from its start; the client tries to set
+        # them once more, and warns of each that can be set only then.
+        warnings.filterwarnings("ignore", "Failed to set", UserWarning)
+        return builder.remote(remote).getOrCreate()
