@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping
 
 from turbopump.client.calls import require_success
 from turbopump.client.members import ConsumerMember
-from turbopump.client.names import with_namespace
+from turbopump.client.names import RETRY_PREFIX, with_namespace
 from turbopump.client.routes import MASTER_ID
 from turbopump.client.session import Session
 from turbopump.client.subscriptions import subscription
-from turbopump.errors import GroupInUse, TurbopumpError
+from turbopump.errors import GroupInUse, NoRoute, TurbopumpError
 from turbopump.message import MessageQueue
 from turbopump.spark.options import SourceOptions
 from turbopump.spark.patience import of_each, patiently
@@ -58,17 +58,19 @@ class QueryMember(ConsumerMember):
             subscription_data_set=[
                 subscription(
                     with_namespace(namespace, topic),
-                    self._pulling.expression,
+                    pulling.expression,
                     0,
-                    self._pulling.expression_type,
+                    pulling.expression_type,
                 )
                 for topic in self._topics
+                for pulling in (self._pulling.of(topic),)
             ],
         )
 
     def reached(self, positions: Mapping[MessageQueue, int]) -> None:
-        """Note how far the query has come, for operators who ask."""
+        """Note how far the query has come, for operators who ask, and of which topics."""
         self._positions = positions
+        self._topics = tuple(sorted({*self._topics, *(queue.topic for queue in positions)}))
 
     def progress(self, topic: str) -> Mapping[MessageQueue, int]:
         namespace = self._session.config.namespace
@@ -150,7 +152,13 @@ async def _connections(
     """Ask each broker of the topics who consumes with a group."""
     addresses: set[str] = set()
     for topic in topics:
-        route = await session.route(with_namespace(session.config.namespace, topic))
+        try:
+            route = await session.route(with_namespace(session.config.namespace, topic))
+        except NoRoute:
+            if not topic.startswith(RETRY_PREFIX):
+                raise
+            # Brokers make it when the group's first member comes.
+            continue
         addresses |= {by_id[MASTER_ID] for by_id in route.brokers.values() if MASTER_ID in by_id}
     found = await of_each(
         sorted(addresses),

@@ -50,7 +50,12 @@ OPTIONS = (
     Option("allowSharedGroup", "`false`", "whether push consumers may have the same group"),
     Option("startingOffsets", "see below", "where a read begins"),
     Option("endingOffsets", "`latest`", "where a batch read ends; batch only"),
-    Option("tags", "all", "the tags wanted, `a || b`; the broker leaves out the others"),
+    Option(
+        "tags",
+        "all",
+        "the tags wanted, `a || b`, or JSON by topic, `{topic: a || b}`; the broker leaves out the "
+        "others",
+    ),
     Option("sql", "none", "an SQL-92 expression over properties, for brokers that know it"),
     Option("maxOffsetsPerTrigger", "no limit", "messages in one micro-batch at most"),
     Option("maxBytesPerTrigger", "no limit", "about so many bytes in one micro-batch at most"),
@@ -58,6 +63,7 @@ OPTIONS = (
     Option("maxTriggerDelay", "`15m`", "and wait no longer than this"),
     Option("minPartitions", "none", "tasks of a batch at least, by splitting large ranges"),
     Option("maxRecordsPerPartition", "none", "messages that one task reads at most"),
+    Option("partitionPerQueue", "`false`", "whether each queue has a task of its own, in order"),
     Option("failOnDataLoss", "`true`", "whether messages that are gone fail the query"),
     Option("commitOffsets", "`true` with `group`", "whether the group's offsets are committed"),
     Option("pullBatchSize", "32", "messages asked for in one request"),
@@ -132,6 +138,15 @@ class Pulling:
     in_flight_max: int = 8
     timeout_ms: int = 10_000
     retries: int = 8
+    tags_by_topic: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Topics of which only some tags are wanted."""
+
+    def of(self, topic: str) -> Pulling:
+        """Return how one topic is pulled."""
+        for name, tags in self.tags_by_topic:
+            if name == topic:
+                return self.only(tags)
+        return self
 
     def only(self, tags: Iterable[str]) -> Pulling:
         """Return the same for some tags."""
@@ -242,6 +257,7 @@ def _parsed(given: _Given, *, is_stream: bool) -> SourceOptions:
         plan=PlanLimits(
             given.find("minPartitions", _positive, None),
             given.find("maxRecordsPerPartition", _positive, None),
+            given.find("partitionPerQueue", _boolean, default=False),
         ),
         fail_on_data_loss=given.find("failOnDataLoss", _boolean, default=True),
         commit_offsets=given.find("commitOffsets", _boolean, group is not None),
@@ -270,6 +286,12 @@ def _require_consistent(given: _Given, *, is_stream: bool) -> None:
         wrong.append("maxTriggerDelay needs minOffsetsPerTrigger")
     if "includeProperties" in given and "columns" in given:
         wrong.append("includeProperties and columns exclude each other: name the columns")
+    if given.find("partitionPerQueue", _boolean, default=False):
+        wrong += [
+            f"partitionPerQueue and {name} exclude each other"
+            for name in ("minPartitions", "maxRecordsPerPartition")
+            if name in given
+        ]
     if "group" not in given:
         wrong += _without_group(given)
     if wrong:
@@ -280,7 +302,7 @@ def _without_group(given: _Given) -> list[str]:
     wrong = [
         f"{name} is group and no group is given"
         for name in ("startingOffsets", "endingOffsets")
-        if given.find(name, parse_position, None) == OfGroup()
+        if isinstance(given.find(name, parse_position, None), OfGroup)
     ]
     if given.find("commitOffsets", _boolean, default=False):
         wrong.append("commitOffsets needs a group")
@@ -339,8 +361,26 @@ def _pulling(given: _Given) -> Pulling:
     )
     if "sql" in given:
         return replace(pulling, expression=_not_empty("sql", given["sql"]), expression_type=SQL92)
+    if given["tags"].startswith("{"):
+        return replace(pulling, tags_by_topic=_tags_by_topic(given))
     wanted = parse_tags(given["tags"] or None)
     return pulling if wanted.everything else pulling.only(wanted.tags)
+
+
+def _tags_by_topic(given: _Given) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    text = given["tags"]
+    refusal = f'option tags is {text!r}: JSON such as {{"orders": "created || paid"}} is allowed'
+    try:
+        parsed = json.loads(text)
+        wanted = {topic: parse_tags(expression) for topic, expression in parsed.items()}
+    except (AttributeError, TypeError, json.JSONDecodeError):
+        raise InvalidArgument(refusal) from None
+    chosen = _chosen(given)
+    if isinstance(chosen, Topics) and (others := wanted.keys() - set(chosen.names)):
+        raise InvalidArgument(f"option tags names {', '.join(sorted(others))}, which is not read")
+    return tuple(
+        (topic, tuple(tags.tags)) for topic, tags in sorted(wanted.items()) if not tags.everything
+    )
 
 
 def _trigger(given: _Given) -> TriggerLimits:

@@ -51,6 +51,8 @@ class PlanLimits:
     """Large ranges are split until there are about so many tasks."""
 
     rows_per_partition_max: int | None = None
+    is_per_queue: bool = False
+    """One task for each queue, whatever its range: its messages stay in order."""
 
 
 _AS_IT_IS = PlanLimits()
@@ -68,6 +70,8 @@ def ranges_between(start: Offsets, end: Offsets) -> list[QueueRange]:
 def plan(ranges: Iterable[QueueRange], limits: PlanLimits = _AS_IT_IS) -> list[Partition]:
     """Divide ranges into partitions: large ranges split, small ones of a batch put together."""
     whole = sorted(ranges)
+    if limits.is_per_queue:
+        return [(each,) for each in whole]
     pieces = [piece for each in whole for piece in _split(each, _pieces(each, whole, limits))]
     partitions_min = limits.partitions_min or 0
     if len(pieces) <= partitions_min:

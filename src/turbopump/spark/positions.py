@@ -15,7 +15,8 @@ EARLIEST_OFFSET = -2
 """What users of the Kafka connector write for the ends of a queue."""
 
 _FORMS = (
-    "earliest, latest, group, a time such as 2026-01-31T08:00:00Z, milliseconds since 1970, or "
+    "earliest, latest, group, group with where to begin if it has nothing committed as in "
+    "group,earliest, a time such as 2026-01-31T08:00:00Z, milliseconds since 1970, or "
     'JSON such as {"orders": {"broker-a": {"0": 17, "1": -2}}} are allowed'
 )
 
@@ -31,15 +32,17 @@ class Latest:
 
 
 @dataclass(frozen=True, slots=True)
-class OfGroup:
-    """Where the group has come to."""
-
-
-@dataclass(frozen=True, slots=True)
 class AtTime:
     """At the first message stored at a time or after it."""
 
     timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class OfGroup:
+    """Where the group has come to, and where to begin if that is nowhere; None is as without it."""
+
+    otherwise: Earliest | Latest | AtTime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,12 @@ def parse_position(name: str, text: str) -> Position:
     plain = text.strip()
     if (word := _WORDS.get(plain.lower())) is not None:
         return word
+    first, comma, rest = plain.partition(",")
+    if comma and first.strip().lower() == "group":
+        otherwise = parse_position(name, rest)
+        if isinstance(otherwise, OfGroup | Explicit):
+            raise InvalidArgument(f"option {name} is {text!r}: {_FORMS}")
+        return OfGroup(otherwise)
     if plain.startswith("{"):
         return Explicit(tuple(_entries(name, plain)))
     if plain.isdecimal():

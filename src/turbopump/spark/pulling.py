@@ -74,7 +74,7 @@ class RangePull:
     ) -> None:
         self._session = session
         self._range = of
-        self._pulling = pulling
+        self._pulling = pulling = pulling.of(of.topic)
         self._fail_on_data_loss = fail_on_data_loss
         times = PullTimes(timeout_ms=pulling.timeout_ms)
         name = with_namespace(session.config.namespace, group)

@@ -38,8 +38,8 @@ class PartitionReader:
     def read(self, partition: Partition) -> Iterator[pa.RecordBatch]:
         """Read ranges one after the other; the connection outlives the task."""
         link = link_to(self.client)
-        made = RecordColumns(self.columns, tags=self.pulling.tags)
         for each in partition:
+            made = RecordColumns(self.columns, tags=self.pulling.of(each.topic).tags)
             yield from self._read_range(link, made, each)
 
     def _read_range(
@@ -53,7 +53,8 @@ class PartitionReader:
                 batch = made.batch(
                     chunk.records, broker=of.broker, start=chunk.start, end=chunk.end
                 )
-                self._require_all(pull, chunk, batch.num_rows)
+                if not self.pulling.of(of.topic).is_filtered:
+                    self._require_all(pull, chunk, batch.num_rows)
                 if batch.num_rows:
                     yield self._named(batch, of.topic)
         finally:
@@ -62,7 +63,7 @@ class PartitionReader:
     def _require_all(self, pull: RangePull, chunk: Chunk, rows: int) -> None:
         """Offsets have no gaps: fewer messages than offsets means that some are gone."""
         missing = chunk.end - chunk.start - rows
-        if missing and not self.pulling.is_filtered:
+        if missing:
             pull.lost(chunk.start, chunk.end, f"{missing} of them: they were deleted")
 
     def _named(self, batch: pa.RecordBatch, topic: str) -> pa.RecordBatch:

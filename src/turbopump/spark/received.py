@@ -184,7 +184,8 @@ def shown(batch: pa.RecordBatch, group: str, namespace: str) -> pa.RecordBatch:
     What comes again is in the group's retry topic, and says in a property where it came from.
     """
     topics: Any = batch.column("topic")
-    is_retry = pc.equal(topics, pa.scalar(retry_topic(group)))
+    names = {retry_topic(group), without_namespace(namespace, retry_topic(group))}
+    is_retry = pc.is_in(topics, value_set=pa.array(sorted(names), pa.string()))
     again = pc.any(is_retry).as_py()
     if not again and not namespace:
         return batch

@@ -121,10 +121,13 @@ def test_what_comes_again_is_shown_under_its_topic() -> None:
     read = rows(
         record(b"new", 0, topic="shop%orders"),
         record(b"again", 0, topic=retry_topic("shop%billing"), named=named),
+        # The source may have left out the namespace already.
+        record(b"again", 1, topic=retry_topic("billing"), named=named),
         record(b"odd", 1, topic=retry_topic("shop%billing")),
     )
     with_names = shown(read, "shop%billing", "shop")
-    assert with_names.column("topic").to_pylist() == ["orders", "payments", "%RETRY%billing"]
+    names = ["orders", "payments", "payments", "%RETRY%billing"]
+    assert with_names.column("topic").to_pylist() == names
     assert with_names.schema == read.schema
     without = shown(read, "shop%billing", "")
     assert without.column("topic").to_pylist()[1] == "shop%payments"

@@ -1,0 +1,64 @@
+"""What the source offers to a consumer: tags by topic, a task for each queue, a place to begin."""
+
+from __future__ import annotations
+
+import pytest
+
+from turbopump.errors import InvalidArgument
+from turbopump.spark.options import SourceOptions
+from turbopump.spark.planning import PlanLimits, QueueRange, plan
+from turbopump.spark.positions import AtTime, Earliest, Latest, OfGroup, parse_position
+
+
+def parsed(**options: str) -> SourceOptions:
+    given = {"nameserver": "127.0.0.1:9876", "topics": "orders,refunds", "group": "billing"}
+    return SourceOptions.for_stream(given | options)
+
+
+def test_tags_can_differ_by_topic() -> None:
+    pulling = parsed(tags='{"orders": "a || b", "refunds": "*"}').pulling
+    assert pulling.of("orders").tags == frozenset({"a", "b"})
+    assert pulling.of("orders").is_filtered
+    assert pulling.of("refunds") is pulling
+    assert not pulling.is_filtered
+
+
+@pytest.mark.parametrize(
+    ("tags", "told"),
+    [
+        ("{", "option tags is '{'"),
+        ('{"orders": 7}', "option tags is"),
+        ('{"order": "a"}', "option tags names order, which is not read"),
+    ],
+)
+def test_wrong_tags_by_topic_are_told(tags: str, told: str) -> None:
+    with pytest.raises(InvalidArgument) as raised:
+        parsed(tags=tags)
+    assert told in str(raised.value)
+
+
+def test_each_queue_can_have_a_task_of_its_own() -> None:
+    few, many = QueueRange("orders", "a", 1, 5, 6), QueueRange("orders", "a", 0, 0, 1_000_000)
+    assert plan([few, many], PlanLimits(is_per_queue=True)) == [(many,), (few,)]
+    assert parsed(partitionPerQueue="true").plan == PlanLimits(is_per_queue=True)
+    with pytest.raises(InvalidArgument, match="partitionPerQueue and minPartitions exclude"):
+        parsed(partitionPerQueue="true", minPartitions="4")
+
+
+@pytest.mark.parametrize(
+    ("text", "position"),
+    [
+        ("group", OfGroup()),
+        ("group,earliest", OfGroup(Earliest())),
+        ("Group, latest", OfGroup(Latest())),
+        ("group,1769817600000", OfGroup(AtTime(1769817600000))),
+    ],
+)
+def test_group_may_say_where_to_begin_otherwise(text: str, position: OfGroup) -> None:
+    assert parse_position("startingOffsets", text) == position
+
+
+@pytest.mark.parametrize("text", ["group,group", 'group,{"orders": {"0": 1}}', "group,", "a,b"])
+def test_group_cannot_begin_just_anywhere(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="option startingOffsets is"):
+        parse_position("startingOffsets", text)
