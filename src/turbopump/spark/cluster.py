@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import TypeVar, assert_never
 
 from turbopump.client.calls import Found, require_success
@@ -23,7 +23,8 @@ from turbopump.client.session import Session
 from turbopump.client.subscriptions import subscription
 from turbopump.errors import NoRoute, TurbopumpError
 from turbopump.message import MessageQueue, QueueOffset
-from turbopump.spark.offsets import Limits, Offsets
+from turbopump.spark import key_search
+from turbopump.spark.offsets import Limits, Offsets, inside
 from turbopump.spark.options import Assigned, SourceOptions, TopicPattern, Topics
 from turbopump.spark.patience import of_each, of_those_who_answer, patiently
 from turbopump.spark.positions import (
@@ -83,7 +84,7 @@ class Cluster:
         found = await of_each(
             topics,
             lambda topic: patiently(
-                lambda: self._reader.queues(topic),
+                lambda: self._queues_in(topic),
                 self._options.pulling.retries,
                 topic,
                 # A wrong name is told at once.
@@ -91,6 +92,15 @@ class Cluster:
             ),
         )
         return tuple(sorted(queue for queues in found.values() for queue in queues))
+
+    async def _queues_in(self, topic: str) -> Collection[MessageQueue]:
+        try:
+            return await self._reader.queues(topic)
+        except NoRoute:
+            if not topic.startswith(RETRY_PREFIX):
+                raise
+            # Brokers make it when the first message of the group is sent back.
+            return ()
 
     async def _topics_like(self, pattern: str) -> tuple[str, ...]:
         """Return the topics that match, asking again by the interval of routes."""
@@ -149,8 +159,18 @@ class Cluster:
     async def resolve(
         self, name: str, position: Position, queues: Iterable[MessageQueue]
     ) -> dict[MessageQueue, int]:
-        """Return the offset of a position in each queue; ``name`` is the option's."""
+        """Return the offset of a position in each queue; ``name`` is the option's.
+
+        Raises DataLost or InvalidArgument for one outside its queue, if losses matter.
+        """
         limits = await self.limits(queues)
+        found = await self._resolve(name, position, limits)
+        fails = self._options.fail_on_data_loss
+        return inside(name, found, limits, fail_on_data_loss=fails)
+
+    async def _resolve(
+        self, name: str, position: Position, limits: Mapping[MessageQueue, Limits]
+    ) -> dict[MessageQueue, int]:
         is_start = name == "startingOffsets"
         match position:
             case Earliest():
@@ -159,8 +179,8 @@ class Cluster:
                 return {queue: ends.high for queue, ends in limits.items()}
             case AtTime(timestamp_ms):
                 return await self.since(timestamp_ms, limits)
-            case OfGroup():
-                return self._or_default(await self.committed(limits), limits, is_start=is_start)
+            case OfGroup(otherwise):
+                return await self._or_else(otherwise, limits, is_start=is_start)
             case Explicit():
                 named = offsets_named(name, position, limits)
                 return {
@@ -172,23 +192,26 @@ class Cluster:
             case _:
                 assert_never(position)
 
-    def _or_default(
+    async def _or_else(
         self,
-        committed: Mapping[MessageQueue, int | None],
+        otherwise: Earliest | Latest | AtTime | None,
         limits: Mapping[MessageQueue, Limits],
         *,
         is_start: bool,
     ) -> dict[MessageQueue, int]:
-        """Fill in where the group has committed nothing yet.
+        """Return how far the group has come, and fill in where it has committed nothing yet.
 
-        A group that has never read begins as it would without one; what it has not read is not
-        before its end.
+        Unless something else is said, a group that has never read begins as it would without one;
+        what it has not read is not before its end. What was sent back is to be tried in any case.
         """
+        committed = await self.committed(limits)
+        unread = {queue: ends for queue, ends in limits.items() if committed[queue] is None}
         goes_to_end = is_start and self._options.is_stream
-        return {
-            queue: (ends.high if goes_to_end else ends.low) if at is None else at
-            for queue, ends in limits.items()
-            for at in (committed[queue],)
+        default = otherwise or (Latest() if goes_to_end else Earliest())
+        begun = await self._resolve("", default, unread)
+        return {queue: at for queue, at in committed.items() if at is not None} | {
+            queue: ends.low if queue.topic.startswith(RETRY_PREFIX) else begun[queue]
+            for queue, ends in unread.items()
         }
 
     async def committed(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int | None]:
@@ -209,6 +232,27 @@ class Cluster:
         for queue, error in failed.items():
             _log.warning("%s: offset %d not committed: %s", queue, offsets[queue], error)
         return {queue: offsets[queue] for queue in noted}
+
+    # --- keys -------------------------------------------------------------------------------------
+
+    async def places_of_key(
+        self, topic: str, key: str
+    ) -> frozenset[tuple[MessageQueue, int]] | None:
+        """Return the messages of a topic that may have a key; None if brokers do not know all."""
+        name = self._reader.known_as(topic)
+        route = await self._session.route(name)
+        found: set[tuple[MessageQueue, int]] = set()
+        for broker in route.brokers:
+            address = self._session.address_to_read(broker)
+            messages = await key_search.messages_of(
+                self._session, address, name, key, self._options.pulling.timeout_ms
+            )
+            if messages is None:
+                return None
+            found |= {
+                (MessageQueue(topic, broker, each.queue_id), each.queue_offset) for each in messages
+            }
+        return frozenset(found)
 
     # --- times ------------------------------------------------------------------------------------
 
@@ -285,7 +329,7 @@ class Cluster:
             await asyncio.gather(sleeping, *held, return_exceptions=True)
 
     async def _held(self, queue: MessageQueue, offset: int, wait_ms: int) -> bool:
-        pulling = self._options.pulling
+        pulling = self._options.pulling.of(queue.topic)
         wanted = subscription(
             self._reader.known_as(queue.topic), pulling.expression, 0, pulling.expression_type
         )

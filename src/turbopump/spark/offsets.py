@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from turbopump.errors import InvalidArgument
+from turbopump.errors import DataLost, InvalidArgument
 from turbopump.message import MessageQueue
 
 Offsets = Mapping[MessageQueue, int]
@@ -84,6 +84,27 @@ def losses(start: Offsets, limits: Mapping[MessageQueue, Limits]) -> list[Loss]:
         elif at < ends.low:
             found.append(Loss(queue, at, ends.low))
     return found
+
+
+def inside(
+    name: str, offsets: Offsets, limits: Mapping[MessageQueue, Limits], *, fail_on_data_loss: bool
+) -> dict[MessageQueue, int]:
+    """Return the offsets of an option, none outside its queue.
+
+    One before the beginning raises DataLost, one beyond the end InvalidArgument, unless losses do
+    not matter.
+    """
+    for queue, at in offsets.items():
+        if not fail_on_data_loss:
+            break
+        if at > limits[queue].high:
+            raise InvalidArgument(f"option {name}: {queue} ends at {limits[queue].high}, not {at}")
+        if at < limits[queue].low:
+            loss = Loss(queue, at, limits[queue].low)
+            raise DataLost(f"option {name}: {loss}; failOnDataLoss=false goes on without them")
+    return {
+        queue: min(max(at, limits[queue].low), limits[queue].high) for queue, at in offsets.items()
+    }
 
 
 def moved_past(start: Offsets, limits: Mapping[MessageQueue, Limits]) -> dict[MessageQueue, int]:

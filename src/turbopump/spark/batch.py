@@ -1,0 +1,62 @@
+"""What a batch query reads, decided when it is planned."""
+
+from __future__ import annotations
+
+from turbopump.errors import InvalidArgument
+from turbopump.message import MessageQueue
+from turbopump.spark.cluster import Cluster
+from turbopump.spark.filters import Narrowing, cut, cut_to
+from turbopump.spark.options import SourceOptions
+from turbopump.spark.planning import Partition, QueueRange, plan, ranges_between
+from turbopump.spark.positions import Explicit
+
+
+async def plan_batch(cluster: Cluster, options: SourceOptions, by: Narrowing) -> list[Partition]:
+    """Find out where to read from and to, once: what comes later is not of this batch."""
+    queues = [queue for queue in await cluster.queues() if by.has_queue(queue)]
+    start = await cluster.resolve("startingOffsets", options.start, queues)
+    end = await cluster.resolve("endingOffsets", options.end, queues)
+    if isinstance(options.start, Explicit) and isinstance(options.end, Explicit):
+        _require_order(start, end)
+    ranges = cut(ranges_between(start, end), by, await _offsets_of_times(cluster, by, queues))
+    return plan(await _with_keys(cluster, ranges, by), options.plan)
+
+
+def _require_order(start: dict[MessageQueue, int], end: dict[MessageQueue, int]) -> None:
+    for queue, at in start.items():
+        if end[queue] < at:
+            raise InvalidArgument(
+                f"the options of format rocketmq contradict: {queue} is to be read from {at} "
+                f"(startingOffsets) to {end[queue]} (endingOffsets)"
+            )
+
+
+async def _offsets_of_times(
+    cluster: Cluster, by: Narrowing, queues: list[MessageQueue]
+) -> dict[MessageQueue, tuple[int, int]]:
+    """Return the offsets of what was stored in the wanted time."""
+    if by.stored_ms.low is None and by.stored_ms.high is None:
+        return {}
+    limits = await cluster.limits(queues)
+    first = {queue: ends.low for queue, ends in limits.items()}
+    last = {queue: ends.high for queue, ends in limits.items()}
+    if by.stored_ms.low is not None:
+        first = await cluster.since(by.stored_ms.low, limits)
+    if by.stored_ms.high is not None:
+        last = await cluster.since(by.stored_ms.high, limits)
+    return {queue: (first[queue], last[queue]) for queue in limits}
+
+
+async def _with_keys(cluster: Cluster, ranges: list[QueueRange], by: Narrowing) -> list[QueueRange]:
+    """Return the parts of ranges that hold messages with wanted keys, or all if that is unknown."""
+    keys = by.one_of.get("keys")
+    if keys is None or not ranges:
+        return ranges
+    found: set[tuple[MessageQueue, int]] = set()
+    for topic in sorted({each.topic for each in ranges}):
+        for text in sorted(keys):
+            places = await cluster.places_of_key(topic, text)
+            if places is None:
+                return ranges
+            found |= places
+    return cut_to(ranges, found)

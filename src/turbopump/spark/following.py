@@ -1,0 +1,201 @@
+"""How a stream follows its queues: where each micro-batch ends. Runs on the driver.
+
+A queue that is seen for the first time is not read in the same batch: the batch only notes where
+the queue begins. So the beginning is in the checkpoint before anything is read, and a batch that
+is repeated after a failure begins where it began the first time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from turbopump.clock import Clock
+from turbopump.errors import DataLost, NoRoute
+from turbopump.message import MessageQueue
+from turbopump.spark.offsets import (
+    Limits,
+    Offsets,
+    backlog,
+    forward,
+    losses,
+    moved_past,
+    shares,
+)
+from turbopump.spark.options import SourceOptions
+from turbopump.spark.positions import Position
+
+_log = logging.getLogger(__name__)
+
+
+class Questions(Protocol):
+    """What is asked of a cluster: `Cluster`, normally."""
+
+    async def queues(self) -> tuple[MessageQueue, ...]: ...
+    async def limits(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, Limits]: ...
+    async def limits_known(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, Limits]: ...
+    async def resolve(
+        self, name: str, position: Position, queues: Iterable[MessageQueue]
+    ) -> dict[MessageQueue, int]: ...
+    async def commit(self, offsets: Offsets) -> Offsets: ...
+    async def bytes_per_row(self, queue: MessageQueue, offset: int) -> int: ...
+    async def wait_for_news(self, at: Offsets, wait_ms: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What a look at the queues has shown."""
+
+    start: Offsets
+    """Where to go on, past what is lost."""
+    new: Offsets
+    """Queues that were not known before, and where they begin."""
+    target: Offsets
+    """How far there is something to read."""
+
+    @property
+    def waiting(self) -> dict[MessageQueue, int]:
+        return backlog(self.start, self.target)
+
+
+class Following:
+    """Decides how far each micro-batch goes; keeps what it has seen between them."""
+
+    def __init__(self, cluster: Questions, options: SourceOptions, clock: Clock) -> None:
+        self._cluster = cluster
+        self._options = options
+        self._clock = clock
+        self._has_begun = False
+        self._frozen: Offsets | None = None
+        self.committed: dict[MessageQueue, int] = {}
+        """What brokers have noted of the group."""
+        self._last_batch_ms = clock.monotonic_ms()
+        self.latest_known: Offsets = {}
+        """The end of each queue as far as it is known, for those who watch the lag."""
+
+    async def freeze(self) -> None:
+        """Read no further than to what is there now."""
+        limits = await self._cluster.limits(await self._cluster.queues())
+        self._frozen = {queue: ends.high for queue, ends in limits.items()}
+        self.latest_known = self._frozen
+
+    async def commit(self, offsets: Offsets) -> None:
+        """Tell brokers how far the group has come, where that has changed."""
+        if not self._options.commit_offsets:
+            return
+        changed = {queue: at for queue, at in offsets.items() if self.committed.get(queue) != at}
+        if changed:
+            self.committed.update(await self._cluster.commit(changed))
+
+    async def latest(self, start: Offsets, *, is_limited: bool) -> Offsets:
+        """Return where the batch ends that begins at ``start``, the end of the last one.
+
+        Without news it waits a while for some: Spark would ask again at once.
+        """
+        await self.commit(start)
+        if not start and not self._has_begun:
+            self._has_begun = True
+            return await self._beginning()
+        self._has_begun = True
+        seen = await self._look(start)
+        end = await self._end(seen, is_limited=is_limited)
+        if end == start and self._frozen is None:
+            await self._wait(seen)
+            seen = await self._look(start)
+            end = await self._end(seen, is_limited=is_limited)
+        if end != start:
+            self._last_batch_ms = self._clock.monotonic_ms()
+        return end
+
+    async def _beginning(self) -> Offsets:
+        """Return where the stream starts: the first batch only notes it."""
+        queues = await self._cluster.queues()
+        return await self._cluster.resolve("startingOffsets", self._options.start, queues)
+
+    # --- looking ----------------------------------------------------------------------------------
+
+    async def _look(self, start: Offsets) -> _Seen:
+        new = await self._new_queues(start)
+        limits = await self._cluster.limits_known(start)
+        self.latest_known = {
+            **start,
+            **{queue: ends.high for queue, ends in limits.items()},
+            **new,
+        }
+        start = self._past_losses(start, limits)
+        highs = {queue: ends.high for queue, ends in limits.items()}
+        target = highs
+        if self._frozen is not None:
+            target = {
+                queue: min(high, self._frozen[queue])
+                for queue, high in highs.items()
+                if queue in self._frozen
+            }
+        return _Seen(start, new, target)
+
+    async def _new_queues(self, start: Offsets) -> Offsets:
+        """Return where queues begin that nobody has read from; they are read as a whole."""
+        try:
+            queues = await self._cluster.queues()
+        except NoRoute as error:
+            # The broker is away, or the topic was deleted: what is known of it is asked for.
+            _log.warning("queues are not known at the moment: %s", error)
+            return {}
+        unknown = [queue for queue in queues if queue not in start]
+        if self._frozen is not None:
+            unknown = [queue for queue in unknown if queue in self._frozen]
+        limits = await self._cluster.limits_known(unknown) if unknown else {}
+        return {queue: ends.low for queue, ends in limits.items()}
+
+    def _past_losses(self, start: Offsets, limits: Mapping[MessageQueue, Limits]) -> Offsets:
+        lost = losses(start, limits)
+        if not lost:
+            return start
+        text = "; ".join(map(str, lost))
+        if self._options.fail_on_data_loss:
+            raise DataLost(f"{text}; failOnDataLoss=false goes on with what is there")
+        _log.warning("%s; going on with what is there", text)
+        return moved_past(start, limits)
+
+    # --- deciding ---------------------------------------------------------------------------------
+
+    async def _end(self, seen: _Seen, *, is_limited: bool) -> Offsets:
+        waiting: Mapping[MessageQueue, int] = seen.waiting
+        if is_limited:
+            waiting = {} if self._is_too_few(sum(waiting.values())) else await self._cut(seen)
+        return {**forward(seen.start, waiting), **seen.new}
+
+    def _is_too_few(self, rows: int) -> bool:
+        """Whether to wait for more; not when everything that there is was asked for."""
+        if self._frozen is not None or rows >= self._options.trigger.rows_min:
+            return False
+        return self._delay_left_ms() > 0
+
+    def _delay_left_ms(self) -> int:
+        waited_ms = self._clock.monotonic_ms() - self._last_batch_ms
+        return self._options.trigger.delay_max_ms - waited_ms
+
+    async def _cut(self, seen: _Seen) -> Mapping[MessageQueue, int]:
+        trigger, rows = self._options.trigger, seen.waiting
+        if trigger.bytes_max is not None:
+            rows = await self._cut_by_bytes(seen, rows, trigger.bytes_max)
+        return rows if trigger.rows_max is None else shares(rows, trigger.rows_max)
+
+    async def _cut_by_bytes(
+        self, seen: _Seen, rows: dict[MessageQueue, int], bytes_max: int
+    ) -> dict[MessageQueue, int]:
+        each = {
+            queue: max(1, await self._cluster.bytes_per_row(queue, seen.start[queue]))
+            for queue in rows
+        }
+        given = shares({queue: rows[queue] * each[queue] for queue in rows}, bytes_max)
+        return {queue: min(rows[queue], max(1, given[queue] // each[queue])) for queue in rows}
+
+    async def _wait(self, seen: _Seen) -> None:
+        wait_ms = self._options.idle_wait_ms
+        if seen.waiting:
+            wait_ms = min(wait_ms, max(1, self._delay_left_ms()))
+        ends = {queue: max(at, seen.target.get(queue, at)) for queue, at in seen.start.items()}
+        await self._cluster.wait_for_news(ends, wait_ms)

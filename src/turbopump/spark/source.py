@@ -1,0 +1,236 @@
+"""``format("rocketmq")``: topics as tables and streams, read and written."""
+
+# ruff: noqa: N802 - the names of methods are Spark's
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    Filter,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+    from turbopump.spark.driver import Driver
+    from turbopump.spark.options import SourceOptions
+
+# What reads and writes is imported where it is used: Spark imports this module to find the source,
+# for every query of whatever source, and must not fail or wait because of it.
+
+NAME = "rocketmq"
+
+
+def register(spark: SparkSession) -> None:
+    """Make ``format("rocketmq")`` known to a session.
+
+    ::
+
+        turbopump.spark.register(spark)
+        spark.read.format("rocketmq").option("topic", "orders").load()
+    """
+    spark.dataSource.register(DefaultSource)
+
+
+class DefaultSource(DataSource):
+    """Topics, as Spark sees them."""
+
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def schema(self) -> StructType:
+        from turbopump.spark.options import columns_of
+        from turbopump.spark.schema import spark_schema
+
+        return spark_schema(columns_of(self.options))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from turbopump.spark.options import SourceOptions
+
+        options = _with_columns(SourceOptions.for_batch(self.options), schema)
+        return FilteringReader(options) if options.push_filters else BatchReader(options)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from turbopump.spark.options import SourceOptions
+
+        return StreamReader(_with_columns(SourceOptions.for_stream(self.options), schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        from turbopump.spark.writer import batch_writer
+
+        _refuse_overwriting(overwrite=overwrite)
+        return batch_writer(self.options, schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: ARG002
+        from turbopump.spark.writer import stream_writer
+
+        return stream_writer(self.options, schema)
+
+
+def _refuse_overwriting(*, overwrite: bool) -> None:
+    from turbopump.errors import InvalidArgument
+
+    if overwrite:
+        raise InvalidArgument('mode is "overwrite": messages can only be added, mode("append")')
+
+
+def _with_columns(options: SourceOptions, schema: StructType) -> SourceOptions:
+    """Return options with the columns of a schema, which a user may have given instead."""
+    from dataclasses import replace
+
+    from turbopump.errors import InvalidArgument
+    from turbopump.spark.schema import COLUMNS, spark_schema
+
+    columns = tuple(schema.fieldNames())
+    types = {field.name: field.dataType for field in spark_schema()}
+    wrong = [field.name for field in schema if types.get(field.name) != field.dataType]
+    if wrong or len(set(columns)) < len(columns):
+        raise InvalidArgument(
+            f"the schema has {', '.join(wrong) or 'a column twice'}, which messages do not: "
+            f"columns are {', '.join(f'{name} {types[name].simpleString()}' for name in COLUMNS)}"
+        )
+    return replace(options, columns=columns)
+
+
+# --- batch ----------------------------------------------------------------------------------------
+
+
+class BatchReader(DataSourceReader):
+    """Reads what is there when the query is planned."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> list[InputPartition]:
+        return self._planned(())
+
+    def _planned(self, filters: Iterable[Filter]) -> list[InputPartition]:
+        from turbopump.spark.batch import plan_batch
+        from turbopump.spark.cluster import Cluster
+        from turbopump.spark.filters import narrowing
+        from turbopump.spark.link import link_to
+
+        options, by = self._options, narrowing(filters)
+        planned = link_to(options.client).run(
+            lambda session: plan_batch(Cluster(session, options), options, by)
+        )
+        return [InputPartition(partition) for partition in planned]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(self._options, partition)
+
+
+class FilteringReader(BatchReader):
+    """The same, with the filters of the query; Spark refuses such a class unless it is set to."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        super().__init__(options)
+        self._filters: tuple[Filter, ...] = ()
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Take filters as hints; all of them are Spark's to apply, so that none can be wrong."""
+        from turbopump.spark.filters import with_tags
+
+        self._filters = tuple(filters)
+        self._options = with_tags(self._options, self._filters)
+        return filters
+
+    def partitions(self) -> list[InputPartition]:
+        return self._planned(self._filters)
+
+
+def _read(options: SourceOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    from turbopump.spark.reader import PartitionReader
+
+    # Spark makes a partition of its own, of nothing, when there is none.
+    return PartitionReader.of(options).read(partition.value or ())
+
+
+# --- stream ---------------------------------------------------------------------------------------
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Follows queues; everything but `read` happens in one process of the driver."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._driver: Driver | None = None
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Return that nothing is known yet, always.
+
+        Spark asks again after a restart before the first batch was finished. Where the stream
+        starts is what the first batch notes as its end.
+        """
+        return {}
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        from turbopump.spark.offsets import flat, nested
+
+        known = flat(start)
+        is_limited = not isinstance(limit, ReadAllAvailable)
+        end = self._on_driver().run(lambda follow: follow.latest(known, is_limited=is_limited))
+        return nested(end)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Return a limit of the options; `latestOffset` keeps all of them."""
+        trigger = self._options.trigger
+        if trigger.rows_max is not None:
+            return ReadMaxRows(trigger.rows_max)
+        if trigger.bytes_max is not None:
+            return ReadMaxBytes(trigger.bytes_max)
+        return ReadMinRows(trigger.rows_min) if trigger.rows_min else ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._on_driver().run(lambda follow: follow.freeze())
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        from turbopump.spark.offsets import nested
+
+        return None if self._driver is None else nested(self._driver.latest_known) or None
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        from turbopump.spark.offsets import flat
+        from turbopump.spark.planning import plan, ranges_between
+
+        planned = plan(ranges_between(flat(start), flat(end)), self._options.plan)
+        return [InputPartition(partition) for partition in planned]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(self._options, partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        from turbopump.spark.offsets import flat
+
+        offsets = flat(end)
+        self._on_driver().run(lambda follow: follow.commit(offsets))
+
+    def stop(self) -> None:
+        if self._driver is not None:
+            self._driver.close()
+
+    def _on_driver(self) -> Driver:
+        from turbopump.spark.driver import Driver
+
+        if self._driver is None:
+            self._driver = Driver(self._options)
+        return self._driver
