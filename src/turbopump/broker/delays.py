@@ -78,7 +78,7 @@ class Due:
 class Level:
     """One delay level: how far its queue has been delivered, and when to look again."""
 
-    __slots__ = ("delay_ms", "held_until_ms", "number", "offset", "safe_offset", "timer")
+    __slots__ = ("delay_ms", "head", "held_until_ms", "number", "offset", "safe_offset", "timer")
 
     def __init__(self, number: int, delay_ms: int) -> None:
         self.number = number
@@ -86,6 +86,8 @@ class Level:
         self.offset = QueueOffset(0)
         self.safe_offset = QueueOffset(0)
         """Up to here what was delivered is as durable as the store's mode promises."""
+        self.head: tuple[QueueOffset, int] | None = None
+        """When the message at an offset is due: known, it need not be read at every look."""
         self.timer: asyncio.TimerHandle | None = None
         self.held_until_ms: int | None = None
         """Set when the head lies further ahead than its delay: the clock was set back."""
@@ -174,6 +176,10 @@ class Delays:
     def _deliver_due(self, level: Level) -> int | None:
         """Return how long to wait before the next look; None when the queue is empty."""
         now_ms = self._clock.now_ms()
+        if level.head is not None and level.head[0] == level.offset:
+            head_ms = level.head[1]
+            if now_ms < head_ms <= now_ms + level.delay_ms:
+                return self._until(level, head_ms, now_ms)
         held = level.held_until_ms
         forgive = held is not None and self._clock.monotonic_ms() >= held
         due = Due(now_ms, level.delay_ms, forgive=forgive)
@@ -190,6 +196,7 @@ class Delays:
                 self._deliver(level, outcome)
                 return 0
             case outcomes.NoMatch():
+                level.head = None if due.head_ms is None else (level.offset, due.head_ms)
                 return self._until(level, due.head_ms, now_ms)
             case outcomes.OffsetTooSmall() | outcomes.OffsetTooLarge():
                 _log.warning(
