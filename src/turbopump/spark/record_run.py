@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from turbopump.errors import InvalidArgument, RecordError
-from turbopump.spark.arrow_arrays import Column, Numbers, slices
+from turbopump.spark.arrow_arrays import Column, Numbers, cells, slices
 from turbopump.wire import sysflag
 from turbopump.wire.hashing import INT_MAX, body_crc
 from turbopump.wire.hosts import V4_BYTES, V6_BYTES
@@ -125,6 +125,11 @@ class RecordRun:
     def binary(self, parts: Parts) -> Column:
         """Return a part of each record."""
         return slices(self._buffer, parts.start, parts.end)
+
+    def topics(self) -> tuple[list[bytes], npt.NDArray[np.int32]]:
+        """Return the different topics, and for each record which one it has."""
+        found = self.binary(self.topic).dictionary_encode()
+        return cells(found.dictionary), found.indices.to_numpy()
 
     def first_damaged_body(self) -> int | None:
         """Return the first record whose body is not what its checksum says, None if all are."""
