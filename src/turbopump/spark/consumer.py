@@ -32,7 +32,7 @@ from turbopump.spark.handling import (
     counts_batch,
 )
 from turbopump.spark.options import SourceOptions
-from turbopump.spark.progress import METRICS, ConsumerReport, Totals
+from turbopump.spark.progress import METRICS, ConsumerReport, Reached, Totals
 from turbopump.spark.returning import SendBack
 
 if TYPE_CHECKING:
@@ -207,6 +207,17 @@ class ConsumerRun:
             self.query.awaitTermination()
             return True
         return bool(self.query.awaitTermination(timeout_s))  # type: ignore[arg-type]
+
+    def wait_until(self, is_reached: Reached, timeout_s: float | None = None) -> bool:
+        """Wait until the report fulfils a condition; return whether it does.
+
+        Also returns when the query ends, whatever the reason.
+
+        ::
+
+            run.wait_until(lambda report: report.handled >= 1000, timeout_s=60)
+        """
+        return self._totals.wait(str(self.query.runId), is_reached, timeout_s)
 
     def report(self) -> ConsumerReport:
         """Return what has become of the messages so far, by the batches that are complete."""

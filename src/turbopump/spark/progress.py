@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pyspark.sql.streaming.listener import (
@@ -60,6 +61,9 @@ class ConsumerReport:
         )
 
 
+Reached = Callable[[ConsumerReport], bool]
+
+
 class Totals(StreamingQueryListener):
     """Adds up the counts of each batch of each run, as Spark tells of it."""
 
@@ -79,7 +83,8 @@ class Totals(StreamingQueryListener):
         counts = Counts(row["handled"], row["retried"], row["dead"], row["error"])
         run = str(progress.runId)
         with self._changed:
-            self._reports[run] = self._reports.get(run, ConsumerReport()).plus(counts)
+            self._reports[run] = self._of(run).plus(counts)
+            self._changed.notify_all()
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802 - Spark's name
         pass
@@ -92,7 +97,18 @@ class Totals(StreamingQueryListener):
     def report(self, run: str) -> ConsumerReport:
         """Return what is known of a run."""
         with self._changed:
-            return self._reports.get(run, ConsumerReport())
+            return self._of(run)
+
+    def wait(self, run: str, is_reached: Reached, timeout_s: float | None) -> bool:
+        """Wait until a report fulfils a condition; return whether it does, or did at its end."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: run in self._ended or is_reached(self._of(run)), timeout_s
+            )
+            return is_reached(self._of(run))
+
+    def _of(self, run: str) -> ConsumerReport:
+        return self._reports.get(run, ConsumerReport())
 
     def await_end(self, run: str) -> None:
         """Wait until Spark has told everything about a run that has ended."""

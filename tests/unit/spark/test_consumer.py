@@ -139,6 +139,15 @@ def told(totals: Totals, run: str, *counts: object) -> None:
     totals.onQueryProgress(cast("QueryProgressEvent", Event(run, counts or None)))
 
 
+def test_waiting_ends_with_the_fact_or_with_the_run() -> None:
+    totals = Totals()
+    assert not totals.wait("a", lambda report: report.handled == 3, 0)
+    told(totals, "a", 3, 0, 0, None)
+    assert totals.wait("a", lambda report: report.handled == 3, None)
+    totals.onQueryTerminated(cast("QueryTerminatedEvent", Event("a")))
+    assert not totals.wait("a", lambda report: report.handled == 4, None)
+
+
 def test_report_adds_up_the_batches_of_a_run() -> None:
     totals = Totals()
     told(totals, "a", 3, 1, 0, "ValueError: bad")
