@@ -1,0 +1,78 @@
+"""Charges customers for their orders: a consumer as any project has one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from turbopump.aio import ConsumeContext, ConsumeResult, MessageView, PushConsumer
+
+TOPIC = "orders"
+GROUP = "billing"
+GIVE_UP = -1
+
+
+class BankUnavailable(Exception):
+    """The bank cannot be reached at the moment."""
+
+
+class Bank(Protocol):
+    """Moves money; charging an order twice takes the money once."""
+
+    async def charge(self, order: str, cents: int) -> None:
+        """Take the money; raises BankUnavailable."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a message has to say."""
+
+    number: str
+    cents: int
+
+    @classmethod
+    def from_json(cls, body: bytes) -> Order:
+        """Read an order; raises ValueError when it is none."""
+        try:
+            fields = json.loads(body)
+            order = cls(str(fields["number"]), int(fields["cents"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"not an order: {body!r}") from error
+        if order.cents <= 0:
+            raise ValueError(f"order {order.number} costs {order.cents} cents")
+        return order
+
+
+class Billing:
+    """Listens to orders."""
+
+    def __init__(self, bank: Bank) -> None:
+        self._bank = bank
+
+    async def __call__(
+        self, messages: Sequence[MessageView], context: ConsumeContext
+    ) -> ConsumeResult:
+        (message,) = messages
+        try:
+            order = Order.from_json(message.body)
+        except ValueError:
+            # It will not get better: straight to the dead letters, where somebody looks at it.
+            context.delay_level = GIVE_UP
+            return ConsumeResult.RETRY_LATER
+        # BankUnavailable is raised on purpose: the message comes again, later and later.
+        await self._bank.charge(order.number, order.cents)
+        return ConsumeResult.SUCCESS
+
+
+def consumer(bank: Bank, nameserver: str) -> PushConsumer:
+    """Return the consumer of this project, to be started."""
+    return PushConsumer(
+        GROUP,
+        Billing(bank),
+        nameserver=nameserver,
+        subscriptions={TOPIC: "created"},
+        start_from="first",
+    )
