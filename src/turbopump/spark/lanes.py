@@ -6,11 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from turbopump.client.names import RETRY_PREFIX
-from turbopump.client.outgoing import split_batch
+from turbopump.client.outgoing import BATCH_ENTRY_OVERHEAD_BYTES
 from turbopump.client.selectors import by_hash
 from turbopump.errors import InvalidArgument
 from turbopump.message import Message, MessageQueue
 from turbopump.spark.rows import Rows
+
+_OVERHEAD_BYTES = BATCH_ENTRY_OVERHEAD_BYTES + 100
+"""Beside body, keys and properties: the producer adds a unique id and names of properties."""
 
 Lane = MessageQueue | str
 """A queue, whose messages keep their order, or a topic, whose messages may go to any queue."""
@@ -94,16 +97,45 @@ def chosen_queue(
     raise InvalidArgument(f"{wanted} is none of topic {queues[0].topic!r}, which has {there}")
 
 
-def _together(messages: Sequence[Message], cuts: Cuts) -> Iterator[Sequence[Message]]:
+def _together(messages: Sequence[Message], cuts: Cuts) -> Iterator[list[Message]]:
     """Cut messages of one lane into what goes together, in the same order."""
-    start = 0
-    for place, message in enumerate(messages):
-        if not _goes_alone(message, cuts):
+    batch: list[Message] = []
+    batch_bytes = 0
+    for message in messages:
+        if _goes_alone(message, cuts):
+            if batch:
+                yield batch
+            yield [message]
+            batch, batch_bytes = [], 0
             continue
-        yield from split_batch(messages[start:place], cuts.bytes_max, cuts.messages_max)
-        yield [message]
-        start = place + 1
-    yield from split_batch(messages[start:], cuts.bytes_max, cuts.messages_max)
+        size = _size_bytes(message)
+        if batch and (batch_bytes + size > cuts.bytes_max or len(batch) >= cuts.messages_max):
+            yield batch
+            batch, batch_bytes = [], 0
+        batch.append(message)
+        batch_bytes += size
+    if batch:
+        yield batch
+
+
+def _size_bytes(message: Message) -> int:
+    """Return what a message takes in a batch, rather too much than too little.
+
+    Nothing is checked here, unlike in `split_batch`: what is wrong is found when it is sent.
+    """
+    size = _OVERHEAD_BYTES + len(message.body) + _text_bytes(message.tags or "")
+    for key in message.keys:
+        size += _text_bytes(key) + 1
+    for name, value in message.properties.items():
+        size += _text_bytes(name) + _text_bytes(value) + 2
+    return size
+
+
+def _text_bytes(text: str | None) -> int:
+    # Whether a text is ASCII is known without reading it; a null in a map is found later.
+    if not text:
+        return 0
+    return len(text) if text.isascii() else len(text.encode())
 
 
 def _goes_alone(message: Message, cuts: Cuts) -> bool:

@@ -1,0 +1,91 @@
+"""Which columns rows to send may have."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    MapType,
+    NullType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from turbopump.errors import InvalidArgument
+from turbopump.spark.sink_columns import COLUMNS, sink_columns
+from turbopump.spark.sink_options import SinkOptions
+
+OPTIONS = SinkOptions(nameserver="127.0.0.1:9876")
+WITH_TOPIC = SinkOptions(nameserver="127.0.0.1:9876", topic="orders")
+
+
+def schema(**types: DataType) -> StructType:
+    return StructType([StructField(name, kind) for name, kind in types.items()])
+
+
+def test_all_columns_are_taken() -> None:
+    rows = schema(
+        topic=StringType(),
+        body=BinaryType(),
+        tags=StringType(),
+        keys=ArrayType(StringType()),
+        properties=MapType(StringType(), StringType()),
+        delayLevel=IntegerType(),
+        queueId=LongType(),
+        broker=StringType(),
+    )
+    assert sink_columns(rows, OPTIONS).names == set(COLUMNS) - {"shardingKey"}
+
+
+def test_what_need_not_be_converted_is_left_out() -> None:
+    rows = schema(topic=StringType(), body=StringType(), tags=NullType())
+    assert sink_columns(rows, WITH_TOPIC).names == {"body"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        (schema(topic=StringType()), ["body is missing"]),
+        (schema(body=NullType()), ["body is missing", "topic is missing, as column or as option"]),
+        (
+            schema(body=DoubleType(), topic=IntegerType(), keys=ArrayType(IntegerType())),
+            [
+                "body is double, not binary or string",
+                "topic is int, not string",
+                "keys is array<int>, not string or array<string>",
+            ],
+        ),
+        (
+            schema(topic=StringType(), body=BinaryType(), msgId=StringType(), Tags=StringType()),
+            ["msgId, Tags are unknown (select without)", "Allowed are topic (string), body"],
+        ),
+        (
+            schema(
+                topic=StringType(),
+                body=BinaryType(),
+                queueId=IntegerType(),
+                shardingKey=StringType(),
+            ),
+            ["queueId and shardingKey both choose the queue"],
+        ),
+        (
+            schema(topic=StringType(), body=BinaryType(), broker=StringType()),
+            ["broker needs queueId beside it"],
+        ),
+        (
+            StructType([StructField("body", BinaryType())] * 2),
+            ["a column appears twice"],
+        ),
+    ],
+)
+def test_everything_wrong_is_listed(rows: StructType, words: list[str]) -> None:
+    with pytest.raises(InvalidArgument, match="columns of rows for a rocketmq sink") as raised:
+        sink_columns(rows, OPTIONS)
+    for word in words:
+        assert word in str(raised.value)

@@ -1,0 +1,115 @@
+"""What can be set about a sink, and what is said of settings that make no sense."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from turbopump.errors import InvalidArgument
+from turbopump.spark.sink_options import OPTIONS, SinkOptions
+from turbopump.wire.sysflag import Compression
+
+GUIDE = Path(__file__).parents[3] / "docs" / "guide" / "spark-sink.md"
+NAMESERVER = {"nameserver": "127.0.0.1:9876"}
+
+
+def test_every_option_is_read_in_any_case() -> None:
+    given = {
+        "nameserver": "10.0.0.1:9876;10.0.0.2:9876",
+        "namespace": "staging",
+        "topic": "orders",
+        "group": "writers",
+        "batchSize": "10",
+        "batchBytes": "1000",
+        "maxInFlight": "3",
+        "sendTimeoutMs": "500",
+        "retries": "0",
+        "retryUnlessOk": "true",
+        "compression": "zstd",
+        "compressFromBytes": "100",
+        "bodyBytesMax": "2000",
+        "stamp": "property",
+        "writeId": "monday",
+        "reservedProperties": "drop",
+    }
+    assert set(given) == set(OPTIONS)
+    parsed = SinkOptions.parse({key.lower(): value for key, value in given.items()})
+    assert parsed == SinkOptions(
+        nameserver="10.0.0.1:9876;10.0.0.2:9876",
+        namespace="staging",
+        topic="orders",
+        group="writers",
+        batch_size=10,
+        batch_bytes=1000,
+        max_in_flight=3,
+        send_timeout_ms=500,
+        retries=0,
+        retry_unless_ok=True,
+        compression="zstd",
+        compress_from_bytes=100,
+        body_bytes_max=2000,
+        stamp="property",
+        write_id="monday",
+        reserved_properties="drop",
+    )
+    assert pickle.loads(pickle.dumps(parsed)) == parsed
+    assert parsed.client().namespace == "staging"
+    assert parsed.producer().send_timeout_ms == 500
+    assert parsed.rules().compression is Compression.ZSTD
+    assert parsed.rules().compress_from_bytes == 100
+
+
+def test_nothing_is_compressed_without_a_method() -> None:
+    rules = SinkOptions.parse({**NAMESERVER, "compression": "none"}).rules()
+    assert rules.compress_from_bytes > rules.body_bytes_max
+
+
+def test_what_spark_reads_is_no_option_of_ours() -> None:
+    options = {**NAMESERVER, "checkpointlocation": "/x", "path": "y"}
+    assert SinkOptions.parse(options) == SinkOptions.parse(NAMESERVER)
+
+
+def test_the_drivers_environment_is_what_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAMESRV_ADDR", "10.0.0.9:9876")
+    parsed = SinkOptions.parse({})
+    monkeypatch.delenv("NAMESRV_ADDR")
+    assert parsed.client().nameserver_addresses == ("10.0.0.9:9876",)
+    with pytest.raises(InvalidArgument, match="nameserver is ''"):
+        SinkOptions.parse({})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("batchSize", "0", "batchSize is 0: a whole number of at least 1"),
+        ("batchsize", "many", "batchSize is 'many': a whole number"),
+        ("batchBytes", "0", "batchBytes is 0"),
+        ("maxInFlight", "0", "maxInFlight is 0"),
+        ("sendTimeoutMs", "0", "sendTimeoutMs is 0"),
+        ("retries", "-1", "retries is -1"),
+        ("retryUnlessOk", "maybe", "retryUnlessOk is 'maybe': true or false"),
+        ("compression", "rar", "compression is 'rar': lz4, zstd, zlib, none"),
+        ("compressFromBytes", "0", "compressFromBytes is 0"),
+        ("bodyBytesMax", "0", "bodyBytesMax is 0"),
+        ("stamp", "yes", "stamp is 'yes': true, property, false"),
+        ("reservedProperties", "keep", "reservedProperties is 'keep': fail, drop"),
+        ("writeId", "a b", "writeId is 'a b'"),
+        ("group", "a b", "group is 'a b'"),
+        ("topic", "a b", "topic is 'a b'"),
+        ("topic", "SCHEDULE_TOPIC_XXXX", "only brokers send to it"),
+        ("namespace", "a b", "namespace is 'a b'"),
+        ("nameserver", "nowhere", "nowhere"),
+        ("acks", "all", "acks is not a setting: batchBytes, batchSize"),
+    ],
+)
+def test_what_makes_no_sense_is_named(key: str, value: str, words: str) -> None:
+    with pytest.raises(InvalidArgument, match="options of a rocketmq sink") as raised:
+        SinkOptions.parse({**NAMESERVER, key: value})
+    assert words in str(raised.value)
+
+
+def test_every_option_is_documented() -> None:
+    text = GUIDE.read_text(encoding="utf-8")
+    assert [key for key in OPTIONS if f"| `{key}` |" not in text] == []
