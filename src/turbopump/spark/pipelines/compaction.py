@@ -1,0 +1,204 @@
+"""Merging the small files of an archive, so that readers open few large ones.
+
+A merge is written aside, counted, and then decided by one file, the journal. Before that nothing
+has changed; after it the merge is carried through, by this run or by the next one. `read_archive`
+knows the journal. Whoever else reads the directory just then may see merged rows twice, never too
+few, and a query that was planned earlier may miss a file: it fails, and gives no wrong result.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+
+from turbopump.errors import InvalidArgument, SparkError
+from turbopump.spark.pipelines.archived import (
+    PendingMerge,
+    batch_folders,
+    journal_path,
+    local_directory,
+    pending_merges,
+    size_of,
+    sync_directory,
+    write_in_one_step,
+)
+from turbopump.spark.pipelines.layout import COMPACTION, Merge, merges
+from turbopump.spark.pipelines.progress import Step, Watch, unwatched
+from turbopump.spark.pipelines.reports import Table, bytes_text, facts
+
+TARGET_BYTES = 128 * 1024 * 1024
+
+_ORDER = ("topic", "broker", "queueId", "queueOffset")
+_LOCK = "lock"
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionReport:
+    """What a compaction found and made."""
+
+    path: str
+    merges: int
+    rows: int
+    """Counted in the merged files, and the same as in those that they replace."""
+
+    files_before: int
+    files_after: int
+    bytes_before: int
+    bytes_after: int
+    finished_for_others: int
+    """Merges that an earlier run had decided and could not finish."""
+
+    seconds: float
+
+    def tables(self) -> tuple[Table, ...]:
+        return (
+            facts(
+                f"compaction of {self.path}",
+                merges=self.merges,
+                rows_merged=self.rows,
+                files_before=self.files_before,
+                files_after=self.files_after,
+                size_before=bytes_text(self.bytes_before),
+                size_after=bytes_text(self.bytes_after),
+                merges_finished_of_an_earlier_run=self.finished_for_others,
+                seconds=self.seconds,
+            ),
+        )
+
+
+def compact(
+    spark: SparkSession,
+    path: str | os.PathLike[str],
+    *,
+    target_bytes: int = TARGET_BYTES,
+    watch: Watch = unwatched,
+) -> CompactionReport:
+    """Merge small files of an archive into files of about ``target_bytes``.
+
+    May run while an archive query writes into the same directory; two compactions exclude each
+    other.
+    """
+    directory = local_directory(os.fspath(path))
+    if directory is None or not directory.is_dir():
+        raise InvalidArgument(
+            f"archive is {os.fspath(path)!r}: compaction works in a directory of this machine, or "
+            "one that is mounted, because it renames folders in one step"
+        )
+    if target_bytes < 1:
+        raise InvalidArgument(f"target_bytes is {target_bytes}: at least 1 is allowed")
+    started_s = time.monotonic()
+    with _alone(directory):
+        finished = finish_pending(directory)
+        before = size_of(directory)
+        plan = merges(batch_folders(directory), target_bytes)
+        rows = 0
+        for number, merge in enumerate(plan):
+            watch(Step("folders merged", number, len(plan)))
+            rows += _merge(spark, directory, merge)
+        watch(Step("folders merged", len(plan), len(plan)))
+        after = size_of(directory)
+    return CompactionReport(
+        str(directory),
+        len(plan),
+        rows,
+        before.files,
+        after.files,
+        before.file_bytes,
+        after.file_bytes,
+        finished,
+        time.monotonic() - started_s,
+    )
+
+
+def finish_pending(directory: Path) -> int:
+    """Carry through what was decided and not finished; return how many merges that were."""
+    pending = pending_merges(directory)
+    for merge in pending:
+        carry_through(directory, merge)
+    _forget_leftovers(directory)
+    return len(pending)
+
+
+def carry_through(directory: Path, merge: PendingMerge) -> None:
+    """Put the merged folder into its place and remove its sources; may be done again."""
+    staged, merged = directory / merge.staged, directory / merge.merged
+    if staged.is_dir():
+        staged.rename(merged)
+        sync_directory(merged.parent)
+    # The new ones first: whoever looks in between sees rows twice, which their offsets tell.
+    for source in merge.sources:
+        shutil.rmtree(directory / source, ignore_errors=True)
+    sync_directory(merged.parent)
+    journal_path(directory, Path(merge.staged).name).unlink(missing_ok=True)
+
+
+def _merge(spark: SparkSession, directory: Path, merge: Merge) -> int:
+    """Write, count, decide, carry through; return how many rows were merged."""
+    sources = [directory / each.path for each in merge.sources]
+    name = f"{merge.merged.partition.replace('/', '+')}+{merge.merged.name}"
+    staged = directory / COMPACTION / name
+    shutil.rmtree(staged, ignore_errors=True)
+    frame = spark.read.parquet(*map(str, sources)).coalesce(merge.files)
+    order = [column for column in _ORDER if column in frame.columns]
+    (frame.sortWithinPartitions(*order) if order else frame).write.parquet(str(staged))
+
+    expected, found = _rows_in(sources), _rows_in([staged])
+    if expected != found:
+        raise SparkError(
+            f"merging {len(sources)} folders of {merge.merged.partition} gave {found} rows of "
+            f"{expected}: nothing was changed, the merged files are in {staged}"
+        )
+    _sync_files(staged)
+    pending = PendingMerge(
+        staged.relative_to(directory).as_posix(),
+        merge.merged.path,
+        tuple(each.path for each in merge.sources),
+    )
+    write_in_one_step(journal_path(directory, name), msgspec.json.encode(pending))
+    carry_through(directory, pending)
+    return found
+
+
+def _rows_in(directories: Sequence[Path]) -> int:
+    files = [file for directory in directories for file in directory.glob("*.parquet")]
+    return sum(pq.read_metadata(file).num_rows for file in files)
+
+
+def _sync_files(directory: Path) -> None:
+    """The sources are deleted next: what replaces them has to survive a loss of power."""
+    for file in directory.iterdir():
+        with file.open("rb") as written:
+            os.fsync(written.fileno())
+    sync_directory(directory)
+    sync_directory(directory.parent)
+
+
+def _forget_leftovers(directory: Path) -> None:
+    """Remove what an earlier run wrote aside and had not decided."""
+    for each in (directory / COMPACTION).iterdir():
+        if each.is_dir():
+            shutil.rmtree(each)
+
+
+@contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """Keep other compactions of the same archive out, in whatever process of this machine."""
+    (directory / COMPACTION).mkdir(exist_ok=True)
+    with (directory / COMPACTION / _LOCK).open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise SparkError(
+                f"another compaction of {directory} is running: wait until it ends"
+            ) from error
+        yield

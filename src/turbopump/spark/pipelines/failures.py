@@ -1,0 +1,45 @@
+"""What went wrong, in one line: Spark wraps the reason in pages of Java and Python traces."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pyspark.errors import AnalysisException, ParseException, PySparkException
+
+from turbopump.errors import InvalidArgument, SparkError
+
+_OURS = re.compile(r"^(?:\w+\.)*errors\.(\w+): (.+)$", re.MULTILINE)
+_PYTHON = re.compile(r"^(\w*(?:Error|Exception)\b): (.+)$", re.MULTILINE)
+_BAD_INPUT = "InvalidArgument"
+
+
+@contextmanager
+def explained_failures() -> Iterator[None]:
+    """Turn Spark's errors into ours: InvalidArgument for what can be corrected, else SparkError."""
+    try:
+        yield
+    except (AnalysisException, ParseException) as error:
+        raise InvalidArgument(first_line(str(error))) from error
+    except PySparkException as error:
+        name, text = reason(str(error))
+        raise (InvalidArgument if name == _BAD_INPUT else SparkError)(text) from error
+
+
+def reason(text: str) -> tuple[str, str]:
+    """Return the class and the words of the error that a trace is about.
+
+    The last one of ours if there is any, else the last one of Python, else the first line.
+    """
+    for pattern in (_OURS, _PYTHON):
+        found = pattern.findall(text)
+        if found:
+            name, words = found[-1]
+            return name, words.strip()
+    return "", first_line(text)
+
+
+def first_line(text: str) -> str:
+    """Return the first line that says something."""
+    return next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")

@@ -1,0 +1,103 @@
+"""How a pipeline tells how far it is, and how that is shown: a bar to a terminal, else lines."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TextIO, TypeAlias
+
+LINE_INTERVAL_S = 5.0
+"""How often a line is written where there is no terminal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """How far a pipeline is: so many of ``what``, of ``total`` if that is known by now."""
+
+    what: str
+    done: int
+    total: int | None = None
+
+
+Watch: TypeAlias = Callable[[Step], None]
+
+
+def unwatched(step: Step) -> None:
+    """Look away."""
+
+
+class Lines:
+    """Writes a line now and then, and whenever the pipeline turns to something else."""
+
+    def __init__(
+        self,
+        out: TextIO,
+        now_s: Callable[[], float] = time.monotonic,
+        interval_s: float = LINE_INTERVAL_S,
+    ) -> None:
+        self._out = out
+        self._now_s = now_s
+        self._interval_s = interval_s
+        self._last: Step | None = None
+        self._written_s = 0.0
+
+    def __call__(self, step: Step) -> None:
+        now_s = self._now_s()
+        is_new = self._last is None or self._last.what != step.what
+        if is_new or (step != self._last and now_s - self._written_s >= self._interval_s):
+            self._out.write(f"{step_text(step)}\n")
+            self._out.flush()
+            self._written_s = now_s
+            self._last = step
+
+
+def step_text(step: Step) -> str:
+    """Return a step in words."""
+    if step.total is None:
+        return f"{step.what}: {step.done:,}"
+    return f"{step.what}: {step.done:,} of {step.total:,}"
+
+
+@contextmanager
+def shown(out: TextIO | None = None) -> Iterator[Watch]:
+    """Show steps on stderr while the context lasts, so that stdout is left to the report."""
+    stream = out or sys.stderr
+    if not stream.isatty():
+        yield Lines(stream)
+        return
+    with _bar(stream) as watch:
+        yield watch
+
+
+@contextmanager
+def _bar(stream: TextIO) -> Iterator[Watch]:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    console = Console(file=stream)
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("starting", total=None)
+
+        def watch(step: Step) -> None:
+            progress.update(task, description=step.what, completed=step.done, total=step.total)
+
+        yield watch

@@ -1,0 +1,274 @@
+"""Replay: an archive, or any table of messages, to topics; as it came, faster, or at a rate."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+from pyspark.sql.column import Column
+
+from turbopump.errors import InvalidArgument
+from turbopump.spark.pipelines.archived import read_archive
+from turbopump.spark.pipelines.failures import explained_failures
+from turbopump.spark.pipelines.pacing import Pace
+from turbopump.spark.pipelines.progress import Step, Watch, unwatched
+from turbopump.spark.pipelines.reports import Table, bytes_text, facts, per_second
+from turbopump.spark.pipelines.resending import (
+    FROM,
+    SENT_SCHEMA,
+    TIME_MS,
+    Schedule,
+    as_messages,
+    sender,
+)
+from turbopump.spark.pipelines.stored import StoredSince
+from turbopump.spark.sink_options import SinkOptions
+
+ANY_TOPIC = "*"
+"""In ``to``: where messages of all topics go that are not named."""
+
+TOPIC_MARK = "REPLAYED_TOPIC"
+ID_MARK = "REPLAYED_MSG_ID"
+BORN_MARK = "REPLAYED_BORN_MS"
+STORED_MARK = "REPLAYED_STORE_MS"
+
+_START_S = 1.0
+"""So that tasks have begun when the first message is due."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What of one topic was chosen, and sent to another."""
+
+    topic: str
+    target: str
+    chosen: int
+    sent: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayReport:
+    """What a replay chose and sent; all of it counted, ``sent`` when it was stored."""
+
+    write_id: str
+    """Begins the property ``SPARK_ROW`` of every message that was sent."""
+
+    is_dry_run: bool
+    topics: tuple[Replayed, ...]
+    first_stored: datetime | None
+    last_stored: datetime | None
+    least_s: float
+    """How long it takes at least, by the pace that was asked for."""
+
+    sends: int
+    body_bytes: int
+    repeated: int
+    """Sends that were tried again after a failure: their messages may be there twice."""
+
+    seconds: float
+
+    @property
+    def chosen(self) -> int:
+        return sum(each.chosen for each in self.topics)
+
+    @property
+    def sent(self) -> int:
+        return sum(each.sent for each in self.topics)
+
+    def tables(self) -> tuple[Table, ...]:
+        title = "replay, dry run: nothing was sent" if self.is_dry_run else "replay"
+        rows = tuple((each.topic, each.target, each.chosen, each.sent) for each in self.topics)
+        return (
+            Table(title, ("topic", "to", "chosen", "sent"), rows),
+            facts(
+                "",
+                messages_chosen=self.chosen,
+                messages_sent=self.sent,
+                first_stored=self.first_stored,
+                last_stored=self.last_stored,
+                seconds_at_least=self.least_s,
+                bodies=bytes_text(self.body_bytes),
+                sends_tried_again=self.repeated,
+                seconds=self.seconds,
+                messages_per_second=per_second(self.sent, self.seconds),
+            ),
+        )
+
+
+def replay(
+    spark: SparkSession,
+    messages: DataFrame | str | os.PathLike[str],
+    sink: Mapping[str, str],
+    to: Mapping[str, str],
+    *,
+    pace: Pace | None = None,
+    where: str | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    is_dry_run: bool = False,
+    watch: Watch = unwatched,
+) -> ReplayReport:
+    """Send messages of an archive, or of a table with its columns, to topics.
+
+    ``to`` says where the messages of each topic go, ``{"*": topic}`` for all others; ``sink`` are
+    options of the sink. ``where`` is a Spark SQL condition, ``since`` and ``until`` bound the time
+    at which messages were stored, the end excluded. Old topic, id and times become properties.
+    """
+    started_s = time.monotonic()
+    pace = pace or Pace()
+    options = SinkOptions.parse({"stamp": "property", "reservedProperties": "drop", **sink})
+    with explained_failures():
+        frame = messages if isinstance(messages, DataFrame) else read_archive(spark, messages)
+        chosen = _chosen(frame, where, since, until, needs_times=pace.speed is not None)
+        partitions = spark.sparkContext.defaultParallelism
+        prepared = as_messages(chosen, _target(to), _marks(chosen.columns), partitions)
+        watch(Step("messages chosen", 0))
+        plan = _plan(prepared)
+        _require_targets(plan)
+        watch(Step("messages chosen", plan.rows))
+        write_id = str(uuid.uuid4())
+        sent = (
+            []
+            if is_dry_run or not plan.rows
+            else _send(prepared, options, plan, pace, write_id, watch)
+        )
+    return _report(plan, sent, pace, write_id, is_dry_run, time.monotonic() - started_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What is to be sent, as counted: rows by topic, and by partition."""
+
+    topics: Mapping[tuple[str, str | None], int]
+    partitions: Mapping[int, int]
+    first_ms: int
+    last_ms: int
+    has_times: bool
+
+    @property
+    def rows(self) -> int:
+        return sum(self.topics.values())
+
+
+def _chosen(
+    frame: DataFrame,
+    where: str | None,
+    since: datetime | None,
+    until: datetime | None,
+    *,
+    needs_times: bool,
+) -> DataFrame:
+    needed = ["topic", "body"]
+    if needs_times or since is not None or until is not None:
+        needed.append("storeTimestamp")
+    missing = [name for name in needed if name not in frame.columns]
+    if missing:
+        raise InvalidArgument(
+            f"the messages to replay have no column {', '.join(missing)}: archive it too, or do "
+            "without speed, since and until"
+        )
+    if since is not None:
+        frame = frame.where(F.col("storeTimestamp") >= F.lit(since))
+    if until is not None:
+        frame = frame.where(F.col("storeTimestamp") < F.lit(until))
+    return frame if where is None else frame.where(where)
+
+
+def _target(to: Mapping[str, str]) -> Column:
+    if not to:
+        raise InvalidArgument(f"to is empty: a topic for each topic is needed, or {ANY_TOPIC!r}")
+    named = {topic: target for topic, target in to.items() if topic != ANY_TOPIC}
+    target = F.lit(to.get(ANY_TOPIC)).cast("string")
+    for topic, own in named.items():
+        target = F.when(F.col("topic") == topic, F.lit(own)).otherwise(target)
+    return target
+
+
+def _marks(columns: Sequence[str]) -> dict[str, Column]:
+    every = {
+        TOPIC_MARK: ("topic", F.col("topic")),
+        ID_MARK: ("msgId", F.col("msgId")),
+        BORN_MARK: ("bornTimestamp", F.unix_millis("bornTimestamp")),
+        STORED_MARK: ("storeTimestamp", F.unix_millis("storeTimestamp")),
+    }
+    return {name: mark for name, (needs, mark) in every.items() if needs in columns}
+
+
+def _plan(prepared: DataFrame) -> _Plan:
+    counted = (
+        prepared.groupBy(F.spark_partition_id().alias("partition"), FROM, "topic")
+        .agg(
+            F.count(F.lit(1)).alias("rows"),
+            F.min(TIME_MS).alias("first"),
+            F.max(TIME_MS).alias("last"),
+        )
+        .collect()
+    )
+    topics: dict[tuple[str, str | None], int] = {}
+    partitions: dict[int, int] = {}
+    for row in counted:
+        key = (row[FROM], row["topic"])
+        topics[key] = topics.get(key, 0) + row["rows"]
+        partitions[row["partition"]] = partitions.get(row["partition"], 0) + row["rows"]
+    first = min((row["first"] for row in counted), default=0)
+    last = max((row["last"] for row in counted), default=0)
+    return _Plan(dict(sorted(topics.items(), key=str)), partitions, first, last, last > 0)
+
+
+def _require_targets(plan: _Plan) -> None:
+    lost = [topic for topic, target in plan.topics if target is None]
+    if lost:
+        raise InvalidArgument(
+            f"to does not say where messages of {', '.join(lost)} go: name these topics, or "
+            f"{ANY_TOPIC!r} for all"
+        )
+
+
+def _send(
+    prepared: DataFrame,
+    options: SinkOptions,
+    plan: _Plan,
+    pace: Pace,
+    write_id: str,
+    watch: Watch,
+) -> list[Row]:
+    parts = {partition: rows / plan.rows for partition, rows in plan.partitions.items()}
+    schedule = Schedule(pace, parts, plan.first_ms, time.time() + _START_S * bool(pace.speed))
+    work = prepared.mapInArrow(sender(options, schedule, write_id), SENT_SCHEMA)
+    targets = sorted({target for _, target in plan.topics if target is not None})
+    with StoredSince(options.client(), targets, "messages sent", plan.rows, watch):
+        return work.collect()
+
+
+def _report(
+    plan: _Plan, sent: Sequence[Row], pace: Pace, write_id: str, is_dry_run: bool, seconds: float
+) -> ReplayReport:
+    counts: dict[tuple[str, str], int] = {}
+    for row in sent:
+        key = (row[FROM], row["topic"])
+        counts[key] = counts.get(key, 0) + row["rows"]
+    return ReplayReport(
+        write_id=write_id,
+        is_dry_run=is_dry_run,
+        topics=tuple(
+            Replayed(topic, target or "", rows, counts.get((topic, target or ""), 0))
+            for (topic, target), rows in plan.topics.items()
+        ),
+        first_stored=_time(plan.first_ms) if plan.has_times else None,
+        last_stored=_time(plan.last_ms) if plan.has_times else None,
+        least_s=pace.duration_s(plan.rows, plan.last_ms - plan.first_ms),
+        sends=sum(row["sends"] for row in sent),
+        body_bytes=sum(row["bodyBytes"] for row in sent),
+        repeated=sum(row["repeated"] for row in sent),
+        seconds=seconds,
+    )
+
+
+def _time(ms: int) -> datetime:
+    return datetime.fromtimestamp(ms / 1000, UTC)

@@ -1,0 +1,157 @@
+"""Sending rows that were messages once: what replay and redrive have in common.
+
+Executors call the sink's own writer, slice by slice, so that nothing lies between the moment when
+rows are due and their sending; through Spark's writer they would wait for its buffers to fill.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+from pyspark.sql.column import Column
+
+from turbopump.spark.pipelines.pacing import ROWS_MAX, Pace, Pacer, slices
+from turbopump.spark.rows import Origin
+from turbopump.spark.sink_columns import SinkColumns
+from turbopump.spark.sink_options import SinkOptions
+from turbopump.spark.writer import Written, write_rows
+
+FROM = "fromTopic"
+TIME_MS = "timeMs"
+SENT_SCHEMA = (
+    "partition int, fromTopic string, topic string, rows long, sends long, bodyBytes long, "
+    "repeated long"
+)
+
+_SENT_ARROW_TYPES: dict[str, pa.DataType] = {
+    "partition": pa.int32(),
+    "fromTopic": pa.string(),
+    "topic": pa.string(),
+    "rows": pa.int64(),
+    "sends": pa.int64(),
+    "bodyBytes": pa.int64(),
+    "repeated": pa.int64(),
+}
+_SENT_ARROW = pa.schema(_SENT_ARROW_TYPES)
+
+_MESSAGE = ("topic", "body", "tags", "keys", "properties", "shardingKey")
+_ORDER = ("broker", "queueId", "queueOffset")
+
+AfterSlice = Callable[[pa.RecordBatch, Origin], None]
+"""Called when all messages of a slice are stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """When the rows of each task are due; the same for every try of a task."""
+
+    pace: Pace
+    parts: Mapping[int, float]
+    """Which part of all rows each partition has."""
+
+    first_ms: int
+    start_s: float
+    """When the first row is due, in seconds since 1970."""
+
+
+def as_messages(
+    frame: DataFrame, target: Column, marks: Mapping[str, Column], partitions: int
+) -> DataFrame:
+    """Return rows as the sink takes them, in their old order and those of a queue in one task.
+
+    ``marks`` are properties to add; one whose value is null is left out.
+    """
+    columns = frame.columns
+    place = [column for column in ("topic", *_ORDER[:2]) if column in columns]
+    stored_ms = F.unix_millis("storeTimestamp") if "storeTimestamp" in columns else F.lit(0)
+    own = F.coalesce("properties", F.create_map()) if "properties" in columns else F.create_map()
+    added = F.map_from_arrays(
+        F.array(*map(F.lit, marks)), F.array(*(mark.cast("string") for mark in marks.values()))
+    )
+    fresh = F.map_filter(own, lambda name, _: ~name.isin(*marks))
+    return (
+        frame.select(
+            target.alias("topic"),
+            F.col("body"),
+            *(F.col(each) for each in ("tags", "keys") if each in columns),
+            F.map_filter(F.map_concat(fresh, added), lambda _, value: value.isNotNull()).alias(
+                "properties"
+            ),
+            # Rows of one queue stay in order: they go to one queue.
+            F.concat_ws("@", *place).alias("shardingKey"),
+            F.col("topic").alias(FROM),
+            F.coalesce(stored_ms, F.lit(0)).alias(TIME_MS),
+            *(F.col(each) for each in _ORDER if each in columns),
+        )
+        .repartition(partitions, "shardingKey")
+        .sortWithinPartitions(TIME_MS, *(each for each in _ORDER if each in columns))
+    )
+
+
+def sender(
+    options: SinkOptions,
+    schedule: Schedule,
+    write_id: str,
+    *,
+    rows_max: int = ROWS_MAX,
+    after_slice: AfterSlice | None = None,
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return what a task does with its rows: it sends them when they are due, and counts."""
+
+    def send(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        partition = 0 if context is None else context.partitionId()
+        pace = schedule.pace.shared(schedule.parts.get(partition, 1.0))
+        pacer = Pacer(pace, schedule.start_s)
+        number = 0
+        for batch in batches:
+            times_ms = np.asarray(batch.column(TIME_MS), np.int64)
+            for due in slices(times_ms, schedule.first_ms, pace, rows_max):
+                time.sleep(pacer.wait_s(due, time.time()))
+                pacer.sent(due.end - due.start, time.time())
+                rows = batch.slice(due.start, due.end - due.start)
+                origin = Origin(write_id, str(number), partition)
+                written = write_messages(rows, options, origin)
+                if after_slice is not None:
+                    after_slice(rows, origin)
+                yield _counted(rows, written, partition)
+                number += 1
+
+    return send
+
+
+def write_messages(rows: pa.RecordBatch, options: SinkOptions, origin: Origin) -> Written:
+    """Send rows that have the columns of messages, perhaps among others; all are stored then."""
+    names = [each for each in _MESSAGE if each in rows.schema.names]
+    return write_rows(iter([rows.select(names)]), SinkColumns(frozenset(names)), options, origin)
+
+
+def _counted(rows: pa.RecordBatch, written: Written, partition: int) -> pa.RecordBatch:
+    """Return how many rows of which topic went where; what belongs to all is in the first row."""
+    table = pa.Table.from_batches([rows.select([FROM, "topic"])])
+    counts = table.group_by([FROM, "topic"]).aggregate([([], "count_all")])
+    count = counts.num_rows
+
+    def once(value: int) -> pa.Int64Array:
+        return pa.array([value, *[0] * (count - 1)], pa.int64())
+
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array([partition] * count, pa.int32()),
+            counts.column(FROM).combine_chunks(),
+            counts.column("topic").combine_chunks(),
+            pc.cast(counts.column("count_all"), pa.int64()).combine_chunks(),
+            once(written.sends),
+            once(written.body_bytes),
+            once(written.repeated),
+        ],
+        schema=_SENT_ARROW,
+    )

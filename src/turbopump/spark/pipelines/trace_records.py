@@ -1,0 +1,132 @@
+"""The records of the message trace: what clients wrote about sending and consuming.
+
+A trace message holds many records, each ended by 0x02, with fields between 0x01. Fields that do not
+exist are written as ``null``. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+RECORD_END = "\x02"
+FIELD_END = "\x01"
+
+_NONE = ("null", "")
+
+
+class Kind(StrEnum):
+    """What a record tells."""
+
+    SENT = "Pub"
+    BEGUN = "SubBefore"
+    DONE = "SubAfter"
+    TRANSACTION_ENDED = "EndTransaction"
+    UNREADABLE = "unreadable"
+    """Of a kind that nobody knows, or with fields that make no sense: counted, not guessed."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRecord:
+    """One thing that a client did; None where its kind does not tell."""
+
+    kind: Kind
+    msg_id: str | None = None
+    time_ms: int | None = None
+    group: str | None = None
+    topic: str | None = None
+    tags: str | None = None
+    request_id: str | None = None
+    """Joins the beginning and the end of one call of a listener."""
+
+    cost_ms: int | None = None
+    is_success: bool | None = None
+    retries: int | None = None
+    """How often the message was consumed before."""
+
+    body_bytes: int | None = None
+
+
+def parsed(body: bytes) -> Iterator[TraceRecord]:
+    """Read the records of one trace message."""
+    for text in body.decode("utf-8", errors="replace").split(RECORD_END):
+        if text:
+            yield _record(text.split(FIELD_END))
+
+
+def _record(fields: Sequence[str]) -> TraceRecord:
+    try:
+        match fields[0]:
+            case Kind.SENT:
+                return _sent(fields)
+            case Kind.BEGUN:
+                return _begun(fields)
+            case Kind.DONE:
+                return _done(fields)
+            case Kind.TRANSACTION_ENDED:
+                return _transaction_ended(fields)
+    except (ValueError, IndexError):
+        pass
+    return TraceRecord(Kind.UNREADABLE)
+
+
+def _sent(fields: Sequence[str]) -> TraceRecord:
+    # Old clients leave out the offset id, new ones add their host; success keeps its distance.
+    if len(fields) < 13:
+        raise ValueError(fields)
+    return TraceRecord(
+        Kind.SENT,
+        msg_id=_text(fields[5]),
+        time_ms=int(fields[1]),
+        group=_text(fields[3]),
+        topic=_text(fields[4]),
+        tags=_text(fields[6]),
+        cost_ms=int(fields[10]),
+        is_success=_truth(fields[12] if len(fields) == 13 else fields[13]),
+        body_bytes=int(fields[9]),
+    )
+
+
+def _begun(fields: Sequence[str]) -> TraceRecord:
+    return TraceRecord(
+        Kind.BEGUN,
+        msg_id=_text(fields[5]),
+        time_ms=int(fields[1]),
+        group=_text(fields[3]),
+        request_id=_text(fields[4]),
+        retries=int(fields[6]),
+    )
+
+
+def _done(fields: Sequence[str]) -> TraceRecord:
+    return TraceRecord(
+        Kind.DONE,
+        msg_id=_text(fields[2]),
+        time_ms=int(fields[7]) if len(fields) > 7 and fields[7] not in _NONE else None,
+        group=_text(fields[8]) if len(fields) > 8 else None,
+        request_id=_text(fields[1]),
+        cost_ms=int(fields[3]),
+        is_success=_truth(fields[4]),
+    )
+
+
+def _transaction_ended(fields: Sequence[str]) -> TraceRecord:
+    return TraceRecord(
+        Kind.TRANSACTION_ENDED,
+        msg_id=_text(fields[5]),
+        time_ms=int(fields[1]),
+        group=_text(fields[3]),
+        topic=_text(fields[4]),
+        tags=_text(fields[6]),
+    )
+
+
+def _text(field: str) -> str | None:
+    return None if field in _NONE else field
+
+
+def _truth(field: str) -> bool:
+    if field not in ("true", "false"):
+        raise ValueError(field)
+    return field == "true"
