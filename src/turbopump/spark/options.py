@@ -67,7 +67,7 @@ OPTIONS = (
     Option("failOnDataLoss", "`true`", "whether messages that are gone fail the query"),
     Option("commitOffsets", "`true` with `group`", "whether the group's offsets are committed"),
     Option("pullBatchSize", "32", "messages asked for in one request"),
-    Option("pullsInFlight", "8", "requests of one task that are on their way at once"),
+    Option("pullsInFlight", "16", "requests of one task that are on their way at once"),
     Option("includeProperties", "`true`", "`false` leaves the column `properties` out"),
     Option("columns", "all", "the columns to have, `a,b,c`"),
     Option("pushFilters", "`false`", "whether filters of a batch query narrow what is read"),
@@ -135,7 +135,7 @@ class Pulling:
     expression: str = "*"
     expression_type: str = "TAG"
     count_max: int = 32
-    in_flight_max: int = 8
+    in_flight_max: int = 16
     timeout_ms: int = 10_000
     retries: int = 8
     tags_by_topic: tuple[tuple[str, tuple[str, ...]], ...] = ()
@@ -355,7 +355,7 @@ def _assigned(text: str) -> Iterable[tuple[str, str, int]]:
 def _pulling(given: _Given) -> Pulling:
     pulling = Pulling(
         count_max=given.find("pullBatchSize", _positive, 32),
-        in_flight_max=given.find("pullsInFlight", _positive, 8),
+        in_flight_max=given.find("pullsInFlight", _positive, 16),
         timeout_ms=given.find("requestTimeout", _duration_ms, 10_000),
         retries=given.find("retries", _natural, 8),
     )

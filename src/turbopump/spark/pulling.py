@@ -192,6 +192,9 @@ class RangePull:
             self._ask_next = self._at
         elif self._asked[0].offset > self._at:
             self._fill(self._asked[0].offset)
+        if len(self._asked) > self._pulling.in_flight_max // 2:
+            # Requests that leave together cost one write, and the broker one wake-up.
+            return
         while len(self._asked) < self._pulling.in_flight_max and self._ask_next < self._range.end:
             count = min(self._pulling.count_max, self._range.end - self._ask_next)
             self._asked.append(self._ask(self._ask_next, count))
