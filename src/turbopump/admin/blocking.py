@@ -6,7 +6,7 @@ does for producers and consumers.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from turbopump.admin import (
@@ -37,10 +37,10 @@ class _Subject(Generic[C]):
 
 def iterating(
     method: Callable[Concatenate[C, P], AsyncIterator[T]],
-) -> Callable[Concatenate[Any, P], Iterator[T]]:
+) -> Callable[Concatenate[Any, P], Generator[T, None, None]]:
     """Make a method that iterates of one that does so asynchronously."""
 
-    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
         source: AsyncIterator[T] = method(self._client, *args, **kwargs)
         step = _Step(source, self._running)
         try:

@@ -116,6 +116,9 @@ class Configuration:
 
     async def put_key_value(self, namespace: str, key: str, value: str) -> None:
         """Write one value to all name servers."""
+        for name, text in (("namespace", namespace), ("key", key)):
+            if not text.strip():
+                raise InvalidArgument(f"{name} is {text!r}: it must not be blank")
         entry = headers.KvEntry(namespace=namespace, key=key, value=value)
         await self._reach.ask_every_nameserver(RequestCode.PUT_KV_CONFIG, entry)
 

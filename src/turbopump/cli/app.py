@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from turbopump.cli.broker import broker
+from turbopump.cli.lazy import add_lazily
 from turbopump.cli.nameserver import nameserver
 from turbopump.cli.standalone import standalone
 from turbopump.version import __version__
@@ -20,6 +21,20 @@ app = typer.Typer(
 )
 for command in (standalone, nameserver, broker):
     app.command()(command)
+
+SUB_APPS = {
+    "cluster": ("turbopump.cli.cluster", "See clusters and how their brokers are doing."),
+    "topic": ("turbopump.cli.topic", "Make, change, delete and look at topics."),
+    "group": ("turbopump.cli.group", "Consumer groups: lag, members, settings."),
+    "offset": ("turbopump.cli.offset", "Send a group back or forward in a topic."),
+    "message": ("turbopump.cli.message", "Send, watch and find messages."),
+    "dlq": ("turbopump.cli.dlq", "Dead letters: look at them, send them on, export them."),
+    "config": ("turbopump.cli.config", "Settings of brokers and name servers, key-values."),
+}
+"""Groups of commands, each the ``app`` of a module, imported when it is used."""
+
+for name, (module, summary) in SUB_APPS.items():
+    add_lazily(app, name, module, summary)
 
 
 def _print_version(is_asked: bool) -> None:

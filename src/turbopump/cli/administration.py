@@ -1,0 +1,161 @@
+"""What all commands for daily work share: options, the connection, errors with advice."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+
+from turbopump.errors import (
+    AlreadyThere,
+    ConnectFailed,
+    InvalidArgument,
+    NoNameServer,
+    NotThere,
+    StillInUse,
+    TurbopumpError,
+)
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from turbopump.admin.blocking import Admin
+
+NAMESERVER = "127.0.0.1:9876"
+NAMESERVER_VARIABLE = "TURBOPUMP_NAMESERVER"
+
+FAILED = 1
+BAD_INPUT = 2
+
+NameServerOption: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--nameserver",
+        envvar=NAMESERVER_VARIABLE,
+        metavar="HOST:PORT;...",
+        help="Where the name servers are.",
+    ),
+]
+JsonOption: TypeAlias = Annotated[
+    bool, typer.Option("--json", help="Print JSON, for machines, in place of tables.")
+]
+YesOption: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first.")]
+DryRunOption: TypeAlias = Annotated[
+    bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")
+]
+
+
+def complete_topic(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the topics that a word may become."""
+    return _names(ctx, incomplete, lambda admin: admin.topics.names())
+
+
+def complete_group(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the groups that a word may become."""
+    return _names(
+        ctx, incomplete, lambda admin: [each.settings.group for each in admin.groups.list()]
+    )
+
+
+TopicArgument: TypeAlias = Annotated[
+    str, typer.Argument(help="Name of the topic.", autocompletion=complete_topic)
+]
+GroupArgument: TypeAlias = Annotated[
+    str, typer.Argument(help="Name of the consumer group.", autocompletion=complete_group)
+]
+ClusterOption: TypeAlias = Annotated[
+    str | None, typer.Option(help="Only in this cluster.", show_default=False)
+]
+
+
+@contextmanager
+def administration(nameserver: str) -> Iterator[Admin]:
+    """Connect; what goes wrong becomes a line on stderr, advice, and an exit code."""
+    from turbopump.admin.blocking import Admin
+
+    with reported(), Admin(nameserver) as admin:
+        yield admin
+
+
+@contextmanager
+def reported() -> Iterator[None]:
+    """Turn errors that people can mend into lines on stderr and an exit code."""
+    try:
+        yield
+    except InvalidArgument as error:
+        _fail(error, BAD_INPUT)
+    except (TurbopumpError, OSError) as error:
+        _fail(error, FAILED)
+
+
+def confirm(question: str, *, is_sure: bool, as_json: bool) -> None:
+    """Ask before something is done; where nobody can answer, say how to go on without."""
+    if is_sure:
+        return
+    if as_json or not is_interactive():
+        raise InvalidArgument(
+            f"{question} Nobody can be asked here: add --yes to do it, or --dry-run to see what "
+            "it would do"
+        )
+    typer.confirm(question, abort=True)
+
+
+def is_interactive() -> bool:
+    """Whether somebody sits at the terminal."""
+    return sys.stdin.isatty()
+
+
+def local_now() -> datetime:
+    from datetime import datetime
+
+    return datetime.now().astimezone()
+
+
+def advice(error: Exception) -> str | None:
+    """Say what to do next."""
+    match error:
+        case NoNameServer():
+            return (
+                "Is one running? `turbopump standalone` starts one. Elsewhere: --nameserver "
+                f"HOST:PORT, or set {NAMESERVER_VARIABLE}."
+            )
+        case NotThere(kind="topic", name=name):
+            return f"`turbopump topic list` shows all, `turbopump topic create {name}` makes it."
+        case NotThere(kind="group", name=name):
+            return f"`turbopump group list` shows all, `turbopump group create {name}` makes it."
+        case NotThere(kind="cluster" | "broker"):
+            return "`turbopump cluster list` shows all."
+        case NotThere(kind="message"):
+            return "An id that a producer gave is found with --topic only."
+        case AlreadyThere():
+            return "`update` in place of `create` changes it."
+        case StillInUse():
+            return "Stop its members first; `turbopump group members` shows who they are."
+        case ConnectFailed():
+            return "`turbopump cluster status` shows which brokers answer."
+        case _:
+            return None
+
+
+def _fail(error: Exception, code: int) -> None:
+    typer.echo(f"turbopump: {error}", err=True)
+    next_step = advice(error)
+    if next_step is not None:
+        typer.echo(f"  {next_step}", err=True)
+    raise typer.Exit(code) from error
+
+
+def _names(ctx: typer.Context, incomplete: str, ask: Callable[[Admin], Sequence[str]]) -> list[str]:
+    """Ask for names while somebody types; whatever goes wrong, there is just no help."""
+    from turbopump.admin.blocking import Admin
+
+    nameserver = ctx.params.get("nameserver") or os.environ.get(NAMESERVER_VARIABLE) or NAMESERVER
+    try:
+        with Admin(nameserver) as admin:
+            return [name for name in ask(admin) if name.startswith(incomplete)]
+    except (TurbopumpError, OSError):
+        return []

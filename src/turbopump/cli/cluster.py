@@ -1,0 +1,144 @@
+"""``turbopump cluster``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from turbopump.cli.administration import (
+    NAMESERVER,
+    DryRunOption,
+    JsonOption,
+    NameServerOption,
+    YesOption,
+    administration,
+    confirm,
+)
+from turbopump.cli.output import Column, Output
+
+if TYPE_CHECKING:
+    from turbopump.admin import BrokerStatus
+
+app = typer.Typer()
+
+BrokerArgument = Annotated[str, typer.Argument(help="Name of the broker.")]
+
+
+@app.command("list")
+def list_clusters(nameserver: NameServerOption = NAMESERVER, json: JsonOption = False) -> None:
+    """List the brokers of all clusters."""
+    with administration(nameserver) as admin:
+        rows = [
+            {
+                "cluster": node.cluster,
+                "broker": node.broker,
+                "broker_id": node.broker_id,
+                "address": node.address,
+            }
+            for cluster in admin.clusters.list()
+            for node in cluster.nodes
+        ]
+    columns = (
+        Column("cluster", "CLUSTER"),
+        Column("broker", "BROKER"),
+        Column("broker_id", "ID", "number"),
+        Column("address", "ADDRESS"),
+    )
+    Output(as_json=json).rows(rows, columns, nothing="No broker is registered.")
+
+
+@app.command()
+def status(
+    cluster: Annotated[str | None, typer.Argument(help="Only this cluster.")] = None,
+    nameserver: NameServerOption = NAMESERVER,
+    json: JsonOption = False,
+) -> None:
+    """Show how brokers are doing: versions, messages in and out, disks."""
+    with administration(nameserver) as admin:
+        found = admin.clusters.status(cluster)
+    rows = [_status_row(broker) for each in found for broker in each.brokers]
+    columns = (
+        Column("cluster", "CLUSTER"),
+        Column("broker", "BROKER"),
+        Column("broker_id", "ID", "number"),
+        Column("version", "VERSION"),
+        Column("in_per_s", "IN/S", "number"),
+        Column("out_per_s", "OUT/S", "number"),
+        Column("in_today", "IN TODAY", "number"),
+        Column("out_today", "OUT TODAY", "number"),
+        Column("disk_used", "DISK", "part"),
+        *([Column("error", "ERROR")] if any(row["error"] for row in rows) else []),
+    )
+    Output(as_json=json).rows(rows, columns, nothing="No broker is registered.")
+    if any(row["error"] for row in rows):
+        raise typer.Exit(1)
+
+
+@app.command()
+def info(
+    broker: BrokerArgument, nameserver: NameServerOption = NAMESERVER, json: JsonOption = False
+) -> None:
+    """Show everything that a broker tells of itself, in its own words."""
+    with administration(nameserver) as admin:
+        table = admin.clusters.runtime_info(broker)
+    columns = [Column(key, key) for key in sorted(table)]
+    Output(as_json=json).fields(dict(sorted(table.items())), columns)
+
+
+@app.command()
+def drain(
+    broker: BrokerArgument,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    nameserver: NameServerOption = NAMESERVER,
+    json: JsonOption = False,
+) -> None:
+    """Let producers find a broker no more, so that it runs empty and can be stopped.
+
+    It lasts until `restore`, or until the broker registers its topics anew.
+    """
+    with administration(nameserver) as admin:
+        output = Output(as_json=json)
+        if dry_run:
+            admin.configuration.broker(broker)
+            output.done(
+                {"broker": broker, "topics": None, "dry_run": True},
+                f"All topics of broker {broker} would be closed to producers.",
+            )
+            return
+        confirm(f"Close broker {broker} to producers?", is_sure=yes, as_json=json)
+        count = admin.clusters.wipe_write_permission(broker)
+        output.done(
+            {"broker": broker, "topics": count, "dry_run": False},
+            f"{count} topics of broker {broker} are closed to producers.",
+        )
+
+
+@app.command()
+def restore(
+    broker: BrokerArgument, nameserver: NameServerOption = NAMESERVER, json: JsonOption = False
+) -> None:
+    """Let producers find a broker again."""
+    with administration(nameserver) as admin:
+        count = admin.clusters.add_write_permission(broker)
+    Output(as_json=json).done(
+        {"broker": broker, "topics": count}, f"{count} topics of broker {broker} are open again."
+    )
+
+
+def _status_row(broker: BrokerStatus) -> dict[str, Any]:
+    return {
+        "cluster": broker.node.cluster,
+        "broker": broker.node.broker,
+        "broker_id": broker.node.broker_id,
+        "address": broker.node.address,
+        "version": broker.version,
+        "in_per_s": broker.in_per_s,
+        "out_per_s": broker.out_per_s,
+        "in_today": broker.in_today,
+        "out_today": broker.out_today,
+        "disk_used": broker.disk_used,
+        "boot_ms": broker.boot_ms,
+        "error": broker.error,
+    }

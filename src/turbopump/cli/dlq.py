@@ -1,0 +1,314 @@
+"""``turbopump dlq``."""
+
+from __future__ import annotations
+
+import json as json_text
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
+
+import typer
+
+from turbopump.cli.administration import (
+    NAMESERVER,
+    DryRunOption,
+    GroupArgument,
+    JsonOption,
+    NameServerOption,
+    YesOption,
+    administration,
+    complete_group,
+    confirm,
+    local_now,
+)
+from turbopump.cli.output import Column, Output, progress_bar
+from turbopump.cli.texts import body_text, number_text, parsed_moment
+
+if TYPE_CHECKING:
+    from turbopump.admin import DeadLetter, Destination, LetterFilter, Redriven, Span
+    from turbopump.admin.blocking import Admin
+
+app = typer.Typer()
+
+_PREFIX = "%DLQ%"
+
+TagsOption = Annotated[
+    str, typer.Option(metavar="EXPRESSION", help="Only with these tags, as 'created || paid'.")
+]
+KeyOption = Annotated[str | None, typer.Option(help="Only with this key.", show_default=False)]
+OriginOption = Annotated[
+    str | None,
+    typer.Option(help="Only those that were sent to this topic.", show_default=False),
+]
+IdOption = Annotated[
+    list[str] | None,
+    typer.Option("--id", help="Only this letter or message; can be repeated.", show_default=False),
+]
+SinceOption = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="Only those that died since.", show_default=False),
+]
+UntilOption = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="Only those that died before.", show_default=False),
+]
+
+_LETTERS = (
+    Column("died_ms", "DIED", "time"),
+    Column("origin_topic", "ORIGIN"),
+    Column("attempts", "TRIES", "number"),
+    Column("tags", "TAGS"),
+    Column("letter_id", "LETTER ID"),
+    Column("short_body", "BODY"),
+)
+
+
+@app.command("list")
+def list_letters(
+    group: Annotated[
+        str | None,
+        typer.Argument(
+            help="Consumer group; without it, all groups that have dead letters.",
+            autocompletion=complete_group,
+        ),
+    ] = None,
+    tags: TagsOption = "*",
+    key: KeyOption = None,
+    origin: OriginOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    limit: Annotated[int, typer.Option(help="Show no more than so many.")] = 100,
+    nameserver: NameServerOption = NAMESERVER,
+    json: JsonOption = False,
+) -> None:
+    """List the dead letters of a group, or the groups that have any."""
+    output = Output(as_json=json)
+    with administration(nameserver) as admin:
+        if group is None:
+            _list_groups(admin, output)
+            return
+        _require(admin, group)
+        span = _span(admin, group, since, until)
+        wanted = _filter(tags, key, origin, ())
+        with (
+            progress_bar("Reading", min(limit, span.messages)) as advance,
+            closing(admin.dead_letters.list(group, wanted=wanted, span=span)) as letters,
+        ):
+            rows = []
+            for letter in islice(letters, limit):
+                advance()
+                rows.append(_row(letter) if json else _shown(letter))
+    output.rows(rows, _LETTERS, nothing=f"Group {group} has no such dead letters.")
+
+
+@app.command()
+def show(
+    group: GroupArgument,
+    letter_id: Annotated[str, typer.Argument(help="Letter id, or message id.")],
+    nameserver: NameServerOption = NAMESERVER,
+    json: JsonOption = False,
+) -> None:
+    """Show everything about a dead letter, and whether it was sent on already."""
+    from turbopump.cli.message_rows import FIELDS, shown_row
+
+    with administration(nameserver) as admin:
+        _require(admin, group)
+        letter = admin.dead_letters.show(group, letter_id)
+        places = [*filter(None, [letter.origin_topic]), f"%RETRY%{group}"]
+        is_redriven = admin.dead_letters.is_redriven(letter, places)
+    own = {**_row(letter), "is_redriven": is_redriven}
+    columns = (
+        Column("letter_id", "letter id"),
+        Column("origin_topic", "origin"),
+        Column("attempts", "tries"),
+        Column("died_ms", "died", "time"),
+        Column("is_redriven", "sent on"),
+        *FIELDS[1:2],
+        *FIELDS[3:],
+    )
+    Output(as_json=json).fields(own if json else {**shown_row(letter.message), **own}, columns)
+
+
+@app.command()
+def redrive(
+    group: GroupArgument,
+    to: Annotated[
+        str,
+        typer.Option(
+            metavar="origin|retry|TOPIC",
+            help="To the topic it came from, the group's retries, or a topic.",
+        ),
+    ] = "origin",
+    tags: TagsOption = "*",
+    key: KeyOption = None,
+    origin: OriginOption = None,
+    letter: IdOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Those that were sent on before, too.")
+    ] = False,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    nameserver: NameServerOption = NAMESERVER,
+    json: JsonOption = False,
+) -> None:
+    """Send dead letters on their way again; each once, however often this is called.
+
+    To `origin` all groups of the topic get it again, to `retry` only this group.
+    """
+    output = Output(as_json=json)
+    with administration(nameserver) as admin:
+        _require(admin, group)
+        span = _span(admin, group, since, until)
+        question = f"Send on up to {number_text(span.messages)} dead letters of {group} to {to}?"
+        if not dry_run:
+            confirm(question, is_sure=yes, as_json=json)
+        outcomes: Counter[str] = Counter()
+        with progress_bar("Sending on", span.messages) as advance:
+            for done in admin.dead_letters.redrive(
+                group,
+                to=_destination(to),
+                wanted=_filter(tags, key, origin, letter or ()),
+                span=span,
+                again=again,
+                dry_run=dry_run,
+                on_read=advance,
+            ):
+                outcomes[done.outcome.value] += 1
+                if json:
+                    output.line(_redriven_row(done))
+    if not json:
+        _tell_outcomes(group, outcomes)
+
+
+@app.command()
+def export(
+    group: GroupArgument,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="A file; without it, stdout.", show_default=False),
+    ] = None,
+    tags: TagsOption = "*",
+    key: KeyOption = None,
+    origin: OriginOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    nameserver: NameServerOption = NAMESERVER,
+    json: JsonOption = False,
+) -> None:
+    """Write dead letters as JSON lines, as `dlq list --json` does, all of them.
+
+    With `--json` and a file, what was written is told as JSON.
+    """
+    count = 0
+    with administration(nameserver) as admin:
+        _require(admin, group)
+        span = _span(admin, group, since, until)
+        wanted = _filter(tags, key, origin, ())
+        with (
+            _writing(output) as file,
+            progress_bar("Writing", span.messages) as advance,
+            closing(admin.dead_letters.list(group, wanted=wanted, span=span)) as letters,
+        ):
+            for letter in letters:
+                file.write(json_text.dumps(_row(letter), ensure_ascii=False) + "\n")
+                count += 1
+                advance()
+    if output is not None:
+        value = {"group": group, "file": str(output), "letters": count}
+        Output(as_json=json).done(value, f"{number_text(count)} dead letters are in {output}.")
+
+
+# --- inside ---------------------------------------------------------------------------------------
+
+
+def _list_groups(admin: Admin, output: Output) -> None:
+    rows = []
+    for topic in admin.topics.names():
+        if topic.startswith(_PREFIX):
+            status = admin.topics.status(topic)
+            last_ms = max((each.last_stored_ms or 0 for each in status.queues), default=0)
+            row = {"group": topic.removeprefix(_PREFIX), "letters": status.messages}
+            rows.append({**row, "last_ms": last_ms or None})
+    columns = (
+        Column("group", "GROUP"),
+        Column("letters", "LETTERS", "number"),
+        Column("last_ms", "LAST", "time"),
+    )
+    output.rows(rows, columns, nothing="No group has dead letters.")
+
+
+def _require(admin: Admin, group: str) -> None:
+    """Refuse a group that never was; one that was deleted may have left letters."""
+    if f"{_PREFIX}{group}" not in admin.topics.names():
+        admin.groups.require(group)
+
+
+def _span(admin: Admin, group: str, since: str | None, until: str | None) -> Span:
+    from turbopump.admin import AtTime
+
+    now = local_now()
+    return admin.dead_letters.span(
+        group,
+        None if since is None else AtTime(parsed_moment(since, now)),
+        None if until is None else AtTime(parsed_moment(until, now)),
+    )
+
+
+def _filter(tags: str, key: str | None, origin: str | None, ids: Sequence[str]) -> LetterFilter:
+    from turbopump.admin import LetterFilter
+
+    return LetterFilter(tags=tags, key=key, origin_topic=origin, ids=ids)
+
+
+def _destination(text: str) -> Destination | str:
+    from turbopump.admin import Destination
+
+    return Destination(text) if text in {each.value for each in Destination} else text
+
+
+def _tell_outcomes(group: str, outcomes: Counter[str]) -> None:
+    if not outcomes:
+        typer.echo(f"Group {group} has no such dead letters.")
+    for outcome, count in sorted(outcomes.items()):
+        typer.echo(f"{number_text(count)} {outcome}")
+
+
+def _row(letter: DeadLetter) -> dict[str, Any]:
+    from turbopump.cli.message_rows import message_row
+
+    return {
+        **message_row(letter.message),
+        "broker": letter.queue.broker,
+        "letter_id": letter.letter_id,
+        "origin_topic": letter.origin_topic,
+        "attempts": letter.attempts,
+        "died_ms": letter.message.store_timestamp_ms,
+    }
+
+
+def _shown(letter: DeadLetter) -> dict[str, Any]:
+    return {**_row(letter), "short_body": body_text(letter.message.body, 40)}
+
+
+def _redriven_row(done: Redriven) -> dict[str, Any]:
+    return {
+        "letter_id": done.letter.letter_id,
+        "message_id": done.letter.message.message_id,
+        "outcome": done.outcome.value,
+        "topic": done.topic,
+    }
+
+
+@contextmanager
+def _writing(path: Path | None) -> Iterator[TextIO]:
+    if path is None:
+        yield sys.stdout
+        return
+    with path.open("w", encoding="utf-8") as file:
+        yield file

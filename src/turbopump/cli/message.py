@@ -1,0 +1,305 @@
+"""``turbopump message``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from turbopump.cli.administration import (
+    NAMESERVER,
+    JsonOption,
+    NameServerOption,
+    TopicArgument,
+    administration,
+    complete_topic,
+    local_now,
+)
+from turbopump.cli.output import Output, progress_bar
+from turbopump.cli.texts import parsed_moment, parsed_pairs, parsed_queues
+from turbopump.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from turbopump.admin.blocking import Admin
+    from turbopump.admin.positions import Start
+    from turbopump.message import MessageQueue
+    from turbopump.wire.record import MessageView
+
+app = typer.Typer()
+
+STDIN = "-"
+
+TagsOption = Annotated[
+    str, typer.Option(metavar="EXPRESSION", help="Only with these tags, as 'created || paid'.")
+]
+TopicOption = Annotated[
+    str | None,
+    typer.Option(help="The topic it is in.", autocompletion=complete_topic, show_default=False),
+]
+
+
+@app.command()
+def send(
+    topic: TopicArgument,
+    body: Annotated[
+        str | None, typer.Argument(help="The body as text; - reads it from stdin.")
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option(help="Take the body from a file.", show_default=False)
+    ] = None,
+    tag: Annotated[
+        str | None, typer.Option(help="The tag to filter by.", show_default=False)
+    ] = None,
+    key: Annotated[
+        list[str] | None,
+        typer.Option(help="A key to find it by; can be repeated.", show_default=False),
+    ] = None,
+    property_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--property",
+            metavar="NAME=VALUE",
+            help="A property of your own; can be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    delay_level: Annotated[
+        int, typer.Option(help="Which of the brokers' delays to deliver after; 0 at once.")
+    ] = 0,
+    queue: Annotated[
+        str | None,
+        typer.Option(metavar="[BROKER:]ID", help="To this queue.", show_default=False),
+    ] = None,
+    sharding_key: Annotated[
+        str | None,
+        typer.Option(help="To the queue of this key, as by_hash chooses.", show_default=False),
+    ] = None,
+    create_topic: Annotated[
+        bool, typer.Option("--create-topic", help="Let the broker make a topic that is new.")
+    ] = False,
+    nameserver: NameServerOption = NAMESERVER,
+    json: JsonOption = False,
+) -> None:
+    """Send a message; its body comes from the command line, a file or stdin."""
+    with administration(nameserver) as admin:
+        from turbopump.message import Message
+
+        message = Message(
+            topic,
+            _body(body, file),
+            tags=tag,
+            keys=key or (),
+            properties=parsed_pairs(property_ or (), "property"),
+            delay_level=delay_level,
+        )
+        to = None if queue is None else _one_queue(admin, topic, queue)
+        receipt = admin.messages.send(
+            message, queue=to, sharding_key=sharding_key, create_topic=create_topic
+        )
+    value = {
+        "topic": topic,
+        "message_id": receipt.message_id,
+        "offset_id": receipt.offset_id,
+        "broker": receipt.queue.broker,
+        "queue_id": receipt.queue.queue_id,
+        "offset": receipt.queue_offset,
+        "status": receipt.status.name,
+    }
+    text = f"{receipt.message_id} is stored in {receipt.queue} at {receipt.queue_offset}."
+    Output(as_json=json).done(value, text)
+
+
+@app.command()
+def tail(
+    topic: TopicArgument,
+    tags: TagsOption = "*",
+    start: Annotated[
+        str,
+        typer.Option("--from", metavar="now|earliest|TIME", help="Where to begin."),
+    ] = "now",
+    last: Annotated[
+        int | None,
+        typer.Option(help="Begin with the last so many messages.", show_default=False),
+    ] = None,
+    count: Annotated[
+        int | None, typer.Option(help="End after so many messages.", show_default=False)
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow/--no-follow", help="Wait for what comes.")
+    ] = True,
+    nameserver: NameServerOption = NAMESERVER,
+    json: JsonOption = False,
+) -> None:
+    """Watch a topic; nobody's progress changes. Ctrl-C ends it."""
+    from turbopump.cli.message_rows import message_line, message_row
+
+    output = Output(as_json=json)
+    with administration(nameserver) as admin, suppress(KeyboardInterrupt):
+        begin = _start(start, last)
+        if count is not None and count < 1:
+            raise InvalidArgument(f"count is {count}: at least 1 is allowed")
+        with closing(admin.messages.tail(topic, tags=tags, start=begin, follow=follow)) as coming:
+            for message in islice(coming, count):
+                if json:
+                    output.line(message_row(message))
+                else:
+                    typer.echo(message_line(message))
+                sys.stdout.flush()
+
+
+@app.command()
+def show(
+    message_id: Annotated[str, typer.Argument(help="Message id, or offset id.")],
+    topic: TopicOption = None,
+    nameserver: NameServerOption = NAMESERVER,
+    json: JsonOption = False,
+) -> None:
+    """Show everything about a message, and its later versions if it was retried."""
+    from turbopump.cli.message_rows import FIELDS, message_row, shown_row
+
+    with administration(nameserver) as admin:
+        found = admin.messages.find(message_id, topic)
+    output = Output(as_json=json)
+    for place, message in enumerate(found):
+        if place and not json:
+            typer.echo()
+        output.fields(message_row(message) if json else shown_row(message), FIELDS)
+
+
+@app.command()
+def query(
+    topic: TopicArgument,
+    key: Annotated[str | None, typer.Option(help="With this key.", show_default=False)] = None,
+    unique_key: Annotated[
+        str | None,
+        typer.Option(help="With this id, given by its producer.", show_default=False),
+    ] = None,
+    queue: Annotated[
+        str | None,
+        typer.Option(metavar="BROKER:ID", help="In this queue, with --offset.", show_default=False),
+    ] = None,
+    offset: Annotated[
+        int | None, typer.Option(help="At this offset, with --queue.", show_default=False)
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Stored at this time or later.", show_default=False),
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Stored before this time.", show_default=False),
+    ] = None,
+    tags: TagsOption = "*",
+    limit: Annotated[int, typer.Option(help="Show no more than so many.")] = 64,
+    nameserver: NameServerOption = NAMESERVER,
+    json: JsonOption = False,
+) -> None:
+    """Find messages: by key, by id, by place in a queue, or by time.
+
+    Times are as in 2026-03-01T12:00, 15m for so long ago, or epoch in ms.
+    """
+    from turbopump.cli.message_rows import COLUMNS, message_row, shown_row
+
+    with administration(nameserver) as admin:
+        _require_one_way(key, unique_key, queue, offset, since, until)
+        if limit < 1:
+            raise InvalidArgument(f"limit is {limit}: at least 1 is allowed")
+        if unique_key is not None:
+            found: Sequence[MessageView] = admin.messages.by_unique_key(topic, unique_key)
+        elif key is not None:
+            found = _by_key(admin, topic, key, since, until, limit)
+        elif queue is not None and offset is not None:
+            found = [admin.messages.at(_one_queue(admin, topic, queue), offset)]
+        else:
+            found = list(_by_time(admin, topic, since, until, tags, limit))
+    row = message_row if json else shown_row
+    nothing = f"No such message in topic {topic}."
+    Output(as_json=json).rows(map(row, found[:limit]), COLUMNS, nothing=nothing)
+
+
+def _require_one_way(
+    key: str | None,
+    unique_key: str | None,
+    queue: str | None,
+    offset: int | None,
+    since: str | None,
+    until: str | None,
+) -> None:
+    if (queue is None) != (offset is None):
+        raise InvalidArgument("--queue and --offset: both or none are allowed")
+    in_time = key is None and (since is not None or until is not None)
+    ways = [key is not None, unique_key is not None, queue is not None, in_time]
+    if sum(ways) != 1:
+        raise InvalidArgument(
+            f"{sum(ways)} ways to look: one of --key, --unique-key, --queue with --offset, and "
+            "--since or --until is needed"
+        )
+
+
+def _by_key(
+    admin: Admin, topic: str, key: str, since: str | None, until: str | None, limit: int
+) -> Sequence[MessageView]:
+    now = local_now()
+    return admin.messages.by_key(
+        topic,
+        key,
+        begin=None if since is None else parsed_moment(since, now),
+        end=None if until is None else parsed_moment(until, now),
+        count_max=limit,
+    )
+
+
+def _by_time(
+    admin: Admin, topic: str, since: str | None, until: str | None, tags: str, limit: int
+) -> Iterator[MessageView]:
+    from datetime import UTC, datetime
+
+    now = local_now()
+    begin = datetime.fromtimestamp(0, UTC) if since is None else parsed_moment(since, now)
+    end = None if until is None else parsed_moment(until, now)
+    span = admin.messages.span(topic, begin, end)
+    with (
+        progress_bar("Reading", min(limit, span.messages)) as advance,
+        closing(admin.messages.read(span, tags=tags)) as found,
+    ):
+        for message in islice(found, limit):
+            advance()
+            yield message
+
+
+def _one_queue(admin: Admin, topic: str, text: str) -> MessageQueue:
+    known = [each.queue for each in admin.topics.status(topic).queues]
+    found = parsed_queues([text], known) or []
+    if len(found) != 1:
+        names = ", ".join(f"{queue.broker}:{queue.queue_id}" for queue in found)
+        raise InvalidArgument(f"queue {text!r} is one of several: {names}; name the broker too")
+    return found[0]
+
+
+def _start(text: str, last: int | None) -> Start:
+    from turbopump.admin import AtTime, Earliest, Last, Latest
+
+    if last is not None:
+        if text != "now":
+            raise InvalidArgument("--from and --last: one of the two is allowed")
+        return Last(last)
+    if text == "now":
+        return Latest()
+    return Earliest() if text == "earliest" else AtTime(parsed_moment(text, local_now()))
+
+
+def _body(text: str | None, file: Path | None) -> bytes:
+    if text is not None and text != STDIN and file is not None:
+        raise InvalidArgument("a body and --file: one of the two is allowed")
+    if file is not None:
+        return file.read_bytes()
+    if text is not None and text != STDIN:
+        return text.encode()
+    if text is None and sys.stdin.isatty():
+        raise InvalidArgument("no body: give it as text, with --file, or - to read it from stdin")
+    return sys.stdin.buffer.read()

@@ -1,0 +1,150 @@
+"""What commands print: tables for people, JSON for machines, and how far something has come."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+import typer
+
+from turbopump.cli.texts import duration_text, number_text, part_text, plain_text, time_text
+
+Row = Mapping[str, Any]
+
+_WRITERS: dict[str, Callable[[Any], str]] = {
+    "text": plain_text,
+    "number": number_text,
+    "time": time_text,
+    "duration": duration_text,
+    "part": part_text,
+}
+_RIGHT = frozenset({"number", "duration", "part"})
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table: the key of its values, its title, and what they are."""
+
+    key: str
+    title: str
+    kind: str = "text"
+
+    def text(self, row: Row) -> str:
+        return _WRITERS[self.kind](row.get(self.key))
+
+    @property
+    def is_right(self) -> bool:
+        return self.kind in _RIGHT
+
+
+class Output:
+    """Prints the results of one command, in one of two forms."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.as_json = as_json
+
+    def rows(self, rows: Iterable[Row], columns: Sequence[Column], *, nothing: str) -> None:
+        """Print rows: a table, or one JSON object a line; ``nothing`` says that there are none."""
+        if self.as_json:
+            for row in rows:
+                self.line(row)
+            return
+        every = list(rows)
+        if every:
+            _print_table(every, columns)
+        else:
+            typer.echo(nothing)
+
+    def one(self, value: Row, rows: Sequence[Row], columns: Sequence[Column], summary: str) -> None:
+        """Print one thing that has rows: a table and a line below, or one JSON object."""
+        if self.as_json:
+            self.line(value)
+            return
+        if rows:
+            _print_table(rows, columns)
+        typer.echo(summary)
+
+    def fields(self, value: Row, columns: Sequence[Column]) -> None:
+        """Print one thing, a line for each of its values, or one JSON object."""
+        if self.as_json:
+            self.line(value)
+            return
+        width = max(len(column.title) for column in columns)
+        for column in columns:
+            typer.echo(f"{column.title:<{width}}  {column.text(value)}")
+
+    def done(self, value: Row, text: str) -> None:
+        """Say what was done."""
+        if self.as_json:
+            self.line(value)
+        else:
+            typer.echo(text)
+
+    def line(self, value: Row) -> None:
+        """Print one JSON object on one line."""
+        typer.echo(json.dumps(value, ensure_ascii=False))
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether people look at what is printed, and not a program or a file."""
+    return stream.isatty()
+
+
+def _print_table(rows: Sequence[Row], columns: Sequence[Column]) -> None:
+    if is_terminal(sys.stdout):
+        _print_rich_table(rows, columns)
+    else:
+        for line in plain_table(rows, columns):
+            typer.echo(line)
+
+
+def plain_table(rows: Sequence[Row], columns: Sequence[Column]) -> Iterator[str]:
+    """Give the lines of a table for files and pipes: nothing is cut or wrapped."""
+    cells = [[column.title for column in columns]]
+    cells += [[column.text(row) for column in columns] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for line in cells:
+        yield "  ".join(
+            text.rjust(width) if column.is_right else text.ljust(width)
+            for text, width, column in zip(line, widths, columns, strict=True)
+        ).rstrip()
+
+
+def _print_rich_table(rows: Sequence[Row], columns: Sequence[Column]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(
+            column.title,
+            justify="right" if column.is_right else "left",
+            # Numbers and times are of no use in pieces; names may take two lines.
+            no_wrap=column.kind != "text",
+            overflow="fold",
+        )
+    for row in rows:
+        table.add_row(*(Text(column.text(row)) for column in columns))
+    Console(highlight=False).print(table)
+
+
+@contextmanager
+def progress_bar(title: str, total: int) -> Iterator[Callable[[], None]]:
+    """Show how far something long has come, on a terminal only; call the function at each step."""
+    if not is_terminal(sys.stderr):
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import TimeRemainingColumn as Remaining
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Remaining())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(title, total=total)
+        yield lambda: progress.advance(task)

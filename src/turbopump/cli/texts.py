@@ -1,0 +1,125 @@
+"""How people write moments and queues, and how values are written for people. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from turbopump.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from turbopump.message import MessageQueue
+
+_AGO = re.compile(r"-?(\d+)\s*(ms|s|m|h|d)(?:\s+ago)?")
+_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_EPOCH_MS_DIGITS = 12
+"""A whole number of so many digits or more counts milliseconds since 1970."""
+
+
+def parsed_moment(text: str, now: datetime) -> datetime:
+    """Read a moment: ISO, local unless it has a zone; so long ago, as ``15m``; or epoch in ms."""
+    words = text.strip()
+    ago = _AGO.fullmatch(words)
+    if words == "now":
+        return now
+    if ago is not None:
+        return now - timedelta(milliseconds=int(ago[1]) * _UNITS_MS[ago[2]])
+    if words.isdecimal() and len(words) >= _EPOCH_MS_DIGITS:
+        return datetime.fromtimestamp(int(words) / 1000, UTC)
+    try:
+        return datetime.fromisoformat(words).astimezone()
+    except ValueError:
+        raise InvalidArgument(
+            f"time {text!r}: 2026-03-01T12:00:00, 15m (so long ago; s, m, h, d), now, or "
+            "milliseconds since 1970 are allowed"
+        ) from None
+
+
+def parsed_queues(texts: Sequence[str], known: Iterable[MessageQueue]) -> list[MessageQueue] | None:
+    """Read queues, ``broker:0`` or ``0`` of every broker; None for none given, which means all."""
+    if not texts:
+        return None
+    every = sorted(known)
+    chosen: list[MessageQueue] = []
+    for text in texts:
+        broker, mark, number = text.rpartition(":")
+        found = [
+            queue
+            for queue in every
+            if str(queue.queue_id) == number and (not mark or queue.broker == broker)
+        ]
+        if not found:
+            names = ", ".join(f"{queue.broker}:{queue.queue_id}" for queue in every)
+            raise InvalidArgument(f"queue {text!r} is not there: {names or 'none'} are")
+        chosen += found
+    return list(dict.fromkeys(chosen))
+
+
+def parsed_pairs(texts: Iterable[str], what: str) -> dict[str, str]:
+    """Read ``name=value`` words."""
+    found = {}
+    for text in texts:
+        name, mark, value = text.partition("=")
+        if not mark or not name.strip():
+            raise InvalidArgument(f"{what} {text!r}: name=value is allowed")
+        found[name.strip()] = value
+    return found
+
+
+def time_text(epoch_ms: int | None) -> str:
+    """Write a moment in local time, as `parsed_moment` reads it."""
+    if epoch_ms is None:
+        return "-"
+    moment = datetime.fromtimestamp(epoch_ms / 1000).astimezone()
+    return moment.replace(tzinfo=None).isoformat(timespec="seconds")
+
+
+def duration_text(duration_ms: int | None) -> str:
+    """Write a duration by its two largest units."""
+    if duration_ms is None:
+        return "-"
+    if duration_ms < _UNITS_MS["s"]:
+        return f"{duration_ms}ms"
+    seconds = duration_ms // 1000
+    days, hours, minutes = seconds // 86_400, seconds // 3600 % 24, seconds // 60 % 60
+    if days:
+        return f"{days}d{hours:02}h"
+    if hours:
+        return f"{hours}h{minutes:02}m"
+    return f"{minutes}m{seconds % 60:02}s" if minutes else f"{seconds}s"
+
+
+def number_text(number: float | None) -> str:
+    """Write a number; one with a fraction has one digit of it."""
+    if number is None:
+        return "-"
+    return str(number) if isinstance(number, int) else f"{number:.1f}"
+
+
+def part_text(part: float | None) -> str:
+    return "-" if part is None else f"{part:.0%}"
+
+
+def plain_text(value: object) -> str:
+    """Write anything else: lists by commas, what is missing as a dash."""
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value)) or "-"
+    return str(value)
+
+
+def body_text(body: bytes, chars_max: int = 0) -> str:
+    """Write a body on one line, as text if it is some; 0 leaves none of it out."""
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        text = f"<{len(body)} bytes: {body[:16].hex()}{'…' if len(body) > 16 else ''}>"
+    shown = "".join(mark if mark.isprintable() else repr(mark)[1:-1] for mark in text)
+    if chars_max and len(shown) > chars_max:
+        return shown[: chars_max - 1] + "…"
+    return shown

@@ -1,0 +1,426 @@
+"""The commands for daily work, against two brokers on real sockets; their output is kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from embedded import embedded
+from turbopump import ClientConfig, ConsumeResult, PushConsumer, Retries
+from turbopump.admin.blocking import Admin
+from turbopump.cli import administration, output
+from turbopump.cli.app import app
+
+SNAPSHOTS = Path(__file__).parent / "snapshots"
+UPDATE = "TURBOPUMP_UPDATE_SNAPSHOTS"
+"""Set to 1, tests write what they see in place of comparing it."""
+
+_MASKS = (
+    (re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d"), "YYYY-MM-DDThh:mm:ss"),
+    (re.compile(r"127\.0\.0\.1:\d{5}"), "127.0.0.1:PPPPP"),
+    (re.compile(r"\b[0-9A-F]{32}\b"), "I" * 32),
+    (re.compile(r"(?<=V4_9_8).*$", re.MULTILINE), "  FIGURES"),
+    (re.compile(r", \d+m?s late"), ", TIME late"),
+)
+_DELAY = re.compile(r" +\d+m?s(?= )")
+"""Of a column as wide as its title, so whatever it says it takes the same room."""
+
+
+@pytest.fixture(scope="module")
+def nameserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with embedded(tmp_path_factory.mktemp("daily"), ("a", "b")) as address:
+        yield address
+
+
+class Shell:
+    """Runs commands as somebody would type them."""
+
+    def __init__(self, nameserver: str) -> None:
+        self.nameserver = nameserver
+        self.lines: list[str] = []
+
+    def run(self, line: str, stdin: str | bytes | None = None) -> Result:
+        env = {"TURBOPUMP_NAMESERVER": self.nameserver, "COLUMNS": "80"}
+        return CliRunner().invoke(app, shlex.split(line), input=stdin, env=env)
+
+    def ok(self, line: str, stdin: str | bytes | None = None) -> str:
+        result = self.run(line, stdin)
+        assert result.exit_code == 0, (line, result.stderr, result.exception)
+        return result.stdout
+
+    def json(self, line: str) -> Any:
+        """Return the one object that a command prints."""
+        (found,) = self.json_lines(line)
+        return found
+
+    def json_lines(self, line: str) -> list[Any]:
+        return [json.loads(text) for text in self.ok(f"{line} --json").splitlines()]
+
+    def keep(self, line: str, stdin: str | bytes | None = None) -> None:
+        """Run a command and note what it printed."""
+        result = self.run(line, stdin)
+        assert result.exception is None or isinstance(result.exception, SystemExit), line
+        self.lines += [f"$ turbopump {line}", *result.output.splitlines()]
+        if result.exit_code:
+            self.lines.append(f"[exit {result.exit_code}]")
+        self.lines.append("")
+
+    def compare(self, name: str) -> None:
+        """Compare everything that was kept with what was printed when it was right."""
+        text = masked("\n".join(self.lines))
+        path = SNAPSHOTS / f"{name}.txt"
+        if os.environ.get(UPDATE) == "1":
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        assert text == path.read_text(encoding="utf-8"), f"{UPDATE}=1 writes {path} anew"
+
+
+def masked(text: str) -> str:
+    """Replace what differs from run to run by something of the same width."""
+    for pattern, mask in _MASKS:
+        text = pattern.sub(mask, text)
+    return _DELAY.sub(lambda found: "TIME".rjust(len(found[0])), text)
+
+
+@pytest.fixture
+def shell(nameserver: str) -> Shell:
+    return Shell(nameserver)
+
+
+def give_up(nameserver: str, group: str, topic: str, count: int) -> None:
+    """Let a group make dead letters of messages."""
+    seen = []
+
+    def fail(messages: Any, context: Any) -> ConsumeResult:
+        seen.extend(messages)
+        return ConsumeResult.RETRY_LATER
+
+    with (
+        PushConsumer(
+            group,
+            fail,
+            nameserver=nameserver,
+            subscriptions={topic: "*"},
+            start_from="first",
+            retries=Retries(attempts_max=0),
+        ),
+        Admin(nameserver) as admin,
+    ):
+        letters = f"%DLQ%{group}"
+        wait_for(lambda: letters in admin.topics.names())
+        wait_for(lambda: admin.topics.status(letters).messages == count)
+        wait_for(lambda: admin.groups.progress(group, topic).lag == 0)
+
+
+def wait_for(fact: Any, timeout_s: float = 20.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not fact():
+        assert time.monotonic() < end, "not so in time"
+        time.sleep(0.02)
+
+
+# --- a day's work, as it looks --------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_day_of_work_looks_as_it_did(tmp_path: Path) -> None:
+    """Topics, messages and groups of a cluster that is new."""
+    with embedded(tmp_path, ("a", "b")) as nameserver:
+        day_of_work(Shell(nameserver))
+
+
+def day_of_work(shell: Shell) -> None:
+    shell.keep("topic list")
+    shell.keep("topic create orders --queues 2")
+    shell.keep("topic create orders")
+    shell.keep("topic update orders --queues 3 --broker b --dry-run")
+    shell.keep("topic route orders")
+    shell.keep("topic route order")
+    shell.keep("message send orders 'first order' --queue a:0 --tag created --key 1")
+    shell.keep("message send orders - --queue b:1 --tag paid --property colour=red", "second")
+    shell.keep("message send orders third --queue 1")
+    shell.keep("topic status orders")
+    shell.keep("topic list")
+    shell.keep("group create billing --retries 3")
+    shell.keep("group update billing --retries 5 --no-broadcast")
+    shell.keep("group list")
+    shell.keep("offset reset billing orders --to-offset 1 --dry-run")
+    shell.keep("offset reset billing orders --to-earliest")
+    shell.keep("offset reset billing orders --to-earliest --yes")
+    shell.keep("group progress billing")
+    shell.keep("offset reset billing orders --to-offset 1 --queue a:0 --yes")
+    shell.keep("offset clone billing audit --dry-run")
+    shell.keep("offset clone billing audit --yes")
+    shell.keep("offset skip billing orders --yes")
+    shell.keep("group progress billing")
+    shell.keep("group members billing")
+    shell.keep("topic groups orders")
+    shell.keep("message query orders --key 1")
+    shell.keep("message query orders --queue b:1 --offset 0")
+    shell.keep("message query orders --since 1h --tags paid")
+    shell.keep("message query orders --key nothing")
+    shell.keep("message tail orders --from earliest --no-follow")
+    shell.keep("message tail orders --last 1 --no-follow")
+    shell.keep("group delete billing --dry-run")
+    shell.keep("group delete billing --yes")
+    shell.keep("group progress billing")
+    shell.keep("topic delete orders --dry-run")
+    shell.keep("topic delete orders")
+    shell.keep("topic delete orders --yes")
+    shell.keep("topic status orders")
+    shell.compare("day_of_work")
+
+
+def test_clusters_and_settings_look_as_they_did(shell: Shell) -> None:
+    shell.keep("cluster list")
+    shell.keep("cluster status DefaultCluster")
+    shell.keep("cluster status nowhere")
+    shell.keep("cluster drain a --dry-run")
+    shell.keep("config broker a fileReservedTime deleteWhen")
+    shell.keep("config broker a fileReservedTim")
+    shell.keep("config update-broker fileReservedTime=48 --dry-run")
+    shell.keep("config update-broker fileReservedTime=48 --broker b --yes")
+    shell.keep("config update-broker fileReservedTime=48 --broker b --yes")
+    shell.keep("config update-broker fileReservedTime=x --yes")
+    shell.keep("config update-broker nonsense")
+    shell.keep("config nameservers orderMessageEnable")
+    shell.keep("config update-nameservers orderMessageEnable=true --yes")
+    shell.keep("config kv shop")
+    shell.keep("config put-kv shop colour red")
+    shell.keep("config kv shop colour")
+    shell.keep("config delete-kv shop colour --dry-run")
+    shell.keep("config delete-kv shop colour --yes")
+    shell.keep("config kv shop colour")
+    shell.compare("clusters_and_settings")
+    shell.ok("config update-broker fileReservedTime=72 --yes")
+
+
+@pytest.mark.slow
+def test_dead_letters_look_as_they_did(shell: Shell, tmp_path: Path) -> None:
+    shell.ok("topic create payments --queues 1 --broker a")
+    for number in range(3):
+        tag = "odd" if number % 2 else "even"
+        shell.ok(f"message send payments 'payment {number}' --tag {tag} --key k{number}")
+    give_up(shell.nameserver, "ledger", "payments", 3)
+    (first, *_) = sorted(shell.json_lines("dlq list ledger"), key=lambda row: row["body"])
+    shell.keep("dlq list")
+    shell.keep("dlq redrive ledger --tags odd --dry-run")
+    shell.keep("dlq redrive ledger --tags odd")
+    shell.keep("dlq redrive ledger --tags odd --yes")
+    shell.keep("dlq redrive ledger --yes")
+    shell.keep("dlq redrive ledger --yes")
+    shell.keep("dlq redrive ledger --to nowhere --yes")
+    shell.keep("dlq redrive ledger --key none --yes")
+    shell.keep("dlq list nobody")
+    shell.keep("dlq show ledger nonsense")
+    shell.compare("dead_letters")
+    listed = shell.ok("dlq list ledger")
+    assert listed.count("payments") == 3
+    shown = shell.ok(f"dlq show ledger {first['letter_id']}")
+    assert re.search(r"^sent on +yes$", shown, re.MULTILINE)
+    assert re.search(r"^body +payment 0$", shown, re.MULTILINE)
+    path = tmp_path / "letters.jsonl"
+    assert "3 dead letters" in shell.ok(f"dlq export ledger --output {path}")
+    letters = [json.loads(line) for line in path.read_text().splitlines()]
+    assert sorted(letter["body"] for letter in letters) == [f"payment {n}" for n in range(3)]
+    assert {letter["origin_topic"] for letter in letters} == {"payments"}
+    assert shell.ok("dlq export ledger --key k1").count("\n") == 1
+    assert shell.json(f"dlq export ledger -o {path}")["letters"] == 3
+
+
+# --- running groups -------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_running_group_is_shown_and_reset(shell: Shell) -> None:
+    shell.ok("topic create events --queues 2")
+    for number in range(4):
+        shell.ok(f"message send events 'event {number}' --queue {'ab'[number % 2]}:0")
+    bodies: list[bytes] = []
+
+    def note(messages: Any, context: Any) -> ConsumeResult:
+        bodies.extend(message.body for message in messages)
+        return ConsumeResult.SUCCESS
+
+    with PushConsumer(
+        "readers",
+        note,
+        client=ClientConfig(shell.nameserver, persist_interval_ms=200),
+        subscriptions={"events": "*"},
+        start_from="first",
+    ):
+        wait_for(lambda: len(bodies) == 4)
+        found = shell.json("group members readers")
+        (member,) = found["members"]
+        assert len([queue for queue in member["queues"] if queue.startswith("events@")]) == 4
+        assert found["subscriptions"]["events"] == "*"
+        assert member["language"] == "PYTHON"
+        text = shell.ok("group members readers")
+        assert "1 members, clustering" in text
+        wait_for(lambda: shell.json("group progress readers")["queues"])
+        owners = shell.json("group progress readers --members")["queues"]
+        assert {row["client_id"] for row in owners if row["topic"] == "events"} == {
+            member["client_id"]
+        }
+        refused = shell.run("group delete readers --yes")
+        assert refused.exit_code == 1
+        assert "group 'readers' has 1 members" in refused.stderr
+        assert "Stop its members first" in refused.stderr
+        assert shell.run("offset clone readers readers --yes").exit_code == 1
+        plan = shell.json("offset reset readers events --to-earliest --queue a:0 --yes")
+        assert plan["is_running"]
+        assert plan["repeats"] == 2
+        wait_for(lambda: len(bodies) == 6, 30)
+        assert sorted(bodies[4:]) == [b"event 0", b"event 2"]
+
+
+@pytest.mark.slow
+def test_tail_follows_until_the_count(shell: Shell) -> None:
+    shell.ok("topic create news --queues 1 --broker a")
+    with ThreadPoolExecutor() as pool, Admin(shell.nameserver) as admin:
+        watching = admin.messages.tail("news")
+        first = pool.submit(next, watching)
+        wait_for(lambda: not first.done())
+        while not first.done():
+            shell.ok("message send news 'something new' --tag x")
+        assert first.result().body == b"something new"
+        watching.close()
+    lines = shell.json_lines("message tail news --from earliest --tags x --count 1")
+    assert [line["body"] for line in lines] == ["something new"]
+
+
+# --- forms ----------------------------------------------------------------------------------------
+
+
+def test_json_of_everything_can_be_read(shell: Shell) -> None:
+    shell.ok("topic create forms --queues 1 --broker a")
+    sent = shell.json("message send forms äöü --key k --property p=v")
+    assert sent["status"] == "OK"
+    (found,) = shell.json_lines("message query forms --key k")
+    assert (found["body"], found["keys"], found["properties"]["p"]) == ("äöü", ["k"], "v")
+    assert shell.json(f"message show {sent['message_id']} --topic forms") == found
+    assert shell.json(f"message show {sent['offset_id']}") == found
+    raw = CliRunner().invoke(
+        app,
+        ["message", "send", "forms", "-", "--nameserver", shell.nameserver],
+        input=b"\xff\x00",
+    )
+    assert raw.exit_code == 0, raw.stderr
+    last = shell.json_lines("message tail forms --last 1 --no-follow")[0]
+    assert (last["body"], last["body_base64"]) == (None, "/wA=")
+    progress = shell.json("group progress TOOLS_CONSUMER")
+    assert progress["lag"] == 0
+    assert {row["topic"] for row in shell.json_lines("topic list")} >= {"forms"}
+    assert {row["kind"] for row in shell.json_lines("topic list --all")} >= {"normal", "system"}
+    assert len(shell.json_lines("cluster status")) == 2
+    assert shell.json("cluster info a")["brokerVersionDesc"] == "V4_9_8"
+    assert shell.json("topic delete forms --dry-run")["messages"] == 2
+    assert shell.json("topic delete forms --yes")["brokers"] == ["a"]
+
+
+def test_body_comes_from_a_file(shell: Shell, tmp_path: Path) -> None:
+    path = tmp_path / "body.bin"
+    path.write_bytes(b"from a file")
+    shell.ok("topic create files --queues 1 --broker a")
+    shell.ok(f"message send files --file {path}")
+    assert "from a file" in shell.ok("message tail files --from earliest --no-follow")
+    both = shell.run(f"message send files text --file {path}")
+    assert (both.exit_code, "one of the two" in both.stderr) == (2, True)
+    missing = shell.run(f"message send files --file {path}.not")
+    assert missing.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("offset reset g t", 2, "0 places to go to: one of --to-time"),
+        ("offset reset g t --to-latest --to-offset 1", 2, "2 places to go to"),
+        ("offset reset g t --to-time yesterday", 2, "time 'yesterday': 2026-03-01T12:00:00, 15m"),
+        ("offset reset g t --to-offset -1", 2, "offset is -1"),
+        ("message query t", 2, "0 ways to look: one of --key"),
+        ("message query t --key a --unique-key b", 2, "2 ways to look"),
+        ("message query t --queue 1", 2, "--queue and --offset: both"),
+        ("message query t --key a --limit 0", 2, "limit is 0"),
+        ("message tail t --from earliest --last 3", 2, "--from and --last"),
+        ("message tail t --count 0", 2, "count is 0"),
+        ("message send t x --property nonsense", 2, "property 'nonsense': name=value"),
+        ("message show 123", 1, "An id that a producer gave is found with --topic only"),
+        ("topic create 'a b'", 2, "topic is 'a b'"),
+        ("topic create t --permission x", 2, "permission is 'x'"),
+        ("topic create t --broker nobody", 1, "no broker 'nobody'"),
+        ("topic create t --cluster nobody", 1, "`turbopump cluster list` shows all"),
+        ("topic delete nothing --yes", 1, "`turbopump topic create nothing` makes it"),
+        ("group progress nobody", 1, "`turbopump group create nobody` makes it"),
+        ("group create DEFAULT_CONSUMER", 2, "a name of your own"),
+        ("config put-kv '' k v", 2, "namespace is ''"),
+    ],
+)
+def test_bad_input_is_named_with_what_to_do(shell: Shell, line: str, code: int, said: str) -> None:
+    result = shell.run(line)
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert said in " ".join(result.stderr.split())
+
+
+def test_nobody_is_asked_where_nobody_sits(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    shell.ok("topic create asked --queues 1 --broker a")
+    refused = shell.run("topic delete asked")
+    assert refused.exit_code == 2
+    assert "add --yes to do it, or --dry-run" in refused.stderr
+    monkeypatch.setattr(administration, "is_interactive", lambda: True)
+    refused = shell.run("topic delete asked --json")
+    assert refused.exit_code == 2
+    refused = shell.run("topic delete asked", "n\n")
+    assert refused.exit_code == 1
+    assert "asked" in shell.ok("topic list")
+    assert "is deleted" in shell.ok("topic delete asked", "y\n")
+
+
+def test_tables_fit_80_columns_of_a_terminal(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    shell.ok("topic create wide-name-of-a-topic-that-goes-on --queues 1")
+    shell.ok("message send wide-name-of-a-topic-that-goes-on 'a body of some length' --queue a:0")
+    monkeypatch.setattr(output, "is_terminal", lambda stream: True)
+    for line in (
+        "topic status wide-name-of-a-topic-that-goes-on",
+        "message query wide-name-of-a-topic-that-goes-on --since 1h",
+        "cluster status",
+        "topic list",
+    ):
+        text = shell.ok(line)
+        assert max(map(len, text.splitlines())) <= 80, text
+    progress = shell.ok("message query wide-name-of-a-topic-that-goes-on --since 1h")
+    assert "BODY" in progress
+
+
+def test_missing_name_server_is_reported_with_advice() -> None:
+    result = CliRunner().invoke(app, ["topic", "list", "--nameserver", "127.0.0.1:1"])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "no name server answers at 127.0.0.1:1" in result.stderr
+    assert "turbopump standalone" in result.stderr
+    assert "TURBOPUMP_NAMESERVER" in result.stderr
+    result = CliRunner().invoke(app, ["topic", "list", "--nameserver", "nonsense"])
+    assert (result.exit_code, "nonsense" in result.stderr) == (2, True)
+
+
+def test_names_are_completed(shell: Shell) -> None:
+    shell.ok("topic create completed --queues 1 --broker a")
+    env = {
+        "_TURBOPUMP_COMPLETE": "complete_bash",
+        "COMP_WORDS": "turbopump topic status comple",
+        "COMP_CWORD": "3",
+        "TURBOPUMP_NAMESERVER": shell.nameserver,
+    }
+    result = CliRunner().invoke(app, [], env=env, prog_name="turbopump")
+    assert result.stdout.split() == ["completed"]
+    env["TURBOPUMP_NAMESERVER"] = "127.0.0.1:1"
+    result = CliRunner().invoke(app, [], env=env, prog_name="turbopump")
+    assert result.stdout.split() == []
