@@ -1,0 +1,67 @@
+"""``format("rocketmq-store")`` on real Spark; the many cases are in the unit tests."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import spark_partition_id
+
+from offline_stores import as_inspected, message, position_of, unpacked, written
+from turbopump.spark.schema import spark_schema
+
+
+def loaded(spark: SparkSession, path: Path, **options: object) -> DataFrame:
+    # Not registered by anybody: Spark finds it by itself.
+    reader = spark.read.format("rocketmq-store")
+    return reader.options(**{key: str(value) for key, value in options.items()}).load(str(path))
+
+
+def test_a_brokers_store_is_what_its_inspection_shows(spark: SparkSession, tmp_path: Path) -> None:
+    store = unpacked("store", tmp_path)
+    asked = [sys.executable, "-m", "turbopump.store", "inspect", str(store), "--messages"]
+    printed = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    wanted = [json.loads(line) for line in printed.splitlines()]
+    for one in wanted:
+        one.pop("bodyHex")
+    messages = loaded(spark, store, includeInternal=True, bytesPerPartition=30_000)
+    assert messages.schema == spark_schema()
+    rows = [row.asDict() for row in messages.withColumn("task", spark_partition_id()).collect()]
+    assert len({row["task"] for row in rows}) > 4
+    found = [as_inspected(row, position_of(row)) for row in rows]
+    assert sorted(found, key=lambda one: int(one["physicalOffset"])) == wanted
+
+
+def test_a_store_of_several_files_with_a_torn_end(spark: SparkSession, tmp_path: Path) -> None:
+    store = written(tmp_path, map(message, range(500)), 16_384)
+    last = max((store / "commitlog").iterdir())
+    content = last.read_bytes()
+    end = len(content.rstrip(b"\0")) - 30
+    last.write_bytes(content[:end] + bytes(len(content) - end))
+    messages = loaded(spark, store, bytesPerPartition=10_000, columns="queueOffset,tags")
+    rows = messages.collect()
+    assert sorted(row["queueOffset"] for row in rows) == list(range(499))
+    assert sum(row["tags"] == "even" for row in rows) == 250
+
+
+@pytest.mark.parametrize(
+    ("options", "wrong"),
+    [({"tagz": "a"}, "did you mean tags"), ({"columns": "nothing"}, "there is no 'nothing'")],
+)
+def test_bad_options_are_refused(
+    spark: SparkSession, tmp_path: Path, options: dict[str, Any], wrong: str
+) -> None:
+    store = written(tmp_path, map(message, range(5)), 4096)
+    with pytest.raises((AnalysisException, PySparkException), match=wrong):
+        loaded(spark, store, **options).collect()
+
+
+def test_what_is_no_store_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises((AnalysisException, PySparkException), match="is not a store"):
+        loaded(spark, tmp_path / "nowhere").collect()
