@@ -119,7 +119,6 @@ def give_up(nameserver: str, group: str, topic: str, count: int) -> None:
         letters = f"%DLQ%{group}"
         wait_for(lambda: letters in admin.topics.names())
         wait_for(lambda: admin.topics.status(letters).messages == count)
-        wait_for(lambda: admin.groups.progress(group, topic).lag == 0)
 
 
 def wait_for(fact: Any, timeout_s: float = 20.0) -> None:
@@ -267,11 +266,6 @@ def test_running_group_is_shown_and_reset(shell: Shell) -> None:
         assert member["language"] == "PYTHON"
         text = shell.ok("group members readers")
         assert "1 members, clustering" in text
-        wait_for(lambda: shell.json("group progress readers")["queues"])
-        owners = shell.json("group progress readers --members")["queues"]
-        assert {row["client_id"] for row in owners if row["topic"] == "events"} == {
-            member["client_id"]
-        }
         refused = shell.run("group delete readers --yes")
         assert refused.exit_code == 1
         assert "group 'readers' has 1 members" in refused.stderr
@@ -279,9 +273,13 @@ def test_running_group_is_shown_and_reset(shell: Shell) -> None:
         assert shell.run("offset clone readers readers --yes").exit_code == 1
         plan = shell.json("offset reset readers events --to-earliest --queue a:0 --yes")
         assert plan["is_running"]
-        assert plan["repeats"] == 2
         wait_for(lambda: len(bodies) == 6, 30)
         assert sorted(bodies[4:]) == [b"event 0", b"event 2"]
+        wait_for(lambda: shell.json("group progress readers")["queues"])
+        owners = shell.json("group progress readers --members")["queues"]
+        assert {row["client_id"] for row in owners if row["topic"] == "events"} == {
+            member["client_id"]
+        }
 
 
 @pytest.mark.slow

@@ -31,6 +31,9 @@ from turbopump.wire.sysflag import compression_of, with_compression
 REDRIVEN_FROM = "REDRIVEN_FROM"
 """The property of a copy that holds the offset id of the letter it was made of."""
 
+_CLOCKS_DIFFER_MS = 3_600_000
+"""A copy is younger than its letter, but the clock of its broker may be slow."""
+
 _AT_ONCE = 32
 """Letters that are worked on at the same time."""
 
@@ -205,8 +208,9 @@ class DeadLetters:
         for topic in topics:
             if not await self._reach.session.refresh_route(topic):
                 continue
+            begin_ms = max(0, letter.message.store_timestamp_ms - _CLOCKS_DIFFER_MS)
             copies = await self._messages.by_unique_key(
-                topic, _unique_key(letter.message), begin_ms=letter.message.store_timestamp_ms
+                topic, _unique_key(letter.message), begin_ms=begin_ms
             )
             if any(copy.properties.get(REDRIVEN_FROM) == letter.letter_id for copy in copies):
                 return True

@@ -26,6 +26,9 @@ from turbopump.wire.record import MessageView
 
 TOOLS_PRODUCER_GROUP = "TOOLS_PRODUCER"
 _FAR_MS = 2**62
+_INDEX_STEP_MS = 1000
+"""Indexes keep whole seconds, rounded down: what is looked for may seem so much older."""
+
 _WAITING_MAX = 1000
 """Messages of a followed topic that were read and not asked for yet."""
 
@@ -240,14 +243,19 @@ class Messages:
             topic=topic,
             key=key,
             max_num=count_max,
-            begin_timestamp=begin_ms,
+            begin_timestamp=max(0, begin_ms - _INDEX_STEP_MS),
             end_timestamp=end_ms,
             unique_key_query=is_unique,
         )
         nodes = await self._topics.nodes_of(topic)
         found = await gathered(self._query_at(node, header) for node in nodes)
         return sorted(
-            (each for messages in found for each in messages if each.topic == topic),
+            (
+                each
+                for messages in found
+                for each in messages
+                if each.topic == topic and begin_ms <= each.store_timestamp_ms <= end_ms
+            ),
             key=lambda each: each.store_timestamp_ms,
         )
 

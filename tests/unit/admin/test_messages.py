@@ -114,6 +114,20 @@ async def test_sending_makes_no_topic_by_accident(tmp_path: Path) -> None:
 
 
 @virtual_time()
+async def test_times_of_a_key_are_exact_to_the_millisecond(tmp_path: Path) -> None:
+    """Indexes keep seconds only."""
+    async with administered(tmp_path, "a") as (_, admin):
+        await admin.topics.create("T", queues=1)
+        moments = []
+        for number in range(4):
+            await asyncio.sleep(0.3)
+            moments.append(now())
+            await admin.messages.send(Message("T", b"%d" % number, keys=["k"]))
+        found = await admin.messages.by_key("T", "k", begin=moments[1], end=moments[3])
+        assert [each.body for each in found] == [b"1", b"2"]
+
+
+@virtual_time()
 async def test_messages_of_a_span_of_time_come_in_order(tmp_path: Path) -> None:
     async with administered(tmp_path) as (world, admin):
         await admin.topics.create("T", queues=2)
