@@ -8,22 +8,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 
-from turbopump.broker.broker import Broker
-from turbopump.broker.config_keys import parse
-from turbopump.nameserver import NameServer, NameServerConfig
-from turbopump.net.loop import run
-from turbopump.net.sockets import SocketNetwork
-
-Running = tuple[str, asyncio.AbstractEventLoop, asyncio.Event]
+from turbopump.testing import running_server
 
 
 @contextmanager
@@ -39,31 +30,8 @@ def cluster() -> Iterator[str]:
 @contextmanager
 def own_cluster() -> Iterator[str]:
     """Run a cluster in a thread of its own and give the address of its name server."""
-    ready: Future[Running] = Future()
-    with tempfile.TemporaryDirectory() as directory:
-        thread = threading.Thread(target=lambda: run(_serve(Path(directory), ready)))
-        thread.start()
-        address, loop, stop = ready.result(timeout=10)
-        try:
-            yield address
-        finally:
-            loop.call_soon_threadsafe(stop.set)
-            thread.join()
-
-
-async def _serve(directory: Path, ready: Future[Running]) -> None:
-    stop = asyncio.Event()
-    names_config = NameServerConfig(port=0, kv_config_path=directory / "kvConfig.json")
-    async with NameServer(names_config, SocketNetwork()) as names:
-        settings = {
-            "storePathRootDir": str(directory / "store"),
-            "namesrvAddr": names.address,
-            "brokerName": "example",
-            "listenPort": "0",
-        }
-        async with Broker(parse(settings)):
-            ready.set_result((names.address, asyncio.get_running_loop(), stop))
-            await stop.wait()
+    with tempfile.TemporaryDirectory() as folder, running_server(Path(folder)) as server:
+        yield server.nameserver
 
 
 if __name__ == "__main__":
