@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from turbopump.client.session import Session
@@ -13,7 +13,7 @@ from turbopump.spark.following import Following
 from turbopump.spark.link import link_to
 from turbopump.spark.membership import QueryMember, join_group
 from turbopump.spark.offsets import Offsets
-from turbopump.spark.options import SourceOptions
+from turbopump.spark.options import SourceOptions, Topics
 
 T = TypeVar("T")
 
@@ -42,7 +42,13 @@ class Driver:
         async def joined(session: Session) -> T:
             if not self._has_joined:
                 queues = await self._cluster.queues()
-                topics = dict.fromkeys(queue.topic for queue in queues)
+                chosen = self._options.chosen
+                # A retry topic has queues when something was sent back; its lag counts from then.
+                topics: Iterable[str] = (
+                    chosen.names
+                    if isinstance(chosen, Topics)
+                    else dict.fromkeys(queue.topic for queue in queues)
+                )
                 self._member = await join_group(session, self._options, topics)
                 self._has_joined = True
             result = await work(self._following)
