@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, Literal, TypeAlias, assert_never, get_args
 
 import pyarrow as pa
@@ -48,21 +47,16 @@ Handler: TypeAlias = Callable[[Any], object]
 _RETRY_LATER = RetryLater()
 
 
-class Way(Enum):
-    """How a message goes back to the broker."""
-
-    AGAIN = "to come again"
-    GIVEN_UP = "as a dead letter, by the function's wish"
-    EXHAUSTED = "as a dead letter, after the last attempt"
+DEAD = -1
+"""The delay level by which brokers understand that a message is to be a dead letter at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """A message on its way back."""
+    """A message on its way back, to come again after a delay or as a dead letter."""
 
     delivered: Delivered
-    way: Way
-    delay_level: int = 0
+    delay_level: int
 
 
 SendsBack: TypeAlias = Callable[[Sequence[Returned]], None]
@@ -209,10 +203,10 @@ class Handling:
             step = ordered_step(answered.outcomes, piece.reconsume_times, self._plan.attempts_max)
             if step.exhausted and self._plan.exhausted == "fail":
                 raise self._stopped(piece, step.exhausted[0], answered.error)
-            buried = _buried(piece, step.given_up, Way.GIVEN_UP)
-            buried += _buried(piece, step.exhausted, Way.EXHAUSTED)
+            # The broker counts deliveries, not the attempts made here: it is told outright.
+            buried = sorted((*step.given_up, *step.exhausted))
             if buried:
-                self._send_back(buried)
+                self._send_back([Returned(each, DEAD) for each in piece.delivered(buried)])
             error = error_text(answered.error)
             counts = counts.plus(Counts(len(step.done), 0, len(buried), error))
             if step.rest == len(piece):
@@ -286,13 +280,7 @@ class Handling:
 
 
 def _returned(each: Delivered, outcome: Outcome) -> Returned:
-    if isinstance(outcome, RetryLater):
-        return Returned(each, Way.AGAIN, outcome.delay_level)
-    return Returned(each, Way.GIVEN_UP)
-
-
-def _buried(piece: Piece, rows: Sequence[int], way: Way) -> list[Returned]:
-    return [Returned(each, way) for each in piece.delivered(rows)] if rows else []
+    return Returned(each, outcome.delay_level if isinstance(outcome, RetryLater) else DEAD)
 
 
 def _place(message: Any) -> str:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import assert_never
 
 from turbopump.client.config import ClientConfig
 from turbopump.client.send_back import SendingBack
 from turbopump.client.session import Session
 from turbopump.errors import SparkError
 from turbopump.message import MessageQueue
-from turbopump.spark.handling import Returned, Way
+from turbopump.spark.handling import Returned
 from turbopump.spark.link import link_to
 
 _AT_ONCE_MAX = 64
-_GIVE_UP = -1
-"""The delay level that brokers understand as making a dead letter at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +43,10 @@ class SendBack:
 
         async def one(each: Returned) -> bool:
             async with places:
-                return await _send(sending, each)
+                message, broker = each.delivered.message, each.delivered.broker
+                queue = MessageQueue(message.topic, broker, message.queue_id)
+                return await sending.give_back(queue, message, each.delay_level)
 
         async with asyncio.TaskGroup() as tasks:
             sent = [tasks.create_task(one(each)) for each in returned]
         return [each for each, task in zip(returned, sent, strict=True) if not task.result()]
-
-
-async def _send(sending: SendingBack, each: Returned) -> bool:
-    message = each.delivered.message
-    queue = MessageQueue(message.topic, each.delivered.broker, message.queue_id)
-    match each.way:
-        case Way.AGAIN:
-            return await sending.give_back(queue, message, each.delay_level)
-        case Way.GIVEN_UP:
-            return await sending.give_back(queue, message, _GIVE_UP)
-        case Way.EXHAUSTED:
-            # Counted here and not by the broker: only a new message can say how often.
-            return await sending.bury(message)
-        case never:
-            assert_never(never)

@@ -15,11 +15,11 @@ from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.spark.columns import RecordColumns
 from turbopump.spark.handling import (
     COUNTS_SCHEMA,
+    DEAD,
     Counts,
     Handling,
     Plan,
     Returned,
-    Way,
     counts_batch,
 )
 from turbopump.spark.outcomes import GiveUp, RetryLater
@@ -85,8 +85,8 @@ class Desk:
         return total
 
     @property
-    def went_back(self) -> list[tuple[bytes, Way, int]]:
-        return [(each.delivered.message.body, each.way, each.delay_level) for each in self.returned]
+    def went_back(self) -> list[tuple[bytes, int]]:
+        return [(each.delivered.message.body, each.delay_level) for each in self.returned]
 
 
 # --- rows as messages -----------------------------------------------------------------------------
@@ -171,11 +171,11 @@ def test_row_by_row_each_answer_is_for_its_message() -> None:
     assert counts == Counts(2, 4, 1, "ValueError: no such order")
     assert counts.received == len(bodies)
     assert desk.went_back == [
-        (b"later", Way.AGAIN, 4),
-        (b"never", Way.GIVEN_UP, 0),
-        (b"raises", Way.AGAIN, 0),
-        (b"odd", Way.AGAIN, 0),
-        (b"exits", Way.AGAIN, 0),
+        (b"later", 4),
+        (b"never", DEAD),
+        (b"raises", 0),
+        (b"odd", 0),
+        (b"exits", 0),
     ]
     assert not desk.pauses
 
@@ -185,7 +185,7 @@ def test_last_attempt_makes_a_dead_letter(times: int, dead: int) -> None:
     desk = Desk(lambda _: False, attempts_max=2)
     assert desk.run(batch([b"a"], times)) == Counts(0, 1 - dead, dead)
     # Whether it is the last is for the broker to say, which is told the limit.
-    assert desk.went_back == [(b"a", Way.AGAIN, 0)]
+    assert desk.went_back == [(b"a", 0)]
 
 
 def test_no_message_is_called_for_without_rows() -> None:
@@ -203,7 +203,7 @@ def test_batches_have_a_largest_size() -> None:
     desk = Desk(handle, mode="batch", batch_max=2)
     assert desk.run(batch([b"a", b"b", b"c"]), batch([b"d"])) == Counts(3, 1, 0)
     assert calls == [[b"a", b"b"], [b"c"], [b"d"]]
-    assert desk.went_back == [(b"c", Way.AGAIN, 0)]
+    assert desk.went_back == [(b"c", 0)]
 
 
 def test_exception_in_a_batch_is_for_all_its_messages() -> None:
@@ -230,7 +230,7 @@ def test_arrow_batch_answers_with_a_column() -> None:
 def test_data_frame_answers_with_a_column() -> None:
     desk = Desk(lambda frame: frame["queueOffset"] > 0, mode="pandas")
     assert desk.run(batch([b"a", b"b", b"c"])) == Counts(2, 1, 0)
-    assert desk.went_back == [(b"a", Way.AGAIN, 0)]
+    assert desk.went_back == [(b"a", 0)]
 
 
 def test_what_nobody_takes_back_fails_the_task() -> None:
@@ -283,8 +283,7 @@ def test_in_order_the_queue_goes_on_behind_a_dead_letter() -> None:
     desk = Desk(handle, ordered=True, attempts_max=2)
     counts = desk.run(batch([b"bad", b"a", b"never", b"b"]))
     assert counts == Counts(2, 0, 2, "ValueError: bad")
-    assert desk.went_back == [(b"bad", Way.EXHAUSTED, 0), (b"never", Way.GIVEN_UP, 0)]
-    # The dead letter tells how often it was tried.
+    assert desk.went_back == [(b"bad", DEAD), (b"never", DEAD)]
     assert desk.returned[0].delivered.message.reconsume_times == 2
     assert len(desk.pauses) == 2
 
@@ -319,7 +318,7 @@ def test_in_order_a_batch_comes_again_from_the_first_that_failed(mode: str) -> N
     desk = Desk(handle, ordered=True, mode=mode, attempts_max=1)
     assert desk.run(batch([b"a", b"bad", b"c"])) == Counts(2, 0, 1)
     assert calls == [[(b"a", 0), (b"bad", 0), (b"c", 0)], [(b"bad", 1), (b"c", 0)]]
-    assert desk.went_back == [(b"bad", Way.EXHAUSTED, 0)]
+    assert desk.went_back == [(b"bad", DEAD)]
 
 
 def test_in_order_calls_never_mix_queues() -> None:
