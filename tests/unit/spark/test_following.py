@@ -1,0 +1,213 @@
+"""Where micro-batches of a stream end, decided over a cluster that is made up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from turbopump.errors import DataLost, NoRoute
+from turbopump.message import MessageQueue
+from turbopump.spark.following import Following
+from turbopump.spark.offsets import Limits, Offsets
+from turbopump.spark.options import SourceOptions
+from turbopump.spark.positions import Earliest, Position
+from turbopump.testing import virtual_loop, virtual_time
+
+Q0, Q1, Q2 = (MessageQueue("t", "a", number) for number in range(3))
+
+
+class MadeUp:
+    """A cluster of queues with ends."""
+
+    def __init__(self, ends: dict[MessageQueue, Limits]) -> None:
+        self.ends = ends
+        self.away: set[MessageQueue] = set()
+        self.has_route = True
+        self.commits: list[Offsets] = []
+        self.waits: list[tuple[Offsets, int]] = []
+        self.arriving: dict[MessageQueue, Limits] = {}
+
+    async def queues(self) -> tuple[MessageQueue, ...]:
+        if not self.has_route:
+            raise NoRoute("nobody knows t")
+        return tuple(sorted(self.ends))
+
+    async def limits(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, Limits]:
+        return {queue: self.ends[queue] for queue in queues}
+
+    async def limits_known(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, Limits]:
+        return {
+            queue: self.ends[queue]
+            for queue in queues
+            if queue in self.ends and queue not in self.away
+        }
+
+    async def resolve(
+        self, name: str, position: Position, queues: Iterable[MessageQueue]
+    ) -> dict[MessageQueue, int]:
+        assert name == "startingOffsets"
+        is_early = isinstance(position, Earliest)
+        return {
+            queue: self.ends[queue].low if is_early else self.ends[queue].high for queue in queues
+        }
+
+    async def commit(self, offsets: Offsets) -> Offsets:
+        self.commits.append(dict(offsets))
+        return {queue: at for queue, at in offsets.items() if queue not in self.away}
+
+    async def bytes_per_row(self, queue: MessageQueue, _offset: int) -> int:
+        return 100 if queue == Q0 else 10
+
+    async def wait_for_news(self, at: Offsets, wait_ms: int) -> None:
+        self.waits.append((dict(at), wait_ms))
+        await asyncio.sleep(wait_ms / 1000)
+        self.ends |= self.arriving
+
+
+def following(cluster: MadeUp, **options: str) -> Following:
+    given = {"nameserver": "127.0.0.1:1", "topic": "t", **options}
+    return Following(cluster, SourceOptions.for_stream(given), virtual_loop().clock)
+
+
+async def latest(following: Following, start: Offsets, *, is_limited: bool = True) -> Any:
+    return await following.latest(start, is_limited=is_limited)
+
+
+@virtual_time()
+async def test_the_first_batch_only_notes_where_the_stream_starts() -> None:
+    cluster = MadeUp({Q0: Limits(3, 10), Q1: Limits(0, 0)})
+    assert await latest(following(cluster, startingOffsets="earliest"), {}) == {Q0: 3, Q1: 0}
+    follow = following(cluster)
+    start = await latest(follow, {})
+    assert start == {Q0: 10, Q1: 0}
+    cluster.ends[Q1] = Limits(0, 5)
+    assert await latest(follow, start) == {Q0: 10, Q1: 5}
+
+
+@virtual_time()
+async def test_a_topic_that_nobody_knows_is_an_error_at_first_only() -> None:
+    cluster = MadeUp({Q0: Limits(0, 4)})
+    cluster.has_route = False
+    with pytest.raises(NoRoute):
+        await latest(following(cluster), {})
+    assert await latest(following(cluster), {Q0: 1}) == {Q0: 4}
+
+
+@virtual_time()
+async def test_without_news_it_waits_for_some_at_the_ends_of_the_queues() -> None:
+    cluster = MadeUp({Q0: Limits(0, 4), Q1: Limits(0, 2)})
+    follow = following(cluster, idleWait="300ms")
+    start = {Q0: 4, Q1: 2}
+    assert await latest(follow, start) == start
+    assert cluster.waits == [(start, 300)]
+    cluster.arriving = {Q1: Limits(0, 3)}
+    assert await latest(follow, start) == {Q0: 4, Q1: 3}
+
+
+@virtual_time()
+async def test_new_queues_are_noted_first_and_read_from_their_beginning() -> None:
+    cluster = MadeUp({Q0: Limits(0, 4), Q1: Limits(7, 9)})
+    follow = following(cluster)
+    first = await latest(follow, {Q0: 2})
+    assert first == {Q0: 4, Q1: 7}
+    assert await latest(follow, first) == {Q0: 4, Q1: 9}
+
+
+@virtual_time()
+async def test_queues_whose_broker_is_away_stay_where_they_are() -> None:
+    cluster = MadeUp({Q0: Limits(0, 4), Q1: Limits(0, 9)})
+    cluster.away = {Q1}
+    assert await latest(following(cluster), {Q0: 2, Q1: 3}) == {Q0: 4, Q1: 3}
+
+
+@virtual_time()
+async def test_lost_messages_end_the_stream_or_are_passed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cluster = MadeUp({Q0: Limits(5, 9), Q1: Limits(0, 3)})
+    start = {Q0: 2, Q1: 8}
+    with pytest.raises(DataLost) as raised:
+        await latest(following(cluster), start)
+    assert "t@a:0 begins at 5" in str(raised.value)
+    assert "t@a:1 ends at 3" in str(raised.value)
+    assert "failOnDataLoss=false" in str(raised.value)
+    follow = following(cluster, failOnDataLoss="false")
+    with caplog.at_level(logging.WARNING):
+        end = await latest(follow, start)
+    assert "going on with what is there" in caplog.text
+    # Q1 goes back to its beginning, then everything of it is read.
+    assert end == {Q0: 9, Q1: 3}
+
+
+@virtual_time()
+async def test_a_batch_keeps_its_limits() -> None:
+    cluster = MadeUp({Q0: Limits(0, 900), Q1: Limits(0, 100), Q2: Limits(0, 1)})
+    start = {Q0: 0, Q1: 0, Q2: 0}
+    rows = following(cluster, maxOffsetsPerTrigger="100")
+    assert await latest(rows, start) == {Q0: 90, Q1: 9, Q2: 1}
+    assert await latest(rows, start, is_limited=False) == {Q0: 900, Q1: 100, Q2: 1}
+    sized = following(cluster, maxBytesPerTrigger="1000")
+    assert sum((await latest(sized, start)).values()) < 15
+    both = following(cluster, maxBytesPerTrigger="1m", maxOffsetsPerTrigger="10")
+    assert sum((await latest(both, start)).values()) == 10
+
+
+@virtual_time()
+async def test_a_small_batch_waits_for_more_but_not_for_ever() -> None:
+    cluster = MadeUp({Q0: Limits(0, 5)})
+    start = {Q0: 0}
+    follow = following(cluster, minOffsetsPerTrigger="10", maxTriggerDelay="2s", idleWait="1s")
+    assert await latest(follow, start) == start
+    assert cluster.waits == [({Q0: 5}, 1000)]
+    cluster.ends[Q0] = Limits(0, 10)
+    assert await latest(follow, start) == {Q0: 10}
+    cluster.ends[Q0] = Limits(0, 11)
+    start = {Q0: 10}
+    assert await latest(follow, start) == start
+    # The time is over in the middle of the second wait.
+    assert await latest(follow, start) == {Q0: 11}
+    assert cluster.waits[-1] == ({Q0: 11}, 1000)
+
+
+@virtual_time()
+async def test_available_now_ends_where_the_queues_did() -> None:
+    cluster = MadeUp({Q0: Limits(0, 5)})
+    follow = following(
+        cluster, startingOffsets="earliest", maxOffsetsPerTrigger="3", minOffsetsPerTrigger="3"
+    )
+    await follow.freeze()
+    cluster.ends |= {Q0: Limits(0, 50), Q1: Limits(0, 7)}
+    offsets = [await latest(follow, {})]
+    while (end := await latest(follow, offsets[-1])) != offsets[-1]:
+        offsets.append(end)
+    assert [each[Q0] for each in offsets] == [0, 3, 5]
+    assert cluster.waits == []
+
+
+@virtual_time()
+async def test_what_has_been_read_is_committed_where_it_has_changed() -> None:
+    cluster = MadeUp({Q0: Limits(0, 5), Q1: Limits(0, 5)})
+    follow = following(cluster, group="billing", startingOffsets="earliest")
+    await follow.commit({Q0: 1, Q1: 1})
+    await latest(follow, {Q0: 1, Q1: 3})
+    await follow.commit({Q0: 1, Q1: 3})
+    assert cluster.commits == [{Q0: 1, Q1: 1}, {Q1: 3}]
+    cluster.away = {Q0}
+    await follow.commit({Q0: 2, Q1: 3})
+    await follow.commit({Q0: 2, Q1: 3})
+    assert cluster.commits[2:] == [{Q0: 2}, {Q0: 2}]
+    silent = following(cluster, group="billing", commitOffsets="false")
+    await silent.commit({Q0: 5})
+    assert len(cluster.commits) == 4
+
+
+@virtual_time()
+async def test_the_lag_is_known_beside_what_is_read() -> None:
+    cluster = MadeUp({Q0: Limits(0, 500)})
+    follow = following(cluster, maxOffsetsPerTrigger="10")
+    assert await latest(follow, {Q0: 0}) == {Q0: 10}
+    assert follow.latest_known == {Q0: 500}

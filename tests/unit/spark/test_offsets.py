@@ -1,0 +1,113 @@
+"""Offsets of checkpoints: always the same text, nothing lost unnoticed, fair shares."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turbopump.errors import DataLost, InvalidArgument
+from turbopump.message import MessageQueue
+from turbopump.spark.offsets import (
+    Limits,
+    backlog,
+    flat,
+    forward,
+    inside,
+    losses,
+    moved_past,
+    nested,
+    shares,
+)
+from turbopump.spark.positions import Explicit, offsets_named
+
+QUICKLY = settings(max_examples=50, deadline=None)
+
+A0, A1, B0 = MessageQueue("t", "a", 0), MessageQueue("t", "a", 1), MessageQueue("t", "b", 0)
+
+QUEUES = st.builds(MessageQueue, st.sampled_from("tuv"), st.sampled_from("ab"), st.integers(0, 12))
+OFFSETS = st.dictionaries(QUEUES, st.integers(0, 1 << 60), max_size=6)
+
+
+@given(OFFSETS, st.randoms())
+@QUICKLY
+def test_equal_offsets_are_equal_text(offsets: dict[MessageQueue, int], random: object) -> None:
+    shuffled = list(offsets.items())
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    text = json.dumps(nested(offsets))
+    assert json.dumps(nested(dict(shuffled))) == text
+    assert flat(json.loads(text)) == offsets
+    assert json.dumps(nested(flat(json.loads(text)))) == text
+
+
+def test_queues_are_written_by_number() -> None:
+    offsets = {MessageQueue("t", "a", number): number for number in (10, 2, 0)}
+    assert json.dumps(nested(offsets)) == '{"t": {"a": {"0": 0, "2": 2, "10": 10}}}'
+
+
+@pytest.mark.parametrize("written", [{"t": 3}, {"t": {"a": 3}}, {"t": {"a": {"x": 1}}}, 7, None])
+def test_the_offsets_of_another_source_are_refused(written: object) -> None:
+    with pytest.raises(InvalidArgument, match="of another source"):
+        flat(written)
+
+
+def test_what_is_gone_is_noticed() -> None:
+    limits = {A0: Limits(5, 10), A1: Limits(0, 3), B0: Limits(0, 9)}
+    start = {A0: 2, A1: 7, B0: 9}
+    expired, made_anew = losses(start, limits)
+    assert "a:0 begins at 5, so 3 messages from 2 on are gone" in str(expired)
+    assert "a:1 ends at 3 although it has been read to 7" in str(made_anew)
+    assert moved_past(start, limits) == {A0: 5, A1: 0, B0: 9}
+    assert losses({A0: 5, A1: 3}, limits) == []
+
+
+def test_queues_that_nobody_answers_for_are_carried_forward() -> None:
+    assert moved_past({A0: 2, B0: 4}, {A0: Limits(0, 9)}) == {A0: 2, B0: 4}
+    assert backlog({A0: 2, B0: 4}, {A0: 9}) == {A0: 7}
+
+
+def test_a_queue_that_was_not_read_before_waits_for_its_beginning() -> None:
+    assert backlog({A0: 2}, {A0: 3, A1: 100}) == {A0: 1}
+
+
+BACKLOGS = st.dictionaries(QUEUES, st.integers(1, 10_000), max_size=6)
+
+
+@given(BACKLOGS, st.integers(1, 20_000))
+@QUICKLY
+def test_shares_are_fair(backlogs: dict[MessageQueue, int], rows_max: int) -> None:
+    found = shares(backlogs, rows_max)
+    assert found.keys() == backlogs.keys()
+    assert all(1 <= found[queue] <= backlogs[queue] for queue in backlogs)
+    total = sum(backlogs.values())
+    assert sum(found.values()) == min(total, max(rows_max, len(backlogs)))
+    for one in backlogs:
+        for other in backlogs:
+            if backlogs[one] > backlogs[other]:
+                assert found[one] >= found[other]
+
+
+def test_shares_move_forward() -> None:
+    assert forward({A0: 5, B0: 1}, {A0: 2}) == {A0: 7, B0: 1}
+
+
+def test_offsets_of_options_lie_inside_their_queues() -> None:
+    limits = {A0: Limits(5, 10)}
+    assert inside("startingOffsets", {A0: 7}, limits, fail_on_data_loss=True) == {A0: 7}
+    with pytest.raises(InvalidArgument, match="startingOffsets: t@a:0 ends at 10, not 11"):
+        inside("startingOffsets", {A0: 11}, limits, fail_on_data_loss=True)
+    with pytest.raises(DataLost, match="begins at 5"):
+        inside("startingOffsets", {A0: 4}, limits, fail_on_data_loss=True)
+    assert inside("x", {A0: 11}, limits, fail_on_data_loss=False) == {A0: 10}
+    assert inside("x", {A0: 4}, limits, fail_on_data_loss=False) == {A0: 5}
+
+
+def test_a_broker_need_not_be_named_if_there_is_one() -> None:
+    named = Explicit((("t", "", 0, 5), ("t", "a", 1, 6)))
+    assert offsets_named("x", named, [A0, A1]) == {A0: 5, A1: 6}
+    with pytest.raises(InvalidArgument, match="queue 0 of topic 't' is on several brokers"):
+        offsets_named("x", named, [A0, A1, B0])
+    with pytest.raises(InvalidArgument, match=r"queue 1 of topic 't' on 'a' is not there.*t@b:0"):
+        offsets_named("x", Explicit((("t", "a", 1, 6),)), [B0])

@@ -1,0 +1,218 @@
+"""The options of the source: what they mean, and what is told when they are wrong."""
+
+from __future__ import annotations
+
+import pickle
+from datetime import UTC, datetime
+
+import pytest
+
+from turbopump.errors import InvalidArgument
+from turbopump.spark.options import (
+    OPTIONS,
+    Assigned,
+    SourceOptions,
+    TopicPattern,
+    Topics,
+    columns_of,
+)
+from turbopump.spark.positions import AtTime, Earliest, Explicit, Latest, OfGroup
+from turbopump.spark.schema import COLUMNS
+
+PLAIN = {"nameserver": "127.0.0.1:9876", "topic": "orders"}
+
+
+def batch(**options: str) -> SourceOptions:
+    return SourceOptions.for_batch({key.lower(): text for key, text in (PLAIN | options).items()})
+
+
+def stream(**options: str) -> SourceOptions:
+    return SourceOptions.for_stream({key.lower(): text for key, text in (PLAIN | options).items()})
+
+
+def instead_of_topic(**options: str) -> SourceOptions:
+    return SourceOptions.for_batch({"nameserver": "127.0.0.1:9876", **options})
+
+
+def test_little_needs_to_be_said() -> None:
+    found = batch()
+    assert found.chosen == Topics(("orders",))
+    assert (found.start, found.end) == (Earliest(), Latest())
+    assert found.fail_on_data_loss
+    assert not found.commit_offsets
+    assert found.columns == COLUMNS
+    assert not found.pulling.is_filtered
+    assert stream().start == Latest()
+
+
+def test_a_group_is_where_the_stream_goes_on_and_what_it_commits() -> None:
+    found = stream(group="billing")
+    assert found.start == OfGroup()
+    assert found.commit_offsets
+    assert not stream(group="billing", commitOffsets="false").commit_offsets
+    assert stream(group="billing", startingOffsets="earliest").start == Earliest()
+
+
+def test_topics_are_chosen_in_one_of_four_ways() -> None:
+    assert instead_of_topic(topics="a, b,a").chosen == Topics(("a", "b"))
+    assert instead_of_topic(topicPattern="order.*").chosen == TopicPattern("order.*")
+    assigned = instead_of_topic(assign='{"a": {"broker-b": [1, 0]}, "c": [2]}').chosen
+    assert assigned == Assigned((("a", "broker-b", 0), ("a", "broker-b", 1), ("c", "", 2)))
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("earliest", Earliest()),
+        ("LATEST", Latest()),
+        ("1769846400000", AtTime(1769846400000)),
+        ("2026-01-31T08:00:00Z", AtTime(1769846400000)),
+        ("2026-01-31T09:00:00+01:00", AtTime(1769846400000)),
+        ("2026-01-31T08:00:00", AtTime(1769846400000)),
+        (
+            '{"orders": {"b": {"0": 5, "1": -2}}}',
+            Explicit((("orders", "b", 0, 5), ("orders", "b", 1, -2))),
+        ),
+        ('{"orders": {"0": -1}}', Explicit((("orders", "", 0, -1),))),
+    ],
+)
+def test_positions_are_said_in_several_ways(text: str, meant: object) -> None:
+    assert batch(startingOffsets=text).start == meant
+    assert batch(endingOffsets=text).end == meant
+
+
+def test_a_time_without_zone_is_utc() -> None:
+    at = batch(startingOffsets="2026-01-31").start
+    assert at == AtTime(round(datetime(2026, 1, 31, tzinfo=UTC).timestamp() * 1000))
+
+
+def test_everything_else_that_can_be_set() -> None:
+    found = stream(
+        namespace="staging",
+        group="billing",
+        allowSharedGroup="true",
+        tags="paid || created",
+        maxOffsetsPerTrigger="1000",
+        maxBytesPerTrigger="64m",
+        minOffsetsPerTrigger="10",
+        maxTriggerDelay="1m",
+        minPartitions="8",
+        maxRecordsPerPartition="500",
+        failOnDataLoss="FALSE",
+        pullBatchSize="64",
+        pullsInFlight="4",
+        includeProperties="false",
+        requestTimeout="5s",
+        retries="3",
+        discoveryInterval="10s",
+        idleWait="250",
+    )
+    assert found.client.namespace == "staging"
+    assert found.allow_shared_group
+    assert found.pulling.tags == {"paid", "created"}
+    assert (found.pulling.count_max, found.pulling.in_flight_max) == (64, 4)
+    assert (found.pulling.timeout_ms, found.pulling.retries) == (5000, 3)
+    assert (found.trigger.rows_max, found.trigger.bytes_max) == (1000, 64 << 20)
+    assert (found.trigger.rows_min, found.trigger.delay_max_ms) == (10, 60_000)
+    assert (found.plan.partitions_min, found.plan.rows_per_partition_max) == (8, 500)
+    assert not found.fail_on_data_loss
+    assert "properties" not in found.columns
+    assert found.client.route_interval_ms == 10_000
+    assert found.idle_wait_ms == 250
+    assert batch(pushFilters="true").push_filters
+    assert batch(sql="price > 3").pulling.is_filtered
+    assert batch(columns="body, queueid").columns == ("body", "queueId")
+
+
+def test_options_can_be_sent_to_executors() -> None:
+    found = stream(group="billing", tags="a")
+    assert pickle.loads(pickle.dumps(found)) == found
+
+
+@pytest.mark.parametrize("option", [option.name for option in OPTIONS])
+def test_names_are_the_same_in_any_case(option: str) -> None:
+    assert columns_of({option.upper(): "true" if option == "includeProperties" else "body"})
+
+
+def test_an_unknown_option_is_told_with_all_that_exist() -> None:
+    with pytest.raises(InvalidArgument) as raised:
+        batch(startingOffset="latest", strange="1")
+    text = str(raised.value)
+    assert "'startingoffset' (did you mean startingOffsets?)" in text
+    assert "'strange'" in text
+    assert all(option.name in text for option in OPTIONS)
+
+
+def test_contradictions_are_told_together() -> None:
+    with pytest.raises(InvalidArgument) as raised:
+        stream(topics="a,b", tags="a", sql="b > 1", endingOffsets="latest", commitOffsets="true")
+    text = str(raised.value)
+    assert (
+        "exactly one of topic, topics, topicPattern, assign is needed and topic and topics" in text
+    )
+    assert "tags and sql exclude each other" in text
+    assert "endingOffsets is for batch reads only" in text
+    assert "commitOffsets needs a group" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"startingOffsets": "group"}, "startingOffsets is group and no group is given"),
+        ({"startingOffsets": "yesterday"}, "option startingOffsets is 'yesterday'"),
+        ({"startingOffsets": "{"}, "option startingOffsets is not JSON"),
+        ({"startingOffsets": '{"orders": 3}'}, "of the wrong shape"),
+        ({"startingOffsets": '{"orders": {"0": -3}}'}, "'0' at -3 is no queue number"),
+        ({"startingOffsets": '{"orders": {"b": {"x": 3}}}'}, "'x' at 3 is no queue number"),
+        ({"maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger is for streams only"),
+        ({"minPartitions": "0"}, "option minPartitions is '0': a whole number from 1 on"),
+        ({"retries": "-1"}, "option retries is '-1': a whole number from 0 on"),
+        ({"failOnDataLoss": "no"}, "option failOnDataLoss is 'no': true or false"),
+        ({"requestTimeout": "soon"}, "option requestTimeout is 'soon': a time such as"),
+        ({"allowSharedGroup": "true"}, "allowSharedGroup needs a group"),
+        ({"columns": "body,colour"}, "there is no 'colour'"),
+        ({"columns": "body", "includeProperties": "false"}, "includeProperties and columns"),
+        ({"group": "bad group"}, "group is 'bad group'"),
+        ({"topic": "bad topic"}, "topic is 'bad topic'"),
+        ({"nameserver": "nowhere"}, "nowhere"),
+        ({"sql": ""}, "option sql is empty"),
+    ],
+)
+def test_wrong_values_are_told(options: dict[str, str], told: str) -> None:
+    with pytest.raises(InvalidArgument) as raised:
+        batch(**options)
+    assert told in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"maxTriggerDelay": "1m"}, "maxTriggerDelay needs minOffsetsPerTrigger"),
+        ({"maxBytesPerTrigger": "many"}, "option maxBytesPerTrigger is 'many'"),
+        (
+            {"minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "4"},
+            "minOffsetsPerTrigger 5 is more than maxOffsetsPerTrigger 4",
+        ),
+        ({"pushFilters": "true"}, "pushFilters is for batch reads only"),
+    ],
+)
+def test_wrong_values_of_streams_are_told(options: dict[str, str], told: str) -> None:
+    with pytest.raises(InvalidArgument) as raised:
+        stream(**options)
+    assert told in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({}, "is needed and none is given"),
+        ({"topicPattern": "("}, "option topicPattern is '(', no regular expression"),
+        ({"assign": "[]"}, "option assign is '[]'"),
+        ({"assign": "{}"}, "option assign is '{}'"),
+        ({"assign": '{"a": {"b": ["0"]}}'}, "option assign is"),
+    ],
+)
+def test_wrong_choices_of_topics_are_told(options: dict[str, str], told: str) -> None:
+    with pytest.raises(InvalidArgument) as raised:
+        instead_of_topic(**options)
+    assert told in str(raised.value)
