@@ -120,7 +120,7 @@ class Cluster:
     async def start(self) -> None:
         """Start all servers; the loop's clients belong to the cluster from now on."""
         self.network = MemoryNetwork(self._quality)
-        loop = virtual_loop()
+        self._loop = loop = virtual_loop()
         self._stack.enter_context(loop.waiting_for(self._is_flushing))
         make_sessions_by(self._client_session)
         for number in range(self._nameserver_count):
@@ -162,25 +162,29 @@ class Cluster:
         if self._runner is None:
             work.close()
             raise NotRunning("this cluster runs in the loop that started it: await it there")
-        self._runner_loop().limit_real_time(REAL_LIMIT_S)
+        loop = self._runner.get_loop()
+        assert isinstance(loop, VirtualTimeLoop), "made by `running_cluster`"
+        loop.limit_real_time(REAL_LIMIT_S)
         try:
             return self._runner.run(self._limit.run(work))
         except Deadlock:
             self._limit.abandon()
             raise
 
-    def _runner_loop(self) -> VirtualTimeLoop:
-        assert self._runner is not None
-        loop = self._runner.get_loop()
-        assert isinstance(loop, VirtualTimeLoop), "made by `running_cluster`"
-        return loop
+    def _require_own_loop(self) -> None:
+        if self._loop is not asyncio.get_running_loop():
+            raise NotRunning(
+                "turbopump_cluster lives in an event loop of its own and was awaited in another "
+                "event loop: call turbopump_cluster.run(...) in a plain function, or let the test "
+                "be `async def` without another plugin that runs it"
+            )
 
     # --- clients ----------------------------------------------------------------------------------
 
     @property
     def clock(self) -> VirtualClock:
         """The time that all of the cluster lives in."""
-        return virtual_loop().clock
+        return self._loop.clock
 
     @property
     def nameserver(self) -> str:
@@ -199,6 +203,7 @@ class Cluster:
         ``changes`` are fields of its `ClientConfig`. Only needed for what a client started with
         ``nameserver=cluster.nameserver`` cannot do.
         """
+        self._require_own_loop()
         number = len(self.clients) + 1
         host = host or f"10.1.{number // 250}.{number % 250 + 1}"
         settings = {"nameserver": self.nameserver, "host": host, "instance": "test", **changes}
@@ -264,6 +269,7 @@ class Cluster:
 
     async def advance(self, *, hours: float = 0, minutes: float = 0, seconds: float = 0) -> None:
         """Let time pass; returns when all that was due by then is done."""
+        self._require_own_loop()
         total_s = total_seconds(hours, minutes, seconds)
         with self._limit.lifted(total_s):
             await asyncio.sleep(total_s)
@@ -281,6 +287,7 @@ class Cluster:
 
         Raises AssertionError when it is not so in time, telling what there is in the cluster.
         """
+        self._require_own_loop()
         timeout_s = total_seconds(hours, minutes, seconds) or TIMEOUT_S
         with self._limit.lifted(timeout_s):
             await until(fact, timeout_s, self._state)
@@ -293,6 +300,7 @@ class Cluster:
         Six hours if no time is given, which is longer than all retries of a message take. Not
         for groups that broadcast, whose offsets brokers do not know.
         """
+        self._require_own_loop()
         timeout_s = total_seconds(hours, minutes, seconds) or CONSUMED_TIMEOUT_S
 
         def is_consumed() -> bool:
@@ -328,13 +336,14 @@ class Cluster:
 
     async def start_broker(self, name: str | None = None) -> Broker:
         """Start a broker that was stopped or crashed, or one more."""
+        self._require_own_loop()
         name = name or self._broker_name(None)
         if name in self.brokers:
             raise InvalidArgument(f"broker {name} runs already")
         known = self._places.get(name)
         number = known.number if known is not None else len(self._places) + 1
         host = self.network.host(f"10.0.0.{number}")
-        place = self._places[name] = _Place(number, host, Disk(virtual_loop()))
+        place = self._places[name] = _Place(number, host, Disk(self._loop))
         config = self._config_of(name, place)
         broker = Broker(config, host, self.clock, seed=number, files=place.disk)
         await broker.start()
@@ -343,6 +352,7 @@ class Cluster:
 
     async def stop_broker(self, name: str | None = None) -> None:
         """Stop a broker as an operator does: it says good-bye and writes everything down."""
+        self._require_own_loop()
         name = self._broker_name(name)
         broker, disk = self.broker(name), self.disk(name)
         del self.brokers[name]
@@ -357,6 +367,7 @@ class Cluster:
         What the operating system had got is there after `start_broker`. With ``lose_unflushed``
         the machine's power fails: what had not been forced to disk is lost too.
         """
+        self._require_own_loop()
         name = self._broker_name(name)
         broker, place = self.broker(name), self._places[name]
         del self.brokers[name]

@@ -175,6 +175,7 @@ def test_time_passes_when_it_is_told_to(world: Cluster) -> None:
         world.run(world.advance(hours=-1))
 
 
+@pytest.mark.slow
 def test_days_that_were_asked_for_do_not_count_as_waiting(world: Cluster) -> None:
     async def wait() -> None:
         await world.advance(hours=7)

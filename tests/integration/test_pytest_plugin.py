@@ -1,0 +1,248 @@
+"""The pytest plugin as users have it: found by itself, light, and clear when something is wrong."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# Before any run in this process: pytester forgets the modules that came with one, and numpy cannot
+# be imported twice.
+import turbopump.testing.cluster
+import turbopump.testing.server  # noqa: F401
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "testing_a_consumer"
+
+pytest_plugins = ["pytester"]
+
+PLUGIN = "turbopump.testing.pytest_plugin"
+# In this process, the plugin may have been imported before.
+IMPORTED = "ignore:Module already imported:pytest.PytestAssertRewriteWarning"
+QUIET = ("-q", "-p", "no:cacheprovider", "-W", "error", "-W", IMPORTED)
+
+
+@pytest.fixture(autouse=True)
+def no_other_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spare each run inside the test the plugins of others, which take seconds to load."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+
+def run(pytester: pytest.Pytester, program: str, *options: str) -> pytest.RunResult:
+    pytester.makepyfile(program)
+    return pytester.runpytest_inprocess(*QUIET, "--strict-markers", "-p", PLUGIN, *options)
+
+
+def test_the_plugin_costs_next_to_nothing_until_it_is_used() -> None:
+    program = (
+        "import sys, pytest; before = set(sys.modules); import turbopump.testing.pytest_plugin;"
+        "print(*sorted(m for m in set(sys.modules) - before if m.startswith('turbopump')));"
+        "print(*sorted({'asyncio', 'numpy', 'msgspec'} & set(sys.modules) - before))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    own, foreign = done.stdout.splitlines()
+    assert own.split() == [
+        "turbopump",
+        "turbopump.errors",
+        "turbopump.message",
+        "turbopump.testing",
+        "turbopump.testing.pytest_plugin",
+        "turbopump.version",
+    ]
+    assert "asyncio" not in foreign
+    assert "numpy" not in foreign
+
+
+def test_tests_that_are_coroutines_run_in_the_clusters_time(pytester: pytest.Pytester) -> None:
+    result = run(
+        pytester,
+        """
+        import asyncio, pytest
+        from turbopump.aio import Message
+
+        class TestOrders:
+            @pytest.mark.parametrize("body", [b"1", b"2"])
+            async def test_method(self, turbopump_cluster, body, tmp_path):
+                assert not list(tmp_path.iterdir())
+                await turbopump_cluster.send(Message("orders", body))
+                await turbopump_cluster.advance(hours=1)
+                assert [m.body for m in turbopump_cluster.messages("orders")] == [body]
+
+        async def test_function(turbopump_cluster):
+            await asyncio.sleep(3600)
+            assert turbopump_cluster.clock.monotonic_ms() >= 3600_000
+        """,
+    )
+    result.assert_outcomes(passed=3)
+
+
+def test_tests_that_are_plain_functions_run_coroutines(pytester: pytest.Pytester) -> None:
+    result = run(
+        pytester,
+        """
+        from turbopump.aio import Message
+
+        def test_plain(turbopump_cluster):
+            turbopump_cluster.run(turbopump_cluster.send(Message("orders", b"1")))
+            turbopump_cluster.run(turbopump_cluster.advance(hours=1))
+            assert len(turbopump_cluster.messages("orders")) == 1
+        """,
+    )
+    result.assert_outcomes(passed=1)
+
+
+def test_marks_say_what_the_cluster_is_like(pytester: pytest.Pytester) -> None:
+    result = run(
+        pytester,
+        """
+        import pytest
+
+        pytestmark = pytest.mark.turbopump(brokers=2, nameservers=2)
+
+        @pytest.mark.turbopump(settings={"messageDelayLevel": "1s 2s", "fileReservedTime": 1})
+        def test_settings(turbopump_cluster):
+            assert list(turbopump_cluster.brokers) == ["broker-a", "broker-b"]
+            assert len(turbopump_cluster.nameservers) == 2
+            config = turbopump_cluster.broker().config.store
+            assert config.delay_levels == (1000, 2000)
+            assert config.retention.reserved_ms == 3_600_000
+
+        @pytest.mark.turbopump(brokers=0)
+        def test_none(turbopump_cluster):
+            assert not turbopump_cluster.brokers
+
+        @pytest.mark.turbopump(settings={"autoCreateTopicEnable": False})
+        def test_server(turbopump_server):
+            assert turbopump_server.nameserver.startswith("127.0.0.1:")
+        """,
+    )
+    result.assert_outcomes(passed=3)
+
+
+@pytest.mark.parametrize(
+    ("mark", "error"),
+    [
+        ("brokrs=2", "mark turbopump: 'brokrs' is not known"),
+        ("2", "mark turbopump: 2 without a name is not known"),
+        ("brokers=-1", "brokers is -1: 0 to 26 is allowed"),
+        ("settings={'listenPrt': 1}", "listenPrt"),
+    ],
+)
+def test_wrong_marks_are_named(pytester: pytest.Pytester, mark: str, error: str) -> None:
+    result = run(
+        pytester,
+        f"""
+        import pytest
+
+        @pytest.mark.turbopump({mark})
+        def test_wrong(turbopump_cluster):
+            pass
+        """,
+    )
+    result.assert_outcomes(errors=1)
+    assert error in result.stdout.str()
+
+
+@pytest.mark.slow
+def test_waiting_in_vain_fails_with_what_there_is(pytester: pytest.Pytester) -> None:
+    result = run(
+        pytester,
+        """
+        import asyncio
+        from turbopump.aio import Message
+
+        async def test_until(turbopump_cluster):
+            await turbopump_cluster.send(Message("orders", b"1"))
+            await turbopump_cluster.until(lambda: len(turbopump_cluster.messages("orders")) == 2)
+
+        async def test_hangs(turbopump_cluster):
+            await asyncio.Event().wait()
+        """,
+    )
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(
+        [
+            "E * not so within 1 min of virtual time: await turbopump_cluster.until(lambda: len(*",
+            "E *topic orders: 1 messages",
+            "E * still waiting after 6 h of virtual time: test_hangs at *",
+        ],
+        consecutive=False,
+    )
+
+
+def test_a_cluster_awaited_in_another_loop_says_so(pytester: pytest.Pytester) -> None:
+    result = run(
+        pytester,
+        """
+        import asyncio
+        from turbopump.aio import Message
+
+        def test_other_loop(turbopump_cluster):
+            asyncio.run(turbopump_cluster.advance(hours=1))
+        """,
+    )
+    result.assert_outcomes(failed=1)
+    assert "turbopump_cluster" in result.stdout.str()
+    assert "another event loop" in result.stdout.str()
+
+
+def test_the_server_serves_blocking_clients_and_comes_again(pytester: pytest.Pytester) -> None:
+    result = run(
+        pytester,
+        """
+        import pytest
+        from turbopump import Message, Producer
+
+        def test_server(turbopump_server):
+            at = turbopump_server.nameserver, turbopump_server.broker
+            with Producer("shop", nameserver=turbopump_server.nameserver) as producer:
+                producer.send(Message("orders", b"1"))
+                assert turbopump_server.cut() == 1
+                producer.send(Message("orders", b"2"))
+            turbopump_server.stop()
+            with pytest.raises(Exception, match="not running"):
+                turbopump_server.messages("orders")
+            turbopump_server.start()
+            assert (turbopump_server.nameserver, turbopump_server.broker) == at
+            assert [m.body for m in turbopump_server.messages("orders")] == [b"1", b"2"]
+            assert turbopump_server.lag("nobody") == 0
+            assert turbopump_server.dead_letters("nobody") == []
+            assert turbopump_server.retrying("nobody") == []
+            with pytest.raises(AssertionError, match="topic orders: 2 messages"):
+                turbopump_server.until(lambda: turbopump_server.messages("other"), timeout_s=0.05)
+            turbopump_server.until(lambda: turbopump_server.messages("orders"))
+        """,
+    )
+    result.assert_outcomes(passed=1)
+
+
+def test_fixtures_and_mark_describe_themselves(pytester: pytest.Pytester) -> None:
+    fixtures = pytester.runpytest_inprocess("-p", PLUGIN, "--fixtures").stdout.str()
+    for name in ("turbopump_cluster", "turbopump_server"):
+        assert f"{name} -- " in fixtures
+    marks = pytester.runpytest_inprocess("-p", PLUGIN, "--markers").stdout.str()
+    assert "@pytest.mark.turbopump(brokers=1" in marks
+
+
+@pytest.mark.slow
+def test_the_example_project_tests_its_consumer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With all plugins that are installed, ours among them: found by its entry point."""
+    monkeypatch.delenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD")
+    shutil.copytree(EXAMPLE, tmp_path / "billing")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        cwd=tmp_path / "billing",
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "7 passed" in done.stdout
