@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
 import msgspec
 from pyspark.sql import DataFrame, Observation, SparkSession
@@ -32,7 +31,7 @@ from turbopump.spark.pipelines.archived import (
 from turbopump.spark.pipelines.failures import explained_failures
 from turbopump.spark.pipelines.layout import BATCH, CHECKPOINT, batch_value
 from turbopump.spark.pipelines.progress import Step, Watch, unwatched
-from turbopump.spark.pipelines.reports import Table, bytes_text, facts, per_second
+from turbopump.spark.pipelines.reports import Table, bytes_text, facts, moment, per_second
 
 PARTITION_BY = ("topic", "date")
 
@@ -52,8 +51,8 @@ class ArchiveReport:
     body_bytes: int | None
     """None when the column ``body`` is left out."""
 
-    first_stored: datetime | None
-    last_stored: datetime | None
+    first_stored_ms: int | None
+    last_stored_ms: int | None
     files: int | None
     """Files that this run's batches have now; None where they cannot be listed."""
 
@@ -66,8 +65,8 @@ class ArchiveReport:
                 f"archive {self.path}",
                 messages=self.rows,
                 bodies=bytes_text(self.body_bytes),
-                first_stored=self.first_stored,
-                last_stored=self.last_stored,
+                first_stored=moment(self.first_stored_ms),
+                last_stored=moment(self.last_stored_ms),
                 batches=self.batches,
                 files=self.files,
                 size_of_files=bytes_text(self.file_bytes),
@@ -229,8 +228,8 @@ def _report(path: str, checkpoint: str, writer: _Writer, seconds: float) -> Arch
         batches=len(writer.batches),
         rows=writer.rows,
         body_bytes=writer.body_bytes,
-        first_stored=_time(writer.first_ms),
-        last_stored=_time(writer.last_ms),
+        first_stored_ms=writer.first_ms,
+        last_stored_ms=writer.last_ms,
         files=None if size is None else size.files,
         file_bytes=None if size is None else size.file_bytes,
         seconds=seconds,
@@ -244,7 +243,3 @@ def _written(path: str, batches: Sequence[str]) -> Size | None:
     names = {f"{BATCH}={each}" for each in batches}
     folders = [each for each in batch_folders(directory) if each.name in names]
     return Size(sum(each.files for each in folders), sum(each.file_bytes for each in folders))
-
-
-def _time(ms: int | None) -> datetime | None:
-    return None if ms is None else datetime.fromtimestamp(ms / 1000, UTC)

@@ -8,23 +8,34 @@ from contextlib import contextmanager
 
 from pyspark.errors import AnalysisException, ParseException, PySparkException
 
-from turbopump.errors import InvalidArgument, SparkError
+from turbopump.errors import (
+    DataLost,
+    GroupInUse,
+    InvalidArgument,
+    NoNameServer,
+    NoRoute,
+    SparkError,
+    TurbopumpError,
+)
 
 _OURS = re.compile(r"^(?:\w+\.)*errors\.(\w+): (.+)$", re.MULTILINE)
 _PYTHON = re.compile(r"^(\w*(?:Error|Exception)\b): (.+)$", re.MULTILINE)
-_BAD_INPUT = "InvalidArgument"
+_RAISED_AGAIN: dict[str, type[TurbopumpError]] = {
+    each.__name__: each for each in (InvalidArgument, DataLost, GroupInUse, NoNameServer, NoRoute)
+}
+"""Errors that callers tell apart; they were raised in another process."""
 
 
 @contextmanager
 def explained_failures() -> Iterator[None]:
-    """Turn Spark's errors into ours: InvalidArgument for what can be corrected, else SparkError."""
+    """Turn Spark's errors into ours: the one that was raised, as far as it can be told."""
     try:
         yield
     except (AnalysisException, ParseException) as error:
         raise InvalidArgument(first_line(str(error))) from error
     except PySparkException as error:
         name, text = reason(str(error))
-        raise (InvalidArgument if name == _BAD_INPUT else SparkError)(text) from error
+        raise _RAISED_AGAIN.get(name, SparkError)(text) from error
 
 
 def reason(text: str) -> tuple[str, str]:

@@ -6,9 +6,9 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from datetime import UTC, datetime
+from dataclasses import asdict, dataclass, fields
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 from pyspark.sql.column import Column
@@ -22,6 +22,17 @@ from turbopump.spark.pipelines.failures import explained_failures
 from turbopump.spark.pipelines.progress import Step, Watch, unwatched
 from turbopump.spark.pipelines.reports import Cell, Table, facts
 
+_ARROW_TYPES: dict[str, pa.DataType] = {
+    "time_ms": pa.int64(),
+    "group": pa.string(),
+    "topic": pa.string(),
+    "broker": pa.string(),
+    "queue_id": pa.int32(),
+    "committed": pa.int64(),
+    "max_offset": pa.int64(),
+    "lag": pa.int64(),
+    "delay_ms": pa.int64(),
+}
 _SCHEMA = (
     "time_ms long, `group` string, topic string, broker string, queue_id int, committed long, "
     "max_offset long, lag long, delay_ms long"
@@ -46,9 +57,9 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How far a group was behind in a topic, in one window or (window None) in all."""
+    """How far a group was behind in a topic, in one window or (None) in all."""
 
-    window: datetime | None
+    window_ms: int | None
     group: str
     topic: str
     samples: int
@@ -73,7 +84,7 @@ class LagReport:
 
     window: str
     samples: int
-    """Moments at which the brokers were asked, those of the history included."""
+    """Moments of which there are samples, those of the history included."""
 
     groups: tuple[Lag, ...]
     by_window: tuple[Lag, ...]
@@ -120,7 +131,8 @@ def lag(
     client = ClientConfig(nameserver)
     taken = _taken(client, groups, samples, every_s, watch, stop or threading.Event())
     with explained_failures():
-        frame = spark.createDataFrame([_row(each) for each in taken], _SCHEMA)
+        rows = pa.Table.from_pylist([asdict(each) for each in taken], pa.schema(_ARROW_TYPES))
+        frame = spark.createDataFrame(rows)
         if history is not None:
             frame.coalesce(1).write.mode("append").parquet(os.fspath(history))
             frame = spark.read.schema(_SCHEMA).parquet(os.fspath(history))
@@ -201,20 +213,12 @@ def _lags(frame: DataFrame, window: str | None) -> tuple[Lag, ...]:
         .select(*columns, "consumed", "arrived")
         .orderBy(*keys[:1], "group", "topic")
     )
-    return tuple(Lag(_time(row["window_ms"]), *tuple(row)[1:]) for row in rows.collect())
+    return tuple(Lag(*row) for row in rows.collect())
 
 
 def _moved(column: str) -> Column:
     return (F.max_by(column, "time_ms") - F.min_by(column, "time_ms")).alias(column)
 
 
-def _time(ms: int | None) -> datetime | None:
-    return None if ms is None else datetime.fromtimestamp(ms / 1000, UTC)
-
-
-def _row(sample: Sample) -> tuple[Cell, ...]:
-    return tuple(getattr(sample, field.name) for field in fields(sample))
-
-
 def _cells(each: Lag) -> tuple[Cell, ...]:
-    return tuple(getattr(each, field.name) for field in fields(each) if field.name != "window")
+    return tuple(getattr(each, field.name) for field in fields(each) if field.name != "window_ms")

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from turbopump.errors import MissingPackage
+from turbopump.spark.pipelines.reports import moment
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,7 +25,7 @@ class Windowed(Protocol):
     """A figure of a report that belongs to a window."""
 
     @property
-    def window(self) -> datetime | None: ...
+    def window_ms(self) -> int | None: ...
 
 
 W = TypeVar("W", bound=Windowed)
@@ -74,9 +75,9 @@ def _lines(
 ) -> None:
     lines: dict[Hashable, list[tuple[datetime, float]]] = {}
     for each in found:
-        height = value(each)
-        if each.window is not None and height is not None:
-            lines.setdefault(name(each), []).append((each.window, height))
+        start, height = moment(each.window_ms), value(each)
+        if start is not None and height is not None:
+            lines.setdefault(name(each), []).append((start, height))
     highest = sorted(lines, key=lambda line: -max(height for _, height in lines[line]))
     for line in highest[:_LINES_MAX]:
         points = sorted(lines[line])

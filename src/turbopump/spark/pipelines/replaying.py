@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
@@ -18,7 +18,7 @@ from turbopump.spark.pipelines.archived import read_archive
 from turbopump.spark.pipelines.failures import explained_failures
 from turbopump.spark.pipelines.pacing import Pace
 from turbopump.spark.pipelines.progress import Step, Watch, unwatched
-from turbopump.spark.pipelines.reports import Table, bytes_text, facts, per_second
+from turbopump.spark.pipelines.reports import Table, bytes_text, facts, moment, per_second
 from turbopump.spark.pipelines.resending import (
     FROM,
     SENT_SCHEMA,
@@ -61,8 +61,8 @@ class ReplayReport:
 
     is_dry_run: bool
     topics: tuple[Replayed, ...]
-    first_stored: datetime | None
-    last_stored: datetime | None
+    first_stored_ms: int | None
+    last_stored_ms: int | None
     least_s: float
     """How long it takes at least, by the pace that was asked for."""
 
@@ -90,8 +90,8 @@ class ReplayReport:
                 "",
                 messages_chosen=self.chosen,
                 messages_sent=self.sent,
-                first_stored=self.first_stored,
-                last_stored=self.last_stored,
+                first_stored=moment(self.first_stored_ms),
+                last_stored=moment(self.last_stored_ms),
                 seconds_at_least=self.least_s,
                 bodies=bytes_text(self.body_bytes),
                 sends_tried_again=self.repeated,
@@ -260,15 +260,11 @@ def _report(
             Replayed(topic, target or "", rows, counts.get((topic, target or ""), 0))
             for (topic, target), rows in plan.topics.items()
         ),
-        first_stored=_time(plan.first_ms) if plan.has_times else None,
-        last_stored=_time(plan.last_ms) if plan.has_times else None,
+        first_stored_ms=plan.first_ms if plan.has_times else None,
+        last_stored_ms=plan.last_ms if plan.has_times else None,
         least_s=pace.duration_s(plan.rows, plan.last_ms - plan.first_ms),
         sends=sum(row["sends"] for row in sent),
         body_bytes=sum(row["bodyBytes"] for row in sent),
         repeated=sum(row["repeated"] for row in sent),
         seconds=seconds,
     )
-
-
-def _time(ms: int) -> datetime:
-    return datetime.fromtimestamp(ms / 1000, UTC)

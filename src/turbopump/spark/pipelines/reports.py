@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Protocol, TypeAlias
 
 import msgspec
@@ -12,7 +12,6 @@ import msgspec
 Cell: TypeAlias = str | int | float | datetime | None
 
 _UNITS = ("KiB", "MiB", "GiB", "TiB")
-_NOTHING = "-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +21,8 @@ class Table:
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
+    is_facts: bool = False
+    """Whether each row is a fact of its own, a name and a value."""
 
 
 class Report(Protocol):
@@ -34,26 +35,12 @@ class Report(Protocol):
 def facts(title: str, **pairs: Cell) -> Table:
     """Return a table of two columns, one row for each fact."""
     rows = tuple((name.replace("_", " "), value) for name, value in pairs.items())
-    return Table(title, ("what", "value"), rows)
+    return Table(title, ("what", "value"), rows, is_facts=True)
 
 
 def as_json(report: Report) -> str:
     """Return everything that a report says, as one JSON object in one line."""
     return msgspec.json.encode(report).decode()
-
-
-def cell_text(cell: Cell) -> str:
-    """Return a cell as people read it."""
-    match cell:
-        case None:
-            return _NOTHING
-        case datetime():
-            return f"{cell:%Y-%m-%d %H:%M:%S}"
-        case float():
-            return f"{cell:,.1f}"
-        case int():
-            return f"{cell:,}"
-    return cell
 
 
 def bytes_text(count: int | None) -> str | None:
@@ -69,3 +56,8 @@ def bytes_text(count: int | None) -> str | None:
 def per_second(count: int, seconds: float) -> float | None:
     """Return a rate; None when no time has passed to measure it by."""
     return count / seconds if seconds > 0 else None
+
+
+def moment(ms: int | None) -> datetime | None:
+    """Return a time that is counted in milliseconds since 1970."""
+    return None if ms is None else datetime.fromtimestamp(ms / 1000, UTC)

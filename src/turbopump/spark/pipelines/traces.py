@@ -8,10 +8,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from datetime import UTC, datetime
+from datetime import datetime
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 from pyspark.sql.column import Column
 
@@ -44,9 +44,9 @@ _SPARK = (
 
 @dataclass(frozen=True, slots=True)
 class Sends:
-    """Sending to a topic with a tag, in one window or (window None) in all."""
+    """Sending to a topic with a tag, in one window or (None) in all."""
 
-    window: datetime | None
+    window_ms: int | None
     topic: str | None
     tag: str | None
     sent: int
@@ -60,9 +60,9 @@ class Sends:
 
 @dataclass(frozen=True, slots=True)
 class Consumptions:
-    """Consuming from a topic with a tag by a group, in one window or (window None) in all."""
+    """Consuming from a topic with a tag by a group, in one window or (None) in all."""
 
-    window: datetime | None
+    window_ms: int | None
     topic: str | None
     """None when the send was not traced, or not in the span that was read."""
 
@@ -250,7 +250,7 @@ def _sends(sent: DataFrame, window: str | None) -> tuple[Sends, ...]:
         _p("cost_ms", 0.99, "p99_ms"),
     )
     rows = found.orderBy(*keys, "topic", "tags").collect()
-    return tuple(Sends(_time(row), *tuple(row)[1:]) for row in rows)
+    return tuple(Sends(*row) for row in rows)
 
 
 def _consumptions(consumed: DataFrame, window: str | None) -> tuple[Consumptions, ...]:
@@ -266,13 +266,8 @@ def _consumptions(consumed: DataFrame, window: str | None) -> tuple[Consumptions
         _p("cost_ms", 0.99, "processing_p99_ms"),
     )
     rows = found.orderBy(*keys, "topic", "group", "tags").collect()
-    return tuple(Consumptions(_time(row), *tuple(row)[1:]) for row in rows)
-
-
-def _time(row: Row) -> datetime | None:
-    ms = row["window_ms"]
-    return None if ms is None else datetime.fromtimestamp(ms / 1000, UTC)
+    return tuple(Consumptions(*row) for row in rows)
 
 
 def _cells(each: Sends | Consumptions) -> tuple[Cell, ...]:
-    return tuple(getattr(each, field.name) for field in fields(each) if field.name != "window")
+    return tuple(getattr(each, field.name) for field in fields(each) if field.name != "window_ms")

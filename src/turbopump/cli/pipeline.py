@@ -1,0 +1,404 @@
+"""``turbopump pipeline``: the ready-made pipelines on Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from turbopump.cli.administration import (
+    NAMESERVER,
+    DryRunOption,
+    GroupArgument,
+    JsonOption,
+    NameServerOption,
+    YesOption,
+    administration,
+    complete_group,
+    complete_topic,
+    confirm,
+    local_now,
+    reported,
+)
+from turbopump.cli.spark_runs import ConfOption, MasterOption, print_report, spark_run
+from turbopump.cli.texts import parsed_moment, parsed_pairs
+from turbopump.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from turbopump.admin import Destination
+
+app = typer.Typer()
+
+_MASTER = "local[*]"
+_MIB = 1024 * 1024
+_ANY = "*"
+
+WhereOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SQL",
+        help="Only messages that match, as \"tags = 'paid' AND size < 1000\".",
+        show_default=False,
+    ),
+]
+SinceOption = Annotated[
+    str | None, typer.Option(metavar="TIME", help="Only what was stored since.", show_default=False)
+]
+UntilOption = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="Only what was stored before.", show_default=False),
+]
+RateOption = Annotated[
+    float | None,
+    typer.Option(metavar="N", help="At most so many messages a second.", show_default=False),
+]
+SourceOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option",
+        metavar="NAME=VALUE",
+        help="An option of the source; can be repeated.",
+        show_default=False,
+    ),
+]
+WindowOption = Annotated[
+    str, typer.Option(metavar="DURATION", help="Length of a window, as '30 seconds'.")
+]
+PlotOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Draw a PNG picture too.", show_default=False)
+]
+
+
+@app.command()
+def archive(
+    topics: Annotated[
+        list[str], typer.Argument(help="Topics to archive.", autocompletion=complete_topic)
+    ],
+    to: Annotated[str, typer.Option(metavar="DIR", help="Where the Parquet files go.")],
+    partition_by: Annotated[
+        str, typer.Option(metavar="COLUMNS", help="Folders: columns of the source, date, hour.")
+    ] = "topic,date",
+    begin: Annotated[
+        str,
+        typer.Option("--from", metavar="POSITION", help="Where the first run begins."),
+    ] = "earliest",
+    group: Annotated[
+        str | None,
+        typer.Option(
+            help="Commit progress to brokers under this name.",
+            show_default=False,
+            autocompletion=complete_group,
+        ),
+    ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Messages in a batch at most.", show_default=False),
+    ] = None,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Where progress is kept.", show_default="DIR/_checkpoint"),
+    ] = None,
+    every: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="Go on for ever, with a batch so often; else end when all is archived.",
+            show_default=False,
+        ),
+    ] = None,
+    compact: Annotated[
+        bool, typer.Option("--compact", help="Merge small files afterwards.")
+    ] = False,
+    option: SourceOption = None,
+    master: MasterOption = _MASTER,
+    conf: ConfOption = None,
+    nameserver: NameServerOption = NAMESERVER,
+    json: JsonOption = False,
+) -> None:
+    """Archive topics to Parquet files, each message once; the next run goes on from there."""
+    with reported():
+        source = {
+            "nameserver": nameserver,
+            "topics": ",".join(topics),
+            "startingOffsets": begin,
+            **({"group": group} if group else {}),
+            **({"maxOffsetsPerTrigger": str(batch)} if batch is not None else {}),
+            **parsed_pairs(option or (), "--option"),
+        }
+        if every is not None and not 0 < every < float("inf"):
+            raise InvalidArgument(f"--every is {every}: a number of seconds above 0 is allowed")
+        _require_topics(nameserver, topics)
+        with spark_run("archive", master, conf) as run:
+            from turbopump.spark import pipelines
+
+            report = pipelines.archive(
+                run.spark,
+                to,
+                source,
+                partition_by=_names(partition_by),
+                checkpoint=checkpoint,
+                every_s=every,
+                watch=run.watch,
+                stop=run.stop,
+            )
+            merged = pipelines.compact(run.spark, to, watch=run.watch) if compact else None
+        print_report(report, as_json=json)
+        if merged is not None:
+            print_report(merged, as_json=json)
+
+
+@app.command()
+def compact(
+    directory: Annotated[Path, typer.Argument(help="The archive.")],
+    target_mib: Annotated[
+        float, typer.Option(metavar="MIB", help="About how large files are to be.")
+    ] = 128,
+    master: MasterOption = _MASTER,
+    conf: ConfOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Merge the small files of an archive; it may go on being written and read meanwhile."""
+    with reported():
+        _require_directory(directory)
+        with spark_run("compact", master, conf) as run:
+            from turbopump.spark import pipelines
+
+            report = pipelines.compact(
+                run.spark, directory, target_bytes=round(target_mib * _MIB), watch=run.watch
+            )
+        print_report(report, as_json=json)
+
+
+@app.command()
+def replay(
+    directory: Annotated[str, typer.Argument(help="The archive.")],
+    to: Annotated[
+        list[str],
+        typer.Option(
+            metavar="TOPIC|FROM=TO", help="Where messages go, of all topics or of one; repeatable."
+        ),
+    ],
+    rate: RateOption = None,
+    speed: Annotated[
+        float | None,
+        typer.Option(
+            metavar="FACTOR",
+            help="Keep the original spacing: 1 as it was, 10 ten times as fast.",
+            show_default=False,
+        ),
+    ] = None,
+    where: WhereOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    dry_run: DryRunOption = False,
+    master: MasterOption = _MASTER,
+    conf: ConfOption = None,
+    nameserver: NameServerOption = NAMESERVER,
+    json: JsonOption = False,
+) -> None:
+    """Send an archive to topics again: as fast as possible, at a rate, or as it once came."""
+    with reported():
+        targets = _targets(to)
+        _require_nameserver(nameserver)
+        first, last = _moment(since), _moment(until)
+        with spark_run("replay", master, conf) as run:
+            from turbopump.spark import pipelines
+
+            report = pipelines.replay(
+                run.spark,
+                directory,
+                {"nameserver": nameserver},
+                targets,
+                pace=pipelines.Pace(rate, speed),
+                where=where,
+                since=first,
+                until=last,
+                is_dry_run=dry_run,
+                watch=run.watch,
+            )
+        print_report(report, as_json=json)
+
+
+@app.command()
+def redrive(
+    group: GroupArgument,
+    where: WhereOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    to: Annotated[
+        str,
+        typer.Option(
+            metavar="origin|retry|TOPIC",
+            help="To the topic it came from, the group's retries, or a topic.",
+        ),
+    ] = "origin",
+    again: Annotated[
+        bool, typer.Option("--again", help="Those that were sent on before, too.")
+    ] = False,
+    rate: RateOption = None,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    master: MasterOption = _MASTER,
+    conf: ConfOption = None,
+    nameserver: NameServerOption = NAMESERVER,
+    json: JsonOption = False,
+) -> None:
+    """Send dead letters that match on their way again, each once; on all cores of a cluster."""
+    with reported():
+        first, last = _moment(since), _moment(until)
+        _require_group(nameserver, group)
+        if not dry_run:
+            chosen = "all dead letters" if where is None else f"dead letters where {where}"
+            confirm(f"Send {chosen} of {group} to {to}?", is_sure=yes, as_json=json)
+        with spark_run("redrive", master, conf) as run:
+            from turbopump.spark import pipelines
+
+            report = pipelines.redrive(
+                run.spark,
+                group,
+                nameserver,
+                where=where,
+                since=first,
+                until=last,
+                to=_destination(to),
+                again=again,
+                rate_per_s=rate,
+                is_dry_run=dry_run,
+                watch=run.watch,
+            )
+        print_report(report, as_json=json)
+
+
+@app.command()
+def lag(
+    groups: Annotated[
+        list[str] | None,
+        typer.Argument(help="Groups; all without any.", autocompletion=complete_group),
+    ] = None,
+    samples: Annotated[int, typer.Option(metavar="N", help="How often brokers are asked.")] = 10,
+    every: Annotated[float, typer.Option(metavar="SECONDS", help="Time between samples.")] = 1.0,
+    window: WindowOption = "10 seconds",
+    history: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR", help="Keep samples there, and count those of before.", show_default=False
+        ),
+    ] = None,
+    plot: PlotOption = None,
+    master: MasterOption = _MASTER,
+    conf: ConfOption = None,
+    nameserver: NameServerOption = NAMESERVER,
+    json: JsonOption = False,
+) -> None:
+    """Show how far groups are behind over time, and how fast they consume."""
+    with reported():
+        for group in groups or ():
+            _require_group(nameserver, group)
+        _require_nameserver(nameserver)
+        with spark_run("lag", master, conf) as run:
+            from turbopump.spark import pipelines
+            from turbopump.spark.pipelines.plots import save_lag_plot
+
+            report = pipelines.lag(
+                run.spark,
+                nameserver,
+                groups or (),
+                samples=samples,
+                every_s=every,
+                window=window,
+                history=history,
+                watch=run.watch,
+                stop=run.stop,
+            )
+        if plot is not None:
+            save_lag_plot(report, plot)
+        print_report(report, as_json=json)
+
+
+@app.command()
+def trace(
+    topic: Annotated[
+        str, typer.Option(help="The trace topic.", autocompletion=complete_topic)
+    ] = "RMQ_SYS_TRACE_TOPIC",
+    window: WindowOption = "1 minute",
+    since: SinceOption = None,
+    until: UntilOption = None,
+    plot: PlotOption = None,
+    option: SourceOption = None,
+    master: MasterOption = _MASTER,
+    conf: ConfOption = None,
+    nameserver: NameServerOption = NAMESERVER,
+    json: JsonOption = False,
+) -> None:
+    """Show latencies, failures and retries by topic, group and tag, from the message trace."""
+    with reported():
+        first, last = _moment(since), _moment(until)
+        _require_topics(nameserver, [topic])
+        source = {
+            "nameserver": nameserver,
+            "topic": topic,
+            **parsed_pairs(option or (), "--option"),
+        }
+        with spark_run("trace", master, conf) as run:
+            from turbopump.spark import pipelines
+            from turbopump.spark.pipelines.plots import save_trace_plot
+
+            report = pipelines.trace(
+                run.spark, source, window=window, since=first, until=last, watch=run.watch
+            )
+        if plot is not None:
+            save_trace_plot(report, plot)
+        print_report(report, as_json=json)
+
+
+# --- before Spark is started, which takes a while -------------------------------------------------
+
+
+def _require_topics(nameserver: str, topics: Sequence[str]) -> None:
+    with administration(nameserver) as admin:
+        for topic in topics:
+            admin.topics.route(topic)
+
+
+def _require_group(nameserver: str, group: str) -> None:
+    with administration(nameserver) as admin:
+        admin.groups.require(group)
+
+
+def _require_nameserver(nameserver: str) -> None:
+    with administration(nameserver) as admin:
+        admin.clusters.list()
+
+
+def _require_directory(directory: Path) -> None:
+    if not directory.is_dir():
+        raise InvalidArgument(f"archive is {str(directory)!r}: there is no such directory")
+
+
+def _targets(words: Sequence[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for word in words:
+        topic, mark, target = word.rpartition("=")
+        key = topic if mark else _ANY
+        if not target or (mark and not topic) or key in found:
+            raise InvalidArgument(f"--to {word!r}: TOPIC once, or FROM=TO once for each topic")
+        found[key] = target
+    return found
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _moment(text: str | None) -> datetime | None:
+    return None if text is None else parsed_moment(text, local_now())
+
+
+def _destination(text: str) -> Destination | str:
+    from turbopump.admin import Destination
+
+    return Destination(text) if text in {each.value for each in Destination} else text

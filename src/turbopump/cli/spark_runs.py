@@ -1,0 +1,137 @@
+"""What the commands on Spark share: starting it, stopping in order, and printing reports."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.util import find_spec
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import typer
+
+from turbopump.cli.output import Column, Output
+from turbopump.cli.texts import parsed_pairs
+from turbopump.errors import MissingPackage
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from turbopump.spark.pipelines.progress import Watch
+    from turbopump.spark.pipelines.reports import Report, Table
+
+MasterOption: TypeAlias = Annotated[
+    str, typer.Option(metavar="MASTER", help="Where Spark runs: local[N], spark://HOST:PORT, yarn.")
+]
+ConfOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--conf",
+        metavar="NAME=VALUE",
+        help="A setting of Spark; can be repeated.",
+        show_default=False,
+    ),
+]
+
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_NOISY = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+"""Loggers by which PySpark prints pages of JSON about errors that are reported anyway."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A pipeline that is about to run: on which Spark, watched how, and stopped by what."""
+
+    spark: SparkSession
+    watch: Watch
+    stop: threading.Event
+
+
+@contextmanager
+def spark_run(title: str, master: str, conf: Sequence[str] | None) -> Iterator[Run]:
+    """Start Spark, show progress on stderr, and end in order at the first signal."""
+    settings = parsed_pairs(conf or (), "--conf")
+    if find_spec("pyspark") is None:
+        raise MissingPackage("pipelines need PySpark: pip install turbopump[spark]")
+    from turbopump.spark.local import session
+    from turbopump.spark.pipelines.progress import Step, shown
+
+    for name in _NOISY:
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+    with shown() as watch:
+        watch(Step("starting Spark", 0))
+        spark = session(f"turbopump pipeline {title}", master=master, settings=settings)
+        try:
+            with _stop_event() as stop:
+                yield Run(spark, watch, stop)
+        finally:
+            spark.stop()
+
+
+def print_report(report: Report, *, as_json: bool) -> None:
+    """Print everything as one JSON object, or as tables."""
+    from turbopump.spark.pipelines.reports import as_json as json_of
+
+    if as_json:
+        typer.echo(json_of(report))
+        return
+    for number, table in enumerate(report.tables()):
+        if number:
+            typer.echo()
+        if table.title:
+            typer.echo(table.title)
+        _print_table(table)
+
+
+def _print_table(table: Table) -> None:
+    keys = [str(number) for number in range(len(table.columns))]
+    rows = [dict(zip(keys, map(_plain, row), strict=True)) for row in table.rows]
+    if table.is_facts:
+        # Each row has a kind of its own.
+        for row in table.rows:
+            kind = _kind([row[1]])
+            typer.echo(f"  {row[0]!s:<36}{Column('1', '', kind).text({'1': _plain(row[1])})}")
+        return
+    columns = [
+        Column(key, title.upper(), _kind([row[number] for row in table.rows]))
+        for number, (key, title) in enumerate(zip(keys, table.columns, strict=True))
+    ]
+    Output(as_json=False).rows(rows, columns, nothing="  nothing")
+
+
+def _kind(cells: Sequence[object]) -> str:
+    there = [cell for cell in cells if cell is not None]
+    if there and all(isinstance(cell, datetime) for cell in there):
+        return "time"
+    is_number = there and all(isinstance(cell, int | float) for cell in there)
+    return "number" if is_number else "text"
+
+
+def _plain(cell: object) -> Any:
+    return round(cell.timestamp() * 1000) if isinstance(cell, datetime) else cell
+
+
+@contextmanager
+def _stop_event() -> Iterator[threading.Event]:
+    """Set the event at the first signal; a second one ends the process the hard way."""
+    stop = threading.Event()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        stop.set()
+        sys.stderr.write("stopping after what is under way; once more to end at once\n")
+        for each in _STOP_SIGNALS:
+            signal.signal(each, signal.SIG_DFL)
+
+    # Spark has set a handler of its own by now, which would cancel the batch.
+    before = {number: signal.signal(number, on_signal) for number in _STOP_SIGNALS}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
