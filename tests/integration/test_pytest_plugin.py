@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import shutil
 import subprocess
 import sys
@@ -11,10 +13,14 @@ import pytest
 
 # Before any run in this process: pytester forgets the modules that came with one, and numpy cannot
 # be imported twice.
-import turbopump.testing.cluster
-import turbopump.testing.server  # noqa: F401
+from turbopump import testing
+from turbopump.store.files import Files
+from turbopump.testing.cluster import Cluster
+from turbopump.testing.disk import Disk
+from turbopump.testing.server import RunningServer
 
 ROOT = Path(__file__).parents[2]
+GUIDE = (ROOT / "docs" / "guide" / "testing.md").read_text(encoding="utf-8")
 EXAMPLE = ROOT / "examples" / "testing_a_consumer"
 
 pytest_plugins = ["pytester"]
@@ -246,3 +252,41 @@ def test_the_example_project_tests_its_consumer(
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "7 passed" in done.stdout
+
+
+PROGRAMS = [
+    program
+    for program in re.findall(r"^```python\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
+    if "def test_" in program
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_guides_tests_pass(pytester: pytest.Pytester, program: str) -> None:
+    result = run(pytester, program)
+    result.assert_outcomes(passed=program.count("def test_"))
+
+
+def names_of(kind: type) -> set[str]:
+    """Return what a class offers to tests, but for its life, which fixtures take care of."""
+    return {name for name, _ in inspect.getmembers(kind) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize(
+    ("kind", "left_out"),
+    [
+        (Cluster, {"start", "close"}),
+        (RunningServer, set[str]()),
+        (Disk, names_of(Files) | {"die", "lose_unsynced", "close_all", "is_waiting"}),
+    ],
+)
+def test_the_guide_names_every_method(kind: type, left_out: set[str]) -> None:
+    missing = {name for name in names_of(kind) - left_out if not re.search(rf"\b{name}\b", GUIDE)}
+    assert not missing
+
+
+def test_the_guide_names_every_public_name() -> None:
+    guides = GUIDE + (ROOT / "docs" / "guide" / "virtual-time.md").read_text(encoding="utf-8")
+    missing = {name for name in testing.__all__ if not re.search(rf"\b{name}\b", guides)}
+    assert not missing
