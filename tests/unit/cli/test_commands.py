@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from importlib import import_module
-from inspect import signature
 from pathlib import Path
 
 import pytest
+import typer
+from typer._click import Command, Context
+from typer.core import TyperGroup
+from typer.main import get_group
 from typer.testing import CliRunner, Result
 
-from turbopump.cli.app import app
+from turbopump.cli.app import SUB_APPS, app
+from turbopump.cli.lazy import add_lazily
 from turbopump.cli.standalone import reachable
 from turbopump.settings import parse_properties
 from turbopump.version import __version__
@@ -184,14 +190,134 @@ def test_name_server_listening_everywhere_is_reached_here() -> None:
 # --- documentation --------------------------------------------------------------------------------
 
 
-def test_every_command_and_option_is_documented() -> None:
-    guide = (ROOT / "docs" / "guide" / "commands.md").read_text()
-    for command in app.registered_commands:
-        function = command.callback
-        assert function is not None
-        section = guide.partition(f"\n## `turbopump {function.__name__}`\n")[2].partition("\n## ")[
-            0
-        ]
-        assert section, function.__name__
-        for option in signature(function).parameters:
-            assert f"`--{option.replace('_', '-')}" in section, (function.__name__, option)
+GUIDE = (ROOT / "docs" / "guide" / "commands.md").read_text()
+COMMON = {"--nameserver", "--json"}
+"""Every command for daily work has them; they are explained once."""
+
+
+DAILY = ("cluster", "topic", "group", "offset", "message", "dlq", "config")
+
+
+@cache
+def commands() -> dict[str, Command]:
+    """Return every command by its words, those of groups included."""
+    root = get_group(app)
+    context = Context(root)
+    found: dict[str, Command] = {}
+    for name in root.list_commands(context):
+        command = root.get_command(context, name)
+        assert command is not None
+        if isinstance(command, TyperGroup):
+            inner = ((f"{name} {sub}", command, sub) for sub in command.list_commands(context))
+            found |= {words: group.commands[sub] for words, group, sub in inner}
+        else:
+            found[name] = command
+    return found
+
+
+def section(words: str) -> str:
+    """Return what the guide says of a command."""
+    title = f"\n{'###' if ' ' in words else '##'} `turbopump {words}`\n"
+    assert GUIDE.count(title) == 1, f"{words} has no section in docs/guide/commands.md"
+    return re.split(r"^##", GUIDE.partition(title)[2], maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def options_of(command: Command) -> set[str]:
+    found: set[str] = set()
+    for parameter in command.params:
+        if parameter.param_type_name == "option":
+            found |= {*parameter.opts, *parameter.secondary_opts}
+    return found - {"--help", "-h", "-y"}
+
+
+@pytest.mark.parametrize("words", sorted(commands()))
+def test_every_command_and_option_is_documented(words: str) -> None:
+    command, text = commands()[words], section(words)
+    known = COMMON if " " in words else set()
+    # What all commands of a group have may be explained above them.
+    above = section(words.split()[0])
+    for option in options_of(command) - known:
+        assert f"`{option}`" in text + above, f"{words} {option} is not in docs/guide/commands.md"
+    for parameter in command.params:
+        if parameter.param_type_name == "argument" and words.split()[0] in DAILY:
+            shown = re.findall(r"\w+", parameter.metavar or str(parameter.name).upper())
+            assert shown[0] in text, f"{words} {shown} is not in docs/guide/commands.md"
+    rows = (line.split("|")[1] for line in text.splitlines() if line.startswith("| `-"))
+    documented = {option for row in rows for option in re.findall(r"`(-[^`]+)`", row)}
+    assert documented <= options_of(command), "documented, but not there"
+
+
+def test_groups_and_common_options_are_documented() -> None:
+    for name in SUB_APPS:
+        assert f"\n## `turbopump {name}`\n" in GUIDE
+    common = section_of_daily_work()
+    for option in (*COMMON, "--dry-run", "--yes"):
+        assert f"| `{option}`" in common
+    for option in ("--install-completion", "--show-completion", "TURBOPUMP_NAMESERVER"):
+        assert option in common
+
+
+def section_of_daily_work() -> str:
+    return GUIDE.partition("\n## Commands for daily work\n")[2].partition("\n## ")[0]
+
+
+@pytest.mark.parametrize(
+    "words", sorted(words for words in commands() if words.split()[0] in DAILY and " " in words)
+)
+def test_every_daily_command_has_the_common_options(words: str) -> None:
+    options = options_of(commands()[words])
+    assert options >= COMMON
+    if "--yes" in options:
+        assert "--dry-run" in options, "what asks first can also be tried first"
+    assert commands()[words].help
+
+
+# --- groups of commands ---------------------------------------------------------------------------
+
+
+def test_help_shows_groups_without_importing_them() -> None:
+    modules = [module for module, _ in SUB_APPS.values()]
+    program = f"""
+import sys
+from typer.testing import CliRunner
+from turbopump.cli.app import SUB_APPS, app
+from turbopump.cli.lazy import add_lazily
+result = CliRunner().invoke(app, ["--help"])
+assert result.exit_code == 0, result.output
+assert all(name in result.stdout for name in {list(SUB_APPS)!r}), result.stdout
+found = [name for name in {modules!r} if name in sys.modules]
+assert not found, found
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_groups_are_light_to_import() -> None:
+    """A completion imports one, at every key that asks the shell for it."""
+    heavy = ("numpy", "uvloop", "asyncio", "rich.console", "turbopump.client", "turbopump.admin")
+    program = f"""
+import sys
+from importlib import import_module
+for name in {[module for module, _ in SUB_APPS.values()]!r}:
+    import_module(name)
+found = [name for name in {heavy!r} if name in sys.modules]
+assert not found, found
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_group_without_a_command_shows_its_help() -> None:
+    result = run("topic")
+    assert "create" in result.output
+    unknown = run("topic", "crate")
+    assert unknown.exit_code == 2
+    assert "create" in unknown.stderr
+
+
+def test_group_of_another_module_is_added_lazily() -> None:
+    own = typer.Typer()
+    own.callback()(lambda: None)
+    add_lazily(own, "missing", "turbopump.cli.not_there", "A group that cannot be imported.")
+    result = CliRunner().invoke(own, ["--help"])
+    assert (result.exit_code, "cannot be imported" in result.stdout) == (0, True)
+    result = CliRunner().invoke(own, ["missing", "x"])
+    assert isinstance(result.exception, ModuleNotFoundError)

@@ -1,0 +1,47 @@
+"""Administration without an event loop, over real sockets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from embedded import embedded
+from turbopump import Message
+from turbopump.admin import Earliest, GroupSettings, administration
+from turbopump.admin.blocking import Admin
+from turbopump.errors import NotRunning, NotThere
+
+
+def test_everything_can_be_called_without_a_loop(tmp_path: Path) -> None:
+    with embedded(tmp_path) as nameserver:
+        with Admin(nameserver) as admin:
+            admin.topics.create("T", queues=1)
+            admin.groups.create(GroupSettings("g"))
+            for body in (b"1", b"2"):
+                admin.messages.send(Message("T", body))
+            admin.offsets.reset("g", "T", Earliest())
+            assert admin.groups.progress("g").lag == 2
+            tail = admin.messages.tail("T", start=Earliest())
+            assert [next(tail).body, next(tail).body] == [b"1", b"2"]
+            tail.close()
+            read = admin.messages.tail("T", start=Earliest(), follow=False)
+            assert len(list(read)) == 2
+            assert list(admin.dead_letters.redrive("g")) == []
+            assert admin.configuration.broker("a")["brokerName"] == "a"
+            assert [cluster.brokers for cluster in admin.clusters.list()] == [("a",)]
+            with pytest.raises(NotThere, match="no topic 'U'"):
+                list(admin.messages.tail("U"))
+        with pytest.raises(NotRunning, match="this Admin is not running"):
+            admin.topics.names()
+
+
+def test_nothing_is_missing_in_the_blocking_form() -> None:
+    """Who adds a method to a subject adds it here, too."""
+    inner = administration.Admin("127.0.0.1:9876")
+    outer = Admin("127.0.0.1:9876")
+    for subject in vars(inner):
+        if subject.startswith("_"):
+            continue
+        wanted = {name for name in dir(getattr(inner, subject)) if not name.startswith("_")}
+        assert wanted - {"nodes_of"} <= set(dir(getattr(outer, subject))), subject

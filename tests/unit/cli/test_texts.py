@@ -1,0 +1,118 @@
+"""How moments, queues and values are read and written."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from turbopump.cli.output import Column, plain_table
+from turbopump.cli.texts import (
+    body_text,
+    duration_text,
+    number_text,
+    parsed_moment,
+    parsed_pairs,
+    parsed_queues,
+    part_text,
+    plain_text,
+    time_text,
+)
+from turbopump.errors import InvalidArgument
+from turbopump.message import MessageQueue
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        ("now", NOW),
+        ("15m", NOW - timedelta(minutes=15)),
+        ("2h ago", NOW - timedelta(hours=2)),
+        ("-1d", NOW - timedelta(days=1)),
+        ("500ms", NOW - timedelta(milliseconds=500)),
+        ("2026-03-01T11:00:00+00:00", NOW - timedelta(hours=1)),
+        ("2026-03-01T11:00Z", NOW - timedelta(hours=1)),
+        ("1772362800000", NOW - timedelta(hours=1)),
+    ],
+)
+def test_moments_are_read(text: str, moment: datetime) -> None:
+    assert parsed_moment(text, NOW) == moment
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "12:00", "15", "15 weeks", "2026-13-01"])
+def test_other_moments_are_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"time '.*': 2026-03-01T12:00:00, 15m"):
+        parsed_moment(text, NOW)
+
+
+def test_times_are_local_and_can_be_read_back() -> None:
+    text = time_text(1_772_366_400_000)
+    assert len(text) == 19
+    assert parsed_moment(text, NOW) == NOW
+    assert parsed_moment("2026-03-01T12:00:00", NOW) == datetime(2026, 3, 1, 12).astimezone()
+    assert time_text(None) == "-"
+
+
+@pytest.mark.parametrize(
+    ("duration_ms", "text"),
+    [
+        (0, "0ms"),
+        (999, "999ms"),
+        (1000, "1s"),
+        (61_000, "1m01s"),
+        (3_600_000, "1h00m"),
+        (90_061_000, "1d01h"),
+        (None, "-"),
+    ],
+)
+def test_durations_are_written_by_two_units(duration_ms: int | None, text: str) -> None:
+    assert duration_text(duration_ms) == text
+
+
+def test_values_are_written_for_people() -> None:
+    assert [number_text(number) for number in (12345, 0.25, None)] == ["12345", "0.2", "-"]
+    assert [part_text(part) for part in (0.256, None)] == ["26%", "-"]
+    values: tuple[object, ...] = (None, "", True, False, ["a", "b"], [], 7)
+    assert [plain_text(value) for value in values] == ["-", "-", "yes", "no", "a, b", "-", "7"]
+
+
+def test_bodies_are_written_on_one_line() -> None:
+    assert body_text(b"hello") == "hello"
+    assert body_text(b"a\nb\t\x1b[31m") == r"a\nb\t\x1b[31m"
+    assert body_text("ä".encode()) == "ä"
+    assert body_text(b"\xff" * 3) == "<3 bytes: ffffff>"
+    assert body_text(b"x" * 100, 10) == "x" * 9 + "…"
+
+
+QUEUES = [MessageQueue("T", broker, number) for broker in "ab" for number in range(2)]
+
+
+def test_queues_are_read() -> None:
+    assert parsed_queues([], QUEUES) is None
+    assert parsed_queues(["a:1"], QUEUES) == [MessageQueue("T", "a", 1)]
+    assert parsed_queues(["0", "a:0"], QUEUES) == [MessageQueue("T", b, 0) for b in "ab"]
+
+
+@pytest.mark.parametrize("text", ["c:0", "a:2", "x", ""])
+def test_other_queues_are_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"is not there: a:0, a:1, b:0, b:1 are"):
+        parsed_queues([text], QUEUES)
+
+
+def test_pairs_are_read() -> None:
+    assert parsed_pairs(["a=1", "b = x=y"], "setting") == {"a": "1", "b": " x=y"}
+    for text in ("a", "=1"):
+        with pytest.raises(InvalidArgument, match=r"setting .*: name=value"):
+            parsed_pairs([text], "setting")
+
+
+def test_numbers_stand_to_the_right() -> None:
+    columns = (Column("name", "NAME"), Column("count", "N", "number"), Column("last", "LAST"))
+    rows = [{"name": "a", "count": 5, "last": None}, {"name": "longer", "count": 1234, "last": "x"}]
+    assert list(plain_table(rows, columns)) == [
+        "NAME       N  LAST",
+        "a          5  -",
+        "longer  1234  x",
+    ]
