@@ -38,7 +38,7 @@ from turbopump.spark.positions import (
     Position,
     offsets_named,
 )
-from turbopump.wire.bodies import TopicList
+from turbopump.wire.bodies import ConsumerOffsets, TopicList
 from turbopump.wire.codes import RequestCode
 from turbopump.wire.command import request, whole_body
 
@@ -46,6 +46,9 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
+_NO_OFFSETS = "no consumer offset"
+"""The words, under a code for everything, of a broker where no group has committed anything."""
+_REPLY_TOPIC_SUFFIX = "_REPLY_TOPIC"
 _ANSWER_MARGIN_MS = 10_000
 _SAMPLE_ROWS = 32
 
@@ -61,6 +64,7 @@ class Cluster:
             timeout_ms, options.idle_wait_ms, options.idle_wait_ms + _ANSWER_MARGIN_MS
         )
         group = with_namespace(session.config.namespace, options.reader_group)
+        self._group = group
         self._reader = QueueReader(session, group, times)
         self._servers = NameServers(session.config.nameserver_addresses, session.random)
         self._topics_found: tuple[int, tuple[str, ...]] | None = None
@@ -122,7 +126,7 @@ class Cluster:
         return [
             without_namespace(namespace, name)
             for name in every
-            if name not in own
+            if name.removesuffix(_REPLY_TOPIC_SUFFIX) not in own
             and not is_system(name)
             and (not namespace or without_namespace(namespace, name) != name)
         ]
@@ -215,10 +219,35 @@ class Cluster:
         }
 
     async def committed(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int | None]:
-        """Return how far the group has come, None where nothing is known."""
-        return await of_each(
+        """Return how far the group has come, None where it has committed nothing.
+
+        Brokers answer 0 as well for a group that they do not know, while a queue still has its
+        first message; so a 0 is looked up among all that was committed.
+        """
+        found: Mapping[MessageQueue, int | None] = await of_each(
             queues, lambda queue: self._patiently(lambda: self._reader.committed(queue), str(queue))
         )
+        doubtful = {queue.broker: queue for queue, at in found.items() if at == 0}
+        tables = await of_each(doubtful, lambda broker: self._all_committed(doubtful[broker]))
+        return {
+            queue: None if at == 0 and not self._is_in(tables[queue.broker], queue) else at
+            for queue, at in found.items()
+        }
+
+    async def _all_committed(self, queue: MessageQueue) -> ConsumerOffsets:
+        address = await self._session.address_of(self._reader.inside(queue))
+        command = request(RequestCode.GET_ALL_CONSUMER_OFFSET)
+        timeout_ms = self._options.pulling.timeout_ms
+        answer = await self._patiently(
+            lambda: self._session.request(address, command, timeout_ms), queue.broker
+        )
+        if _NO_OFFSETS in (answer.remark or "").lower():
+            return ConsumerOffsets()
+        return ConsumerOffsets.decode(whole_body(require_success(answer)))
+
+    def _is_in(self, table: ConsumerOffsets, queue: MessageQueue) -> bool:
+        name = f"{self._reader.known_as(queue.topic)}@{self._group}"
+        return queue.queue_id in table.offset_table.get(name, {})
 
     async def commit(self, offsets: Offsets) -> Offsets:
         """Tell brokers how far the group has come; return what they have noted.

@@ -109,7 +109,7 @@ def test_everything_else_that_can_be_set() -> None:
     )
     assert found.client.namespace == "staging"
     assert found.allow_shared_group
-    assert found.pulling.tags == {"paid", "created"}
+    assert found.pulling.tags == frozenset({"paid", "created"})
     assert (found.pulling.count_max, found.pulling.in_flight_max) == (64, 4)
     assert (found.pulling.timeout_ms, found.pulling.retries) == (5000, 3)
     assert (found.trigger.rows_max, found.trigger.bytes_max) == (1000, 64 << 20)

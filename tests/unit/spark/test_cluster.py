@@ -1,0 +1,189 @@
+"""What a driver asks of a cluster in virtual time: queues, positions, times, keys, news."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import clusters
+from brokers import SMALL_STORE
+from turbopump.client.producer import Producer
+from turbopump.client.session import Session
+from turbopump.errors import InvalidArgument, NoRoute
+from turbopump.message import Message, MessageQueue
+from turbopump.spark.cluster import Cluster
+from turbopump.spark.offsets import Limits
+from turbopump.spark.options import SourceOptions
+from turbopump.spark.positions import AtTime, Earliest, Latest, OfGroup, parse_position
+from turbopump.testing import virtual_time
+
+Q0 = MessageQueue("T", "a", 0)
+
+
+@asynccontextmanager
+async def world(
+    directory: Path, **changes: Any
+) -> AsyncIterator[tuple[clusters.Cluster, Producer, Session]]:
+    async with (
+        clusters.cluster(directory, **changes) as made,
+        Producer("pg", session=made.session()) as producer,
+        made.session("10.0.1.2") as session,
+    ):
+        yield made, producer, session
+
+
+def asking(session: Session, **options: str) -> Cluster:
+    given = {"nameserver": session.config.nameserver, **options}
+    given.setdefault("topic", "T")
+    if {"topics", "topicPattern", "assign"} & options.keys():
+        del given["topic"]
+    return Cluster(session, SourceOptions.for_stream(given))
+
+
+async def fill(producer: Producer, count: int, topic: str = "T", pause_ms: int = 0) -> None:
+    for number in range(count):
+        message = Message(topic, b"%d" % number, keys=[f"k{number % 5}", "all"])
+        await producer.send(message, to=lambda queues: queues[0])
+        await asyncio.sleep(pause_ms / 1000)
+
+
+@virtual_time()
+async def test_queues_are_found_in_four_ways(tmp_path: Path) -> None:
+    async with world(tmp_path) as (_, producer, session):
+        await fill(producer, 1, "T")
+        await fill(producer, 1, "orders-eu")
+        await fill(producer, 1, "orders-us")
+        assert await asking(session).queues() == tuple(
+            MessageQueue("T", "a", number) for number in range(4)
+        )
+        both = await asking(session, topicPattern="orders-.*").queues()
+        assert {queue.topic for queue in both} == {"orders-eu", "orders-us"}
+        assert await asking(session, topics="orders-eu,orders-us").queues() == both
+        everything = await asking(session, topicPattern=".*").queues()
+        assert {queue.topic for queue in everything} == {"T", "orders-eu", "orders-us"}
+        assert await asking(session, topicPattern="nothing").queues() == ()
+        assigned = asking(session, assign='{"T": [0, 2]}')
+        assert [queue.queue_id for queue in await assigned.queues()] == [0, 2]
+        with pytest.raises(InvalidArgument, match="queue 7 of topic 'T' is not there"):
+            await asking(session, assign='{"T": [7]}').queues()
+        with pytest.raises(NoRoute, match="topic 'wrong' is not known"):
+            await asking(session, topic="wrong").queues()
+
+
+@virtual_time()
+async def test_positions_become_offsets(tmp_path: Path) -> None:
+    async with world(tmp_path) as (_, producer, session):
+        await fill(producer, 10)
+        found = asking(session, group="g")
+        queues = (Q0, MessageQueue("T", "a", 1))
+
+        async def at(text: str, name: str = "startingOffsets") -> list[int]:
+            resolved = await found.resolve(name, parse_position(name, text), queues)
+            return [resolved[queue] for queue in queues]
+
+        assert await at("earliest") == [0, 0]
+        assert await at("latest") == [10, 0]
+        assert await at('{"T": {"a": {"0": 4}}}') == [4, 0]
+        assert await at('{"T": {"0": 4}}', "endingOffsets") == [4, 0]
+        assert await at('{"T": {"0": -1, "1": -2}}') == [10, 0]
+        # A group that has committed nothing starts as a stream does without one.
+        assert await at("group") == [10, 0]
+        assert await at("group,earliest") == [0, 0]
+        assert await found.commit({Q0: 3}) == {Q0: 3}
+        assert await at("group") == [3, 0]
+        with pytest.raises(InvalidArgument, match="ends at 10, not 11"):
+            await at('{"T": {"0": 11}}')
+
+
+@pytest.mark.parametrize("pause_ms", [0, 10])
+def test_a_time_is_the_first_message_since(tmp_path: Path, pause_ms: int) -> None:
+    @virtual_time()
+    async def run() -> None:
+        async with world(tmp_path) as (made, producer, session):
+            begin_ms = made.clock.now_ms()
+            await fill(producer, 40, pause_ms=pause_ms)
+            found = asking(session)
+            stored = [await found._stored_ms(Q0, offset) for offset in range(40)]
+            for moment in range(begin_ms - 1, stored[-1] + 2):
+                since = await found.since(moment, {Q0: Limits(0, 40)})
+                expected = next((n for n, at in enumerate(stored) if at >= moment), 40)
+                assert since == {Q0: expected}
+            empty = await found.since(begin_ms, {MessageQueue("T", "a", 1): Limits(0, 0)})
+            assert empty == {MessageQueue("T", "a", 1): 0}
+            assert await found.resolve("startingOffsets", AtTime(stored[20]), [Q0]) == {
+                Q0: stored.index(stored[20])
+            }
+
+    run()
+
+
+@virtual_time()
+async def test_news_end_the_wait(tmp_path: Path) -> None:
+    async with world(tmp_path) as (made, producer, session):
+        await fill(producer, 2)
+        found = asking(session)
+        queues = await found.queues()
+        ends = {queue: limits.high for queue, limits in (await found.limits(queues)).items()}
+        started_ms = made.clock.monotonic_ms()
+        await found.wait_for_news(ends, 500)
+        assert made.clock.monotonic_ms() - started_ms == pytest.approx(500, abs=20)
+        waiting = asyncio.create_task(found.wait_for_news(ends, 60_000))
+        await asyncio.sleep(1)
+        assert not waiting.done()
+        await fill(producer, 1)
+        await asyncio.wait_for(waiting, 1)
+
+
+@virtual_time()
+async def test_a_few_messages_are_found_by_key(tmp_path: Path) -> None:
+    async with world(tmp_path) as (_, producer, session):
+        await fill(producer, 40)
+        found = asking(session)
+        places = await found.places_of_key("T", "k3 all")
+        assert places == frozenset((Q0, offset) for offset in range(3, 40, 5))
+        # More than a broker is sure to return, so all are read.
+        assert await found.places_of_key("T", "all") is None
+        assert await found.places_of_key("T", "") is None
+        assert await found.places_of_key("T", "none") == frozenset()
+
+
+@virtual_time()
+async def test_without_an_index_nothing_is_found_by_key(tmp_path: Path) -> None:
+    async with world(tmp_path, store=replace(SMALL_STORE, index_enabled=False)) as (
+        _,
+        producer,
+        session,
+    ):
+        await fill(producer, 3)
+        assert await asking(session).places_of_key("T", "k1 all") is None
+
+
+@virtual_time()
+async def test_the_size_of_messages_is_estimated(tmp_path: Path) -> None:
+    async with world(tmp_path) as (_, producer, session):
+        await fill(producer, 3)
+        found = asking(session)
+        assert 100 < await found.bytes_per_row(Q0, 0) < 300
+        assert await found.bytes_per_row(Q0, 3) == 1
+
+
+@virtual_time()
+async def test_names_lie_within_a_namespace(tmp_path: Path) -> None:
+    async with clusters.cluster(tmp_path) as made:
+        spaced = made.session(namespace="staging")
+        async with Producer("pg", session=spaced) as producer:
+            await fill(producer, 3)
+        async with made.session("10.0.1.3", namespace="staging") as session:
+            found = asking(session, topicPattern=".*")
+            queues = await found.queues()
+            assert {queue.topic for queue in queues} == {"T"}
+            assert (await found.limits(queues))[Q0] == Limits(0, 3)
+            assert await found.resolve("startingOffsets", Earliest(), [Q0]) == {Q0: 0}
+            assert await found.resolve("startingOffsets", Latest(), [Q0]) == {Q0: 3}
+            assert OfGroup() == parse_position("startingOffsets", "group")

@@ -1,0 +1,180 @@
+"""Pulling ranges from a broker in virtual time: everything once, however answers are cut."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brokers import SMALL_STORE
+from clusters import Cluster, Recorder, cluster
+from turbopump.client.producer import Producer
+from turbopump.client.session import Session
+from turbopump.errors import ConnectionLost, DataLost, RemoteError
+from turbopump.message import Message
+from turbopump.spark.columns import RecordColumns
+from turbopump.spark.options import Pulling
+from turbopump.spark.planning import QueueRange
+from turbopump.spark.pulling import RangePull
+from turbopump.store.config import ReadLimits
+from turbopump.testing import virtual_time
+from turbopump.wire.codes import RequestCode
+from turbopump.wire.command import Command
+from turbopump.wire.headers import PullMessage
+
+COUNT = 300
+
+
+@asynccontextmanager
+async def world_with_messages(
+    directory: Path, count: int = COUNT, **limits: int
+) -> AsyncIterator[tuple[Cluster, Session, Recorder]]:
+    """Run a cluster with messages of different sizes in one queue, every tenth of tag x."""
+    store = replace(SMALL_STORE, limits=replace(ReadLimits(), **limits))
+    asked = Recorder()
+    async with cluster(directory, store=store) as world:
+        async with Producer("pg", session=world.session()) as producer:
+            for start in range(0, count, 50):
+                messages = [
+                    Message("T", b"%d" % number * (1 + number % 7), tags="xy"[number % 10 > 0])
+                    for number in range(start, start + 50)
+                ]
+                await producer.send_batch(messages, to=lambda queues: queues[0])
+        async with world.session("10.0.1.2", hooks=[asked]) as session:
+            yield world, session, asked
+
+
+def pull_of(session: Session, start: int, end: int, **options: Any) -> RangePull:
+    fails = options.pop("fail_on_data_loss", True)
+    pulling = Pulling(**options)
+    of = QueueRange("T", "a", 0, start, end)
+    return RangePull(session, of, "g", pulling, fail_on_data_loss=fails)
+
+
+async def offsets_of(pull: RangePull, tags: frozenset[str] | None = None) -> list[int]:
+    """Return the offsets of everything that comes, decoded as a task does it."""
+    columns = RecordColumns(["queueOffset"], tags=tags)
+    found: list[int] = []
+    try:
+        while (chunk := await pull.next_chunk()) is not None:
+            batch = columns.batch(chunk.records, broker="a", start=chunk.start, end=chunk.end)
+            found += [int(str(each)) for each in batch.column(0).to_pylist()]
+    finally:
+        await pull.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("limits", "options"),
+    [
+        ({}, {}),
+        ({}, {"in_flight_max": 1}),
+        ({}, {"count_max": 1, "in_flight_max": 50}),
+        ({"memory_count_max": 5}, {}),
+        ({"memory_count_max": 100}, {"count_max": 1000}),
+        # Answers end where the bytes do, each elsewhere: gaps and overlaps.
+        ({"memory_bytes_max": 1500}, {"count_max": 32}),
+        ({"memory_bytes_max": 150}, {"count_max": 8}),
+    ],
+)
+def test_everything_comes_once_and_in_order(
+    tmp_path: Path, limits: dict[str, int], options: dict[str, int]
+) -> None:
+    @virtual_time()
+    async def run() -> None:
+        async with world_with_messages(tmp_path, **limits) as (_, session, _):
+            pull = pull_of(session, 7, COUNT - 3, **options)
+            assert await offsets_of(pull) == list(range(7, COUNT - 3))
+
+    run()
+
+
+@pytest.mark.parametrize("scanned", [800, 16, 3])
+def test_a_filtered_range_is_read_to_its_end(tmp_path: Path, scanned: int) -> None:
+    @virtual_time()
+    async def run() -> None:
+        async with world_with_messages(tmp_path, scan_units_max=scanned) as (_, session, _):
+            tags = frozenset({"x"})
+            pull = pull_of(session, 5, COUNT, tags=tags, expression="x")
+            assert await offsets_of(pull, tags) == list(range(10, COUNT, 10))
+            nothing = pull_of(session, 0, COUNT, tags=frozenset({"z"}), expression="z")
+            assert await offsets_of(nothing) == []
+
+    run()
+
+
+@virtual_time()
+async def test_an_empty_range_asks_for_nothing(tmp_path: Path) -> None:
+    async with world_with_messages(tmp_path, 50) as (_, session, asked):
+        assert await offsets_of(pull_of(session, 5, 5)) == []
+        assert asked.of(RequestCode.PULL_MESSAGE) == []
+
+
+@virtual_time()
+async def test_no_more_is_asked_for_than_the_range_has(tmp_path: Path) -> None:
+    async with world_with_messages(tmp_path, 100) as (_, session, asked):
+        assert len(await offsets_of(pull_of(session, 0, 40, count_max=32))) == 40
+        headers = [
+            PullMessage.from_ext_fields(each.ext_fields)
+            for each in asked.of(RequestCode.PULL_MESSAGE)
+        ]
+        assert [(each.queue_offset, each.max_msg_nums) for each in headers] == [(0, 32), (32, 8)]
+
+
+@virtual_time()
+async def test_broken_connections_are_mended(tmp_path: Path) -> None:
+    async with world_with_messages(tmp_path) as (_, session, asked):
+        failures = iter(range(5))
+
+        def refuse(address: str, command: Command) -> None:
+            if command.code == RequestCode.PULL_MESSAGE and next(failures, None) is not None:
+                raise ConnectionLost(f"{address} is away")
+
+        asked.refuse = refuse
+        assert await offsets_of(pull_of(session, 0, COUNT)) == list(range(COUNT))
+
+
+@virtual_time()
+async def test_a_broker_that_stays_away_ends_the_task_with_its_error(tmp_path: Path) -> None:
+    async with world_with_messages(tmp_path, 50) as (_, session, asked):
+
+        def refuse(address: str, command: Command) -> None:
+            if command.code == RequestCode.PULL_MESSAGE:
+                raise ConnectionLost(f"{address} is away")
+
+        asked.refuse = refuse
+        with pytest.raises(ConnectionLost, match="is away"):
+            await offsets_of(pull_of(session, 0, 50, retries=3, in_flight_max=1))
+        assert len(asked.of(RequestCode.PULL_MESSAGE)) == 4
+
+
+@virtual_time()
+async def test_a_broker_says_what_it_does_not_support(tmp_path: Path) -> None:
+    async with world_with_messages(tmp_path, 50) as (_, session, _):
+        pull = pull_of(session, 0, 50, expression="price > 3", expression_type="SQL92")
+        with pytest.raises(
+            RemoteError, match="does not support consumer to filter message by SQL92"
+        ):
+            await offsets_of(pull)
+
+
+@virtual_time()
+async def test_what_the_queue_no_longer_has_is_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world_with_messages(tmp_path, 50) as (_, session, _):
+        with pytest.raises(
+            DataLost, match=r"T@a:0: messages 50 to 59 are gone, the queue ends at 50"
+        ):
+            await offsets_of(pull_of(session, 40, 60))
+        with caplog.at_level(logging.WARNING):
+            found = await offsets_of(pull_of(session, 40, 60, fail_on_data_loss=False))
+        assert found == list(range(40, 50))
+        assert "going on without them" in caplog.text
+        with pytest.raises(DataLost, match="messages 70 to 79 are gone"):
+            await offsets_of(pull_of(session, 70, 80))
