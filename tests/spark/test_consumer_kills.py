@@ -1,0 +1,123 @@
+"""Every message is handled at least once, whoever is killed in the middle."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from servers import Standalone
+from turbopump import Message, MessageView, Producer
+from turbopump.admin.blocking import Admin
+from turbopump.spark import SparkConsumer
+
+TIMEOUT_S = 120.0
+PROGRAM = Path(__file__).with_name("consumer_to_kill.py")
+
+
+def send(nameserver: str, topic: str, bodies: list[str]) -> None:
+    """Send to one queue, so that it is known which messages make a batch."""
+    with Producer("shop", nameserver=nameserver) as producer:
+        queue = producer.queues(topic)[0]
+        for body in bodies:
+            producer.send(Message(topic, body.encode()), to=queue)
+
+
+@contextmanager
+def driver(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the program in a process group of its own, which is killed in the end."""
+    with subprocess.Popen([sys.executable, str(PROGRAM), *arguments], start_new_session=True) as it:
+        try:
+            yield it
+        finally:
+            # Everything that belongs to it: the driver's Java, executors and their workers.
+            os.killpg(it.pid, signal.SIGKILL)
+
+
+def await_writer(pipe: Path) -> None:
+    """Wait until somebody writes into a pipe."""
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        readable, _, _ = select.select([reading], [], [], TIMEOUT_S)
+        assert readable, f"nobody wrote to {pipe}"
+    finally:
+        os.close(reading)
+
+
+def test_no_message_is_missed_when_executor_and_driver_are_killed(
+    spark: SparkSession, broker: Standalone, tmp_path: Path
+) -> None:
+    topic, group = "killed-orders", "killed-billing"
+    bodies = [str(n) for n in range(40)]
+    bodies[14], bodies[27] = "kills", "hangs"
+    send(broker.nameserver, topic, bodies)
+    notes, half_done = tmp_path / "notes", tmp_path / "half_done"
+    os.mkfifo(half_done)
+    arguments = (broker.nameserver, topic, group, str(tmp_path), "local-cluster[2,1,1024]")
+    with driver(*arguments):
+        await_writer(half_done)
+    assert (tmp_path / "killed").exists()
+    before = notes.read_text().split()
+    assert set(before) < set(bodies)
+
+    def handle(message: MessageView) -> bool:
+        with notes.open("a") as file:
+            file.write(message.body.decode() + "\n")
+        return True
+
+    report = SparkConsumer(
+        group,
+        handle,
+        spark=spark,
+        nameserver=broker.nameserver,
+        topics={topic: "*"},
+        checkpoint=tmp_path / "checkpoint",
+    ).run(available_now=True)
+    calls = Counter(notes.read_text().split())
+    assert set(calls) == set(bodies)
+    # What was complete is not repeated, what was not complete is.
+    assert {calls[body] for body in bodies[:10] + bodies[30:]} == {1}
+    assert calls["kills"] > 1
+    assert calls["hangs"] > 1
+    assert report.handled == 20
+    with Admin(broker.nameserver) as admin:
+        progress = admin.groups.progress(group)
+    assert (progress.lag, sum(each.committed for each in progress.queues)) == (0, 40)
+
+
+def test_message_whose_worker_dies_is_handled_by_the_next(
+    spark: SparkSession, broker: Standalone, tmp_path: Path
+) -> None:
+    topic = "dying-workers"
+    send(broker.nameserver, topic, [str(n) for n in range(10)])
+    notes, died = tmp_path / "notes", tmp_path / "died"
+
+    def handle(message: MessageView) -> bool:
+        with notes.open("a") as file:
+            file.write(message.body.decode() + "\n")
+        if message.body == b"4" and not died.exists():
+            died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return True
+
+    report = SparkConsumer(
+        "dying-billing",
+        handle,
+        spark=spark,
+        nameserver=broker.nameserver,
+        topics={topic: "*"},
+        checkpoint=tmp_path / "checkpoint",
+        start_from="first",
+    ).run(available_now=True)
+    assert report.handled == 10
+    calls = Counter(notes.read_text().split())
+    assert calls.keys() == {str(n) for n in range(10)}
+    assert calls["4"] == 2
