@@ -199,6 +199,18 @@ def _bodies(run: RecordRun) -> Column:
     return in_order([plain, pa.array(bodies, pa.binary())], [np.flatnonzero(~compressed), rows])
 
 
+def readable(run: RecordRun) -> npt.NDArray[np.bool_]:
+    """Tell which records have bodies that can be made whole: plain ones, and those that inflate."""
+    good: npt.NDArray[np.bool_] = (run.sys_flags() & sysflag.COMPRESSED) == 0
+    for row in np.flatnonzero(~good).tolist():
+        try:
+            _inflated(run, row)
+        except RecordError:
+            continue
+        good[row] = True
+    return good
+
+
 def _inflated(run: RecordRun, row: int) -> bytes:
     stored = bytes(run.data[int(run.body.start[row]) : int(run.body.end[row])])
     flag = int(run.where(slice(row, row + 1)).sys_flags()[0])

@@ -122,12 +122,18 @@ def _entries(text: npt.NDArray[np.uint8]) -> tuple[Numbers, Numbers, Numbers]:
     """Return where the entries that make sense start, where their names end, and where they do."""
     marks = np.flatnonzero((text - np.uint8(_NAME_END)) <= _ENTRY_END - _NAME_END)
     kinds = text[marks]
-    closing = np.flatnonzero(kinds == _ENTRY_END)
-    # The text begins with the end of an entry. What follows it is the first mark of the next one,
-    # which ends a name unless the entry has none.
-    opening = closing[:-1] + 1
-    start, name_end, end = marks[closing[:-1]] + 1, marks[opening], marks[closing[1:]]
-    good = (kinds[opening] == _NAME_END) & (name_end > start) & (end > name_end + 1)
+    closes = kinds == _ENTRY_END
+    # What follows the end of an entry is the first mark of the next one; it ends a name, or the
+    # entry has none. The text both begins and ends with the end of an entry.
+    opening = np.flatnonzero(closes[:-1] & ~closes[1:])
+    start, name_end = marks[opening] + 1, marks[opening + 1]
+    if closes[opening + 2].all():
+        end = marks[opening + 2]
+    else:
+        # A value with more marks of the other kind in it, which belong to it.
+        ends = np.flatnonzero(closes)
+        end = marks[ends[np.searchsorted(ends, opening + 2)]]
+    good = (name_end > start) & (end > name_end + 1)
     return (start, name_end, end) if good.all() else (start[good], name_end[good], end[good])
 
 

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    InputPartition,
+)
 from pyspark.sql.types import StructType
 
-from turbopump.errors import InvalidArgument
-from turbopump.spark.columns import RecordColumns
+from turbopump.errors import InvalidArgument, RecordError, StoreDamaged
+from turbopump.spark.columns import RecordColumns, readable
 from turbopump.spark.record_run import RecordRun
 from turbopump.spark.schema import spark_schema
 from turbopump.spark.store_files import broker_name, log_files, require_stopped
 from turbopump.spark.store_options import FORMAT, StoreOptions, Wanted, columns_of
-from turbopump.spark.store_plan import LogPart, plan, records_of
+from turbopump.spark.store_plan import Damage, LogPart, plan, records_of
+
+_log = logging.getLogger(__name__)
 
 _BATCH_BYTES = 16 * 1024 * 1024
 """Batches are not made larger than this by putting small ones together."""
@@ -47,6 +57,28 @@ class DefaultSource(DataSource):
                 f"the schema of format {FORMAT} is fixed: choose columns with the option columns"
             )
         return StoreReader(options)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802
+        raise InvalidArgument(
+            f"format {FORMAT} reads files that do not change any more, not as a stream: use "
+            'format("rocketmq") for messages as they arrive'
+        )
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: ARG002
+        raise _read_only()
+
+    def streamWriter(  # noqa: N802 - Spark's name
+        self,
+        schema: StructType,  # noqa: ARG002
+        overwrite: bool,  # noqa: ARG002
+    ) -> DataSourceStreamWriter:
+        raise _read_only()
+
+
+def _read_only() -> InvalidArgument:
+    return InvalidArgument(
+        'the files of a store are only read: use format("rocketmq") to send to its broker'
+    )
 
 
 class StoreReader(DataSourceReader):
@@ -81,7 +113,20 @@ class StoreReader(DataSourceReader):
             chosen = _chosen(run, self._options.wanted)
             for first in range(0, len(chosen), rows_max):
                 piece = chosen.where(slice(first, first + rows_max))
-                yield self._columns.batch_of(piece, broker=broker)
+                yield self._batch(piece, part, broker)
+
+    def _batch(self, run: RecordRun, part: LogPart, broker: str) -> pa.RecordBatch:
+        try:
+            return self._columns.batch_of(run, broker=broker)
+        except RecordError as error:
+            path = part.file.path
+            if part.damage is not Damage.IS_PASSED_OVER:
+                raise StoreDamaged(
+                    f"{path}: {error.reason}; ignoreDamage=true leaves such messages out"
+                ) from error
+            good = readable(run)
+            _log.warning("%s: %s; messages left out: %d", path, error.reason, (~good).sum())
+            return self._columns.batch_of(run.where(good), broker=broker)
 
 
 def _chosen(run: RecordRun, wanted: Wanted) -> RecordRun:

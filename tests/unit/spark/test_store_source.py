@@ -3,13 +3,17 @@ from __future__ import annotations
 import logging
 import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from offline_stores import (
     BORN_MS,
     HERE,
+    Row,
     as_inspected,
     inspected,
     looks_like_a_record,
@@ -386,6 +390,82 @@ def test_another_schema_is_refused(store: Path) -> None:
 def test_every_option_is_documented() -> None:
     text = (Path(__file__).parents[3] / "docs/guide/spark-offline.md").read_text()
     assert [name for name in OPTIONS if f"| `{name}` |" not in text] == []
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_body_that_does_not_inflate(
+    store: Path, last: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    number = COUNT - 1 if last else 5
+    file = log_files(store)[-1 if last else 0]
+    content = bytearray(file.read_bytes())
+    content[position_of(rows_of(store)[number]) - int(file.name) + 39] |= 1
+    file.write_bytes(content)
+    with pytest.raises(StoreDamaged, match=rf"offset {number}: body is not .*ignoreDamage=true"):
+        rows_of(store)
+    assert len(rows_of(store, columns="queueOffset")) == COUNT
+    wanted = [offset for offset in range(COUNT) if offset != number]
+    assert offsets(store, ignoreDamage=True) == wanted
+    assert f"offset {number}: body is not valid ZLIB" in caplog.text
+    assert "messages left out: 1" in caplog.text
+
+
+def outcome(store: Path, **options: object) -> list[Row] | type[StoreDamaged]:
+    try:
+        return rows_of(store, **options)
+    except StoreDamaged:
+        return StoreDamaged
+
+
+def check_any_damage(place: float, value: int, length: int) -> None:
+    """Whatever is damaged: how the log is divided makes no difference, and nothing is invented."""
+    with TemporaryDirectory() as directory:
+        store = written(Path(directory), map(message, range(25)), 2048)
+        whole = {row["queueOffset"]: row for row in rows_of(store, columns="queueOffset,body")}
+        at = int(place * 2048 * len(log_files(store)))
+        damaged = log_files(store)[at // 2048]
+        content = bytearray(damaged.read_bytes())
+        content[at % 2048 : at % 2048 + length] = bytes([value]) * length
+        damaged.write_bytes(content[:2048])
+        for ignored in (False, True):
+            results = [
+                outcome(
+                    store, bytesPerPartition=size, ignoreDamage=ignored, columns="queueOffset,body"
+                )
+                for size in (1 << 30, 600, 1)
+            ]
+            assert results[0] == results[1] == results[2]
+            if ignored:
+                assert isinstance(results[0], list)
+                # A few bytes hit two neighbours at most.
+                assert len(results[0]) >= len(whole) - 2
+                assert all(
+                    row["body"] == whole[n]["body"]
+                    for row in results[0]
+                    if (n := row["queueOffset"]) in whole
+                )
+
+
+@given(st.floats(0, 1, exclude_max=True), st.integers(0, 255), st.integers(1, 20))
+@settings(max_examples=10, deadline=None)
+def test_any_damage(place: float, value: int, length: int) -> None:
+    check_any_damage(place, value, length)
+
+
+@pytest.mark.slow
+@given(st.floats(0, 1, exclude_max=True), st.integers(0, 255), st.integers(1, 20))
+@settings(max_examples=300, deadline=None)
+def test_much_damage(place: float, value: int, length: int) -> None:
+    check_any_damage(place, value, length)
+
+
+def test_streams_and_writes_are_refused(store: Path) -> None:
+    source = DefaultSource({"path": str(store)})
+    with pytest.raises(InvalidArgument, match=r'use format\("rocketmq"\)'):
+        source.streamReader(schema=source.schema())
+    for write in (source.writer, source.streamWriter):
+        with pytest.raises(InvalidArgument, match="are only read"):
+            write(schema=source.schema(), overwrite=False)
 
 
 def test_damage_that_was_passed_over_is_told(store: Path, caplog: pytest.LogCaptureFixture) -> None:
