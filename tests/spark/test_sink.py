@@ -220,7 +220,7 @@ def test_failed_send_fails_the_job_with_the_brokers_words(
         with pytest.raises(Exception, match=r"of partition 0 could not be sent.*code 13: \w+"):
             writer(rows, small.nameserver, topic).save()
         small.kill()
-        with pytest.raises(Exception, match=r"of partition 0 could not be sent.*name server"):
+        with pytest.raises(Exception, match=r"of partition 0 could not be sent to .*refused"):
             writer(rows, small.nameserver, topic).option("retries", "1").save()
 
 

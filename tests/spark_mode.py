@@ -1,0 +1,47 @@
+"""Writes, reads and streams messages in one mode of Spark: a program that `test_modes` starts.
+
+::
+
+    python spark_mode.py '{"master": "local[2]", "settings": {}}' nameserver folder
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import turbopump.spark
+
+ROWS = 300
+
+
+def main() -> None:
+    mode, nameserver, folder = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3]
+    name = json.dumps(mode)
+    topic = "mode-" + "".join(letter for letter in name if letter.isalnum())[:60]
+    spark = turbopump.spark.session("modes", **mode)
+    cluster = {"nameserver": nameserver}
+    rows = spark.sql(f"select cast(id as string) body, id % 4 queueId from range({ROWS})")
+    (rows.write.format("rocketmq").options(**cluster, topic=topic).mode("append").save())
+    read = spark.read.format("rocketmq").options(**cluster, topic=topic)
+    found = read.load().selectExpr("count(*) n", "count(distinct body) bodies").collect()[0]
+    query = (
+        spark.readStream.format("rocketmq")
+        .options(**cluster, topic=topic, startingOffsets="earliest")
+        .load()
+        .select("body")
+        .writeStream.format("rocketmq")
+        .options(**cluster, topic=topic + "-copy", checkpointLocation=folder)
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    copied = spark.read.format("rocketmq").options(**cluster, topic=topic + "-copy").load()
+    once = turbopump.spark.without_duplicates(copied)
+    counts = [found.n, found.bodies, copied.count(), once.count()]
+    spark.stop()
+    sys.stdout.write(json.dumps(counts) + "\n")
+
+
+if __name__ == "__main__":
+    main()
