@@ -72,9 +72,7 @@ class LogReader:
         self.file = file
         self._fd = fd
 
-    def walk(
-        self, start: int, end: int, *, read_bytes: int = READ_BYTES, may_be_torn: bool = False
-    ) -> Iterator[Found | Stop]:
+    def walk(self, start: int, end: int, *, may_be_torn: bool = False) -> Iterator[Found | Stop]:
         """Go through the records that start in a part of the file; last comes a `Stop`.
 
         ``start`` is where one starts. With ``may_be_torn`` the last record counts as damaged also
@@ -82,7 +80,7 @@ class LogReader:
         """
         at, doubtful = start, None
         while True:
-            found = self._records_at(at, end, read_bytes)
+            found = self._records_at(at, end, READ_BYTES)
             if isinstance(found, Stop):
                 if doubtful is not None and found.end is not End.BLANK:
                     yield Stop(doubtful.at, End.DAMAGED, "properties have not been written")

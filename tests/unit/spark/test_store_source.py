@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import logging
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -92,6 +94,27 @@ def test_a_store_written_here(tmp_path: Path) -> None:
     assert [row["keys"] for row in rows_of(tmp_path / "copy")] == [f"k{n}" for n in range(20)]
 
 
+@pytest.mark.slow
+def test_a_store_that_a_java_broker_has_open_is_refused(store: Path) -> None:
+    (store / "lock").write_bytes(b"lock")
+    lines = (
+        "import fcntl, sys",
+        "file = open(sys.argv[1], 'r+')",
+        "fcntl.lockf(file, fcntl.LOCK_EX)",
+        "print(flush=True)",
+        "sys.stdin.read()",
+    )
+    holding = [sys.executable, "-c", "\n".join(lines), str(store / "lock")]
+    with subprocess.Popen(holding, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        process.stdout.readline()
+        with pytest.raises(StoreInUse):
+            rows_of(store)
+        process.stdin.close()
+    assert len(rows_of(store)) == COUNT
+
+
 def test_nothing_is_written(store: Path) -> None:
     for path in sorted(store.rglob("*"), reverse=True):
         path.chmod(0o500 if path.is_dir() else 0o400)
@@ -109,9 +132,7 @@ def test_parts_of_any_size_have_the_same_rows(store: Path, monkeypatch: pytest.M
         if part_bytes == 1:
             assert max(map(len, parts)) == 1
     # So small that records reach over the end of what is read at once.
-    monkeypatch.setattr(
-        store_walk.LogReader.walk, "__kwdefaults__", {"read_bytes": 50, "may_be_torn": False}
-    )
+    monkeypatch.setattr(store_walk, "READ_BYTES", 50)
     assert rows_of(store, bytesPerPartition=1000) == whole
 
 
