@@ -1,0 +1,228 @@
+"""What is published: the wheel and the sdist, installed into an environment with nothing else."""
+
+from __future__ import annotations
+
+import email
+import os
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from collections.abc import Iterator
+from email.message import Message as Metadata
+from importlib.metadata import Distribution, distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from commands import ready_addresses
+from turbopump import __version__
+
+ROOT = Path(__file__).parents[2]
+EXTRAS = ("dashboard", "spark", "tracing")
+
+pytestmark = pytest.mark.slow
+
+ROUND_TRIP = """
+import sys
+from turbopump import LitePullConsumer, Message, Producer
+with Producer("shop", nameserver=sys.argv[1]) as producer:
+    producer.send(Message("orders", b"hello"))
+with LitePullConsumer(
+    "audit", nameserver=sys.argv[1], subscriptions={"orders": "*"}, start_from="first"
+) as consumer:
+    print(next(consumer).body.decode())
+print([name for name in sys.modules if name.startswith(("pyspark", "pyarrow", "pandas"))])
+"""
+
+
+def run(*command: str | Path, at: Path) -> str:
+    """Run a command away from the source tree, which must not be found by accident."""
+    clean = {"PATH": os.environ["PATH"], "HOME": str(at), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=at,
+        env=clean,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def built(source: Path, into: Path, *targets: str) -> list[Path]:
+    """Build without a network: all that is needed is installed."""
+    options = [part for target in targets for part in ("-t", target)]
+    run(sys.executable, "-m", "hatchling", "build", "-d", into, *options, at=source)
+    return sorted(into.iterdir())
+
+
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The wheel and the sdist."""
+    wheel, sdist = built(ROOT, tmp_path_factory.mktemp("dist"), "wheel", "sdist")
+    return wheel, sdist
+
+
+@pytest.fixture(scope="module")
+def wheel(distributions: tuple[Path, Path]) -> Path:
+    return distributions[0]
+
+
+def names_in(wheel: Path) -> list[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return sorted(archive.namelist())
+
+
+def text_in(wheel: Path, name: str) -> str:
+    with zipfile.ZipFile(wheel) as archive:
+        return archive.read(f"turbopump-{__version__}.dist-info/{name}").decode()
+
+
+def metadata_of(wheel: Path) -> Metadata:
+    return email.message_from_string(text_in(wheel, "METADATA"))
+
+
+# --- what is inside -------------------------------------------------------------------------------
+
+
+def test_the_wheel_has_the_packages_and_nothing_else(wheel: Path) -> None:
+    names = names_in(wheel)
+    tops = {name.partition("/")[0] for name in names}
+    assert tops == {
+        "pyspark_rocketmq",
+        "pyspark_rocketmq_store",
+        "turbopump",
+        f"turbopump-{__version__}.dist-info",
+    }
+    sources = {
+        str(path.relative_to(ROOT / "src"))
+        for path in (ROOT / "src").rglob("*")
+        if path.is_file() and not any(part.startswith((".", "__pyc")) for part in path.parts)
+    }
+    assert sources == {name for name in names if ".dist-info/" not in name}
+    assert "turbopump/py.typed" in names
+
+
+def test_the_metadata_tells_what_it_is(wheel: Path) -> None:
+    metadata = metadata_of(wheel)
+    assert metadata["Name"] == "turbopump"
+    assert metadata["Version"] == __version__
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["Requires-Python"] == ">=3.11"
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert set(EXTRAS) <= set(metadata.get_all("Provides-Extra", []))
+    assert "Apache License" in text_in(wheel, "licenses/LICENSE")
+
+
+def test_the_entry_points_are_the_command_and_the_plugin(wheel: Path) -> None:
+    assert text_in(wheel, "entry_points.txt").split("\n") == [
+        "[console_scripts]",
+        "turbopump = turbopump.cli:main",
+        "",
+        "[pytest11]",
+        "turbopump = turbopump.testing.pytest_plugin",
+        "",
+    ]
+
+
+def test_spark_is_an_extra(wheel: Path) -> None:
+    wanted = [Requirement(text) for text in metadata_of(wheel).get_all("Requires-Dist", [])]
+    plain = {each.name for each in wanted if each.marker is None or each.marker.evaluate()}
+    spark = {
+        each.name for each in wanted if each.marker and each.marker.evaluate({"extra": "spark"})
+    }
+    assert "pyspark" not in plain
+    assert "pyspark" in spark
+
+
+def test_the_sdist_makes_the_same_wheel(distributions: tuple[Path, Path], tmp_path: Path) -> None:
+    wheel, sdist = distributions
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    source = tmp_path / f"turbopump-{__version__}"
+    for name in ("LICENSE", "Dockerfile", "scripts/test", "requirements/dev.lock", "tests/data"):
+        assert (source / name).exists(), name
+    (again,) = built(source, tmp_path / "dist", "wheel")
+    assert names_in(again) == names_in(wheel)
+
+
+# --- installed ------------------------------------------------------------------------------------
+
+
+def needed(requirements: list[str], extra: str = "") -> Iterator[Distribution]:
+    """Return the installed distributions that requirements need, and what those need."""
+    waiting = [(Requirement(text), extra) for text in requirements]
+    seen: set[tuple[str, str]] = set()
+    while waiting:
+        requirement, wanted_as = waiting.pop()
+        if requirement.marker and not requirement.marker.evaluate({"extra": wanted_as}):
+            continue
+        for each in ("", *requirement.extras):
+            if (requirement.name, each) not in seen:
+                seen.add((requirement.name, each))
+                found = distribution(requirement.name)
+                yield found
+                waiting += [(Requirement(text), each) for text in found.requires or []]
+
+
+def borrow(found: Distribution, into: Path) -> None:
+    """Let an environment have what this one has, as if it were installed there."""
+    for file in found.files or []:
+        top = file.parts[0]
+        if top != ".." and top != "__pycache__" and not (into / top).exists():
+            (into / top).symlink_to(Path(str(found.locate_file(top))).resolve())
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with the wheel in it, and with what it says that it needs. No network."""
+    home = tmp_path_factory.mktemp("empty") / "venv"
+    try:
+        venv.create(home, with_pip=True)
+    except subprocess.CalledProcessError:
+        pytest.skip("this Python cannot put pip into an environment (Debian: python3-venv)")
+    (packages,) = home.glob("lib/python3.*/site-packages")
+    for found in needed(metadata_of(wheel).get_all("Requires-Dist", [])):
+        borrow(found, packages)
+    # Refused if anything is missing that the wheel asks for.
+    run(home / "bin" / "pip", "install", "--quiet", "--no-index", wheel, at=home)
+    return home
+
+
+def test_an_environment_with_nothing_else_has_a_working_command(
+    environment: Path, tmp_path: Path
+) -> None:
+    command, python = environment / "bin" / "turbopump", environment / "bin" / "python"
+    assert run(command, "--version", at=tmp_path) == f"turbopump {__version__}\n"
+    assert run(python, "-m", "turbopump", "--version", at=tmp_path) == f"turbopump {__version__}\n"
+    run(python, "-m", "pip", "check", at=tmp_path)
+    options = ("--dir", str(tmp_path / "data"), "--nameserver-port", "0", "--broker-port", "0")
+    with subprocess.Popen(
+        [command, "standalone", *options],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as server:
+        try:
+            nameserver = ready_addresses(server)["nameserver"]
+            told = run(python, "-W", "error", "-c", ROUND_TRIP, nameserver, at=tmp_path)
+            server.terminate()
+            assert server.wait(20) == 0
+        finally:
+            server.kill()
+    assert told == "hello\n[]\n"
+
+
+def test_without_spark_the_pipeline_says_what_to_install(environment: Path, tmp_path: Path) -> None:
+    program = (
+        "try:\n    from turbopump.spark import session\n"
+        "except ImportError as error:\n    print(error)\n"
+    )
+    told = run(environment / "bin" / "python", "-c", program, at=tmp_path)
+    assert "pip install turbopump[spark]" in told
