@@ -64,7 +64,13 @@ class Shell:
         return found
 
     def json_lines(self, line: str) -> list[Any]:
-        return [json.loads(text) for text in self.ok(f"{line} --json").splitlines()]
+        """Return the objects that a command prints, all of whose keys are documented."""
+        found = [json.loads(text) for text in self.ok(f"{line} --json").splitlines()]
+        words = " ".join(line.split()[:2])
+        if words != "cluster info":
+            for value in found:
+                assert keys_of(value) <= documented_keys(words), words
+        return found
 
     def keep(self, line: str, stdin: str | bytes | None = None) -> None:
         """Run a command and note what it printed."""
@@ -235,6 +241,10 @@ def test_dead_letters_look_as_they_did(shell: Shell, tmp_path: Path) -> None:
     assert {letter["origin_topic"] for letter in letters} == {"payments"}
     assert shell.ok("dlq export ledger --key k1").count("\n") == 1
     assert shell.json(f"dlq export ledger -o {path}")["letters"] == 3
+    assert shell.json_lines("dlq list")[0]["group"] == "ledger"
+    assert shell.json(f"dlq show ledger {first['letter_id']}")["is_redriven"]
+    done = shell.json_lines("dlq redrive ledger --to retry --again --dry-run")
+    assert [row["topic"] for row in done] == ["%RETRY%ledger"] * 3
 
 
 # --- running groups -------------------------------------------------------------------------------
@@ -300,6 +310,7 @@ def test_tail_follows_until_the_count(shell: Shell) -> None:
 # --- forms ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_json_of_everything_can_be_read(shell: Shell) -> None:
     shell.ok("topic create forms --queues 1 --broker a")
     sent = shell.json("message send forms äöü --key k --property p=v")
@@ -322,6 +333,31 @@ def test_json_of_everything_can_be_read(shell: Shell) -> None:
     assert {row["kind"] for row in shell.json_lines("topic list --all")} >= {"normal", "system"}
     assert len(shell.json_lines("cluster status")) == 2
     assert shell.json("cluster info a")["brokerVersionDesc"] == "V4_9_8"
+    shell.json("group create forms")
+    shell.json("group update forms --retries 2")
+    assert shell.json("offset reset forms forms --to-offset 1 --yes")["skips"] == 1
+    assert shell.json("offset skip forms forms --dry-run")["skips"] == 1
+    assert len(shell.json("offset clone forms others --yes")["queues"]) == 1
+    assert shell.json("group progress forms")["lag"] == 1
+    assert shell.json("group members forms")["members"] == []
+    assert shell.json_lines("group producers nobody") == []
+    assert {row["group"] for row in shell.json_lines("group list")} >= {"forms", "others"}
+    assert {row["group"] for row in shell.json_lines("topic groups forms")} == {"forms", "others"}
+    assert shell.json("topic route forms")["brokers"][0]["broker"] == "a"
+    assert shell.json("topic status forms")["queues"][0]["max_offset"] == 2
+    assert shell.json("topic update forms --queues 2 --dry-run")["dry_run"]
+    assert shell.json("group delete forms --yes")["lag"] == 1
+    assert shell.json_lines("config broker a listenPort")[0]["server"] == "a"
+    assert len(shell.json_lines("config nameservers listenPort")) == 1
+    shell.json_lines("config update-broker fileReservedTime=47 --dry-run")
+    shell.json_lines("config update-nameservers orderMessageEnable=true --dry-run")
+    shell.json("config put-kv forms k v")
+    assert shell.json_lines("config kv forms") == [{"key": "k", "value": "v"}]
+    shell.json("config delete-kv forms k --yes")
+    shell.json("cluster drain a --dry-run")
+    assert shell.json("cluster drain b --yes")["topics"] > 0
+    assert shell.json("cluster restore b")["topics"] > 0
+    assert len(shell.json_lines("cluster list")) == 2
     assert shell.json("topic delete forms --dry-run")["messages"] == 2
     assert shell.json("topic delete forms --yes")["brokers"] == ["a"]
 
@@ -422,3 +458,50 @@ def test_names_are_completed(shell: Shell) -> None:
     env["TURBOPUMP_NAMESERVER"] = "127.0.0.1:1"
     result = CliRunner().invoke(app, [], env=env, prog_name="turbopump")
     assert result.stdout.split() == []
+
+
+# --- what the guide shows -------------------------------------------------------------------------
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "commands.md"
+
+
+@pytest.mark.slow
+def test_guide_shows_what_is_printed(tmp_path: Path) -> None:
+    (shown,) = re.findall(r"^```console\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
+    with embedded(tmp_path, ["broker-a"]) as nameserver:
+        shell = Shell(nameserver)
+        for line in shown.splitlines():
+            if line.startswith("$ turbopump "):
+                shell.keep(line.removeprefix("$ turbopump "))
+    printed = "\n".join(line for line in shell.lines if line and not line.startswith("[exit"))
+    assert masked(printed).split() == masked(shown).split()
+
+
+def documented_keys(words: str) -> set[str]:
+    """Return the keys that the guide names for a command's JSON."""
+    guide = GUIDE.read_text()
+    section = guide.partition(f"\n### `turbopump {words}`\n")[2].partition("\n##")[0]
+    text = section[re.search(r"\bJSON\b", section).start() :]  # type: ignore[union-attr]
+    keys = set(re.findall(r"`(\w+)`", text))
+    message_keys = set(re.findall(r"`(\w+)`", paragraph(guide, "Messages have these keys")))
+    letter_keys = set(re.findall(r"`(\w+)`", paragraph(guide, "of a message in JSON, and:")))
+    if "messages." in text:
+        keys |= message_keys
+    if "letter" in text:
+        keys |= message_keys | letter_keys
+    return keys
+
+
+def paragraph(guide: str, start: str) -> str:
+    return guide.partition(start)[2].partition("\n\n")[0]
+
+
+def keys_of(value: Any) -> set[str]:
+    """Return all keys of a value, those of objects in lists and of before and after included."""
+    found = set()
+    for key, item in value.items():
+        found.add(key)
+        inner = item if isinstance(item, list) else [item] if key in {"before", "after"} else []
+        for each in inner:
+            found |= keys_of(each) if isinstance(each, dict) else set()
+    return found

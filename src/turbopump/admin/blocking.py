@@ -128,6 +128,7 @@ class Messages(_Subject[messages.Messages]):
     find = blocking(messages.Messages.find)
     by_offset_id = blocking(messages.Messages.by_offset_id)
     by_unique_key = blocking(messages.Messages.by_unique_key)
+    by_unique_key_at = blocking(messages.Messages.by_unique_key_at)
     by_key = blocking(messages.Messages.by_key)
     at = blocking(messages.Messages.at)
     span = blocking(messages.Messages.span)

@@ -8,17 +8,22 @@ that could be lost, or written without the copy being there.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 
 from turbopump.admin.messages import TOOLS_PRODUCER_GROUP, Messages, Span
 from turbopump.admin.positions import Earliest, Latest, Position
-from turbopump.admin.reach import ANSWER_MS, Reach, gathered
+from turbopump.admin.reach import ANSWER_MS, BrokerNode, Reach, gathered
 from turbopump.admin.reading import Reading, Stretch
 from turbopump.admin.topics import Topics
 from turbopump.client import calls
-from turbopump.client.names import check_topic_for_sending, dead_letter_topic, retry_topic
+from turbopump.client.names import (
+    RETRY_PREFIX,
+    check_topic_for_sending,
+    dead_letter_topic,
+    retry_topic,
+)
 from turbopump.client.outgoing import Outgoing
 from turbopump.client.queue_choice import QueueChoice
 from turbopump.client.subscriptions import EVERYTHING
@@ -45,6 +50,9 @@ _NOT_COPIED = properties.RESERVED - {
     properties.BUYER_ID,
 }
 """What brokers and clients wrote on a message on its way; a copy begins anew."""
+
+
+_NodesByTopic = dict[str, Sequence[BrokerNode]]
 
 
 class Destination(Enum):
@@ -205,16 +213,7 @@ class DeadLetters:
 
     async def is_redriven(self, letter: DeadLetter, topics: Collection[str]) -> bool:
         """Whether a copy of a letter is in any of the topics."""
-        for topic in topics:
-            if not await self._reach.session.refresh_route(topic):
-                continue
-            begin_ms = max(0, letter.message.store_timestamp_ms - _CLOCKS_DIFFER_MS)
-            copies = await self._messages.by_unique_key(
-                topic, _unique_key(letter.message), begin_ms=begin_ms
-            )
-            if any(copy.properties.get(REDRIVEN_FROM) == letter.letter_id for copy in copies):
-                return True
-        return False
+        return await self._has_copy(letter, topics, {})
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -222,12 +221,33 @@ class DeadLetters:
         topic = job.topic_for(letter)
         if topic is None:
             return Redriven(letter, Outcome.ORIGIN_UNKNOWN, None)
-        if not job.again and await self.is_redriven(letter, job.places(letter)):
+        if not job.again and await self._has_copy(letter, job.places(letter), job.nodes):
             return Redriven(letter, Outcome.SENT_BEFORE, topic)
         if job.dry_run:
             return Redriven(letter, Outcome.WOULD_BE_SENT, topic)
         await self._send(copy_of(letter, topic))
         return Redriven(letter, Outcome.SENT, topic)
+
+    async def _has_copy(
+        self, letter: DeadLetter, topics: Collection[str], nodes: _NodesByTopic
+    ) -> bool:
+        begin_ms = max(0, letter.message.store_timestamp_ms - _CLOCKS_DIFFER_MS)
+        for topic in topics:
+            copies = await self._messages.by_unique_key_at(
+                await self._nodes(topic, nodes), topic, _unique_key(letter.message), begin_ms
+            )
+            if any(copy.properties.get(REDRIVEN_FROM) == letter.letter_id for copy in copies):
+                return True
+        return False
+
+    async def _nodes(self, topic: str, known: _NodesByTopic) -> Sequence[BrokerNode]:
+        """Return who has a topic, asking once for each; nobody has one that is not there."""
+        if topic not in known:
+            try:
+                known[topic] = await self._topics.nodes_of(topic)
+            except NotThere:
+                known[topic] = ()
+        return known[topic]
 
     async def _send(self, copy: Outgoing) -> None:
         session = self._reach.session
@@ -244,6 +264,7 @@ class _Job:
     to: Destination | str
     again: bool
     dry_run: bool
+    nodes: _NodesByTopic = field(default_factory=dict)
 
     def topic_for(self, letter: DeadLetter) -> str | None:
         if self.to is Destination.ORIGIN:
@@ -263,7 +284,7 @@ def copy_of(letter: DeadLetter, topic: str) -> Outgoing:
     named[properties.UNIQUE_KEY] = _unique_key(message)
     named[properties.WAIT] = "true"
     named[REDRIVEN_FROM] = letter.letter_id
-    if topic.startswith("%RETRY%") and letter.origin_topic is not None:
+    if topic.startswith(RETRY_PREFIX) and letter.origin_topic is not None:
         # By it a consumer gives the message the name of the topic that it subscribed to.
         named[properties.RETRY_TOPIC] = letter.origin_topic
     compression = compression_of(message.sys_flag)

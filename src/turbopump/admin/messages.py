@@ -8,13 +8,14 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime
 
+from msgspec.structs import replace
+
 from turbopump.admin.positions import AtTime, Last, Latest, Start
 from turbopump.admin.reach import ANSWER_MS, BrokerNode, Reach, gathered
 from turbopump.admin.reading import Reading, Stretch, merged
 from turbopump.admin.topics import QueueLimits, Topics
 from turbopump.client import calls
-from turbopump.client.outgoing import MessageRules
-from turbopump.client.producer import Producer, ProducerConfig, SendReceipt, To
+from turbopump.client.producer import Producer, SendReceipt, To
 from turbopump.client.selectors import by_hash
 from turbopump.client.subscriptions import EVERYTHING
 from turbopump.errors import InvalidArgument, NotThere, RemoteError
@@ -76,9 +77,7 @@ class Messages:
         if not create_topic:
             await self._reach.route(message.topic)
         to: To = queue if sharding_key is None else by_hash(sharding_key)
-        config = ProducerConfig(messages=MessageRules())
-        session = self._reach.session
-        async with Producer(TOOLS_PRODUCER_GROUP, session=session, config=config) as producer:
+        async with Producer(TOOLS_PRODUCER_GROUP, session=self._reach.session) as producer:
             return await producer.send(message, to=to)
 
     # --- finding ----------------------------------------------------------------------------------
@@ -117,7 +116,20 @@ class Messages:
         self, topic: str, unique_key: str, *, begin_ms: int = 0, end_ms: int = _FAR_MS
     ) -> tuple[MessageView, ...]:
         """Find messages by the id that their producer gave them, oldest first."""
-        found = await self._query(topic, unique_key, 64, begin_ms, end_ms, is_unique=True)
+        nodes = await self._topics.nodes_of(topic)
+        return await self.by_unique_key_at(nodes, topic, unique_key, begin_ms, end_ms)
+
+    async def by_unique_key_at(
+        self,
+        nodes: Sequence[BrokerNode],
+        topic: str,
+        unique_key: str,
+        begin_ms: int = 0,
+        end_ms: int = _FAR_MS,
+    ) -> tuple[MessageView, ...]:
+        """The same for those who have many to find and know which brokers to ask."""
+        header = _query(topic, unique_key, 64, begin_ms, end_ms, is_unique=True)
+        found = await self._found(nodes, header)
         return tuple(each for each in found if each.unique_key == unique_key)
 
     async def by_key(
@@ -130,14 +142,10 @@ class Messages:
         count_max: int = 64,
     ) -> tuple[MessageView, ...]:
         """Find messages by one of their keys, oldest first; of many, each broker's newest."""
-        found = await self._query(
-            topic,
-            key,
-            count_max,
-            0 if begin is None else AtTime(begin).epoch_ms,
-            _FAR_MS if end is None else AtTime(end).epoch_ms,
-            is_unique=False,
-        )
+        begin_ms = 0 if begin is None else AtTime(begin).epoch_ms
+        end_ms = _FAR_MS if end is None else AtTime(end).epoch_ms
+        header = _query(topic, key, count_max, begin_ms, end_ms, is_unique=False)
+        found = await self._found(await self._topics.nodes_of(topic), header)
         return tuple(each for each in found if key in each.keys)
 
     async def at(self, queue: MessageQueue, offset: int) -> MessageView:
@@ -236,31 +244,35 @@ class Messages:
 
     # --- inside -----------------------------------------------------------------------------------
 
-    async def _query(
-        self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int, *, is_unique: bool
-    ) -> list[MessageView]:
-        header = QueryMessage(
-            topic=topic,
-            key=key,
-            max_num=count_max,
-            begin_timestamp=max(0, begin_ms - _INDEX_STEP_MS),
-            end_timestamp=end_ms,
-            unique_key_query=is_unique,
-        )
-        nodes = await self._topics.nodes_of(topic)
+    async def _found(self, nodes: Sequence[BrokerNode], header: QueryMessage) -> list[MessageView]:
         found = await gathered(self._query_at(node, header) for node in nodes)
         return sorted(
             (
                 each
                 for messages in found
                 for each in messages
-                if each.topic == topic and begin_ms <= each.store_timestamp_ms <= end_ms
+                if each.topic == header.topic
+                and header.begin_timestamp <= each.store_timestamp_ms <= header.end_timestamp
             ),
             key=lambda each: each.store_timestamp_ms,
         )
 
     async def _query_at(self, node: BrokerNode, header: QueryMessage) -> list[MessageView]:
-        return await calls.query_messages(self._reach.session, node.address, header, ANSWER_MS)
+        wider = replace(header, begin_timestamp=max(0, header.begin_timestamp - _INDEX_STEP_MS))
+        return await calls.query_messages(self._reach.session, node.address, wider, ANSWER_MS)
+
+
+def _query(
+    topic: str, key: str, count_max: int, begin_ms: int, end_ms: int, *, is_unique: bool
+) -> QueryMessage:
+    return QueryMessage(
+        topic=topic,
+        key=key,
+        max_num=count_max,
+        begin_timestamp=begin_ms,
+        end_timestamp=end_ms,
+        unique_key_query=is_unique,
+    )
 
 
 def _limits_of(queue: MessageQueue, limits: Iterable[QueueLimits]) -> QueueLimits:

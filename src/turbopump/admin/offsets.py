@@ -11,6 +11,7 @@ from turbopump.admin.reach import ANSWER_MS, BrokerNode, Reach, gathered
 from turbopump.admin.reading import Reading
 from turbopump.admin.topics import QueueLimits, Topics
 from turbopump.client import calls
+from turbopump.client.names import retry_topic
 from turbopump.errors import AdministrationError, InvalidArgument, RemoteError
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.wire import headers
@@ -140,8 +141,7 @@ class Offsets:
         """Work out what `clone` would do to the destination; changes nothing."""
         progress = await self._groups.progress(source, topic)
         nodes = {node.broker: node for node in await self._reach.readable()}
-        own = {f"%RETRY%{source}"}
-        rows = [each for each in progress.queues if each.queue.topic not in own]
+        rows = [each for each in progress.queues if each.queue.topic != retry_topic(source)]
         current = await gathered(
             self._committed(nodes[each.queue.broker], destination, each.queue) for each in rows
         )

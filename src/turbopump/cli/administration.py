@@ -88,6 +88,9 @@ def reported() -> Iterator[None]:
         yield
     except InvalidArgument as error:
         _fail(error, BAD_INPUT)
+    except BrokenPipeError:
+        # Who reads has had enough, as `head` has; there is nobody to tell.
+        raise
     except (TurbopumpError, OSError) as error:
         _fail(error, FAILED)
 

@@ -26,19 +26,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-_SYSTEM_GROUPS = frozenset(
-    {
-        "TOOLS_CONSUMER",
-        "FILTERSRV_CONSUMER",
-        "SELF_TEST_C_GROUP",
-        "CID_ONS-HTTP-PROXY",
-        "CID_ONSAPI_PULL",
-        "CID_ONSAPI_PERMISSION",
-        "CID_ONSAPI_OWNER",
-    }
-)
-"""Every broker has them; people do not use them."""
-
 _SETTINGS = (
     Column("group", "GROUP"),
     Column("retries_max", "RETRIES", "number"),
@@ -58,12 +45,14 @@ def list_groups(
     json: JsonOption = False,
 ) -> None:
     """List consumer groups."""
+    from turbopump.broker.groups import BOOT_GROUPS
+
     with administration(nameserver) as admin:
         found = admin.groups.list(cluster)
     rows = [
         {**_settings_row(each.settings), "members": each.members, "brokers": list(each.brokers)}
         for each in found
-        if all_kinds or each.settings.group not in _SYSTEM_GROUPS
+        if all_kinds or each.settings.group not in BOOT_GROUPS
     ]
     columns = (
         _SETTINGS[0],
