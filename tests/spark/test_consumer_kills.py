@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,12 +35,18 @@ def send(nameserver: str, topic: str, bodies: list[str]) -> None:
 @contextmanager
 def driver(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run the program in a process group of its own, which is killed in the end."""
-    with subprocess.Popen([sys.executable, str(PROGRAM), *arguments], start_new_session=True) as it:
-        try:
-            yield it
-        finally:
-            # Everything that belongs to it: the driver's Java, executors and their workers.
-            os.killpg(it.pid, signal.SIGKILL)
+    command = [sys.executable, str(PROGRAM), *arguments]
+    # What is killed does not tidy up. The names of sockets must be short, hence no `tmp_path`.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
+        places = dict.fromkeys(("TMPDIR", "SPARK_WORKER_DIR", "SPARK_LOCAL_DIRS"), scratch)
+        places["JAVA_TOOL_OPTIONS"] = f"-Djava.io.tmpdir={scratch} -XX:-UsePerfData"
+        environment = {**os.environ, **places}
+        with subprocess.Popen(command, start_new_session=True, env=environment) as it:
+            try:
+                yield it
+            finally:
+                # Everything that belongs to it: the driver's Java, executors and their workers.
+                os.killpg(it.pid, signal.SIGKILL)
 
 
 def await_writer(pipe: Path) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -120,6 +123,14 @@ def test_wrong_arguments_are_told(changes: dict[str, Any], told: str) -> None:
 def test_ways_to_trigger_exclude_each_other() -> None:
     with pytest.raises(InvalidArgument, match="exclude each other"):
         consumer().start(available_now=True, interval="1 second")
+
+
+def test_every_argument_is_documented() -> None:
+    guide = Path(__file__).parents[3] / "docs" / "guide" / "spark-consumer.md"
+    rows = set(re.findall(r"^\| `(\w+)` \|", guide.read_text(encoding="utf-8"), re.MULTILINE))
+    arguments = set(inspect.signature(SparkConsumer).parameters)
+    assert arguments
+    assert arguments <= rows
 
 
 # --- reports --------------------------------------------------------------------------------------
