@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from turbopump.cli.options import (
+    AdvertiseOption,
     ConfigOption,
     DirOption,
     HostOption,
@@ -22,6 +23,7 @@ def broker(
     dir: DirOption = None,  # noqa: A002 - the option's name
     host: HostOption = None,
     port: PortOption = None,
+    advertise: AdvertiseOption = None,
     nameserver: Annotated[
         str | None,
         typer.Option(
@@ -44,6 +46,7 @@ def broker(
                 **settings_of("broker", file_settings(config)),
                 **given(storePathRootDir=dir and dir / "store"),
                 **given(bindAddress=host, listenPort=port, namesrvAddr=nameserver),
+                **given(brokerIP1=advertise),
             }
         )
         if print_config:

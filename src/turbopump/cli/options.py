@@ -32,6 +32,15 @@ PortOption: TypeAlias = Annotated[
         parser=_parsed_port, metavar="PORT", help="0 takes any that is free.", show_default=False
     ),
 ]
+AdvertiseOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST",
+        envvar="TURBOPUMP_ADVERTISE",
+        help="Host that clients are told to connect to, when it is another one.",
+        show_default=False,
+    ),
+]
 DirOption: TypeAlias = Annotated[
     Path | None,
     typer.Option(help="Where everything is kept.", show_default="the home directory"),

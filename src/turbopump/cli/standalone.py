@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from turbopump.cli.options import (
+    AdvertiseOption,
     ConfigOption,
     DirOption,
     HostOption,
@@ -33,6 +34,7 @@ def standalone(
     host: HostOption = None,
     nameserver_port: PortOption = None,
     broker_port: PortOption = None,
+    advertise: AdvertiseOption = None,
     config: ConfigOption = None,
     print_config: PrintConfigOption = False,
 ) -> None:
@@ -54,7 +56,7 @@ def standalone(
         broker = {
             **settings_of("broker", from_file),
             **given(storePathRootDir=dir and dir / "store"),
-            **given(bindAddress=host, listenPort=broker_port),
+            **given(bindAddress=host, listenPort=broker_port, brokerIP1=advertise),
         }
         # Before anything is started: a wrong setting must not leave half a system behind.
         checked = parse(broker)
