@@ -6,6 +6,9 @@ import json
 import os
 import re
 import shlex
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -305,6 +308,26 @@ def test_tail_follows_until_the_count(shell: Shell) -> None:
         watching.close()
     lines = shell.json_lines("message tail news --from earliest --tags x --count 1")
     assert [line["body"] for line in lines] == ["something new"]
+
+
+@pytest.mark.slow
+def test_tail_ends_well_when_interrupted(shell: Shell) -> None:
+    shell.ok("topic create long --queues 1 --broker a")
+    for _ in range(2):
+        shell.ok("message send long news")
+    command = [sys.executable, "-m", "turbopump", "message", "tail", "long", "--last", "2"]
+    env = {**os.environ, "TURBOPUMP_NAMESERVER": shell.nameserver}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            assert process.stdout is not None
+            for _ in range(2):
+                assert process.stdout.readline().endswith("news\n")
+            process.send_signal(signal.SIGINT)
+            assert process.communicate(timeout=20) == ("", "")
+            assert process.returncode == 0
+        finally:
+            process.kill()
 
 
 # --- forms ----------------------------------------------------------------------------------------

@@ -6,8 +6,9 @@ does for producers and consumers.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar
 
 from turbopump.admin import (
     administration,
@@ -41,8 +42,7 @@ def iterating(
     """Make a method that iterates of one that does so asynchronously."""
 
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
-        source: AsyncIterator[T] = method(self._client, *args, **kwargs)
-        step = _Step(source, self._running)
+        step = _Step(_Source(method(self._client, *args, **kwargs)), self._running)
         try:
             while True:
                 try:
@@ -56,31 +56,34 @@ def iterating(
     return call
 
 
-class _Step(Generic[T]):
-    """Takes the next of something asynchronous."""
+class _Source(Generic[T]):
+    """Something asynchronous, of which one thing is wanted at a time."""
 
-    def __init__(self, client: AsyncIterator[T], running: Callable[[], Any]) -> None:
-        self._client = client
-        self._running = running
+    def __init__(self, items: AsyncIterator[T]) -> None:
+        self._items = items
+        # Who stops waiting for the next one closes it at once, while that is still being stopped.
+        self._in_use = asyncio.Lock()
+
+    async def next(self) -> T:
+        async with self._in_use:
+            return await anext(self._items)
+
+    async def close(self) -> None:
+        end: Callable[[], Coroutine[Any, Any, None]] | None = getattr(self._items, "aclose", None)
+        async with self._in_use:
+            if end is not None:
+                await end()
+
+
+class _Step(_Subject[_Source[T]]):
+    """Takes the next of a source."""
+
+    _next: ClassVar[Callable[[Any], Any]] = blocking(_Source.next)
+    close = blocking(_Source.close)
 
     def next(self) -> T:
-        return self._next()
-
-    def close(self) -> None:
-        self._close()
-
-    @staticmethod
-    async def _take(client: AsyncIterator[T]) -> T:
-        return await anext(client)
-
-    @staticmethod
-    async def _end(client: AsyncIterator[T]) -> None:
-        end: Callable[[], Coroutine[Any, Any, None]] | None = getattr(client, "aclose", None)
-        if end is not None:
-            await end()
-
-    _next = blocking(_take)
-    _close = blocking(_end)
+        found: T = self._next()
+        return found
 
 
 class Clusters(_Subject[cluster.Clusters]):

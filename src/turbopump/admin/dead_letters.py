@@ -8,6 +8,7 @@ that could be lost, or written without the copy being there.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -27,7 +28,7 @@ from turbopump.client.names import (
 from turbopump.client.outgoing import Outgoing
 from turbopump.client.queue_choice import QueueChoice
 from turbopump.client.subscriptions import EVERYTHING
-from turbopump.errors import NotThere
+from turbopump.errors import NotThere, RemoteError
 from turbopump.message import MessageQueue
 from turbopump.wire import properties
 from turbopump.wire.record import MessageView
@@ -39,6 +40,8 @@ REDRIVEN_FROM = "REDRIVEN_FROM"
 _CLOCKS_DIFFER_MS = 3_600_000
 """A copy is younger than its letter, but the clock of its broker may be slow."""
 
+_TRIES_WHEN_BUSY = 20
+_BUSY_PAUSE_MS = 500
 _AT_ONCE = 32
 """Letters that are worked on at the same time."""
 
@@ -255,7 +258,16 @@ class DeadLetters:
         queue = self._choice.next(route.writable)
         header = copy.header(TOOLS_PRODUCER_GROUP, queue, session.clock.now_ms(), 1)
         address = session.address_to_write(queue.broker)
-        await calls.send(session, address, header, copy.body, ANSWER_MS)
+        for tries_left in reversed(range(_TRIES_WHEN_BUSY)):
+            try:
+                await calls.send(session, address, header, copy.body, ANSWER_MS)
+            except RemoteError as error:
+                # It says that it stored nothing, so that a second try makes no second copy.
+                if not error.retriable or not tries_left:
+                    raise
+                await asyncio.sleep(_BUSY_PAUSE_MS / 1000)
+            else:
+                return
 
 
 @dataclass(frozen=True, slots=True)
