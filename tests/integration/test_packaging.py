@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import email
+import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -18,6 +20,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from commands import ready_addresses
+from servers import standalone
 from turbopump import __version__
 
 ROOT = Path(__file__).parents[2]
@@ -226,3 +229,91 @@ def test_without_spark_the_pipeline_says_what_to_install(environment: Path, tmp_
     )
     told = run(environment / "bin" / "python", "-c", program, at=tmp_path)
     assert "pip install turbopump[spark]" in told
+
+
+# --- the image ------------------------------------------------------------------------------------
+
+Instruction = tuple[str, str]
+
+
+def instructions() -> list[Instruction]:
+    """Return the Dockerfile's instructions, each with its arguments on one line."""
+    lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
+    split = (line.partition(" ") for line in lines if line and not line.startswith("#"))
+    return [(name, " ".join(rest.split())) for name, _, rest in split]
+
+
+def stages() -> list[list[Instruction]]:
+    found: list[list[Instruction]] = []
+    for instruction in instructions():
+        if instruction[0] == "FROM":
+            found.append([])
+        found[-1].append(instruction)
+    return found
+
+
+def last(name: str) -> str:
+    """Return the arguments of the one such instruction of the image that is run."""
+    (arguments,) = [arguments for each, arguments in stages()[-1] if each == name]
+    return arguments
+
+
+def command_of(text: str) -> list[str]:
+    """Read the exec form: no shell between the server and its signals."""
+    command = json.loads(text)
+    assert all(isinstance(part, str) for part in command)
+    assert command[0] == "turbopump"
+    return [sys.executable, "-m", *command]
+
+
+def test_the_image_is_slim_and_not_root() -> None:
+    assert len(stages()) == 2
+    assert {stage[0][1].split()[0] for stage in stages()} == {"python:3.11-slim"}
+    names = [name for name, _ in stages()[-1]]
+    assert names.index("USER") < names.index("ENTRYPOINT")
+    assert last("USER") == "10001:10001"
+    # What the volume belongs to is decided by what is there before it is one.
+    assert names.index("RUN") < names.index("VOLUME")
+    assert "SHELL" not in names
+
+
+def test_the_image_runs_a_command_that_exists(tmp_path: Path) -> None:
+    command = command_of(last("ENTRYPOINT"))
+    (volume,) = json.loads(last("VOLUME"))
+    environment = {**os.environ, "HOME": str(tmp_path), "TURBOPUMP_ADVERTISE": "192.0.2.7"}
+    done = subprocess.run(
+        [*command, "--print-config"], env=environment, capture_output=True, text=True, check=True
+    )
+    settings = dict(line.split("=", 1) for line in done.stdout.splitlines())
+    assert settings["broker.storePathRootDir"] == f"{volume}/store"
+    assert settings["nameserver.kvConfigPath"] == f"{volume}/namesrv/kvConfig.json"
+    assert settings["broker.bindAddress"] == settings["nameserver.bindAddress"] == "0.0.0.0"
+    assert settings["broker.brokerIP1"] == "192.0.2.7"
+    ports = [settings["nameserver.listenPort"], settings["broker.listenPort"]]
+    assert last("EXPOSE").split() == ports
+
+
+def test_the_image_knows_whether_it_is_well(tmp_path: Path) -> None:
+    options, _, check = last("HEALTHCHECK").partition(" CMD ")
+    assert options.split()[0].startswith("--interval=")
+    command = command_of(check)
+    assert command[-2:] == ["--nameserver", "127.0.0.1:9876"]
+    with standalone(tmp_path) as server:
+        well = [*command[:-1], server.nameserver]
+        assert subprocess.run(well, capture_output=True, check=False).returncode == 0
+        server.kill()
+        assert subprocess.run(well, capture_output=True, check=False).returncode == 1
+
+
+def test_the_image_is_built_from_what_is_copied(tmp_path: Path) -> None:
+    """Also after .dockerignore, which leaves out everything that it does not name."""
+    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
+    assert ignored[0] == "*"
+    for name, arguments in stages()[0]:
+        if name == "COPY":
+            for source in arguments.split()[:-1]:
+                assert f"!{source}" in ignored, source
+                copy = shutil.copytree if (ROOT / source).is_dir() else shutil.copy
+                copy(ROOT / source, tmp_path / source)
+    (wheel,) = built(tmp_path, tmp_path / "dist", "wheel")
+    assert wheel.name == f"turbopump-{__version__}-py3-none-any.whl"
