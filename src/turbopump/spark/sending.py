@@ -24,6 +24,7 @@ from turbopump.message import Message, MessageQueue
 from turbopump.spark.lanes import Cuts, Send, sends
 from turbopump.spark.rows import Rows
 from turbopump.spark.sink_options import SinkOptions
+from turbopump.spark.window import Window
 
 _log = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ class Sending:
         self._cuts = Cuts(options.batch_size, options.batch_bytes, rules.compress_from_bytes)
         self._choice = QueueChoice(session.random)
         self._places = asyncio.Semaphore(options.max_in_flight)
+        self._window = Window(options.max_in_flight)
         self._running: set[asyncio.Task[None]] = set()
         self._last_of_queue: dict[MessageQueue, asyncio.Task[None]] = {}
         self._failure: BaseException | None = None
@@ -154,9 +156,18 @@ class Sending:
         self.tally.body_bytes += sum(len(message.body) for message in send.messages)
 
     async def _send(self, send: Send, queue: MessageQueue) -> SendReceipt:
-        if len(send.messages) == 1:
-            return await self._producer.send(send.messages[0], to=queue)
-        return await self._producer.send_batch(send.messages, to=queue)
+        async with self._window.place() as cuts:
+            try:
+                if len(send.messages) == 1:
+                    receipt = await self._producer.send(send.messages[0], to=queue)
+                else:
+                    receipt = await self._producer.send_batch(send.messages, to=queue)
+            except (NetworkError, RemoteError) as error:
+                if error.retriable:
+                    self._window.busy(cuts)
+                raise
+            self._window.answered()
+            return receipt
 
     async def _next_queue(self, send: Send, failed: MessageQueue | None) -> MessageQueue:
         if isinstance(send.lane, MessageQueue):
@@ -177,7 +188,9 @@ class Sending:
     async def _pause(self, send: Send, why: str, tries: int) -> None:
         """Give the broker time to recover, and the name servers a chance to tell of others."""
         self.tally.repeated += 1
-        pause_ms = min(_FIRST_PAUSE_MS << tries, _LONGEST_PAUSE_MS)
+        longest_ms = min(_FIRST_PAUSE_MS << tries, _LONGEST_PAUSE_MS)
+        # By chance, or all that were refused together would come back together.
+        pause_ms = round(longest_ms * self._session.random.uniform(0.5, 1))
         _log.info("%s: %s; trying again in %d ms", self._named(send), why, pause_ms)
         await asyncio.sleep(pause_ms / 1000)
         try:

@@ -52,13 +52,16 @@ class SinkOptions:
     """Messages that go together at most; those of one topic do, unless delayed or compressed."""
 
     batch_bytes: int = 256 * 1024
-    max_in_flight: int = 32
-    """Sends of a task that have no answer yet, each of a message or a batch; more wait."""
+    max_in_flight: int = 8
+    """Sends of a task that have no answer yet, each of a message or a batch; more wait.
+
+    A broker refuses what has waited for 200 ms, so more of them would not be faster.
+    """
 
     send_timeout_ms: int = 3000
     """For each try."""
 
-    retries: int = 5
+    retries: int = 10
     """Further tries of a send after an error that may pass, with growing pauses between them."""
 
     retry_unless_ok: bool = False

