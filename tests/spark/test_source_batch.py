@@ -1,0 +1,250 @@
+"""Reading topics as tables, on real Spark and a real broker."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from servers import Standalone
+from source_topics import fill, fill_quickly, fresh_topic, made_topic
+from stored_messages import stored
+from turbopump.spark.schema import COLUMNS, spark_schema
+
+COUNT = 1200
+
+
+@pytest.fixture(scope="module")
+def topic(broker: Standalone) -> str:
+    """A topic with two queues, sent in two halves with a moment between them."""
+    name = made_topic(broker.nameserver, fresh_topic(), queues=2)
+    fill(broker.nameserver, name, range(COUNT // 2))
+    first = stored(broker.nameserver, name)
+    newest_ms = max(message.store_timestamp_ms for message in first)
+    while time.time() * 1000 < newest_ms + 5:
+        time.sleep(0.001)
+    fill(broker.nameserver, name, range(COUNT // 2, COUNT))
+    return name
+
+
+@pytest.fixture(scope="module")
+def broker_name(broker: Standalone, topic: str) -> str:
+    from turbopump.client.blocking import PullConsumer
+
+    with PullConsumer("tests", nameserver=broker.nameserver) as consumer:
+        return consumer.queues(topic)[0].broker
+
+
+def read(spark: SparkSession, broker: Standalone, **options: str) -> DataFrame:
+    return (
+        spark.read.format("rocketmq")
+        .option("nameserver", broker.nameserver)
+        .options(**options)
+        .load()
+    )
+
+
+def numbers(rows: DataFrame) -> list[int]:
+    """Return which messages came, in order of their numbers."""
+    found = rows.select(f.col("body").cast("string").cast("int").alias("n"))
+    return sorted(row.n for row in found.collect())
+
+
+def test_every_column_is_what_the_client_sees(
+    spark: SparkSession, broker: Standalone, topic: str, broker_name: str
+) -> None:
+    rows = read(spark, broker, topic=topic)
+    assert rows.schema == spark_schema()
+    by_place = {(row.queueId, row.queueOffset): row for row in rows.collect()}
+    messages = stored(broker.nameserver, topic)
+    assert len(by_place) == len(messages) == COUNT
+    for message in messages:
+        row = by_place[message.queue_id, message.queue_offset]
+        assert (row.topic, row.broker) == (topic, broker_name)
+        assert bytes(row.body) == message.body
+        assert (row.tags, row["keys"]) == (message.tags, message.properties["KEYS"])
+        assert row.properties == message.properties
+        assert row.msgId == message.message_id
+        assert row.storeTimestamp.replace(tzinfo=UTC) == datetime.fromtimestamp(
+            message.store_timestamp_ms / 1000, UTC
+        )
+        assert (row.size, row.sysFlag, row.reconsumeTimes) == (message.size, message.sys_flag, 0)
+
+
+def test_columns_are_chosen_by_option_or_schema(
+    spark: SparkSession, broker: Standalone, topic: str
+) -> None:
+    chosen = read(spark, broker, topic=topic, columns="queueOffset,body")
+    assert chosen.columns == ["queueOffset", "body"]
+    assert numbers(chosen) == list(range(COUNT))
+    without = read(spark, broker, topic=topic, includeProperties="false")
+    assert without.columns == [name for name in COLUMNS if name != "properties"]
+    schema = spark_schema(["tags", "queueId"])
+    given = (
+        spark.read.format("rocketmq")
+        .schema(schema)
+        .options(nameserver=broker.nameserver, topic=topic)
+    )
+    assert {row.tags for row in given.load().distinct().collect()} == {"a", "b", "c"}
+    wrong = (
+        spark.read.format("rocketmq")
+        .schema("body string")
+        .options(nameserver=broker.nameserver, topic=topic)
+    )
+    with pytest.raises(PySparkException, match="the schema has body, which messages do not"):
+        wrong.load().collect()
+
+
+def test_a_read_begins_and_ends_where_it_is_told(
+    spark: SparkSession, broker: Standalone, topic: str, broker_name: str
+) -> None:
+    half_ms = max(
+        message.store_timestamp_ms
+        for message in stored(broker.nameserver, topic)
+        if int(message.body) < COUNT // 2
+    )
+    moment = datetime.fromtimestamp((half_ms + 1) / 1000, UTC).isoformat()
+    later = list(range(COUNT // 2, COUNT))
+    earlier = list(range(COUNT // 2))
+    assert numbers(read(spark, broker, topic=topic, startingOffsets=moment)) == later
+    assert numbers(read(spark, broker, topic=topic, endingOffsets=str(half_ms + 1))) == earlier
+    assert numbers(read(spark, broker, topic=topic, startingOffsets="latest")) == []
+    explicit = json.dumps({topic: {broker_name: {"0": 10, "1": -1}}})
+    end = json.dumps({topic: {"0": 15}})
+    rows = read(spark, broker, topic=topic, startingOffsets=explicit, endingOffsets=end)
+    places = sorted((row.queueId, row.queueOffset) for row in rows.collect())
+    assert places == [(0, offset) for offset in range(10, 15)]
+
+
+def test_what_comes_after_planning_is_not_of_the_batch(
+    spark: SparkSession, broker: Standalone
+) -> None:
+    name = made_topic(broker.nameserver, fresh_topic(), queues=1)
+    assert numbers(read(spark, broker, topic=name)) == []
+    fill(broker.nameserver, name, range(60))
+    rows = read(spark, broker, topic=name)
+    assert rows.count() == 60
+    fill(broker.nameserver, name, range(60, 80))
+    assert rows.count() == 60
+    assert read(spark, broker, topic=name).count() == 80
+
+
+def test_the_broker_filters(spark: SparkSession, broker: Standalone, topic: str) -> None:
+    wanted = [number for number in range(COUNT) if number % 3 != 1]
+    assert numbers(read(spark, broker, topic=topic, tags="a || c")) == wanted
+    with pytest.raises(PySparkException, match="does not support consumer to filter"):
+        read(spark, broker, topic=topic, sql="number > 3").collect()
+
+
+def test_ranges_are_split_and_answers_are_small(
+    spark: SparkSession, broker: Standalone, topic: str
+) -> None:
+    split = read(spark, broker, topic=topic, minPartitions="6", pullBatchSize="7")
+    assert split.rdd.getNumPartitions() == 6
+    assert numbers(split) == list(range(COUNT))
+    capped = read(spark, broker, topic=topic, maxRecordsPerPartition="150", pullsInFlight="1")
+    assert capped.rdd.getNumPartitions() == COUNT // 150
+    assert numbers(capped) == list(range(COUNT))
+
+
+def test_several_topics_are_read_together(spark: SparkSession, broker: Standalone) -> None:
+    prefix = fresh_topic()
+    names = [made_topic(broker.nameserver, f"{prefix}-{end}", queues=2) for end in "xyz"]
+    for start, name in enumerate(names):
+        fill(broker.nameserver, name, range(start * 100, start * 100 + 100))
+    assert numbers(read(spark, broker, topics=",".join(names[:2]))) == list(range(200))
+    assert numbers(read(spark, broker, topicPattern=f"{prefix}-[yz]")) == list(range(100, 300))
+    assigned = json.dumps({names[0]: [1]})
+    assert numbers(read(spark, broker, assign=assigned)) == list(range(50, 100))
+
+
+def test_mistakes_are_told_before_anything_is_read(
+    spark: SparkSession, broker: Standalone, topic: str
+) -> None:
+    with pytest.raises(PySparkException, match=r"did you mean startingOffsets\?"):
+        read(spark, broker, topic=topic, startingOffset="earliest")
+    with pytest.raises(PySparkException, match="is not known to the name servers"):
+        read(spark, broker, topic="nobody-knows-it").collect()
+    with pytest.raises(PySparkException, match="maxOffsetsPerTrigger is for streams only"):
+        read(spark, broker, topic=topic, maxOffsetsPerTrigger="3").collect()
+    with pytest.raises(PySparkException, match="ends at 600, not 9000"):
+        read(spark, broker, topic=topic, endingOffsets=json.dumps({topic: {"0": 9000}})).collect()
+
+
+@pytest.fixture
+def filters_allowed(spark: SparkSession) -> Iterator[None]:
+    setting = "spark.sql.python.filterPushdown.enabled"
+    before = spark.conf.get(setting, "false")
+    spark.conf.set(setting, "true")
+    yield
+    spark.conf.set(setting, str(before))
+
+
+@pytest.mark.usefixtures("filters_allowed")
+def test_filters_narrow_the_read_and_change_nothing(
+    spark: SparkSession, broker: Standalone, topic: str
+) -> None:
+    times = sorted(message.store_timestamp_ms for message in stored(broker.nameserver, topic))
+    middle = f"timestamp_millis({times[COUNT // 2]})"
+    conditions = [
+        "queueOffset between 590 and 610",
+        "queueId = 1 and queueOffset >= 595",
+        "queueId in (0, 7) and queueOffset < 3",
+        f"storeTimestamp >= {middle}",
+        f"storeTimestamp < {middle} and queueId = 0",
+        "tags = 'c'",
+        "tags in ('a', 'zz') and queueOffset > 500",
+        "keys = 'k7'",
+        "keys = 'nothing'",
+        "tags = 'b' and keys = 'k8'",
+        "tags is null",
+        "queueOffset = 3 or queueId = 1",
+    ]
+    columns = "queueId,queueOffset,tags,keys,storeTimestamp,body"
+    plain = read(spark, broker, topic=topic, columns=columns).cache()
+    narrowed = read(spark, broker, topic=topic, columns=columns, pushFilters="true")
+    for condition in conditions:
+        assert numbers(narrowed.where(condition)) == numbers(plain.where(condition)), condition
+    plain.unpersist()
+    # Spark counts what the source gave it before it filtered again.
+    assert rows_read(narrowed.where("keys = 'k7'")) < 10
+    assert rows_read(narrowed.where("queueOffset >= 590")) == 20
+    assert rows_read(narrowed.where("tags = 'c'")) == COUNT // 3
+
+
+def rows_read(rows: DataFrame) -> int:
+    """Return how many rows the source gave to a query."""
+    executed: Any = rows._jdf.queryExecution().executedPlan()
+    rows._jdf.queryExecution().toRdd().count()
+    leaves = executed.collectLeaves()
+    return int(leaves.apply(0).metrics().apply("numOutputRows").value())
+
+
+def test_a_million_messages_are_all_there(spark: SparkSession, broker: Standalone) -> None:
+    count, queues, per_batch = 1_000_000, 2, 2000
+    name = made_topic(broker.nameserver, fresh_topic(), queues=queues)
+    fill_quickly(broker.nameserver, name, count, queues, per_batch)
+    rows = read(spark, broker, topic=name, columns="queueId,queueOffset,body")
+    found = (
+        rows.groupBy("queueId")
+        .agg(
+            f.count("*").alias("rows"),
+            f.countDistinct("queueOffset").alias("places"),
+            f.min("queueOffset").alias("first"),
+            f.max("queueOffset").alias("last"),
+            f.sum(f.col("body").cast("string").cast("long")).alias("total"),
+        )
+        .collect()
+    )
+    each = count // queues
+    total = each // per_batch * (per_batch * (per_batch - 1) // 2)
+    assert sorted(map(tuple, found)) == [
+        (queue, each, each, 0, each - 1, total) for queue in range(queues)
+    ]

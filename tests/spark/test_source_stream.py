@@ -1,0 +1,243 @@
+"""Reading topics as streams, on real Spark and a real broker."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSourceStreamReader
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamReader
+from pyspark.sql.types import StructType
+
+from servers import Standalone, standalone
+from source_topics import fill, fresh_topic, made_topic
+from turbopump.admin.blocking import Admin
+from turbopump.spark.source import DefaultSource, StreamReader
+
+PATIENCE_S = 120.0
+
+
+class Collected:
+    """What a query has given, batch by batch; a batch that is repeated replaces its first try."""
+
+    def __init__(self) -> None:
+        self.batches: dict[int, list[int]] = {}
+
+    def __call__(self, rows: DataFrame, batch: int) -> None:
+        self.batches[batch] = [int(bytes(row.body)) for row in rows.select("body").collect()]
+
+    @property
+    def numbers(self) -> list[int]:
+        return sorted(number for batch in self.batches.values() for number in batch)
+
+
+def stream(spark: SparkSession, nameserver: str, **options: str) -> DataStreamReader:
+    plain = {"nameserver": nameserver, "startingOffsets": "earliest", "discoveryInterval": "1s"}
+    return spark.readStream.format("rocketmq").options(**(plain | options))
+
+
+def started(rows: DataFrame, into: Collected, checkpoint: Path) -> StreamingQuery:
+    writer = rows.writeStream.foreachBatch(into).option("checkpointLocation", str(checkpoint))
+    return writer.start()
+
+
+def run_now(rows: DataFrame, into: Collected, checkpoint: Path) -> StreamingQuery:
+    """Read what there is, and return the query when it has ended."""
+    writer = rows.writeStream.foreachBatch(into).option("checkpointLocation", str(checkpoint))
+    query = writer.trigger(availableNow=True).start()
+    assert query.awaitTermination(int(PATIENCE_S))
+    return query
+
+
+def wait_for(query: StreamingQuery, fact: Callable[[], bool]) -> None:
+    """Wait until something is so; the query's error is raised if it ends before."""
+    for _ in range(int(PATIENCE_S * 10)):
+        if fact():
+            return
+        assert not query.awaitTermination(0.1), "the query has ended"  # type: ignore[arg-type]
+    raise AssertionError("it did not come")
+
+
+@pytest.fixture
+def topic(broker: Standalone) -> str:
+    return made_topic(broker.nameserver, fresh_topic(), queues=3)
+
+
+def test_a_stream_goes_on_where_it_was_and_keeps_its_limits(
+    spark: SparkSession, broker: Standalone, topic: str, tmp_path: Path
+) -> None:
+    into = Collected()
+    # One of the three queues stays empty.
+    fill(broker.nameserver, topic, range(200), queues=2)
+    rows = stream(spark, broker.nameserver, topic=topic, maxOffsetsPerTrigger="70").load()
+    query = run_now(rows, into, tmp_path)
+    assert into.numbers == list(range(200))
+    assert [len(into.batches[batch]) for batch in sorted(into.batches)] == [0, 70, 70, 60]
+    first = query.recentProgress[1]["sources"][0]
+    assert ends(first["latestOffset"]) == [100, 100, 0], "the lag is seen"
+    assert ends(first["endOffset"]) == [35, 35, 0]
+    run_now(rows, into, tmp_path)
+    assert into.numbers == list(range(200)), "nothing comes twice"
+    fill(broker.nameserver, topic, range(200, 300))
+    run_now(rows, into, tmp_path)
+    assert into.numbers == list(range(300))
+
+
+def ends(offsets: Any) -> list[int]:
+    """Return the offsets of the one topic and broker."""
+    found = json.loads(offsets) if isinstance(offsets, str) else offsets
+    ((numbers,),) = ((brokers.values()) for brokers in found.values())
+    return [numbers[key] for key in sorted(numbers)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"maxBytesPerTrigger": "5k", "tags": "a || b"},
+        {"minOffsetsPerTrigger": "50", "maxTriggerDelay": "1s", "minPartitions": "4"},
+    ],
+)
+def test_limits_of_other_kinds(
+    spark: SparkSession, broker: Standalone, topic: str, tmp_path: Path, options: dict[str, str]
+) -> None:
+    into = Collected()
+    fill(broker.nameserver, topic, range(120))
+    run_now(stream(spark, broker.nameserver, topic=topic, **options).load(), into, tmp_path)
+    wanted = [number for number in range(120) if "tags" not in options or number % 3 != 2]
+    assert into.numbers == wanted
+    if "maxBytesPerTrigger" in options:
+        assert len([batch for batch in into.batches.values() if batch]) > 3
+
+
+def test_new_messages_and_new_queues_are_followed(
+    spark: SparkSession, broker: Standalone, topic: str, tmp_path: Path
+) -> None:
+    into = Collected()
+    rows = stream(spark, broker.nameserver, topic=topic, startingOffsets="latest").load()
+    fill(broker.nameserver, topic, range(1000, 1050))
+    query = started(rows, into, tmp_path)
+    try:
+        wait_for(query, lambda: 0 in into.batches)
+        fill(broker.nameserver, topic, range(50))
+        wait_for(query, lambda: into.numbers == list(range(50)))
+        with Admin(broker.nameserver) as admin:
+            admin.topics.update(topic, queues=5)
+        fill_new_queues(broker.nameserver, topic)
+        wait_for(query, lambda: into.numbers == list(range(100)))
+    finally:
+        query.stop()
+
+
+def fill_new_queues(nameserver: str, topic: str) -> None:
+    """Send to the fourth and fifth queue, which are there when the broker has made them."""
+    from turbopump.client.blocking import Producer
+    from turbopump.message import Message
+
+    with Producer("tests", nameserver=nameserver) as producer:
+        for number in range(50, 100):
+            producer.send(
+                Message(topic, b"%d" % number), to=lambda queues: queues[3 + len(queues) % 2]
+            )
+
+
+def test_an_empty_topic_gives_an_empty_stream(
+    spark: SparkSession, broker: Standalone, topic: str, tmp_path: Path
+) -> None:
+    into = Collected()
+    rows = stream(spark, broker.nameserver, topic=topic, columns="body,queueOffset").load()
+    run_now(rows, into, tmp_path)
+    assert into.numbers == []
+    with pytest.raises(StreamingQueryException, match="is not known to the name servers"):
+        run_now(stream(spark, broker.nameserver, topic="nowhere").load(), into, tmp_path / "x")
+
+
+# --- failures -------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_dies_in_the_middle_is_replaced(
+    spark: SparkSession, broker: Standalone, topic: str, tmp_path: Path
+) -> None:
+    marker = str(tmp_path / "died")
+
+    class DyingReader(StreamReader):
+        def read(self, partition: Any) -> Iterator[Any]:
+            for batch in super().read(partition):
+                yield batch
+                if not os.path.exists(marker):  # noqa: PTH110 - sent to the worker as it is
+                    with open(marker, "w"):  # noqa: PTH123
+                        pass
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+    class Dying(DefaultSource):
+        @classmethod
+        def name(cls) -> str:
+            return "rocketmq-dying"
+
+        def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+            made = super().streamReader(schema)
+            return DyingReader(made._options)  # type: ignore[attr-defined]
+
+    spark.dataSource.register(Dying)
+    into = Collected()
+    fill(broker.nameserver, topic, range(300))
+    rows = (
+        spark.readStream.format("rocketmq-dying")
+        .options(nameserver=broker.nameserver, topic=topic, startingOffsets="earliest")
+        .load()
+    )
+    run_now(rows, into, tmp_path / "checkpoint")
+    assert Path(marker).exists()
+    assert Counter(into.numbers) == Counter(range(300))
+
+
+def test_a_stream_survives_the_restart_of_its_broker(spark: SparkSession, tmp_path: Path) -> None:
+    into = Collected()
+    name = fresh_topic()
+    with standalone(tmp_path / "broker") as first:
+        fill(first.nameserver, made_topic(first.nameserver, name), range(100))
+        query = started(
+            stream(spark, first.nameserver, topic=name, group="survivor").load(),
+            into,
+            tmp_path / "checkpoint",
+        )
+        wait_for(query, lambda: into.numbers == list(range(100)))
+        first.kill()
+    try:
+        with standalone(tmp_path / "broker", ports=first.ports) as second:
+            fill(second.nameserver, name, range(100, 200))
+            wait_for(query, lambda: into.numbers == list(range(200)))
+    finally:
+        query.stop()
+
+
+SMALL_FILES = {"mappedFileSizeCommitLog": str(300 * 1024), "maxMessageSize": str(64 * 1024)}
+
+
+def test_expired_messages_end_the_stream_or_are_passed(spark: SparkSession, tmp_path: Path) -> None:
+    name, folder = fresh_topic(), tmp_path / "broker"
+    with standalone(folder, SMALL_FILES) as first:
+        fill(first.nameserver, made_topic(first.nameserver, name, queues=1), range(100))
+        strict, lenient = Collected(), Collected()
+        options = {"topic": name}
+        run_now(stream(spark, first.nameserver, **options).load(), strict, tmp_path / "strict")
+        loose = options | {"failOnDataLoss": "false"}
+        run_now(stream(spark, first.nameserver, **loose).load(), lenient, tmp_path / "loose")
+        fill(first.nameserver, name, range(100, 4000))
+    # As a broker does with a file that has become too old.
+    min(folder.rglob("commitlog/*")).unlink()
+    with standalone(folder, SMALL_FILES, ports=first.ports) as second:
+        with pytest.raises(StreamingQueryException, match="are gone"):
+            run_now(stream(spark, second.nameserver, **options).load(), strict, tmp_path / "strict")
+        run_now(stream(spark, second.nameserver, **loose).load(), lenient, tmp_path / "loose")
+    later = [number for number in lenient.numbers if number >= 100]
+    assert later == list(range(later[0], 4000))
+    assert later[0] > 200
