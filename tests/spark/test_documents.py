@@ -9,12 +9,21 @@ from pyspark.sql import SparkSession
 
 from documents import NAMESERVER, blocks, is_for_spark, is_whole
 from servers import Standalone
+from turbopump import Message, Producer
 
 PROGRAMS = [
     (place, program)
     for place, program in blocks("python")
     if is_for_spark(program) and is_whole(program)
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def orders(broker: Standalone) -> None:
+    """What the quick start has sent before people come to Spark."""
+    with Producer("orders-producer", nameserver=broker.nameserver) as producer:
+        for number in range(10):
+            producer.send(Message("orders", b'{"order": %d}' % number, tags="created"))
 
 
 @pytest.mark.parametrize(("place", "program"), PROGRAMS, ids=[place for place, _ in PROGRAMS])
