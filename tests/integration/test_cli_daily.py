@@ -171,7 +171,9 @@ def day_of_work(shell: Shell) -> None:
     shell.keep("offset clone billing audit --yes")
     shell.keep("offset skip billing orders --yes")
     shell.keep("group progress billing")
+    shell.keep("group progress")
     shell.keep("group members billing")
+    shell.keep("group inspect billing")
     shell.keep("topic groups orders")
     shell.keep("message query orders --key 1")
     shell.keep("message query orders --queue b:1 --offset 0")
@@ -279,6 +281,15 @@ def test_running_group_is_shown_and_reset(shell: Shell) -> None:
         assert member["language"] == "PYTHON"
         text = shell.ok("group members readers")
         assert "1 members, clustering" in text
+        inside = shell.json("group inspect readers --stacks")
+        assert inside["client_id"] == member["client_id"]
+        assert "Thread" in inside["stacks"]
+        assert {row["topic"] for row in inside["queues"]} >= {"events"}
+        assert inside["client_id"] in shell.ok("group inspect readers")
+        (running,) = [
+            row for row in shell.json_lines("group progress") if row["group"] == "readers"
+        ]
+        assert running["is_running"]
         refused = shell.run("group delete readers --yes")
         assert refused.exit_code == 1
         assert "group 'readers' has 1 members" in refused.stderr

@@ -21,15 +21,8 @@ from turbopump.admin.dead_letters import (
     Outcome,
     Redriven,
 )
-from turbopump.admin.groups import (
-    Connection,
-    GroupInfo,
-    GroupSettings,
-    Member,
-    Members,
-    Progress,
-    QueueProgress,
-)
+from turbopump.admin.groups import GroupInfo, GroupSettings, Progress, QueueProgress
+from turbopump.admin.members import Connection, HeldQueue, Inside, Member, Members
 from turbopump.admin.messages import Span
 from turbopump.admin.offsets import Plan, QueueChange
 from turbopump.admin.positions import AtOffset, AtTime, Earliest, Last, Latest
@@ -57,6 +50,8 @@ __all__ = [
     "Earliest",
     "GroupInfo",
     "GroupSettings",
+    "HeldQueue",
+    "Inside",
     "Last",
     "Latest",
     "LetterFilter",

@@ -114,6 +114,7 @@ class Groups(_Subject[groups.Groups]):
     require_stopped = blocking(groups.Groups.require_stopped)
     progress = blocking(groups.Groups.progress)
     members = blocking(groups.Groups.members)
+    inspect = blocking(groups.Groups.inspect)
     producers = blocking(groups.Groups.producers)
 
 

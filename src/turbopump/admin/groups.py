@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from turbopump.admin.members import (
+    Connection,
+    Inside,
+    Member,
+    Members,
+    by_client,
+    connection_of,
+    inside,
+)
 from turbopump.admin.reach import BrokerNode, Reach, gathered, not_there
 from turbopump.admin.topics import Topics
 from turbopump.client.names import check_group, dead_letter_topic, retry_topic
-from turbopump.errors import AlreadyThere, NotThere, RemoteError, StillInUse, TurbopumpError
+from turbopump.errors import (
+    AdministrationError,
+    AlreadyThere,
+    InvalidArgument,
+    NotThere,
+    RemoteError,
+    StillInUse,
+    TurbopumpError,
+)
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.wire import headers
 from turbopump.wire.bodies import (
@@ -21,11 +38,8 @@ from turbopump.wire.bodies import (
     ProducerConnections,
     RunningInfo,
 )
-from turbopump.wire.codes import RequestCode, ResponseCode, release
+from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import whole_body
-
-_FIRST_4 = release(4, 0, 0)
-_FIRST_5 = release(5, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,36 +103,6 @@ class Progress:
     @property
     def delay_ms(self) -> int:
         return max((each.delay_ms for each in self.queues), default=0)
-
-
-@dataclass(frozen=True, slots=True)
-class Connection:
-    """A client as its broker sees it."""
-
-    client_id: str
-    address: str
-    language: str
-    version: str
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A consumer of a group, and the queues that it owns; None when it did not tell."""
-
-    connection: Connection
-    queues: tuple[MessageQueue, ...] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Members:
-    """Who is in a group, and what they want; subscriptions are expressions by topic."""
-
-    group: str
-    members: tuple[Member, ...]
-    consume_type: str | None
-    message_model: str | None
-    consume_from: str | None
-    subscriptions: Mapping[str, str]
 
 
 class Groups:
@@ -307,7 +291,7 @@ class Groups:
         nodes = await self._reach.readable()
         bodies = await gathered(self._consumers(node, group) for node in nodes)
         found = [body for body in bodies if body is not None]
-        connections = _by_client(each for body in found for each in body.connection_set)
+        connections = by_client(each for body in found for each in body.connection_set)
         queues = await gathered(self._owned(nodes, group, client) for client in connections)
         first = found[0] if found else ConsumerConnections()
         subscriptions = {
@@ -317,12 +301,31 @@ class Groups:
         }
         return Members(
             group,
-            tuple(map(Member, map(_connection, connections.values()), queues)),
+            tuple(map(Member, map(connection_of, connections.values()), queues)),
             first.consume_type,
             first.message_model,
             first.consume_from_where,
             dict(sorted(subscriptions.items())),
         )
+
+    async def inspect(
+        self, group: str, client_id: str | None = None, *, with_stacks: bool = False
+    ) -> Inside:
+        """Let a member tell of its inside; with several, which one has to be said."""
+        await self.require(group)
+        nodes = await self._reach.readable()
+        members = sorted(await self._connections(group, nodes))
+        if client_id is None and len(members) > 1:
+            raise InvalidArgument(f"group {group!r} has several members: {', '.join(members)}")
+        if not members:
+            raise AdministrationError(f"group {group!r} has no members")
+        chosen = client_id or members[0]
+        if chosen not in members:
+            raise not_there(f"member of group {group!r}", chosen, members)
+        info = await self._running_info(nodes, group, chosen, with_stacks=with_stacks)
+        if info is None:
+            raise AdministrationError(f"member {chosen} of group {group!r} does not answer")
+        return inside(chosen, info)
 
     async def producers(self, group: str) -> tuple[Connection, ...]:
         """Return who is in a producer group; nobody when no broker has heard of it."""
@@ -339,7 +342,7 @@ class Groups:
                     raise
             else:
                 found += ProducerConnections.decode(whole_body(answer)).connection_set
-        return tuple(map(_connection, _by_client(found).values()))
+        return tuple(map(connection_of, by_client(found).values()))
 
     async def _consumers(self, node: BrokerNode, group: str) -> ConsumerConnections | None:
         header = headers.ConsumerGroup(consumer_group=group)
@@ -355,19 +358,25 @@ class Groups:
         self, group: str, nodes: Sequence[BrokerNode]
     ) -> dict[str, ClientConnection]:
         bodies = await gathered(self._consumers(node, group) for node in nodes)
-        return _by_client(each for body in bodies if body for each in body.connection_set)
+        return by_client(each for body in bodies if body for each in body.connection_set)
 
     async def _owned(
         self, nodes: Sequence[BrokerNode], group: str, client_id: str
     ) -> tuple[MessageQueue, ...] | None:
-        """Let a client tell which queues it has; any broker that knows it can ask it."""
+        info = await self._running_info(nodes, group, client_id, with_stacks=False)
+        return None if info is None else tuple(sorted(info.mq_table))
+
+    async def _running_info(
+        self, nodes: Sequence[BrokerNode], group: str, client_id: str, *, with_stacks: bool
+    ) -> RunningInfo | None:
+        """Let a client tell of itself; any broker that knows it can ask it."""
         header = headers.RunningInfoOf(
-            consumer_group=group, client_id=client_id, jstack_enable=False
+            consumer_group=group, client_id=client_id, jstack_enable=with_stacks
         )
         for node in nodes:
             try:
                 answer = await self._reach.ask(node, RequestCode.GET_CONSUMER_RUNNING_INFO, header)
-                return tuple(sorted(RunningInfo.decode(whole_body(answer)).mq_table))
+                return RunningInfo.decode(whole_body(answer))
             except TurbopumpError:
                 continue
         return None
@@ -396,16 +405,6 @@ class Groups:
         await gathered(self._reach.ask(node, code, body=config.encode()) for node in nodes)
 
 
-def version_name(number: int) -> str:
-    """Return the release that a client announces by a number."""
-    major, first = (5, _FIRST_5) if number + 1 >= _FIRST_5 else (4, _FIRST_4)
-    if number < _FIRST_4:
-        return str(number)
-    minor, patch = divmod(number - first + 1, 20)
-    # Each release has an entry for its snapshot just before it.
-    return f"V{major}_{minor}_{patch // 2}" + ("" if (number - first) % 2 == 0 else "_SNAPSHOT")
-
-
 def _settings(config: GroupConfig) -> GroupSettings:
     return GroupSettings(
         config.group_name,
@@ -413,15 +412,4 @@ def _settings(config: GroupConfig) -> GroupSettings:
         config.retry_queue_nums,
         config.consume_enable,
         config.consume_broadcast_enable,
-    )
-
-
-def _by_client(connections: Iterable[ClientConnection]) -> dict[str, ClientConnection]:
-    """Return each client once: it is connected to every broker."""
-    return {each.client_id: each for each in sorted(connections, key=lambda each: each.client_id)}
-
-
-def _connection(seen: ClientConnection) -> Connection:
-    return Connection(
-        seen.client_id, seen.client_addr, seen.language or "unknown", version_name(seen.version)
     )

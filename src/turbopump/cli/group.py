@@ -15,14 +15,16 @@ from turbopump.cli.administration import (
     NameServerOption,
     YesOption,
     administration,
+    complete_group,
     complete_topic,
     confirm,
 )
-from turbopump.cli.output import Column, Output
+from turbopump.cli.output import Column, Output, progress_bar
 from turbopump.cli.texts import duration_text, number_text
 
 if TYPE_CHECKING:
-    from turbopump.admin import Connection, GroupSettings
+    from turbopump.admin import Connection, GroupSettings, Progress
+    from turbopump.admin.blocking import Admin
 
 app = typer.Typer()
 
@@ -164,7 +166,12 @@ def delete(
 
 @app.command()
 def progress(
-    group: GroupArgument,
+    group: Annotated[
+        str | None,
+        typer.Argument(
+            help="Consumer group; without it, a line for each.", autocompletion=complete_group
+        ),
+    ] = None,
     topic: Annotated[
         str | None,
         typer.Option(help="Only in this topic.", autocompletion=complete_topic, show_default=False),
@@ -177,7 +184,14 @@ def progress(
 ) -> None:
     """Show how far a group is behind, queue by queue, its retries included."""
     with administration(nameserver) as admin:
+        if group is None:
+            _progress_of_all(admin, topic, Output(as_json=json))
+            return
         found = admin.groups.progress(group, topic, with_owners=members)
+    _print_progress(found, Output(as_json=json), with_members=members)
+
+
+def _print_progress(found: Progress, output: Output, *, with_members: bool) -> None:
     rows = [
         {
             "topic": each.queue.topic,
@@ -201,23 +215,47 @@ def progress(
         Column("lag", "LAG", "number"),
         Column("delay_ms", "DELAY", "duration"),
         Column("client_id", "MEMBER")
-        if members
+        if with_members
         else Column("last_consumed_ms", "LAST CONSUMED", "time"),
     )
-    value = {
-        "group": group,
-        "is_running": found.is_running,
-        "lag": found.lag,
-        "delay_ms": found.delay_ms,
-        "consumed_per_s": found.consumed_per_s,
-        "queues": rows,
-    }
+    value = {**_progress_row(found), "queues": rows}
     late = f", {duration_text(found.delay_ms)} late" if found.lag else ""
     state = "running" if found.is_running else "stopped"
     summary = f"Lag {number_text(found.lag)}{late}; the group is {state}."
     if not rows:
         summary = f"Nothing is committed yet; the group is {state}."
-    Output(as_json=json).one(value, rows, columns, summary)
+    output.one(value, rows, columns, summary)
+
+
+def _progress_of_all(admin: Admin, topic: str | None, output: Output) -> None:
+    from turbopump.broker.groups import BOOT_GROUPS
+
+    names = [each.settings.group for each in admin.groups.list()]
+    rows = []
+    with progress_bar("Asking", len(names)) as advance:
+        for name in names:
+            found = admin.groups.progress(name, topic)
+            advance()
+            if found.queues or name not in BOOT_GROUPS:
+                rows.append(_progress_row(found))
+    columns = (
+        Column("group", "GROUP"),
+        Column("is_running", "RUNNING"),
+        Column("lag", "LAG", "number"),
+        Column("delay_ms", "DELAY", "duration"),
+        Column("consumed_per_s", "PER S", "number"),
+    )
+    output.rows(rows, columns, nothing="No group yet: consuming makes one.")
+
+
+def _progress_row(found: Progress) -> dict[str, Any]:
+    return {
+        "group": found.group,
+        "is_running": found.is_running,
+        "lag": found.lag,
+        "delay_ms": found.delay_ms,
+        "consumed_per_s": found.consumed_per_s,
+    }
 
 
 @app.command()
@@ -247,6 +285,61 @@ def members(
     model = (found.message_model or "").lower()
     summary = f"{len(rows)} members, {model}, of {wants}." if rows else "The group has no members."
     Output(as_json=json).one(value, rows, columns, summary)
+
+
+@app.command()
+def inspect(
+    group: GroupArgument,
+    client_id: Annotated[
+        str | None, typer.Argument(help="Which member; needed when there are several.")
+    ] = None,
+    stacks: Annotated[
+        bool, typer.Option("--stacks", help="Where each of its threads is at the moment.")
+    ] = False,
+    nameserver: NameServerOption = NAMESERVER,
+    json: JsonOption = False,
+) -> None:
+    """Look inside a member: what it holds of each queue, how fast it is, how it is set up."""
+    with administration(nameserver) as admin:
+        found = admin.groups.inspect(group, client_id, with_stacks=stacks)
+    rows = [
+        {
+            "topic": each.queue.topic,
+            "broker": each.queue.broker,
+            "queue_id": each.queue.queue_id,
+            "committed": each.committed,
+            "held": each.held,
+            "held_mib": each.held_mib,
+            "is_locked": each.is_locked,
+            "last_pulled_ms": each.last_pulled_ms,
+            "last_consumed_ms": each.last_consumed_ms,
+        }
+        for each in found.queues
+    ]
+    columns = (
+        Column("topic", "TOPIC"),
+        Column("broker", "BROKER"),
+        Column("queue_id", "QUEUE", "number"),
+        Column("committed", "COMMITTED", "number"),
+        Column("held", "HELD", "number"),
+        Column("is_locked", "LOCKED"),
+        Column("last_pulled_ms", "LAST PULLED", "time"),
+    )
+    value = {
+        "client_id": found.client_id,
+        "queues": rows,
+        "consumed_per_s": dict(found.consumed_per_s),
+        "failed_per_s": dict(found.failed_per_s),
+        "settings": dict(found.settings),
+        "stacks": found.stacks,
+    }
+    lines = [f"{found.client_id} holds {sum(each.held for each in found.queues)} messages."]
+    lines += [
+        f"{topic}: {rate:.1f} consumed a second, {found.failed_per_s[topic]:.1f} failed"
+        for topic, rate in found.consumed_per_s.items()
+    ]
+    lines += [f"{key}={text}" for key, text in sorted(found.settings.items())]
+    Output(as_json=json).one(value, rows, columns, "\n".join([*lines, found.stacks or ""]).strip())
 
 
 @app.command()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ from turbopump.admin import (
     Latest,
     TopicKind,
 )
-from turbopump.admin.groups import version_name
+from turbopump.admin.members import version_name
+from turbopump.broker.broker import Broker
 from turbopump.broker.runtime_info import RuntimeInfo
 from turbopump.client.calls import commit_offset
 from turbopump.client.config import ClientConfig
@@ -141,6 +143,35 @@ async def test_missing_name_server_is_named(tmp_path: Path) -> None:
             await admin.topics.names()
         with pytest.raises(NoNameServer, match=r"10\.9\.9\.9:9876"):
             await admin.configuration.name_servers()
+
+
+@virtual_time()
+async def test_several_clusters_are_told_apart(tmp_path: Path) -> None:
+    async with administered(tmp_path, "a") as (world, admin):
+        config = world.brokers["a"].config
+        identity = replace(
+            config.identity, broker_name="z", cluster="other", bind_host="10.0.7.7", port=10911
+        )
+        other = replace(config, directory=tmp_path / "z", identity=identity)
+        async with Broker(other, world.network.host("10.0.7.7"), world.clock, seed=7):
+            assert [each.name for each in await admin.clusters.list()] == [CLUSTER, "other"]
+            (status,) = await admin.clusters.status("other")
+            assert [each.node.broker for each in status.brokers] == ["z"]
+            await admin.topics.create("T", cluster="other", queues=1)
+            await admin.topics.create("U", queues=1)
+            names = {each.name for each in await admin.topics.list(CLUSTER)}
+            assert names & {"T", "U"} == {"U"}
+            assert [each.broker for each in (await admin.topics.route("U")).on_brokers] == [
+                "a",
+                "z",
+            ]
+            await admin.groups.create(GroupSettings("g"), cluster="other")
+            assert (await admin.groups.list("other"))[0].brokers == ("z",)
+            await admin.messages.send(Message("U", b"1"), queue=queue(0, "z", "U"))
+            await admin.offsets.reset("g", "U", Earliest())
+            assert (await admin.groups.progress("g")).lag == 1
+            assert await admin.topics.delete("U", cluster="other") == ("z",)
+            assert [each.broker for each in (await admin.topics.route("U")).on_brokers] == ["a"]
 
 
 # --- topics ---------------------------------------------------------------------------------------
@@ -306,6 +337,8 @@ async def test_members_and_their_queues(tmp_path: Path) -> None:
         await admin.groups.create(GroupSettings("g"))
         empty = await admin.groups.members("g")
         assert (empty.members, empty.message_model) == ((), None)
+        with pytest.raises(AdministrationError, match="group 'g' has no members"):
+            await admin.groups.inspect("g")
         seen = Seen()
         async with (
             consuming(world, seen, "10.0.1.1") as one,
@@ -323,6 +356,14 @@ async def test_members_and_their_queues(tmp_path: Path) -> None:
             assert found.members[0].connection.version == "V4_9_8"
             assert found.message_model == "CLUSTERING"
             assert found.subscriptions["T"] == "*"
+            inside = await admin.groups.inspect("g", "10.0.1.1@test")
+            assert [each.queue for each in inside.queues] == list(found.members[0].queues or ())
+            assert inside.settings["PROP_CONSUMEORDERLY"] == "false"
+            assert inside.stacks is None
+            with pytest.raises(InvalidArgument, match=r"several members: 10\.0\.1\.1@test"):
+                await admin.groups.inspect("g")
+            with pytest.raises(NotThere, match="no member of group 'g' 'x'"):
+                await admin.groups.inspect("g", "x")
             progress = await admin.groups.progress("g", with_owners=True)
             assert progress.is_running
             assert await admin.topics.groups("T") == ("g",)
@@ -438,6 +479,20 @@ async def test_other_brokers_reset_running_groups_by_time_only(
                 await admin.offsets.reset("g", "T", AtOffset(1))
             await admin.offsets.reset("g", "T", AtTime(datetime.fromtimestamp(0, UTC)))
             await wait_until(lambda: seen.count == 6, 60)
+
+
+@virtual_time()
+async def test_broker_refuses_a_reset_to_what_is_not_there(tmp_path: Path) -> None:
+    async with administered(tmp_path, "a") as (world, admin):
+        await admin.topics.create("T", queues=1)
+        await send(world, [b"1"], to=queue(0))
+        seen = Seen()
+        async with consuming(world, seen):
+            await wait_until(lambda: seen.count == 1, 60)
+            plan = await admin.offsets.plan("g", "T", Latest())
+            far = replace(plan.changes[0], target=QueueOffset(7))
+            with pytest.raises(RemoteError, match=r"broker a at .*T@a:0 has no offset 7"):
+                await admin.offsets.apply(replace(plan, changes=(far,)))
 
 
 @virtual_time()
