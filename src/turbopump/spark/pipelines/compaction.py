@@ -137,7 +137,8 @@ def carry_through(directory: Path, merge: PendingMerge) -> None:
         sync_directory(merged.parent)
     # The new ones first: whoever looks in between sees rows twice, which their offsets tell.
     for source in merge.sources:
-        shutil.rmtree(directory / source, ignore_errors=True)
+        if (directory / source).is_dir():
+            shutil.rmtree(directory / source)
     sync_directory(merged.parent)
     journal_path(directory, Path(merge.staged).name).unlink(missing_ok=True)
 
@@ -147,7 +148,6 @@ def _merge(spark: SparkSession, directory: Path, merge: Merge) -> int:
     sources = [directory / each.path for each in merge.sources]
     name = f"{merge.merged.partition.replace('/', '+')}+{merge.merged.name}"
     staged = directory / COMPACTION / name
-    shutil.rmtree(staged, ignore_errors=True)
     frame = spark.read.parquet(*map(str, sources)).coalesce(merge.files)
     order = [column for column in _ORDER if column in frame.columns]
     (frame.sortWithinPartitions(*order) if order else frame).write.parquet(str(staged))

@@ -1,0 +1,422 @@
+"""Replay, redrive, lag and trace on real Spark and a real broker."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from typer.testing import CliRunner, Result
+
+from servers import Standalone
+from stored_messages import stored
+from turbopump import ConsumeResult, LitePullConsumer, Message, Producer, PushConsumer, Retries
+from turbopump.admin import Destination
+from turbopump.admin.blocking import Admin
+from turbopump.cli.app import app
+from turbopump.errors import InvalidArgument, NotThere
+from turbopump.spark.pipelines import Pace, lag, redrive, replay, trace
+from turbopump.spark.pipelines.plots import save_lag_plot, save_trace_plot
+from turbopump.spark.pipelines.progress import Step
+from turbopump.wire.record import MessageView
+
+BEGIN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+PNG = b"\x89PNG\r\n"
+WAIT_S = 30.0
+
+
+@pytest.fixture
+def name() -> str:
+    return f"pipeline-{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def producer(broker: Standalone) -> Iterator[Producer]:
+    with Producer("pipeline-tests", nameserver=broker.nameserver) as running:
+        yield running
+
+
+@pytest.fixture
+def run(broker: Standalone, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Runs a command in the shared session."""
+    monkeypatch.setattr(SparkSession, "stop", lambda _: None)
+
+    def call(*line: str) -> Result:
+        return CliRunner().invoke(
+            app, ["pipeline", *line], env={"TURBOPUMP_NAMESERVER": broker.nameserver}
+        )
+
+    return call
+
+
+def wait_for(fact: Callable[[], bool]) -> None:
+    end = time.monotonic() + WAIT_S
+    while not fact():
+        assert time.monotonic() < end, "not so in time"
+        time.sleep(0.05)
+
+
+# --- replay ---------------------------------------------------------------------------------------
+
+
+def old_messages(spark: SparkSession, offsets_ms: list[int]) -> DataFrame:
+    """Two queues of old messages, at these times after the beginning, alternately."""
+    rows = [
+        {
+            "topic": "old",
+            "broker": "a",
+            "queueId": number % 2,
+            "queueOffset": number // 2,
+            "msgId": f"ID{number}",
+            "tags": "even" if number % 2 == 0 else "odd",
+            "keys": f"k{number} l{number}",
+            "properties": {"own": "kept", "UNIQ_KEY": f"ID{number}", "DELAY": "3"},
+            "body": str(number).encode(),
+            "bornTimestamp": BEGIN + timedelta(milliseconds=offset_ms - 5),
+            "storeTimestamp": BEGIN + timedelta(milliseconds=offset_ms),
+        }
+        for number, offset_ms in enumerate(offsets_ms)
+    ]
+    schema = (
+        "topic string, broker string, queueId int, queueOffset long, msgId string, tags string, "
+        "keys string, properties map<string,string>, body binary, bornTimestamp timestamp, "
+        "storeTimestamp timestamp"
+    )
+    return spark.createDataFrame(rows, schema).repartition(3)
+
+
+def test_replay_keeps_content_order_and_spacing(
+    spark: SparkSession, broker: Standalone, name: str
+) -> None:
+    messages = old_messages(spark, [number * 400 for number in range(10)])
+    steps: list[Step] = []
+    began_ms = time.time() * 1000
+    report = replay(
+        spark,
+        messages,
+        {"nameserver": broker.nameserver},
+        {"old": name},
+        pace=Pace(speed=2.0),
+        watch=steps.append,
+    )
+    assert (report.chosen, report.sent, report.body_bytes, report.repeated) == (10, 10, 10, 0)
+    assert report.least_s == pytest.approx(1.8)
+    assert steps[-1] == Step("messages sent", 10, 10)
+
+    found = sorted(stored(broker.nameserver, name), key=lambda each: int(each.body))
+    assert [int(each.body) for each in found] == list(range(10))
+    assert_replayed(found[3], 3)
+    for parity in (0, 1):
+        ordered = found[parity::2]
+        assert len({each.queue_id for each in ordered}) == 1
+        offsets = [each.queue_offset for each in ordered]
+        assert offsets == sorted(offsets), "messages of a queue stay in order"
+    times_ms = [each.store_timestamp_ms for each in found]
+    assert times_ms[0] > began_ms
+    for number, time_ms in enumerate(times_ms):
+        # Never early, whatever the machine does meanwhile: each 200 ms after the one before.
+        assert time_ms - times_ms[0] >= 200 * number - 60
+
+
+def assert_replayed(message: MessageView, number: int) -> None:
+    stored_ms = round(BEGIN.timestamp() * 1000) + 400 * number
+    assert (message.tags, message.keys) == ("odd", (f"k{number}", f"l{number}"))
+    own = message.properties
+    assert (own["own"], own["REPLAYED_TOPIC"], own["REPLAYED_MSG_ID"]) == ("kept", "old", "ID3")
+    assert own["REPLAYED_STORE_MS"] == str(stored_ms)
+    assert own["REPLAYED_BORN_MS"] == str(stored_ms - 5)
+    assert own["UNIQ_KEY"] != "ID3"
+    assert "DELAY" not in own
+
+
+def test_replay_filters_counts_and_keeps_to_the_rate(
+    spark: SparkSession, broker: Standalone, name: str, tmp_path: Path, run: Callable[..., Result]
+) -> None:
+    messages = old_messages(spark, [number * 1000 for number in range(30)])
+    sink = {"nameserver": broker.nameserver}
+    report = replay(
+        spark,
+        messages,
+        sink,
+        {"*": name},
+        where="tags = 'even'",
+        since=BEGIN + timedelta(seconds=10),
+        until=BEGIN + timedelta(seconds=20),
+        pace=Pace(10.0),
+    )
+    assert (report.chosen, report.sent) == (5, 5)
+    found = stored(broker.nameserver, name)
+    assert Counter(int(each.body) for each in found) == Counter(range(10, 20, 2))
+    times_ms = sorted(each.store_timestamp_ms for each in found)
+    assert times_ms[-1] - times_ms[0] >= 400 - 60, "10 a second"
+
+    path = str(tmp_path / "archive")
+    messages.write.partitionBy("topic").parquet(path)
+    dry = run("replay", path, "--to", f"old={name}", "--where", "tags = 'odd'", "--dry-run")
+    assert dry.exit_code == 0, dry.stderr
+    assert "dry run: nothing was sent" in dry.stdout
+    assert f"old    {name}      15     0" in dry.stdout
+    assert len(stored(broker.nameserver, name)) == 5
+
+    with pytest.raises(InvalidArgument, match="to does not say where messages of old go"):
+        replay(spark, messages, sink, {"other": name})
+    with pytest.raises(InvalidArgument, match="no column storeTimestamp"):
+        replay(spark, messages.drop("storeTimestamp"), sink, {"*": name}, since=BEGIN)
+    wrong = run("replay", path, "--to", name, "--where", "nonsense > 1")
+    assert wrong.exit_code == 2
+    assert "nonsense" in wrong.stderr
+    assert "Traceback" not in wrong.stderr
+
+
+# --- redrive --------------------------------------------------------------------------------------
+
+
+def make_dead_letters(broker: Standalone, producer: Producer, topic: str, group: str) -> None:
+    for number in range(12):
+        tag = "even" if number % 2 == 0 else "odd"
+        producer.send(Message(topic, b"order %d" % number, tags=tag, properties={"own": "kept"}))
+
+    def fail(messages: Any, context: Any) -> ConsumeResult:
+        return ConsumeResult.RETRY_LATER
+
+    letters = f"%DLQ%{group}"
+    with (
+        PushConsumer(
+            group,
+            fail,
+            nameserver=broker.nameserver,
+            subscriptions={topic: "*"},
+            start_from="first",
+            retries=Retries(attempts_max=0),
+        ),
+        Admin(broker.nameserver) as admin,
+    ):
+        wait_for(lambda: letters in admin.topics.names())
+        wait_for(lambda: admin.topics.status(letters).messages == 12)
+
+
+def test_redrive_sends_each_letter_once(
+    spark: SparkSession,
+    broker: Standalone,
+    producer: Producer,
+    name: str,
+    run: Callable[..., Result],
+) -> None:
+    group = f"group-{name}"
+    make_dead_letters(broker, producer, name, group)
+    condition = "tags = 'odd' AND body LIKE 'order %'"
+
+    dry = run("redrive", group, "--where", condition, "--dry-run", "--json")
+    assert dry.exit_code == 0, dry.stderr
+    told = json.loads(dry.stdout)
+    assert (told["letters"], told["chosen"]) == (12, 6)
+    assert told["topics"] == [
+        {
+            "topic": name,
+            "letters": 6,
+            "sent": 0,
+            "would_be_sent": 6,
+            "sent_before": 0,
+            "origin_unknown": 0,
+        }
+    ]
+    assert len(stored(broker.nameserver, name)) == 12
+
+    first = redrive(spark, group, broker.nameserver, where=condition)
+    assert (first.chosen, first.sent, first.sent_before, first.gone) == (6, 6, 0, 0)
+    # All of them now: those of before are recognised, also by a later run of another filter.
+    second = redrive(spark, group, broker.nameserver, rate_per_s=50.0)
+    assert (second.chosen, second.sent, second.sent_before) == (12, 6, 6)
+    copies = [
+        each for each in stored(broker.nameserver, name) if "REDRIVEN_FROM" in each.properties
+    ]
+    assert Counter(each.body for each in copies) == Counter(b"order %d" % n for n in range(12))
+    assert {each.properties["own"] for each in copies} == {"kept"}
+    assert {each.reconsume_times for each in copies} == {0}
+
+    elsewhere = f"{name}-again"
+    with Admin(broker.nameserver) as admin:
+        admin.topics.create(elsewhere, queues=1)
+    again = redrive(
+        spark, group, broker.nameserver, where="queueOffset < 2", to=elsewhere, again=True
+    )
+    assert [(each.topic, each.sent) for each in again.topics] == [(elsewhere, 2)]
+    assert len(stored(broker.nameserver, elsewhere)) == 2
+
+
+def test_redrive_says_what_is_wrong(
+    spark: SparkSession, broker: Standalone, producer: Producer, run: Callable[..., Result]
+) -> None:
+    unknown = run("redrive", "nobody-knows", "--yes")
+    assert unknown.exit_code == 1
+    assert "there is no group 'nobody-knows'" in unknown.stderr
+    unsure = run("redrive", "TOOLS_CONSUMER")
+    assert unsure.exit_code == 2
+    assert "add --yes" in unsure.stderr
+    with pytest.raises(NotThere, match="no dead letter of group 'TOOLS_CONSUMER'"):
+        redrive(spark, "TOOLS_CONSUMER", broker.nameserver, to=Destination.RETRY)
+    with pytest.raises(InvalidArgument, match="rate_per_s is 0"):
+        redrive(spark, "TOOLS_CONSUMER", broker.nameserver, rate_per_s=0)
+
+
+# --- lag ------------------------------------------------------------------------------------------
+
+
+def test_lag_is_sampled_kept_and_drawn(
+    spark: SparkSession,
+    broker: Standalone,
+    producer: Producer,
+    name: str,
+    tmp_path: Path,
+    run: Callable[..., Result],
+) -> None:
+    for number in range(20):
+        producer.send(Message(name, str(number).encode()))
+    group, history = f"group-{name}", tmp_path / "history"
+    with LitePullConsumer(
+        group, nameserver=broker.nameserver, subscriptions={name: "*"}, start_from="first"
+    ) as consumer:
+        seen = 0
+        while seen < 20:
+            seen += len(consumer.poll(timeout_ms=1000))
+        consumer.commit()
+    with Admin(broker.nameserver) as admin:
+        wait_for(lambda: admin.groups.progress(group, name).lag == 0)
+        first = lag(spark, broker.nameserver, [group], samples=2, every_s=0.1, history=history)
+        (own,) = [each for each in first.groups if each.topic == name]
+        assert (own.samples, own.lag_max, own.lag_last, own.arrived) == (2, 0, 0, 0)
+        for number in range(5):
+            producer.send(Message(name, str(number).encode()))
+        wait_for(lambda: admin.groups.progress(group, name).lag == 5)
+
+    picture = tmp_path / "lag.png"
+    line = ["lag", group, "--samples", "1", "--history", str(history), "--plot", str(picture)]
+    told = run(*line, "--json")
+    assert told.exit_code == 0, told.stderr
+    report = json.loads(told.stdout)
+    assert report["samples"] == 3
+    (later,) = [each for each in report["groups"] if each["topic"] == name]
+    figures = ("samples", "lag_max", "lag_last", "arrived", "consumed")
+    assert [later[figure] for figure in figures] == [3, 5, 5, 5, 0]
+    assert later["lag_mean"] == pytest.approx(5 / 3)
+    assert picture.read_bytes().startswith(PNG)
+
+    save_lag_plot(first, tmp_path / "first.png")
+    with pytest.raises(InvalidArgument, match="samples is 0"):
+        lag(spark, broker.nameserver, samples=0)
+    with pytest.raises(InvalidArgument, match="every_s is -1"):
+        lag(spark, broker.nameserver, every_s=-1)
+
+
+# --- trace ----------------------------------------------------------------------------------------
+
+
+def record(*fields: object) -> str:
+    return "\x01".join("null" if each is None else str(each) for each in fields) + "\x02"
+
+
+def trace_bodies(topic: str) -> Iterator[bytes]:
+    """A minute of trace: 100 messages sent and consumed after n ms; some fail, one is retried."""
+    begin_ms = 1_800_000_000_000
+    for number in range(100):
+        sent_ms, tag = begin_ms + number * 100, "even" if number % 2 == 0 else None
+        host, done = "127.0.0.1:10911", number != 99
+        yield (
+            record(
+                "Pub",
+                sent_ms,
+                "R",
+                "shop",
+                topic,
+                f"ID{number}",
+                tag,
+                f"k{number}",
+                host,
+                10,
+                number + 1,
+                0,
+                "OFF",
+                "true",
+            )
+            + record(
+                "SubBefore",
+                sent_ms + number + 1,
+                "R",
+                "billing",
+                f"R{number}",
+                f"ID{number}",
+                0,
+                "",
+            )
+            + (
+                record(
+                    "SubAfter",
+                    f"R{number}",
+                    f"ID{number}",
+                    5,
+                    str(number != 4).lower(),
+                    "",
+                    0,
+                    sent_ms,
+                    "billing",
+                )
+                if done
+                else ""
+            )
+        ).encode()
+    later_ms = begin_ms + 60_000
+    yield (
+        record("Pub", later_ms, "R", "shop", topic, "FAILED", None, None, "h", 10, 3000, 0, None, "false")
+        + record("SubBefore", later_ms, "R", "billing", "R4b", "ID4", 1, "")
+        + record("SubAfter", "R4b", "ID4", 7, "true", "", 0, later_ms, "billing")
+        + record("SubBefore", later_ms, "R", "audit", "X", "UNHEARD", 0, "")
+        + record("Nonsense", 1)
+    ).encode()  # fmt: skip
+
+
+def test_trace_is_analysed_by_topic_group_and_tag(
+    spark: SparkSession,
+    broker: Standalone,
+    producer: Producer,
+    name: str,
+    tmp_path: Path,
+    run: Callable[..., Result],
+) -> None:
+    messages = list(trace_bodies("orders"))
+    for body in messages:
+        producer.send(Message(name, body))
+    report = trace(spark, {"nameserver": broker.nameserver, "topic": name})
+    assert (report.trace_messages, report.unreadable) == (101, 1)
+    assert report.records == 300 - 1 + 5
+
+    sends = {each.tag: each for each in report.sends}
+    assert (sends["even"].sent, sends["even"].failed, sends["even"].body_bytes) == (50, 0, 500)
+    assert (sends["even"].p50_ms, sends["even"].p99_ms) == (49, 99)
+    assert (sends[None].sent, sends[None].failed) == (50, 1)
+
+    found = {(each.topic, each.group, each.tag): each for each in report.consumptions}
+    even, odd = found["orders", "billing", "even"], found["orders", "billing", None]
+    assert (even.consumed, even.failed, even.retried, even.unfinished) == (51, 1, 1, 0)
+    # Of the first calls alone: that of the retry would tell of its delay.
+    assert (even.latency_p50_ms, even.latency_p99_ms) == (49, 99)
+    assert (even.processing_p50_ms, even.processing_p99_ms) == (5, 7)
+    assert (odd.consumed, odd.failed, odd.retried, odd.unfinished) == (50, 0, 0, 1)
+    unknown = found[None, "audit", None]
+    assert (unknown.consumed, unknown.latency_p50_ms) == (1, None)
+    assert sum(each.consumed for each in report.consumptions_by_window) == 102
+    assert len({each.window_ms for each in report.consumptions_by_window}) == 2
+
+    picture = tmp_path / "trace.png"
+    save_trace_plot(report, picture)
+    assert picture.read_bytes().startswith(PNG)
+    told = run("trace", "--topic", name, "--since", "1800000060000")
+    assert told.exit_code == 0, told.stderr
+    assert "audit" in told.stdout
+    assert "even" in told.stdout
