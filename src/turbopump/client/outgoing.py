@@ -264,7 +264,7 @@ def _keys(message: Message) -> Sequence[str]:
     # A text alone is taken for one key, not for its letters.
     keys = (message.keys,) if isinstance(message.keys, str) else message.keys
     for key in keys:
-        if not key or any(mark.isspace() for mark in key):
+        if key.split() != [key]:
             raise InvalidArgument(f"key {key!r}: it must not be empty or have blanks")
         _check_text("key", key)
     return keys

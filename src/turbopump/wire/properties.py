@@ -96,7 +96,8 @@ def check_user_property(name: str, value: str) -> None:
         raise InvalidArgument(f"property {name!r}={value!r}: name and value must not be blank")
     if name in RESERVED:
         raise InvalidArgument(f"property name {name!r} is reserved: choose another one")
-    if any(mark in text for text in (name, value) for mark in (NAME_END, ENTRY_END)):
+    both = name + value
+    if NAME_END in both or ENTRY_END in both:
         raise InvalidArgument(
             f"property {name!r}={value!r}: the characters 0x01 and 0x02 cannot be carried"
         )
