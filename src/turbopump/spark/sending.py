@@ -156,7 +156,9 @@ class Sending:
         self.tally.body_bytes += sum(len(message.body) for message in send.messages)
 
     async def _send(self, send: Send, queue: MessageQueue) -> SendReceipt:
+        clock = self._session.clock
         async with self._window.place() as cuts:
+            start_ms = clock.monotonic_ms()
             try:
                 if len(send.messages) == 1:
                     receipt = await self._producer.send(send.messages[0], to=queue)
@@ -166,7 +168,7 @@ class Sending:
                 if error.retriable:
                     self._window.busy(cuts)
                 raise
-            self._window.answered()
+            self._window.answered(clock.monotonic_ms() - start_ms)
             return receipt
 
     async def _next_queue(self, send: Send, failed: MessageQueue | None) -> MessageQueue:

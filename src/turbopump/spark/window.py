@@ -6,9 +6,15 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+_WAITED_MS = 80
+"""Answers that take so much longer than the fastest one have waited at the broker.
+
+Brokers refuse what has waited for 200 ms, as they are set up normally.
+"""
+
 
 class Window:
-    """Halves when a broker says that it is busy, and grows by one for each full window answered.
+    """Halves when a broker says that it is busy, shrinks when answers get slow, grows otherwise.
 
     Brokers refuse what has waited for long. Who sends the same amount again at once is refused
     again; who sends less keeps a busy broker at work without waiting in its queue.
@@ -16,10 +22,11 @@ class Window:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self._size = float(most)
+        self._size = max(1.0, most / 2)
         self._active = 0
         self._cuts = 0
         self._changed = asyncio.Event()
+        self._fastest_ms: int | None = None
 
     @property
     def size(self) -> int:
@@ -39,9 +46,14 @@ class Window:
             self._active -= 1
             self._changed.set()
 
-    def answered(self) -> None:
-        """Note that a broker took what it was sent."""
-        self._size = min(self.most, self._size + 1 / self._size)
+    def answered(self, elapsed_ms: int) -> None:
+        """Note that a broker took what it was sent, and how long that took."""
+        if self._fastest_ms is None or elapsed_ms < self._fastest_ms:
+            self._fastest_ms = elapsed_ms
+        step = 1 / self._size
+        if elapsed_ms - self._fastest_ms > _WAITED_MS:
+            step = -step
+        self._size = max(1.0, min(self.most, self._size + step))
         self._changed.set()
 
     def busy(self, cuts: int) -> None:

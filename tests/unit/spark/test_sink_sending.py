@@ -190,6 +190,9 @@ async def test_no_more_than_allowed_are_on_their_way(tmp_path: Path) -> None:
 @virtual_time()
 async def test_window_is_small_for_a_busy_broker_and_grows_again() -> None:
     window = Window(8)
+    assert window.size == 4
+    for _ in range(50):
+        window.answered(150)
     async with AsyncExitStack() as stack:
         cuts = [await stack.enter_async_context(window.place()) for _ in range(8)]
         waiting = asyncio.create_task(stack.enter_async_context(window.place()))
@@ -203,8 +206,11 @@ async def test_window_is_small_for_a_busy_broker_and_grows_again() -> None:
         window.busy(window._cuts)
     assert window.size == 1
     for _ in range(100):
-        window.answered()
+        window.answered(150)
     assert window.size == 8
+    for _ in range(100):
+        window.answered(240)
+    assert window.size == 1
 
 
 class Narrow(Session):
