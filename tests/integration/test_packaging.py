@@ -12,6 +12,7 @@ import tarfile
 import venv
 import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from email.message import Message as Metadata
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
@@ -24,6 +25,7 @@ from servers import standalone
 from turbopump import __version__
 
 ROOT = Path(__file__).parents[2]
+TIMEOUT_S = 300
 EXTRAS = ("dashboard", "spark", "tracing")
 
 pytestmark = pytest.mark.slow
@@ -40,6 +42,17 @@ with LitePullConsumer(
 print([name for name in sys.modules if name.startswith(("pyspark", "pyarrow", "pandas"))])
 """
 
+SPARK = """
+import sys, turbopump.spark
+spark = turbopump.spark.session(master="local[1]")
+at = {"nameserver": sys.argv[1], "topic": "numbers"}
+rows = spark.createDataFrame([(str(number).encode(),) for number in (1, 2, 3)], "body binary")
+rows.write.format("rocketmq").options(**at).mode("append").save()
+read = spark.read.format("rocketmq").options(**at, startingOffsets="earliest").load()
+print(sorted(int(row.body) for row in read.select("body").collect()))
+spark.stop()
+"""
+
 
 def run(*command: str | Path, at: Path) -> str:
     """Run a command away from the source tree, which must not be found by accident."""
@@ -50,7 +63,7 @@ def run(*command: str | Path, at: Path) -> str:
         env=clean,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=TIMEOUT_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -181,20 +194,24 @@ def borrow(found: Distribution, into: Path) -> None:
             (into / top).symlink_to(Path(str(found.locate_file(top))).resolve())
 
 
-@pytest.fixture(scope="module")
-def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with the wheel in it, and with what it says that it needs. No network."""
-    home = tmp_path_factory.mktemp("empty") / "venv"
+def installed(wheel: Path, home: Path, extra: str = "") -> Path:
+    """Make an environment with the wheel, and with what it says that it needs. No network."""
     try:
         venv.create(home, with_pip=True)
     except subprocess.CalledProcessError:
         pytest.skip("this Python cannot put pip into an environment (Debian: python3-venv)")
     (packages,) = home.glob("lib/python3.*/site-packages")
-    for found in needed(metadata_of(wheel).get_all("Requires-Dist", [])):
+    for found in needed(metadata_of(wheel).get_all("Requires-Dist", []), extra):
         borrow(found, packages)
     # Refused if anything is missing that the wheel asks for.
-    run(home / "bin" / "pip", "install", "--quiet", "--no-index", wheel, at=home)
+    named = f"{wheel}[{extra}]" if extra else str(wheel)
+    run(home / "bin" / "pip", "install", "--quiet", "--no-index", named, at=home)
     return home
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return installed(wheel, tmp_path_factory.mktemp("empty") / "venv")
 
 
 def test_an_environment_with_nothing_else_has_a_working_command(
@@ -204,22 +221,35 @@ def test_an_environment_with_nothing_else_has_a_working_command(
     assert run(command, "--version", at=tmp_path) == f"turbopump {__version__}\n"
     assert run(python, "-m", "turbopump", "--version", at=tmp_path) == f"turbopump {__version__}\n"
     run(python, "-m", "pip", "check", at=tmp_path)
-    options = ("--dir", str(tmp_path / "data"), "--nameserver-port", "0", "--broker-port", "0")
+    with serving(environment, tmp_path) as nameserver:
+        told = run(python, "-W", "error", "-c", ROUND_TRIP, nameserver, at=tmp_path)
+    assert told == "hello\n[]\n"
+
+
+@contextmanager
+def serving(environment: Path, home: Path) -> Iterator[str]:
+    """Run the environment's own server, and give the address of its name server."""
+    options = ("--dir", str(home / "data"), "--nameserver-port", "0", "--broker-port", "0")
     with subprocess.Popen(
-        [command, "standalone", *options],
-        cwd=tmp_path,
+        [environment / "bin" / "turbopump", "standalone", *options],
+        cwd=home,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
     ) as server:
         try:
-            nameserver = ready_addresses(server)["nameserver"]
-            told = run(python, "-W", "error", "-c", ROUND_TRIP, nameserver, at=tmp_path)
+            yield ready_addresses(server)["nameserver"]
             server.terminate()
             assert server.wait(20) == 0
         finally:
             server.kill()
-    assert told == "hello\n[]\n"
+
+
+def test_an_environment_with_spark_has_the_pipeline(wheel: Path, tmp_path: Path) -> None:
+    environment = installed(wheel, tmp_path / "venv", "spark")
+    with serving(environment, tmp_path) as nameserver:
+        told = run(environment / "bin" / "python", "-c", SPARK, nameserver, at=tmp_path)
+    assert told == "[1, 2, 3]\n"
 
 
 def test_without_spark_the_pipeline_says_what_to_install(environment: Path, tmp_path: Path) -> None:
