@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turbopump.errors import ConnectFailed, InvalidArgument
+from turbopump.errors import ConnectFailed, InvalidArgument, ListenFailed
 from turbopump.testing import (
     LinkQuality,
     MemoryNetwork,
@@ -316,3 +316,35 @@ async def test_hosts_listen_at_themselves_only() -> None:
 def test_bad_qualities_are_refused(quality: tuple[float, float, float], text: str) -> None:
     with pytest.raises(InvalidArgument, match=text):
         LinkQuality(*quality)
+
+
+@virtual_time()
+async def test_nothing_passes_to_or_from_a_host_that_is_isolated() -> None:
+    network = MemoryNetwork()
+    near, far = await pair(network)
+    network.isolate("b")
+    near.transport.write(b"held up")
+    await asyncio.sleep(60)
+    assert far.received == b""
+    with pytest.raises(ConnectFailed, match="no answer"):
+        await network.host("newcomer").connect("b", 1, End)
+    network.heal()
+    await asyncio.sleep(1)
+    assert far.received == b"held up"
+
+
+@virtual_time()
+async def test_a_host_that_is_killed_makes_room_for_another_of_its_name() -> None:
+    network = MemoryNetwork()
+    killed = network.host("b")
+    await killed.listen("b", 10911, End)
+    near = await network.host("a").connect("b", 10911, End)
+    network.kill(killed)
+    await asyncio.sleep(1)
+    assert isinstance(near.error, ConnectionResetError)
+    with pytest.raises(ConnectFailed, match="b was killed"):
+        await killed.connect("a", 1, End)
+    with pytest.raises(ListenFailed, match="b was killed"):
+        await killed.listen("b", 10911, End)
+    await network.host("b").listen("b", 10911, End)
+    await network.host("a").connect("b", 10911, End)

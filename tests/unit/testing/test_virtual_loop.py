@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -219,3 +220,57 @@ def test_virtual_helpers_say_when_they_are_used_in_real_time() -> None:
 
     with pytest.raises(AssertionError, match="not in virtual time"):
         asyncio.run(main())
+
+
+@virtual_time()
+async def test_time_stands_still_while_others_are_busy_and_goes_on_after_that() -> None:
+    loop = virtual_loop()
+    told = asyncio.Event()
+    busy = threading.Event()
+    busy.set()
+
+    def work() -> None:
+        time.sleep(0.02)
+        loop.call_soon_threadsafe(told.set)
+        busy.clear()
+
+    thread = threading.Thread(target=work)
+    with loop.waiting_for(busy.is_set):
+        thread.start()
+        await asyncio.wait_for(told.wait(), 60)
+        assert loop.time() == 0
+        await asyncio.sleep(60)
+    assert loop.time() == 60
+    thread.join()
+
+
+@virtual_time()
+async def test_who_watches_is_asked_when_everybody_waits_and_may_wake_somebody() -> None:
+    loop = virtual_loop()
+    done: list[str] = []
+    seen_at: list[float] = []
+    woken = asyncio.Event()
+
+    def look() -> bool:
+        seen_at.append(loop.time())
+        if len(done) == 2 and not woken.is_set():
+            woken.set()
+            return True
+        return False
+
+    for delay_s in (10, 20, 30):
+        loop.call_later(delay_s, done.append, f"after {delay_s} s")
+    with loop.watched(look):
+        await woken.wait()
+    assert loop.time() == 20, "not later than the fact"
+    assert seen_at == [0, 10, 20]
+
+
+def test_a_run_that_does_not_end_fails_in_real_time() -> None:
+    async def main() -> None:
+        virtual_loop().limit_real_time(0.05)
+        for _ in itertools.count():
+            await asyncio.sleep(1)
+
+    with pytest.raises(Deadlock, match=r"no end in sight(.|\n)*test_virtual_loop.py:\d+"):
+        run_virtual(main())
