@@ -6,7 +6,7 @@ import json
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 from pyspark.sql.types import StructType
 
 from servers import Standalone, standalone
-from source_topics import fill, fresh_topic, made_topic
+from source_topics import fill, fresh_topic, made_topic, wait_for
 from turbopump.admin.blocking import Admin
 from turbopump.spark.source import DefaultSource, StreamReader
 
@@ -56,15 +56,6 @@ def run_now(rows: DataFrame, into: Collected, checkpoint: Path) -> StreamingQuer
     query = writer.trigger(availableNow=True).start()
     assert query.awaitTermination(int(PATIENCE_S))
     return query
-
-
-def wait_for(query: StreamingQuery, fact: Callable[[], bool]) -> None:
-    """Wait until something is so; the query's error is raised if it ends before."""
-    for _ in range(int(PATIENCE_S * 10)):
-        if fact():
-            return
-        assert not query.awaitTermination(0.1), "the query has ended"  # type: ignore[arg-type]
-    raise AssertionError("it did not come")
 
 
 @pytest.fixture

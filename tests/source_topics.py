@@ -1,0 +1,105 @@
+"""Topics with known messages, for tests that read them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from pyspark.sql.streaming.query import StreamingQuery
+
+from turbopump.admin.blocking import Admin
+from turbopump.client import calls
+from turbopump.client.blocking import Producer
+from turbopump.client.config import ClientConfig
+from turbopump.client.session import Session
+from turbopump.message import Message, MessageQueue
+from turbopump.wire import properties
+from turbopump.wire.batch import BatchEntry, encode_batch
+from turbopump.wire.headers import SendMessageV2
+
+BATCH = 50
+TIMEOUT_MS = 30_000
+PATIENCE_S = 120.0
+
+
+def fresh_topic() -> str:
+    return f"source-{uuid.uuid4().hex[:12]}"
+
+
+def numbered(topic: str, number: int) -> Message:
+    """Return a message that says which it is: every third of tag c, every key six times or so."""
+    return Message(
+        topic,
+        b"%d" % number,
+        tags="abc"[number % 3],
+        keys=[f"k{number // 6}"],
+        properties={"number": str(number)},
+    )
+
+
+def fill(
+    nameserver: str,
+    topic: str,
+    numbers: range,
+    make: Callable[[str, int], Message] = numbered,
+    queues: int = 4,
+) -> None:
+    """Send numbered messages in batches to the queues in turn."""
+    with Producer("tests", nameserver=nameserver) as producer:
+        for turn, start in enumerate(range(numbers.start, numbers.stop, BATCH)):
+            some = range(start, min(start + BATCH, numbers.stop))
+            messages = [make(topic, number) for number in some]
+            producer.send_batch(messages, to=partial(_nth, turn % queues))
+
+
+def _nth(number: int, queues: Sequence[MessageQueue]) -> MessageQueue:
+    return queues[number % len(queues)]
+
+
+def wait_for(query: StreamingQuery | None, fact: Callable[[], bool]) -> None:
+    """Wait until something is so; the error of a query is raised if it ends before."""
+    until = time.monotonic() + PATIENCE_S
+    while not fact():
+        assert time.monotonic() < until, "it did not come"
+        if query is None:
+            time.sleep(0.05)
+        else:
+            assert not query.awaitTermination(1), "the query has ended"
+
+
+def made_topic(nameserver: str, topic: str, queues: int = 4) -> str:
+    """Make a topic without messages."""
+    with Admin(nameserver) as admin:
+        admin.topics.create(topic, queues=queues)
+    return topic
+
+
+def fill_quickly(nameserver: str, topic: str, count: int, queues: int, per_batch: int) -> None:
+    """Send the same batch over and over, encoded once: bodies count from 0 in each batch."""
+    assert count % (per_batch * queues) == 0
+    text = properties.encode({properties.TAGS: "a", properties.KEYS: "k"}).encode()
+    body = encode_batch(
+        BatchEntry(flag=0, body=b"%d" % number, properties=text) for number in range(per_batch)
+    )
+
+    async def send_all() -> None:
+        async with Session(ClientConfig(nameserver)) as session:
+            address = next(iter((await session.route(topic)).brokers.values()))[0]
+            for batch in range(count // per_batch):
+                header = SendMessageV2(
+                    producer_group="tests",
+                    topic=topic,
+                    default_topic="TBW102",
+                    default_topic_queue_nums=queues,
+                    queue_id=batch % queues,
+                    sys_flag=0,
+                    born_timestamp=session.clock.now_ms(),
+                    flag=0,
+                    batch=True,
+                )
+                await calls.send(session, address, header, body, TIMEOUT_MS)
+
+    asyncio.run(send_all())
