@@ -1,0 +1,52 @@
+"""How Spark finds the source by itself: an import that is light and cannot fail."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+import pyspark_rocketmq
+from turbopump.spark.source import DefaultSource
+
+PROGRAM = """
+import sys
+import pyspark.sql.datasource
+before = set(sys.modules)
+import pyspark_rocketmq
+print(*sorted(set(sys.modules) - before))
+"""
+
+
+def test_the_module_exports_the_source() -> None:
+    assert pyspark_rocketmq.DefaultSource is DefaultSource
+    assert DefaultSource.name() == "rocketmq"
+
+
+def test_what_is_wrong_with_the_installation_is_told_at_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as broken:
+        broken.setitem(sys.modules, "turbopump.spark.source", None)
+        found = importlib.reload(pyspark_rocketmq).DefaultSource
+        assert found.name() == "rocketmq"
+        source = found({})
+        for call in (source.schema, lambda: source.reader(schema=None), source.streamWriter):
+            with pytest.raises(
+                ImportError, match=r"cannot be used here: .*turbopump\.spark\.source"
+            ):
+                call()
+    assert importlib.reload(pyspark_rocketmq).DefaultSource is DefaultSource
+
+
+@pytest.mark.slow
+def test_finding_the_source_loads_nothing_that_it_needs_later() -> None:
+    asked = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
+    )
+    loaded = asked.stdout.split()
+    assert "turbopump.spark.source" in loaded
+    heavy = {"pyarrow", "numpy", "asyncio", "turbopump.client"}
+    assert heavy.isdisjoint(loaded)

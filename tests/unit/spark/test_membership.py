@@ -1,0 +1,99 @@
+"""A query in its group, in virtual time: who is refused, who is seen, who is told."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+import clusters
+from turbopump.client.delivery.results import ConsumeContext, ConsumeResult
+from turbopump.client.producer import Producer
+from turbopump.client.push_consumer import PushConsumer
+from turbopump.client.session import Session
+from turbopump.errors import GroupInUse
+from turbopump.message import Message, MessageQueue
+from turbopump.spark.membership import QueryMember, join_group
+from turbopump.spark.options import SourceOptions
+from turbopump.testing import virtual_time, wait_until
+from turbopump.wire.record import MessageView
+
+
+async def handle(_messages: Sequence[MessageView], _context: ConsumeContext) -> ConsumeResult:
+    return ConsumeResult.SUCCESS
+
+
+@asynccontextmanager
+async def world(directory: Path) -> AsyncIterator[tuple[clusters.Cluster, Session]]:
+    async with clusters.cluster(directory) as made, made.session("10.0.1.2") as session:
+        async with Producer("pg", session=made.session()) as producer:
+            await producer.send(Message("T", b"hello"))
+        yield made, session
+
+
+def pushing(made: clusters.Cluster, group: str = "g") -> PushConsumer:
+    return PushConsumer(group, handle, session=made.session("10.0.1.9"), subscriptions={"T": "*"})
+
+
+def options(session: Session, **given: str) -> SourceOptions:
+    plain = {"nameserver": session.config.nameserver, "topic": "T", "group": "g"}
+    return SourceOptions.for_stream({**plain, **given})
+
+
+@virtual_time()
+async def test_push_consumers_are_not_joined(tmp_path: Path) -> None:
+    async with world(tmp_path) as (made, session), pushing(made):
+        with pytest.raises(
+            GroupInUse, match=r"group 'g' is consumed by push already, by 10\.0\.1\.9@"
+        ):
+            await join_group(session, options(session), ["T"])
+        shared = options(session, allowSharedGroup="true")
+        assert await join_group(session, shared, ["T"]) is None
+        other = await join_group(session, options(session, group="g2"), ["T"])
+        assert isinstance(other, QueryMember)
+
+
+@virtual_time()
+async def test_two_queries_may_follow_each_other_in_a_group(tmp_path: Path) -> None:
+    async with world(tmp_path) as (made, session), made.session("10.0.1.3") as before:
+        first = await join_group(before, options(before), ["T"])
+        second = await join_group(session, options(session), ["T"])
+        assert first is not None
+        assert second is not None
+        await before.leave(first)
+        await session.leave(second)
+
+
+@virtual_time()
+async def test_push_consumers_who_come_later_are_noticed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world(tmp_path) as (made, session):
+        member = await join_group(session, options(session), ["T"])
+        assert member is not None
+        with caplog.at_level(logging.WARNING, "turbopump.spark"):
+            async with pushing(made):
+                await wait_until(lambda: "consume with the group of this query" in caplog.text)
+        assert "10.0.1.9@" in caplog.text
+
+
+@virtual_time()
+async def test_operators_see_where_a_query_is(tmp_path: Path) -> None:
+    async with world(tmp_path) as (_, session):
+        member = await join_group(session, options(session, tags="a || b"), ["T"])
+        assert member is not None
+        (wanted,) = member.heartbeat_data().subscription_data_set
+        assert (wanted.topic, wanted.sub_string) == ("T", "a || b")
+        member.reached({MessageQueue("T", "a", 0): 5, MessageQueue("U", "a", 0): 7})
+        assert member.progress("T") == {MessageQueue("T", "a", 0): 5}
+        assert [each.topic for each in member.heartbeat_data().subscription_data_set] == ["T", "U"]
+
+
+@virtual_time()
+async def test_without_a_group_nothing_is_joined(tmp_path: Path) -> None:
+    async with world(tmp_path) as (_, session):
+        plain = {"nameserver": session.config.nameserver, "topic": "T"}
+        assert await join_group(session, SourceOptions.for_stream(plain), ["T"]) is None
