@@ -17,6 +17,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from servers import Standalone, standalone
 from stored_messages import stored
+from turbopump.admin.blocking import Admin
 from turbopump.client.selectors import by_hash
 from turbopump.message import MessageQueue
 from turbopump.spark.duplicates import without_duplicates
@@ -222,6 +223,17 @@ def test_failed_send_fails_the_job_with_the_brokers_words(
         small.kill()
         with pytest.raises(Exception, match=r"of partition 0 could not be sent to .*refused"):
             writer(rows, small.nameserver, topic).option("retries", "1").save()
+
+
+def test_topic_without_permission_fails_the_job(
+    spark: SparkSession, broker: Standalone, topic: str
+) -> None:
+    with Admin(broker.nameserver) as admin:
+        admin.topics.create(topic, queues=4, permission="r")
+    rows = spark.sql("select 'x' body")
+    with pytest.raises(Exception, match=f"row 0 of partition 0 could not be sent to {topic}: .*"):
+        writer(rows, broker.nameserver, topic).option("retries", "1").save()
+    assert not stored(broker.nameserver, topic)
 
 
 # --- tasks and queries that are tried again -------------------------------------------------------
