@@ -208,10 +208,8 @@ def _step(query: StreamingQuery, writer: _Writer) -> Step:
 
 
 def _backlog(end: str | None, latest: str | None) -> int:
-    """Return how many messages lie between two offsets of the source."""
-    if not end or not latest:
-        return 0
-    reached, there = (msgspec.json.decode(each) for each in (end, latest))
+    """Return how many messages lie between two offsets of the source, which may be unknown."""
+    reached, there = (msgspec.json.decode(each or "null") or {} for each in (end, latest))
     return sum(
         max(0, offset - reached.get(topic, {}).get(broker, {}).get(queue, 0))
         for topic, brokers in there.items()

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pyspark.errors import AnalysisException, ParseException, PySparkException
+from pyspark.errors import AnalysisException, PySparkException
 
 from turbopump.errors import (
     DataLost,
@@ -31,11 +31,11 @@ def explained_failures() -> Iterator[None]:
     """Turn Spark's errors into ours: the one that was raised, as far as it can be told."""
     try:
         yield
-    except (AnalysisException, ParseException) as error:
-        raise InvalidArgument(first_line(str(error))) from error
     except PySparkException as error:
         name, text = reason(str(error))
-        raise _RAISED_AGAIN.get(name, SparkError)(text) from error
+        # What Spark finds wrong with a query before it runs is wrong with what was asked for.
+        other = InvalidArgument if isinstance(error, AnalysisException) else SparkError
+        raise _RAISED_AGAIN.get(name, other)(text) from error
 
 
 def reason(text: str) -> tuple[str, str]:

@@ -216,16 +216,13 @@ def _consumed(records: DataFrame, since: datetime | None, until: datetime | None
             F.min("time_ms").alias("sent_ms"),
         )
     )
+    # Clocks of two machines differ: nothing is consumed before it was sent.
+    is_first, lasted = F.col("retries") == 0, F.col("time_ms") - F.col("sent_ms")
     return (
         begun.select("request_id", "msg_id", "time_ms", "group", "retries")
         .join(done, ["request_id", "msg_id"], "left")
         .join(sent, "msg_id", "left")
-        .withColumn(
-            "latency_ms",
-            F.when(
-                F.col("retries") == 0, F.greatest(F.lit(0), F.col("time_ms") - F.col("sent_ms"))
-            ),
-        )
+        .withColumn("latency_ms", F.when(is_first & (lasted < 0), 0).when(is_first, lasted))
     )
 
 

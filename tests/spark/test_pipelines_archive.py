@@ -1,0 +1,212 @@
+"""Archives on real Spark: each message once, whatever dies when, and merged without loss."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from typer.testing import CliRunner
+
+from servers import Standalone
+from turbopump import Message, Producer
+from turbopump.cli.app import app
+from turbopump.errors import InvalidArgument, SparkError
+from turbopump.spark.pipelines import archive, archiving, compact, compaction, read_archive
+from turbopump.spark.pipelines.archived import batch_folders, pending_merges
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"archived-{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def producer(broker: Standalone) -> Iterator[Producer]:
+    with Producer("archive-tests", nameserver=broker.nameserver) as running:
+        yield running
+
+
+def send(producer: Producer, topic: str, numbers: range) -> None:
+    for number in numbers:
+        tag = "even" if number % 2 == 0 else "odd"
+        producer.send(Message(topic, str(number).encode(), tags=tag, keys=[str(number)]))
+
+
+def numbers(frame: DataFrame) -> Counter[int]:
+    return Counter(int(row["body"]) for row in frame.select("body").collect())
+
+
+def test_each_message_is_archived_once_and_merging_loses_none(
+    spark: SparkSession,
+    broker: Standalone,
+    producer: Producer,
+    topic: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One archive's life: two runs, a death between writing and noting it, and merges."""
+    path = tmp_path / "archive"
+    source = {"nameserver": broker.nameserver, "topic": topic, "maxOffsetsPerTrigger": "20"}
+    send(producer, topic, range(50))
+    first = archive(spark, path, source)
+    assert (first.rows, first.batches) == (50, 3)
+    assert first.body_bytes == sum(len(str(number)) for number in range(50))
+    folders = batch_folders(path)
+    assert (first.files, first.file_bytes) == (
+        sum(each.files for each in folders),
+        sum(each.file_bytes for each in folders),
+    )
+    assert {each.partition.partition("/")[0] for each in folders} == {f"topic={topic}"}
+
+    send(producer, topic, range(50, 60))
+    with monkeypatch.context() as patch:
+        write = archiving._Writer.write
+
+        def dying(writer: archiving._Writer, frame: DataFrame, batch_id: int) -> None:
+            write(writer, frame, batch_id)
+            raise RuntimeError("died before it was noted")
+
+        patch.setattr(archiving._Writer, "write", dying)
+        with pytest.raises(SparkError, match="died before it was noted"):
+            archive(spark, path, source)
+    # The rows are there; the query does not know, and writes them once more, over themselves.
+    assert numbers(read_archive(spark, path)) == Counter(range(60))
+    second = archive(spark, path, source)
+    assert second.rows == 10
+    assert numbers(read_archive(spark, path)) == Counter(range(60))
+
+    before = read_archive(spark, path).drop("batch")
+    expected = Counter(map(str, before.collect()))
+    merged = compact(spark, path)
+    assert (merged.merges, merged.rows) == (1, 50)
+    assert merged.files_after < merged.files_before
+    plain = spark.read.parquet(str(path)).select(*before.columns)
+    assert Counter(map(str, read_archive(spark, path).drop("batch").collect())) == expected
+    assert plain.count() == 60
+    assert compact(spark, path).merges == 0
+
+
+def test_interrupted_merge_is_seen_once_and_finished_by_the_next_run(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "archive"
+    for batch in range(4):
+        frame = spark.range(batch * 10, batch * 10 + 10).selectExpr("CAST(id AS STRING) AS body")
+        frame.coalesce(1).write.parquet(f"{path}/topic=42/batch=00000000-{batch:010}")
+    assert dict(read_archive(spark, path).dtypes)["topic"] == "string"
+
+    def die(*_: object) -> None:
+        raise RuntimeError("died")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compaction, "carry_through", die)
+        with pytest.raises(RuntimeError, match="died"):
+            compact(spark, path)
+    assert len(pending_merges(path)) == 1
+    assert numbers(read_archive(spark, path)) == Counter(range(40)), "decided, nothing moved yet"
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", die)
+        with pytest.raises(RuntimeError, match="died"):
+            compact(spark, path)
+    assert numbers(read_archive(spark, path)) == Counter(range(40)), "moved, sources still there"
+    assert max(numbers(spark.read.parquet(str(path))).values()) == 2, "others see them twice"
+
+    done = compact(spark, path)
+    assert (done.finished_for_others, done.merges) == (1, 0)
+    assert numbers(spark.read.parquet(str(path))) == Counter(range(40))
+    assert len(batch_folders(path)) == 2
+
+
+def test_merge_that_lost_rows_changes_nothing(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "archive"
+    for batch in range(3):
+        spark.range(5).coalesce(1).write.parquet(f"{path}/topic=a/batch=00000000-{batch:010}")
+    counts = iter([10, 9])
+    monkeypatch.setattr(compaction, "_rows_in", lambda _: next(counts))
+    with pytest.raises(SparkError, match="gave 9 rows of 10: nothing was changed"):
+        compact(spark, path)
+    assert len(batch_folders(path)) == 3
+    assert pending_merges(path) == []
+
+
+def test_killed_between_writing_and_noting(
+    spark: SparkSession, broker: Standalone, producer: Producer, topic: str, tmp_path: Path
+) -> None:
+    """The process is gone at once, with its Java; another one goes on from what it left."""
+    path = tmp_path / "archive"
+    send(producer, topic, range(40))
+    program = ROOT / "tests" / "spark" / "archive_to_kill.py"
+    killed = subprocess.run(
+        [sys.executable, str(program), str(path), broker.nameserver, topic],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        check=False,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    written = numbers(spark.read.parquet(str(path)))
+    assert (sum(written.values()), max(written.values())) == (30, 1)
+
+    report = archive(spark, path, {"nameserver": broker.nameserver, "topic": topic})
+    assert numbers(spark.read.parquet(str(path))) == Counter(range(40))
+    assert numbers(read_archive(spark, path)) == Counter(range(40))
+    assert report.rows == 25, "the second batch was not noted, and is written again"
+
+
+def test_command_archives_and_reports(
+    spark: SparkSession,
+    broker: Standalone,
+    producer: Producer,
+    topic: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(SparkSession, "stop", lambda _: None)
+    send(producer, topic, range(12))
+    line = ["pipeline", "archive", topic, "--to", str(tmp_path / "a"), "--partition-by", "tags"]
+    line += ["--nameserver", broker.nameserver, "--option", "columns=body,tags,queueOffset"]
+    told = CliRunner().invoke(app, [*line, "--json"])
+    assert told.exit_code == 0, told.stderr
+    report = json.loads(told.stdout)
+    assert (report["rows"], report["body_bytes"], report["first_stored_ms"]) == (12, 14, None)
+    assert "messages archived: " in told.stderr
+    frame = read_archive(spark, tmp_path / "a")
+    assert numbers(frame.where("tags = 'odd'")) == Counter(range(1, 12, 2))
+
+    other = CliRunner().invoke(app, [part if part != "tags" else "queueOffset" for part in line])
+    assert other.exit_code == 2
+    assert "is partitioned by tags" in other.stderr
+    missing = CliRunner().invoke(app, ["pipeline", "archive", f"{topic}x", *line[3:]])
+    assert missing.exit_code == 1
+    assert f"similar: {topic}" in missing.stderr
+
+
+def test_bad_wishes_are_named(spark: SparkSession, broker: Standalone, tmp_path: Path) -> None:
+    source = {"nameserver": broker.nameserver, "topic": "TBW102", "columns": "topic,body"}
+    with pytest.raises(InvalidArgument, match="partition_by is 'topic,date': topic are allowed"):
+        archive(spark, tmp_path, source)
+    with pytest.raises(InvalidArgument, match="nonsense"):
+        archive(spark, tmp_path, {**source, "nonsense": "1"})
+    with pytest.raises(InvalidArgument, match="nothing was archived there yet"):
+        read_archive(spark, tmp_path)
+    with pytest.raises(InvalidArgument, match="no such directory"):
+        read_archive(spark, tmp_path / "nowhere")
+    with pytest.raises(InvalidArgument, match="compaction works in a directory of this machine"):
+        compact(spark, "s3a://bucket/archive")
+    with pytest.raises(InvalidArgument, match="target_bytes is 0"):
+        compact(spark, tmp_path, target_bytes=0)
