@@ -19,6 +19,8 @@ T = TypeVar("T")
 
 _CLOSED = "the client was closed before this was done"
 
+_HEAR_SIGNALS_S = 0.5
+
 
 class LoopThread:
     """An event loop in a thread of its own."""
@@ -81,7 +83,10 @@ class LoopThread:
         self._waiting.add(finished)
         try:
             self.post(begin)
-            finished.acquire()
+            # Not for ever at once: a signal that comes just before waiting begins does not end
+            # it, and Ctrl-C would go unheard.
+            while not finished.acquire(timeout=_HEAR_SIGNALS_S):
+                pass
         except NotRunning:
             raise
         except BaseException:
