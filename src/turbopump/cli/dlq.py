@@ -62,7 +62,7 @@ _LETTERS = (
     Column("origin_topic", "ORIGIN"),
     Column("attempts", "TRIES", "number"),
     Column("tags", "TAGS"),
-    Column("letter_id", "LETTER ID"),
+    Column("letter_id", "LETTER ID", "id"),
     Column("short_body", "BODY"),
 )
 

@@ -23,7 +23,7 @@ from turbopump.cli.output import Column, Output, progress_bar
 from turbopump.cli.texts import duration_text, number_text
 
 if TYPE_CHECKING:
-    from turbopump.admin import Connection, GroupSettings, Progress
+    from turbopump.admin import Connection, GroupSettings, HeldQueue, Progress
     from turbopump.admin.blocking import Admin
 
 app = typer.Typer()
@@ -302,20 +302,7 @@ def inspect(
     """Look inside a member: what it holds of each queue, how fast it is, how it is set up."""
     with administration(nameserver) as admin:
         found = admin.groups.inspect(group, client_id, with_stacks=stacks)
-    rows = [
-        {
-            "topic": each.queue.topic,
-            "broker": each.queue.broker,
-            "queue_id": each.queue.queue_id,
-            "committed": each.committed,
-            "held": each.held,
-            "held_mib": each.held_mib,
-            "is_locked": each.is_locked,
-            "last_pulled_ms": each.last_pulled_ms,
-            "last_consumed_ms": each.last_consumed_ms,
-        }
-        for each in found.queues
-    ]
+    rows = [_held_row(each) for each in found.queues]
     columns = (
         Column("topic", "TOPIC"),
         Column("broker", "BROKER"),
@@ -353,6 +340,20 @@ def producers(
         rows = [_connection_row(each) for each in admin.groups.producers(group)]
     nothing = f"No producer of group {group} is connected."
     Output(as_json=json).rows(rows, _CONNECTION, nothing=nothing)
+
+
+def _held_row(held: HeldQueue) -> dict[str, Any]:
+    return {
+        "topic": held.queue.topic,
+        "broker": held.queue.broker,
+        "queue_id": held.queue.queue_id,
+        "committed": held.committed,
+        "held": held.held,
+        "held_mib": held.held_mib,
+        "is_locked": held.is_locked,
+        "last_pulled_ms": held.last_pulled_ms,
+        "last_consumed_ms": held.last_consumed_ms,
+    }
 
 
 _CONNECTION = (

@@ -18,7 +18,7 @@ COLUMNS = (
     Column("queue_id", "QUEUE", "number"),
     Column("offset", "OFFSET", "number"),
     Column("tags", "TAGS"),
-    Column("message_id", "MESSAGE ID"),
+    Column("message_id", "MESSAGE ID", "id"),
     Column("short_body", "BODY"),
 )
 

@@ -21,8 +21,12 @@ _WRITERS: dict[str, Callable[[Any], str]] = {
     "time": time_text,
     "duration": duration_text,
     "part": part_text,
+    "id": plain_text,
 }
 _RIGHT = frozenset({"number", "duration", "part"})
+_FOLDED = frozenset({"text", "id"})
+_ID_WIDTH_MIN = 16
+"""Half of a message id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,19 +119,19 @@ def plain_table(rows: Sequence[Row], columns: Sequence[Column]) -> Iterator[str]
 
 
 def _print_rich_table(rows: Sequence[Row], columns: Sequence[Column]) -> None:
-    from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns:
         table.add_column(
             column.title,
             justify="right" if column.is_right else "left",
-            # Numbers and times are of no use in pieces; names may take two lines.
-            no_wrap=column.kind != "text",
+            # Numbers and times are of no use in pieces; names and ids may take several lines.
+            no_wrap=column.kind not in _FOLDED,
             overflow="fold",
+            min_width=_ID_WIDTH_MIN if column.kind == "id" else len(column.title),
         )
     for row in rows:
         table.add_row(*(Text(column.text(row)) for column in columns))
