@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
@@ -216,3 +217,13 @@ def test_wrong_choices_of_topics_are_told(options: dict[str, str], told: str) ->
     with pytest.raises(InvalidArgument) as raised:
         instead_of_topic(**options)
     assert told in str(raised.value)
+
+
+def test_every_option_is_documented() -> None:
+    guide = Path(__file__).parents[3] / "docs" / "guide" / "spark-source.md"
+    table = guide.read_text(encoding="utf-8").partition("\n## Options\n")[2].partition("\n### ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| `")]
+    assert rows == [
+        f"| `{option.name}` | {option.default} | {option.meaning} |".replace("|" * 2, r"\|" * 2)
+        for option in OPTIONS
+    ]
