@@ -32,7 +32,7 @@ from turbopump.spark.handling import (
     counts_batch,
 )
 from turbopump.spark.options import SourceOptions
-from turbopump.spark.progress import METRICS, ConsumerReport, Reached, Totals
+from turbopump.spark.progress import METRICS, ConsumerReport, Reached, Watching, watched
 from turbopump.spark.returning import SendBack
 
 if TYPE_CHECKING:
@@ -147,13 +147,7 @@ class SparkConsumer:
         """
         if available_now and interval is not None:
             raise InvalidArgument("available_now and interval exclude each other: give one of them")
-        totals = Totals()
-        self._spark.streams.addListener(totals)
-        try:
-            return ConsumerRun(self._spark, self._query(available_now, interval), totals)
-        except BaseException:
-            self._spark.streams.removeListener(totals)
-            raise
+        return ConsumerRun(*watched(self._spark, lambda: self._query(available_now, interval)))
 
     def run(self, *, available_now: bool = False, interval: str | None = None) -> ConsumerReport:
         """Consume until it is stopped elsewhere, or until everything that is there is handled."""
@@ -191,12 +185,10 @@ class SparkConsumer:
 class ConsumerRun:
     """A consumer that runs."""
 
-    def __init__(self, spark: SparkSession, query: StreamingQuery, totals: Totals) -> None:
+    def __init__(self, query: StreamingQuery, watching: Watching) -> None:
         self.query = query
         """Spark's own handle, with its progress and its errors."""
-        self._spark = spark
-        self._totals = totals
-        self._is_over = False
+        self._watching = watching
 
     def await_termination(self, timeout_s: float | None = None) -> bool:
         """Wait until the query ends; return whether it has.
@@ -217,24 +209,18 @@ class ConsumerRun:
 
             run.wait_until(lambda report: report.handled >= 1000, timeout_s=60)
         """
-        return self._totals.wait(str(self.query.runId), is_reached, timeout_s)
+        return self._watching.wait(is_reached, timeout_s)
 
     def report(self) -> ConsumerReport:
         """Return what has become of the messages so far, by the batches that are complete."""
         if not self.query.isActive:
-            self._finish()
-        return self._totals.report(str(self.query.runId))
+            self._watching.finish()
+        return self._watching.report()
 
     def stop(self) -> ConsumerReport:
         """Stop; messages of a batch that was not complete come again at the next start."""
         self.query.stop()
         return self.report()
-
-    def _finish(self) -> None:
-        if not self._is_over:
-            self._is_over = True
-            self._totals.await_end(str(self.query.runId))
-            self._spark.streams.removeListener(self._totals)
 
     def __enter__(self) -> Self:
         return self

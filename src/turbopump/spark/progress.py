@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import repeat
+from typing import Protocol, TypeAlias
 
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import (
     QueryIdleEvent,
     QueryProgressEvent,
     QueryStartedEvent,
     QueryTerminatedEvent,
     StreamingQueryListener,
+    StreamingQueryProgress,
 )
+from pyspark.sql.streaming.query import StreamingQuery
 
 from turbopump.spark.handling import Counts
 
@@ -20,6 +26,7 @@ METRICS = "turbopump"
 """What Spark's progress calls the counts of a consumer, under ``observedMetrics``."""
 
 _END_TIMEOUT_S = 10.0
+_LOOK_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +68,57 @@ class ConsumerReport:
         )
 
 
-Reached = Callable[[ConsumerReport], bool]
+Reached: TypeAlias = Callable[[ConsumerReport], bool]
+
+
+class Watching(Protocol):
+    """Knows what a run has done."""
+
+    def report(self) -> ConsumerReport: ...
+
+    def wait(self, is_reached: Reached, timeout_s: float | None) -> bool:
+        """Wait until a report fulfils a condition; return whether it does, or did at the end."""
+        ...
+
+    def finish(self) -> None:
+        """Hear the rest about a run that has ended."""
+        ...
+
+
+def watched(
+    spark: SparkSession, start: Callable[[], StreamingQuery]
+) -> tuple[StreamingQuery, Watching]:
+    """Start a query and watch it from its first batch on."""
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        # Listeners of its client end at the first answer that they do not understand.
+        query = start()
+        return query, Looking(query)
+    totals = Totals()
+    spark.streams.addListener(totals)
+    try:
+        query = start()
+    except BaseException:
+        spark.streams.removeListener(totals)
+        raise
+    return query, Listening(spark, totals, str(query.runId))
+
+
+def counts_of(progress: StreamingQueryProgress) -> Counts | None:
+    """Return the counts in the progress of a batch, None if it had no messages."""
+    row = progress.observedMetrics.get(METRICS)
+    if row is None:
+        return None
+    told = row.asDict()
+    if "values" in told:
+        # As JSON that was made elsewhere has it, names apart from values.
+        names = [field["name"] for field in told["schema"]["fields"]]
+        told = dict(zip(names, told["values"], strict=True))
+    if told["handled"] is None:
+        return None
+    return Counts(told["handled"], told["retried"], told["dead"], told["error"])
+
+
+# --- by what Spark tells --------------------------------------------------------------------------
 
 
 class Totals(StreamingQueryListener):
@@ -76,12 +133,10 @@ class Totals(StreamingQueryListener):
         pass
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - Spark's name
-        progress = event.progress
-        row = progress.observedMetrics.get(METRICS)
-        if row is None or row["handled"] is None:
+        counts = counts_of(event.progress)
+        if counts is None:
             return
-        counts = Counts(row["handled"], row["retried"], row["dead"], row["error"])
-        run = str(progress.runId)
+        run = str(event.progress.runId)
         with self._changed:
             self._reports[run] = self._of(run).plus(counts)
             self._changed.notify_all()
@@ -100,18 +155,86 @@ class Totals(StreamingQueryListener):
             return self._of(run)
 
     def wait(self, run: str, is_reached: Reached, timeout_s: float | None) -> bool:
-        """Wait until a report fulfils a condition; return whether it does, or did at its end."""
+        """Wait until a report fulfils a condition, or until the run has ended."""
         with self._changed:
             self._changed.wait_for(
                 lambda: run in self._ended or is_reached(self._of(run)), timeout_s
             )
             return is_reached(self._of(run))
 
-    def _of(self, run: str) -> ConsumerReport:
-        return self._reports.get(run, ConsumerReport())
-
     def await_end(self, run: str) -> None:
         """Wait until Spark has told everything about a run that has ended."""
         with self._changed:
             # Spark tells in order, so the end comes last; without it the report may be short.
             self._changed.wait_for(lambda: run in self._ended, _END_TIMEOUT_S)
+
+    def _of(self, run: str) -> ConsumerReport:
+        return self._reports.get(run, ConsumerReport())
+
+
+class Listening:
+    """Watches a run of a session that has listeners."""
+
+    def __init__(self, spark: SparkSession, totals: Totals, run: str) -> None:
+        self._spark = spark
+        self._totals = totals
+        self._run = run
+        self._is_over = False
+
+    def report(self) -> ConsumerReport:
+        return self._totals.report(self._run)
+
+    def wait(self, is_reached: Reached, timeout_s: float | None) -> bool:
+        return self._totals.wait(self._run, is_reached, timeout_s)
+
+    def finish(self) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._totals.await_end(self._run)
+            self._spark.streams.removeListener(self._totals)
+
+
+# --- by looking -----------------------------------------------------------------------------------
+
+
+class Looking:
+    """Watches a run by looking at what Spark remembers of it: its last 100 batches, normally.
+
+    What was seen once is kept: only a run that nobody looks at for so long is short of some.
+    """
+
+    def __init__(self, query: StreamingQuery) -> None:
+        self._query = query
+        self._counts: dict[int, Counts] = {}
+
+    def report(self) -> ConsumerReport:
+        for progress in self._query.recentProgress:
+            counts = counts_of(progress)
+            if counts is not None:
+                self._counts[progress.batchId] = counts
+        report = ConsumerReport()
+        for batch_id in sorted(self._counts):
+            report = report.plus(self._counts[batch_id])
+        return report
+
+    def wait(self, is_reached: Reached, timeout_s: float | None) -> bool:
+        for pause_s in _pauses(timeout_s):
+            if is_reached(self.report()):
+                return True
+            try:
+                if self._query.awaitTermination(pause_s):  # type: ignore[arg-type]
+                    break
+            except StreamingQueryException:
+                # Told by `await_termination`; here it is an end like any other.
+                break
+        return is_reached(self.report())
+
+    def finish(self) -> None:
+        pass
+
+
+def _pauses(timeout_s: float | None) -> Iterator[float]:
+    if timeout_s is None:
+        return repeat(_LOOK_S)
+    whole, rest = divmod(timeout_s, _LOOK_S)
+    return iter([*repeat(_LOOK_S, int(whole)), *([rest] if rest else [])])

@@ -5,19 +5,21 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming.listener import QueryProgressEvent, QueryTerminatedEvent
+from pyspark.sql.streaming.query import StreamingQuery
 
 from turbopump.errors import InvalidArgument
 from turbopump.spark import SparkConsumer
 from turbopump.spark.handling import Counts
-from turbopump.spark.progress import METRICS, ConsumerReport, Totals
+from turbopump.spark.progress import METRICS, ConsumerReport, Looking, Totals
 
 NO_SPARK = cast("SparkSession", None)
 
@@ -136,14 +138,16 @@ def test_every_argument_is_documented() -> None:
 # --- reports --------------------------------------------------------------------------------------
 
 
+NAMES = ("handled", "retried", "dead", "error")
+
+
 class Event:
     """As much of Spark's events as is read."""
 
     def __init__(self, run: str, counts: Iterable[object] | None = None) -> None:
         self.runId = run
         self.progress = self
-        names = Row("handled", "retried", "dead", "error")
-        self.observedMetrics = {} if counts is None else {METRICS: names(*counts)}
+        self.observedMetrics = {} if counts is None else {METRICS: Row(*NAMES)(*counts)}
 
 
 def told(totals: Totals, run: str, *counts: object) -> None:
@@ -178,3 +182,61 @@ def test_report_adds_up_the_batches_of_a_run() -> None:
     )
     assert totals.report("c") == ConsumerReport()
     assert ConsumerReport().plus(Counts(1, 0, 0)).error is None
+
+
+class Progress:
+    """A batch as Spark remembers it."""
+
+    def __init__(self, batch_id: int, counts: Sequence[object]) -> None:
+        self.batchId = batch_id
+        schema = {"type": "struct", "fields": [{"name": name} for name in NAMES]}
+        self.observedMetrics = {METRICS: Row("values", "schema")(counts, schema)}
+
+
+class Query:
+    """A query that has one more batch whenever somebody waits, and forgets all but the last."""
+
+    def __init__(self, batches: list[Sequence[object]], *, fails: bool = False) -> None:
+        self._batches = batches
+        self._fails = fails
+        self._done = 0
+        self.waits: list[float] = []
+
+    @property
+    def recentProgress(self) -> list[Progress]:  # noqa: N802 - Spark's name
+        last = self._done - 1
+        return [Progress(last, self._batches[last])] if self._done else []
+
+    def awaitTermination(self, timeout: float) -> bool:  # noqa: N802 - Spark's name
+        self.waits.append(timeout)
+        if self._done < len(self._batches):
+            self._done += 1
+            return False
+        if self._fails:
+            raise StreamingQueryException("no broker")
+        return True
+
+
+def looking(*batches: Sequence[object], fails: bool = False) -> tuple[Query, Looking]:
+    query = Query(list(batches), fails=fails)
+    return query, Looking(cast("StreamingQuery", query))
+
+
+def test_report_keeps_what_was_seen() -> None:
+    query, watching = looking([1, 0, 0, None], [None] * 4, [2, 1, 0, "ValueError"])
+    assert watching.wait(lambda report: report.handled == 3, None)
+    assert watching.report() == ConsumerReport(2, 3, 1, 0, "ValueError")
+    assert len(query.waits) == 3
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_looking_ends_with_the_query(fails: bool) -> None:
+    _, watching = looking([1, 0, 0, None], fails=fails)
+    assert not watching.wait(lambda report: report.handled == 2, None)
+    assert watching.report().handled == 1
+
+
+def test_looking_ends_with_the_time() -> None:
+    query, watching = looking(*([[1, 0, 0, None]] * 20))
+    assert not watching.wait(lambda report: report.handled == 20, 1.1)
+    assert sum(query.waits) == pytest.approx(1.1)
