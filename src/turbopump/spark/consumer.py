@@ -22,14 +22,14 @@ from turbopump.errors import InvalidArgument
 from turbopump.filters.tags import parse_tags
 from turbopump.spark.handling import (
     COUNTS_SCHEMA,
-    EXHAUSTED,
-    MODES,
+    ROWS_MAX,
     Exhausted,
     Handler,
     Handling,
     Mode,
     Plan,
     counts_batch,
+    require_within,
 )
 from turbopump.spark.options import SourceOptions
 from turbopump.spark.progress import METRICS, ConsumerReport, Reached, Watching, watched
@@ -38,9 +38,6 @@ from turbopump.spark.returning import SendBack
 if TYPE_CHECKING:
     from pyspark.sql.pandas._typing import ArrowMapIterFunction
 
-_INT_MAX = 2**31 - 1
-_SUSPEND_MS = (10, 30_000)
-_ROWS_MAX = 1_000_000
 _OWN_OPTIONS = {
     "nameserver": "nameserver",
     "namespace": "namespace",
@@ -51,10 +48,14 @@ _OWN_OPTIONS = {
     "tags": "topics",
     "group": "group",
     "startingoffsets": "start_from",
+    "minpartitions": "tasks_min",
     "columns": None,
     "includeproperties": None,
 }
 """Options of the source that the consumer sets itself, and what to say instead."""
+
+_DIVISIONS = frozenset({"partitionperqueue", "maxrecordsperpartition"})
+"""Options that say into which tasks a batch is divided."""
 
 
 class SparkConsumer:
@@ -96,16 +97,8 @@ class SparkConsumer:
     ) -> None:
         check_group(group)
         _require_handler(handler)
-        _require_one_of("mode", mode, MODES)
-        _require_one_of("exhausted", exhausted, EXHAUSTED)
-        _require_within("attempts_max", attempts_max, 0, _INT_MAX)
-        _require_within("suspend_ms", suspend_ms, *_SUSPEND_MS)
-        if batch_max is not None:
-            _require_within("batch_max", batch_max, 1, _ROWS_MAX)
-            if mode == "row":
-                raise InvalidArgument('batch_max is for calls with many messages, not mode="row"')
         if tasks_min is not None:
-            _require_within("tasks_min", tasks_min, 1, _ROWS_MAX)
+            require_within("tasks_min", tasks_min, 1, ROWS_MAX)
             if ordered:
                 raise InvalidArgument("tasks_min divides queues, which ordered=True forbids")
         self.group = group
@@ -157,8 +150,8 @@ class SparkConsumer:
 
     def _query(self, available_now: bool, interval: str | None) -> StreamingQuery:
         options = dict(self._options)
-        if not self._plan.ordered:
-            options.setdefault("minPartitions", str(self._tasks_min or _cores(self._spark)))
+        if _DIVISIONS.isdisjoint(name.lower() for name in options):
+            options["minPartitions"] = str(self._tasks_min or _cores(self._spark))
         client = SourceOptions.for_stream(options).client
         send_back = SendBack(client, self._plan.group, self._plan.attempts_max)
         messages = self._spark.readStream.format("rocketmq").options(**options).load()
@@ -323,16 +316,4 @@ def _require_handler(handler: object) -> None:
         raise InvalidArgument(
             f"handler is {handler!r}, an async function: a plain one is expected, as each task of "
             "Spark works on one message or batch at a time"
-        )
-
-
-def _require_one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise InvalidArgument(f"{name} is {value!r}: one of {', '.join(allowed)} is allowed")
-
-
-def _require_within(name: str, value: object, least: int, most: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise InvalidArgument(
-            f"{name} is {value!r}: a whole number of {least} to {most} is allowed"
         )

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias, assert_never, get_args
 
 import pyarrow as pa
 
-from turbopump.errors import SparkError
+from turbopump.errors import InvalidArgument, SparkError
 from turbopump.spark.outcomes import (
     SUCCESS,
     GiveUp,
@@ -44,6 +44,9 @@ EXHAUSTED: tuple[str, ...] = get_args(Exhausted)
 Handler: TypeAlias = Callable[[Any], object]
 """The user's function: of a `MessageView`, a list of them, a DataFrame or a RecordBatch."""
 
+ROWS_MAX = 1_000_000
+_INT_MAX = 2**31 - 1
+_SUSPEND_MS = (10, 30_000)
 _RETRY_LATER = RetryLater()
 
 
@@ -79,6 +82,29 @@ class Plan:
     attempts_max: int = 16
     suspend_ms: int = 1000
     exhausted: Exhausted = "dead letter"
+
+    def __post_init__(self) -> None:
+        _require_one_of("mode", self.mode, MODES)
+        _require_one_of("exhausted", self.exhausted, EXHAUSTED)
+        require_within("attempts_max", self.attempts_max, 0, _INT_MAX)
+        require_within("suspend_ms", self.suspend_ms, *_SUSPEND_MS)
+        if self.batch_max is not None:
+            require_within("batch_max", self.batch_max, 1, ROWS_MAX)
+            if self.mode == "row":
+                raise InvalidArgument('batch_max is for calls with many messages, not mode="row"')
+
+
+def require_within(name: str, value: object, least: int, most: int) -> None:
+    """Refuse what is no whole number within limits."""
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise InvalidArgument(
+            f"{name} is {value!r}: a whole number of {least} to {most} is allowed"
+        )
+
+
+def _require_one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise InvalidArgument(f"{name} is {value!r}: one of {', '.join(allowed)} is allowed")
 
 
 @dataclass(frozen=True, slots=True)

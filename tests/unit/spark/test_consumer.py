@@ -112,6 +112,7 @@ class AsyncHandler:
         ({"start_from": "end"}, "start_from is 'end'"),
         ({"nameserver": "nowhere"}, "address 'nowhere'"),
         ({"options": {"startingOffsets": "earliest"}}, "use the argument start_from"),
+        ({"options": {"minPartitions": "4"}}, "use the argument tasks_min"),
         ({"options": {"Columns": "body"}}, "the function gets all columns"),
         ({"options": {"maxOffsetPerTrigger": "1"}}, "did you mean maxOffsetsPerTrigger"),
     ],
