@@ -26,6 +26,7 @@ class Appender:
         self._clock = clock
         self._log = log
         self._queues = queues
+        # Of a write that is not done yet.
         self._entries: list[RecordEntry] = []
         self._parts: list[bytes] = []
         self._size_limit = config.record_bytes_max
@@ -37,13 +38,40 @@ class Appender:
 
     def write(self, groups: Sequence[Sequence[Record]]) -> tuple[list[Place], list[RecordEntry]]:
         """Write groups, each within one file; after an error, call `undo`."""
-        self._entries = []
         self._parts.clear()
         self._end = self._log.written
         self._end_limit = self._end + self._log.room - BLANK_BYTES
-        places = [self._place(group) for group in groups]
+        now_ms = self._clock.now_ms()
+        places = [
+            self._place(group[0], now_ms) if len(group) == 1 else self._place_batch(group, now_ms)
+            for group in groups
+        ]
         self._write_parts()
-        return places, self._entries
+        entries, self._entries = self._entries, []
+        return places, entries
+
+    def write_one(self, record: Record) -> RecordEntry:
+        """Write one message; the same as `write`, without what only several need."""
+        log, now_ms = self._log, self._clock.now_ms()
+        queue = self._queues.for_record(record.topic, record.queue_id)
+        invisible = record.sys_flag & INVISIBLE_BIT
+        offset = QueueOffset(0) if invisible else queue.next_offset
+        at = log.written
+        data = record.encode(offset, at, now_ms)
+        size = len(data)
+        if size > self._size_limit or UNWRITTEN in record.properties:
+            self._refuse(record, size)
+        if at + size > log.tail_end - BLANK_BYTES and self._moved_to_next_file(size):
+            at = log.written
+            data = record.encode(offset, at, now_ms)
+        log.write(data)
+        if not invisible:
+            queue.next_offset = QueueOffset(offset + 1)
+        self.store_timestamp_ms = now_ms
+        return RecordEntry(
+            size, record.queue_id, offset, at, record.sys_flag, now_ms,
+            record.topic, record.properties,
+        )  # fmt: skip
 
     def undo(self, begin: PhysicalOffset, *, torn: bool) -> None:
         """Take back all of a `write` that raised; ``torn`` when bytes may lie behind the end."""
@@ -51,13 +79,13 @@ class Appender:
             if not entry.sys_flag & INVISIBLE_BIT:
                 queue = self._queues.for_record(entry.topic, entry.queue_id)
                 queue.next_offset = min(queue.next_offset, entry.queue_offset)
+        self._entries = []
         if torn or self._log.written != begin:
             self._log.truncate(begin)
 
     def write_raw(self, position: PhysicalOffset, data: bytes | memoryview) -> None:
         """Write bytes of another log at the same position."""
         log = self._log
-        self._entries = []
         room = log.segment_bytes - position % log.segment_bytes
         if len(data) > room:
             raise InvalidArgument(f"{len(data)} bytes at {position} go across the end of a file")
@@ -75,13 +103,8 @@ class Appender:
         entries = scan(self._log, start, check_crc=False, end=self._log.written)
         return [entry for entry in entries if isinstance(entry, RecordEntry)]
 
-    def _place(self, group: Sequence[Record]) -> Place:
-        """Find a place for a message or batch, and remember to write it."""
-        now_ms = self._clock.now_ms()
-        if len(group) != 1:
-            return self._place_batch(group, now_ms)
-        # By far the most frequent case, hence without the loops of a batch.
-        record = group[0]
+    def _place(self, record: Record, now_ms: int) -> Place:
+        """Find a place for a message, and remember to write it."""
         queue = self._queues.for_record(record.topic, record.queue_id)
         invisible = record.sys_flag & INVISIBLE_BIT
         offset = QueueOffset(0) if invisible else queue.next_offset
@@ -98,6 +121,7 @@ class Appender:
         return (at,), offset, now_ms, self._end
 
     def _place_batch(self, group: Sequence[Record], now_ms: int) -> Place:
+        """Find a place for a batch, and remember to write it."""
         _check_batch(group)
         total = sum(record.size for record in group)
         if self._end + total > self._end_limit:

@@ -34,7 +34,8 @@ class CommitLog:
         self._mapped_max = min(mapped_max, max(2, files.open_max() // 8))
         self._open: OrderedDict[int, Segment] = OrderedDict()
         self._tail: Segment | None = None
-        self._tail_end = 0
+        self.tail_end = 0
+        """Position behind the current file, or where the next one begins."""
         self._unsynced_names = False
         # Held while files are synced, and by whoever takes files away that may not be synced yet.
         self._syncing = threading.Lock()
@@ -66,20 +67,22 @@ class CommitLog:
         self.flushed = min(flushed, end)
         start = self._segments.start_at(end)
         self._tail = None if start is None else self._segment(start)
-        self._tail_end = self._segments.end if start is None else start + self.segment_bytes
+        self.tail_end = self._segments.end if start is None else start + self.segment_bytes
 
     @property
     def room(self) -> int:
         """How many bytes are left in the current file."""
-        return self._tail_end - self.written if self._tail is not None else 0
+        return self.tail_end - self.written if self._tail is not None else 0
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Write at the end; the data must fit into what is left of the file, or into a new one."""
-        tail = self._tail
-        if tail is None or self.written == self._tail_end:
+        tail, at = self._tail, self.written
+        if tail is None or at == self.tail_end:
             tail = self._add_segment()
-        tail.write(data, self.written)
-        self.written = PhysicalOffset(self.written + len(data))
+        end = at + len(data)
+        assert end <= self.tail_end
+        self._files.write(tail.fd, data, at - tail.start)
+        self.written = PhysicalOffset(end)
 
     def fill_up(self) -> None:
         """End the current file with the blank record."""
@@ -230,7 +233,7 @@ class CommitLog:
         fd = self._open_files.making_room(lambda: self._segments.create(start))
         self._unsynced_names = True
         self._tail = self._adopt(start, fd)
-        self._tail_end = self._segments.end
+        self.tail_end = self._segments.end
         return self._tail
 
     def _segment(self, start: int) -> Segment:

@@ -21,6 +21,7 @@ from turbopump.store.segments import Segments
 from turbopump.wire.record import RecordEntry
 
 UNIT = struct.Struct(">qiq")
+_packed = UNIT.pack
 FILLER_SIZE = 0x7FFF_FFFF
 _FILLER = UNIT.pack(0, FILLER_SIZE, 0)
 """Stands before the first unit of a queue whose older messages are not in the log."""
@@ -79,12 +80,12 @@ class ConsumeQueue:
         if offset > self.max_offset and self._is_without_units():
             self._begin_at(offset)
         # A gap anywhere else is closed: the unit's place is the next one, as in the original.
-        self._pending += UNIT.pack(physical_offset, size, tags_code)
-        self.max_offset = QueueOffset(self.max_offset + 1)
+        self._pending += _packed(physical_offset, size, tags_code)
+        self.max_offset = after = QueueOffset(self.max_offset + 1)
         self.physical_end = PhysicalOffset(end)
-        if self.next_offset < self.max_offset:
+        if self.next_offset < after:
             # A slave's messages come with their offsets; once a master, it goes on from there.
-            self.next_offset = self.max_offset
+            self.next_offset = after
         return True
 
     def units(self, offset: QueueOffset, count: int) -> bytes | None:

@@ -6,10 +6,11 @@ It can start again at any earlier position: what is entered already is recognise
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from turbopump.message import PhysicalOffset, QueueOffset
+from turbopump.store.config import UNIT_BYTES
 from turbopump.store.consume_queue import ConsumeQueue
 from turbopump.store.key_index import KeyIndex
 from turbopump.store.outcomes import Arrival
@@ -23,9 +24,13 @@ SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 
 _SCHEDULE_TOPIC = SCHEDULE_TOPIC.encode()
 _UNKNOWN_LEVEL_MS = 1000
-QUEUE_PENDING_BYTES_MAX = 16 * 1024
-_ROLLBACK = sysflag.Transaction.ROLLBACK.value
-INVISIBLE_BIT = sysflag.Transaction.PREPARED.value & _ROLLBACK
+QUEUE_PENDING_MAX = 16 * 1024 // UNIT_BYTES
+"""Units of a queue that may wait in memory."""
+
+_WAITING_MAX = 64
+"""Messages that wait to be entered, unless somebody reads: many at a time cost less."""
+
+INVISIBLE_BIT = sysflag.Transaction.PREPARED.value & sysflag.Transaction.ROLLBACK.value
 """Set in the system flag of prepared and rolled back messages, and of no others."""
 
 _ENTRY_END = properties.ENTRY_END.encode()
@@ -63,9 +68,13 @@ class Dispatcher:
         last = self._waiting[-1]
         return PhysicalOffset(last.physical_offset + last.size)
 
-    def follow(self, entries: Iterable[RecordEntry]) -> None:
-        """Remember messages to be entered once they are confirmed."""
-        self._waiting.extend(entries)
+    def follow(self, entries: Sequence[RecordEntry]) -> bool:
+        """Remember messages to be entered once they are confirmed.
+
+        Tells whether they should be as soon as possible: somebody listens, or they are many.
+        """
+        self._waiting += entries
+        return self.listener is not None or len(self._waiting) >= _WAITING_MAX
 
     def forget(self) -> None:
         """Give up the messages that wait: they have been dropped from the log."""
@@ -76,52 +85,53 @@ class Dispatcher:
         waiting = self._waiting
         if not waiting or waiting[0].physical_offset >= confirmed:
             return
-        due = []
-        while waiting and waiting[0].physical_offset < confirmed:
-            due.append(waiting.popleft())
+        if waiting[-1].physical_offset < confirmed:
+            due = list(waiting)
+            waiting.clear()
+        else:
+            due = []
+            while waiting[0].physical_offset < confirmed:
+                due.append(waiting.popleft())
         self.enter_all(due)
 
-    def enter_all(self, entries: Iterable[RecordEntry]) -> None:
+    def enter_all(self, entries: Sequence[RecordEntry]) -> None:
         """Enter messages that wait for nothing, and tell the listener."""
-        if self.listener is None:
-            for entry in entries:
-                self.enter(entry, None)
-        else:
-            arrivals: list[Arrival] = []
-            for entry in entries:
-                self.enter(entry, arrivals)
-            if arrivals:
-                self.listener(arrivals)
+        arrivals = self._enter_queues(entries)
+        if self._index is not None:
+            self._index.add(entries)
+        if entries:
+            last = entries[-1]
+            self.store_timestamp_ms = last.store_timestamp_ms
+            self._queues.entered_to = PhysicalOffset(last.physical_offset + last.size)
+        if arrivals and self.listener is not None:
+            self.listener(arrivals)
 
-    def enter(self, entry: RecordEntry, arrivals: list[Arrival] | None) -> None:
-        """Enter one message into its queue, unless it is half of a transaction, and the index."""
-        queue = self._queues.for_record(entry.topic, entry.queue_id)
-        time_ms = entry.store_timestamp_ms
-        if not entry.sys_flag & INVISIBLE_BIT and not self._removed.covers(
-            entry.topic, entry.physical_offset
-        ):
-            code = self._tags_code(entry)
-            if queue.add(entry.queue_offset, entry.physical_offset, entry.size, code):
+    def _enter_queues(self, entries: Sequence[RecordEntry]) -> list[Arrival]:
+        """Enter messages into their queues, unless they are half of a transaction or removed."""
+        queue_of, removed, told = self._queues.for_record, self._removed, self.listener is not None
+        arrivals = []
+        for entry in entries:
+            topic, at = entry.topic, entry.physical_offset
+            if entry.sys_flag & INVISIBLE_BIT or (removed.has_any and removed.covers(topic, at)):
+                continue
+            queue = queue_of(topic, entry.queue_id)
+            tags = property_value(entry.properties, _TAGS)
+            code = _code(tags) if tags else 0
+            if topic == _SCHEDULE_TOPIC:
+                code = self._delivery_ms(entry) or code
+            if queue.add(entry.queue_offset, at, entry.size, code):
                 if not queue.is_waiting:
-                    self._queues.mark_waiting(queue, time_ms, entry.physical_offset)
-                if queue.pending_bytes >= QUEUE_PENDING_BYTES_MAX:
+                    self._queues.mark_waiting(queue, entry.store_timestamp_ms, at)
+                if queue.max_offset - queue.written_offset >= QUEUE_PENDING_MAX:
                     self.crowded.append(queue)
-                if arrivals is not None:
+                if told:
                     arrivals.append(_arrival(queue, entry, code))
-        if self._index is not None and entry.sys_flag & _ROLLBACK != _ROLLBACK:
-            keys = index_keys(entry.properties)
-            if keys:
-                self._index.add(queue.topic, keys, entry.physical_offset, time_ms)
-        self.store_timestamp_ms = time_ms
-        self._queues.entered_to = PhysicalOffset(entry.physical_offset + entry.size)
+        return arrivals
 
-    def _tags_code(self, entry: RecordEntry) -> int:
-        if entry.topic == _SCHEDULE_TOPIC:
-            level = _delay_level(entry.properties)
-            if level > 0:
-                return entry.store_timestamp_ms + self._delay_ms(level)
-        tags = property_value(entry.properties, _TAGS)
-        return _code(tags) if tags else 0
+    def _delivery_ms(self, entry: RecordEntry) -> int | None:
+        """Return when a delayed message is due; None when it is not delayed."""
+        level = _delay_level(entry.properties)
+        return entry.store_timestamp_ms + self._delay_ms(level) if level > 0 else None
 
     def _delay_ms(self, level: int) -> int:
         if not self._delay_levels:
@@ -158,19 +168,7 @@ def property_value(text: bytes, name: PropertyName) -> bytes | None:
 
 
 _TAGS = PropertyName(properties.TAGS)
-_KEYS = PropertyName(properties.KEYS)
-_UNIQUE_KEY = PropertyName(properties.UNIQUE_KEY)
 _DELAY = PropertyName(properties.DELAY)
-
-
-def index_keys(text: bytes) -> list[bytes]:
-    """Return the keys a message is indexed under: its unique one, then the sender's."""
-    unique = property_value(text, _UNIQUE_KEY)
-    keys = [unique] if unique else []
-    given = property_value(text, _KEYS)
-    if given:
-        keys += [key for key in given.split(b" ") if key]
-    return keys
 
 
 @lru_cache(maxsize=4096)

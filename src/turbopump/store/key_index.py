@@ -7,6 +7,9 @@ the log.
 from __future__ import annotations
 
 import contextlib
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +21,21 @@ from turbopump.store.checkpoint import Checkpoint
 from turbopump.store.config import StoreConfig
 from turbopump.store.files import SPARE_NAME, Files, OpenFiles, create_full_size
 from turbopump.store.index_file import NAME_DIGITS, IndexFile, IndexHeader
-from turbopump.store.key_hashes import index_hashes
+from turbopump.store.key_hashes import Ints, key_hashes
 from turbopump.store.local_time import local_time
+from turbopump.wire import sysflag
 from turbopump.wire.hashing import index_hash
+from turbopump.wire.record import RecordEntry
 
 RESULTS_MAX = 64
 PENDING_MAX = 1024
+"""Messages whose keys may wait in memory."""
+
+_TEXT_BYTES_MAX = 256 * 1024
+"""Properties in which keys are looked for at once, unless a single message has more."""
+
+_ROLLBACK = sysflag.Transaction.ROLLBACK.value
+_NO_KEYS: Ints = np.empty((3, 0), np.int64)
 
 
 class KeyIndex:
@@ -47,10 +59,9 @@ class KeyIndex:
         self._index_files: list[IndexFile] = []
         self._touched: set[Path] = set()
         self._new: set[Path] = set()
-        self._topics: list[str] = []
-        self._keys: list[bytes] = []
-        self._positions: list[int] = []
-        self._times_ms: list[int] = []
+        self._pending: list[RecordEntry] = []
+        # Hashes, positions and store times that go into files next.
+        self._keys = _NO_KEYS
         self._replayed_to = PhysicalOffset(-1)
 
     @property
@@ -58,8 +69,8 @@ class KeyIndex:
         return tuple(self._index_files)
 
     def crowded(self) -> bool:
-        """Whether so many entries wait that they should be written."""
-        return len(self._keys) >= PENDING_MAX
+        """Whether so many messages wait that they should be entered."""
+        return len(self._pending) >= PENDING_MAX
 
     @property
     def newest_header(self) -> IndexHeader | None:
@@ -110,31 +121,41 @@ class KeyIndex:
         # The last message may lack some of its keys; entered twice it is found once all the same.
         self._replayed_to = PhysicalOffset(self.end_offset - 1)
 
-    def add(
-        self, topic: str, keys: list[bytes], position: PhysicalOffset, store_timestamp_ms: int
-    ) -> None:
-        """Enter a message under its keys, unless it is in already, as after a replay."""
-        if position <= self._replayed_to:
-            return
-        for key in keys:
-            self._topics.append(topic)
-            self._keys.append(key)
-            self._positions.append(position)
-            self._times_ms.append(store_timestamp_ms)
+    def add(self, entries: Sequence[RecordEntry]) -> None:
+        """Enter messages under their keys, but those rolled back.
+
+        What is in already, as after a replay, is passed over.
+        """
+        self._pending += [
+            entry
+            for entry in entries
+            if entry.sys_flag & _ROLLBACK != _ROLLBACK and entry.physical_offset > self._replayed_to
+        ]
 
     def absorb(self) -> None:
-        """Put the entries that wait into files; the slots of the newest stay in memory."""
-        while self._keys:
+        """Put the keys that wait into files; the slots of the newest stay in memory."""
+        while self._keys.size or self._pending:
+            if not self._keys.size:
+                self._keys = self._take_keys()
+                continue
             file = self._file_with_room()
-            part = slice(0, file.room)
-            file.extend(
-                index_hashes(self._topics[part], self._keys[part]),
-                np.array(self._positions[part], np.int64),
-                np.array(self._times_ms[part], np.int64),
-            )
-            for waiting in (self._topics, self._keys, self._positions, self._times_ms):
-                del waiting[part]
+            room = file.room
+            file.extend(*self._keys[:, :room])
+            self._keys = self._keys[:, room:]
             self._touched.add(file.path)
+
+    def _take_keys(self) -> Ints:
+        """Find the keys of messages that wait, of so many as can be looked at together."""
+        texts = [entry.properties for entry in self._pending]
+        count = len(texts)
+        if sum(map(len, texts)) > _TEXT_BYTES_MAX:
+            count = max(1, bisect_right(list(accumulate(map(len, texts))), _TEXT_BYTES_MAX))
+        entries = self._pending[:count]
+        messages, hashes = key_hashes([entry.topic for entry in entries], texts[:count])
+        positions = np.array([entry.physical_offset for entry in entries], np.int64)
+        times_ms = np.array([entry.store_timestamp_ms for entry in entries], np.int64)
+        del self._pending[:count]
+        return np.array((hashes, positions[messages], times_ms[messages]))
 
     def write_pending(self, touched: dict[Path, int], new: set[Path]) -> None:
         """Write everything; add the files to be synced, and the new ones.

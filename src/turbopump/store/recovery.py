@@ -214,7 +214,7 @@ class Recovery:
                     if queue.physical_end <= self._log.min_offset:
                         # What it holds is deleted, and so is what it lacks: it begins here.
                         self._queues.remove(queue)
-            self._dispatcher.enter(entry, None)
+            self._dispatcher.enter_all((entry,))
             self._behind.spill()
             self._replayed += 1
         return True

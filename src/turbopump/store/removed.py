@@ -21,6 +21,8 @@ class RemovedTopics:
         self._path = path
         self._files = files
         self._ends: dict[bytes, int] = {}
+        self.has_any = False
+        """Whether any topic was removed; for a quick look."""
 
     def load(self) -> None:
         ends = load_json(self._path)
@@ -30,10 +32,11 @@ class RemovedTopics:
                 for topic, end in ends.items()
                 if isinstance(topic, str) and isinstance(end, int)
             }
+            self.has_any = bool(self._ends)
 
     def covers(self, topic: bytes, position: int) -> bool:
         """Whether the message at a position was removed with its topic."""
-        return bool(self._ends) and position < self._ends.get(topic, 0)
+        return position < self._ends.get(topic, 0)
 
     def add(self, topic: bytes, log_min: PhysicalOffset, log_end: PhysicalOffset) -> None:
         """Remember that all messages of a topic so far are gone; on disk when this returns."""
@@ -55,3 +58,4 @@ class RemovedTopics:
     def _replace(self, ends: dict[bytes, int]) -> None:
         save_json(self._files, self._path, {topic.decode(): end for topic, end in ends.items()})
         self._ends = ends
+        self.has_any = bool(ends)

@@ -14,19 +14,19 @@ COPIED_AT_ONCE = 1024 * 1024
 class Segment:
     """An open file. Views into it stay valid after it is closed or deleted."""
 
-    __slots__ = ("_fd", "_files", "_view", "size", "start")
+    __slots__ = ("_files", "_view", "fd", "size", "start")
 
     def __init__(self, start: int, size: int, files: Files, fd: int) -> None:
         self.start = start
         self.size = size
         self._files = files
-        self._fd = fd
+        self.fd = fd
         self._view: memoryview | None = None
 
     def write(self, data: bytes | bytearray | memoryview, at: int) -> None:
         """Write at a position of the whole log."""
         assert self.start <= at <= self.start + self.size - len(data)
-        self._files.write(self._fd, data, at - self.start)
+        self._files.write(self.fd, data, at - self.start)
 
     def view(self) -> memoryview:
         """Return the whole file for reading."""
@@ -34,13 +34,13 @@ class Segment:
         if view is None:
             # The map itself is never closed: it ends with the last view into it, so a reader that
             # still sends a message of a deleted file meets no error.
-            view = self._view = memoryview(self._files.map(self._fd, self.size))
+            view = self._view = memoryview(self._files.map(self.fd, self.size))
         return view
 
     def used_behind(self, at: int) -> int:
         """Count the bytes from a position of the log to the last one that is not zero."""
         first, view = at - self.start, self.view()
-        for begin, end in reversed(list(self._files.data_ranges(self._fd, first, self.size))):
+        for begin, end in reversed(list(self._files.data_ranges(self.fd, first, self.size))):
             for part in reversed(range(begin, end, COPIED_AT_ONCE)):
                 used = bytes(view[part : min(part + COPIED_AT_ONCE, end)]).rstrip(b"\0")
                 if used:
@@ -49,15 +49,15 @@ class Segment:
 
     def erase_behind(self, at: int) -> None:
         """Make everything from a position of the log on zeros."""
-        erase_behind(self._files, self._fd, at - self.start, self.size)
+        erase_behind(self._files, self.fd, at - self.start, self.size)
 
     def sync(self) -> None:
         """Return when all that was written is on disk."""
-        self._files.sync(self._fd)
+        self._files.sync(self.fd)
 
     def close(self) -> None:
         """Let go of the file; views go on living."""
         self._view = None
-        if self._fd >= 0:
-            self._files.close(self._fd)
-            self._fd = -1
+        if self.fd >= 0:
+            self._files.close(self.fd)
+            self.fd = -1

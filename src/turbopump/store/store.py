@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -44,7 +45,7 @@ from turbopump.store.segments import Segments
 from turbopump.store.upkeep import Upkeep
 from turbopump.store.write_behind import WriteBehind
 from turbopump.wire.ids import parse_offset_id
-from turbopump.wire.record import Record
+from turbopump.wire.record import Record, RecordEntry
 
 _TICK_MS = 100
 """How often appending does the upkeep in passing, should nobody call `tick`."""
@@ -225,7 +226,18 @@ class Store:
 
     def append(self, records: Sequence[Record]) -> Appended:
         """Store one message, or a batch of them that stays together in one file."""
-        return self.append_all((records,))[0]
+        if len(records) != 1:
+            return self.append_all((records,))[0]
+        self._check_writable()
+        begin = self._log.written
+        try:
+            entry = self._appender.write_one(records[0])
+        except BaseException as error:
+            self._take_back(begin, error)
+            raise
+        end, time_ms = self._log.written, entry.store_timestamp_ms
+        durable = self._follow((entry,), time_ms)
+        return Appended((entry.physical_offset,), entry.queue_offset, time_ms, end, durable)
 
     def append_all(self, groups: Sequence[Sequence[Record]]) -> list[Appended]:
         """Store several messages or batches with one write; all of them, or none and an error.
@@ -236,22 +248,10 @@ class Store:
         begin = self._log.written
         try:
             places, entries = self._appender.write(groups)
-        except OSError as error:
-            self._undo(begin, torn=True)
-            raise refusal(error, "the commit log cannot be written") from error
-        except struct.error as error:
-            self._undo(begin, torn=False)
-            raise InvalidArgument(f"a number does not fit into its field: {error}") from error
-        except BaseException:
-            self._undo(begin, torn=False)
+        except BaseException as error:
+            self._take_back(begin, error)
             raise
-        if self._synchronous:
-            self._dispatcher.follow(entries)
-            durable = self._flusher.join()
-        else:
-            self._dispatcher.enter_all(entries)
-            durable = self._done
-        self._after_write()
+        durable = self._follow(entries, self._appender.store_timestamp_ms)
         return [Appended(*place, durable) for place in places]
 
     @disk_errors_named
@@ -265,18 +265,12 @@ class Store:
         try:
             self._appender.write_raw(position, data)
         except OSError as error:
-            self._undo(begin, torn=True)
-            raise refusal(error, "the commit log cannot be written") from error
+            self._take_back(begin, error)
         followed_to = max(self._dispatcher.followed_to, self._log.min_offset)
         entries = self._appender.complete_records(followed_to)
         if entries:
             self._appender.store_timestamp_ms = entries[-1].store_timestamp_ms
-            self._dispatcher.follow(entries)
-        if self._synchronous:
-            self._flusher.join()
-        else:
-            self.dispatch()
-        self._after_write()
+        self._follow(entries, self._appender.store_timestamp_ms)
 
     def check(self, records: Sequence[Record]) -> None:
         """Refuse what `append` would refuse because of the messages themselves."""
@@ -296,24 +290,33 @@ class Store:
             raise StoreClosed("the store is closed")
 
     def _check_writable(self) -> None:
-        self._check_open()
-        if self._flusher.failure is None and self._health.untroubled:
+        if self._open and self._flusher.failure is None and self._health.untroubled:
             return
+        self._check_open()
         if not self._health.is_well():
             raise self._health.reason() or WriteRefused("the store has just recovered: try again")
 
-    def _undo(self, begin: PhysicalOffset, *, torn: bool) -> None:
+    def _take_back(self, begin: PhysicalOffset, error: BaseException) -> None:
+        """Undo a write that raised, and raise what its callers understand if that is another."""
+        torn = isinstance(error, OSError)
         try:
             self._appender.undo(begin, torn=torn)
         except OSError:
             self._health.torn(begin)
+        if isinstance(error, OSError):
+            raise refusal(error, "the commit log cannot be written") from error
+        if isinstance(error, struct.error):
+            raise InvalidArgument(f"a number does not fit into its field: {error}") from error
 
-    def _after_write(self) -> None:
-        if self._behind.crowded():
-            self._spill()
-        now_ms = self._appender.store_timestamp_ms
-        if abs(now_ms - self._ticked_ms) >= _TICK_MS:
+    def _follow(self, entries: Sequence[RecordEntry], now_ms: int) -> Future[None]:
+        """Have messages entered that were written at a moment, and whatever is due done."""
+        is_much = self._dispatcher.follow(entries)
+        durable = self._flusher.join() if self._synchronous else self._done
+        if is_much and not self._synchronous:
+            self.dispatch()
+        if not -_TICK_MS < now_ms - self._ticked_ms < _TICK_MS:
             self.tick()
+        return durable
 
     # Upkeep
 
@@ -345,13 +348,14 @@ class Store:
 
         The listener must not raise: the messages are stored whatever it thinks of them.
         """
-        self._check_open()
+        # Of what was readable before, nobody is told.
+        self.dispatch()
         self._dispatcher.listener = listener
 
     @disk_errors_named
     def retain(self, *, at_any_hour: bool = False) -> Verdict:
         """Delete what is too old or in the way, and refuse messages while the disk is full."""
-        self._check_open()
+        self._catch_up()
         return self._retention.run(self._dispatched_to, at_any_hour=at_any_hour)
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from zlib import crc32
 
 from msgspec import Struct
 from msgspec.structs import force_setattr
@@ -17,7 +18,7 @@ from turbopump.errors import InvalidArgument, RecordError
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.wire import properties, sysflag
 from turbopump.wire.compression import inflate
-from turbopump.wire.hashing import body_crc
+from turbopump.wire.hashing import INT_MAX, body_crc
 from turbopump.wire.hosts import V6_BYTES, Host
 from turbopump.wire.ids import offset_id
 
@@ -45,6 +46,7 @@ _PREFIX = struct.Struct(">iI")
 _MAGICS = frozenset({MAGIC, MAGIC_V2})
 _PROPERTIES_LENGTH = struct.Struct(">h")
 _V2_TOPIC_LENGTH = struct.Struct(">h")
+_BYTES = tuple(bytes((number,)) for number in range(TOPIC_BYTES_MAX + 1))
 
 
 class Record(Struct, frozen=True, kw_only=True):
@@ -93,23 +95,25 @@ class Record(Struct, frozen=True, kw_only=True):
         """Return the record's bytes; the bits for IPv6 hosts follow the hosts."""
         body, topic, text = self.body, self.topic, self.properties
         born, store = self.born_host, self.store_host
-        widths = self._widths()
+        born_ip, store_ip = born.ip, store.ip
+        # As in _widths and body_crc, which cost calls for each message.
+        widths = (len(born_ip) == V6_BYTES) | (len(store_ip) == V6_BYTES) << 1
         layout = _FIXED[widths]
         try:
             fixed = layout.pack(
                 layout.size + _LENGTHS_BYTES + len(body) + len(topic) + len(text),
                 MAGIC,
-                body_crc(body),
+                crc32(body) & INT_MAX,
                 self.queue_id,
                 self.flag,
                 queue_offset,
                 physical_offset,
                 self.sys_flag & ~_HOST_BITS | widths << _HOST_BITS_SHIFT,
                 self.born_timestamp_ms,
-                born.ip,
+                born_ip,
                 born.port,
                 store_timestamp_ms,
-                store.ip,
+                store_ip,
                 store.port,
                 self.reconsume_times,
                 self.prepared_transaction_offset,
@@ -117,8 +121,7 @@ class Record(Struct, frozen=True, kw_only=True):
             )
         except struct.error as error:
             raise InvalidArgument(f"a number does not fit into its record: {error}") from error
-        topic_length = len(topic).to_bytes(1, "big")
-        text_length = len(text).to_bytes(2, "big")
+        topic_length, text_length = _BYTES[len(topic)], _PROPERTIES_LENGTH.pack(len(text))
         return b"".join((fixed, body, topic_length, topic, text_length, text))
 
 

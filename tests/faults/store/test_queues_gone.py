@@ -73,6 +73,7 @@ def test_a_queue_is_gone_whose_first_messages_are_deleted(tmp_path: Path) -> Non
         for number in range(40):
             store.append([record(b"%d" % number * 200, topic=TOPICS[number % 2])])
         store._upkeep.flush()
+        store.dispatch()
         store._behind.write_all()
         store._flusher.wait_idle()
         files.ratio = 0.86
@@ -98,6 +99,7 @@ def test_messages_without_units_in_files_are_not_deleted(tmp_path: Path) -> None
     files.ratio = 0.86
     assert store.retain().segments == 0
     shutil.copytree(running, root)
+    store.dispatch()
     store._behind.write_all()
     assert store.retain().segments > 0
     store.close()
@@ -115,6 +117,7 @@ def test_messages_deleted_before_their_units_were_on_disk(tmp_path: Path) -> Non
         for number in range(4, 40):
             store.append([record(b"%d" % number * 200)])
         store._upkeep.flush()
+        store.dispatch()
         store._behind.write_all()
         store._flusher.wait_idle()
         files.ratio = 0.86

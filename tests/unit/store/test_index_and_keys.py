@@ -10,27 +10,50 @@ from hypothesis import strategies as st
 
 from turbopump.errors import InvalidArgument, StoreDamaged
 from turbopump.store import Store, parse_delay_levels
-from turbopump.store.dispatch import PropertyName, index_keys, property_value
-from turbopump.store.key_hashes import index_hashes
+from turbopump.store.dispatch import PropertyName, property_value
+from turbopump.store.key_hashes import key_hashes
 from turbopump.wire import properties
-from turbopump.wire.hashing import index_hash
+from turbopump.wire.hashing import index_hash, string_hash
 from turbopump.wire.record import decode_record
 from unit.store.support import ManualClock, record, small_config
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 
 
-@given(st.lists(st.tuples(TEXTS, TEXTS), max_size=20))
-def test_hashes_are_the_same_as_one_by_one(pairs: list[tuple[str, str]]) -> None:
-    topics = [topic for topic, _ in pairs]
-    found = index_hashes(topics, [key.encode() for _, key in pairs])
-    assert found.tolist() == [index_hash(topic, key) for topic, key in pairs]
+WORDS = st.sampled_from(["", " ", "a", "a b", " a  bc ", "ü", "üa b", "x\x01y"]) | TEXTS
+PROPERTIES = st.lists(
+    st.tuples(
+        st.sampled_from(["UNIQ_KEY", "KEYS", "UNIQ_KEYS", "KEY", "TAGS", ""]),
+        st.sampled_from(["\x01", "\x01", ""]),
+        WORDS,
+    ).map("".join),
+    max_size=5,
+).map("\x02".join)
+TOPICS = st.sampled_from(["t", "polygenelubricants", "tü"])
+
+
+@given(st.lists(st.tuples(TOPICS, PROPERTIES, st.sampled_from(["", "\x02"])), max_size=20))
+def test_keys_and_hashes_are_the_same_as_one_by_one(messages: list[tuple[str, str, str]]) -> None:
+    texts = [(text + end).encode() for _, text, end in messages]
+    numbers, hashes = key_hashes([topic.encode() for topic, _, _ in messages], texts)
+    assert list(zip(numbers.tolist(), hashes.tolist(), strict=True)) == [
+        (number, index_hash(topic, key))
+        for number, (topic, text, _) in enumerate(messages)
+        for key in keys_of(properties.decode(text))
+    ]
+
+
+def keys_of(found: dict[str, str]) -> list[str]:
+    """Return the unique key and the words of the others; only the blank separates words."""
+    words = [found.get("UNIQ_KEY", ""), *found.get("KEYS", "").split(" ")]
+    return [word for word in words if word]
 
 
 def test_the_smallest_hash_becomes_zero() -> None:
-    assert index_hashes(["polygenelubricants"], [b""]).tolist() == [
-        index_hash("polygenelubricants", "")
-    ]
+    """It has no positive counterpart."""
+    assert string_hash("t#vjmnfmk") == -(2**31)
+    _, hashes = key_hashes([b"t"], [b"KEYS\x01vjmnfmk"])
+    assert hashes.tolist() == [0] == [index_hash("t", "vjmnfmk")]
 
 
 NAMES = st.sampled_from(["A", "AB", "B", ""])
@@ -48,9 +71,10 @@ def test_properties_are_found_as_parsing_finds_them(
         assert (None if found is None else found.decode()) == parsed.get(name)
 
 
-def test_keys_are_the_unique_one_and_the_words_of_the_others() -> None:
-    assert index_keys(b"KEYS\x01a  b c\x02UNIQ_KEY\x01U") == [b"U", b"a", b"b", b"c"]
-    assert index_keys(b"TAGS\x01a") == []
+def test_the_unique_key_comes_first() -> None:
+    numbers, hashes = key_hashes([b"t", b"t"], [b"TAGS\x01a", b"KEYS\x01a  b c\x02UNIQ_KEY\x01U"])
+    assert numbers.tolist() == [1, 1, 1, 1]
+    assert hashes.tolist() == [index_hash("t", key) for key in ("U", "a", "b", "c")]
 
 
 def test_colliding_keys_and_full_files(tmp_path: Path) -> None:

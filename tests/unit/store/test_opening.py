@@ -110,6 +110,7 @@ def test_cached_files_give_way_when_the_process_has_too_many(tmp_path: Path) -> 
     with Store.open(tmp_path, small_config(), files=files) as store:
         for number in range(200):
             store.append([record(b"%d" % number, topic=f"T{number}")])
+        store.dispatch()
         store._behind.write_all()
         # A quarter of what the process may have.
         assert len(store._open_files) == 100

@@ -57,6 +57,7 @@ def test_queues_and_index_follow_the_log(tmp_path: Path) -> None:
             clock.advance(1000)
             store.append([record(b"%d" % number * 100, KEYS=f"k{number}")])
         store._upkeep.flush()
+        store.dispatch()
         store._behind.write_all()
         store._flusher.wait_idle()
         held = store.read("Topic", 0, offset(0), 3)
@@ -105,6 +106,7 @@ def test_the_segment_being_written_and_unflushed_ones_stay(tmp_path: Path) -> No
         store.retain()
         assert set(unflushed) <= set(store._log.starts)
         store._upkeep.flush()
+        store.dispatch()
         store._behind.write_all()
         store._flusher.wait_idle()
         store.retain()
@@ -118,6 +120,7 @@ def test_deletion_survives_a_crash(tmp_path: Path) -> None:
     for number in range(60):
         store.append([record(b"%d" % number * 100)])
     store._upkeep.flush()
+    store.dispatch()
     store._behind.write_all()
     store._flusher.wait_idle()
     files.ratio = 0.86
@@ -154,6 +157,7 @@ def filled(root: Path, files: FaultyFiles) -> Store:
     for number in range(100):
         store.append([record(b"%d" % number * 500)])
     store._upkeep.flush()
+    store.dispatch()
     store._behind.write_all()
     store._flusher.wait_idle()
     return store
@@ -203,6 +207,7 @@ def test_a_queue_file_that_cannot_be_deleted_is_tried_again(tmp_path: Path) -> N
                 store.append([record(b"%d" % number * 100, topic=topic)])
         store._upkeep.flush()
         store._flusher.wait_idle()
+        store.dispatch()
         store._behind.write_all()
         files.ratio, files.fails = 0.91, True
         with pytest.raises(DiskFailed):
