@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from itertools import islice
 
 from turbopump.clock import Clock
 from turbopump.net.deadlines import Deadline, Deadlines
+from turbopump.store.consume_queue import QueueKey
 from turbopump.store.outcomes import Arrival
 
 _log = logging.getLogger(__name__)
 
 Wants = Callable[[Arrival], bool]
 """Whether a message that has just arrived is one that the pull is waiting for."""
-
-QueueKey = tuple[str, int]
 
 
 class HeldPull:
@@ -113,6 +112,11 @@ class Arrivals:
     def is_full(self) -> bool:
         """Whether no more pulls may be held."""
         return self._count >= self._held_max
+
+    @property
+    def queues(self) -> Container[QueueKey]:
+        """The queues whose messages are waited for, as they are at any moment."""
+        return self._by_queue
 
     def hold(self, pull: HeldPull, timeout_ms: int) -> None:
         """Keep a pull until a wanted message arrives or its time is over."""

@@ -184,7 +184,7 @@ class Broker:
 
     def _run(self) -> None:
         every = self._periodic.every
-        self.store.listen(self._arrived)
+        self.store.listen(self._arrived, self.path.arrivals.queues)
         self.path.delays.start()
         self._upkeep.note_message()
         every(_RETENTION_INTERVAL_MS, self._retain, first_ms=_RETENTION_FIRST_MS)

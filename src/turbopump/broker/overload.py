@@ -33,7 +33,8 @@ class LoopLag:
         if self._timer is None:
             self._look_later()
             return 0
-        return max(self._last_ms, self._clock.monotonic_ms() - self._due_ms)
+        overdue_ms = self._clock.monotonic_ms() - self._due_ms
+        return overdue_ms if overdue_ms > self._last_ms else self._last_ms
 
     def stop(self) -> None:
         """Look no more."""

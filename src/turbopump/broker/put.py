@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVarTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -23,8 +24,13 @@ BURST_BYTES_MAX = 1024 * 1024
 BURST_GROWTH = 4
 BURST_MAX = 64
 
-OnStored = Callable[[Appended | RemoteError, bool], None]
+Ts = TypeVarTuple("Ts")
+
+OnStored = Callable[[Appended | RemoteError, bool, *Ts], None]
 """Told where a message was stored or why it was not, and whether it is durable already."""
+
+_Waiting = tuple[Sequence[Record], Callable[..., None], tuple[object, ...]]
+"""Records to be appended, and whom to tell with which arguments."""
 
 
 class Draft(Struct, frozen=True, kw_only=True):
@@ -88,7 +94,7 @@ class Put:
         self._store = store
         self._durability = durability
         self._delay_levels = delay_levels
-        self._burst: list[tuple[Sequence[Record], OnStored]] = []
+        self._burst: list[_Waiting] = []
         self._burst_bytes = 0
         self._burst_size = 1
 
@@ -104,14 +110,16 @@ class Put:
         """Append records together: all of them or none."""
         return self.groups([records])[0]
 
-    def soon(self, records: Sequence[Record], on_stored: OnStored) -> None:
+    def soon(self, records: Sequence[Record], on_stored: OnStored[*Ts], *args: *Ts) -> None:
         """Append records at the next `settle` at the latest, with one write for several requests.
 
-        Requests arrive in bursts, and writing them one by one costs half as much again. But the
-        first of a burst is not kept waiting for the last: groups grow from one to `BURST_MAX`.
+        ``on_stored`` is called with the outcome and the arguments. Requests arrive in bursts, and
+        writing them one by one costs half as much again. But the first of a burst is not kept
+        waiting for the last: groups grow from one to `BURST_MAX`.
         """
-        self._burst.append((records, on_stored))
-        self._burst_bytes += sum([len(record.body) for record in records])
+        self._burst.append((records, on_stored, args))
+        for record in records:
+            self._burst_bytes += len(record.body)
         if len(self._burst) >= self._burst_size or self._burst_bytes > BURST_BYTES_MAX:
             self._burst_size = min(self._burst_size * BURST_GROWTH, BURST_MAX)
             self._append_burst()
@@ -126,30 +134,30 @@ class Put:
         if not burst:
             return
         try:
-            appended = self.groups([records for records, _ in burst])
+            appended, is_durable = self._append([records for records, _, _ in burst])
         except RemoteError as error:
             self._append_one_by_one(burst, error)
             return
-        # All of them share the flush.
-        is_durable = appended[0].durable.done()
-        for (_, on_stored), stored in zip(burst, appended, strict=True):
-            on_stored(stored, is_durable)
+        for (_, on_stored, args), stored in zip(burst, appended, strict=True):
+            on_stored(stored, is_durable, *args)
 
-    def _append_one_by_one(
-        self, burst: Sequence[tuple[Sequence[Record], OnStored]], error: RemoteError
-    ) -> None:
+    def _append_one_by_one(self, burst: Sequence[_Waiting], error: RemoteError) -> None:
         """Find out whom the refusal of a whole burst concerns: perhaps only one of them."""
-        for records, on_stored in burst:
+        for records, on_stored, args in burst:
             try:
                 outcome: Appended | RemoteError = (
                     error if len(burst) == 1 else self.records(records)
                 )
             except RemoteError as own:
                 outcome = own
-            on_stored(outcome, isinstance(outcome, Appended) and outcome.durable.done())
+            on_stored(outcome, isinstance(outcome, Appended) and outcome.durable.done(), *args)
 
     def groups(self, groups: Sequence[Sequence[Record]]) -> list[Appended]:
         """Append several such groups with one write."""
+        return self._append(groups)[0]
+
+    def _append(self, groups: Sequence[Sequence[Record]]) -> tuple[list[Appended], bool]:
+        """Append groups; tell also whether they are durable already, as all share the flush."""
         try:
             appended = self._store.append_all(groups)
         except InvalidArgument as error:
@@ -158,9 +166,10 @@ class Put:
             raise RemoteError(ResponseCode.SERVICE_NOT_AVAILABLE, str(error)) from error
         except StoreError as error:
             raise RemoteError(ResponseCode.SYSTEM_ERROR, str(error)) from error
-        if not appended[0].durable.done():
+        is_durable = appended[0].durable.done()
+        if not is_durable:
             self._durability.watch(appended[0].durable)
-        return appended
+        return appended, is_durable
 
     def when_durable(self, appended: Appended, on_done: OnDone) -> None:
         """Call back when a message is as durable as the store's mode promises, or cannot be."""

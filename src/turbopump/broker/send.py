@@ -30,12 +30,13 @@ from turbopump.wire import properties as names
 from turbopump.wire.batch import decode_batch
 from turbopump.wire.bodies import TopicConfig
 from turbopump.wire.codes import RequestCode, ResponseCode
-from turbopump.wire.command import Command, whole_body
+from turbopump.wire.command import Command, Serialize, whole_body
 from turbopump.wire.headers import BrokerTraits, SendMessage, SendMessageAnswer, SendMessageV2
 from turbopump.wire.hosts import Host, host, split_address
 from turbopump.wire.ids import offset_id
 from turbopump.wire.record import Record
 from turbopump.wire.schema import ExtFields
+from turbopump.wire.send_answers import SendAnswers
 from turbopump.wire.sysflag import MULTI_TAGS, Transaction, transaction_of
 
 UNIT_TOPIC = 1
@@ -88,11 +89,15 @@ class Sends:
         config.listen(lambda _, changed: self._take_over(changed))
 
     def _take_over(self, config: BrokerConfig) -> None:
-        """Prepare what goes into every message and every answer."""
-        identity = config.identity
+        """Prepare what every message is checked with, and what goes into it and its answer."""
+        identity, overload = config.identity, config.overload
         traits = BrokerTraits(region=identity.region, trace_on=identity.trace_on)
         self._traits = traits.to_ext_fields()
+        self._answers = SendAnswers(self._traits, self._store_host)
         self._cluster = names.encode({names.CLUSTER: identity.cluster})
+        self._body_bytes_max = config.limits.message_bytes_max
+        self._sends_from_ms = config.access.sends_from_ms
+        self._wait_max_ms = overload.send_wait_max_ms if overload.fast_failure else None
 
     def handlers(self) -> dict[int, Handler]:
         return {
@@ -122,20 +127,33 @@ class Sends:
         except RemoteError as error:
             return self._refusal(request, error)
 
-        def stored(outcome: Appended | RemoteError, is_durable: bool) -> None:
-            if isinstance(outcome, RemoteError):
-                peer.answer(request, self._refusal(request, outcome))
-                return
-            size = outcome.end_offset - outcome.physical_offset
-            self._stats.put(accepted.topic, accepted.queue_id, len(records), size)
-            fields = self._fields(outcome, accepted.queue_id)
-            if is_durable or not waits:
-                peer.answer(request, request.answer(ResponseCode.SUCCESS, fields))
-            else:
-                self._answer_later(request, peer, outcome, fields)
-
-        self._put.soon(records, stored)
+        self._put.soon(records, self._stored, request, peer, accepted, len(records), waits)
         return None
+
+    def _stored(
+        self,
+        outcome: Appended | RemoteError,
+        is_durable: bool,
+        request: Command,
+        peer: Connection,
+        accepted: Accepted,
+        count: int,
+        waits: bool,
+    ) -> None:
+        """Answer, unless the message has to reach the disk first."""
+        if isinstance(outcome, RemoteError):
+            peer.answer(request, self._refusal(request, outcome))
+            return
+        at, queue_id = outcome.physical_offsets[0], accepted.queue_id
+        self._stats.put(accepted.topic, queue_id, count, outcome.end_offset - at)
+        if waits and not is_durable:
+            self._answer_later(request, peer, outcome, self._fields(outcome, queue_id))
+        elif count == 1 and request.serialize is Serialize.JSON and not peer.is_observed:
+            frame = self._answers.frame(request.opaque, at, queue_id, outcome.queue_offset)
+            peer.answer_encoded(request, frame)
+        else:
+            fields = self._fields(outcome, queue_id)
+            peer.answer(request, request.answer(ResponseCode.SUCCESS, fields))
 
     def _refusal(self, request: Command, error: RemoteError) -> Command:
         self._stats.put_failed()
@@ -154,9 +172,8 @@ class Sends:
                 f"[OVERLOAD]{len(self._durability)} messages wait for the disk already:"
                 " start flow control for a while",
             )
-        overload = self._config.current.overload
         waited_ms = self._lag.lag_ms
-        if overload.fast_failure and waited_ms > overload.send_wait_max_ms:
+        if self._wait_max_ms is not None and waited_ms > self._wait_max_ms:
             raise RemoteError(
                 ResponseCode.SYSTEM_BUSY,
                 f"[TIMEOUT_CLEAN_QUEUE]broker busy, requests wait for {waited_ms} ms:"
@@ -167,7 +184,8 @@ class Sends:
 
     def _accept(self, request: Command, peer: Connection, header: SendMessage) -> Accepted:
         body = whole_body(request)
-        self._check_size(len(body))
+        if len(body) > self._body_bytes_max:
+            raise self._too_large(len(body))
         topic = self.admit(header)
         queue_id = header.queue_id
         if queue_id < 0:
@@ -183,7 +201,7 @@ class Sends:
 
     def admit(self, header: SendMessage) -> TopicConfig:
         """Return the topic that a message may be stored in, made from its template if need be."""
-        starts_ms = self._config.current.access.sends_from_ms
+        starts_ms = self._sends_from_ms
         if starts_ms and starts_ms > self._clock.now_ms():
             raise RemoteError(
                 ResponseCode.SYSTEM_ERROR,
@@ -238,13 +256,12 @@ class Sends:
         most = retries_max(request, header.max_reconsume_times, group.retry_max_times)
         return (header.reconsume_times or 0) >= most
 
-    def _check_size(self, size: int) -> None:
-        most = self._config.current.limits.message_bytes_max
-        if size > most:
-            raise RemoteError(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"the message is illegal: a body of {size} bytes, at most {most} (maxMessageSize)",
-            )
+    def _too_large(self, size: int) -> RemoteError:
+        return RemoteError(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"the message is illegal: a body of {size} bytes,"
+            f" at most {self._body_bytes_max} (maxMessageSize)",
+        )
 
     def _forbidden(self, what: str) -> RemoteError:
         place = self._config.current.identity.reachable_host

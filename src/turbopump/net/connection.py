@@ -19,8 +19,8 @@ from turbopump.net.network import address_text
 from turbopump.net.outbox import Outbox
 from turbopump.net.router import Router
 from turbopump.net.serving import Serving
-from turbopump.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, Command
-from turbopump.wire.framing import FrameDecoder
+from turbopump.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, Buffer, Command
+from turbopump.wire.framing import FrameDecoder, encode_parts
 
 _log = logging.getLogger(__name__)
 
@@ -195,6 +195,19 @@ class Connection(asyncio.Protocol):
         """
         self._serving.answer(request, response)
 
+    @property
+    def is_observed(self) -> bool:
+        """Whether hooks want to see each answer, so that `answer_encoded` must not be used."""
+        return self._serving.is_observed
+
+    def answer_encoded(self, request: Command, frame: bytes) -> None:
+        """Answer a request of the peer with a frame that is encoded already, past the hooks.
+
+        As with `answer`, nothing is sent for one-way requests, nor to a peer that is gone.
+        """
+        if self._serving.is_answerable(request):
+            self._send_parts((frame,))
+
     def close(self, reason: str = "closed by this side") -> None:
         """Write what is unwritten, then close; requests in flight fail at once."""
         if self._close_reason is None:
@@ -279,8 +292,13 @@ class Connection(asyncio.Protocol):
         self._send(replace(command, opaque=opaque, flag=command.flag | FLAG_ONEWAY))
 
     def _send(self, command: Command) -> None:
-        self._touched_ms = self._clock.monotonic_ms()
-        self._outbox.put(command)
+        self._send_parts(encode_parts(command, self._limits.frame_bytes_max))
+
+    def _send_parts(self, parts: Sequence[Buffer]) -> None:
+        if not self._outbox.is_held:
+            # Else something has just been received, which counts as much.
+            self._touched_ms = self._clock.monotonic_ms()
+        self._outbox.put(parts)
         if not self._admission.writable:
             self._check_unwritten()
 

@@ -11,8 +11,7 @@ import asyncio
 from collections.abc import Sequence
 
 from turbopump.net.limits import ConnectionLimits
-from turbopump.wire.command import Buffer, Command
-from turbopump.wire.framing import encode_parts
+from turbopump.wire.command import Buffer
 
 _JOINED_BYTES_MAX = 16 * 1024
 """Pieces above this are handed over as they are: copying them costs more than a longer list."""
@@ -31,7 +30,6 @@ class Outbox:
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._transport = transport
-        self._frame_bytes_max = limits.frame_bytes_max
         self._bytes_max = limits.write_pause_bytes
         self._loop = loop
         self._parts: list[Buffer] = []
@@ -45,10 +43,9 @@ class Outbox:
         """Bytes that this side still holds in memory."""
         return self._corked_bytes + self._transport.get_write_buffer_size()
 
-    def put(self, command: Command) -> None:
-        """Send a frame, now or with others of this turn."""
-        parts = encode_parts(command, self._frame_bytes_max)
-        length = sum(map(len, parts))
+    def put(self, parts: Sequence[Buffer]) -> None:
+        """Send the pieces of a frame, now or with others of this turn."""
+        length = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
         if self._burst == 1:
             assert not self._parts, "a frame must not overtake those before it"
             self._burst = _BURST_GROWTH
@@ -64,6 +61,11 @@ class Outbox:
         elif not self._flush_is_due:
             self._flush_is_due = True
             self._loop.call_soon(self.release)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether frames of this turn are waited for."""
+        return self._flush_is_due
 
     def hold(self) -> None:
         """Keep frames back until `release`, because many may follow at once."""
@@ -88,7 +90,7 @@ class Outbox:
         self._corked_frames = 0
         self._write(parts, length)
 
-    def _write(self, parts: list[Buffer], length: int) -> None:
+    def _write(self, parts: Sequence[Buffer], length: int) -> None:
         if self._transport.is_closing():
             return
         if length <= _JOINED_BYTES_MAX:

@@ -53,6 +53,11 @@ class Serving:
         """Coroutine handlers that have not ended."""
         return len(self._running)
 
+    @property
+    def is_observed(self) -> bool:
+        """Whether hooks look at the answers."""
+        return bool(self._router.hooks)
+
     def serve(self, request: Command) -> None:
         """Have a request of the peer served; nothing that goes wrong is raised here."""
         if self._refusing:
@@ -60,9 +65,11 @@ class Serving:
             return
         try:
             outcome = self._router.outcome(request, self._peer)
+            if outcome is None:
+                return
             if isinstance(outcome, Command):
                 self.answer(request, outcome)
-            elif outcome is not None:
+            else:
                 self._run(request, outcome)
         except Exception as error:  # noqa: BLE001 - a handler's bug must not close the connection
             self._answer_failure(request, error)
@@ -72,7 +79,7 @@ class Serving:
 
         What hooks raise, and why an answer cannot be sent, is answered instead.
         """
-        if not self._is_answerable(request):
+        if not self.is_answerable(request):
             return
         try:
             assert response.flag & FLAG_RESPONSE, "an answer is made with Command.answer"
@@ -114,7 +121,7 @@ class Serving:
             _log.error("%s: %r goes on after its connection was closed", self._peer, task)
 
     def _refuse(self, request: Command) -> None:
-        if self._is_answerable(request):
+        if self.is_answerable(request):
             remark = "this side is closing the connection"
             self._send(request.answer(ResponseCode.SERVICE_NOT_AVAILABLE, remark=remark))
 
@@ -138,17 +145,18 @@ class Serving:
             self._answer_failure(request, error)
         self._on_change()
 
-    def _is_answerable(self, request: Command) -> bool:
+    def is_answerable(self, request: Command) -> bool:
+        """Whether the peer waits for an answer and is still there."""
         return not request.flag & FLAG_ONEWAY and not self._stopped
 
     def _answer_failure(self, request: Command, error: Exception) -> None:
         """Say what went wrong, past the hooks: it may be a hook's own error."""
         try:
             response = failure(request, self._peer, error)
-            if self._is_answerable(request):
+            if self.is_answerable(request):
                 self._send(response)
         except Exception as odd:  # noqa: BLE001 - an error with an impossible code, or without text
             _log.error("request %d of %s: %r", request.code, self._peer.peer_address, odd)
-            if self._is_answerable(request):
+            if self.is_answerable(request):
                 remark = "the answer cannot be sent"
                 self._send(request.answer(ResponseCode.SYSTEM_ERROR, remark=remark))

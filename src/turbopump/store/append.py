@@ -42,10 +42,10 @@ class Appender:
         self._end = self._log.written
         self._end_limit = self._end + self._log.room - BLANK_BYTES
         now_ms = self._clock.now_ms()
-        places = [
-            self._place(group[0], now_ms) if len(group) == 1 else self._place_batch(group, now_ms)
-            for group in groups
-        ]
+        places = []
+        for group in groups:
+            place = self._place if len(group) == 1 else self._place_batch
+            places.append(place(group, now_ms))
         self._write_parts()
         entries, self._entries = self._entries, []
         return places, entries
@@ -103,20 +103,22 @@ class Appender:
         entries = scan(self._log, start, check_crc=False, end=self._log.written)
         return [entry for entry in entries if isinstance(entry, RecordEntry)]
 
-    def _place(self, record: Record, now_ms: int) -> Place:
+    def _place(self, group: Sequence[Record], now_ms: int) -> Place:
         """Find a place for a message, and remember to write it."""
+        record = group[0]
         queue = self._queues.for_record(record.topic, record.queue_id)
-        invisible = record.sys_flag & INVISIBLE_BIT
-        offset = QueueOffset(0) if invisible else queue.next_offset
+        flag = record.sys_flag
+        offset = QueueOffset(0) if flag & INVISIBLE_BIT else queue.next_offset
         at = self._end
         data = record.encode(offset, at, now_ms)
-        if len(data) > self._size_limit or UNWRITTEN in record.properties:
-            self._refuse(record, len(data))
-        if at + len(data) > self._end_limit and self._moved_to_next_file(len(data)):
+        size = len(data)
+        if size > self._size_limit or UNWRITTEN in record.properties:
+            self._refuse(record, size)
+        if at + size > self._end_limit and self._moved_to_next_file(size):
             at = self._end
             data = record.encode(offset, at, now_ms)
         self._accept(record, data, offset, now_ms)
-        if not invisible:
+        if not flag & INVISIBLE_BIT:
             queue.next_offset = QueueOffset(offset + 1)
         return (at,), offset, now_ms, self._end
 

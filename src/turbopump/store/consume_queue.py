@@ -29,6 +29,9 @@ _FILLER = UNIT.pack(0, FILLER_SIZE, 0)
 EntryAt: TypeAlias = Callable[[PhysicalOffset], RecordEntry | None]
 """Reads the record at a position of the log."""
 
+QueueKey: TypeAlias = tuple[str, int]
+"""Topic and number of a queue."""
+
 _RECOVERED_FILES = 3
 _SCAN_UNITS = 4096
 
@@ -37,7 +40,7 @@ class ConsumeQueue:
     """Where the messages of one queue lie. ``max_offset`` is one behind the last unit."""
 
     __slots__ = (
-        "_files", "_open_files", "_pending", "_segments", "is_waiting", "max_offset",
+        "_files", "_open_files", "_pending", "_segments", "is_waiting", "key", "max_offset",
         "min_offset", "next_offset", "physical_end", "queue_id", "topic", "written_offset",
     )  # fmt: skip
 
@@ -46,6 +49,7 @@ class ConsumeQueue:
     ) -> None:
         self.topic = topic
         self.queue_id = queue_id
+        self.key: QueueKey = (topic, queue_id)
         self.min_offset = QueueOffset(0)
         self.max_offset = QueueOffset(0)
         self.next_offset = QueueOffset(0)

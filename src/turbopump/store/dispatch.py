@@ -6,12 +6,12 @@ It can start again at any earlier position: what is entered already is recognise
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import lru_cache
 
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.config import UNIT_BYTES
-from turbopump.store.consume_queue import ConsumeQueue
+from turbopump.store.consume_queue import ConsumeQueue, QueueKey
 from turbopump.store.key_index import KeyIndex
 from turbopump.store.outcomes import Arrival
 from turbopump.store.queues import Queues
@@ -38,6 +38,16 @@ _ENTRY_END = properties.ENTRY_END.encode()
 Listener = Callable[[list[Arrival]], None]
 
 
+class EveryQueue:
+    """Contains all queues."""
+
+    def __contains__(self, key: object) -> bool:
+        return True
+
+
+EVERY_QUEUE = EveryQueue()
+
+
 class Dispatcher:
     """Enters messages up to a position that the owner calls confirmed."""
 
@@ -50,6 +60,7 @@ class Dispatcher:
         self._delay_levels = delay_levels
         self._waiting: deque[RecordEntry] = deque()
         self.listener: Listener | None = None
+        self._watched: Container[QueueKey] = frozenset()
         self.crowded: list[ConsumeQueue] = []
         """Queues with so many units in memory that they should be written."""
         self.store_timestamp_ms = 0
@@ -75,6 +86,11 @@ class Dispatcher:
         """
         self._waiting += entries
         return self.listener is not None or len(self._waiting) >= _WAITING_MAX
+
+    def tell(self, listener: Listener | None, watched: Container[QueueKey]) -> None:
+        """Tell somebody of what is entered from now on: all of watched queues, and delays."""
+        self.listener = listener
+        self._watched = frozenset() if listener is None else watched
 
     def forget(self) -> None:
         """Give up the messages that wait: they have been dropped from the log."""
@@ -103,12 +119,12 @@ class Dispatcher:
             last = entries[-1]
             self.store_timestamp_ms = last.store_timestamp_ms
             self._queues.entered_to = PhysicalOffset(last.physical_offset + last.size)
-        if arrivals and self.listener is not None:
+        if self.listener is not None:
             self.listener(arrivals)
 
     def _enter_queues(self, entries: Sequence[RecordEntry]) -> list[Arrival]:
         """Enter messages into their queues, unless they are half of a transaction or removed."""
-        queue_of, removed, told = self._queues.for_record, self._removed, self.listener is not None
+        queue_of, removed, watched = self._queues.for_record, self._removed, self._watched
         arrivals = []
         for entry in entries:
             topic, at = entry.topic, entry.physical_offset
@@ -124,7 +140,7 @@ class Dispatcher:
                     self._queues.mark_waiting(queue, entry.store_timestamp_ms, at)
                 if queue.max_offset - queue.written_offset >= QUEUE_PENDING_MAX:
                     self.crowded.append(queue)
-                if told:
+                if queue.key in watched or topic == _SCHEDULE_TOPIC:
                     arrivals.append(_arrival(queue, entry, code))
         return arrivals
 

@@ -11,7 +11,7 @@ from turbopump.clock import Clock
 from turbopump.errors import InvalidArgument, StoreDamaged
 from turbopump.message import PhysicalOffset
 from turbopump.store.commit_log import is_topic_name
-from turbopump.store.consume_queue import ConsumeQueue
+from turbopump.store.consume_queue import ConsumeQueue, QueueKey
 from turbopump.store.files import Files, OpenFiles
 from turbopump.store.removed import RemovedTopics
 from turbopump.store.segments import Segments
@@ -47,7 +47,7 @@ class Queues:
         self._files = files
         self._open_files = open_files
         self._spare = spare
-        self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self._queues: dict[QueueKey, ConsumeQueue] = {}
         self._by_stored_topic: dict[tuple[bytes, int], ConsumeQueue] = {}
         # In the order in which they began to wait: the first has the oldest unit.
         self._waiting: dict[ConsumeQueue, Waiting] = {}
@@ -115,7 +115,7 @@ class Queues:
         """Delete a queue with its files."""
         queue.destroy()
         self._waiting.pop(queue, None)
-        del self._queues[queue.topic, queue.queue_id]
+        del self._queues[queue.key]
         del self._by_stored_topic[queue.topic.encode(), queue.queue_id]
 
     def remove_topic(self, topic: str, log_min: PhysicalOffset, log_end: PhysicalOffset) -> None:
@@ -131,7 +131,7 @@ class Queues:
         directory = self._directory / topic / str(queue_id)
         segments = Segments(directory, self._segment_bytes, self._files, self._spare)
         queue = ConsumeQueue(topic, queue_id, segments, self._files, self._open_files)
-        self._queues[topic, queue_id] = queue
+        self._queues[queue.key] = queue
         self._by_stored_topic[topic.encode(), queue_id] = queue
         return queue
 

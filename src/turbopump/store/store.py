@@ -8,7 +8,7 @@ themselves), as only the owner touches queues and index.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
@@ -20,8 +20,9 @@ from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.append import Appender
 from turbopump.store.commit_log import CommitLog, is_topic_name
 from turbopump.store.config import FlushMode, ReadLimits, StoreConfig
+from turbopump.store.consume_queue import QueueKey
 from turbopump.store.directory import StoreDirectory
-from turbopump.store.dispatch import Dispatcher, Listener
+from turbopump.store.dispatch import EVERY_QUEUE, Dispatcher, Listener
 from turbopump.store.failures import disk_errors_named
 from turbopump.store.files import Files, OpenFiles
 from turbopump.store.flush import Flusher, done
@@ -244,6 +245,8 @@ class Store:
 
         `check` tells beforehand what would be an error of the message itself.
         """
+        if len(groups) == 1 and len(groups[0]) == 1:
+            return [self.append(groups[0])]
         self._check_writable()
         begin = self._log.written
         try:
@@ -266,6 +269,7 @@ class Store:
             self._appender.write_raw(position, data)
         except OSError as error:
             self._take_back(begin, error)
+            raise
         followed_to = max(self._dispatcher.followed_to, self._log.min_offset)
         entries = self._appender.complete_records(followed_to)
         if entries:
@@ -343,14 +347,15 @@ class Store:
         self.dispatch()
         self._upkeep.run()
 
-    def listen(self, listener: Listener | None) -> None:
+    def listen(self, listener: Listener | None, watched: Container[QueueKey] = EVERY_QUEUE) -> None:
         """Have somebody told, within `append` and `dispatch`, of messages that became readable.
 
-        The listener must not raise: the messages are stored whatever it thinks of them.
+        It is given those of watched queues, which may change, and all delayed ones; none, should
+        others have come. It must not raise: they are stored whatever it thinks of them.
         """
         # Of what was readable before, nobody is told.
         self.dispatch()
-        self._dispatcher.listener = listener
+        self._dispatcher.tell(listener, watched)
 
     @disk_errors_named
     def retain(self, *, at_any_hour: bool = False) -> Verdict:

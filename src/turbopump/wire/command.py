@@ -29,6 +29,9 @@ class Serialize(IntEnum):
     ROCKETMQ = 1
 
 
+_JSON = Serialize.JSON.value
+
+
 class Command(Struct, frozen=True):
     """A request or an answer.
 
@@ -101,14 +104,14 @@ def whole_body(command: Command) -> bytes:
 
 def encode_header(command: Command) -> bytes:
     """Return the header in the command's own encoding."""
-    if command.serialize == Serialize.JSON:
+    if command.serialize == _JSON:
         return _encode_json(command)
     return _encode_binary(command)
 
 
 def decode_header(data: bytes, serialize: int, body: bytes = b"") -> Command:
     """Read a header; the error's position counts from the header's start."""
-    if serialize == Serialize.JSON:
+    if serialize == _JSON:
         return _decode_json(data, body)
     if serialize == Serialize.ROCKETMQ:
         return _decode_binary(data, body)
@@ -157,11 +160,12 @@ def _decode_json(data: bytes, body: bytes) -> Command:
         header = _decode_json_header(data)
     except (msgspec.DecodeError, UnicodeDecodeError):
         header = _decode_odd_json(data)
+    language = header.language
     return Command(
         header.code,
         header.flag,
         header.opaque,
-        _language_number(header.language),
+        _LANGUAGE_NUMBERS[language] if language in _LANGUAGE_NUMBERS else _odd_language(language),
         header.version,
         header.remark,
         header.ext_fields,
@@ -202,9 +206,8 @@ def _language_name(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _language_number(name: str | None) -> int | None:
-    number = _LANGUAGE_NUMBERS.get(name)
-    return number if number is not None or name is None else _LANGUAGE_NUMBERS.get(name.upper())
+def _odd_language(name: str | None) -> int | None:
+    return None if name is None else _LANGUAGE_NUMBERS.get(name.upper())
 
 
 # --- binary ---------------------------------------------------------------------------------------

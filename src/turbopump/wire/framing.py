@@ -64,27 +64,27 @@ class FrameDecoder:
                 return
             chunk = bytes(self._pending)
             self._pending.clear()
+        at, end = 0, len(chunk)
         try:
-            yield from self._frames(chunk)
+            while end - at >= _LENGTH_BYTES:
+                (length,) = _LENGTH.unpack_from(chunk, at)
+                if not _LENGTH_BYTES <= length <= self._frame_bytes_max:
+                    raise self._wrong_length(length, at)
+                frame_end = at + _LENGTH_BYTES + length
+                if frame_end > end:
+                    break
+                yield _command(chunk, at, frame_end, self._consumed)
+                at = frame_end
         except WireError as error:
             self._error = error
             raise
+        self._keep(chunk, at)
 
-    def _frames(self, data: bytes) -> Iterator[Command]:
-        at, end = 0, len(data)
-        while end - at >= _LENGTH_BYTES:
-            (length,) = _LENGTH.unpack_from(data, at)
-            if not _LENGTH_BYTES <= length <= self._frame_bytes_max:
-                raise FrameError(
-                    f"frame of {length} bytes: 4 to {self._frame_bytes_max} are allowed",
-                    self._consumed + at,
-                )
-            frame_end = at + _LENGTH_BYTES + length
-            if frame_end > end:
-                break
-            yield _command(data, at, frame_end, self._consumed)
-            at = frame_end
-        self._keep(data, at)
+    def _wrong_length(self, length: int, at: int) -> FrameError:
+        return FrameError(
+            f"frame of {length} bytes: 4 to {self._frame_bytes_max} are allowed",
+            self._consumed + at,
+        )
 
     def _keep(self, data: bytes, at: int) -> None:
         """Keep what is left of the chunk until the rest of its frame comes."""

@@ -11,7 +11,7 @@ from turbopump.net.limits import ConnectionLimits
 from turbopump.net.outbox import Outbox, coalesced
 from turbopump.testing import run_virtual, virtual_loop, virtual_time
 from turbopump.wire.command import Command
-from turbopump.wire.framing import encode
+from turbopump.wire.framing import encode, encode_parts
 
 LIMITS = ConnectionLimits(write_pause_bytes=20_000)
 
@@ -58,7 +58,7 @@ def test_frames_go_out_whole_and_in_the_order_they_were_put(actions: list[str | 
                 case size:
                     command = Command(1, opaque=number, body=bytes(int(size)))
                     sent.append(encode(command))
-                    outbox.put(command)
+                    outbox.put(encode_parts(command))
                     assert outbox.unwritten_bytes < LIMITS.write_pause_bytes
         outbox.release()
         assert b"".join(transport.writes) == b"".join(sent)
@@ -73,10 +73,10 @@ async def test_a_turn_is_written_in_growing_bursts() -> None:
     outbox = Outbox(transport, LIMITS, virtual_loop())
     frame_bytes = len(encode(Command(1)))
     for _ in range(30):
-        outbox.put(Command(1))
+        outbox.put(encode_parts(Command(1)))
     await asyncio.sleep(0)
     assert [len(data) // frame_bytes for data in transport.writes] == [1, 4, 16, 9]
-    outbox.put(Command(1))
+    outbox.put(encode_parts(Command(1)))
     assert len(transport.writes) == 5, "the first frame of the next turn does not wait"
 
 
