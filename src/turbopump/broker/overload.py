@@ -33,8 +33,7 @@ class LoopLag:
         if self._timer is None:
             self._look_later()
             return 0
-        overdue_ms = self._clock.monotonic_ms() - self._due_ms
-        return overdue_ms if overdue_ms > self._last_ms else self._last_ms
+        return max(self._last_ms, self._clock.monotonic_ms() - self._due_ms)
 
     def stop(self) -> None:
         """Look no more."""
