@@ -2,7 +2,7 @@
 
     python benchmarks/broker.py [--seconds 1] [--only sends,batches,pulls,held,latency,delays]
 
-Clients speak in plain requests, so that what is measured is the broker. The Java original's figures
+Clients speak in plain frames, so that what is measured is the broker. The Java original's figures
 on a machine of this size are printed beside ours.
 """
 
@@ -19,6 +19,9 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import cast
+
+from msgspec.structs import replace
 
 from measure import print_table
 from turbopump.net.connection import Connection
@@ -28,7 +31,9 @@ from turbopump.net.sockets import SocketNetwork
 from turbopump.wire.batch import BatchEntry, encode_batch
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.command import Command, request, whole_body
+from turbopump.wire.framing import FrameDecoder, encode
 from turbopump.wire.headers import PullMessage, PullMessageAnswer, SendMessageV2
+from turbopump.wire.hosts import split_address
 from turbopump.wire.record import decode_records
 from turbopump.wire.sysflag import PULL_SUBSCRIPTION, PULL_SUSPEND
 
@@ -122,29 +127,67 @@ async def connected(address: str) -> AsyncIterator[Connection]:
         yield await pool.connection(address)
 
 
-async def flood(connection: Connection, in_flight: int, seconds: float, command: Command) -> int:
-    """Keep so many requests in flight; return how many were answered."""
-    done = 0
-    end = time.perf_counter() + seconds
+class Flood(asyncio.Protocol):
+    """Keeps requests in flight: each answer is checked, and makes room for the next request."""
 
-    async def one_after_the_other() -> None:
-        nonlocal done
-        while time.perf_counter() < end:
-            answer = await connection.request(command, TIMEOUT_MS)
+    def __init__(self, command: Command, in_flight: int, seconds: float) -> None:
+        self.answered = 0
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._command = command
+        self._in_flight = in_flight
+        self._end = time.perf_counter() + seconds
+        self._decoder = FrameDecoder()
+        self._waiting: set[int] = set()
+        self._opaque = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._send(self._in_flight)
+
+    def data_received(self, data: bytes) -> None:
+        before = len(self._waiting)
+        for answer in self._decoder.feed(data):
             assert answer.code == ResponseCode.SUCCESS, answer
-            done += 1
+            self._waiting.remove(answer.opaque)
+        answered = before - len(self._waiting)
+        self.answered += answered
+        if time.perf_counter() < self._end:
+            self._send(answered)
+        elif not self._waiting:
+            self.done.set_result(None)
 
-    await asyncio.gather(*(one_after_the_other() for _ in range(in_flight)))
-    return done
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.done.done():
+            self.done.set_exception(error or ConnectionResetError("closed by the broker"))
+
+    def _send(self, count: int) -> None:
+        numbers = range(self._opaque, self._opaque + count)
+        self._opaque += count
+        self._waiting.update(numbers)
+        frames = [encode(replace(self._command, opaque=number)) for number in numbers]
+        self._transport.write(b"".join(frames))
+
+
+async def flood(address: str, in_flight: int, seconds: float, command: Command) -> int:
+    """Keep so many requests in flight on a connection; return how many were answered."""
+    host, port = split_address(address)
+    transport, requests = await asyncio.get_running_loop().create_connection(
+        lambda: Flood(command, in_flight, seconds), host, port
+    )
+    try:
+        await requests.done
+    finally:
+        transport.close()
+    return requests.answered
 
 
 async def measured(
-    running: Server, connection: Connection, in_flight: int, seconds: float, command: Command
+    running: Server, in_flight: int, seconds: float, command: Command
 ) -> tuple[float, float, float]:
     """Return requests a second, and CPU microseconds of server and client for each."""
-    await flood(connection, in_flight, seconds / 4, command)
+    await flood(running.address, in_flight, seconds / 4, command)
     server_s, client_s, started = running.cpu_s, time.process_time(), time.perf_counter()
-    done = await flood(connection, in_flight, seconds, command)
+    done = await flood(running.address, in_flight, seconds, command)
     rate = done / (time.perf_counter() - started)
     server_us = (running.cpu_s - server_s) / done * 1e6
     return rate, server_us, (time.process_time() - client_s) / done * 1e6
@@ -153,13 +196,10 @@ async def measured(
 async def sends(seconds: float) -> None:
     rows = []
     with server() as running:
-        async with connected(running.address) as connection:
-            for in_flight in (1, 8, 64, 512):
-                rate, server_us, client_us = await measured(
-                    running, connection, in_flight, seconds, send_request()
-                )
-                row = [str(in_flight), f"{rate:,.0f}", JAVA_SENDS[in_flight]]
-                rows.append([*row, f"{server_us:.1f}", f"{client_us:.1f}"])
+        for in_flight in (1, 8, 64, 512):
+            rate, server_us, client_us = await measured(running, in_flight, seconds, send_request())
+            row = [str(in_flight), f"{rate:,.0f}", JAVA_SENDS[in_flight]]
+            rows.append([*row, f"{server_us:.1f}", f"{client_us:.1f}"])
     print("\nSends of 128 bytes, asynchronous flush\n")
     columns = ["in flight", "sends/s", "Java original", "server CPU µs", "client CPU µs"]
     print_table(columns, rows)
@@ -169,8 +209,7 @@ async def batches(seconds: float) -> None:
     entries = [BatchEntry(BODY, PROPERTIES.encode()) for _ in range(BATCH)]
     command = send_request(body=encode_batch(entries), batch=True)
     with server() as running:
-        async with connected(running.address) as connection:
-            rate, server_us, _ = await measured(running, connection, 16, seconds, command)
+        rate, server_us, _ = await measured(running, 16, seconds, command)
     print(f"\nBatches of {BATCH}\n")
     columns = ["batches/s", "messages/s", "server CPU µs per message"]
     print_table(columns, [[f"{rate:,.0f}", f"{rate * BATCH:,.0f}", f"{server_us / BATCH:.1f}"]])
@@ -179,7 +218,7 @@ async def batches(seconds: float) -> None:
 async def pulls(seconds: float) -> None:
     with server() as running:
         async with connected(running.address) as connection:
-            await flood(connection, 64, seconds, send_request())
+            await flood(running.address, 64, seconds, send_request())
             offset = count = 0
             server_s, started = running.cpu_s, time.perf_counter()
             while True:
@@ -204,14 +243,14 @@ async def held(seconds: float) -> None:
             await connection.request(send_request(1), TIMEOUT_MS)
             held_mib = 0.0
             for _ in range(3):
-                rate, _, _ = await measured(running, connection, 64, seconds, send_request())
+                rate, _, _ = await measured(running, 64, seconds, send_request())
                 rates[False].append(rate)
                 before_mib = running.memory_mib
                 async with AsyncExitStack() as stack:
                     for _ in range(HOLDERS):
                         await hold_many(await stack.enter_async_context(connected(running.address)))
                     held_mib = max(held_mib, running.memory_mib - before_mib)
-                    rate, _, _ = await measured(running, connection, 64, seconds, send_request())
+                    rate, _, _ = await measured(running, 64, seconds, send_request())
                     rates[True].append(rate)
     without, with_held = statistics.median(rates[False]), statistics.median(rates[True])
     print(f"\n{HELD:,} pulls held, half of them on the same queue, sends with 64 in flight\n")
@@ -246,7 +285,7 @@ async def latency(seconds: float) -> None:
     rows = []
     with server() as running:
         async with connected(running.address) as sender:
-            full_rate, _, _ = await measured(running, sender, 64, seconds, send_request(2))
+            full_rate, _, _ = await measured(running, 64, seconds, send_request(2))
             async with connected(running.address) as puller:
                 for name, rate in (("200 a second", 200.0), ("half of the most", full_rate / 2)):
                     times_ms = sorted(await send_to_pull(sender, puller, rate, seconds * 3))

@@ -21,7 +21,7 @@ from turbopump.wire.record import Record
 BURST_BYTES_MAX = 1024 * 1024
 """Bodies that are written together; a larger burst is written in parts."""
 
-BURST_GROWTH = 4
+BURST_GROWTH = 8
 BURST_MAX = 64
 
 Ts = TypeVarTuple("Ts")

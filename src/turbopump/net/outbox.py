@@ -2,7 +2,7 @@
 
 One write for each frame costs a system call each. One write for all frames of a turn lets the peer
 idle until the last of them is made, and then this side until the peer has served them all. So the
-first frame of a turn goes out alone and at once, then the next 4 together, then 16, and so on.
+first frame of a turn goes out alone and at once, then the next 8 together, then 64, and so on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from turbopump.wire.command import Buffer
 _JOINED_BYTES_MAX = 16 * 1024
 """Pieces above this are handed over as they are: copying them costs more than a longer list."""
 
-_BURST_GROWTH = 4
+_BURST_GROWTH = 8
 _BURST_FRAMES_MAX = 256
 
 
