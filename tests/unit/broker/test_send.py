@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from brokers import BROKER_HOST, pulled, running_broker, send_header, views
 from turbopump.broker.config import AccessConfig, LimitsConfig, TopicsConfig
@@ -11,7 +12,7 @@ from turbopump.testing import virtual_loop, virtual_time
 from turbopump.wire.batch import BatchEntry, encode_batch
 from turbopump.wire.bodies import GroupConfig
 from turbopump.wire.codes import RequestCode, ResponseCode
-from turbopump.wire.command import request
+from turbopump.wire.command import Command, Serialize, request
 from turbopump.wire.headers import SendMessage, SendMessageAnswer
 from turbopump.wire.ids import parse_offset_id
 
@@ -34,6 +35,38 @@ async def test_a_message_is_stored_as_it_was_sent(tmp_path: Path) -> None:
         assert 0 <= virtual_loop().clock.now_ms() - message.store_timestamp_ms < 10
         expected = {"TAGS": "a", "KEYS": "k", "colour": "red", "CLUSTER": "DefaultCluster"}
         assert message.properties == expected, "WAIT is between sender and broker only"
+
+
+class Observer:
+    """Writes down which answers it sees."""
+
+    def __init__(self) -> None:
+        self.seen: list[Command] = []
+
+    def before_request(self, address: str, command: Command) -> Command:
+        return command
+
+    def after_response(self, address: str, request: Command, response: Command) -> None:
+        self.seen.append(response)
+
+
+@virtual_time()
+async def test_the_answer_is_the_same_for_hooks_and_in_binary(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (broker, client):
+        plain = await client.send()
+        command = request(RequestCode.SEND_MESSAGE_V2, send_header(), b"hello")
+        binary = replace(command, serialize=Serialize.ROCKETMQ)
+        answers = [plain, await client.pool.request(client.address, binary, 1000)]
+        observer = Observer()
+        broker._router.hooks = (observer,)
+        answers.append(await client.send())
+        assert [answer.serialize for answer in answers] == [0, 1, 0]
+        assert observer.seen == answers[2:]
+        stored = [SendMessageAnswer.from_ext_fields(answer.ext_fields) for answer in answers]
+        assert [one.queue_offset for one in stored] == [0, 1, 2]
+        assert [message.offset_id for message in await client.messages()] == [
+            one.msg_id for one in stored
+        ]
 
 
 @virtual_time()

@@ -15,6 +15,7 @@ from turbopump.net.router import Handler, Router
 from turbopump.testing import virtual_loop, virtual_time, wait_until
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.command import Command, Serialize
+from turbopump.wire.framing import encode
 
 
 @virtual_time()
@@ -140,6 +141,23 @@ async def test_hooks_change_and_see_requests_on_both_sides() -> None:
         refused = await (await here.connect()).request(Command(ECHO), 1000)
         assert refused.code == ResponseCode.SYSTEM_ERROR
         assert "did not sign" in (refused.remark or "")
+
+
+@virtual_time()
+async def test_an_answer_may_be_encoded_already() -> None:
+    def encoded(request: Command, peer: Connection) -> None:
+        assert not peer.is_observed
+        peer.answer_encoded(request, encode(request.answer(7, body=b"made before")))
+
+    async with world(Router({1: encoded, ECHO: echo})) as here:
+        connection = await here.connect()
+        connection.oneway(Command(1))
+        answer = await connection.request(Command(1), 1000)
+        assert (answer.code, answer.body) == (7, b"made before")
+        assert (await connection.request(Command(ECHO, body=b"next"), 1000)).body == b"next"
+    async with world(Router({ECHO: echo}, hooks=[Signer()])) as here:
+        await (await here.connect()).request(Command(ECHO), 1000)
+        assert here.accepted.is_observed
 
 
 class Faulty(Signer):

@@ -379,6 +379,24 @@ def test_the_listener_hears_of_each_message_once_it_is_readable(
     assert len(heard) == 2
 
 
+def test_the_listener_hears_of_watched_queues_and_of_delays(tmp_path: Path) -> None:
+    calls: list[list[tuple[str, int, int]]] = []
+    watched = {("Topic", 1): None}
+
+    def heard(arrivals: list[Arrival]) -> None:
+        calls.append([(one.topic, one.queue_id, one.queue_offset) for one in arrivals])
+
+    with Store.open(tmp_path, small_config()) as store:
+        stored(store, b"before", queue_id=1)
+        store.listen(heard, watched)
+        stored(store, b"b", queue_id=1)
+        stored(store, b"c", queue_id=2)
+        stored(store, b"later", topic="SCHEDULE_TOPIC_XXXX", DELAY="1")
+        watched[("Topic", 2)] = None
+        stored(store, b"d", queue_id=2)
+    assert calls == [[("Topic", 1, 1)], [], [("SCHEDULE_TOPIC_XXXX", 0, 0)], [("Topic", 2, 1)]]
+
+
 def test_lookups(tmp_path: Path) -> None:
     clock = ManualClock(1_000_000)
     with Store.open(tmp_path, small_config(), clock=clock) as store:
