@@ -9,7 +9,8 @@ that could be lost, or written without the copy being there.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -161,23 +162,26 @@ class DeadLetters:
 
     async def list(
         self, group: str, *, wanted: LetterFilter | None = None, span: Span | None = None
-    ) -> AsyncIterator[DeadLetter]:
+    ) -> AsyncGenerator[DeadLetter, None]:
         """Read the letters of a group, oldest first; ``span`` limits them to some."""
         chosen = wanted or LetterFilter()
         where = await self.span(group) if span is None else span
         queues = {stretch.queue for stretch in where.stretches}
         by_host = {node.address: node.broker for node in await self._reach.nodes()}
         only = next(iter(queues)).broker if len({queue.broker for queue in queues}) == 1 else None
-        async for message in self._messages.read(where, tags=chosen.tags):
-            broker = only or by_host.get(str(message.store_host), "")
-            letter = DeadLetter(message, MessageQueue(message.topic, broker, message.queue_id))
-            if chosen.matches(letter):
-                yield letter
+        async with aclosing(self._messages.read(where, tags=chosen.tags)) as messages:
+            async for message in messages:
+                broker = only or by_host.get(str(message.store_host), "")
+                letter = DeadLetter(message, MessageQueue(message.topic, broker, message.queue_id))
+                if chosen.matches(letter):
+                    yield letter
 
     async def show(self, group: str, letter_id: str) -> DeadLetter:
         """Return one letter by its own id or its message's; raises NotThere."""
-        async for letter in self.list(group, wanted=LetterFilter(ids=(letter_id,))):
-            return letter
+        wanted = LetterFilter(ids=(letter_id,))
+        async with aclosing(self.list(group, wanted=wanted)) as letters:
+            async for letter in letters:
+                return letter
         raise NotThere(f"dead letter of group {group!r} with id", letter_id)
 
     async def redrive(
@@ -190,7 +194,7 @@ class DeadLetters:
         again: bool = False,
         dry_run: bool = False,
         on_read: Callable[[], None] | None = None,
-    ) -> AsyncIterator[Redriven]:
+    ) -> AsyncGenerator[Redriven, None]:
         """Send letters on their way again, and tell of each what became of it.
 
         A letter whose copy is in the topic it came from, in the group's retry topic or in the
@@ -203,14 +207,15 @@ class DeadLetters:
             await self._reach.route(to)
         job = _Job(group, to, again=again, dry_run=dry_run)
         batch: list[DeadLetter] = []
-        async for letter in self.list(group, wanted=wanted, span=span):
-            if on_read is not None:
-                on_read()
-            batch.append(letter)
-            if len(batch) >= _AT_ONCE:
-                for done in await gathered(self._one(job, each) for each in batch):
-                    yield done
-                batch.clear()
+        async with aclosing(self.list(group, wanted=wanted, span=span)) as letters:
+            async for letter in letters:
+                if on_read is not None:
+                    on_read()
+                batch.append(letter)
+                if len(batch) >= _AT_ONCE:
+                    for done in await gathered(self._one(job, each) for each in batch):
+                        yield done
+                    batch.clear()
         for done in await gathered(self._one(job, each) for each in batch):
             yield done
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,18 +20,21 @@ from turbopump.client import calls
 from turbopump.client.producer import Producer, SendReceipt, To
 from turbopump.client.selectors import by_hash
 from turbopump.client.subscriptions import EVERYTHING
-from turbopump.errors import InvalidArgument, NotThere, RemoteError
+from turbopump.errors import InvalidArgument, NetworkError, NotThere, RemoteError
 from turbopump.message import Message, MessageQueue, QueueOffset
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.headers import QueryMessage
 from turbopump.wire.ids import parse_offset_id
 from turbopump.wire.record import MessageView
 
+_log = logging.getLogger(__name__)
+
 TOOLS_PRODUCER_GROUP = "TOOLS_PRODUCER"
 _FAR_MS = 2**62
 _INDEX_STEP_MS = 1000
 """Indexes keep whole seconds, rounded down: what is looked for may seem so much older."""
 
+_AWAY_PAUSE_MS = 1000
 _WAITING_MAX = 1000
 """Messages of a followed topic that were read and not asked for yet."""
 
@@ -171,20 +176,19 @@ class Messages:
         ends = await gathered(self._reading.offset_of(each, stop) for each in limits)
         return Span(tuple(map(Stretch, (each.queue for each in limits), begins, ends)))
 
-    async def read(self, span: Span, *, tags: str = EVERYTHING) -> AsyncIterator[MessageView]:
+    def read(self, span: Span, *, tags: str = EVERYTHING) -> AsyncGenerator[MessageView, None]:
         """Read the messages of a span, in the order in which they were stored."""
-        sources = [self._reading.stretch(each, tags=tags) for each in span.stretches]
-        async for message in merged(sources):
-            yield message
+        return merged([self._reading.stretch(each, tags=tags) for each in span.stretches])
 
     # --- watching ---------------------------------------------------------------------------------
 
     async def tail(
         self, topic: str, *, tags: str = EVERYTHING, start: Start | None = None, follow: bool = True
-    ) -> AsyncIterator[MessageView]:
+    ) -> AsyncGenerator[MessageView, None]:
         """Read a topic from a position on, and everything that comes later if it is followed.
 
         Nobody's progress changes. What is there already comes in the order of storing, at first.
+        A broker that is away is waited for; queues that are added later are not seen.
         """
         limits = (await self._topics.status(topic)).queues
         span = await self._before_now(limits, start or Latest())
@@ -192,8 +196,9 @@ class Messages:
         history = self.read(span, tags=tags)
         if kept is not None:
             history = _last(history, kept)
-        async for message in history:
-            yield message
+        async with aclosing(history) as messages:
+            async for message in messages:
+                yield message
         if follow:
             ends = {stretch.queue: stretch.end for stretch in span.stretches}
             async with aclosing(self._following(ends, tags)) as coming:
@@ -219,13 +224,10 @@ class Messages:
     ) -> AsyncGenerator[MessageView, None]:
         waiting: asyncio.Queue[MessageView] = asyncio.Queue(_WAITING_MAX)
 
-        async def follow(queue: MessageQueue, at: QueueOffset) -> None:
-            while True:
-                messages, at = await self._reading.page(queue, at, tags=tags, is_held=True)
-                for message in messages:
-                    await waiting.put(message)
-
-        tasks = {asyncio.ensure_future(follow(queue, at)) for queue, at in offsets.items()}
+        tasks = {
+            asyncio.ensure_future(self._follow(queue, at, tags, waiting))
+            for queue, at in offsets.items()
+        }
         try:
             while True:
                 taking = asyncio.ensure_future(waiting.get())
@@ -241,6 +243,23 @@ class Messages:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _follow(
+        self, queue: MessageQueue, at: QueueOffset, tags: str, found: asyncio.Queue[MessageView]
+    ) -> None:
+        is_away = False
+        while True:
+            try:
+                messages, at = await self._reading.page(queue, at, tags=tags, is_held=True)
+            except NetworkError as error:
+                if not is_away:
+                    _log.warning("%s cannot be read at the moment: %s", queue, error)
+                is_away = True
+                await asyncio.sleep(_AWAY_PAUSE_MS / 1000)
+                continue
+            is_away = False
+            for message in messages:
+                await found.put(message)
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -282,10 +301,12 @@ def _limits_of(queue: MessageQueue, limits: Iterable[QueueLimits]) -> QueueLimit
     raise NotThere("queue", str(queue))
 
 
-async def _last(messages: AsyncIterator[MessageView], count: int) -> AsyncIterator[MessageView]:
-    kept: list[MessageView] = []
-    async for message in messages:
-        kept.append(message)
-        del kept[:-count]
+async def _last(
+    messages: AsyncGenerator[MessageView, None], count: int
+) -> AsyncGenerator[MessageView, None]:
+    kept: deque[MessageView] = deque(maxlen=count)
+    async with aclosing(messages):
+        async for message in messages:
+            kept.append(message)
     for message in kept:
         yield message

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 
 from turbopump.admin.positions import AtOffset, AtTime, Earliest, Latest, Position
@@ -65,7 +66,7 @@ class Reading:
 
     async def stretch(
         self, stretch: Stretch, *, tags: str = EVERYTHING
-    ) -> AsyncIterator[MessageView]:
+    ) -> AsyncGenerator[MessageView, None]:
         """Read everything of a stretch that is still there."""
         at = stretch.begin
         while at < stretch.end:
@@ -102,9 +103,10 @@ class Reading:
         while at > limits.min_offset and not await self._is_older(limits, at, to):
             at = QueueOffset(max(limits.min_offset, at - PAGE_MESSAGES))
         begin = Stretch(limits.queue, at, limits.max_offset)
-        async for message in self.stretch(begin):
-            if message.store_timestamp_ms >= to.epoch_ms:
-                return message.queue_offset
+        async with aclosing(self.stretch(begin)) as messages:
+            async for message in messages:
+                if message.store_timestamp_ms >= to.epoch_ms:
+                    return message.queue_offset
         return limits.max_offset
 
     async def _is_older(self, limits: QueueLimits, at: QueueOffset, to: AtTime) -> bool:
@@ -114,18 +116,22 @@ class Reading:
         return bool(messages) and messages[0].store_timestamp_ms < to.epoch_ms
 
 
-async def merged(sources: Sequence[AsyncIterator[MessageView]]) -> AsyncIterator[MessageView]:
+async def merged(
+    sources: Sequence[AsyncGenerator[MessageView, None]],
+) -> AsyncGenerator[MessageView, None]:
     """Give the messages of several queues in the order in which they were stored."""
     waiting: list[tuple[int, int, MessageView]] = []
 
     async def take(number: int) -> None:
-        async for message in sources[number]:
+        message = await anext(sources[number], None)
+        if message is not None:
             heapq.heappush(waiting, (message.store_timestamp_ms, number, message))
-            return
 
-    for number in range(len(sources)):
-        await take(number)
-    while waiting:
-        _, number, message = heapq.heappop(waiting)
-        yield message
-        await take(number)
+    async with AsyncExitStack() as stack:
+        for number, source in enumerate(sources):
+            await stack.enter_async_context(aclosing(source))
+            await take(number)
+        while waiting:
+            _, number, message = heapq.heappop(waiting)
+            yield message
+            await take(number)

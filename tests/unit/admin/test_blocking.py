@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from embedded import embedded
 from turbopump import Message
 from turbopump.admin import Earliest, GroupSettings, administration
 from turbopump.admin.blocking import Admin
 from turbopump.errors import NotRunning, NotThere
+from turbopump.testing import running_server
 
 
 def test_everything_can_be_called_without_a_loop(tmp_path: Path) -> None:
-    with embedded(tmp_path) as nameserver:
+    with running_server(tmp_path, brokers=("a",)) as server:
+        nameserver = server.nameserver
         with Admin(nameserver) as admin:
             admin.topics.create("T", queues=1)
             admin.groups.create(GroupSettings("g"))

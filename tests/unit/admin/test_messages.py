@@ -165,14 +165,32 @@ async def test_tail_begins_where_wanted_and_follows(tmp_path: Path) -> None:
         ]
         since = AtTime(datetime.fromtimestamp(now().timestamp() - 2.5, UTC))
         assert await bodies(tail("T", start=since, follow=False)) == [b"4", b"5"]
-        following: Any = tail("T", start=Last(1), tags="odd")
-        async with aclosing(following) as coming:
+        async with aclosing(tail("T", start=Last(1), tags="odd")) as coming:
             assert (await anext(coming)).body == b"5"
             next_one = asyncio.ensure_future(anext(coming))
             await asyncio.sleep(60)
             await send(world, [b"6"], tags="even")
             await send(world, [b"7"], tags="odd")
             assert (await next_one).body == b"7"
+
+
+@virtual_time()
+async def test_tail_goes_on_when_a_broker_comes_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with administered(tmp_path, "a") as (world, admin):
+        await admin.topics.create("T", queues=1)
+        async with aclosing(admin.messages.tail("T")) as coming:
+            next_one = asyncio.ensure_future(anext(coming))
+            await asyncio.sleep(5)
+            world.network.isolate("10.0.3.1")
+            world.network.cut("10.0.3.1")
+            await asyncio.sleep(30)
+            world.network.heal()
+            await send(world, [b"late"])
+            assert (await next_one).body == b"late"
+        said = [each for each in caplog.messages if "cannot be read at the moment" in each]
+        assert len(said) == 1
 
 
 # --- dead letters ---------------------------------------------------------------------------------
