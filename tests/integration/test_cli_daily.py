@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from embedded import embedded
 from turbopump import ClientConfig, ConsumeResult, PushConsumer, Retries
 from turbopump.admin.blocking import Admin
 from turbopump.cli import administration, output
 from turbopump.cli.app import app
+from turbopump.testing import running_server
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 UPDATE = "TURBOPUMP_UPDATE_SNAPSHOTS"
@@ -42,7 +42,8 @@ _DELAY = re.compile(r" +\d+m?s(?= )")
 
 @pytest.fixture(scope="module")
 def nameserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with embedded(tmp_path_factory.mktemp("daily"), ("a", "b")) as address:
+    with running_server(tmp_path_factory.mktemp("daily"), brokers=("a", "b")) as server:
+        address = server.nameserver
         yield address
 
 
@@ -144,7 +145,8 @@ def wait_for(fact: Any, timeout_s: float = 20.0) -> None:
 @pytest.mark.slow
 def test_day_of_work_looks_as_it_did(tmp_path: Path) -> None:
     """Topics, messages and groups of a cluster that is new."""
-    with embedded(tmp_path, ("a", "b")) as nameserver:
+    with running_server(tmp_path, brokers=("a", "b")) as server:
+        nameserver = server.nameserver
         day_of_work(Shell(nameserver))
 
 
@@ -505,7 +507,8 @@ GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "commands.md"
 @pytest.mark.slow
 def test_guide_shows_what_is_printed(tmp_path: Path) -> None:
     (shown,) = re.findall(r"^```console\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
-    with embedded(tmp_path, ["broker-a"]) as nameserver:
+    with running_server(tmp_path) as server:
+        nameserver = server.nameserver
         shell = Shell(nameserver)
         for line in shown.splitlines():
             if line.startswith("$ turbopump "):

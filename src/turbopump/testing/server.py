@@ -1,13 +1,13 @@
-"""A real name server and broker on 127.0.0.1, in real time, for clients of any kind."""
+"""A real name server and brokers on 127.0.0.1, in real time, for clients of any kind."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -35,12 +35,12 @@ _LOOK_EVERY_S = 0.01
 class _Running:
     loop: asyncio.AbstractEventLoop
     stop: asyncio.Event
-    broker: Broker
+    brokers: tuple[Broker, ...]
     nameserver: str
 
 
 class RunningServer:
-    """A name server and a broker in a thread of their own, at ports that were free.
+    """A name server and brokers in a thread of their own, at ports that were free.
 
     ::
 
@@ -52,17 +52,23 @@ class RunningServer:
     After `stop` and `start` it has the same addresses and all messages.
     """
 
-    def __init__(self, directory: Path, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        settings: Mapping[str, str] | None = None,
+        brokers: Sequence[str] = (BROKER,),
+    ) -> None:
         self._directory = directory
         self._settings = dict(settings or {})
-        self._ports = {"nameserver": 0, "broker": 0}
+        self._nameserver_port = 0
+        self._broker_ports = dict.fromkeys(brokers, 0)
         self._thread: threading.Thread | None = None
         self._running: _Running | None = None
 
     # --- life -------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start both, and wait until they serve; raises what kept them from it."""
+        """Start all, and wait until they serve; raises what kept them from it."""
         if self._thread is not None:
             return
         ready: Future[_Running] = Future()
@@ -75,10 +81,12 @@ class RunningServer:
         except BaseException:
             self._thread = None
             raise
-        self._ports = {"nameserver": _port(self.nameserver), "broker": _port(self.broker)}
+        self._nameserver_port = _port(self.nameserver)
+        ports = [_port(broker.address) for broker in self._running.brokers]
+        self._broker_ports = dict(zip(self._broker_ports, ports, strict=True))
 
     def stop(self) -> None:
-        """Stop both as an operator does; all is written down."""
+        """Stop all as an operator does; everything is written down."""
         thread, self._thread = self._thread, None
         running, self._running = self._running, None
         if running is not None and thread is not None:
@@ -96,56 +104,62 @@ class RunningServer:
 
     async def _serve(self, ready: Future[_Running]) -> None:
         path = self._directory / "namesrv" / "kvConfig.json"
-        names = NameServerConfig(port=self._ports["nameserver"], kv_config_path=path)
-        async with NameServer(names, SocketNetwork()) as nameserver:
-            own = {
-                "storePathRootDir": str(self._directory / "store"),
-                "brokerName": BROKER,
-                "namesrvAddr": nameserver.address,
-                "listenPort": str(self._ports["broker"]),
-            }
-            async with Broker(parse({**SMALL_FILES, **self._settings, **own})) as broker:
-                stop = asyncio.Event()
-                loop = asyncio.get_running_loop()
-                ready.set_result(_Running(loop, stop, broker, nameserver.address))
-                await stop.wait()
+        names = NameServerConfig(port=self._nameserver_port, kv_config_path=path)
+        async with NameServer(names, SocketNetwork()) as nameserver, AsyncExitStack() as stack:
+            brokers = [
+                await stack.enter_async_context(self._broker(name, port, nameserver.address))
+                for name, port in self._broker_ports.items()
+            ]
+            stop = asyncio.Event()
+            loop = asyncio.get_running_loop()
+            ready.set_result(_Running(loop, stop, tuple(brokers), nameserver.address))
+            await stop.wait()
+
+    def _broker(self, name: str, port: int, nameserver: str) -> Broker:
+        own = {
+            "storePathRootDir": str(self._directory / name),
+            "brokerName": name,
+            "namesrvAddr": nameserver,
+            "listenPort": str(port),
+        }
+        return Broker(parse({**SMALL_FILES, **self._settings, **own}))
 
     # --- what clients need ------------------------------------------------------------------------
 
     @property
     def nameserver(self) -> str:
-        """What clients are given to find the broker, as ``host:port``."""
+        """What clients are given to find the brokers, as ``host:port``."""
         return self._require_running().nameserver
 
     @property
     def broker(self) -> str:
-        """The address of the broker, as ``host:port``."""
-        return self._require_running().broker.address
+        """The address of the first broker, as ``host:port``."""
+        return self._require_running().brokers[0].address
 
     # --- what is inside ---------------------------------------------------------------------------
 
     def messages(self, topic: str) -> list[MessageView]:
         """Return all messages of a topic, in the order in which they were stored."""
-        return self._ask(lambda broker: inside.messages([broker], topic))
+        return self._ask(lambda brokers: inside.messages(brokers, topic))
 
     def dead_letters(self, group: str) -> list[MessageView]:
         """Return the messages that a group has given up."""
-        return self._ask(lambda broker: inside.dead_letters([broker], group))
+        return self._ask(lambda brokers: inside.dead_letters(brokers, group))
 
     def retrying(self, group: str) -> list[MessageView]:
         """Return the messages that failed and wait for their time to come to a group again."""
-        return self._ask(lambda broker: inside.retrying([broker], group))
+        return self._ask(lambda brokers: inside.retrying(brokers, group))
 
     def lag(self, group: str) -> int:
         """Return how many messages a group could have consumed and has not committed yet."""
-        return self._ask(lambda broker: inside.lag([broker], group))
+        return self._ask(lambda brokers: inside.lag(brokers, group))
 
     def until(self, fact: Callable[[], object], timeout_s: float = TIMEOUT_S) -> None:
         """Wait until something is so; raises AssertionError when it is not in time."""
         end_s = time.monotonic() + timeout_s
         while not fact():
             if time.monotonic() >= end_s:
-                lines = self._ask(lambda broker: inside.summary([broker]))
+                lines = self._ask(inside.summary)
                 text = f"not so within {timeout_s:g} s: {described(fact)}"
                 raise AssertionError("\n  ".join([text, *lines]))
             time.sleep(_LOOK_EVERY_S)
@@ -156,12 +170,12 @@ class RunningServer:
         """Reset the connections of all clients; return how many there were."""
         return self._ask(_cut)
 
-    def _ask(self, question: Callable[[Broker], T]) -> T:
-        """Ask on the broker's own thread, which alone may look into it."""
+    def _ask(self, question: Callable[[Sequence[Broker]], T]) -> T:
+        """Ask on the brokers' own thread, which alone may look into them."""
         running = self._require_running()
 
         async def ask() -> T:
-            return question(running.broker)
+            return question(running.brokers)
 
         return asyncio.run_coroutine_threadsafe(ask(), running.loop).result(TIMEOUT_S)
 
@@ -171,8 +185,8 @@ class RunningServer:
         return self._running
 
 
-def _cut(broker: Broker) -> int:
-    connections = broker.connections
+def _cut(brokers: Sequence[Broker]) -> int:
+    connections = [each for broker in brokers for each in broker.connections]
     for connection in connections:
         connection.abort("cut by a test")
     return len(connections)
@@ -184,10 +198,12 @@ def _port(address: str) -> int:
 
 @contextmanager
 def running_server(
-    directory: Path, settings: Mapping[str, str] | None = None
+    directory: Path,
+    settings: Mapping[str, str] | None = None,
+    brokers: Sequence[str] = (BROKER,),
 ) -> Iterator[RunningServer]:
-    """Run a name server and a broker; settings by their keys in configuration files."""
-    server = RunningServer(directory, settings)
+    """Run a name server and brokers of these names; settings by their keys in files."""
+    server = RunningServer(directory, settings, brokers)
     server.start()
     try:
         yield server
