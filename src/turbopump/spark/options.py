@@ -66,7 +66,9 @@ OPTIONS = (
     Option("partitionPerQueue", "`false`", "whether each queue has a task of its own, in order"),
     Option("failOnDataLoss", "`true`", "whether messages that are gone fail the query"),
     Option("commitOffsets", "`true` with `group`", "whether the group's offsets are committed"),
-    Option("pullBatchSize", "32", "messages asked for in one request"),
+    Option(
+        "pullBatchSize", "1000", "messages asked for in one request; the broker may return fewer"
+    ),
     Option("pullsInFlight", "16", "requests of one task that are on their way at once"),
     Option("includeProperties", "`true`", "`false` leaves the column `properties` out"),
     Option("columns", "all", "the columns to have, `a,b,c`"),
@@ -134,7 +136,7 @@ class Pulling:
     """None for all."""
     expression: str = "*"
     expression_type: str = "TAG"
-    count_max: int = 32
+    count_max: int = 1000
     in_flight_max: int = 16
     timeout_ms: int = 10_000
     retries: int = 8
@@ -354,7 +356,7 @@ def _assigned(text: str) -> Iterable[tuple[str, str, int]]:
 
 def _pulling(given: _Given) -> Pulling:
     pulling = Pulling(
-        count_max=given.find("pullBatchSize", _positive, 32),
+        count_max=given.find("pullBatchSize", _positive, 1000),
         in_flight_max=given.find("pullsInFlight", _positive, 16),
         timeout_ms=given.find("requestTimeout", _duration_ms, 10_000),
         retries=given.find("retries", _natural, 8),

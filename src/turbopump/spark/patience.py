@@ -26,7 +26,7 @@ def pause_s(attempt: int) -> float:
 async def patiently(
     call: Callable[[], Awaitable[T]],
     retries: int,
-    what: str,
+    what: object,
     between: Callable[[], Awaitable[object]] | None = None,
     hopeless: type[TurbopumpError] | tuple[type[TurbopumpError], ...] = (),
 ) -> T:

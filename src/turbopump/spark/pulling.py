@@ -85,7 +85,7 @@ class RangePull:
         )
         self._at = of.start
         self._ask_next = of.start
-        self._step = pulling.count_max
+        self._step = 0
         self._asked: deque[_Asked] = deque()
         self._coming: asyncio.Task[Chunk | None] | None = None
 
@@ -190,6 +190,10 @@ class RangePull:
         """Ask for what comes at the front if nobody has, and for what comes behind all asked."""
         if not self._asked:
             self._ask_next = self._at
+            if not self._step:
+                # How many messages the broker returns at a time is up to it: see one answer first.
+                self._ask_first()
+                return
         elif self._asked[0].offset > self._at:
             self._fill(self._asked[0].offset)
         if len(self._asked) > self._pulling.in_flight_max // 2:
@@ -200,6 +204,10 @@ class RangePull:
             self._asked.append(self._ask(self._ask_next, count))
             self._ask_next += self._step
 
+    def _ask_first(self) -> None:
+        count = min(self._pulling.count_max, self._range.end - self._at)
+        self._asked.append(self._ask(self._at, count))
+
     def _fill(self, end: int) -> None:
         """Ask for the gap before ``end``, in as many requests as it probably takes."""
         offsets = range(self._at, end, self._step)[: self._pulling.in_flight_max]
@@ -208,8 +216,9 @@ class RangePull:
 
     def _learn_step(self, asked: _Asked, outcome: RecordsOutcome) -> None:
         """Expect the next answers to reach as far as this one, if it was not cut short by us."""
-        if asked.count == self._pulling.count_max:
-            self._step = max(1, outcome.next_offset - asked.offset)
+        reached = outcome.next_offset - asked.offset
+        if asked.count == self._pulling.count_max or reached < asked.count:
+            self._step = max(1, reached)
 
     def _ask(self, offset: int, count: int) -> _Asked:
         return _Asked(offset, count, asyncio.create_task(self._pull(offset, count)))
@@ -218,7 +227,7 @@ class RangePull:
         return await patiently(
             lambda: self._pull_once(offset, count),
             self._pulling.retries,
-            f"{self._queue} at {offset}",
+            self._range,
             between=lambda: self._session.refresh_route(self._reader.known_as(self._queue.topic)),
         )
 
