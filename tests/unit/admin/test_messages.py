@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,19 +26,22 @@ from turbopump.admin import (
 )
 from turbopump.client.delivery.results import ConsumeResult
 from turbopump.client.push_config import Retries
-from turbopump.errors import InvalidArgument, NotThere
+from turbopump.errors import ConnectionLost, InvalidArgument, NotThere, RemoteError
 from turbopump.message import Message, MessageQueue
+from turbopump.net.hooks import Hook
 from turbopump.testing import virtual_loop, virtual_time, wait_until
+from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.command import Command
 from turbopump.wire.record import MessageView
 
 
 @asynccontextmanager
 async def administered(
-    directory: Path, names: str = "ab", **settings: Any
+    directory: Path, names: str = "ab", hooks: Sequence[Hook] = (), **settings: Any
 ) -> AsyncIterator[tuple[Cluster, Admin]]:
     async with (
         cluster(directory, tuple(names), **settings) as world,
-        Admin(session=world.session("10.0.3.1")) as admin,
+        Admin(session=world.session("10.0.3.1", hooks=hooks)) as admin,
     ):
         yield world, admin
 
@@ -326,3 +329,58 @@ async def test_letter_without_an_origin_is_left(tmp_path: Path) -> None:
         await admin.messages.send(Message("%DLQ%g", b"by hand"))
         done = await redriven(admin.dead_letters.redrive("g"))
         assert done == [(b"by hand", Outcome.ORIGIN_UNKNOWN, None)]
+
+
+class FailingSends:
+    """A hook that fails sends: before they leave, or when they have arrived."""
+
+    def __init__(self) -> None:
+        self.refusals: list[Exception] = []
+        self.lost_answers = 0
+
+    def before_request(self, address: str, command: Command) -> Command:
+        if command.code == RequestCode.SEND_MESSAGE_V2 and self.refusals:
+            raise self.refusals.pop(0)
+        return command
+
+    def after_response(self, address: str, request: Command, response: Command) -> None:
+        if request.code == RequestCode.SEND_MESSAGE_V2 and self.lost_answers:
+            self.lost_answers -= 1
+            raise ConnectionLost("the answer never came")
+
+
+@virtual_time()
+async def test_interrupted_redrive_is_repeated_without_sending_twice(tmp_path: Path) -> None:
+    failing = FailingSends()
+    async with administered(tmp_path, "a", [failing]) as (world, admin):
+        await admin.topics.create("T", queues=1)
+        for number in range(4):
+            await admin.messages.send(Message("T", b"%d" % number))
+        await make_letters(world, 4)
+        failing.refusals = [ConnectionLost("it never left")]
+        with pytest.raises(ConnectionLost, match="never left"):
+            await redriven(admin.dead_letters.redrive("g"))
+        failing.lost_answers = 1
+        with pytest.raises(ConnectionLost, match="never came"):
+            await redriven(admin.dead_letters.redrive("g"))
+        await redriven(admin.dead_letters.redrive("g"))
+        found = await redriven(admin.dead_letters.redrive("g"))
+        assert [outcome for _, outcome, _ in found] == [Outcome.SENT_BEFORE] * 4
+        tail = admin.messages.tail("T", start=Earliest(), follow=False)
+        assert sorted(await bodies(tail)) == [b"%d" % (number // 2) for number in range(8)]
+
+
+@virtual_time()
+async def test_busy_broker_is_waited_for_when_redriving(tmp_path: Path) -> None:
+    failing = FailingSends()
+    async with administered(tmp_path, "a", [failing]) as (world, admin):
+        await admin.topics.create("T", queues=1)
+        await admin.messages.send(Message("T", b"1"))
+        await make_letters(world, 1)
+        failing.refusals = [RemoteError(ResponseCode.SYSTEM_BUSY, "busy")] * 3
+        found = await redriven(admin.dead_letters.redrive("g"))
+        assert found == [(b"1", Outcome.SENT, "T")]
+        assert not failing.refusals
+        failing.refusals = [RemoteError(ResponseCode.NO_PERMISSION, "no")]
+        with pytest.raises(RemoteError, match="no"):
+            await redriven(admin.dead_letters.redrive("g", again=True))
