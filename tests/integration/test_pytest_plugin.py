@@ -107,6 +107,8 @@ def test_marks_say_what_the_cluster_is_like(pytester: pytest.Pytester) -> None:
         pytester,
         """
         import pytest
+        from turbopump import Message, Producer
+        from turbopump.errors import NoRoute
 
         pytestmark = pytest.mark.turbopump(brokers=2, nameservers=2)
 
@@ -124,7 +126,11 @@ def test_marks_say_what_the_cluster_is_like(pytester: pytest.Pytester) -> None:
 
         @pytest.mark.turbopump(settings={"autoCreateTopicEnable": False})
         def test_server(turbopump_server):
-            assert turbopump_server.nameserver.startswith("127.0.0.1:")
+            with Producer("shop", nameserver=turbopump_server.nameserver) as producer:
+                with pytest.raises(NoRoute):
+                    producer.send(Message("orders", b"1"))
+                queues = producer.queues("BenchmarkTest")
+            assert {queue.broker for queue in queues} == {"broker-a", "broker-b"}
         """,
     )
     result.assert_outcomes(passed=3)

@@ -40,10 +40,9 @@ def turbopump_cluster(
     from turbopump.testing.cluster import running_cluster
 
     wanted = _wanted(request, brokers=1, nameservers=1, settings={}, seed=0)
-    names = [f"broker-{letter}" for letter in _LETTERS[: wanted["brokers"]]]
     with running_cluster(
         _directory(tmp_path_factory),
-        names,
+        _names(wanted["brokers"]),
         nameservers=wanted["nameservers"],
         settings=_texts(wanted["settings"]),
         seed=wanted["seed"],
@@ -58,8 +57,9 @@ def turbopump_server(
     """A name server and a broker on 127.0.0.1, in real time; see docs/guide/testing.md."""
     from turbopump.testing.server import running_server
 
-    settings = _texts(_wanted(request, settings={})["settings"])
-    with running_server(_directory(tmp_path_factory), settings) as server:
+    wanted = _wanted(request, brokers=1, settings={})
+    settings, names = _texts(wanted["settings"]), _names(wanted["brokers"])
+    with running_server(_directory(tmp_path_factory), settings, names) as server:
         yield server
 
 
@@ -96,6 +96,10 @@ def _wanted(request: pytest.FixtureRequest, **defaults: Any) -> dict[str, Any]:
                 f"mark {MARKER}: {name} is {count!r}: 0 to {len(_LETTERS)} is allowed"
             )
     return wanted
+
+
+def _names(count: int) -> list[str]:
+    return [f"broker-{letter}" for letter in _LETTERS[:count]]
 
 
 def _texts(settings: Mapping[str, object]) -> dict[str, str]:
