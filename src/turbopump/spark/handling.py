@@ -268,7 +268,8 @@ class Handling:
                 return self._call_once(list(piece), len(piece))
             case "pandas":
                 assert isinstance(piece, Table)
-                return self._call_once(piece.batch.to_pandas(), len(piece))
+                frame = piece.batch.to_pandas(maps_as_pydicts="lossy")
+                return self._call_once(frame, len(piece))
             case "arrow":
                 assert isinstance(piece, Table)
                 return self._call_once(piece.batch, len(piece))

@@ -228,7 +228,12 @@ def test_arrow_batch_answers_with_a_column() -> None:
 
 
 def test_data_frame_answers_with_a_column() -> None:
-    desk = Desk(lambda frame: frame["queueOffset"] > 0, mode="pandas")
+    def handle(frame: Any) -> object:
+        assert list(frame.columns) == list(COLUMNS)
+        assert frame["properties"][0] == {"TAGS": "paid", "KEYS": "k1 k2"}
+        return frame["queueOffset"] > 0
+
+    desk = Desk(handle, mode="pandas")
     assert desk.run(batch([b"a", b"b", b"c"])) == Counts(2, 1, 0)
     assert desk.went_back == [(b"a", 0)]
 
