@@ -293,6 +293,11 @@ def test_running_group_is_shown_and_reset(shell: Shell) -> None:
             row for row in shell.json_lines("group progress") if row["group"] == "readers"
         ]
         assert running["is_running"]
+        (sent,) = shell.json_lines("message query events --queue b:0 --offset 1")
+        consume = f"message consume {sent['offset_id']} --group readers"
+        assert "would get" in shell.ok(f"{consume} --dry-run")
+        assert shell.json(f"{consume} --yes")["result"] == "CR_SUCCESS"
+        assert bodies.pop() == b"event 3"
         refused = shell.run("group delete readers --yes")
         assert refused.exit_code == 1
         assert "group 'readers' has 1 members" in refused.stderr

@@ -23,7 +23,7 @@ from turbopump.admin.dead_letters import (
 )
 from turbopump.admin.groups import GroupInfo, GroupSettings, Progress, QueueProgress
 from turbopump.admin.members import Connection, HeldQueue, Inside, Member, Members
-from turbopump.admin.messages import Span
+from turbopump.admin.messages import Consumed, Span
 from turbopump.admin.offsets import Plan, QueueChange
 from turbopump.admin.positions import AtOffset, AtTime, Earliest, Last, Latest
 from turbopump.admin.reach import BrokerNode
@@ -45,6 +45,7 @@ __all__ = [
     "Cluster",
     "ClusterStatus",
     "Connection",
+    "Consumed",
     "DeadLetter",
     "Destination",
     "Earliest",

@@ -129,6 +129,7 @@ class Offsets(_Subject[offsets.Offsets]):
 
 class Messages(_Subject[messages.Messages]):
     send = blocking(messages.Messages.send)
+    consume = blocking(messages.Messages.consume)
     find = blocking(messages.Messages.find)
     by_offset_id = blocking(messages.Messages.by_offset_id)
     by_unique_key = blocking(messages.Messages.by_unique_key)

@@ -22,8 +22,10 @@ from turbopump.client.selectors import by_hash
 from turbopump.client.subscriptions import EVERYTHING
 from turbopump.errors import InvalidArgument, NetworkError, NotThere, RemoteError
 from turbopump.message import Message, MessageQueue, QueueOffset
-from turbopump.wire.codes import ResponseCode
-from turbopump.wire.headers import QueryMessage
+from turbopump.wire.bodies import DirectConsumption
+from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.command import request, whole_body
+from turbopump.wire.headers import ConsumeDirectly, QueryMessage
 from turbopump.wire.ids import parse_offset_id
 from turbopump.wire.record import MessageView
 
@@ -48,6 +50,22 @@ class Span:
     @property
     def messages(self) -> int:
         return sum(stretch.messages for stretch in self.stretches)
+
+
+@dataclass(frozen=True, slots=True)
+class Consumed:
+    """What a member made of a message that it was given."""
+
+    client_id: str
+    result: str
+    """In the words of the protocol: CR_SUCCESS, CR_LATER, CR_THROW_EXCEPTION and others."""
+
+    spent_ms: int
+    remark: str | None
+
+    @property
+    def is_success(self) -> bool:
+        return self.result in {"CR_SUCCESS", "CR_COMMIT"}
 
 
 class Messages:
@@ -84,6 +102,23 @@ class Messages:
         to: To = queue if sharding_key is None else by_hash(sharding_key)
         async with Producer(TOOLS_PRODUCER_GROUP, session=self._reach.session) as producer:
             return await producer.send(message, to=to)
+
+    async def consume(self, message: MessageView, group: str, client_id: str) -> Consumed:
+        """Give a message to a member of a group now, outside of any order; raises RemoteError.
+
+        Nobody's progress changes, and what the listener makes of it is only told.
+        """
+        header = ConsumeDirectly(
+            consumer_group=group, client_id=client_id, msg_id=message.offset_id
+        )
+        # The broker that has the message has to be one that the member is connected to.
+        address = str(message.store_host)
+        command = request(RequestCode.CONSUME_MESSAGE_DIRECTLY, header)
+        answer = await self._reach.ask_at(address, command)
+        told = DirectConsumption.decode(whole_body(answer))
+        return Consumed(
+            client_id, told.consume_result or "unknown", told.spent_time_millis, told.remark
+        )
 
     # --- finding ----------------------------------------------------------------------------------
 

@@ -7,17 +7,21 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from turbopump.cli.administration import (
     NAMESERVER,
+    DryRunOption,
     JsonOption,
     NameServerOption,
     TopicArgument,
+    YesOption,
     administration,
+    complete_group,
     complete_topic,
+    confirm,
     local_now,
 )
 from turbopump.cli.output import Output, progress_bar
@@ -169,6 +173,47 @@ def show(
         if place and not json:
             typer.echo()
         output.fields(message_row(message) if json else shown_row(message), FIELDS)
+
+
+@app.command()
+def consume(
+    message_id: Annotated[str, typer.Argument(help="Message id, or offset id.")],
+    group: Annotated[
+        str,
+        typer.Option(help="The group whose member gets it.", autocompletion=complete_group),
+    ],
+    client: Annotated[
+        str | None,
+        typer.Option(help="Which member; needed when there are several.", show_default=False),
+    ] = None,
+    topic: TopicOption = None,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    nameserver: NameServerOption = NAMESERVER,
+    json: JsonOption = False,
+) -> None:
+    """Let a member of a group consume a message now, and tell what its listener made of it."""
+    with administration(nameserver) as admin:
+        message = admin.messages.find(message_id, topic)[0]
+        client_id = admin.groups.inspect(group, client).client_id
+        value: dict[str, Any] = {"message_id": message.message_id, "client_id": client_id}
+        output = Output(as_json=json)
+        if dry_run:
+            unknown = {"result": None, "spent_ms": None, "remark": None}
+            output.done(
+                {**value, **unknown, "dry_run": True}, f"{client_id} would get {message_id}."
+            )
+            return
+        confirm(f"Let {client_id} consume {message_id}?", is_sure=yes, as_json=json)
+        done = admin.messages.consume(message, group, client_id)
+    value |= {"result": done.result, "spent_ms": done.spent_ms, "remark": done.remark}
+    remark = f": {done.remark}" if done.remark else ""
+    output.done(
+        {**value, "dry_run": False},
+        f"{client_id} took {done.spent_ms} ms, result {done.result}{remark}",
+    )
+    if not done.is_success:
+        raise typer.Exit(1)
 
 
 @app.command()

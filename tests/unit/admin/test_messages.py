@@ -196,6 +196,24 @@ async def test_tail_goes_on_when_a_broker_comes_back(
         assert len(said) == 1
 
 
+@virtual_time()
+async def test_member_consumes_a_message_on_request(tmp_path: Path) -> None:
+    async with administered(tmp_path) as (world, admin):
+        await admin.topics.create("T", queues=1)
+        receipt = await admin.messages.send(Message("T", b"1"))
+        seen = Seen()
+        async with consuming(world, seen):
+            await wait_until(lambda: seen.count == 1, 60)
+            (message,) = await admin.messages.find(receipt.offset_id)
+            done = await admin.messages.consume(message, "g", "10.0.1.1@test")
+            assert (done.result, done.is_success, seen.bodies) == ("CR_SUCCESS", True, [b"1", b"1"])
+            seen.decide = always(ConsumeResult.RETRY_LATER)
+            done = await admin.messages.consume(message, "g", "10.0.1.1@test")
+            assert (done.result, done.is_success) == ("CR_LATER", False)
+            with pytest.raises(RemoteError, match="not online"):
+                await admin.messages.consume(message, "g", "nobody")
+
+
 # --- dead letters ---------------------------------------------------------------------------------
 
 
