@@ -199,6 +199,10 @@ class Session:
         """Whether any address of a broker is known."""
         return bool(self._routes.brokers.get(broker))
 
+    def has_master(self, broker: str) -> bool:
+        """Whether the master of a broker is known: slaves may not have the newest messages."""
+        return MASTER_ID in self._routes.brokers.get(broker, {})
+
     def address_to_write(self, broker: str) -> str:
         """Return the master's address of a broker; raises NoRoute."""
         address = self._routes.brokers.get(broker, {}).get(MASTER_ID)

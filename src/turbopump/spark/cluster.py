@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import TypeVar, assert_never
 
 from turbopump.client.calls import Found, require_success
 from turbopump.client.names import (
-    DEAD_LETTER_PREFIX,
     RETRY_PREFIX,
     is_system,
     with_namespace,
@@ -76,7 +74,7 @@ class Cluster:
         match self._options.chosen:
             case Topics(names):
                 return await self._queues_of(names)
-            case TopicPattern(pattern):
+            case TopicPattern() as pattern:
                 return await self._queues_of(await self._topics_like(pattern))
             case Assigned(wanted):
                 topics = dict.fromkeys(topic for topic, _, _ in wanted)
@@ -106,7 +104,7 @@ class Cluster:
             # Brokers make it when the first message of the group is sent back.
             return ()
 
-    async def _topics_like(self, pattern: str) -> tuple[str, ...]:
+    async def _topics_like(self, pattern: TopicPattern) -> tuple[str, ...]:
         """Return the topics that match, asking again by the interval of routes."""
         now_ms = self._session.clock.monotonic_ms()
         if self._topics_found is not None:
@@ -114,7 +112,7 @@ class Cluster:
             if now_ms - asked_ms < self._session.config.route_interval_ms:
                 return topics
         names = await self._patiently(self._topic_names, "topics")
-        topics = tuple(sorted(name for name in names if _matches(pattern, name)))
+        topics = tuple(sorted(name for name in names if pattern.matches(name)))
         self._topics_found = now_ms, topics
         return topics
 
@@ -158,7 +156,7 @@ class Cluster:
         low, high = await asyncio.gather(
             self._reader.min_offset(queue), self._reader.max_offset(queue)
         )
-        return Limits(low, high)
+        return Limits(low, high, is_certain=self._session.has_master(queue.broker))
 
     async def resolve(
         self, name: str, position: Position, queues: Iterable[MessageQueue]
@@ -252,15 +250,18 @@ class Cluster:
     async def commit(self, offsets: Offsets) -> Offsets:
         """Tell brokers how far the group has come; return what they have noted.
 
-        One that does not answer is logged only: the checkpoint knows, and the next batch tells
-        again.
+        One that does not is logged only: the checkpoint knows, and the next batch tells again.
         """
-        noted, failed = await of_those_who_answer(
-            offsets, lambda queue: self._reader.commit(queue, QueueOffset(offsets[queue]))
-        )
-        for queue, error in failed.items():
-            _log.warning("%s: offset %d not committed: %s", queue, offsets[queue], error)
-        return {queue: offsets[queue] for queue in noted}
+        noted = await of_each(offsets, lambda queue: self._commit(queue, offsets[queue]))
+        return {queue: offsets[queue] for queue, is_noted in noted.items() if is_noted}
+
+    async def _commit(self, queue: MessageQueue, offset: int) -> bool:
+        try:
+            await self._reader.commit(queue, QueueOffset(offset))
+        except TurbopumpError as error:
+            _log.warning("%s: offset %d not committed: %s", queue, offset, error)
+            return False
+        return True
 
     # --- keys -------------------------------------------------------------------------------------
 
@@ -376,18 +377,6 @@ class Cluster:
 
     async def _patiently(self, call: Callable[[], Awaitable[T]], what: str) -> T:
         return await patiently(call, self._options.pulling.retries, what)
-
-
-def _matches(pattern: str, topic: str) -> bool:
-    """Whether a pattern means a topic; retry topics and dead letters only if it begins like them.
-
-    ::
-
-        _matches(".*", "%RETRY%billing") is False
-    """
-    if topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)) and not pattern.startswith("%"):
-        return False
-    return re.fullmatch(pattern, topic) is not None
 
 
 def _assigned(

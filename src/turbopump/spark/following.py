@@ -61,7 +61,10 @@ class _Seen:
 
 
 class Following:
-    """Decides how far each micro-batch goes; keeps what it has seen between them."""
+    """Decides how far each micro-batch goes; keeps what it has seen between them.
+
+    Queues that a checkpoint knows and the options no longer choose stay where they are.
+    """
 
     def __init__(self, cluster: Questions, options: SourceOptions, clock: Clock) -> None:
         self._cluster = cluster
@@ -118,7 +121,8 @@ class Following:
 
     async def _look(self, start: Offsets) -> _Seen:
         new = await self._new_queues(start)
-        limits = await self._cluster.limits_known(start)
+        read = [queue for queue in start if self._options.chosen.has(queue)]
+        limits = await self._cluster.limits_known(read)
         self.latest_known = {
             **start,
             **{queue: ends.high for queue, ends in limits.items()},
@@ -197,5 +201,9 @@ class Following:
         wait_ms = self._options.idle_wait_ms
         if seen.waiting:
             wait_ms = min(wait_ms, max(1, self._delay_left_ms()))
-        ends = {queue: max(at, seen.target.get(queue, at)) for queue, at in seen.start.items()}
+        ends = {
+            queue: max(at, seen.target.get(queue, at))
+            for queue, at in seen.start.items()
+            if self._options.chosen.has(queue)
+        }
         await self._cluster.wait_for_news(ends, wait_ms)

@@ -49,6 +49,8 @@ class Limits:
 
     low: int
     high: int
+    is_certain: bool = True
+    """False if a slave says so, which may not have the newest messages yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ def losses(start: Offsets, limits: Mapping[MessageQueue, Limits]) -> list[Loss]:
     found = []
     for queue in sorted(start.keys() & limits.keys()):
         at, ends = start[queue], limits[queue]
-        if at > ends.high:
+        if at > ends.high and ends.is_certain:
             found.append(Loss(queue, at, ends.high))
         elif at < ends.low:
             found.append(Loss(queue, at, ends.low))

@@ -10,9 +10,15 @@ from difflib import get_close_matches
 from typing import TypeVar
 
 from turbopump.client.config import ClientConfig
-from turbopump.client.names import check_group, check_topic
+from turbopump.client.names import (
+    DEAD_LETTER_PREFIX,
+    RETRY_PREFIX,
+    check_group,
+    check_topic,
+)
 from turbopump.errors import InvalidArgument
 from turbopump.filters.tags import SQL92, parse_tags
+from turbopump.message import MessageQueue
 from turbopump.spark.planning import PlanLimits
 from turbopump.spark.positions import (
     Earliest,
@@ -100,12 +106,26 @@ class Topics:
 
     names: tuple[str, ...]
 
+    def has(self, queue: MessageQueue) -> bool:
+        return queue.topic in self.names
+
 
 @dataclass(frozen=True, slots=True)
 class TopicPattern:
-    """Topics whose whole name matches an expression."""
+    """Topics whose whole name matches an expression.
+
+    Retry topics and dead letters are meant only if the expression begins like them.
+    """
 
     pattern: str
+
+    def has(self, queue: MessageQueue) -> bool:
+        return self.matches(queue.topic)
+
+    def matches(self, topic: str) -> bool:
+        if topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)) and self.pattern[0] != "%":
+            return False
+        return re.fullmatch(self.pattern, topic) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +133,10 @@ class Assigned:
     """Single queues, as (topic, broker, number); the broker is empty if there is only one."""
 
     queues: tuple[tuple[str, str, int], ...]
+
+    def has(self, queue: MessageQueue) -> bool:
+        places = {(queue.topic, broker, queue.queue_id) for broker in ("", queue.broker)}
+        return not places.isdisjoint(self.queues)
 
 
 Chosen = Topics | TopicPattern | Assigned

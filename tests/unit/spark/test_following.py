@@ -69,8 +69,8 @@ class MadeUp:
 
 
 def following(cluster: MadeUp, **options: str) -> Following:
-    given = {"nameserver": "127.0.0.1:1", "topic": "t", **options}
-    return Following(cluster, SourceOptions.for_stream(given), virtual_loop().clock)
+    given = {"nameserver": "127.0.0.1:1", **({} if "assign" in options else {"topic": "t"})}
+    return Following(cluster, SourceOptions.for_stream(given | options), virtual_loop().clock)
 
 
 async def latest(following: Following, start: Offsets, *, is_limited: bool = True) -> Any:
@@ -211,3 +211,21 @@ async def test_the_lag_is_known_beside_what_is_read() -> None:
     follow = following(cluster, maxOffsetsPerTrigger="10")
     assert await latest(follow, {Q0: 0}) == {Q0: 10}
     assert follow.latest_known == {Q0: 500}
+
+
+@virtual_time()
+async def test_queues_that_are_no_longer_chosen_stay_where_they_are() -> None:
+    other = MessageQueue("u", "a", 0)
+    cluster = MadeUp({Q0: Limits(0, 5), other: Limits(0, 9)})
+    start = {Q0: 1, other: 2}
+    follow = following(cluster, assign='{"t": [0]}')
+    end = await latest(follow, start)
+    assert end == {Q0: 5, other: 2}
+    await latest(follow, end)
+    assert cluster.waits[-1][0] == {Q0: 5}, "nobody waits for news of the other"
+
+
+@virtual_time()
+async def test_a_slave_that_lags_is_no_loss() -> None:
+    cluster = MadeUp({Q0: Limits(0, 5, is_certain=False)})
+    assert await latest(following(cluster), {Q0: 7}) == {Q0: 7}

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from turbopump.errors import InvalidArgument
+from turbopump.message import MessageQueue
 from turbopump.spark.options import (
     OPTIONS,
     Assigned,
@@ -59,6 +60,18 @@ def test_topics_are_chosen_in_one_of_four_ways() -> None:
     assert instead_of_topic(topicPattern="order.*").chosen == TopicPattern("order.*")
     assigned = instead_of_topic(assign='{"a": {"broker-b": [1, 0]}, "c": [2]}').chosen
     assert assigned == Assigned((("a", "broker-b", 0), ("a", "broker-b", 1), ("c", "", 2)))
+
+
+def test_queues_of_a_checkpoint_are_still_chosen_or_not() -> None:
+    queue, retry = MessageQueue("a", "b1", 2), MessageQueue("%RETRY%a", "b1", 0)
+    assert Topics(("a",)).has(queue)
+    assert not Topics(("b",)).has(queue)
+    assert TopicPattern("a.*|.*a").has(queue)
+    assert not TopicPattern(".*").has(retry)
+    assert TopicPattern("%RETRY%.*").has(retry)
+    assert Assigned((("a", "", 2),)).has(queue)
+    assert Assigned((("a", "b1", 2),)).has(queue)
+    assert not Assigned((("a", "b2", 2), ("a", "", 1))).has(queue)
 
 
 @pytest.mark.parametrize(
