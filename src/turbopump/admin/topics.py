@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -172,7 +172,7 @@ class Topics:
         there = [node.broker for node in nodes if topic in await self._table(node)]
         if there:
             raise AlreadyThere(f"topic {topic!r} is there already, on {', '.join(there)}")
-        await self._put(nodes, wanted)
+        await self._put([(node, wanted) for node in nodes])
         return TopicInfo(topic, kind_of(topic), tuple(_on_broker(n, wanted) for n in nodes))
 
     async def update(
@@ -193,6 +193,8 @@ class Topics:
         known = [(n, t[topic]) for n, t in zip(nodes, tables, strict=True) if topic in t]
         if not known:
             raise await self._reach.missing_topic(topic)
+        # Name servers are asked, as brokers hear of it late.
+        ordered = bool(await self._order(topic)) if is_ordered is None else is_ordered
         changed = [
             (
                 node,
@@ -201,14 +203,15 @@ class Topics:
                     old.write_queue_nums if queues is None else queues,
                     _read_queues(old, queues, read_queues),
                     permission or _permission_name(old.perm),
-                    is_ordered=old.order if is_ordered is None else is_ordered,
+                    is_ordered=ordered,
                 ),
             )
             for node, old in known
         ]
         if not dry_run:
-            for node, config in changed:
-                await self._put([node], config, others=[n for n, _ in changed])
+            await self._put(changed)
+            if is_ordered is False:
+                await self._forget_order(topic)
         kind = kind_of(topic)
         before = TopicInfo(topic, kind, tuple(_on_broker(n, c) for n, c in known))
         return before, TopicInfo(topic, kind, tuple(_on_broker(n, c) for n, c in changed))
@@ -230,9 +233,7 @@ class Topics:
             headers.DeleteTopicInNameServer(topic=topic, cluster_name=cluster),
         )
         if cluster is None:
-            await self._reach.ask_every_nameserver(
-                RequestCode.DELETE_KV_CONFIG, headers.KvKey(namespace=ORDER_NAMESPACE, key=topic)
-            )
+            await self._forget_order(topic)
         return tuple(node.broker for node in having)
 
     async def route(self, topic: str) -> TopicRouting:
@@ -280,27 +281,35 @@ class Topics:
         answer = await self._reach.ask(node, RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
         return TopicList.decode(whole_body(answer)).topic_list
 
-    async def _put(
-        self, nodes: Sequence[BrokerNode], config: TopicConfig, others: Iterable[BrokerNode] = ()
-    ) -> None:
-        header = headers.CreateTopic(
-            topic=config.topic_name,
-            default_topic=TEMPLATE_TOPIC,
-            read_queue_nums=config.read_queue_nums,
-            write_queue_nums=config.write_queue_nums,
-            perm=config.perm,
-            topic_filter_type=config.topic_filter_type,
-            topic_sys_flag=config.topic_sys_flag,
-            order=config.order,
-        )
-        await gathered(
-            self._reach.ask(node, RequestCode.UPDATE_AND_CREATE_TOPIC, header) for node in nodes
-        )
-        if config.order:
-            names = dict.fromkeys(node.broker for node in (*nodes, *others))
-            value = ";".join(f"{name}:{config.write_queue_nums}" for name in names)
-            entry = headers.KvEntry(namespace=ORDER_NAMESPACE, key=config.topic_name, value=value)
+    async def _put(self, wanted: Sequence[tuple[BrokerNode, TopicConfig]]) -> None:
+        code = RequestCode.UPDATE_AND_CREATE_TOPIC
+        await gathered(self._reach.ask(node, code, _header(config)) for node, config in wanted)
+        ordered = {node.broker: each.write_queue_nums for node, each in wanted if each.order}
+        if ordered:
+            topic = wanted[0][1].topic_name
+            # What other brokers have of it stays.
+            queues = {**await self._order(topic), **ordered}
+            value = ";".join(f"{broker}:{count}" for broker, count in sorted(queues.items()))
+            entry = headers.KvEntry(namespace=ORDER_NAMESPACE, key=topic, value=value)
             await self._reach.ask_every_nameserver(RequestCode.PUT_KV_CONFIG, entry)
+
+    async def _order(self, topic: str) -> dict[str, int]:
+        """Return the fixed queues of an ordered topic by broker; none when it is not ordered."""
+        header = headers.KvKey(namespace=ORDER_NAMESPACE, key=topic)
+        try:
+            answer = await self._reach.ask_nameserver(RequestCode.GET_KV_CONFIG, header)
+        except RemoteError as error:
+            if error.code == ResponseCode.QUERY_NOT_FOUND:
+                return {}
+            raise
+        text = headers.KvValue.from_ext_fields(answer.ext_fields).value or ""
+        pairs = (entry.rpartition(":") for entry in text.split(";"))
+        return {broker: int(count) for broker, _, count in pairs if count.isdecimal()}
+
+    async def _forget_order(self, topic: str) -> None:
+        await self._reach.ask_every_nameserver(
+            RequestCode.DELETE_KV_CONFIG, headers.KvKey(namespace=ORDER_NAMESPACE, key=topic)
+        )
 
     async def _limits(self, node: BrokerNode, topic: str) -> Sequence[QueueLimits]:
         header = headers.TopicName(topic=topic)
@@ -368,6 +377,19 @@ def _config(
         write_queue_nums=write_queues,
         perm=_PERMISSIONS[permission],
         order=is_ordered,
+    )
+
+
+def _header(config: TopicConfig) -> headers.CreateTopic:
+    return headers.CreateTopic(
+        topic=config.topic_name,
+        default_topic=TEMPLATE_TOPIC,
+        read_queue_nums=config.read_queue_nums,
+        write_queue_nums=config.write_queue_nums,
+        perm=config.perm,
+        topic_filter_type=config.topic_filter_type,
+        topic_sys_flag=config.topic_sys_flag,
+        order=config.order,
     )
 
 

@@ -238,6 +238,14 @@ async def test_ordered_topic_has_fixed_queues_in_the_name_servers(tmp_path: Path
         await admin.topics.create("T", queues=2, is_ordered=True)
         values = await admin.configuration.key_values("ORDER_TOPIC_CONFIG")
         assert values == {"T": "a:2;b:2"}
+        await admin.topics.update("T", is_ordered=False)
+        assert await admin.configuration.key_values("ORDER_TOPIC_CONFIG") == {}
+        await admin.topics.update("T", queues=3, is_ordered=True)
+        values = await admin.configuration.key_values("ORDER_TOPIC_CONFIG")
+        assert values == {"T": "a:3;b:3"}
+        await admin.topics.update("T", queues=5, brokers=["b"])
+        values = await admin.configuration.key_values("ORDER_TOPIC_CONFIG")
+        assert values == {"T": "a:3;b:5"}
         await admin.topics.delete("T")
         assert await admin.configuration.key_values("ORDER_TOPIC_CONFIG") == {}
 
