@@ -102,6 +102,47 @@ def test_tests_that_are_plain_functions_run_coroutines(pytester: pytest.Pytester
     result.assert_outcomes(passed=1)
 
 
+def test_tests_that_pytest_asyncio_has_taken_run_in_the_clusters_time(
+    pytester: pytest.Pytester,
+) -> None:
+    """It puts a plain function into the place of a coroutine: done here as it does it."""
+    pytester.makeconftest(
+        """
+        import asyncio, functools, pytest
+
+        class Taken(pytest.Function):
+            def runtest(self):
+                test = self.obj
+                @functools.wraps(test)
+                def in_another_loop(**given):
+                    asyncio.run(test(**given))
+                self.obj = in_another_loop
+                super().runtest()
+
+        Taken.__module__ = "pytest_asyncio.plugin"
+
+        @pytest.hookimpl(hookwrapper=True)
+        def pytest_pycollect_makeitem(collector, name, obj):
+            result = yield
+            if asyncio.iscoroutinefunction(obj):
+                result.force_result(Taken.from_parent(collector, name=name))
+        """
+    )
+    result = run(
+        pytester,
+        """
+        import asyncio
+
+        async def test_ours(turbopump_cluster):
+            await turbopump_cluster.advance(hours=1)
+
+        async def test_theirs(tmp_path):
+            await asyncio.sleep(0)
+        """,
+    )
+    result.assert_outcomes(passed=2)
+
+
 def test_marks_say_what_the_cluster_is_like(pytester: pytest.Pytester) -> None:
     result = run(
         pytester,

@@ -175,8 +175,8 @@ class Cluster:
         if self._loop is not asyncio.get_running_loop():
             raise NotRunning(
                 "turbopump_cluster lives in an event loop of its own and was awaited in another "
-                "event loop: call turbopump_cluster.run(...) in a plain function, or let the test "
-                "be `async def` without another plugin that runs it"
+                "event loop: await it in the test itself, which may be `async def`, or call "
+                "turbopump_cluster.run(...) in a plain function"
             )
 
     # --- clients ----------------------------------------------------------------------------------

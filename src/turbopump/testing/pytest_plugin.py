@@ -7,7 +7,7 @@ before a fixture is used.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -66,13 +66,23 @@ def turbopump_server(
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run an ``async def`` test that has the cluster in the cluster's own time."""
-    if CLUSTER not in pyfuncitem.fixturenames or not inspect.iscoroutinefunction(pyfuncitem.obj):
+    test = _coroutine_function(pyfuncitem)
+    if CLUSTER not in pyfuncitem.fixturenames or test is None:
         return None
     cluster = cast("Cluster", pyfuncitem.funcargs[CLUSTER])
-    names = inspect.signature(pyfuncitem.obj).parameters
+    names = inspect.signature(test).parameters
     given = {name: value for name, value in pyfuncitem.funcargs.items() if name in names}
-    cluster.run(pyfuncitem.obj(**given))
+    cluster.run(test(**given))
     return True
+
+
+def _coroutine_function(item: pytest.Function) -> Callable[..., Coroutine[Any, Any, object]] | None:
+    test = item.obj
+    if type(item).__module__.startswith("pytest_asyncio."):
+        # In its automatic mode it puts a plain function into the test's place, which would run the
+        # test in an event loop of its own.
+        test = getattr(test, "__wrapped__", test)
+    return test if inspect.iscoroutinefunction(test) else None
 
 
 def _directory(factory: pytest.TempPathFactory) -> Path:
