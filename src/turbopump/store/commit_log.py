@@ -100,6 +100,16 @@ class CommitLog:
         at = position - start
         return self._view(start)[at : at + size]
 
+    def window(self, position: int) -> tuple[int, int, memoryview] | None:
+        """Return what is written of the file with a position: its start, its end and its bytes.
+
+        For those who want many messages: finding the file costs more than cutting one out of it.
+        """
+        start = self._segments.start_at(position)
+        if start is None:
+            return None
+        return start, min(start + self.segment_bytes, self.written), self._view(start)
+
     def rest_of_segment(self, position: int) -> memoryview:
         """Return a whole file's bytes from a position on, written or not; for scans."""
         start = self._segments.start_at(position)
