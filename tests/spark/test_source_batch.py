@@ -16,6 +16,8 @@ from pyspark.sql import functions as f
 from servers import Standalone
 from source_topics import fill, fill_quickly, fresh_topic, made_topic
 from stored_messages import stored
+from turbopump.client.blocking import Producer, PullConsumer
+from turbopump.message import Message
 from turbopump.spark.schema import COLUMNS, spark_schema
 
 COUNT = 1200
@@ -36,8 +38,6 @@ def topic(broker: Standalone) -> str:
 
 @pytest.fixture(scope="module")
 def broker_name(broker: Standalone, topic: str) -> str:
-    from turbopump.client.blocking import PullConsumer
-
     with PullConsumer("tests", nameserver=broker.nameserver) as consumer:
         return consumer.queues(topic)[0].broker
 
@@ -163,6 +163,15 @@ def test_several_topics_are_read_together(spark: SparkSession, broker: Standalon
     assert numbers(read(spark, broker, topicPattern=f"{prefix}-[yz]")) == list(range(100, 300))
     assigned = json.dumps({names[0]: [1]})
     assert numbers(read(spark, broker, assign=assigned)) == list(range(50, 100))
+
+
+def test_names_lie_within_a_namespace(spark: SparkSession, broker: Standalone) -> None:
+    name = fresh_topic()
+    with Producer("tests", nameserver=broker.nameserver, namespace="staging") as producer:
+        producer.send(Message(name, b"7"))
+    rows = read(spark, broker, topic=name, namespace="staging").collect()
+    assert [(row.topic, bytes(row.body)) for row in rows] == [(name, b"7")]
+    assert stored(broker.nameserver, f"staging%{name}")
 
 
 def test_mistakes_are_told_before_anything_is_read(
