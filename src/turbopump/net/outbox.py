@@ -101,6 +101,9 @@ class Outbox:
 
 def coalesced(parts: Sequence[Buffer]) -> list[Buffer]:
     """Join neighbours that are small; leave large pieces alone."""
+    if max(map(len, parts), default=0) <= _JOINED_BYTES_MAX:
+        # As messages mostly are: one look at thousands of them is enough.
+        return [b"".join(parts)]
     merged: list[Buffer] = []
     small: list[Buffer] = []
     for part in parts:

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
+from functools import lru_cache
 from pathlib import Path
 
 from turbopump.errors import StoreDamaged
 from turbopump.store.files import SPARE_NAME, Files, create_full_size
 
 _NAME_DIGITS = 20
+
+
+# Every read of a queue asks for a path, mostly for the same ones, and making one takes longer than
+# the rest of such a read.
+@lru_cache(maxsize=1024)
+def _path(directory: Path, start: int) -> Path:
+    return directory / f"{start:0{_NAME_DIGITS}d}"
 
 
 class Segments:
@@ -49,7 +57,7 @@ class Segments:
     @staticmethod
     def path_in(directory: Path, start: int) -> Path:
         """Return what a file would be called in some directory."""
-        return directory / f"{start:0{_NAME_DIGITS}d}"
+        return _path(directory, start)
 
     @property
     def end(self) -> int:
