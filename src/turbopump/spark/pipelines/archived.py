@@ -63,13 +63,19 @@ def local_directory(path: str) -> Path | None:
     return None if "://" in path else Path(path)
 
 
+def full_path(path: str | os.PathLike[str]) -> str:
+    """Return a path that means the same to Java, which may have been started elsewhere."""
+    text = os.fspath(path)
+    return text if "://" in text or text.startswith("file:") else str(Path(text).absolute())
+
+
 def read_archive(spark: SparkSession, path: str | os.PathLike[str]) -> DataFrame:
     """Return an archive as a table: the source's columns, those it is partitioned by, and `batch`.
 
     Consistent even when a merge was interrupted halfway, which other readers of the directory see
     as repeated rows until the next run mends it.
     """
-    text = os.fspath(path)
+    text = full_path(path)
     directory = local_directory(text)
     if directory is not None and not directory.is_dir():
         raise InvalidArgument(f"archive is {text!r}: there is no such directory")

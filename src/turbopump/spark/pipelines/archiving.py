@@ -25,6 +25,7 @@ from turbopump.errors import InvalidArgument, SparkError
 from turbopump.spark.pipelines.archived import (
     Size,
     batch_folders,
+    full_path,
     keep_settings,
     local_directory,
 )
@@ -93,8 +94,8 @@ def archive(
     at the start is archived; with it, a batch is written every so many seconds until ``stop`` is
     set. The next run goes on where the checkpoint says, ``_checkpoint`` below ``path`` by default.
     """
-    text = os.fspath(path)
-    noted = os.fspath(checkpoint) if checkpoint is not None else f"{text.rstrip('/')}/{CHECKPOINT}"
+    text = full_path(path)
+    noted = full_path(f"{text.rstrip('/')}/{CHECKPOINT}" if checkpoint is None else checkpoint)
     started_s = time.monotonic()
     with explained_failures():
         options = {"startingOffsets": "earliest", **source}

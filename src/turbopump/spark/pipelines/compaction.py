@@ -25,6 +25,7 @@ from turbopump.errors import InvalidArgument, SparkError
 from turbopump.spark.pipelines.archived import (
     PendingMerge,
     batch_folders,
+    full_path,
     journal_path,
     local_directory,
     pending_merges,
@@ -88,7 +89,7 @@ def compact(
     May run while an archive query writes into the same directory; two compactions exclude each
     other.
     """
-    directory = local_directory(os.fspath(path))
+    directory = local_directory(full_path(path))
     if directory is None or not directory.is_dir():
         raise InvalidArgument(
             f"archive is {os.fspath(path)!r}: compaction works in a directory of this machine, or "

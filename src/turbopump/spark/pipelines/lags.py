@@ -18,6 +18,7 @@ from turbopump.client.config import ClientConfig
 from turbopump.client.session import Session
 from turbopump.errors import InvalidArgument
 from turbopump.spark.link import link_to
+from turbopump.spark.pipelines.archived import full_path
 from turbopump.spark.pipelines.failures import explained_failures
 from turbopump.spark.pipelines.progress import Step, Watch, unwatched
 from turbopump.spark.pipelines.reports import Cell, Table, facts
@@ -134,8 +135,8 @@ def lag(
         rows = pa.Table.from_pylist([asdict(each) for each in taken], pa.schema(_ARROW_TYPES))
         frame = spark.createDataFrame(rows)
         if history is not None:
-            frame.coalesce(1).write.mode("append").parquet(os.fspath(history))
-            frame = spark.read.schema(_SCHEMA).parquet(os.fspath(history))
+            frame.coalesce(1).write.mode("append").parquet(full_path(history))
+            frame = spark.read.schema(_SCHEMA).parquet(full_path(history))
         moments = frame.select("time_ms").distinct().count()
         return LagReport(
             window, moments, _lags(frame, None), _lags(frame, window), time.monotonic() - started_s

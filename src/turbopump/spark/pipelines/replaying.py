@@ -38,9 +38,6 @@ ID_MARK = "REPLAYED_MSG_ID"
 BORN_MARK = "REPLAYED_BORN_MS"
 STORED_MARK = "REPLAYED_STORE_MS"
 
-_START_S = 1.0
-"""So that tasks have begun when the first message is due."""
-
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
@@ -65,6 +62,9 @@ class ReplayReport:
     last_stored_ms: int | None
     least_s: float
     """How long it takes at least, by the pace that was asked for."""
+
+    started_ms: int | None
+    """When sending began; with a speed, when the first message was due."""
 
     sends: int
     body_bytes: int
@@ -239,8 +239,9 @@ def _send(
     watch: Watch,
 ) -> list[Row]:
     parts = {partition: rows / plan.rows for partition, rows in plan.partitions.items()}
-    schedule = Schedule(pace, parts, plan.first_ms, time.time() + _START_S * bool(pace.speed))
-    work = prepared.mapInArrow(sender(options, schedule, write_id), SENT_SCHEMA)
+    task = sender(options, Schedule(pace, parts, plan.first_ms), write_id)
+    # Tasks that keep the spacing have to run at the same time, all of them.
+    work = prepared.mapInArrow(task, SENT_SCHEMA, barrier=pace.speed is not None)
     targets = sorted({target for _, target in plan.topics if target is not None})
     with StoredSince(options.client(), targets, "messages sent", plan.rows, watch):
         return work.collect()
@@ -263,6 +264,7 @@ def _report(
         first_stored_ms=plan.first_ms if plan.has_times else None,
         last_stored_ms=plan.last_ms if plan.has_times else None,
         least_s=pace.duration_s(plan.rows, plan.last_ms - plan.first_ms),
+        started_ms=min((row["startedMs"] for row in sent), default=None),
         sends=sum(row["sends"] for row in sent),
         body_bytes=sum(row["bodyBytes"] for row in sent),
         repeated=sum(row["repeated"] for row in sent),

@@ -9,11 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark import TaskContext
+from pyspark import BarrierTaskContext, TaskContext
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 from pyspark.sql.column import Column
@@ -27,12 +28,12 @@ from turbopump.spark.writer import Written, write_rows
 FROM = "fromTopic"
 TIME_MS = "timeMs"
 SENT_SCHEMA = (
-    "partition int, fromTopic string, topic string, rows long, sends long, bodyBytes long, "
+    "startedMs long, fromTopic string, topic string, rows long, sends long, bodyBytes long, "
     "repeated long"
 )
 
 _SENT_ARROW_TYPES: dict[str, pa.DataType] = {
-    "partition": pa.int32(),
+    "startedMs": pa.int64(),
     "fromTopic": pa.string(),
     "topic": pa.string(),
     "rows": pa.int64(),
@@ -58,8 +59,6 @@ class Schedule:
     """Which part of all rows each partition has."""
 
     first_ms: int
-    start_s: float
-    """When the first row is due, in seconds since 1970."""
 
 
 def as_messages(
@@ -110,9 +109,10 @@ def sender(
         context = TaskContext.get()
         partition = 0 if context is None else context.partitionId()
         pace = schedule.pace.shared(schedule.parts.get(partition, 1.0))
-        pacer = Pacer(pace, schedule.start_s)
+        start_s, ready = _started(batches, is_together=pace.speed is not None)
+        pacer = Pacer(pace, start_s)
         number = 0
-        for batch in batches:
+        for batch in ready:
             times_ms = np.asarray(batch.column(TIME_MS), np.int64)
             for due in slices(times_ms, schedule.first_ms, pace, rows_max):
                 time.sleep(pacer.wait_s(due, time.time()))
@@ -122,10 +122,26 @@ def sender(
                 written = write_messages(rows, options, origin)
                 if after_slice is not None:
                     after_slice(rows, origin)
-                yield _counted(rows, written, partition)
+                yield _counted(rows, written, start_s)
                 number += 1
 
     return send
+
+
+def _started(
+    batches: Iterator[pa.RecordBatch], *, is_together: bool
+) -> tuple[float, Iterator[pa.RecordBatch]]:
+    """Return when this task begins, in seconds since 1970, and its rows.
+
+    Rows that keep their spacing need all tasks to begin at the same time, each with rows at hand;
+    so they run as a barrier stage and agree. The clocks of machines are taken to agree as well.
+    """
+    first = next(batches, None)
+    ready = batches if first is None else chain([first], batches)
+    if not is_together:
+        return time.time(), ready
+    told = BarrierTaskContext.get().allGather(repr(time.time()))
+    return max(map(float, told)), ready
 
 
 def write_messages(rows: pa.RecordBatch, options: SinkOptions, origin: Origin) -> Written:
@@ -134,7 +150,7 @@ def write_messages(rows: pa.RecordBatch, options: SinkOptions, origin: Origin) -
     return write_rows(iter([rows.select(names)]), SinkColumns(frozenset(names)), options, origin)
 
 
-def _counted(rows: pa.RecordBatch, written: Written, partition: int) -> pa.RecordBatch:
+def _counted(rows: pa.RecordBatch, written: Written, start_s: float) -> pa.RecordBatch:
     """Return how many rows of which topic went where; what belongs to all is in the first row."""
     table = pa.Table.from_batches([rows.select([FROM, "topic"])])
     counts = table.group_by([FROM, "topic"]).aggregate([([], "count_all")])
@@ -145,7 +161,7 @@ def _counted(rows: pa.RecordBatch, written: Written, partition: int) -> pa.Recor
 
     return pa.RecordBatch.from_arrays(
         [
-            pa.array([partition] * count, pa.int32()),
+            pa.array([int(start_s * 1000)] * count, pa.int64()),
             counts.column(FROM).combine_chunks(),
             counts.column("topic").combine_chunks(),
             pc.cast(counts.column("count_all"), pa.int64()).combine_chunks(),
