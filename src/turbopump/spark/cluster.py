@@ -19,7 +19,7 @@ from turbopump.client.reading import QueueReader
 from turbopump.client.route_cache import NameServers
 from turbopump.client.session import Session
 from turbopump.client.subscriptions import subscription
-from turbopump.errors import NoRoute, TurbopumpError
+from turbopump.errors import NetworkError, NoRoute, TurbopumpError
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.spark import key_search
 from turbopump.spark.offsets import Limits, Offsets, inside
@@ -65,6 +65,7 @@ class Cluster:
         self._group = group
         self._reader = QueueReader(session, group, times)
         self._servers = NameServers(session.config.nameserver_addresses, session.random)
+        self._unknown: frozenset[MessageQueue] = frozenset()
         self._topics_found: tuple[int, tuple[str, ...]] | None = None
 
     # --- queues -----------------------------------------------------------------------------------
@@ -107,14 +108,24 @@ class Cluster:
     async def _topics_like(self, pattern: TopicPattern) -> tuple[str, ...]:
         """Return the topics that match, asking again by the interval of routes."""
         now_ms = self._session.clock.monotonic_ms()
-        if self._topics_found is not None:
+        if self._topics_found is None:
+            names: Iterable[str] = await self._patiently(self._topic_names, "topics")
+        else:
             asked_ms, topics = self._topics_found
             if now_ms - asked_ms < self._session.config.route_interval_ms:
                 return topics
-        names = await self._patiently(self._topic_names, "topics")
+            names = await self._topic_names_or(topics)
         topics = tuple(sorted(name for name in names if pattern.matches(name)))
         self._topics_found = now_ms, topics
         return topics
+
+    async def _topic_names_or(self, known: Iterable[str]) -> Iterable[str]:
+        """Return all topics, or those known while no name server answers."""
+        try:
+            return await self._topic_names()
+        except NetworkError as error:
+            _log.warning("new topics are not looked for: %s", error)
+            return known
 
     async def _topic_names(self) -> list[str]:
         """Return all topics but those that brokers have for themselves."""
@@ -147,9 +158,10 @@ class Cluster:
     async def limits_known(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, Limits]:
         """Return the ends of queues whose brokers answer; the others are logged."""
         found, failed = await of_those_who_answer(queues, self._limits)
-        if failed:
+        if failed.keys() - self._unknown:
             queue, error = next(iter(failed.items()))
             _log.warning("%d queues are not known at the moment: %s: %s", len(failed), queue, error)
+        self._unknown = frozenset(failed)
         return dict(found)
 
     async def _limits(self, queue: MessageQueue) -> Limits:

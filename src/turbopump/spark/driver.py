@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from turbopump.client.session import Session
+from turbopump.errors import TurbopumpError
 from turbopump.spark.cluster import Cluster
 from turbopump.spark.following import Following
 from turbopump.spark.link import link_to
@@ -16,6 +18,8 @@ from turbopump.spark.offsets import Offsets
 from turbopump.spark.options import SourceOptions, Topics
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 class Driver:
@@ -36,27 +40,42 @@ class Driver:
         """The end of each queue, as far as it is known."""
         return self._following.latest_known
 
-    def run(self, work: Callable[[Following], Coroutine[Any, Any, T]]) -> T:
-        """Do something as a member of the group; raises GroupInUse if it cannot be one."""
+    def run(
+        self, work: Callable[[Following], Coroutine[Any, Any, T]], *, is_first: bool = False
+    ) -> T:
+        """Do something as a member of the group; raises GroupInUse if it cannot be one.
+
+        A stream that goes on from a checkpoint waits for brokers that are away, a new one fails.
+        """
 
         async def joined(session: Session) -> T:
             if not self._has_joined:
-                queues = await self._cluster.queues()
-                chosen = self._options.chosen
-                # A retry topic has queues when something was sent back; its lag counts from then.
-                topics: Iterable[str] = (
-                    chosen.names
-                    if isinstance(chosen, Topics)
-                    else dict.fromkeys(queue.topic for queue in queues)
-                )
-                self._member = await join_group(session, self._options, topics)
-                self._has_joined = True
+                await self._join(session, is_first=is_first)
             result = await work(self._following)
             if self._member is not None:
                 self._member.reached(self._following.committed)
             return result
 
         return self._link.run(joined)
+
+    async def _join(self, session: Session, *, is_first: bool) -> None:
+        try:
+            topics = await self._topics()
+            self._member = await join_group(session, self._options, topics)
+        except TurbopumpError as error:
+            if is_first or not error.retriable:
+                raise
+            _log.warning("group %s is not joined yet: %s", self._options.group, error)
+        else:
+            self._has_joined = True
+
+    async def _topics(self) -> Iterable[str]:
+        """Return the topics wanted; a retry topic has no queues before something was sent back."""
+        queues = await self._cluster.queues()
+        chosen = self._options.chosen
+        if isinstance(chosen, Topics):
+            return chosen.names
+        return dict.fromkeys(queue.topic for queue in queues)
 
     def close(self) -> None:
         """Leave the group."""

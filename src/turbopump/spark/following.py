@@ -71,6 +71,7 @@ class Following:
         self._options = options
         self._clock = clock
         self._has_begun = False
+        self._is_routeless = False
         self._frozen: Offsets | None = None
         self.committed: dict[MessageQueue, int] = {}
         """What brokers have noted of the group."""
@@ -145,8 +146,11 @@ class Following:
             queues = await self._cluster.queues()
         except NoRoute as error:
             # The broker is away, or the topic was deleted: what is known of it is asked for.
-            _log.warning("queues are not known at the moment: %s", error)
+            if not self._is_routeless:
+                _log.warning("new queues are not looked for at the moment: %s", error)
+            self._is_routeless = True
             return {}
+        self._is_routeless = False
         unknown = [queue for queue in queues if queue not in start]
         if self._frozen is not None:
             unknown = [queue for queue in unknown if queue in self._frozen]

@@ -188,7 +188,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         known = flat(start)
         is_limited = not isinstance(limit, ReadAllAvailable)
-        end = self._on_driver().run(lambda follow: follow.latest(known, is_limited=is_limited))
+        end = self._on_driver().run(
+            lambda follow: follow.latest(known, is_limited=is_limited), is_first=not known
+        )
         return nested(end)
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -201,7 +203,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMinRows(trigger.rows_min) if trigger.rows_min else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._on_driver().run(lambda follow: follow.freeze())
+        self._on_driver().run(lambda follow: follow.freeze(), is_first=True)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         from turbopump.spark.offsets import nested

@@ -15,13 +15,15 @@ import clusters
 from brokers import SMALL_STORE
 from turbopump.client.producer import Producer
 from turbopump.client.session import Session
-from turbopump.errors import InvalidArgument, NoRoute
+from turbopump.errors import ConnectFailed, InvalidArgument, NoRoute
 from turbopump.message import Message, MessageQueue
 from turbopump.spark.cluster import Cluster
 from turbopump.spark.offsets import Limits
 from turbopump.spark.options import SourceOptions
 from turbopump.spark.positions import AtTime, Earliest, Latest, OfGroup, parse_position
 from turbopump.testing import virtual_time
+from turbopump.wire.codes import RequestCode
+from turbopump.wire.command import Command
 
 Q0 = MessageQueue("T", "a", 0)
 
@@ -74,6 +76,35 @@ async def test_queues_are_found_in_four_ways(tmp_path: Path) -> None:
             await asking(session, assign='{"T": [7]}').queues()
         with pytest.raises(NoRoute, match="topic 'wrong' is not known"):
             await asking(session, topic="wrong").queues()
+
+
+@virtual_time()
+async def test_topics_that_appear_are_found_and_kept_while_nobody_answers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = clusters.Recorder()
+    async with (
+        clusters.cluster(tmp_path) as made,
+        Producer("pg", session=made.session()) as producer,
+        made.session("10.0.1.2", hooks=[asked]) as session,
+    ):
+        found = asking(session, topicPattern="orders-.*")
+        await fill(producer, 1, "orders-eu")
+        assert {queue.topic for queue in await found.queues()} == {"orders-eu"}
+        await fill(producer, 1, "orders-us")
+        assert {queue.topic for queue in await found.queues()} == {"orders-eu"}
+        await asyncio.sleep(session.config.route_interval_ms / 1000)
+        both = await found.queues()
+        assert {queue.topic for queue in both} == {"orders-eu", "orders-us"}
+
+        def refuse(address: str, command: Command) -> None:
+            if command.code == RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER:
+                raise ConnectFailed(f"{address} is away")
+
+        asked.refuse = refuse
+        await asyncio.sleep(session.config.route_interval_ms / 1000)
+        assert await found.queues() == both
+        assert "new topics are not looked for" in caplog.text
 
 
 @virtual_time()
