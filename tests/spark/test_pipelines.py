@@ -159,6 +159,10 @@ def test_replay_filters_counts_and_keeps_to_the_rate(
     times_ms = sorted(each.store_timestamp_ms for each in found)
     assert times_ms[-1] - times_ms[0] >= 400 - 60, "10 a second"
 
+    plain = replay(spark, messages.select("topic", "body"), sink, {"*": f"{name}-plain"})
+    assert (plain.sent, plain.first_stored_ms) == (30, None)
+    assert len({each.queue_id for each in stored(broker.nameserver, f"{name}-plain")}) > 1
+
     path = str(tmp_path / "archive")
     messages.write.partitionBy("topic").parquet(path)
     dry = run("replay", path, "--to", f"old={name}", "--where", "tags = 'odd'", "--dry-run")

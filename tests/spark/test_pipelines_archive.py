@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import uuid
 from collections import Counter
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from turbopump.cli.app import app
 from turbopump.errors import InvalidArgument, SparkError
 from turbopump.spark.pipelines import archive, archiving, compact, compaction, read_archive
 from turbopump.spark.pipelines.archived import batch_folders, pending_merges
+from turbopump.spark.pipelines.progress import Step
 
 ROOT = Path(__file__).parents[2]
 
@@ -82,7 +84,14 @@ def test_each_message_is_archived_once_and_merging_loses_none(
             archive(spark, path, source)
     # The rows are there; the query does not know, and writes them once more, over themselves.
     assert numbers(read_archive(spark, path)) == Counter(range(60))
-    second = archive(spark, path, source)
+    stop = threading.Event()
+
+    def stop_when_done(step: Step) -> None:
+        if step.done == 10:
+            stop.set()
+
+    # This time it would go on for ever.
+    second = archive(spark, path, source, every_s=0.5, watch=stop_when_done, stop=stop)
     assert second.rows == 10
     assert numbers(read_archive(spark, path)) == Counter(range(60))
 

@@ -189,11 +189,16 @@ def _checked(partition_by: Sequence[str], columns: Sequence[str]) -> tuple[str, 
 
 def _run(query: StreamingQuery, writer: _Writer, watch: Watch, stop: threading.Event) -> None:
     """Wait until the query has ended or is to stop, telling how far it is."""
+    batches_at_stop: int | None = None
     try:
         while not query.awaitTermination(_LOOK_S):
             watch(_step(query, writer))
-            if stop.is_set():
-                # Between batches if possible; one that is cut short is written again next time.
+            if not stop.is_set():
+                continue
+            if batches_at_stop is None:
+                batches_at_stop = len(writer.batches)
+            # Between batches: one that is cut short is written again by the next run.
+            if not query.status["isTriggerActive"] or len(writer.batches) > batches_at_stop:
                 query.stop()
     finally:
         query.stop()

@@ -14,9 +14,10 @@ from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 from pyspark.sql.column import Column
 
 from turbopump.admin.administration import Admin
+from turbopump.admin.groups import Progress
 from turbopump.client.config import ClientConfig
 from turbopump.client.session import Session
-from turbopump.errors import InvalidArgument
+from turbopump.errors import InvalidArgument, NotThere
 from turbopump.spark.link import link_to
 from turbopump.spark.pipelines.archived import full_path
 from turbopump.spark.pipelines.failures import explained_failures
@@ -165,7 +166,14 @@ async def _sample(session: Session, groups: Sequence[str]) -> list[Sample]:
     admin = Admin(session=session)
     names = groups or [each.settings.group for each in await admin.groups.list()]
     now_ms = session.clock.now_ms()
-    found = [await admin.groups.progress(name) for name in names]
+    found: list[Progress] = []
+    for name in names:
+        try:
+            found.append(await admin.groups.progress(name))
+        except NotThere:
+            # Deleted just now; only whoever was named has to be there.
+            if groups:
+                raise
     return [
         Sample(
             now_ms,

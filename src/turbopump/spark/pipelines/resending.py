@@ -44,7 +44,8 @@ _SENT_ARROW_TYPES: dict[str, pa.DataType] = {
 _SENT_ARROW = pa.schema(_SENT_ARROW_TYPES)
 
 _MESSAGE = ("topic", "body", "tags", "keys", "properties", "shardingKey")
-_ORDER = ("broker", "queueId", "queueOffset")
+_PLACE = ("broker", "queueId")
+_ORDER = (*_PLACE, "queueOffset")
 
 AfterSlice = Callable[[pa.RecordBatch, Origin], None]
 """Called when all messages of a slice are stored."""
@@ -69,7 +70,9 @@ def as_messages(
     ``marks`` are properties to add; one whose value is null is left out.
     """
     columns = frame.columns
-    place = [column for column in ("topic", *_ORDER[:2]) if column in columns]
+    place = ["topic", *(each for each in _PLACE if each in columns)]
+    # Rows of one queue stay in order: they go to one queue, by one task.
+    queue = [F.concat_ws("@", *place).alias("shardingKey")] if "queueId" in columns else []
     stored_ms = F.unix_millis("storeTimestamp") if "storeTimestamp" in columns else F.lit(0)
     own = F.coalesce("properties", F.create_map()) if "properties" in columns else F.create_map()
     added = F.map_from_arrays(
@@ -84,13 +87,12 @@ def as_messages(
             F.map_filter(F.map_concat(fresh, added), lambda _, value: value.isNotNull()).alias(
                 "properties"
             ),
-            # Rows of one queue stay in order: they go to one queue.
-            F.concat_ws("@", *place).alias("shardingKey"),
+            *queue,
             F.col("topic").alias(FROM),
             F.coalesce(stored_ms, F.lit(0)).alias(TIME_MS),
             *(F.col(each) for each in _ORDER if each in columns),
         )
-        .repartition(partitions, "shardingKey")
+        .repartition(partitions, *(["shardingKey"] if queue else []))
         .sortWithinPartitions(TIME_MS, *(each for each in _ORDER if each in columns))
     )
 
