@@ -1,4 +1,4 @@
-"""Writes, reads and streams messages in one mode of Spark: a program that `test_modes` starts.
+"""Writes, reads, streams, consumes in one mode of Spark: a program that `test_modes` starts.
 
 ::
 
@@ -38,7 +38,17 @@ def main() -> None:
     query.awaitTermination()
     copied = spark.read.format("rocketmq").options(**cluster, topic=topic + "-copy").load()
     once = turbopump.spark.without_duplicates(copied)
-    counts = [found.n, found.bodies, copied.count(), once.count()]
+    consumer = turbopump.spark.SparkConsumer(
+        topic,
+        lambda message: message.topic == topic,
+        spark=spark,
+        nameserver=nameserver,
+        topics={topic: "*"},
+        checkpoint=folder + "-consumer",
+        start_from="first",
+    )
+    handled = consumer.run(available_now=True).handled
+    counts = [found.n, found.bodies, copied.count(), once.count(), handled]
     spark.stop()
     sys.stdout.write(json.dumps(counts) + "\n")
 

@@ -27,7 +27,9 @@ from turbopump.wire import properties
 from turbopump.wire.hosts import host
 from turbopump.wire.record import Record, decode_record
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 200.0
+"""Far longer than it takes, even beside others."""
+
 DELAYS = {"messageDelayLevel": " ".join(["1s"] * 18)}
 Handle = Callable[[Any], object]
 

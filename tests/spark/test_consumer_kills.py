@@ -20,7 +20,9 @@ from turbopump import Message, MessageView, Producer
 from turbopump.admin.blocking import Admin
 from turbopump.spark import SparkConsumer
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 400.0
+"""Far longer than it takes, even beside others."""
+
 PROGRAM = Path(__file__).with_name("consumer_to_kill.py")
 
 

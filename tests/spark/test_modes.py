@@ -40,8 +40,9 @@ def run(mode: Mapping[str, Any], nameserver: str, folder: Path) -> None:
         cwd=folder.parent,
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [spark_mode.ROWS] * 4
-    assert not done.stderr
+    assert json.loads(done.stdout) == [spark_mode.ROWS] * 5
+    # On a busy machine Spark complains of workers and sessions that ended early; we must not.
+    assert not re.search(r"[/.]turbopump[/.](client|spark|wire)", done.stderr), done.stderr
 
 
 def test_local_cluster(broker: Standalone, tmp_path: Path) -> None:
