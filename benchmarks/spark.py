@@ -1,0 +1,212 @@
+"""Topics read and written by Spark, beside what its Python interface can do and beside Parquet.
+
+    python benchmarks/spark.py [--rows 400000] [--only read,stream,write,latency] [--cores 1,2]
+
+The broker is a process of its own and shares the processors with Spark, as do Spark's JVM and its
+Python workers: what a row costs each of them is shown, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from measure import print_table
+from spark_queries import Setting
+from turbopump.client.outgoing import split_batch
+from turbopump.client.producer import Producer
+from turbopump.errors import RemoteError
+from turbopump.message import Message
+from turbopump.net.loop import run
+from turbopump.spark.options import SourceOptions
+from turbopump.spark.planning import QueueRange
+from turbopump.spark.reader import PartitionReader
+
+HERE = Path(__file__).parent
+PARTS = ("read", "stream", "write", "latency")
+BODY_BYTES = (128, 1024)
+QUEUES = 4
+"""What a topic has by default."""
+READY_ROWS = 8192
+LATENCY_S = 10.0
+BROKER = """brokerName=broker-a
+maxTransferCountOnMessageInMemory=1024
+maxTransferBytesOnMessageInMemory=2097152
+"""
+"""Lets a pull have 1,024 messages where it asks for them; by default, a broker gives 32."""
+
+_READY = re.compile(r"ready nameserver=(\S+) broker=(\S+)\n")
+
+Found = dict[str, Any]
+
+
+@contextmanager
+def server(folder: Path) -> Iterator[tuple[str, int]]:
+    """Run name server and broker; give the name server's address and the process."""
+    config = folder / "broker.conf"
+    config.write_text(BROKER)
+    command = [sys.executable, "-m", "turbopump", "standalone", "--dir", str(folder / "store")]
+    options = ["--nameserver-port", "0", "--broker-port", "0", "--config", str(config)]
+    with subprocess.Popen(
+        [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stdout is not None
+        try:
+            ready = _READY.fullmatch(process.stdout.readline())
+            assert ready is not None
+            yield ready[1], process.pid
+        finally:
+            process.terminate()
+
+
+async def fill(nameserver: str, topic: str, rows: int, body_bytes: int) -> None:
+    """Store messages with a tag and a key, the same number in each queue."""
+    async with Producer("benchmark", nameserver=nameserver) as producer:
+        body = b"x" * body_bytes
+        messages = (Message(topic, body, tags="TagA", keys=f"order-{n}") for n in range(rows))
+        for batch in split_batch(messages, count_max=500):
+            await send(producer, batch)
+
+
+async def send(producer: Producer, batch: list[Message]) -> None:
+    """Send until the broker takes it: what counts is what it has, not how long it took."""
+    while True:
+        try:
+            await producer.send_batch(batch, timeout_ms=30_000)
+        except RemoteError as error:
+            if not error.retriable:
+                raise
+        else:
+            return
+
+
+def save_ready_rows(nameserver: str, folder: Path, body_bytes: int) -> None:
+    """Save some rows of a topic as Spark gets them, for the source of ready rows."""
+    topic = f"read-{body_bytes}"
+    options = SourceOptions.for_batch({"nameserver": nameserver, "topic": topic})
+    first = QueueRange(topic, "broker-a", 0, 0, READY_ROWS)
+    rows = pa.Table.from_batches(PartitionReader.of(options).read((first,)))
+    batch = rows.combine_chunks().to_batches()[0]
+    path = str(folder / f"{body_bytes}.arrow")
+    with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
+        writer.write_batch(batch)
+
+
+def measured(setting: Setting) -> Iterator[Found]:
+    """Run queries in a process of their own, and yield what they print."""
+    environment = {**os.environ, "PYTHONPATH": str(HERE)}
+    command = [sys.executable, str(HERE / "spark_queries.py"), json.dumps(asdict(setting))]
+    log = Path(setting.folder, "queries.log")
+    with (
+        log.open("w+") as noise,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=noise, text=True, env=environment
+        ) as process,
+    ):
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", file=sys.stderr)
+            yield {"cores": setting.cores, **json.loads(line)}
+    if process.returncode:
+        sys.exit(f"{log.read_text()[-5000:]}\nthe queries with {setting.cores} cores failed")
+
+
+def results(rows: int, parts: tuple[str, ...], numbers_of_cores: tuple[int, ...]) -> list[Found]:
+    """Measure everything."""
+    found: list[Found] = []
+    with tempfile.TemporaryDirectory() as name, server(Path(name)) as (nameserver, pid):
+        for body_bytes in BODY_BYTES:
+            run(fill(nameserver, f"read-{body_bytes}", rows, body_bytes))
+            save_ready_rows(nameserver, Path(name), body_bytes)
+        for cores in numbers_of_cores:
+            setting = Setting(
+                cores=cores,
+                nameserver=nameserver,
+                broker_pid=pid,
+                folder=name,
+                body_bytes=BODY_BYTES,
+                rows=rows,
+                written_rows=rows // 4,
+                queues=QUEUES,
+                latency_s=LATENCY_S,
+                # Once is enough: a task at a time reads so few messages.
+                parts=tuple(p for p in parts if p != "latency" or cores == max(numbers_of_cores)),
+            )
+            found += measured(setting)
+    return found
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def print_rates(found: list[Found], part: str, title: str, ceiling: str) -> None:
+    """Print a row for each query, beside the one that is the most Spark's interface can do."""
+    rows = []
+    of_part = [each for each in found if each["part"] == part]
+    most = {
+        (each["cores"], each["body_bytes"]): each["rows_s"]
+        for each in of_part
+        if each["query"] == ceiling
+    }
+    for each in of_part:
+        ratio = each["rows_s"] / most[each["cores"], each["body_bytes"]]
+        rows.append(
+            [
+                f"{each['cores']}, {each['body_bytes']} B, {each['query']}",
+                f"{each['rows_s']:,.0f}",
+                f"{ratio:.2f}",
+                *(f"{each[name]:.1f}" for name in ("jvm_us", "python_us", "broker_us")),
+            ]
+        )
+    columns = [title, "rows/s", f": {ceiling}", "JVM µs", "Python µs", "broker µs"]
+    print_table(columns, rows)
+    print()
+
+
+def print_latencies(found: list[Found]) -> None:
+    rows = [
+        [each["query"], f"{each['p50_ms']:.0f}", f"{each['p99_ms']:.0f}"]
+        for each in found
+        if each["part"] == "latency"
+    ]
+    print_table(["200 messages a second", "p50 ms", "p99 ms"], rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=400_000)
+    parser.add_argument("--only", default=",".join(PARTS))
+    parser.add_argument("--cores", default="1,2")
+    options = parser.parse_args()
+    parts = tuple(options.only.split(","))
+    if unknown := set(parts) - set(PARTS):
+        parser.error(f"--only {', '.join(unknown)}: {', '.join(PARTS)} are allowed")
+    if options.rows < READY_ROWS * QUEUES:
+        parser.error(f"--rows {options.rows}: {READY_ROWS * QUEUES} or more are allowed")
+    found = results(options.rows, parts, tuple(map(int, options.cores.split(","))))
+    print()
+    for part, title, ceiling in (
+        ("read", "batch read: cores, body, source", "ready rows"),
+        ("stream", "stream, `availableNow`: cores, body, source", "ready rows"),
+        ("write", "write: cores, body, sink", "counting"),
+    ):
+        if part in parts:
+            print_rates(found, part, title, ceiling)
+    if "latency" in parts:
+        print_latencies(found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,381 @@
+"""The queries of `spark.py`, for one number of cores: a process has one Spark session.
+
+``python benchmarks/spark_queries.py '{...}'`` with a `Setting` in JSON; prints results in JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import msgspec
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import unix_millis
+from pyspark.sql.streaming.listener import StreamingQueryProgress
+
+import turbopump.spark
+from spark_api import Converting, Counting, ReadyRows
+from turbopump import Message, Producer
+from turbopump.spark.schema import spark_schema
+
+READ_ROUNDS = 3
+STREAM_ROUNDS = 2
+WRITE_ROUNDS = 2
+LATENCY_RATE = 200
+LATENCY_WARM_S = 4.0
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What one process measures."""
+
+    cores: int
+    nameserver: str
+    broker_pid: int
+    folder: str
+    """Holds, for each size of bodies, ``<size>.arrow`` with ready rows."""
+    body_bytes: tuple[int, ...]
+    rows: int
+    written_rows: int
+    queues: int
+    latency_s: float
+    parts: tuple[str, ...]
+    """Of ``read``, ``stream``, ``write``, ``latency``."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """How fast one query was, and the processor time of one row in each process, in µs."""
+
+    part: str
+    query: str
+    body_bytes: int
+    rows_s: float
+    jvm_us: float
+    python_us: float
+    broker_us: float
+
+
+# --- processor time -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Used:
+    """Processor time of each process so far, in seconds, by its number."""
+
+    jvm: dict[int, float]
+    python: dict[int, float]
+    broker: dict[int, float]
+
+
+class Meter:
+    """Reads the processor time of Spark's JVM, of the Python workers under it, of the broker."""
+
+    def __init__(self, spark: SparkSession, broker_pid: int) -> None:
+        jvm = spark.sparkContext._jvm  # noqa: SLF001 - there is no other way to ask for its number
+        assert jvm is not None
+        self._jvm_pid = int(jvm.java.lang.ProcessHandle.current().pid())
+        self._broker_pid = broker_pid
+
+    def used(self) -> Used:
+        parents: dict[int, int] = {}
+        seconds: dict[int, float] = {}
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = stat.read_text().rpartition(")")[2].split()
+            except OSError:  # it has ended meanwhile
+                continue
+            pid = int(stat.parent.name)
+            parents[pid] = int(fields[1])
+            seconds[pid] = (int(fields[11]) + int(fields[12])) / 100
+        return Used(
+            {self._jvm_pid: seconds[self._jvm_pid]},
+            {pid: seconds[pid] for pid in parents if self._is_worker(pid, parents)},
+            {self._broker_pid: seconds[self._broker_pid]},
+        )
+
+    def _is_worker(self, pid: int, parents: dict[int, int]) -> bool:
+        while (pid := parents.get(pid, 0)) > 1:
+            if pid == self._jvm_pid:
+                return True
+        return False
+
+
+def spent_s(before: dict[int, float], after: dict[int, float]) -> float:
+    """Return the processor time between; workers may have begun or ended."""
+    return sum(now - before.get(pid, 0.0) for pid, now in after.items())
+
+
+def best_of(
+    rounds: int, rows: int, meter: Meter, query: Callable[[], float]
+) -> tuple[float, float, float, float]:
+    """Return the most rows a second and the least processor time of a row, of several rounds.
+
+    The query returns its seconds. The best round is the one that other work disturbed least.
+    """
+    rates, jvm_s, python_s, broker_s = [], [], [], []
+    for _ in range(rounds):
+        before = meter.used()
+        rates.append(rows / query())
+        after = meter.used()
+        jvm_s.append(spent_s(before.jvm, after.jvm))
+        python_s.append(spent_s(before.python, after.python))
+        broker_s.append(spent_s(before.broker, after.broker))
+    jvm_us, python_us, broker_us = (min(each) / rows * 1e6 for each in (jvm_s, python_s, broker_s))
+    return max(rates), jvm_us, python_us, broker_us
+
+
+# --- queries --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where rows are read from or written to."""
+
+    kind: str
+    options: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Queries:
+    """Runs what a setting asks for in one session."""
+
+    spark: SparkSession
+    setting: Setting
+    meter: Meter
+
+    def run(self) -> Iterator[Result]:
+        parts = {"read": self.read, "stream": self.stream, "write": self.write}
+        for body_bytes in self.setting.body_bytes:
+            self.save_parquet(body_bytes)
+            for name, part in parts.items():
+                if name in self.setting.parts:
+                    yield from part(body_bytes)
+
+    def sources(self, body_bytes: int) -> dict[str, Place]:
+        setting = self.setting
+        ready = {
+            "path": f"{setting.folder}/{body_bytes}.arrow",
+            "rows": str(setting.rows),
+            "partitions": str(setting.queues),
+        }
+        topic = {
+            "nameserver": setting.nameserver,
+            "topic": f"read-{body_bytes}",
+            "startingOffsets": "earliest",
+        }
+        return {
+            "ready rows": Place("ready-rows", ready),
+            "topic, pulls of 32": Place("rocketmq", {**topic, "pullBatchSize": "32"}),
+            "topic, pulls of 1,024": Place("rocketmq", {**topic, "pullBatchSize": "1024"}),
+            "Parquet": Place("parquet", {"path": self.parquet(body_bytes)}),
+        }
+
+    def parquet(self, body_bytes: int) -> str:
+        return f"{self.setting.folder}/{body_bytes}-{self.setting.cores}.parquet"
+
+    def save_parquet(self, body_bytes: int) -> None:
+        """Have the same rows in files; this also wakes everything up."""
+        source = self.sources(body_bytes)["topic, pulls of 32"]
+        rows = self.spark.read.format(source.kind).options(**source.options).load()
+        rows.write.parquet(self.parquet(body_bytes))
+
+    def read(self, body_bytes: int) -> Iterator[Result]:
+        for name, source in self.sources(body_bytes).items():
+            frame = self.spark.read.format(source.kind).options(**source.options).load()
+            to_noop(frame)
+            figures = best_of(READ_ROUNDS, self.setting.rows, self.meter, partial(to_noop, frame))
+            yield Result("read", name, body_bytes, *figures)
+
+    def stream(self, body_bytes: int) -> Iterator[Result]:
+        for name, source in self.sources(body_bytes).items():
+            reader = self.spark.readStream.format(source.kind).options(**source.options)
+            # Files must be told their columns; our sources know them.
+            is_file = source.kind == "parquet"
+            frame = (reader.schema(spark_schema()) if is_file else reader).load()
+            figures = best_of(STREAM_ROUNDS, self.setting.rows, self.meter, partial(drained, frame))
+            yield Result("stream", name, body_bytes, *figures)
+
+    def write(self, body_bytes: int) -> Iterator[Result]:
+        setting = self.setting
+        frame = rows_to_write(self.spark, setting.written_rows, body_bytes, setting.cores)
+        topic = {"nameserver": setting.nameserver, "topic": f"write-{setting.cores}-{body_bytes}"}
+        files = {"path": f"{setting.folder}/written-{setting.cores}-{body_bytes}"}
+        sinks = {
+            "counting": Place("counting", {}),
+            "converting": Place("converting", {}),
+            "topic": Place("rocketmq", topic),
+            "Parquet": Place("parquet", files),
+        }
+        for name, sink in sinks.items():
+            written(frame, sink)
+            figures = best_of(
+                WRITE_ROUNDS,
+                setting.written_rows,
+                self.meter,
+                partial(written, frame, sink),
+            )
+            yield Result("write", name, body_bytes, *figures)
+
+
+def to_noop(frame: DataFrame) -> float:
+    """Read everything, and return how long that took."""
+    started = time.perf_counter()
+    frame.write.format("noop").mode("overwrite").save()
+    return time.perf_counter() - started
+
+
+def drained(frame: DataFrame) -> float:
+    """Read what there is as a stream, and return how long the batches with rows took."""
+    with tempfile.TemporaryDirectory() as checkpoint:
+        query = (
+            frame.writeStream.format("noop")
+            .trigger(availableNow=True)
+            .option("checkpointLocation", checkpoint)
+            .start()
+        )
+        query.awaitTermination()
+        return sum(batch_ms(query.recentProgress)) / 1000
+
+
+def batch_ms(progress: Sequence[StreamingQueryProgress]) -> list[float]:
+    """Return how long each batch with rows took."""
+    found = (json.loads(each.json) for each in progress)
+    return [each["durationMs"]["triggerExecution"] for each in found if each["numInputRows"]]
+
+
+def rows_to_write(spark: SparkSession, rows: int, body_bytes: int, cores: int) -> DataFrame:
+    return spark.range(0, rows, 1, cores).selectExpr(
+        f"cast(rpad(cast(id as string), {body_bytes}, 'x') as binary) body",
+        "'created' tags",
+        "concat('order-', id) keys",
+    )
+
+
+def written(frame: DataFrame, to: Place) -> float:
+    started = time.perf_counter()
+    frame.write.format(to.kind).options(**to.options).mode("append").save()
+    return time.perf_counter() - started
+
+
+# --- latency --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Milliseconds, half and 99 of 100 are below."""
+
+    query: str
+    p50_ms: float
+    p99_ms: float
+
+
+def latencies(spark: SparkSession, setting: Setting) -> Iterator[Latency]:
+    """Follow a topic that gets 200 messages a second, and ready rows at the same rate."""
+    ready = {
+        "path": f"{setting.folder}/{setting.body_bytes[0]}.arrow",
+        "partitions": "1",
+        "rate": str(LATENCY_RATE),
+    }
+    topic = {"nameserver": setting.nameserver, "topic": "latency", "startingOffsets": "latest"}
+    yield latency("ready rows, a batch", batches(spark, "ready-rows", ready, setting.latency_s))
+    with sending(setting.nameserver, "latency"):
+        found = batches(spark, "rocketmq", topic, setting.latency_s)
+        yield latency("topic, a batch", found)
+        yield latency("topic, from send to handled", ages(spark, topic, setting.latency_s))
+
+
+def latency(query: str, found_ms: list[float]) -> Latency:
+    cuts = statistics.quantiles(found_ms, n=100)
+    return Latency(query, cuts[49], cuts[98])
+
+
+def batches(spark: SparkSession, kind: str, options: dict[str, str], seconds: float) -> list[float]:
+    """Return how long each micro-batch took with a sink that drops its rows, the first left out."""
+    frame = spark.readStream.format(kind).options(**options).load()
+    with tempfile.TemporaryDirectory() as checkpoint:
+        query = frame.writeStream.format("noop").option("checkpointLocation", checkpoint).start()
+        time.sleep(LATENCY_WARM_S)
+        skipped = len(batch_ms(query.recentProgress))
+        query.awaitTermination(int(seconds))
+        query.stop()
+        return batch_ms(query.recentProgress)[skipped:]
+
+
+def ages(spark: SparkSession, options: dict[str, str], seconds: float) -> list[float]:
+    """Return how old each message was when a function had the rows of its batch in hand."""
+    found: list[float] = []
+    until = time.monotonic() + LATENCY_WARM_S
+
+    def handle(batch: DataFrame, _: int) -> None:
+        rows = batch.select(unix_millis("bornTimestamp")).toArrow()
+        now_ms = time.time() * 1000
+        if time.monotonic() > until:
+            found.extend(now_ms - born_ms for born_ms in rows.column(0).to_numpy())
+
+    frame = spark.readStream.format("rocketmq").options(**options).load()
+    with tempfile.TemporaryDirectory() as checkpoint:
+        started = frame.writeStream.foreachBatch(handle)
+        query = started.option("checkpointLocation", checkpoint).start()
+        query.awaitTermination(int(LATENCY_WARM_S + seconds))
+        query.stop()
+    return found
+
+
+@contextmanager
+def sending(nameserver: str, topic: str) -> Iterator[None]:
+    """Send messages at the rate of the measurement while the block runs."""
+    is_over = threading.Event()
+    with Producer("benchmark", nameserver=nameserver) as producer:
+        # Once before anybody follows the topic, so that there is one.
+        producer.send(Message(topic, b"first"))
+        thread = threading.Thread(target=send_steadily, args=(producer, topic, is_over))
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
+
+
+def send_steadily(producer: Producer, topic: str, is_over: threading.Event) -> None:
+    due = time.monotonic()
+    while not is_over.wait(max(0.0, due - time.monotonic())):
+        producer.send(Message(topic, b"x" * 128))
+        due += 1 / LATENCY_RATE
+
+
+def main() -> None:
+    setting = msgspec.json.decode(sys.argv[1], type=Setting)
+    spark = turbopump.spark.session(
+        "benchmark",
+        master=f"local[{setting.cores}]",
+        settings={
+            "spark.sql.streaming.numRecentProgressUpdates": "100000",
+            "spark.sql.streaming.minBatchesToRetain": "10",
+            "spark.local.dir": f"{setting.folder}/local",
+            "spark.sql.warehouse.dir": f"{setting.folder}/warehouse",
+        },
+    )
+    for source in (ReadyRows, Counting, Converting):
+        spark.dataSource.register(source)
+    queries = Queries(spark, setting, Meter(spark, setting.broker_pid))
+    for result in queries.run():
+        print(json.dumps(asdict(result)), flush=True)
+    if "latency" in setting.parts:
+        for found in latencies(spark, setting):
+            print(json.dumps({"part": "latency", **asdict(found)}), flush=True)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()
