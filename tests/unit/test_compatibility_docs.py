@@ -15,7 +15,9 @@ _TEST = re.compile(r"`(test_\w+)`")
 
 
 def named_in(path: Path) -> set[str]:
-    return set(re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE))
+    return set(
+        re.findall(r"^(?:async )?def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    )
 
 
 @pytest.mark.parametrize(("column", "name"), [(1, "test_cpp.py"), (2, "test_node.py")])
@@ -25,6 +27,29 @@ def test_table_of_features(column: int, name: str) -> None:
     told = {found[1] for cell in cells if (found := _TEST.fullmatch(cell))}
     assert told == named_in(CLIENTS / name)
     assert {cell for cell in cells if not _TEST.fullmatch(cell)} <= {"–", "not tested"}
+
+
+def features(text: str, heading: str) -> dict[str, list[str]]:
+    """Return the cells of a table by the first of each line."""
+    table = text.partition(heading)[2].partition("\n\n")[0].splitlines()[2:]
+    return {name: cells for name, *cells in (line.strip("| ").split(" | ") for line in table)}
+
+
+def test_own_client_has_every_feature() -> None:
+    files = (ROOT / "tests" / "unit" / "client").glob("test_*.py")
+    there = {name for path in files for name in named_in(path)}
+    told = {cells[2].strip("`") for cells in features(TEXT, "| feature |").values()}
+    assert told <= there
+
+
+def test_ticks_of_the_readme_are_those_of_the_tests() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    ticks = features(readme, "| | Turbopump |")
+    tests = features(TEXT, "| feature |")
+    assert list(ticks) == list(tests)
+    for name, (cpp, node, own) in tests.items():
+        expected = ["✓" if _TEST.fullmatch(cell) else "–" for cell in (own, cpp, node)]
+        assert ticks[name] == expected, name
 
 
 def test_other_tests() -> None:
