@@ -163,7 +163,7 @@ def compact(
 ) -> None:
     """Merge the small files of an archive; it may go on being written and read meanwhile."""
     with reported():
-        _require_directory(directory)
+        _require_archive(str(directory))
         with spark_run("compact", master, conf) as run:
             from turbopump.spark import pipelines
 
@@ -203,8 +203,9 @@ def replay(
     """Send an archive to topics again: as fast as possible, at a rate, or as it once came."""
     with reported():
         targets = _targets(to)
-        _require_nameserver(nameserver)
         first, last = _moment(since), _moment(until)
+        _require_nameserver(nameserver)
+        _require_archive(directory)
         with spark_run("replay", master, conf) as run:
             from turbopump.spark import pipelines
 
@@ -374,9 +375,10 @@ def _require_nameserver(nameserver: str) -> None:
         admin.clusters.list()
 
 
-def _require_directory(directory: Path) -> None:
-    if not directory.is_dir():
-        raise InvalidArgument(f"archive is {str(directory)!r}: there is no such directory")
+def _require_archive(path: str) -> None:
+    """What lies elsewhere is for Spark to find."""
+    if ":" not in path and not Path(path).is_dir():
+        raise InvalidArgument(f"archive is {path!r}: there is no such directory")
 
 
 def _targets(words: Sequence[str]) -> dict[str, str]:

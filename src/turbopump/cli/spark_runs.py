@@ -65,7 +65,7 @@ def spark_run(title: str, master: str, conf: Sequence[str] | None) -> Iterator[R
     for name in _NOISY:
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     with shown() as watch:
-        watch(Step("starting Spark", 0))
+        watch(Step("starting Spark"))
         spark = session(f"turbopump pipeline {title}", master=master, settings=settings)
         try:
             with _stop_event() as stop:

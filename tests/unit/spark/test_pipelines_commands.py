@@ -51,6 +51,7 @@ def test_nobody_answers(arguments: list[str]) -> None:
         (["replay", "x", "--to", "a=b", "--to", "a=c"], "--to 'a=c'"),
         (["replay", "x", "--to", "=c"], "--to '=c'"),
         (["replay", "x", "--to", "copy", "--since", "soon"], "time 'soon'"),
+        (["replay", "/nowhere", "--to", "copy"], "archive is '/nowhere'"),
         (["redrive", "billing", "--until", "soon"], "time 'soon'"),
     ],
 )

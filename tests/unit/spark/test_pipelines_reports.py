@@ -19,13 +19,19 @@ def test_lines_are_written_now_and_then() -> None:
     for second in range(12):
         now[0] = float(second)
         watch(Step("messages archived", second * 1000, 20_000))
+    watch(Step("starting Spark"))
     watch(Step("folders merged", 0))
     watch(Step("folders merged", 0))
+    watch(Step("folders merged", 1, 2))
+    watch(Step("folders merged", 2, 2))
+    watch(Step("folders merged", 2, 2))
     assert out.getvalue().splitlines() == [
         "messages archived: 0 of 20,000",
         "messages archived: 5,000 of 20,000",
         "messages archived: 10,000 of 20,000",
+        "starting Spark",
         "folders merged: 0",
+        "folders merged: 2 of 2",
     ]
 
 

@@ -15,10 +15,10 @@ LINE_INTERVAL_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """How far a pipeline is: so many of ``what``, of ``total`` if that is known by now."""
+    """How far a pipeline is: so many of ``what``, of ``total``, as far as they are known by now."""
 
     what: str
-    done: int
+    done: int | None = None
     total: int | None = None
 
 
@@ -46,8 +46,11 @@ class Lines:
 
     def __call__(self, step: Step) -> None:
         now_s = self._now_s()
+        if step == self._last:
+            return
         is_new = self._last is None or self._last.what != step.what
-        if is_new or (step != self._last and now_s - self._written_s >= self._interval_s):
+        is_end = step.done is not None and step.done == step.total
+        if is_new or is_end or now_s - self._written_s >= self._interval_s:
             self._out.write(f"{step_text(step)}\n")
             self._out.flush()
             self._written_s = now_s
@@ -56,6 +59,8 @@ class Lines:
 
 def step_text(step: Step) -> str:
     """Return a step in words."""
+    if step.done is None:
+        return step.what
     if step.total is None:
         return f"{step.what}: {step.done:,}"
     return f"{step.what}: {step.done:,} of {step.total:,}"

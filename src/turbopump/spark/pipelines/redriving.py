@@ -145,7 +145,7 @@ def redrive(
     with explained_failures():
         every = _letters(spark, group, nameserver)
         chosen = _chosen(every, where, since, until)
-        watch(Step("dead letters chosen", 0))
+        watch(Step("choosing dead letters"))
         letters, counts = every.count(), _by_origin(chosen)
         total = sum(counts.values())
         watch(Step("dead letters chosen", total, letters))

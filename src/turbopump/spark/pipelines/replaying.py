@@ -128,7 +128,7 @@ def replay(
         chosen = _chosen(frame, where, since, until, needs_times=pace.speed is not None)
         partitions = spark.sparkContext.defaultParallelism
         prepared = as_messages(chosen, _target(to), _marks(chosen.columns), partitions)
-        watch(Step("messages chosen", 0))
+        watch(Step("choosing messages"))
         plan = _plan(prepared)
         _require_targets(plan)
         watch(Step("messages chosen", plan.rows))

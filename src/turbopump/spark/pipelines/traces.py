@@ -155,7 +155,7 @@ def trace(
     if not {"topic", "topics", "topicPattern", "assign"} & set(options):
         options["topic"] = TRACE_TOPIC
     with explained_failures():
-        watch(Step("trace messages read", 0))
+        watch(Step("reading trace messages"))
         bodies = spark.read.format("rocketmq").options(**options).load().select("body")
         records = bodies.mapInArrow(_parse, _SPARK).persist()
         try:
