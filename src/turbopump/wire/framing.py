@@ -58,14 +58,18 @@ class FrameDecoder:
         """
         if self._error is not None:
             raise self._error
-        if self._pending:
-            self._pending += chunk
-            if len(self._pending) < self._missing:
-                return
-            chunk = bytes(self._pending)
+        at = 0
+        if self._pending and not self._missing:
+            chunk = bytes(self._pending + chunk)
             self._pending.clear()
-        at, end = 0, len(chunk)
         try:
+            if self._pending:
+                at = self._missing - len(self._pending)
+                if at > len(chunk):
+                    self._pending += chunk
+                    return
+                yield self._begun(chunk, at)
+            end = len(chunk)
             while end - at >= _LENGTH_BYTES:
                 (length,) = _LENGTH.unpack_from(chunk, at)
                 if not _LENGTH_BYTES <= length <= self._frame_bytes_max:
@@ -79,6 +83,17 @@ class FrameDecoder:
             self._error = error
             raise
         self._keep(chunk, at)
+
+    def _begun(self, chunk: bytes, end: int) -> Command:
+        """Finish the frame that earlier chunks began; the rest of this one is not copied."""
+        frame = self._pending
+        frame += memoryview(chunk)[:end]
+        self._pending = bytearray()
+        with memoryview(frame) as whole:
+            command = _command(whole, 0, len(frame), self._consumed)
+        # What follows counts from the start of its chunk.
+        self._consumed += len(frame) - end
+        return command
 
     def _wrong_length(self, length: int, at: int) -> FrameError:
         return FrameError(
@@ -106,7 +121,7 @@ def decode(frame: bytes, frame_bytes_max: int = FRAME_BYTES_MAX) -> Command:
     return commands[0]
 
 
-def _command(data: bytes, at: int, end: int, consumed: int) -> Command:
+def _command(data: bytes | memoryview, at: int, end: int, consumed: int) -> Command:
     """Read the frame between two positions; ``consumed`` bytes of the stream came before."""
     (mark,) = _MARK.unpack_from(data, at + _LENGTH_BYTES)
     header_at = at + _PREFIX.size
@@ -117,6 +132,7 @@ def _command(data: bytes, at: int, end: int, consumed: int) -> Command:
             consumed + at + _LENGTH_BYTES,
         )
     try:
-        return decode_header(data[header_at:header_end], mark >> 24, data[header_end:end])
+        header, body = bytes(data[header_at:header_end]), bytes(data[header_end:end])
+        return decode_header(header, mark >> 24, body)
     except WireError as error:
         raise error.shifted(consumed + header_at) from error
