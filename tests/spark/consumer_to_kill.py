@@ -34,6 +34,7 @@ def main(nameserver: str, topic: str, group: str, directory: str, master: str) -
         return True
 
     spark = session("to be killed", master=master, settings={"spark.executor.memory": "512m"})
+    (Path(directory) / "application").write_text(spark.sparkContext.applicationId)
     consumer = SparkConsumer(
         group,
         handle,
