@@ -22,6 +22,20 @@ from turbopump.wire.record import MAGIC, MessageView
 _COMPRESSION_BITS = sysflag.COMPRESSED | 0x700
 _US_PER_MS = 1000
 _TIMES = ("bornTimestamp", "storeTimestamp")
+_MESSAGE_COLUMNS = (
+    "topic",
+    "broker",
+    "queueId",
+    "queueOffset",
+    "offsetMsgId",
+    "properties",
+    "body",
+    *_TIMES,
+    "bornHost",
+    "reconsumeTimes",
+    "sysFlag",
+    "size",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +137,8 @@ def delivered(batch: pa.RecordBatch) -> list[Delivered]:
 
     A row does not carry the application's flag, which is 0, and bodies are inflated already.
     """
-    names = batch.schema.names
-    columns = [_values(name, batch.column(name)) for name in names]
-    return [
-        _delivered(dict(zip(names, cells, strict=True))) for cells in zip(*columns, strict=True)
-    ]
+    columns = [_values(name, batch.column(name)) for name in _MESSAGE_COLUMNS]
+    return [_delivered(*cells) for cells in zip(*columns, strict=True)]
 
 
 def _values(name: str, column: Any) -> list[Any]:
@@ -139,35 +150,49 @@ def _values(name: str, column: Any) -> list[Any]:
     return [0 if time is None else time // _US_PER_MS for time in times]
 
 
-def _delivered(row: dict[str, Any]) -> Delivered:
-    store_host, physical_offset = parse_offset_id(row["offsetMsgId"])
-    born_host = _host(row["bornHost"])
-    body: bytes = row["body"]
+def _delivered(
+    topic: str,
+    broker: str,
+    queue_id: int,
+    queue_offset: QueueOffset,
+    offset_id: str,
+    named: list[tuple[str, str]] | None,
+    body: bytes,
+    born_ms: int,
+    store_ms: int,
+    born_host: str,
+    reconsume_times: int,
+    sys_flag: int,
+    size: int,
+) -> Delivered:
+    """Make a message of the cells of a row, which stand in the order of `_MESSAGE_COLUMNS`."""
+    store_host, physical_offset = parse_offset_id(offset_id)
+    born = _host(born_host)
     message = MessageView(
-        size=row["size"],
+        size=size,
         magic=MAGIC,
         body_crc=0,
-        queue_id=row["queueId"],
+        queue_id=queue_id,
         flag=0,
-        queue_offset=QueueOffset(row["queueOffset"]),
+        queue_offset=queue_offset,
         physical_offset=physical_offset,
-        sys_flag=row["sysFlag"] & ~_COMPRESSION_BITS,
-        born_timestamp_ms=row["bornTimestamp"],
-        born_ip=born_host.ip,
-        born_port=born_host.port,
-        store_timestamp_ms=row["storeTimestamp"],
+        sys_flag=sys_flag & ~_COMPRESSION_BITS,
+        born_timestamp_ms=born_ms,
+        born_ip=born.ip,
+        born_port=born.port,
+        store_timestamp_ms=store_ms,
         store_ip=store_host.ip,
         store_port=store_host.port,
-        reconsume_times=row["reconsumeTimes"],
+        reconsume_times=reconsume_times,
         prepared_transaction_offset=0,
         body_length=len(body),
         stored_body=body,
-        topic=row["topic"],
+        topic=topic,
         stored_properties=b"",
-        _properties=dict(row["properties"] or ()),
+        _properties=dict(named or ()),
         _body=body,
     )
-    return Delivered(message, row["broker"])
+    return Delivered(message, broker)
 
 
 @lru_cache(maxsize=4096)
