@@ -163,7 +163,7 @@ def test_killed_between_writing_and_noting(
         [sys.executable, str(program), str(path), broker.nameserver, topic],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=480,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         check=False,
     )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from turbopump.errors import MissingPackage
 from turbopump.spark.pipelines.reports import moment
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from turbopump.spark.pipelines.lags import LagReport
     from turbopump.spark.pipelines.traces import TraceReport
 
-_LINES_MAX = 12
-"""More lines than this cannot be told apart; those with the highest values are drawn."""
+_LINES_MAX = 10
+"""As many colours as there are; those with the highest values in the first panel are drawn."""
 
 
 class Windowed(Protocol):
@@ -33,63 +33,86 @@ W = TypeVar("W", bound=Windowed)
 
 def save_lag_plot(report: LagReport, path: str | os.PathLike[str]) -> None:
     """Draw how far groups were behind, and how fast they went, into a PNG file."""
-    figure, (above, below) = _figure(2)
-    name = lambda each: f"{each.group} · {each.topic}"  # noqa: E731 - short and used twice
-    _lines(above, report.by_window, name, lambda each: each.lag_max)
-    above.set_title("lag: messages not consumed yet, most in each window")
-    _lines(below, report.by_window, name, lambda each: each.consumed)
-    below.set_title("messages consumed in each window")
-    _save(figure, path)
+    picture = _Picture(report.by_window, lambda each: f"{each.group} · {each.topic}")
+    picture.panel("lag: messages not consumed yet, most in each window", lambda each: each.lag_max)
+    picture.panel("messages consumed in each window", lambda each: each.consumed)
+    picture.save(path)
 
 
 def save_trace_plot(report: TraceReport, path: str | os.PathLike[str]) -> None:
     """Draw latencies and failures into a PNG file."""
-    figure, (above, middle, below) = _figure(3)
-    name = lambda each: f"{each.group} · {each.topic or '?'} · {each.tag or '-'}"  # noqa: E731
-    found = report.consumptions_by_window
-    _lines(above, found, name, lambda each: each.latency_p50_ms)
-    above.set_title("from send to consumption, p50, ms")
-    _lines(middle, found, name, lambda each: each.latency_p99_ms)
-    middle.set_title("from send to consumption, p99, ms")
-    _lines(below, found, name, lambda each: each.failed)
-    below.set_title("failed calls of listeners")
-    _save(figure, path)
+    picture = _Picture(
+        report.consumptions_by_window,
+        lambda each: f"{each.group} · {each.topic or '?'} · {each.tag or '-'}",
+    )
+    picture.panel("from send to consumption, p50, ms", lambda each: each.latency_p50_ms)
+    picture.panel("from send to consumption, p99, ms", lambda each: each.latency_p99_ms)
+    picture.panel("failed calls of listeners", lambda each: each.failed)
+    picture.save(path)
 
 
-def _figure(rows: int) -> tuple[Figure, Sequence[Axes]]:
+class _Picture(Generic[W]):
+    """Panels below each other, in which a line has the same colour everywhere."""
+
+    def __init__(self, found: Sequence[W], name: Callable[[W], str]) -> None:
+        self._found = found
+        self._name = name
+        self._panels: list[tuple[str, Callable[[W], float | None]]] = []
+
+    def panel(self, title: str, value: Callable[[W], float | None]) -> None:
+        self._panels.append((title, value))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        figure = _figure(len(self._panels))
+        names = self._names()
+        for row, (title, value) in enumerate(self._panels):
+            axes = figure.add_subplot(len(self._panels), 1, row + 1)
+            axes.set_title(title, fontsize="medium")
+            self._draw(axes, names, value)
+        handles = figure.axes[0].get_legend_handles_labels()
+        if names:
+            figure.legend(*handles, loc="outside upper center", ncols=2, fontsize="small")
+        figure.savefig(path, format="png", dpi=110)
+
+    def _names(self) -> list[str]:
+        """Return the lines to draw, by name."""
+        heights: dict[str, float] = {}
+        for each in self._found:
+            name, height = self._name(each), self._panels[0][1](each) or 0
+            heights[name] = max(height, heights.get(name, 0))
+        highest = sorted(heights, key=lambda name: -heights[name])
+        return sorted(highest[:_LINES_MAX])
+
+    def _draw(self, axes: Axes, names: Sequence[str], value: Callable[[W], float | None]) -> None:
+        from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+        from matplotlib.ticker import MaxNLocator
+
+        for number, name in enumerate(names):
+            points: list[tuple[datetime, float]] = []
+            for each in self._found:
+                start, height = moment(each.window_ms), value(each)
+                if self._name(each) == name and start is not None and height is not None:
+                    points.append((start, height))
+            times, heights = [time for time, _ in points], [height for _, height in points]
+            style = {"marker": "o", "markersize": 3, "color": f"C{number}", "label": name}
+            axes.plot(times, heights, **style)  # type: ignore[arg-type]
+        if names:
+            locator = AutoDateLocator()  # type: ignore[no-untyped-call]
+            axes.xaxis.set_major_locator(locator)
+            axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
+        else:
+            axes.text(0.5, 0.5, "nothing to show", ha="center", transform=axes.transAxes)
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_ylim(bottom=0)
+        axes.grid(visible=True, alpha=0.3)
+
+
+def _figure(rows: int) -> Figure:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as missing:
         raise MissingPackage("plots need matplotlib: pip install turbopump[spark]") from missing
-    figure = Figure(figsize=(10, 3.2 * rows), layout="constrained")
+    figure = Figure(figsize=(10, 2.8 * rows + 0.6), layout="constrained")
     FigureCanvasAgg(figure)
-    return figure, [figure.add_subplot(rows, 1, row + 1) for row in range(rows)]
-
-
-def _lines(
-    axes: Axes,
-    found: Iterable[W],
-    name: Callable[[W], str],
-    value: Callable[[W], float | None],
-) -> None:
-    lines: dict[Hashable, list[tuple[datetime, float]]] = {}
-    for each in found:
-        start, height = moment(each.window_ms), value(each)
-        if start is not None and height is not None:
-            lines.setdefault(name(each), []).append((start, height))
-    highest = sorted(lines, key=lambda line: -max(height for _, height in lines[line]))
-    for line in highest[:_LINES_MAX]:
-        points = sorted(lines[line])
-        times, heights = [time for time, _ in points], [height for _, height in points]
-        axes.plot(times, heights, marker="o", markersize=3, label=str(line))  # type: ignore[arg-type]
-    axes.set_ylim(bottom=0)
-    axes.grid(visible=True, alpha=0.3)
-    if lines:
-        axes.legend(fontsize="small", loc="upper left")
-    else:
-        axes.text(0.5, 0.5, "nothing to show", ha="center", transform=axes.transAxes)
-
-
-def _save(figure: Figure, path: str | os.PathLike[str]) -> None:
-    figure.savefig(path, format="png", dpi=110)
+    return figure
