@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 
 import pytest
 from hypothesis import given
@@ -65,6 +65,27 @@ def test_frames_before_a_bad_one_are_delivered_and_the_position_counts_the_whole
         next(frames_of_chunk)
     assert [command.code for command in received] == [34, 34]
     assert failure.value.position == 2 * len(good)
+
+
+@given(
+    st.lists(st.integers(0, 400), max_size=12),
+    st.sampled_from(
+        [b"\xff\xff\xff\xff", (8).to_bytes(4, "big") + (5).to_bytes(4, "big") + b"abcd"]
+    ),
+)
+def test_any_chunking_finds_an_error_at_the_same_place(cuts: list[int], bad: bytes) -> None:
+    good = framing.encode(request(34))
+    stream = good * 3 + bad
+    with pytest.raises(FrameError) as expected:
+        list(FrameDecoder().feed(stream))
+    decoder = FrameDecoder()
+    edges = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
+    chunks = [stream[start:end] for start, end in pairwise(edges)]
+    commands = chain.from_iterable(map(decoder.feed, chunks))
+    assert len(list(islice(commands, 3))) == 3
+    with pytest.raises(FrameError) as failure:
+        next(commands)
+    assert str(failure.value) == str(expected.value)
 
 
 def test_after_an_error_the_decoder_stays_failed() -> None:
