@@ -15,7 +15,9 @@ from turbopump.client import calls
 from turbopump.client.blocking import Producer
 from turbopump.client.config import ClientConfig
 from turbopump.client.session import Session
+from turbopump.errors import RemoteError
 from turbopump.message import Message, MessageQueue
+from turbopump.spark.patience import patiently
 from turbopump.wire import properties
 from turbopump.wire.batch import BatchEntry, encode_batch
 from turbopump.wire.headers import SendMessageV2
@@ -52,7 +54,21 @@ def fill(
         for turn, start in enumerate(range(numbers.start, numbers.stop, BATCH)):
             some = range(start, min(start + BATCH, numbers.stop))
             messages = [make(topic, number) for number in some]
-            producer.send_batch(messages, to=partial(_nth, turn % queues))
+            _until_taken(partial(producer.send_batch, messages, to=partial(_nth, turn % queues)))
+
+
+def _until_taken(send: Callable[[], object]) -> None:
+    """Send again what a broker refused because it is busy: it has stored nothing of it."""
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            send()
+        except RemoteError as error:
+            if not error.retriable or time.monotonic() > until:
+                raise
+            time.sleep(0.05)
+        else:
+            return
 
 
 def _nth(number: int, queues: Sequence[MessageQueue]) -> MessageQueue:
@@ -100,6 +116,8 @@ def fill_quickly(nameserver: str, topic: str, count: int, queues: int, per_batch
                     flag=0,
                     batch=True,
                 )
-                await calls.send(session, address, header, body, TIMEOUT_MS)
+                await patiently(
+                    partial(calls.send, session, address, header, body, TIMEOUT_MS), 20, topic
+                )
 
     asyncio.run(send_all())

@@ -203,29 +203,30 @@ def test_filters_narrow_the_read_and_change_nothing(
     times = sorted(message.store_timestamp_ms for message in stored(broker.nameserver, topic))
     middle = f"timestamp_millis({times[COUNT // 2]})"
     conditions = [
-        "queueOffset between 590 and 610",
-        "queueId = 1 and queueOffset >= 595",
+        "queueId = 1 and queueOffset between 590 and 610",
         "queueId in (0, 7) and queueOffset < 3",
         f"storeTimestamp >= {middle}",
         f"storeTimestamp < {middle} and queueId = 0",
-        "tags = 'c'",
         "tags in ('a', 'zz') and queueOffset > 500",
-        "keys = 'k7'",
         "keys = 'nothing'",
         "tags = 'b' and keys = 'k8'",
-        "tags is null",
-        "queueOffset = 3 or queueId = 1",
+        "tags is null or queueOffset = 3 or queueId = 1",
     ]
     columns = "queueId,queueOffset,tags,keys,storeTimestamp,body"
     plain = read(spark, broker, topic=topic, columns=columns).cache()
-    narrowed = read(spark, broker, topic=topic, columns=columns, pushFilters="true")
+
+    def narrowed(condition: str) -> DataFrame:
+        """Load anew: Spark keeps what the last filters of a loaded table have left of it."""
+        rows = read(spark, broker, topic=topic, columns=columns, pushFilters="true")
+        return rows.where(condition)
+
     for condition in conditions:
-        assert numbers(narrowed.where(condition)) == numbers(plain.where(condition)), condition
+        assert numbers(narrowed(condition)) == numbers(plain.where(condition)), condition
     plain.unpersist()
     # Spark counts what the source gave it before it filtered again.
-    assert rows_read(narrowed.where("keys = 'k7'")) < 10
-    assert rows_read(narrowed.where("queueOffset >= 590")) == 20
-    assert rows_read(narrowed.where("tags = 'c'")) == COUNT // 3
+    assert rows_read(narrowed("keys = 'k7'")) < 10
+    assert rows_read(narrowed("queueOffset >= 590")) == 20
+    assert rows_read(narrowed("tags = 'c'")) == COUNT // 3
 
 
 def rows_read(rows: DataFrame) -> int:

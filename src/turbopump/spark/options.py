@@ -78,7 +78,7 @@ OPTIONS = (
     Option("pullsInFlight", "16", "requests of one task that are on their way at once"),
     Option("includeProperties", "`true`", "`false` leaves the column `properties` out"),
     Option("columns", "all", "the columns to have, `a,b,c`"),
-    Option("pushFilters", "`false`", "whether filters of a batch query narrow what is read"),
+    Option("pushFilters", "`false`", "whether a batch query's filters narrow the read; see below"),
     Option("requestTimeout", "`10s`", "for the answer to one request"),
     Option("retries", "8", "how often a request is repeated that failed"),
     Option("discoveryInterval", "`30s`", "how often new queues, brokers and topics are looked for"),
