@@ -134,12 +134,15 @@ class Put:
         if not burst:
             return
         try:
-            appended, is_durable = self._append([records for records, _, _ in burst])
+            groups = [records for records, _, _ in burst]
+            appended, is_durable = self._append(groups, told_later=True)
         except RemoteError as error:
             self._append_one_by_one(burst, error)
             return
         for (_, on_stored, args), stored in zip(burst, appended, strict=True):
             on_stored(stored, is_durable, *args)
+        # Whoever waits for messages is told after their senders, who wait longer already.
+        self._store.dispatch()
 
     def _append_one_by_one(self, burst: Sequence[_Waiting], error: RemoteError) -> None:
         """Find out whom the refusal of a whole burst concerns: perhaps only one of them."""
@@ -156,10 +159,12 @@ class Put:
         """Append several such groups with one write."""
         return self._append(groups)[0]
 
-    def _append(self, groups: Sequence[Sequence[Record]]) -> tuple[list[Appended], bool]:
+    def _append(
+        self, groups: Sequence[Sequence[Record]], *, told_later: bool = False
+    ) -> tuple[list[Appended], bool]:
         """Append groups; tell also whether they are durable already, as all share the flush."""
         try:
-            appended = self._store.append_all(groups)
+            appended = self._store.append_all(groups, told_later=told_later)
         except InvalidArgument as error:
             raise RemoteError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
         except WriteRefused as error:

@@ -145,7 +145,6 @@ class Sends:
             peer.answer(request, self._refusal(request, outcome))
             return
         at, queue_id = outcome.physical_offsets[0], accepted.queue_id
-        self._stats.put(accepted.topic, queue_id, count, outcome.end_offset - at)
         if waits and not is_durable:
             self._answer_later(request, peer, outcome, self._fields(outcome, queue_id))
         elif count == 1 and request.serialize is Serialize.JSON and not peer.is_observed:
@@ -154,6 +153,7 @@ class Sends:
         else:
             fields = self._fields(outcome, queue_id)
             peer.answer(request, request.answer(ResponseCode.SUCCESS, fields))
+        self._stats.put(accepted.topic, queue_id, count, outcome.end_offset - at)
 
     def _refusal(self, request: Command, error: RemoteError) -> Command:
         self._stats.put_failed()

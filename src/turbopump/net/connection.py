@@ -88,6 +88,8 @@ class Connection(asyncio.Protocol):
         self._pending: dict[int, asyncio.Future[Command | None]] = {}
         self._next_opaque = 0
         self._serving = Serving(self, router, self._send, self._note_serving)
+        self.is_observed = bool(router.hooks)
+        """Whether hooks want to see each answer, so that `answer_encoded` must not be used."""
         self._idle: Deadline | None = None
         self._touched_ms = 0
         self._close_reason: str | None = None
@@ -194,11 +196,6 @@ class Connection(asyncio.Protocol):
         know that it is. What hooks raise, and why an answer cannot be sent, is answered instead.
         """
         self._serving.answer(request, response)
-
-    @property
-    def is_observed(self) -> bool:
-        """Whether hooks want to see each answer, so that `answer_encoded` must not be used."""
-        return self._serving.is_observed
 
     def answer_encoded(self, request: Command, frame: bytes) -> None:
         """Answer a request of the peer with a frame that is encoded already, past the hooks.

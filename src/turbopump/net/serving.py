@@ -53,11 +53,6 @@ class Serving:
         """Coroutine handlers that have not ended."""
         return len(self._running)
 
-    @property
-    def is_observed(self) -> bool:
-        """Whether hooks look at the answers."""
-        return bool(self._router.hooks)
-
     def serve(self, request: Command) -> None:
         """Have a request of the peer served; nothing that goes wrong is raised here."""
         if self._refusing:

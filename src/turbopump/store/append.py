@@ -73,6 +73,16 @@ class Appender:
             record.topic, record.properties,
         )  # fmt: skip
 
+    def check(self, records: Sequence[Record]) -> None:
+        """Refuse what could not be written because of the messages themselves."""
+        for record in records:
+            self._queues.check_name(record.topic, record.queue_id)
+            if record.size > self._size_limit:
+                raise InvalidArgument(f"message of {record.size} bytes: at most {self._size_limit}")
+        total = sum(record.size for record in records)
+        if not 0 < total <= self._config.group_bytes_max:
+            raise InvalidArgument(f"a batch of {total} bytes does not fit into a file of the log")
+
     def undo(self, begin: PhysicalOffset, *, torn: bool) -> None:
         """Take back all of a `write` that raised; ``torn`` when bytes may lie behind the end."""
         for entry in self._entries:

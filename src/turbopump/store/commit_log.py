@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import threading
 from collections import OrderedDict
@@ -16,6 +17,8 @@ from turbopump.store.segments import Segments
 from turbopump.wire.record import BLANK_BYTES, RecordEntry, decode_entry, encode_blank
 
 UNWRITTEN = b"\0"
+_SMALL_BYTES = 4 * 1024
+_ZEROED_AT_ONCE = 64 * 1024
 
 
 class CommitLog:
@@ -34,6 +37,7 @@ class CommitLog:
         self._mapped_max = min(mapped_max, max(2, files.open_max() // 8))
         self._open: OrderedDict[int, Segment] = OrderedDict()
         self._tail: Segment | None = None
+        self._zeroed_to = 0
         self.tail_end = 0
         """Position behind the current file, or where the next one begins."""
         self._unsynced_names = False
@@ -65,6 +69,7 @@ class CommitLog:
         """Say where the log ends and how much of it is surely on disk, once that is known."""
         self.written = end
         self.flushed = min(flushed, end)
+        self._zeroed_to = end
         start = self._segments.start_at(end)
         self._tail = None if start is None else self._segment(start)
         self.tail_end = self._segments.end if start is None else start + self.segment_bytes
@@ -81,8 +86,21 @@ class CommitLog:
             tail = self._add_segment()
         end = at + len(data)
         assert end <= self.tail_end
+        if end > self._zeroed_to and len(data) <= _SMALL_BYTES:
+            self._write_zeros(tail, max(at, self._zeroed_to))
         self._files.write(tail.fd, data, at - tail.start)
         self.written = PhysicalOffset(end)
+
+    def _write_zeros(self, tail: Segment, at: int) -> None:
+        """Write zeros behind the end: messages then go to pages and blocks that exist already.
+
+        That costs less than letting each small message add its own.
+        """
+        size = min(_ZEROED_AT_ONCE, self.tail_end - at)
+        self._zeroed_to = at + size
+        with contextlib.suppress(OSError):
+            # Should the disk be full, what is really to be written may still have a place.
+            self._files.write(tail.fd, bytes(size), at - tail.start)
 
     def fill_up(self) -> None:
         """End the current file with the blank record."""

@@ -112,19 +112,21 @@ class Dispatcher:
 
     def enter_all(self, entries: Sequence[RecordEntry]) -> None:
         """Enter messages that wait for nothing, and tell the listener."""
+        if not entries:
+            return
         arrivals = self._enter_queues(entries)
         if self._index is not None:
             self._index.add(entries)
-        if entries:
-            last = entries[-1]
-            self.store_timestamp_ms = last.store_timestamp_ms
-            self._queues.entered_to = PhysicalOffset(last.physical_offset + last.size)
+        last = entries[-1]
+        self.store_timestamp_ms = last.store_timestamp_ms
+        self._queues.entered_to = PhysicalOffset(last.physical_offset + last.size)
         if self.listener is not None:
             self.listener(arrivals)
 
     def _enter_queues(self, entries: Sequence[RecordEntry]) -> list[Arrival]:
         """Enter messages into their queues, unless they are half of a transaction or removed."""
-        queue_of, removed, watched = self._queues.for_record, self._removed, self._watched
+        queue_of, removed = self._queues.for_record, self._removed
+        watched, told = self._watched, self.listener is not None
         arrivals = []
         for entry in entries:
             topic, at = entry.topic, entry.physical_offset
@@ -140,7 +142,7 @@ class Dispatcher:
                     self._queues.mark_waiting(queue, entry.store_timestamp_ms, at)
                 if queue.max_offset - queue.written_offset >= QUEUE_PENDING_MAX:
                     self.crowded.append(queue)
-                if queue.key in watched or topic == _SCHEDULE_TOPIC:
+                if told and (queue.key in watched or topic == _SCHEDULE_TOPIC):
                     arrivals.append(_arrival(queue, entry, code))
         return arrivals
 

@@ -122,15 +122,10 @@ class KeyIndex:
         self._replayed_to = PhysicalOffset(self.end_offset - 1)
 
     def add(self, entries: Sequence[RecordEntry]) -> None:
-        """Enter messages under their keys, but those rolled back.
-
-        What is in already, as after a replay, is passed over.
-        """
-        self._pending += [
-            entry
-            for entry in entries
-            if entry.sys_flag & _ROLLBACK != _ROLLBACK and entry.physical_offset > self._replayed_to
-        ]
+        """Enter messages under their keys, unless they are in already, as after a replay."""
+        if entries[0].physical_offset <= self._replayed_to:
+            entries = [entry for entry in entries if entry.physical_offset > self._replayed_to]
+        self._pending += entries
 
     def absorb(self) -> None:
         """Put the keys that wait into files; the slots of the newest stay in memory."""
@@ -146,7 +141,11 @@ class KeyIndex:
 
     def _take_keys(self) -> Ints:
         """Find the keys of messages that wait, of so many as can be looked at together."""
-        texts = [entry.properties for entry in self._pending]
+        # Nobody looks for what was rolled back.
+        texts = [
+            b"" if entry.sys_flag & _ROLLBACK == _ROLLBACK else entry.properties
+            for entry in self._pending
+        ]
         count = len(texts)
         if sum(map(len, texts)) > _TEXT_BYTES_MAX:
             count = max(1, bisect_right(list(accumulate(map(len, texts))), _TEXT_BYTES_MAX))

@@ -10,7 +10,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from turbopump.message import QueueOffset
-from turbopump.store.commit_log import CommitLog
+from turbopump.store.commit_log import CommitLog, is_topic_name
 from turbopump.store.config import UNIT_BYTES, ReadLimits
 from turbopump.store.consume_queue import UNIT, ConsumeQueue, as_units
 from turbopump.store.outcomes import (
@@ -22,6 +22,7 @@ from turbopump.store.outcomes import (
     OffsetTooLarge,
     OffsetTooSmall,
     QueueEmpty,
+    QueueUnknown,
     ReadOutcome,
     Units,
     UnitsMissing,
@@ -259,3 +260,14 @@ def _has_code(units: Units, codes: frozenset[int]) -> NDArray[np.bool_]:
     for code in codes:
         mask |= found == code
     return mask
+
+
+def unknown_queue(topic: str, queue_id: int) -> ReadOutcome:
+    """Return what a reader of a queue is told that has never had messages, or cannot have any."""
+    zero = QueueOffset(0)
+    try:
+        possible = queue_id >= 0 and is_topic_name(topic.encode())
+    except UnicodeEncodeError:
+        possible = False
+    kind = QueueEmpty if possible else QueueUnknown
+    return kind(next_offset=zero, min_offset=zero, max_offset=zero)

@@ -18,7 +18,7 @@ from turbopump.clock import SYSTEM_CLOCK, Clock
 from turbopump.errors import InvalidArgument, StoreClosed, WriteRefused
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.append import Appender
-from turbopump.store.commit_log import CommitLog, is_topic_name
+from turbopump.store.commit_log import CommitLog
 from turbopump.store.config import FlushMode, ReadLimits, StoreConfig
 from turbopump.store.consume_queue import QueueKey
 from turbopump.store.directory import StoreDirectory
@@ -33,12 +33,10 @@ from turbopump.store.outcomes import (
     EVERYTHING,
     Appended,
     Filter,
-    QueueEmpty,
-    QueueUnknown,
     ReadOutcome,
 )
 from turbopump.store.queues import Queues
-from turbopump.store.reading import read_queue
+from turbopump.store.reading import read_queue, unknown_queue
 from turbopump.store.recovery import Recovered, Recovery
 from turbopump.store.removed import RemovedTopics
 from turbopump.store.retention import Retention, Verdict
@@ -225,10 +223,10 @@ class Store:
 
     # Writing
 
-    def append(self, records: Sequence[Record]) -> Appended:
+    def append(self, records: Sequence[Record], *, told_later: bool = False) -> Appended:
         """Store one message, or a batch of them that stays together in one file."""
         if len(records) != 1:
-            return self.append_all((records,))[0]
+            return self.append_all((records,), told_later=told_later)[0]
         self._check_writable()
         begin = self._log.written
         try:
@@ -237,16 +235,19 @@ class Store:
             self._take_back(begin, error)
             raise
         end, time_ms = self._log.written, entry.store_timestamp_ms
-        durable = self._follow((entry,), time_ms)
+        durable = self._follow((entry,), time_ms, told_later)
         return Appended((entry.physical_offset,), entry.queue_offset, time_ms, end, durable)
 
-    def append_all(self, groups: Sequence[Sequence[Record]]) -> list[Appended]:
+    def append_all(
+        self, groups: Sequence[Sequence[Record]], *, told_later: bool = False
+    ) -> list[Appended]:
         """Store several messages or batches with one write; all of them, or none and an error.
 
-        `check` tells beforehand what would be an error of the message itself.
+        `check` tells beforehand what would be an error of the message itself. ``told_later`` means
+        that the caller has something more urgent to do, and then calls `dispatch` itself.
         """
         if len(groups) == 1 and len(groups[0]) == 1:
-            return [self.append(groups[0])]
+            return [self.append(groups[0], told_later=told_later)]
         self._check_writable()
         begin = self._log.written
         try:
@@ -254,7 +255,7 @@ class Store:
         except BaseException as error:
             self._take_back(begin, error)
             raise
-        durable = self._follow(entries, self._appender.store_timestamp_ms)
+        durable = self._follow(entries, self._appender.store_timestamp_ms, told_later)
         return [Appended(*place, durable) for place in places]
 
     @disk_errors_named
@@ -274,20 +275,12 @@ class Store:
         entries = self._appender.complete_records(followed_to)
         if entries:
             self._appender.store_timestamp_ms = entries[-1].store_timestamp_ms
-        self._follow(entries, self._appender.store_timestamp_ms)
+        self._follow(entries, self._appender.store_timestamp_ms, told_later=False)
 
     def check(self, records: Sequence[Record]) -> None:
         """Refuse what `append` would refuse because of the messages themselves."""
         self._check_open()
-        for record in records:
-            self._queues.check_name(record.topic, record.queue_id)
-            if record.size > self.config.record_bytes_max:
-                raise InvalidArgument(
-                    f"message of {record.size} bytes: at most {self.config.record_bytes_max}"
-                )
-        total = sum(record.size for record in records)
-        if not 0 < total <= self.config.group_bytes_max:
-            raise InvalidArgument(f"a batch of {total} bytes does not fit into a file of the log")
+        self._appender.check(records)
 
     def _check_open(self) -> None:
         if not self._open:
@@ -312,11 +305,13 @@ class Store:
         if isinstance(error, struct.error):
             raise InvalidArgument(f"a number does not fit into its field: {error}") from error
 
-    def _follow(self, entries: Sequence[RecordEntry], now_ms: int) -> Future[None]:
+    def _follow(
+        self, entries: Sequence[RecordEntry], now_ms: int, told_later: bool
+    ) -> Future[None]:
         """Have messages entered that were written at a moment, and whatever is due done."""
         is_much = self._dispatcher.follow(entries)
         durable = self._flusher.join() if self._synchronous else self._done
-        if is_much and not self._synchronous:
+        if is_much and not told_later and not self._synchronous:
             self.dispatch()
         if not -_TICK_MS < now_ms - self._ticked_ms < _TICK_MS:
             self.tick()
@@ -417,7 +412,7 @@ class Store:
         self._catch_up()
         queue = self._queues.find(topic, queue_id)
         if queue is None:
-            return _unknown(topic, queue_id)
+            return unknown_queue(topic, queue_id)
         limits = limits or self.config.limits
         return read_queue(self._log, queue, offset, count_max, limits, wanted)
 
@@ -497,13 +492,3 @@ class Store:
         self._check_open()
         if self._dispatcher.first_waiting is not None:
             self.dispatch()
-
-
-def _unknown(topic: str, queue_id: int) -> ReadOutcome:
-    zero = QueueOffset(0)
-    try:
-        possible = queue_id >= 0 and is_topic_name(topic.encode())
-    except UnicodeEncodeError:
-        possible = False
-    kind = QueueEmpty if possible else QueueUnknown
-    return kind(next_offset=zero, min_offset=zero, max_offset=zero)

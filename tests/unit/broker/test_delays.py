@@ -107,7 +107,7 @@ async def test_a_store_that_refuses_is_tried_again(tmp_path: Path, monkeypatch: 
         await send_delayed(client, 1)
         refusals = 0
 
-        def refuse(*_: object) -> None:
+        def refuse(*_: object, **__: object) -> None:
             nonlocal refusals
             refusals += 1
             raise WriteFailed("no")
