@@ -13,10 +13,11 @@ import pytest
 
 from brokers import SMALL_STORE
 from clusters import Cluster, Recorder, cluster
+from turbopump.client.calls import FoundRecords, NothingMatched, OffsetIllegal
 from turbopump.client.producer import Producer
 from turbopump.client.session import Session
 from turbopump.errors import ConnectionLost, DataLost, RemoteError
-from turbopump.message import Message
+from turbopump.message import Message, QueueOffset
 from turbopump.spark.columns import RecordColumns
 from turbopump.spark.options import Pulling
 from turbopump.spark.planning import QueueRange
@@ -178,3 +179,48 @@ async def test_what_the_queue_no_longer_has_is_lost(
         assert "going on without them" in caplog.text
         with pytest.raises(DataLost, match="messages 70 to 79 are gone"):
             await offsets_of(pull_of(session, 70, 80))
+
+
+class Expiring:
+    """Pulls of a queue that has lost its beginning; every answer has ten records."""
+
+    def __init__(self, low: int, *, is_deleted: bool) -> None:
+        self._low = low
+        self._is_deleted = is_deleted
+
+    async def pull_records(self, _queue: object, offset: int, *_: Any, **__: Any) -> Any:
+        low = QueueOffset(self._low)
+        if offset >= self._low:
+            after = QueueOffset(offset + 10)
+            return FoundRecords(after, low, QueueOffset(1000), 0, records=b"r")
+        if self._is_deleted:
+            # The file is gone, and the queue does not know it yet.
+            return NothingMatched(low, QueueOffset(0), QueueOffset(1000), 0)
+        return OffsetIllegal(low, low, QueueOffset(1000), 0)
+
+
+@pytest.mark.parametrize(
+    ("is_deleted", "told"),
+    [(False, "the queue begins at 25: they expired"), (True, "were deleted")],
+)
+def test_what_expired_before_it_was_read_is_lost(
+    tmp_path: Path, *, is_deleted: bool, told: str
+) -> None:
+    @virtual_time()
+    async def run() -> None:
+        async with world_with_messages(tmp_path, 50) as (_, session, _):
+            strict = pull_of(session, 10, 60)
+            strict._reader = Expiring(25, is_deleted=is_deleted)  # type: ignore[assignment]
+            with pytest.raises(DataLost, match=rf"messages 10 to 24 are gone, .*{told}"):
+                await strict.next_chunk()
+            await strict.close()
+            lenient = pull_of(session, 10, 60, fail_on_data_loss=False, in_flight_max=2)
+            lenient._reader = Expiring(25, is_deleted=is_deleted)  # type: ignore[assignment]
+            at = 25
+            while (chunk := await lenient.next_chunk()) is not None:
+                assert chunk.start == at
+                at = chunk.end
+            assert at == 60
+            await lenient.close()
+
+    run()
