@@ -161,7 +161,9 @@ def test_replay_filters_counts_and_keeps_to_the_rate(
 
     plain = replay(spark, messages.select("topic", "body"), sink, {"*": f"{name}-plain"})
     assert (plain.sent, plain.first_stored_ms) == (30, None)
-    assert len({each.queue_id for each in stored(broker.nameserver, f"{name}-plain")}) > 1
+    stamps = [each.properties["SPARK_ROW"] for each in stored(broker.nameserver, f"{name}-plain")]
+    assert len(set(stamps)) == 30
+    assert {stamp.split("/")[2] for stamp in stamps} == {"0", "1"}, "all tasks have a share"
 
     path = str(tmp_path / "archive")
     messages.write.partitionBy("topic").parquet(path)
