@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -115,23 +115,35 @@ def spent_s(before: dict[int, float], after: dict[int, float]) -> float:
     return sum(now - before.get(pid, 0.0) for pid, now in after.items())
 
 
-def best_of(
-    rounds: int, rows: int, meter: Meter, query: Callable[[], float]
-) -> tuple[float, float, float, float]:
-    """Return the most rows a second and the least processor time of a row, of several rounds.
+Figures = tuple[float, float, float, float]
+"""Rows a second, and the processor time of a row in the JVM, in Python and at the broker, in µs."""
 
-    The query returns its seconds. The best round is the one that other work disturbed least.
+
+def best_of(
+    rounds: int, rows: int, meter: Meter, queries: Mapping[str, Callable[[], float]]
+) -> Iterator[tuple[str, Figures]]:
+    """Run queries in turn, and yield for each its most rows a second and least processor time.
+
+    A query returns its seconds. In turn, because the JVM gets faster the longer it runs; the best,
+    because it is what other work on the machine disturbed least.
     """
-    rates, jvm_s, python_s, broker_s = [], [], [], []
+    measured: dict[str, list[Figures]] = {name: [] for name in queries}
     for _ in range(rounds):
-        before = meter.used()
-        rates.append(rows / query())
-        after = meter.used()
-        jvm_s.append(spent_s(before.jvm, after.jvm))
-        python_s.append(spent_s(before.python, after.python))
-        broker_s.append(spent_s(before.broker, after.broker))
-    jvm_us, python_us, broker_us = (min(each) / rows * 1e6 for each in (jvm_s, python_s, broker_s))
-    return max(rates), jvm_us, python_us, broker_us
+        for name, query in queries.items():
+            before = meter.used()
+            seconds = query()
+            after = meter.used()
+            spent = (
+                spent_s(before.jvm, after.jvm),
+                spent_s(before.python, after.python),
+                spent_s(before.broker, after.broker),
+            )
+            jvm_us, python_us, broker_us = (each / rows * 1e6 for each in spent)
+            measured[name].append((rows / seconds, jvm_us, python_us, broker_us))
+    for name, figures in measured.items():
+        rates, *costs = zip(*figures, strict=True)
+        jvm_us, python_us, broker_us = map(min, costs)
+        yield name, (max(rates), jvm_us, python_us, broker_us)
 
 
 # --- queries --------------------------------------------------------------------------------------
@@ -190,19 +202,23 @@ class Queries:
         rows.write.parquet(self.parquet(body_bytes))
 
     def read(self, body_bytes: int) -> Iterator[Result]:
+        queries = {}
         for name, source in self.sources(body_bytes).items():
             frame = self.spark.read.format(source.kind).options(**source.options).load()
             to_noop(frame)
-            figures = best_of(READ_ROUNDS, self.setting.rows, self.meter, partial(to_noop, frame))
+            queries[name] = partial(to_noop, frame)
+        for name, figures in best_of(READ_ROUNDS, self.setting.rows, self.meter, queries):
             yield Result("read", name, body_bytes, *figures)
 
     def stream(self, body_bytes: int) -> Iterator[Result]:
+        queries = {}
         for name, source in self.sources(body_bytes).items():
             reader = self.spark.readStream.format(source.kind).options(**source.options)
             # Files must be told their columns; our sources know them.
             is_file = source.kind == "parquet"
             frame = (reader.schema(spark_schema()) if is_file else reader).load()
-            figures = best_of(STREAM_ROUNDS, self.setting.rows, self.meter, partial(drained, frame))
+            queries[name] = partial(drained, frame)
+        for name, figures in best_of(STREAM_ROUNDS, self.setting.rows, self.meter, queries):
             yield Result("stream", name, body_bytes, *figures)
 
     def write(self, body_bytes: int) -> Iterator[Result]:
@@ -216,14 +232,11 @@ class Queries:
             "topic": Place("rocketmq", topic),
             "Parquet": Place("parquet", files),
         }
+        queries = {}
         for name, sink in sinks.items():
             written(frame, sink)
-            figures = best_of(
-                WRITE_ROUNDS,
-                setting.written_rows,
-                self.meter,
-                partial(written, frame, sink),
-            )
+            queries[name] = partial(written, frame, sink)
+        for name, figures in best_of(WRITE_ROUNDS, setting.written_rows, self.meter, queries):
             yield Result("write", name, body_bytes, *figures)
 
 
