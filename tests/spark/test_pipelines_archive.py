@@ -138,12 +138,17 @@ def test_interrupted_merge_is_seen_once_and_finished_by_the_next_run(
     assert len(batch_folders(path)) == 2
 
 
-def test_merge_that_lost_rows_changes_nothing(
+def test_merge_that_is_not_alone_or_lost_rows_changes_nothing(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "archive"
     for batch in range(3):
         spark.range(5).coalesce(1).write.parquet(f"{path}/topic=a/batch=00000000-{batch:010}")
+    with (
+        compaction._alone(path),
+        pytest.raises(SparkError, match=r"another compaction of .* is running"),
+    ):
+        compact(spark, path)
     counts = iter([10, 9])
     monkeypatch.setattr(compaction, "_rows_in", lambda _: next(counts))
     with pytest.raises(SparkError, match="gave 9 rows of 10: nothing was changed"):
