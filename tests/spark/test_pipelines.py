@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 from typer.testing import CliRunner, Result
 
 from servers import Standalone
@@ -159,6 +160,16 @@ def test_replay_filters_counts_and_keeps_to_the_rate(
     times_ms = sorted(each.store_timestamp_ms for each in found)
     assert times_ms[-1] - times_ms[0] >= 400 - 60, "10 a second"
 
+    timeless = messages.withColumn("storeTimestamp", F.lit(None).cast("timestamp"))
+    counted = replay(
+        spark,
+        timeless.unionByName(messages),
+        sink,
+        {"*": name},
+        pace=Pace(speed=1.0),
+        is_dry_run=True,
+    )
+    assert (counted.chosen, counted.least_s) == (60, 29.0)
     plain = replay(spark, messages.select("topic", "body"), sink, {"*": f"{name}-plain"})
     assert (plain.sent, plain.first_stored_ms) == (30, None)
     stamps = [each.properties["SPARK_ROW"] for each in stored(broker.nameserver, f"{name}-plain")]

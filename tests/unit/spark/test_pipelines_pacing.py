@@ -16,7 +16,7 @@ def times(*ms: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 
 def test_without_a_pace_rows_go_in_large_slices() -> None:
-    found = list(slices(np.zeros(2500, np.int64), 0, Pace()))
+    found = list(slices(np.zeros(2500, np.int64), 0, Pace(), rows_max=1000))
     assert found == [Slice(0, 1000, 0.0), Slice(1000, 2000, 0.0), Slice(2000, 2500, 0.0)]
 
 
@@ -33,6 +33,11 @@ def test_original_spacing_is_sped_up() -> None:
 def test_earliest_time_is_that_of_all_tasks() -> None:
     (found,) = slices(times(5000), 1000, Pace(speed=1.0))
     assert found.offset_s == 4.0
+
+
+def test_rows_without_a_time_are_due_first() -> None:
+    found = list(slices(times(0, 1000, 2000), 1000, Pace(speed=1.0)))
+    assert found == [Slice(0, 2, 0.0), Slice(2, 3, 1.0)]
 
 
 def test_rate_makes_slices_small() -> None:

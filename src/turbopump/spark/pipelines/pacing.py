@@ -20,7 +20,7 @@ Times: TypeAlias = npt.NDArray[np.int64]
 SLICE_MS = 50
 """Rows that are due within this time are sent together."""
 
-ROWS_MAX = 1000
+ROWS_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,8 @@ def slices(times_ms: Times, first_ms: int, pace: Pace, rows_max: int = ROWS_MAX)
         for start in range(0, count, rows_max):
             yield Slice(start, min(count, start + rows_max), 0.0)
         return
-    ticks = ((times_ms - first_ms) / (pace.speed * SLICE_MS)).astype(np.int64)
+    passed_ms = np.maximum(times_ms - first_ms, 0)
+    ticks = (passed_ms / (pace.speed * SLICE_MS)).astype(np.int64)
     edges = np.flatnonzero(np.diff(ticks, prepend=-1, append=-1))
     for begin, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         offset_s = float(ticks[begin]) * SLICE_MS / 1000

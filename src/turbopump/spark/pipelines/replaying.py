@@ -21,6 +21,7 @@ from turbopump.spark.pipelines.progress import Step, Watch, unwatched
 from turbopump.spark.pipelines.reports import Table, bytes_text, facts, moment, per_second
 from turbopump.spark.pipelines.resending import (
     FROM,
+    NO_TIME_MS,
     SENT_SCHEMA,
     TIME_MS,
     Schedule,
@@ -147,9 +148,8 @@ class _Plan:
 
     topics: Mapping[tuple[str, str | None], int]
     partitions: Mapping[int, int]
-    first_ms: int
-    last_ms: int
-    has_times: bool
+    span_ms: tuple[int, int] | None
+    """When the first and the last was stored, as far as that is known."""
 
     @property
     def rows(self) -> int:
@@ -201,12 +201,13 @@ def _marks(columns: Sequence[str]) -> dict[str, Column]:
 
 
 def _plan(prepared: DataFrame) -> _Plan:
+    known = F.when(F.col(TIME_MS) != NO_TIME_MS, F.col(TIME_MS))
     counted = (
         prepared.groupBy(F.spark_partition_id().alias("partition"), FROM, "topic")
         .agg(
             F.count(F.lit(1)).alias("rows"),
-            F.min(TIME_MS).alias("first"),
-            F.max(TIME_MS).alias("last"),
+            F.min(known).alias("first"),
+            F.max(known).alias("last"),
         )
         .collect()
     )
@@ -216,9 +217,10 @@ def _plan(prepared: DataFrame) -> _Plan:
         key = (row[FROM], row["topic"])
         topics[key] = topics.get(key, 0) + row["rows"]
         partitions[row["partition"]] = partitions.get(row["partition"], 0) + row["rows"]
-    first = min((row["first"] for row in counted), default=0)
-    last = max((row["last"] for row in counted), default=0)
-    return _Plan(dict(sorted(topics.items(), key=str)), partitions, first, last, last > 0)
+    firsts = [row["first"] for row in counted if row["first"] is not None]
+    lasts = [row["last"] for row in counted if row["last"] is not None]
+    span_ms = (min(firsts), max(lasts)) if firsts else None
+    return _Plan(dict(sorted(topics.items(), key=str)), partitions, span_ms)
 
 
 def _require_targets(plan: _Plan) -> None:
@@ -239,7 +241,8 @@ def _send(
     watch: Watch,
 ) -> list[Row]:
     parts = {partition: rows / plan.rows for partition, rows in plan.partitions.items()}
-    task = sender(options, Schedule(pace, parts, plan.first_ms), write_id)
+    first_ms = 0 if plan.span_ms is None else plan.span_ms[0]
+    task = sender(options, Schedule(pace, parts, first_ms), write_id)
     # Tasks that keep the spacing have to run at the same time, all of them.
     work = prepared.mapInArrow(task, SENT_SCHEMA, barrier=pace.speed is not None)
     targets = sorted({target for _, target in plan.topics if target is not None})
@@ -254,6 +257,7 @@ def _report(
     for row in sent:
         key = (row[FROM], row["topic"])
         counts[key] = counts.get(key, 0) + row["rows"]
+    first_ms, last_ms = plan.span_ms or (None, None)
     return ReplayReport(
         write_id=write_id,
         is_dry_run=is_dry_run,
@@ -261,9 +265,9 @@ def _report(
             Replayed(topic, target or "", rows, counts.get((topic, target or ""), 0))
             for (topic, target), rows in plan.topics.items()
         ),
-        first_stored_ms=plan.first_ms if plan.has_times else None,
-        last_stored_ms=plan.last_ms if plan.has_times else None,
-        least_s=pace.duration_s(plan.rows, plan.last_ms - plan.first_ms),
+        first_stored_ms=first_ms,
+        last_stored_ms=last_ms,
+        least_s=pace.duration_s(plan.rows, (last_ms or 0) - (first_ms or 0)),
         started_ms=min((row["startedMs"] for row in sent), default=None),
         sends=sum(row["sends"] for row in sent),
         body_bytes=sum(row["bodyBytes"] for row in sent),

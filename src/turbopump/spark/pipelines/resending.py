@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 from pyspark.sql.column import Column
 
-from turbopump.spark.pipelines.pacing import ROWS_MAX, Pace, Pacer, slices
+from turbopump.spark.pipelines.pacing import Pace, Pacer, slices
 from turbopump.spark.rows import Origin
 from turbopump.spark.sink_columns import SinkColumns
 from turbopump.spark.sink_options import SinkOptions
@@ -27,6 +27,9 @@ from turbopump.spark.writer import Written, write_rows
 
 FROM = "fromTopic"
 TIME_MS = "timeMs"
+NO_TIME_MS = 0
+"""Of rows whose time is not known; they are due first."""
+
 SENT_SCHEMA = (
     "startedMs long, fromTopic string, topic string, rows long, sends long, bodyBytes long, "
     "repeated long"
@@ -46,9 +49,6 @@ _SENT_ARROW = pa.schema(_SENT_ARROW_TYPES)
 _MESSAGE = ("topic", "body", "tags", "keys", "properties", "shardingKey")
 _PLACE = ("broker", "queueId")
 _ORDER = (*_PLACE, "queueOffset")
-
-AfterSlice = Callable[[pa.RecordBatch, Origin], None]
-"""Called when all messages of a slice are stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,9 @@ def as_messages(
     place = ["topic", *(each for each in _PLACE if each in columns)]
     # Rows of one queue stay in order: they go to one queue, by one task.
     queue = [F.concat_ws("@", *place).alias("shardingKey")] if "queueId" in columns else []
-    stored_ms = F.unix_millis("storeTimestamp") if "storeTimestamp" in columns else F.lit(0)
+    stored_ms = (
+        F.unix_millis("storeTimestamp") if "storeTimestamp" in columns else F.lit(NO_TIME_MS)
+    )
     own = F.coalesce("properties", F.create_map()) if "properties" in columns else F.create_map()
     added = F.map_from_arrays(
         F.array(*map(F.lit, marks)), F.array(*(mark.cast("string") for mark in marks.values()))
@@ -89,7 +91,7 @@ def as_messages(
             ),
             *queue,
             F.col("topic").alias(FROM),
-            F.coalesce(stored_ms, F.lit(0)).alias(TIME_MS),
+            F.coalesce(stored_ms, F.lit(NO_TIME_MS)).alias(TIME_MS),
             *(F.col(each) for each in _ORDER if each in columns),
         )
         .repartition(partitions, *(["shardingKey"] if queue else []))
@@ -98,12 +100,7 @@ def as_messages(
 
 
 def sender(
-    options: SinkOptions,
-    schedule: Schedule,
-    write_id: str,
-    *,
-    rows_max: int = ROWS_MAX,
-    after_slice: AfterSlice | None = None,
+    options: SinkOptions, schedule: Schedule, write_id: str
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return what a task does with its rows: it sends them when they are due, and counts."""
 
@@ -116,14 +113,12 @@ def sender(
         number = 0
         for batch in ready:
             times_ms = np.asarray(batch.column(TIME_MS), np.int64)
-            for due in slices(times_ms, schedule.first_ms, pace, rows_max):
+            for due in slices(times_ms, schedule.first_ms, pace):
                 time.sleep(pacer.wait_s(due, time.time()))
                 pacer.sent(due.end - due.start, time.time())
                 rows = batch.slice(due.start, due.end - due.start)
                 origin = Origin(write_id, str(number), partition)
                 written = write_messages(rows, options, origin)
-                if after_slice is not None:
-                    after_slice(rows, origin)
                 yield _counted(rows, written, start_s)
                 number += 1
 
