@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from measure import print_table
 from turbopump.message import PhysicalOffset, QueueOffset
-from turbopump.spark.columns import RecordColumns
-from turbopump.spark.schema import COLUMNS, arrow_schema
+from turbopump.spark.records.columns import RecordColumns
+from turbopump.spark.records.schema import COLUMNS, arrow_schema
 from turbopump.wire import properties
 from turbopump.wire.hosts import host
 from turbopump.wire.record import MessageView, Record, decode_records

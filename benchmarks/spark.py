@@ -30,9 +30,9 @@ from turbopump.client.producer import Producer
 from turbopump.errors import RemoteError
 from turbopump.message import Message
 from turbopump.net.loop import run
-from turbopump.spark.options import SourceOptions
-from turbopump.spark.planning import QueueRange
-from turbopump.spark.reader import PartitionReader
+from turbopump.spark.reading.options import SourceOptions
+from turbopump.spark.reading.planning import QueueRange
+from turbopump.spark.reading.reader import PartitionReader
 
 HERE = Path(__file__).parent
 PARTS = ("read", "stream", "write", "latency")

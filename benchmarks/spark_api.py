@@ -25,7 +25,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 from pyspark.sql.types import StructType
 
-from turbopump.spark.schema import spark_schema
+from turbopump.spark.records.schema import spark_schema
 
 _PAUSE_S = 0.005
 

@@ -25,7 +25,7 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 import turbopump.spark
 from spark_api import Converting, Counting, ReadyRows
 from turbopump import Message, Producer
-from turbopump.spark.schema import spark_schema
+from turbopump.spark.records.schema import spark_schema
 
 READ_ROUNDS = 3
 STREAM_ROUNDS = 2

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from turbopump.message import PhysicalOffset, QueueOffset
-from turbopump.spark.schema import spark_schema
-from turbopump.spark.store_options import columns_of
-from turbopump.spark.store_source import DefaultSource, StoreReader
+from turbopump.spark.offline.options import columns_of
+from turbopump.spark.offline.source import DefaultSource, StoreReader
+from turbopump.spark.records.schema import spark_schema
 from turbopump.store.inspect import message_fields, messages
 from turbopump.wire.hosts import host
 from turbopump.wire.record import MAGIC, Record, encode_blank

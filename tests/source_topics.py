@@ -17,7 +17,7 @@ from turbopump.client.config import ClientConfig
 from turbopump.client.session import Session
 from turbopump.errors import RemoteError
 from turbopump.message import Message, MessageQueue
-from turbopump.spark.patience import patiently
+from turbopump.spark.reading.patience import patiently
 from turbopump.wire import properties
 from turbopump.wire.batch import BatchEntry, encode_batch
 from turbopump.wire.headers import SendMessageV2

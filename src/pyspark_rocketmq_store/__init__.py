@@ -1,5 +1,5 @@
 """Found by Spark at first use: makes ``format("rocketmq-store")`` known without registering it."""
 
-from turbopump.spark.store_source import DefaultSource
+from turbopump.spark.offline.source import DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -18,7 +18,7 @@ from source_topics import fill, fill_quickly, fresh_topic, made_topic
 from stored_messages import stored
 from turbopump.client.blocking import Producer, PullConsumer
 from turbopump.message import Message
-from turbopump.spark.schema import COLUMNS, spark_schema
+from turbopump.spark.records.schema import COLUMNS, spark_schema
 
 COUNT = 1200
 

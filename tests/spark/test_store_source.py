@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import spark_partition_id
 
 from offline_stores import as_inspected, message, position_of, unpacked, written
-from turbopump.spark.schema import spark_schema
+from turbopump.spark.records.schema import spark_schema
 
 
 def loaded(spark: SparkSession, path: Path, **options: object) -> DataFrame:

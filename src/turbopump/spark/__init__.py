@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from turbopump.spark.consumer import ConsumerRun, SparkConsumer
-    from turbopump.spark.duplicates import without_duplicates
+    from turbopump.spark.consuming.outcomes import GiveUp, RetryLater
+    from turbopump.spark.consuming.progress import ConsumerReport
     from turbopump.spark.local import session
-    from turbopump.spark.outcomes import GiveUp, RetryLater
-    from turbopump.spark.progress import ConsumerReport
     from turbopump.spark.source import register
+    from turbopump.spark.writing.duplicates import without_duplicates
 else:
     _HOMES = {
-        "ConsumerReport": "turbopump.spark.progress",
+        "ConsumerReport": "turbopump.spark.consuming.progress",
         "ConsumerRun": "turbopump.spark.consumer",
-        "GiveUp": "turbopump.spark.outcomes",
-        "RetryLater": "turbopump.spark.outcomes",
+        "GiveUp": "turbopump.spark.consuming.outcomes",
+        "RetryLater": "turbopump.spark.consuming.outcomes",
         "SparkConsumer": "turbopump.spark.consumer",
         "register": "turbopump.spark.source",
         "session": "turbopump.spark.local",
-        "without_duplicates": "turbopump.spark.duplicates",
+        "without_duplicates": "turbopump.spark.writing.duplicates",
     }
 
     def __getattr__(name):

@@ -20,7 +20,7 @@ from turbopump.client.names import check_group, check_topic, retry_topic, with_n
 from turbopump.client.start_position import StartFrom, consume_from
 from turbopump.errors import InvalidArgument
 from turbopump.filters.tags import parse_tags
-from turbopump.spark.handling import (
+from turbopump.spark.consuming.handling import (
     COUNTS_SCHEMA,
     ROWS_MAX,
     Exhausted,
@@ -31,9 +31,9 @@ from turbopump.spark.handling import (
     counts_batch,
     require_within,
 )
-from turbopump.spark.options import SourceOptions
-from turbopump.spark.progress import METRICS, ConsumerReport, Reached, Watching, watched
-from turbopump.spark.returning import SendBack
+from turbopump.spark.consuming.progress import METRICS, ConsumerReport, Reached, Watching, watched
+from turbopump.spark.consuming.returning import SendBack
+from turbopump.spark.reading.options import SourceOptions
 
 if TYPE_CHECKING:
     from pyspark.sql.pandas._typing import ArrowMapIterFunction

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-    from turbopump.spark.driver import Driver
-    from turbopump.spark.options import SourceOptions
+    from turbopump.spark.reading.driver import Driver
+    from turbopump.spark.reading.options import SourceOptions
 
 # What reads and writes is imported where it is used: Spark imports this module to find the source,
 # for every query of whatever source, and must not fail or wait because of it.
@@ -58,30 +58,30 @@ class DefaultSource(DataSource):
         return NAME
 
     def schema(self) -> StructType:
-        from turbopump.spark.options import columns_of
-        from turbopump.spark.schema import spark_schema
+        from turbopump.spark.reading.options import columns_of
+        from turbopump.spark.records.schema import spark_schema
 
         return spark_schema(columns_of(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from turbopump.spark.options import SourceOptions
+        from turbopump.spark.reading.options import SourceOptions
 
         options = _with_columns(SourceOptions.for_batch(self.options), schema)
         return FilteringReader(options) if options.push_filters else BatchReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from turbopump.spark.options import SourceOptions
+        from turbopump.spark.reading.options import SourceOptions
 
         return StreamReader(_with_columns(SourceOptions.for_stream(self.options), schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        from turbopump.spark.writer import batch_writer
+        from turbopump.spark.writing.writer import batch_writer
 
         _refuse_overwriting(overwrite=overwrite)
         return batch_writer(self.options, schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: ARG002
-        from turbopump.spark.writer import stream_writer
+        from turbopump.spark.writing.writer import stream_writer
 
         return stream_writer(self.options, schema)
 
@@ -98,7 +98,7 @@ def _with_columns(options: SourceOptions, schema: StructType) -> SourceOptions:
     from dataclasses import replace
 
     from turbopump.errors import InvalidArgument
-    from turbopump.spark.schema import COLUMNS, spark_schema
+    from turbopump.spark.records.schema import COLUMNS, spark_schema
 
     columns = tuple(schema.fieldNames())
     types = {field.name: field.dataType for field in spark_schema()}
@@ -124,10 +124,10 @@ class BatchReader(DataSourceReader):
         return self._planned(())
 
     def _planned(self, filters: Iterable[Filter]) -> list[InputPartition]:
-        from turbopump.spark.batch import plan_batch
-        from turbopump.spark.cluster import Cluster
-        from turbopump.spark.filters import narrowing
         from turbopump.spark.link import link_to
+        from turbopump.spark.reading.batch import plan_batch
+        from turbopump.spark.reading.cluster import Cluster
+        from turbopump.spark.reading.filters import narrowing
 
         options, by = self._options, narrowing(filters)
         planned = link_to(options.client).run(
@@ -148,7 +148,7 @@ class FilteringReader(BatchReader):
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Take filters as hints; all of them are Spark's to apply, so that none can be wrong."""
-        from turbopump.spark.filters import with_tags
+        from turbopump.spark.reading.filters import with_tags
 
         self._filters = tuple(filters)
         self._options = with_tags(self._options, self._filters)
@@ -159,7 +159,7 @@ class FilteringReader(BatchReader):
 
 
 def _read(options: SourceOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    from turbopump.spark.reader import PartitionReader
+    from turbopump.spark.reading.reader import PartitionReader
 
     # Spark makes a partition of its own, of nothing, when there is none.
     return PartitionReader.of(options).read(partition.value or ())
@@ -184,7 +184,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        from turbopump.spark.offsets import flat, nested
+        from turbopump.spark.reading.offsets import flat, nested
 
         known = flat(start)
         is_limited = not isinstance(limit, ReadAllAvailable)
@@ -206,13 +206,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._on_driver().run(lambda follow: follow.freeze(), is_first=True)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        from turbopump.spark.offsets import nested
+        from turbopump.spark.reading.offsets import nested
 
         return None if self._driver is None else nested(self._driver.latest_known) or None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        from turbopump.spark.offsets import flat
-        from turbopump.spark.planning import plan, ranges_between
+        from turbopump.spark.reading.offsets import flat
+        from turbopump.spark.reading.planning import plan, ranges_between
 
         planned = plan(ranges_between(flat(start), flat(end)), self._options.plan)
         return [InputPartition(partition) for partition in planned]
@@ -221,7 +221,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _read(self._options, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        from turbopump.spark.offsets import flat
+        from turbopump.spark.reading.offsets import flat
 
         offsets = flat(end)
         self._on_driver().run(lambda follow: follow.commit(offsets))
@@ -231,7 +231,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._driver.close()
 
     def _on_driver(self) -> Driver:
-        from turbopump.spark.driver import Driver
+        from turbopump.spark.reading.driver import Driver
 
         if self._driver is None:
             self._driver = Driver(self._options)

@@ -17,10 +17,10 @@ from turbopump.client.producer import Producer
 from turbopump.client.session import Session
 from turbopump.errors import ConnectFailed, InvalidArgument, NoRoute
 from turbopump.message import Message, MessageQueue
-from turbopump.spark.cluster import Cluster
-from turbopump.spark.offsets import Limits
-from turbopump.spark.options import SourceOptions
-from turbopump.spark.positions import AtTime, Earliest, Latest, OfGroup, parse_position
+from turbopump.spark.reading.cluster import Cluster
+from turbopump.spark.reading.offsets import Limits
+from turbopump.spark.reading.options import SourceOptions
+from turbopump.spark.reading.positions import AtTime, Earliest, Latest, OfGroup, parse_position
 from turbopump.testing import virtual_time
 from turbopump.wire.codes import RequestCode
 from turbopump.wire.command import Command

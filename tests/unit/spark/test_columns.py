@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from turbopump.errors import InvalidArgument, RecordError
 from turbopump.message import PhysicalOffset, QueueOffset
-from turbopump.spark import record_run
-from turbopump.spark.columns import RecordColumns
-from turbopump.spark.schema import COLUMNS, arrow_schema
+from turbopump.spark.records import record_run
+from turbopump.spark.records.columns import RecordColumns
+from turbopump.spark.records.schema import COLUMNS, arrow_schema
 from turbopump.wire import framing, properties
 from turbopump.wire.compression import deflate
 from turbopump.wire.hosts import Host, host

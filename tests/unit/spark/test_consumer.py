@@ -18,8 +18,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from turbopump.errors import InvalidArgument
 from turbopump.spark import SparkConsumer
-from turbopump.spark.handling import Counts
-from turbopump.spark.progress import METRICS, ConsumerReport, Looking, Totals
+from turbopump.spark.consuming.handling import Counts
+from turbopump.spark.consuming.progress import METRICS, ConsumerReport, Looking, Totals
 
 NO_SPARK = cast("SparkSession", None)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from turbopump.errors import InvalidArgument
-from turbopump.spark.options import SourceOptions
-from turbopump.spark.planning import PlanLimits, QueueRange, plan
-from turbopump.spark.positions import AtTime, Earliest, Latest, OfGroup, parse_position
+from turbopump.spark.reading.options import SourceOptions
+from turbopump.spark.reading.planning import PlanLimits, QueueRange, plan
+from turbopump.spark.reading.positions import AtTime, Earliest, Latest, OfGroup, parse_position
 
 
 def parsed(**options: str) -> SourceOptions:

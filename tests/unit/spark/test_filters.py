@@ -24,9 +24,9 @@ from pyspark.sql.datasource import (
 )
 
 from turbopump.message import MessageQueue
-from turbopump.spark.filters import Bounds, cut, cut_to, narrowing, with_tags
-from turbopump.spark.options import SourceOptions
-from turbopump.spark.planning import QueueRange
+from turbopump.spark.reading.filters import Bounds, cut, cut_to, narrowing, with_tags
+from turbopump.spark.reading.options import SourceOptions
+from turbopump.spark.reading.planning import QueueRange
 
 T0 = datetime(2026, 1, 31, 8, tzinfo=UTC)
 T0_MS = round(T0.timestamp() * 1000)

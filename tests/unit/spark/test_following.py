@@ -11,10 +11,10 @@ import pytest
 
 from turbopump.errors import DataLost, NoRoute
 from turbopump.message import MessageQueue
-from turbopump.spark.following import Following
-from turbopump.spark.offsets import Limits, Offsets
-from turbopump.spark.options import SourceOptions
-from turbopump.spark.positions import Earliest, Position
+from turbopump.spark.reading.following import Following
+from turbopump.spark.reading.offsets import Limits, Offsets
+from turbopump.spark.reading.options import SourceOptions
+from turbopump.spark.reading.positions import Earliest, Position
 from turbopump.testing import virtual_loop, virtual_time
 
 Q0, Q1, Q2 = (MessageQueue("t", "a", number) for number in range(3))

@@ -12,8 +12,7 @@ import pytest
 from turbopump.client.names import retry_topic
 from turbopump.errors import SparkError
 from turbopump.message import PhysicalOffset, QueueOffset
-from turbopump.spark.columns import RecordColumns
-from turbopump.spark.handling import (
+from turbopump.spark.consuming.handling import (
     COUNTS_SCHEMA,
     DEAD,
     Counts,
@@ -22,9 +21,10 @@ from turbopump.spark.handling import (
     Returned,
     counts_batch,
 )
-from turbopump.spark.outcomes import GiveUp, RetryLater
-from turbopump.spark.received import delivered, runs_of_queues, shown
-from turbopump.spark.schema import COLUMNS
+from turbopump.spark.consuming.outcomes import GiveUp, RetryLater
+from turbopump.spark.consuming.received import delivered, runs_of_queues, shown
+from turbopump.spark.records.columns import RecordColumns
+from turbopump.spark.records.schema import COLUMNS
 from turbopump.wire import properties
 from turbopump.wire.compression import deflate
 from turbopump.wire.hosts import host

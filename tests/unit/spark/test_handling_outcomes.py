@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from turbopump import ConsumeResult
 from turbopump.errors import InvalidArgument
-from turbopump.spark.outcomes import (
+from turbopump.spark.consuming.outcomes import (
     SUCCESS,
     GiveUp,
     Outcome,

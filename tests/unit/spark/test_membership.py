@@ -16,8 +16,8 @@ from turbopump.client.push_consumer import PushConsumer
 from turbopump.client.session import Session
 from turbopump.errors import GroupInUse
 from turbopump.message import Message, MessageQueue
-from turbopump.spark.membership import QueryMember, join_group
-from turbopump.spark.options import SourceOptions
+from turbopump.spark.reading.membership import QueryMember, join_group
+from turbopump.spark.reading.options import SourceOptions
 from turbopump.testing import virtual_time, wait_until
 from turbopump.wire.record import MessageView
 

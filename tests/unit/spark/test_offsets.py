@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from turbopump.errors import DataLost, InvalidArgument
 from turbopump.message import MessageQueue
-from turbopump.spark.offsets import (
+from turbopump.spark.reading.offsets import (
     Limits,
     backlog,
     flat,
@@ -21,7 +21,7 @@ from turbopump.spark.offsets import (
     nested,
     shares,
 )
-from turbopump.spark.positions import Explicit, offsets_named
+from turbopump.spark.reading.positions import Explicit, offsets_named
 
 QUICKLY = settings(max_examples=50, deadline=None)
 

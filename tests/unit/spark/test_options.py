@@ -10,7 +10,7 @@ import pytest
 
 from turbopump.errors import InvalidArgument
 from turbopump.message import MessageQueue
-from turbopump.spark.options import (
+from turbopump.spark.reading.options import (
     OPTIONS,
     Assigned,
     SourceOptions,
@@ -18,8 +18,8 @@ from turbopump.spark.options import (
     Topics,
     columns_of,
 )
-from turbopump.spark.positions import AtTime, Earliest, Explicit, Latest, OfGroup
-from turbopump.spark.schema import COLUMNS
+from turbopump.spark.reading.positions import AtTime, Earliest, Explicit, Latest, OfGroup
+from turbopump.spark.records.schema import COLUMNS
 
 PLAIN = {"nameserver": "127.0.0.1:9876", "topic": "orders"}
 

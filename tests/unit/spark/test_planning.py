@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turbopump.message import MessageQueue
-from turbopump.spark.planning import (
+from turbopump.spark.reading.planning import (
     PACKED_ROWS_MAX,
     PlanLimits,
     QueueRange,

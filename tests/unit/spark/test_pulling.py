@@ -18,10 +18,10 @@ from turbopump.client.producer import Producer
 from turbopump.client.session import Session
 from turbopump.errors import ConnectionLost, DataLost, RemoteError
 from turbopump.message import Message, QueueOffset
-from turbopump.spark.columns import RecordColumns
-from turbopump.spark.options import Pulling
-from turbopump.spark.planning import QueueRange
-from turbopump.spark.pulling import RangePull
+from turbopump.spark.reading.options import Pulling
+from turbopump.spark.reading.planning import QueueRange
+from turbopump.spark.reading.pulling import RangePull
+from turbopump.spark.records.columns import RecordColumns
 from turbopump.store.config import ReadLimits
 from turbopump.testing import virtual_time
 from turbopump.wire.codes import RequestCode

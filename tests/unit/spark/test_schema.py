@@ -4,7 +4,7 @@ import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from turbopump.errors import InvalidArgument
-from turbopump.spark.schema import COLUMNS, arrow_schema, chosen_columns, spark_schema
+from turbopump.spark.records.schema import COLUMNS, arrow_schema, chosen_columns, spark_schema
 
 
 @pytest.mark.parametrize("columns", [COLUMNS, ("body", "properties"), ("bornTimestamp",)])

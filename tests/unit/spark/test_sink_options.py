@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from turbopump.errors import InvalidArgument
-from turbopump.spark.sink_options import OPTIONS, SinkOptions
+from turbopump.spark.writing.options import OPTIONS, SinkOptions
 from turbopump.wire.sysflag import Compression
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guide" / "spark-sink.md"

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from turbopump.client.selectors import by_hash
 from turbopump.errors import InvalidArgument
 from turbopump.message import Message, MessageQueue
-from turbopump.spark.lanes import Cuts, chosen_queue, sends
-from turbopump.spark.rows import STAMP_PROPERTY, Origin, RowReader, Rows
-from turbopump.spark.sink_columns import SinkColumns
-from turbopump.spark.sink_options import SinkOptions
+from turbopump.spark.writing.columns import SinkColumns
+from turbopump.spark.writing.lanes import Cuts, chosen_queue, sends
+from turbopump.spark.writing.options import SinkOptions
+from turbopump.spark.writing.rows import STAMP_PROPERTY, Origin, RowReader, Rows
 
 ORIGIN = Origin("query", "7", 3)
 QUEUES = {"t": tuple(MessageQueue("t", "a", number) for number in range(4))}

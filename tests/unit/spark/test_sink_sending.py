@@ -15,10 +15,10 @@ from turbopump.client.calls import SendStatus
 from turbopump.client.session import Session
 from turbopump.errors import InvalidArgument, RemoteError, SparkError
 from turbopump.message import Message, QueueOffset
-from turbopump.spark.rows import Rows
-from turbopump.spark.sending import Sending, Tally
-from turbopump.spark.sink_options import SinkOptions
-from turbopump.spark.window import Window
+from turbopump.spark.writing.options import SinkOptions
+from turbopump.spark.writing.rows import Rows
+from turbopump.spark.writing.sending import Sending, Tally
+from turbopump.spark.writing.window import Window
 from turbopump.store.outcomes import Found
 from turbopump.testing import virtual_time
 from turbopump.wire.codes import RequestCode, ResponseCode

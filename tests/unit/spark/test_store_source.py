@@ -28,10 +28,10 @@ from offline_stores import (
     written,
 )
 from turbopump.errors import InvalidArgument, StoreDamaged, StoreInUse
-from turbopump.spark import store_walk
-from turbopump.spark.schema import COLUMNS
-from turbopump.spark.store_options import OPTIONS, StoreOptions
-from turbopump.spark.store_source import DefaultSource
+from turbopump.spark.offline import walk as store_walk
+from turbopump.spark.offline.options import OPTIONS, StoreOptions
+from turbopump.spark.offline.source import DefaultSource
+from turbopump.spark.records.schema import COLUMNS
 from turbopump.store import Store, StoreConfig
 from turbopump.wire.record import Record, encode_blank
 

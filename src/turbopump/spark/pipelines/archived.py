@@ -25,7 +25,7 @@ from turbopump.spark.pipelines.layout import (
     BatchFolder,
     parsed_folder,
 )
-from turbopump.spark.schema import COLUMNS, spark_schema
+from turbopump.spark.records.schema import COLUMNS, spark_schema
 
 _JOURNAL = ".json"
 _DERIVED: dict[str, DataType] = {"date": DateType(), "hour": IntegerType(), BATCH: StringType()}

@@ -29,7 +29,7 @@ from turbopump.spark.pipelines.resending import (
     sender,
 )
 from turbopump.spark.pipelines.stored import StoredSince
-from turbopump.spark.sink_options import SinkOptions
+from turbopump.spark.writing.options import SinkOptions
 
 ANY_TOPIC = "*"
 """In ``to``: where messages of all topics go that are not named."""

@@ -20,10 +20,10 @@ from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 from pyspark.sql.column import Column
 
 from turbopump.spark.pipelines.pacing import Pace, Pacer, slices
-from turbopump.spark.rows import Origin
-from turbopump.spark.sink_columns import SinkColumns
-from turbopump.spark.sink_options import SinkOptions
-from turbopump.spark.writer import Written, write_rows
+from turbopump.spark.writing.columns import SinkColumns
+from turbopump.spark.writing.options import SinkOptions
+from turbopump.spark.writing.rows import Origin
+from turbopump.spark.writing.writer import Written, write_rows
 
 FROM = "fromTopic"
 TIME_MS = "timeMs"

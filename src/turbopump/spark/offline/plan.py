@@ -15,10 +15,10 @@ from itertools import pairwise
 import numpy as np
 
 from turbopump.errors import StoreDamaged
-from turbopump.spark.record_run import RecordRun
-from turbopump.spark.store_files import LogFile
-from turbopump.spark.store_options import Wanted
-from turbopump.spark.store_walk import End, Found, LogReader, Stop, opened
+from turbopump.spark.offline.files import LogFile
+from turbopump.spark.offline.options import Wanted
+from turbopump.spark.offline.walk import End, Found, LogReader, Stop, opened
+from turbopump.spark.records.record_run import RecordRun
 
 _log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias, assert_never, get_args
 import pyarrow as pa
 
 from turbopump.errors import InvalidArgument, SparkError
-from turbopump.spark.outcomes import (
+from turbopump.spark.consuming.outcomes import (
     SUCCESS,
     GiveUp,
     Outcome,
@@ -23,7 +23,7 @@ from turbopump.spark.outcomes import (
     outcome_of,
     outcomes_of,
 )
-from turbopump.spark.received import (
+from turbopump.spark.consuming.received import (
     Delivered,
     Messages,
     Piece,

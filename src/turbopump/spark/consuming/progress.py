@@ -20,7 +20,7 @@ from pyspark.sql.streaming.listener import (
 )
 from pyspark.sql.streaming.query import StreamingQuery
 
-from turbopump.spark.handling import Counts
+from turbopump.spark.consuming.handling import Counts
 
 METRICS = "turbopump"
 """What Spark's progress calls the counts of a consumer, under ``observedMetrics``."""

@@ -15,7 +15,7 @@ from typing import Protocol
 from turbopump.clock import Clock
 from turbopump.errors import DataLost, NoRoute
 from turbopump.message import MessageQueue
-from turbopump.spark.offsets import (
+from turbopump.spark.reading.offsets import (
     Limits,
     Offsets,
     backlog,
@@ -24,8 +24,8 @@ from turbopump.spark.offsets import (
     moved_past,
     shares,
 )
-from turbopump.spark.options import SourceOptions
-from turbopump.spark.positions import Position
+from turbopump.spark.reading.options import SourceOptions
+from turbopump.spark.reading.positions import Position
 
 _log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
 from turbopump.errors import InvalidArgument
-from turbopump.spark.rows import STAMP_PROPERTY
+from turbopump.spark.writing.rows import STAMP_PROPERTY
 
 _KEY = "__turbopump_row"
 _PLACE = ("topic", "broker", "queueId", "queueOffset")

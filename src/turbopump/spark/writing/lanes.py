@@ -10,7 +10,7 @@ from turbopump.client.outgoing import BATCH_ENTRY_OVERHEAD_BYTES
 from turbopump.client.selectors import by_hash
 from turbopump.errors import InvalidArgument
 from turbopump.message import Message, MessageQueue
-from turbopump.spark.rows import Rows
+from turbopump.spark.writing.rows import Rows
 
 _OVERHEAD_BYTES = BATCH_ENTRY_OVERHEAD_BYTES + 100
 """Beside body, keys and properties: the producer adds a unique id and names of properties."""

@@ -27,9 +27,9 @@ from turbopump.client.session import Session
 from turbopump.client.subscriptions import subscription
 from turbopump.errors import DataLost, NetworkError
 from turbopump.message import QueueOffset
-from turbopump.spark.options import Pulling
-from turbopump.spark.patience import patiently, pause_s
-from turbopump.spark.planning import QueueRange
+from turbopump.spark.reading.options import Pulling
+from turbopump.spark.reading.patience import patiently, pause_s
+from turbopump.spark.reading.planning import QueueRange
 
 _log = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from turbopump.client.session import Session
 from turbopump.client.subscriptions import subscription
 from turbopump.errors import GroupInUse, NoRoute, TurbopumpError
 from turbopump.message import MessageQueue
-from turbopump.spark.options import SourceOptions
-from turbopump.spark.patience import of_each, patiently
+from turbopump.spark.reading.options import SourceOptions
+from turbopump.spark.reading.patience import of_each, patiently
 from turbopump.wire.bodies import (
     ConsumeFrom,
     ConsumerConnections,

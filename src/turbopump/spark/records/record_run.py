@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from turbopump.errors import InvalidArgument, RecordError
-from turbopump.spark.arrow_arrays import Column, Numbers, cells, slices
+from turbopump.spark.records.arrays import Column, Numbers, cells, slices
 from turbopump.wire import sysflag
 from turbopump.wire.hashing import INT_MAX
 from turbopump.wire.hosts import V4_BYTES, V6_BYTES

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from turbopump.errors import InvalidArgument
 from turbopump.message import MessageQueue
-from turbopump.spark.cluster import Cluster
-from turbopump.spark.filters import Narrowing, cut, cut_to
-from turbopump.spark.options import SourceOptions
-from turbopump.spark.planning import Partition, QueueRange, plan, ranges_between
-from turbopump.spark.positions import Explicit
+from turbopump.spark.reading.cluster import Cluster
+from turbopump.spark.reading.filters import Narrowing, cut, cut_to
+from turbopump.spark.reading.options import SourceOptions
+from turbopump.spark.reading.planning import Partition, QueueRange, plan, ranges_between
+from turbopump.spark.reading.positions import Explicit
 
 
 async def plan_batch(cluster: Cluster, options: SourceOptions, by: Narrowing) -> list[Partition]:

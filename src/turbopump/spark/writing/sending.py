@@ -21,10 +21,10 @@ from turbopump.errors import (
     TurbopumpError,
 )
 from turbopump.message import Message, MessageQueue
-from turbopump.spark.lanes import Cuts, Send, sends
-from turbopump.spark.rows import Rows
-from turbopump.spark.sink_options import SinkOptions
-from turbopump.spark.window import Window
+from turbopump.spark.writing.lanes import Cuts, Send, sends
+from turbopump.spark.writing.options import SinkOptions
+from turbopump.spark.writing.rows import Rows
+from turbopump.spark.writing.window import Window
 
 _log = logging.getLogger(__name__)
 

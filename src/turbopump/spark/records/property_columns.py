@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from turbopump.spark.arrow_arrays import Column, Numbers, cells, contents, maps, optional, texts
-from turbopump.spark.record_run import Parts, RecordRun
+from turbopump.spark.records.arrays import Column, Numbers, cells, contents, maps, optional, texts
+from turbopump.spark.records.record_run import Parts, RecordRun
 from turbopump.wire.properties import ENTRY_END, NAME_END
 
 _NAME_END = ord(NAME_END)

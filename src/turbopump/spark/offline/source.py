@@ -19,12 +19,12 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from turbopump.errors import InvalidArgument, RecordError, StoreDamaged
-from turbopump.spark.columns import RecordColumns, readable
-from turbopump.spark.record_run import RecordRun
-from turbopump.spark.schema import spark_schema
-from turbopump.spark.store_files import broker_name, log_files, require_stopped
-from turbopump.spark.store_options import FORMAT, StoreOptions, Wanted, columns_of
-from turbopump.spark.store_plan import Damage, LogPart, plan, records_of
+from turbopump.spark.offline.files import broker_name, log_files, require_stopped
+from turbopump.spark.offline.options import FORMAT, StoreOptions, Wanted, columns_of
+from turbopump.spark.offline.plan import Damage, LogPart, plan, records_of
+from turbopump.spark.records.columns import RecordColumns, readable
+from turbopump.spark.records.record_run import RecordRun
+from turbopump.spark.records.schema import spark_schema
 
 _log = logging.getLogger(__name__)
 

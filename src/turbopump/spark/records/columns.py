@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from turbopump.errors import InvalidArgument, RecordError
-from turbopump.spark.arrow_arrays import Column, cells, in_order, mask_of, optional, texts
-from turbopump.spark.property_columns import PropertyColumns
-from turbopump.spark.record_run import Parts, RecordRun, damage_at, find_records
-from turbopump.spark.schema import arrow_schema
+from turbopump.spark.records.arrays import Column, cells, in_order, mask_of, optional, texts
+from turbopump.spark.records.property_columns import PropertyColumns
+from turbopump.spark.records.record_run import Parts, RecordRun, damage_at, find_records
+from turbopump.spark.records.schema import arrow_schema
 from turbopump.wire import properties, sysflag
 from turbopump.wire.compression import inflate
 from turbopump.wire.hashing import INT_MAX

@@ -12,8 +12,8 @@ from enum import Enum, auto
 import numpy as np
 
 from turbopump.errors import RecordError
-from turbopump.spark.record_run import RecordRun, damage_at, find_records
-from turbopump.spark.store_files import LogFile
+from turbopump.spark.offline.files import LogFile
+from turbopump.spark.records.record_run import RecordRun, damage_at, find_records
 from turbopump.wire.record import (
     BLANK_BYTES,
     BLANK_MAGIC,

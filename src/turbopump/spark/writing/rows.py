@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from turbopump.errors import InvalidArgument
 from turbopump.message import Message
-from turbopump.spark.sink_columns import SinkColumns
-from turbopump.spark.sink_options import SinkOptions
+from turbopump.spark.writing.columns import SinkColumns
+from turbopump.spark.writing.options import SinkOptions
 from turbopump.wire import properties as wire_properties
 
 STAMP_PROPERTY = "SPARK_ROW"

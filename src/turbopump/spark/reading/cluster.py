@@ -21,11 +21,11 @@ from turbopump.client.session import Session
 from turbopump.client.subscriptions import subscription
 from turbopump.errors import NetworkError, NoRoute, TurbopumpError
 from turbopump.message import MessageQueue, QueueOffset
-from turbopump.spark import key_search
-from turbopump.spark.offsets import Limits, Offsets, inside
-from turbopump.spark.options import Assigned, SourceOptions, TopicPattern, Topics
-from turbopump.spark.patience import of_each, of_those_who_answer, patiently
-from turbopump.spark.positions import (
+from turbopump.spark.reading import key_search
+from turbopump.spark.reading.offsets import Limits, Offsets, inside
+from turbopump.spark.reading.options import Assigned, SourceOptions, TopicPattern, Topics
+from turbopump.spark.reading.patience import of_each, of_those_who_answer, patiently
+from turbopump.spark.reading.positions import (
     EARLIEST_OFFSET,
     LATEST_OFFSET,
     AtTime,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from turbopump.message import MessageQueue
-from turbopump.spark.offsets import Offsets
+from turbopump.spark.reading.offsets import Offsets
 
 PACKED_ROWS_MAX = 2000
 """Ranges are put together into one task up to so many rows: a task costs more than they do."""

@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 
 from turbopump.client.session import Session
 from turbopump.errors import TurbopumpError
-from turbopump.spark.cluster import Cluster
-from turbopump.spark.following import Following
 from turbopump.spark.link import link_to
-from turbopump.spark.membership import QueryMember, join_group
-from turbopump.spark.offsets import Offsets
-from turbopump.spark.options import SourceOptions, Topics
+from turbopump.spark.reading.cluster import Cluster
+from turbopump.spark.reading.following import Following
+from turbopump.spark.reading.membership import QueryMember, join_group
+from turbopump.spark.reading.offsets import Offsets
+from turbopump.spark.reading.options import SourceOptions, Topics
 
 T = TypeVar("T")
 

@@ -19,15 +19,15 @@ from turbopump.client.names import (
 from turbopump.errors import InvalidArgument
 from turbopump.filters.tags import SQL92, parse_tags
 from turbopump.message import MessageQueue
-from turbopump.spark.planning import PlanLimits
-from turbopump.spark.positions import (
+from turbopump.spark.reading.planning import PlanLimits
+from turbopump.spark.reading.positions import (
     Earliest,
     Latest,
     OfGroup,
     Position,
     parse_position,
 )
-from turbopump.spark.schema import chosen_columns
+from turbopump.spark.records.schema import chosen_columns
 
 T = TypeVar("T")
 D = TypeVar("D")

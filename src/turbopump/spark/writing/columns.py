@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pyspark.sql.types import StructType
 
 from turbopump.errors import InvalidArgument
-from turbopump.spark.sink_options import SinkOptions
+from turbopump.spark.writing.options import SinkOptions
 
 _WHOLE_NUMBERS = ("int", "bigint", "smallint", "tinyint")
 _ABSENT = "void"

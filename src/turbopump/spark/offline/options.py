@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 from turbopump.broker.names import SYSTEM_PREFIX, is_forbidden_to_send
 from turbopump.errors import InvalidArgument
 from turbopump.filters.tags import parse_tags
-from turbopump.spark.schema import chosen_columns
+from turbopump.spark.records.schema import chosen_columns
 
 T = TypeVar("T")
 D = TypeVar("D")

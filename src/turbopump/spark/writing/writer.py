@@ -17,10 +17,10 @@ from pyspark.sql.types import StructType
 
 from turbopump.errors import InvalidArgument, SparkError
 from turbopump.spark.link import link_to
-from turbopump.spark.rows import Origin, RowReader, Rows
-from turbopump.spark.sending import Sending
-from turbopump.spark.sink_columns import SinkColumns, sink_columns
-from turbopump.spark.sink_options import SinkOptions
+from turbopump.spark.writing.columns import SinkColumns, sink_columns
+from turbopump.spark.writing.options import SinkOptions
+from turbopump.spark.writing.rows import Origin, RowReader, Rows
+from turbopump.spark.writing.sending import Sending
 
 _QUERY_ID = "sql.streaming.queryId"
 _BATCH_ID = "streaming.sql.batchId"

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from turbopump.client.config import ClientConfig
-from turbopump.spark.columns import RecordColumns
 from turbopump.spark.link import Link, link_to
-from turbopump.spark.options import Pulling, SourceOptions
-from turbopump.spark.planning import Partition, QueueRange
-from turbopump.spark.pulling import Chunk, RangePull
+from turbopump.spark.reading.options import Pulling, SourceOptions
+from turbopump.spark.reading.planning import Partition, QueueRange
+from turbopump.spark.reading.pulling import Chunk, RangePull
+from turbopump.spark.records.columns import RecordColumns
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from turbopump.client.send_back import SendingBack
 from turbopump.client.session import Session
 from turbopump.errors import SparkError
 from turbopump.message import MessageQueue
-from turbopump.spark.handling import Returned
+from turbopump.spark.consuming.handling import Returned
 from turbopump.spark.link import link_to
 
 _AT_ONCE_MAX = 64

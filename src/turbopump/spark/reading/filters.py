@@ -24,8 +24,8 @@ from pyspark.sql.datasource import (
 
 from turbopump.filters.tags import SQL92
 from turbopump.message import MessageQueue
-from turbopump.spark.options import SourceOptions
-from turbopump.spark.planning import QueueRange
+from turbopump.spark.reading.options import SourceOptions
+from turbopump.spark.reading.planning import QueueRange
 
 Values = frozenset[Any]
 

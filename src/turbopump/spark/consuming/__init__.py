@@ -1,0 +1,1 @@
+"""What happens on executors when `SparkConsumer` handles messages."""

@@ -1,0 +1,1 @@
+"""Reading the files of a broker that does not run."""

@@ -1,0 +1,1 @@
+"""Reading topics: options, positions, plans, and the pulls of a task."""
