@@ -357,17 +357,21 @@ async def steady(
 ) -> int:
     """Send at a rate, in small bursts as timers allow; return how many."""
     started, sent = time.perf_counter(), 0
-    pending: set[asyncio.Task[Command]] = set()
+    pending: list[asyncio.Task[None]] = []
     while (elapsed := time.perf_counter() - started) < seconds:
         for _ in range(int(elapsed * rate) - sent):
             sent += 1
             command = send_request(2, properties=properties)
-            task = asyncio.create_task(connection.request(command, TIMEOUT_MS))
-            pending.add(task)
-            task.add_done_callback(pending.discard)
+            pending.append(asyncio.create_task(stored(connection, command)))
         await asyncio.sleep(0.001)
     await asyncio.gather(*pending)
     return sent
+
+
+async def stored(connection: Connection, command: Command) -> None:
+    """Send a message that must be stored, or there would be none to wait for."""
+    answer = await connection.request(command, TIMEOUT_MS)
+    assert answer.code == ResponseCode.SUCCESS, answer
 
 
 PARTS: dict[str, Callable[[float], Awaitable[None]]] = {

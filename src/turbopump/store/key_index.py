@@ -28,7 +28,7 @@ from turbopump.wire.hashing import index_hash
 from turbopump.wire.record import RecordEntry
 
 RESULTS_MAX = 64
-PENDING_MAX = 1024
+PENDING_MAX = 512
 """Messages whose keys may wait in memory."""
 
 _TEXT_BYTES_MAX = 256 * 1024
