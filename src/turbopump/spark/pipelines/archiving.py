@@ -125,13 +125,20 @@ class _Writer:
     body_bytes: int | None = None
     first_ms: int | None = None
     last_ms: int | None = None
+    is_writing: bool = False
 
     def write(self, frame: DataFrame, batch_id: int) -> None:
         """Write a batch, in place of what an earlier try of it left."""
         query_id = frame.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)
         if query_id is None:
             raise SparkError(f"Spark does not tell {_QUERY_ID}: PySpark 4.2 or newer is needed")
-        batch = batch_value(query_id, batch_id)
+        self.is_writing = True
+        try:
+            self._write(frame, batch_value(query_id, batch_id))
+        finally:
+            self.is_writing = False
+
+    def _write(self, frame: DataFrame, batch: str) -> None:
         seen = Observation()
         (
             frame.withColumns(_derived(self.partition_by))
@@ -189,17 +196,12 @@ def _checked(partition_by: Sequence[str], columns: Sequence[str]) -> tuple[str, 
 
 def _run(query: StreamingQuery, writer: _Writer, watch: Watch, stop: threading.Event) -> None:
     """Wait until the query has ended or is to stop, telling how far it is."""
-    batches_at_stop: int | None = None
     try:
         while not query.awaitTermination(_LOOK_S):
             watch(_step(query, writer))
-            if not stop.is_set():
-                continue
-            if batches_at_stop is None:
-                batches_at_stop = len(writer.batches)
             # Between batches: one that is cut short is written again by the next run.
-            if not query.status["isTriggerActive"] or len(writer.batches) > batches_at_stop:
-                query.stop()
+            if stop.is_set() and not writer.is_writing:
+                break
     finally:
         query.stop()
     watch(Step("messages archived", writer.rows, writer.rows))

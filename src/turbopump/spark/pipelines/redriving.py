@@ -58,6 +58,8 @@ class RedrivenTopic:
     would_be_sent: int
     sent_before: int
     origin_unknown: int
+    origin_gone: int
+    """Their topic was deleted; a redrive does not bring it back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +295,7 @@ def _topics(done: Sequence[Row]) -> tuple[RedrivenTopic, ...]:
             found.get(Outcome.WOULD_BE_SENT.name, 0),
             found.get(Outcome.SENT_BEFORE.name, 0),
             found.get(Outcome.ORIGIN_UNKNOWN.name, 0),
+            found.get(Outcome.ORIGIN_GONE.name, 0),
         )
         for topic, found in sorted(counts.items(), key=lambda item: item[0] or "")
     )
