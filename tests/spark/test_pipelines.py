@@ -244,6 +244,7 @@ def test_redrive_sends_each_letter_once(
             "would_be_sent": 6,
             "sent_before": 0,
             "origin_unknown": 0,
+            "origin_gone": 0,
         }
     ]
     assert len(stored(broker.nameserver, name)) == 12
