@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import tracemalloc
 
+import pytest
+
 from turbopump.errors import TurbopumpError
 from turbopump.wire import framing
 from turbopump.wire.catalogue import REQUEST_BODIES, REQUEST_HEADERS, RESPONSE_BODIES
@@ -121,6 +123,7 @@ def odd_key(chance: random.Random, depth: int) -> str:
     return chance.choice([*names, odd_json(chance, depth + 3)])
 
 
+@pytest.mark.slow
 def test_json_that_is_hard_to_read() -> None:
     chance = random.Random(3)
     for _ in range(4000):

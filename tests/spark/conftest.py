@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
@@ -25,14 +26,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The one session; two cores, and a task is tried twice."""
     scratch = tmp_path_factory.mktemp("spark")
-    found = session(
-        "tests",
-        master="local[2,2]",
-        settings={
-            "spark.sql.warehouse.dir": str(scratch / "warehouse"),
-            "spark.local.dir": str(scratch / "local"),
-        },
-    )
+    # Java keeps the folder that it was started in: what tests write to relative paths goes there.
+    with chdir(scratch):
+        found = session(
+            "tests",
+            master="local[2,2]",
+            settings={
+                "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+                "spark.local.dir": str(scratch / "local"),
+            },
+        )
     yield found
     found.stop()
 

@@ -78,6 +78,7 @@ def sweep_truncation(crashed: Path, tmp_path: Path, step: int) -> None:
         shutil.rmtree(root)
 
 
+@pytest.mark.slow
 def test_log_cut_inside_the_last_three_records(crashed: Path, tmp_path: Path) -> None:
     sweep_truncation(crashed, tmp_path, step=11)
 
@@ -113,6 +114,7 @@ def sweep_bit_flips(crashed: Path, tmp_path: Path, rounds: int, seed: int) -> No
         shutil.rmtree(root)
 
 
+@pytest.mark.slow
 def test_bit_flips_in_the_tail(crashed: Path, tmp_path: Path) -> None:
     sweep_bit_flips(crashed, tmp_path, rounds=40, seed=1)
 
@@ -122,6 +124,7 @@ def test_many_bit_flips_in_the_tail(crashed: Path, tmp_path: Path) -> None:
     sweep_bit_flips(crashed, tmp_path, rounds=2000, seed=2)
 
 
+@pytest.mark.slow
 def test_recovery_killed_half_way_comes_to_the_same_end(crashed: Path, tmp_path: Path) -> None:
     log = crashed / "commitlog" / f"{0:020d}"
     data = bytearray(log.read_bytes())

@@ -51,7 +51,9 @@ def lose_power(tmp_path: Path, seed: int) -> None:
             assert len(again.messages_by_key(topic, key, 64, 0, 1 << 60)) >= 1
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize(
+    "seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 24))]
+)
 def test_acknowledged_messages_survive(seed: int, tmp_path: Path) -> None:
     lose_power(tmp_path, seed)
 
