@@ -21,6 +21,7 @@ from turbopump.wire.record import MessageView
 pytestmark = pytest.mark.slow
 
 MEMBER = Path(__file__).parent.parent / "push_member.py"
+STUCK = Path(__file__).parent.parent / "stuck_listener.py"
 WAIT_S = 60.0
 
 
@@ -136,3 +137,23 @@ def test_a_backlog_is_consumed_by_threads(tmp_path: Path, orderly: bool) -> None
     assert seen.total() == 4000
     if orderly:
         assert all(offsets == sorted(offsets) for offsets in orders.values())
+
+
+@pytest.mark.parametrize("way", ["close", "aclose", "wait"])
+def test_a_listener_that_never_returns_does_not_keep_the_process_alive(
+    tmp_path: Path, way: str
+) -> None:
+    with standalone(tmp_path) as server:
+        with Producer("pg", nameserver=server.nameserver) as producer:
+            producer.send(Message("orders", b"1"))
+        command = [sys.executable, str(STUCK), server.nameserver, way]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            try:
+                assert process.stdout.readline() == b"begun\n"
+                if way == "wait":
+                    process.send_signal(signal.SIGINT)
+                process.wait(WAIT_S)
+            finally:
+                process.kill()
+    assert process.returncode == (-signal.SIGINT if way == "wait" else 0)

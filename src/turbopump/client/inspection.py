@@ -14,6 +14,7 @@ from turbopump.client.consumption import Consumption
 from turbopump.client.delivery.listener import Listener
 from turbopump.client.delivery.results import ConsumeContext, ConsumeResult, Verdict
 from turbopump.client.session import Session
+from turbopump.net.threads import DaemonThreads
 from turbopump.version import __version__
 from turbopump.wire.bodies import ConsumeType, DirectConsumption, RunningInfo, Subscription
 from turbopump.wire.record import MessageView
@@ -81,8 +82,11 @@ async def direct_consumption(
     if listener.is_async:
         verdict = await listener.acall(messages, context)
     else:
+        threads = DaemonThreads(1, "turbopump-direct")
         loop = asyncio.get_running_loop()
-        verdict = await loop.run_in_executor(None, listener.call, messages, context)
+        calling = loop.run_in_executor(threads, listener.call, messages, context)
+        threads.shutdown(wait=False)
+        verdict = await calling
     return DirectConsumption(
         auto_commit=context.auto_commit,
         consume_result=_direct_result(verdict),

@@ -14,12 +14,14 @@ import selectors
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from concurrent.futures import Future as Job
 from contextlib import contextmanager, suppress
 from random import Random
+from types import FrameType
 from typing import Any, ParamSpec, TypeVar, TypeVarTuple
 
+from turbopump.net.threads import DaemonThreads, busy_threads
 from turbopump.testing.clock import VirtualClock
 
 P = ParamSpec("P")
@@ -27,6 +29,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 _GRACE_S = 2.0
+_THREADS_MAX = 32
 _LOOK_AGAIN_S = 0.0005
 """How long the loop waits, in real time, before it asks again whether others are busy."""
 
@@ -51,10 +54,13 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self.clock = VirtualClock()
         self.random = Random(seed)  # noqa: S311 - chance for tests, not for secrets
         self._outside = 0
+        self._jobs: set[Job[Any]] = set()
         self._others: dict[Question, None] = {}
         self._watchers: dict[Question, None] = {}
         self._end_real_s = math.inf
-        self._threads: ThreadPoolExecutor | None = None
+        # Daemons: a listener that never returns must not keep pytest from ending.
+        self._threads: Executor = DaemonThreads(_THREADS_MAX, "asyncio")
+        self._has_lost_threads = False
         super().__init__(_JumpingSelector(self))
 
     def time(self) -> float:
@@ -63,7 +69,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     @property
     def is_waited_for(self) -> bool:
         """Whether threads outside the loop are working for it, and will tell it when done."""
-        return self._outside > 0
+        return self._outside > 0 or bool(self._jobs)
 
     @property
     def are_others_busy(self) -> bool:
@@ -123,36 +129,38 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts
     ) -> asyncio.Future[T]:
-        job = (executor or self._threads_of_loop()).submit(func, *args)
+        job = (executor or self._threads).submit(func, *args)
         future = asyncio.wrap_future(job, loop=self)
-        self._outside += 1
+        self._jobs.add(job)
         # The job ends when its thread is done with it; the future would end with a cancellation.
         # Added after the future's own callback, so that time stands still until the result is set.
         job.add_done_callback(self._job_ended)
         return future
 
     def set_default_executor(self, executor: Executor) -> None:
-        assert isinstance(executor, ThreadPoolExecutor), "asyncio takes no other"
-        super().set_default_executor(executor)
         self._threads = executor
 
-    def _threads_of_loop(self) -> ThreadPoolExecutor:
-        if self._threads is None:
-            self.set_default_executor(ThreadPoolExecutor(thread_name_prefix="asyncio"))
-        assert self._threads is not None
-        return self._threads
+    def abandon_threads(self) -> None:
+        """Wait no longer for the threads that are busy now: one of them may never come back."""
+        self._has_lost_threads |= bool(self._jobs)
+        self._jobs.clear()
 
-    def _job_ended(self, _: Job[T]) -> None:
+    def _job_ended(self, job: Job[Any]) -> None:
         # In the job's own thread, which may outlive the loop: then nobody counts any more.
         with suppress(RuntimeError):
-            self.call_soon_threadsafe(self._came_back)
+            self.call_soon_threadsafe(self._jobs.discard, job)
 
-    def _came_back(self) -> None:
-        self._outside -= 1
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ARG002, ASYNC109 - as asyncio has it
+        """Wait for the loop's own threads, unless there are some that were abandoned."""
+        helper = DaemonThreads(1, "asyncio-end")
+        shut = functools.partial(self._threads.shutdown, wait=not self._has_lost_threads)
+        ended = self.run_in_executor(helper, shut)
+        helper.shutdown(wait=False)
+        await ended
 
-    async def shutdown_default_executor(self) -> None:
-        with self.outside_work():
-            await super().shutdown_default_executor()
+    def close(self) -> None:
+        super().close()
+        self._threads.shutdown(wait=False)
 
 
 class _JumpingSelector(selectors.BaseSelector):
@@ -186,9 +194,11 @@ class _JumpingSelector(selectors.BaseSelector):
         if left_s is not None and left_s <= 0:
             # Tasks are cancelled and files closed after this, which needs a moment too.
             self._loop.limit_real_time(_GRACE_S)
-            raise Deadlock(
-                _tasks_text(self._loop, "no end in sight, while these tasks wait or run:")
-            )
+            text = _tasks_text(self._loop, "no end in sight, while these tasks wait or run:")
+            if self._loop.is_waited_for:
+                text = "\n".join([text, *_threads_lines()])
+                self._loop.abandon_threads()
+            raise Deadlock(text)
 
     def _wait_for_threads(self) -> list[tuple[selectors.SelectorKey, int]]:
         """Let threads nobody told of wake the loop; the executor's shutdown is one of them."""
@@ -223,6 +233,23 @@ def _tasks_text(loop: asyncio.AbstractEventLoop, title: str) -> str:
         asyncio.all_tasks(loop), key=lambda task: (len(task.get_name()), task.get_name())
     )
     return "\n".join([title, *(f"  {task.get_name()}: {where(task)}" for task in tasks)])
+
+
+def _threads_lines() -> list[str]:
+    places = [f"  {name}: {_place(frame)}" for name, frame in busy_threads().items()]
+    return ["time stands still, and is no longer waited for, while these threads work:", *places]
+
+
+def _place(frame: FrameType) -> str:
+    frame = _own_frame(frame)
+    return f"{frame.f_code.co_qualname} at {frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _own_frame(frame: FrameType) -> FrameType:
+    """Return the innermost place that is not inside the waiting of `threading` itself."""
+    while frame.f_code.co_filename == threading.__file__ and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
 
 
 def where(task: asyncio.Task[Any]) -> str:

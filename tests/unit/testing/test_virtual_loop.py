@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from turbopump.testing import (
     Deadlock,
     VirtualClock,
+    VirtualTimeLoop,
     run_virtual,
     virtual_loop,
     virtual_time,
@@ -164,6 +165,30 @@ def test_a_thread_may_outlive_the_loop(caplog: pytest.LogCaptureFixture) -> None
         run_virtual(main())
         release.set()
     assert caplog.text == ""
+
+
+def test_a_thread_that_never_comes_back_is_named_and_left() -> None:
+    release, begun = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        release.wait()
+
+    async def wait() -> None:
+        await asyncio.to_thread(work)
+
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, VirtualTimeLoop)
+        loop.limit_real_time(0.05)
+        with pytest.raises(Deadlock, match=r"asyncio_0: .*\.work at .*test_virtual_loop\.py:\d+"):
+            runner.run(wait())
+        assert begun.is_set()
+        loop.limit_real_time(10)
+        # Time goes on without it.
+        runner.run(asyncio.sleep(3600))
+        assert loop.time() >= 3600
+    release.set()
 
 
 @virtual_time()

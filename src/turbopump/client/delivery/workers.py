@@ -11,8 +11,9 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, Protocol, TypeVar
+
+from turbopump.net.threads import DaemonThreads
 
 J = TypeVar("J")
 J_in = TypeVar("J_in", contravariant=True)
@@ -50,7 +51,8 @@ class ThreadWorkers(Generic[J]):
         self.size = size
         self._run = run
         self._done = done
-        self._threads = ThreadPoolExecutor(THREADS_LIMIT, thread_name_prefix="turbopump-listener")
+        # Daemons: a listener that never returns must not keep the process from ending.
+        self._threads = DaemonThreads(THREADS_LIMIT, "turbopump-listener")
         self._jobs: deque[J] = deque()
         self._finished: deque[J] = deque()
         self._active: set[asyncio.Future[None]] = set()

@@ -1,0 +1,56 @@
+"""A consumer whose listener never returns; the tests see whether its process ends.
+
+Arguments: the name server, and ``close``, ``aclose`` or ``wait`` for who ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Sequence
+
+from turbopump import ConsumeContext, Listening, PushConsumer, aio
+from turbopump.wire.record import MessageView
+
+begun = threading.Event()
+
+
+def handle(messages: Sequence[MessageView], context: ConsumeContext) -> None:
+    sys.stdout.write("begun\n")
+    sys.stdout.flush()
+    begun.set()
+    threading.Event().wait()
+
+
+def main(nameserver: str, way: str) -> None:
+    with PushConsumer(
+        "stuck",
+        handle,
+        nameserver=nameserver,
+        subscriptions={"orders": "*"},
+        start_from="first",
+        listening=Listening(close_wait_ms=100),
+    ) as consumer:
+        if way == "wait":
+            consumer.wait()
+        begun.wait()
+
+
+async def amain(nameserver: str) -> None:
+    async with aio.PushConsumer(
+        "stuck",
+        handle,
+        nameserver=nameserver,
+        subscriptions={"orders": "*"},
+        start_from="first",
+        listening=Listening(close_wait_ms=100),
+    ):
+        await asyncio.to_thread(begun.wait)
+
+
+if __name__ == "__main__":
+    if sys.argv[2] == "aclose":
+        asyncio.run(amain(sys.argv[1]))
+    else:
+        main(sys.argv[1], sys.argv[2])

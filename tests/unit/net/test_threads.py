@@ -1,0 +1,80 @@
+"""Threads that may be left behind: what they run, and that no process waits for them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from turbopump.net.threads import DaemonThreads, busy_threads
+
+WAIT_S = 30.0
+
+
+def test_jobs_run_side_by_side_and_their_results_come_back() -> None:
+    both = threading.Barrier(2)
+    threads = DaemonThreads(2, "side")
+    jobs = [threads.submit(both.wait, WAIT_S) for _ in range(2)]
+    assert sorted(job.result(WAIT_S) for job in jobs) == [0, 1]
+    threads.shutdown()
+    assert not [each for each in threading.enumerate() if each.name.startswith("side_")]
+
+
+def test_a_thread_that_is_idle_is_used_again_and_there_are_not_more_than_allowed() -> None:
+    threads = DaemonThreads(1, "one")
+    jobs = [threads.submit(lambda: threading.current_thread().name) for _ in range(20)]
+    assert {job.result(WAIT_S) for job in jobs} == {"one_0"}
+    threads.shutdown()
+
+
+def test_errors_come_back_too() -> None:
+    threads = DaemonThreads(1, "failing")
+    with pytest.raises(ZeroDivisionError):
+        threads.submit(lambda: 1 / 0).result(WAIT_S)
+    assert threads.submit(int, "7").result(WAIT_S) == 7
+    threads.shutdown()
+
+
+def test_what_has_not_begun_can_be_cancelled() -> None:
+    begun, release = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        release.wait(WAIT_S)
+
+    threads = DaemonThreads(1, "busy")
+    running = threads.submit(work)
+    assert begun.wait(WAIT_S)
+    waiting, later = threads.submit(int), threads.submit(int)
+    assert waiting.cancel()
+    assert "busy_0" in busy_threads()
+    threads.shutdown(wait=False, cancel_futures=True)
+    assert later.cancelled()
+    assert not threads.join(0)
+    release.set()
+    assert threads.join(WAIT_S)
+    assert running.result(0) is None
+    with pytest.raises(RuntimeError, match="the threads busy are shut"):
+        threads.submit(int)
+
+
+def test_what_waits_is_done_before_the_threads_end() -> None:
+    threads = DaemonThreads(3, "last")
+    jobs = [threads.submit(int, str(number)) for number in range(50)]
+    threads.shutdown()
+    assert [job.result(0) for job in jobs] == list(range(50))
+
+
+def test_a_job_that_never_returns_does_not_keep_the_process_alive() -> None:
+    program = (
+        "import threading; from turbopump.net.threads import DaemonThreads;"
+        "begun = threading.Event();"
+        "work = lambda: (begun.set(), threading.Event().wait());"
+        "DaemonThreads(1, 'stuck').submit(work); begun.wait(); print('end')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "end\n"
