@@ -240,7 +240,7 @@ def test_dead_letters_look_as_they_did(shell: Shell, tmp_path: Path) -> None:
     listed = shell.ok("dlq list ledger")
     assert listed.count("payments") == 3
     shown = shell.ok(f"dlq show ledger {first['letter_id']}")
-    assert re.search(r"^sent on +yes$", shown, re.MULTILINE)
+    assert re.search(r"^sent back +yes$", shown, re.MULTILINE)
     assert re.search(r"^body +payment 0$", shown, re.MULTILINE)
     path = tmp_path / "letters.jsonl"
     assert "3 dead letters" in shell.ok(f"dlq export ledger --output {path}")
@@ -248,11 +248,23 @@ def test_dead_letters_look_as_they_did(shell: Shell, tmp_path: Path) -> None:
     assert sorted(letter["body"] for letter in letters) == [f"payment {n}" for n in range(3)]
     assert {letter["origin_topic"] for letter in letters} == {"payments"}
     assert shell.ok("dlq export ledger --key k1").count("\n") == 1
-    assert shell.json(f"dlq export ledger -o {path}")["letters"] == 3
+    refused = shell.run(f"dlq export ledger -o {path} --tags none")
+    assert (refused.exit_code, "is there already: --force" in refused.stderr) == (2, True)
+    assert len(path.read_text().splitlines()) == 3
+    assert shell.json(f"dlq export ledger -o {path} --force")["letters"] == 3
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
     assert shell.json_lines("dlq list")[0]["group"] == "ledger"
     assert shell.json(f"dlq show ledger {first['letter_id']}")["is_redriven"]
     done = shell.json_lines("dlq redrive ledger --to retry --again --dry-run")
     assert [row["topic"] for row in done] == ["%RETRY%ledger"] * 3
+    unknown = shell.run(f"dlq redrive ledger --id nope --id {first['letter_id']} --yes")
+    assert (unknown.exit_code, unknown.stdout) == (1, "1 sent before\n")
+    assert "has the id nope" in unknown.stderr
+    shell.ok("topic delete payments --yes")
+    gone = shell.run("dlq redrive ledger --yes")
+    assert (gone.exit_code, gone.stdout) == (1, "3 origin gone\n")
+    assert "--create-topic" in gone.stderr
+    assert shell.ok("dlq redrive ledger --create-topic --yes") == "3 sent\n"
 
 
 # --- running groups -------------------------------------------------------------------------------
@@ -429,6 +441,7 @@ def test_body_comes_from_a_file(shell: Shell, tmp_path: Path) -> None:
         ("message query t --key a --limit 0", 2, "limit is 0"),
         ("message tail t --from earliest --last 3", 2, "--from and --last"),
         ("message tail t --count 0", 2, "count is 0"),
+        ("dlq list g --limit -1", 2, "limit is -1"),
         ("message send t x --property nonsense", 2, "property 'nonsense': name=value"),
         ("message show 123", 1, "An id that a producer gave is found with --topic only"),
         ("topic create 'a b'", 2, "topic is 'a b'"),

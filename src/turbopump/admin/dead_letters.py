@@ -1,9 +1,10 @@
 """Dead letters: looking at what a group gave up on, and sending it on its way again.
 
 A letter stays where it is until it is too old: brokers delete nothing by itself. So that it is not
-sent twice, its copy says which letter it was made of, under the unique id of the message; before a
-letter is sent, its copies are looked for by that id. The copy is the record: there is nothing else
-that could be lost, or written without the copy being there.
+sent twice, its copy has the id of the letter it was made of as a property, and as a key of its own;
+before a letter is sent, its copies are looked for by that key. The copy is the record: there is
+nothing else that could be lost, or written without the copy being there. The message id would not
+do: all tries of a message have the same, and brokers find only the newest of many.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from turbopump.admin.reading import Reading, Stretch
 from turbopump.admin.topics import Topics
 from turbopump.client import calls
 from turbopump.client.names import (
+    DEAD_LETTER_PREFIX,
     RETRY_PREFIX,
     check_topic_for_sending,
     dead_letter_topic,
@@ -29,7 +31,7 @@ from turbopump.client.names import (
 from turbopump.client.outgoing import Outgoing
 from turbopump.client.queue_choice import QueueChoice
 from turbopump.client.subscriptions import EVERYTHING
-from turbopump.errors import NotThere, RemoteError
+from turbopump.errors import InvalidArgument, NotThere, RemoteError
 from turbopump.message import MessageQueue
 from turbopump.wire import properties
 from turbopump.wire.record import MessageView
@@ -45,6 +47,12 @@ _TRIES_WHEN_BUSY = 20
 _BUSY_PAUSE_MS = 500
 _AT_ONCE = 32
 """Letters that are worked on at the same time."""
+
+_BYTES_AT_ONCE = 8_000_000
+"""The same in bytes of bodies, as copies that are found come with theirs."""
+
+_COPIES_MAX = 2
+"""Of one letter in one topic: one will do, another may be there by a key with the same hash."""
 
 _NOT_COPIED = properties.RESERVED - {
     properties.KEYS,
@@ -119,6 +127,13 @@ class Outcome(Enum):
     WOULD_BE_SENT = "would be sent"
     SENT_BEFORE = "sent before"
     ORIGIN_UNKNOWN = "origin unknown"
+    ORIGIN_GONE = "origin gone"
+    """Its topic was deleted; it is made again only if that is asked for."""
+
+    @property
+    def is_left(self) -> bool:
+        """Whether the letter did not go anywhere, now or before."""
+        return self in {Outcome.ORIGIN_UNKNOWN, Outcome.ORIGIN_GONE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +176,17 @@ class DeadLetters:
         return Span(tuple(map(Stretch, (each.queue for each in limits), begins, ends)))
 
     async def list(
-        self, group: str, *, wanted: LetterFilter | None = None, span: Span | None = None
+        self,
+        group: str,
+        *,
+        wanted: LetterFilter | None = None,
+        span: Span | None = None,
+        on_read: Callable[[], None] | None = None,
     ) -> AsyncGenerator[DeadLetter, None]:
-        """Read the letters of a group, oldest first; ``span`` limits them to some."""
+        """Read the letters of a group, oldest first; ``span`` limits them to some.
+
+        ``on_read`` is called for each letter looked at, for those who show how it goes on.
+        """
         chosen = wanted or LetterFilter()
         where = await self.span(group) if span is None else span
         queues = {stretch.queue for stretch in where.stretches}
@@ -171,6 +194,8 @@ class DeadLetters:
         only = next(iter(queues)).broker if len({queue.broker for queue in queues}) == 1 else None
         async with aclosing(self._messages.read(where, tags=chosen.tags)) as messages:
             async for message in messages:
+                if on_read is not None:
+                    on_read()
                 broker = only or by_host.get(str(message.store_host), "")
                 letter = DeadLetter(message, MessageQueue(message.topic, broker, message.queue_id))
                 if chosen.matches(letter):
@@ -192,6 +217,7 @@ class DeadLetters:
         wanted: LetterFilter | None = None,
         span: Span | None = None,
         again: bool = False,
+        create_topic: bool = False,
         dry_run: bool = False,
         on_read: Callable[[], None] | None = None,
     ) -> AsyncGenerator[Redriven, None]:
@@ -199,23 +225,26 @@ class DeadLetters:
 
         A letter whose copy is in the topic it came from, in the group's retry topic or in the
         topic it is to go to, is not sent once more, unless ``again`` is set. A copy keeps body,
-        tags, keys, properties and message id, and is tried as often as a new message.
-        ``on_read`` is called for each letter looked at, for those who show how it goes on.
+        tags, keys, properties and message id, has the letter's id as one more key, and is tried
+        as often as a new message. A letter whose origin was deleted is left, unless
+        ``create_topic`` lets the broker make the topic again.
         """
         if isinstance(to, str):
-            check_topic_for_sending(to)
+            _check_destination(to)
             await self._reach.route(to)
-        job = _Job(group, to, again=again, dry_run=dry_run)
+        job = _Job(group, to, again=again, create_topic=create_topic, dry_run=dry_run)
         batch: list[DeadLetter] = []
-        async with aclosing(self.list(group, wanted=wanted, span=span)) as letters:
+        size = 0
+        listed = self.list(group, wanted=wanted, span=span, on_read=on_read)
+        async with aclosing(listed) as letters:
             async for letter in letters:
-                if on_read is not None:
-                    on_read()
                 batch.append(letter)
-                if len(batch) >= _AT_ONCE:
+                size += len(letter.message.stored_body)
+                if len(batch) >= _AT_ONCE or size >= _BYTES_AT_ONCE:
                     for done in await gathered(self._one(job, each) for each in batch):
                         yield done
                     batch.clear()
+                    size = 0
         for done in await gathered(self._one(job, each) for each in batch):
             yield done
 
@@ -229,6 +258,10 @@ class DeadLetters:
         topic = job.topic_for(letter)
         if topic is None:
             return Redriven(letter, Outcome.ORIGIN_UNKNOWN, None)
+        may_be_gone = job.to is Destination.ORIGIN and not job.create_topic
+        if may_be_gone and not await self._nodes(topic, job.nodes):
+            # A broker would make it, for nobody: who deletes a topic wants no more of it.
+            return Redriven(letter, Outcome.ORIGIN_GONE, topic)
         if not job.again and await self._has_copy(letter, job.places(letter), job.nodes):
             return Redriven(letter, Outcome.SENT_BEFORE, topic)
         if job.dry_run:
@@ -241,8 +274,8 @@ class DeadLetters:
     ) -> bool:
         begin_ms = max(0, letter.message.store_timestamp_ms - _CLOCKS_DIFFER_MS)
         for topic in topics:
-            copies = await self._messages.by_unique_key_at(
-                await self._nodes(topic, nodes), topic, _unique_key(letter.message), begin_ms
+            copies = await self._messages.by_key_at(
+                await self._nodes(topic, nodes), topic, letter.letter_id, _COPIES_MAX, begin_ms
             )
             if any(copy.properties.get(REDRIVEN_FROM) == letter.letter_id for copy in copies):
                 return True
@@ -280,6 +313,7 @@ class _Job:
     group: str
     to: Destination | str
     again: bool
+    create_topic: bool
     dry_run: bool
     nodes: _NodesByTopic = field(default_factory=dict)
 
@@ -300,6 +334,9 @@ def copy_of(letter: DeadLetter, topic: str) -> Outgoing:
     named = {n: v for n, v in message.properties.items() if n not in _NOT_COPIED}
     named[properties.UNIQUE_KEY] = _unique_key(message)
     named[properties.WAIT] = "true"
+    # The id of a letter before this one would have this copy found for that one's.
+    keys = [key for key in message.keys if key != named.get(REDRIVEN_FROM)]
+    named[properties.KEYS] = " ".join([*keys, letter.letter_id])
     named[REDRIVEN_FROM] = letter.letter_id
     if topic.startswith(RETRY_PREFIX) and letter.origin_topic is not None:
         # By it a consumer gives the message the name of the topic that it subscribed to.
@@ -319,3 +356,12 @@ def _unique_key(message: MessageView) -> str:
     """Return the id to find copies by: the producer's, else where the message lay at first."""
     origin = message.properties.get(properties.ORIGIN_MESSAGE_ID)
     return message.unique_key or origin or message.offset_id
+
+
+def _check_destination(topic: str) -> None:
+    check_topic_for_sending(topic)
+    if topic.startswith(DEAD_LETTER_PREFIX):
+        raise InvalidArgument(
+            f"letters cannot go to {topic!r}: it holds dead letters; origin, retry, or a topic "
+            "that is consumed is allowed"
+        )

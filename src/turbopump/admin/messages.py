@@ -156,20 +156,8 @@ class Messages:
         self, topic: str, unique_key: str, *, begin_ms: int = 0, end_ms: int = _FAR_MS
     ) -> tuple[MessageView, ...]:
         """Find messages by the id that their producer gave them, oldest first."""
-        nodes = await self._topics.nodes_of(topic)
-        return await self.by_unique_key_at(nodes, topic, unique_key, begin_ms, end_ms)
-
-    async def by_unique_key_at(
-        self,
-        nodes: Sequence[BrokerNode],
-        topic: str,
-        unique_key: str,
-        begin_ms: int = 0,
-        end_ms: int = _FAR_MS,
-    ) -> tuple[MessageView, ...]:
-        """The same for those who have many to find and know which brokers to ask."""
         header = _query(topic, unique_key, 64, begin_ms, end_ms, is_unique=True)
-        found = await self._found(nodes, header)
+        found = await self._found(await self._topics.nodes_of(topic), header)
         return tuple(each for each in found if each.unique_key == unique_key)
 
     async def by_key(
@@ -181,11 +169,31 @@ class Messages:
         end: datetime | None = None,
         count_max: int = 64,
     ) -> tuple[MessageView, ...]:
-        """Find messages by one of their keys, oldest first; of many, each broker's newest."""
+        """Find messages by one of their keys, stored from ``begin`` to before ``end``.
+
+        They come oldest first; of more than ``count_max``, the newest.
+        """
         begin_ms = 0 if begin is None else AtTime(begin).epoch_ms
-        end_ms = _FAR_MS if end is None else AtTime(end).epoch_ms
+        end_ms = _FAR_MS if end is None else AtTime(end).epoch_ms - 1
+        nodes = await self._topics.nodes_of(topic)
+        found = await self.by_key_at(nodes, topic, key, count_max, begin_ms, end_ms)
+        return found[-count_max:]
+
+    async def by_key_at(
+        self,
+        nodes: Sequence[BrokerNode],
+        topic: str,
+        key: str,
+        count_max: int = 64,
+        begin_ms: int = 0,
+        end_ms: int = _FAR_MS,
+    ) -> tuple[MessageView, ...]:
+        """The same, up to ``end_ms``, for those who have many to find and know whom to ask.
+
+        Each broker gives up to ``count_max``.
+        """
         header = _query(topic, key, count_max, begin_ms, end_ms, is_unique=False)
-        found = await self._found(await self._topics.nodes_of(topic), header)
+        found = await self._found(nodes, header)
         return tuple(each for each in found if key in each.keys)
 
     async def at(self, queue: MessageQueue, offset: int) -> MessageView:

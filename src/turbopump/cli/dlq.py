@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json as json_text
+import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from turbopump.cli.administration import (
+    FAILED,
     NAMESERVER,
     DryRunOption,
     GroupArgument,
@@ -27,9 +29,10 @@ from turbopump.cli.administration import (
 )
 from turbopump.cli.output import Column, Output, progress_bar
 from turbopump.cli.texts import body_text, number_text, parsed_moment
+from turbopump.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from turbopump.admin import DeadLetter, Destination, LetterFilter, Redriven, Span
+    from turbopump.admin import DeadLetter, Destination, LetterFilter, Outcome, Redriven, Span
     from turbopump.admin.blocking import Admin
 
 app = typer.Typer()
@@ -88,6 +91,8 @@ def list_letters(
     """List the dead letters of a group, or the groups that have any."""
     output = Output(as_json=json)
     with administration(nameserver) as admin:
+        if limit < 1:
+            raise InvalidArgument(f"limit is {limit}: at least 1 is allowed")
         if group is None:
             _list_groups(admin, output)
             return
@@ -95,13 +100,12 @@ def list_letters(
         span = _span(admin, group, since, until)
         wanted = _filter(tags, key, origin, ())
         with (
-            progress_bar("Reading", min(limit, span.messages)) as advance,
-            closing(admin.dead_letters.list(group, wanted=wanted, span=span)) as letters,
+            progress_bar("Reading", span.messages) as advance,
+            closing(
+                admin.dead_letters.list(group, wanted=wanted, span=span, on_read=advance)
+            ) as letters,
         ):
-            rows = []
-            for letter in islice(letters, limit):
-                advance()
-                rows.append(_row(letter) if json else _shown(letter))
+            rows = [_row(each) if json else _shown(each) for each in islice(letters, limit)]
     output.rows(rows, _LETTERS, nothing=f"Group {group} has no such dead letters.")
 
 
@@ -112,7 +116,7 @@ def show(
     nameserver: NameServerOption = NAMESERVER,
     json: JsonOption = False,
 ) -> None:
-    """Show everything about a dead letter, and whether it was sent on already."""
+    """Show everything about a dead letter, and whether it was sent on: to its origin or retries."""
     from turbopump.cli.message_rows import FIELDS, shown_row
 
     with administration(nameserver) as admin:
@@ -126,7 +130,7 @@ def show(
         Column("origin_topic", "origin"),
         Column("attempts", "tries"),
         Column("died_ms", "died", "time"),
-        Column("is_redriven", "sent on"),
+        Column("is_redriven", "sent back"),
         *FIELDS[1:2],
         *FIELDS[3:],
     )
@@ -152,6 +156,9 @@ def redrive(
     again: Annotated[
         bool, typer.Option("--again", help="Those that were sent on before, too.")
     ] = False,
+    create_topic: Annotated[
+        bool, typer.Option("--create-topic", help="Let the broker make a deleted origin again.")
+    ] = False,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
     nameserver: NameServerOption = NAMESERVER,
@@ -159,7 +166,8 @@ def redrive(
 ) -> None:
     """Send dead letters on their way again; each once, however often this is called.
 
-    To `origin` all groups of the topic get it again, to `retry` only this group.
+    To `origin` all groups of the topic get it again, to `retry` only this group. Ends with 1 when
+    letters are left that could not be sent, or ids are given that no letter has.
     """
     output = Output(as_json=json)
     with administration(nameserver) as admin:
@@ -168,7 +176,8 @@ def redrive(
         question = f"Send on up to {number_text(span.messages)} dead letters of {group} to {to}?"
         if not dry_run:
             confirm(question, is_sure=yes, as_json=json)
-        outcomes: Counter[str] = Counter()
+        outcomes: Counter[Outcome] = Counter()
+        missing = set(letter or ())
         with progress_bar("Sending on", span.messages) as advance:
             for done in admin.dead_letters.redrive(
                 group,
@@ -176,14 +185,17 @@ def redrive(
                 wanted=_filter(tags, key, origin, letter or ()),
                 span=span,
                 again=again,
+                create_topic=create_topic,
                 dry_run=dry_run,
                 on_read=advance,
             ):
-                outcomes[done.outcome.value] += 1
+                outcomes[done.outcome] += 1
+                missing -= {done.letter.letter_id, done.letter.message.message_id}
                 if json:
                     output.line(_redriven_row(done))
     if not json:
         _tell_outcomes(group, outcomes)
+    _fail_if_left(group, outcomes, missing)
 
 
 @app.command()
@@ -193,6 +205,7 @@ def export(
         Path | None,
         typer.Option("--output", "-o", help="A file; without it, stdout.", show_default=False),
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write over a file that exists.")] = False,
     tags: TagsOption = "*",
     key: KeyOption = None,
     origin: OriginOption = None,
@@ -211,14 +224,15 @@ def export(
         span = _span(admin, group, since, until)
         wanted = _filter(tags, key, origin, ())
         with (
-            _writing(output) as file,
+            _writing(output, force=force) as file,
             progress_bar("Writing", span.messages) as advance,
-            closing(admin.dead_letters.list(group, wanted=wanted, span=span)) as letters,
+            closing(
+                admin.dead_letters.list(group, wanted=wanted, span=span, on_read=advance)
+            ) as letters,
         ):
             for letter in letters:
                 file.write(json_text.dumps(_row(letter), ensure_ascii=False) + "\n")
                 count += 1
-                advance()
     if output is not None:
         value = {"group": group, "file": str(output), "letters": count}
         Output(as_json=json).done(value, f"{number_text(count)} dead letters are in {output}.")
@@ -272,11 +286,30 @@ def _destination(text: str) -> Destination | str:
     return Destination(text) if text in {each.value for each in Destination} else text
 
 
-def _tell_outcomes(group: str, outcomes: Counter[str]) -> None:
+def _tell_outcomes(group: str, outcomes: Counter[Outcome]) -> None:
     if not outcomes:
         typer.echo(f"Group {group} has no such dead letters.")
-    for outcome, count in sorted(outcomes.items()):
-        typer.echo(f"{number_text(count)} {outcome}")
+    for outcome, count in sorted(outcomes.items(), key=lambda each: each[0].value):
+        typer.echo(f"{number_text(count)} {outcome.value}")
+
+
+def _fail_if_left(group: str, outcomes: Counter[Outcome], missing: Collection[str]) -> None:
+    left = sum(count for outcome, count in outcomes.items() if outcome.is_left)
+    if left:
+        typer.echo(
+            f"turbopump: {left} dead letters of {group} have no topic to go back to\n"
+            "  --to sends them to another; --create-topic makes one again that was deleted.",
+            err=True,
+        )
+    if missing:
+        typer.echo(
+            f"turbopump: no dead letter of group {group} that is meant has the id "
+            f"{', '.join(sorted(missing))}\n"
+            f"  `turbopump dlq list {group}` shows all.",
+            err=True,
+        )
+    if left or missing:
+        raise typer.Exit(FAILED)
 
 
 def _row(letter: DeadLetter) -> dict[str, Any]:
@@ -306,9 +339,22 @@ def _redriven_row(done: Redriven) -> dict[str, Any]:
 
 
 @contextmanager
-def _writing(path: Path | None) -> Iterator[TextIO]:
+def _writing(path: Path | None, *, force: bool) -> Iterator[TextIO]:
+    """Write to stdout, or to a file that has its name only once it is whole."""
     if path is None:
         yield sys.stdout
         return
-    with path.open("w", encoding="utf-8") as file:
-        yield file
+    if not force and path.exists():
+        raise InvalidArgument(f"file {path} is there already: --force writes over it")
+    if path.exists() and not path.is_file():
+        # A pipe or device has no other name to take.
+        with path.open("w", encoding="utf-8") as file:
+            yield file
+        return
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with unfinished.open("x", encoding="utf-8") as file:
+            yield file
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)

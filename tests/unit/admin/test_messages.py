@@ -24,6 +24,7 @@ from turbopump.admin import (
     Outcome,
     Redriven,
 )
+from turbopump.broker.config import LimitsConfig
 from turbopump.client.delivery.results import ConsumeResult
 from turbopump.client.push_config import Retries
 from turbopump.errors import ConnectionLost, InvalidArgument, NotThere, RemoteError
@@ -128,6 +129,24 @@ async def test_times_of_a_key_are_exact_to_the_millisecond(tmp_path: Path) -> No
             await admin.messages.send(Message("T", b"%d" % number, keys=["k"]))
         found = await admin.messages.by_key("T", "k", begin=moments[1], end=moments[3])
         assert [each.body for each in found] == [b"1", b"2"]
+        stored = [
+            datetime.fromtimestamp(each.store_timestamp_ms / 1000, UTC)
+            for each in await admin.messages.by_key("T", "k")
+        ]
+        found = await admin.messages.by_key("T", "k", begin=stored[1], end=stored[2])
+        assert [each.body for each in found] == [b"1"]
+
+
+@virtual_time()
+async def test_of_many_with_a_key_the_newest_of_all_brokers_are_found(tmp_path: Path) -> None:
+    async with administered(tmp_path) as (_, admin):
+        await admin.topics.create("T", queues=1)
+        for number in range(6):
+            await asyncio.sleep(0.3)
+            to = MessageQueue("T", "ab"[number % 2], 0)
+            await admin.messages.send(Message("T", b"%d" % number, keys=["k"]), queue=to)
+        found = await admin.messages.by_key("T", "k", count_max=2)
+        assert [each.body for each in found] == [b"4", b"5"]
 
 
 @virtual_time()
@@ -338,6 +357,68 @@ async def test_letters_to_a_topic_of_choice(tmp_path: Path) -> None:
                 outcome,
                 "U",
             )
+
+
+@virtual_time()
+async def test_letters_cannot_go_to_dead_letters(tmp_path: Path) -> None:
+    async with administered(tmp_path, "a") as (_, admin):
+        await admin.topics.create("%DLQ%g", queues=1)
+        with pytest.raises(InvalidArgument, match="%DLQ%g.*holds dead letters"):
+            await redriven(admin.dead_letters.redrive("g", to="%DLQ%g"))
+
+
+@virtual_time()
+async def test_letters_go_to_retries_once_however_often_these_fail(tmp_path: Path) -> None:
+    """All tries have the same message id, and brokers find only the newest of many."""
+    limits = LimitsConfig(query_count_max=2)
+    async with administered(tmp_path, "a", limits=limits) as (world, admin):
+        await admin.topics.create("T", queues=1)
+        await admin.messages.send(Message("T", b"1", keys=["mine"]))
+        failing = Seen(always(ConsumeResult.RETRY_LATER))
+        async with consuming(world, failing, retries=Retries(attempts_max=2)):
+            for letters in range(1, 5):
+                await wait_until(lambda: count_of_letters(world) == letters, 3600)
+                found = await redriven(admin.dead_letters.redrive("g", to=Destination.RETRY))
+                outcomes = [outcome for _, outcome, _ in found]
+                assert outcomes == [Outcome.SENT_BEFORE] * (letters - 1) + [Outcome.SENT]
+        last = [letter async for letter in admin.dead_letters.list("g")][-1].message
+        # Its own key, and that of the letter that it was a copy of; no others pile up.
+        assert last.keys == ["mine", last.properties[REDRIVEN_FROM]]
+
+
+def count_of_letters(world: Cluster, group: str = "g") -> int:
+    return sum(broker.store.queue_range(f"%DLQ%{group}", 0)[1] for broker in world.brokers.values())
+
+
+@virtual_time()
+async def test_redrive_does_not_bring_a_deleted_topic_back(tmp_path: Path) -> None:
+    async with administered(tmp_path, "a") as (world, admin):
+        await admin.topics.create("T", queues=1)
+        await admin.messages.send(Message("T", b"1"))
+        await make_letters(world, 1)
+        await admin.topics.delete("T")
+        for dry_run in (True, False):
+            found = await redriven(admin.dead_letters.redrive("g", dry_run=dry_run))
+            assert found == [(b"1", Outcome.ORIGIN_GONE, "T")]
+        assert "T" not in await admin.topics.names()
+        found = await redriven(admin.dead_letters.redrive("g", create_topic=True))
+        assert found == [(b"1", Outcome.SENT, "T")]
+        assert (await admin.topics.status("T")).messages == 1
+
+
+@virtual_time()
+async def test_each_letter_looked_at_is_told_also_those_not_wanted(tmp_path: Path) -> None:
+    async with administered(tmp_path, "a") as (world, admin):
+        await admin.topics.create("T", queues=1)
+        for number in range(3):
+            await admin.messages.send(Message("T", b"%d" % number, keys=[f"k{number}"]))
+        await make_letters(world, 3)
+        seen: list[None] = []
+        wanted = LetterFilter(key="k1")
+        letters = admin.dead_letters
+        work = letters.redrive("g", wanted=wanted, on_read=lambda: seen.append(None))
+        assert len(await redriven(work)) == 1
+        assert len(seen) == 3
 
 
 @virtual_time()
