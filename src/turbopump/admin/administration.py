@@ -15,7 +15,7 @@ from turbopump.admin.reach import Reach
 from turbopump.admin.topics import Topics
 from turbopump.client.config import ClientConfig
 from turbopump.client.session import Session
-from turbopump.client.sharing import client_config
+from turbopump.client.sharing import client_config, session_made_otherwise
 
 
 class Admin:
@@ -38,9 +38,14 @@ class Admin:
         client: ClientConfig | None = None,
         session: Session | None = None,
     ) -> None:
-        config = client_config(nameserver, "", client, session)
-        self._session = session or Session(config)
-        reach = Reach(self._session)
+        self._config = client_config(nameserver, "", client, session)
+        self._is_given = session is not None
+        self._is_running = False
+        self._build(session or Session(self._config))
+
+    def _build(self, session: Session) -> None:
+        self._session = session
+        reach = Reach(session)
         self.clusters = Clusters(reach)
         self.topics = Topics(reach)
         self.groups = Groups(reach, self.topics)
@@ -48,11 +53,14 @@ class Admin:
         self.messages = Messages(reach, self.topics)
         self.dead_letters = DeadLetters(reach, self.topics, self.messages)
         self.configuration = Configuration(reach)
-        self._is_running = False
 
     async def start(self) -> None:
         """Begin; connects to nobody before the first question."""
         if not self._is_running:
+            # Known only now, since not before is it certain which event loop it runs in.
+            other = None if self._is_given else session_made_otherwise(self._config)
+            if other is not None:
+                self._build(other)
             await self._session.start()
             self._is_running = True
 

@@ -26,6 +26,12 @@ def make_sessions_by(make: Make) -> None:
     _makers[asyncio.get_running_loop()] = make
 
 
+def session_made_otherwise(config: ClientConfig) -> Session | None:
+    """Return a new session of the kind that the running event loop has; None for ordinary ones."""
+    make = _makers.get(asyncio.get_running_loop())
+    return None if make is None else make(config)
+
+
 def client_config(
     nameserver: str, namespace: str, client: ClientConfig | None, session: Session | None
 ) -> ClientConfig:
@@ -57,7 +63,7 @@ def shared_session(config: ClientConfig, member: ProducerMember | ConsumerMember
         if config.instance or not session.members.expects(member):
             break
     else:
-        session = _makers.get(loop, Session)(config)
+        session = session_made_otherwise(config) or Session(config)
         sessions.append(session)
     # Before anybody awaits anything, or two who start at the same time would choose the same.
     session.members.expect(member)

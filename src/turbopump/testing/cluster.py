@@ -18,7 +18,6 @@ from turbopump.client.calls import require_success
 from turbopump.client.config import ClientConfig
 from turbopump.client.producer import Producer, SendReceipt
 from turbopump.client.session import Session
-from turbopump.client.sharing import make_sessions_by
 from turbopump.errors import InvalidArgument, NotRunning
 from turbopump.message import Message
 from turbopump.nameserver import NameServer, NameServerConfig
@@ -26,6 +25,7 @@ from turbopump.net.hooks import Hook
 from turbopump.testing import inside
 from turbopump.testing.clock import VirtualClock
 from turbopump.testing.disk import Disk
+from turbopump.testing.homes import new_home
 from turbopump.testing.loop import Deadlock, VirtualTimeLoop, virtual_loop
 from turbopump.testing.memory_net import LinkQuality, MemoryHost, MemoryNetwork
 from turbopump.testing.waiting import TimeLimit, quiet, total_seconds, until
@@ -123,17 +123,18 @@ class Cluster:
         self.network = MemoryNetwork(self._quality)
         self._loop = loop = virtual_loop()
         self._stack.enter_context(loop.waiting_for(self._is_flushing))
-        make_sessions_by(self._client_session)
+        home = new_home(loop)
         for number in range(self._nameserver_count):
             path = self.directory / f"ns{number}" / "kvConfig.json"
-            config = NameServerConfig(host=f"ns{number}", kv_config_path=path)
+            config = NameServerConfig(host=f"ns{number}{home.suffix}", kv_config_path=path)
             server = NameServer(config, self.network.host(config.host), loop.clock)
             self.nameservers.append(await self._stack.enter_async_context(server))
+        self._stack.enter_context(home.open(self.nameserver, self._client_session))
         for name in self._names:
             await self.start_broker(name)
 
     async def close(self) -> None:
-        """Stop all servers."""
+        """Stop all servers; clients that start after this are told so."""
         for name in tuple(self.brokers):
             await self.stop_broker(name)
         await self._stack.aclose()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from turbopump.admin import Admin
 from turbopump.aio import (
     ConsumeContext,
     ConsumeResult,
@@ -301,3 +302,33 @@ async def test_a_cluster_in_a_loop_of_the_tests_own(tmp_path: Path) -> None:
         assert len(world.messages("orders")) == 1
         with pytest.raises(NotRunning, match="await it there"):
             world.run(world.advance(hours=1))
+
+
+@virtual_time()
+async def test_two_clusters_in_one_loop_have_each_its_own_clients(tmp_path: Path) -> None:
+    async with Cluster(tmp_path / "first") as first:
+        async with Cluster(tmp_path / "second", nameservers=2) as second:
+            assert set(first.nameserver.split(";")).isdisjoint(second.nameserver.split(";"))
+            for each, body in ((first, b"1"), (second, b"2"), (first, b"3")):
+                async with Producer("shop", nameserver=each.nameserver) as producer:
+                    await producer.send(Message("orders", body))
+            with pytest.raises(InvalidArgument, match=r"several clusters .*: ns0:9876, ns0-2:9876"):
+                await Producer("shop", nameserver="elsewhere:9876").start()
+        with pytest.raises(NotRunning, match="ns0-2:9876;ns1-2:9876: this cluster is closed"):
+            await Producer("shop", nameserver=second.nameserver).start()
+        await first.send(Message("orders", b"4"))
+        assert [message.body for message in first.messages("orders")] == [b"1", b"3", b"4"]
+    with pytest.raises(NotRunning, match="ns0:9876: this cluster is closed"):
+        await Producer("shop", nameserver=first.nameserver).start()
+
+
+@pytest.mark.parametrize("is_made_outside", [True, False])
+def test_administration_is_part_of_the_cluster(world: Cluster, is_made_outside: bool) -> None:
+    made = Admin(world.nameserver) if is_made_outside else None
+
+    async def main() -> None:
+        async with made or Admin(world.nameserver) as admin:
+            await admin.topics.create("orders", queues=2)
+            assert "orders" in {topic.name for topic in await admin.topics.list()}
+
+    world.run(main())
