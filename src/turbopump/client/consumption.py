@@ -78,6 +78,11 @@ class Consumption:
         self._pullers: dict[OwnedQueue, asyncio.Task[None]] = {}
         self._limits: dict[str, QueueLimits] = {}
         self._beating: asyncio.Task[None] | None = None
+        self._is_suspended = False
+        self._resets = 0
+        """How many are under way."""
+        self._targets: dict[MessageQueue, QueueOffset] = {}
+        """Where resets that are under way will go, the latest for each queue."""
         self._to_unlock: dict[MessageQueue, None] = {}
         """Lost queues whose locks are kept for a while."""
         self._surroundings = self._around(subscriptions)
@@ -253,6 +258,23 @@ class Consumption:
 
     # --- other offsets ----------------------------------------------------------------------------
 
+    def suspend(self) -> None:
+        """Pull nothing until `resume`."""
+        self._is_suspended = True
+        self._note_pause()
+
+    def resume(self) -> None:
+        """Pull again, once no reset is under way."""
+        self._is_suspended = False
+        self._note_pause()
+        self.rebalancer.wake()
+
+    def _note_pause(self) -> None:
+        if self._is_suspended or self._resets:
+            self.resumed.clear()
+        else:
+            self.resumed.set()
+
     def _offset_illegal(self, owned: OwnedQueue, offset: QueueOffset) -> None:
         owned.drop()
         self._tasks.start(self._correct(owned, offset))
@@ -267,24 +289,43 @@ class Consumption:
         await asyncio.shield(self._tasks.start(self._reset(topic, offsets)))
 
     async def _reset(self, topic: str, offsets: Mapping[MessageQueue, QueueOffset]) -> None:
-        chosen = {
-            owned: offsets[queue]
-            for queue, owned in self.owned.items()
-            if queue.topic == topic and queue in offsets
-        }
-        was_resumed = self.resumed.is_set()
-        self.resumed.clear()
+        chosen = [queue for queue in self.owned if queue.topic == topic and queue in offsets]
+        self._targets.update((queue, offsets[queue]) for queue in chosen)
+        self._resets += 1
+        self._note_pause()
         try:
-            for owned in chosen:
+            for queue in chosen:
+                owned = self.owned[queue]
                 self._drop(owned)
                 owned.cache.clear()
             await asyncio.sleep(_BEFORE_OTHER_OFFSET_MS / 1000)
         finally:
-            if was_resumed:
-                self.resumed.set()
+            self._resets -= 1
+            self._note_pause()
         async with asyncio.TaskGroup() as group:
-            for owned, offset in chosen.items():
-                group.create_task(self._go_to(owned, offset))
+            for queue in chosen:
+                group.create_task(self._go_to_target(queue))
+
+    async def _go_to_target(self, queue: MessageQueue) -> None:
+        """Go where the latest reset wants; one that overlaps with it may have done so already."""
+        while queue in self._targets:
+            owned = self.owned.get(queue)
+            if owned is None:
+                # Another's by now.
+                del self._targets[queue]
+                break
+            self._drop(owned)
+            await owned.idle.wait()
+            target = self._targets.get(queue)
+            if target is None or self.owned.get(queue) is not owned:
+                continue
+            self.offsets.positions.replace(queue, target)
+            await self.offsets.persist([queue])
+            if self._targets.get(queue) == target and self.owned.get(queue) is owned:
+                del self._targets[queue]
+                del self.owned[queue]
+                self.offsets.positions.forget(queue)
+        self.rebalancer.wake()
 
     async def _go_to(self, owned: OwnedQueue, offset: QueueOffset) -> None:
         """Let a dropped queue be gained anew, at another offset."""

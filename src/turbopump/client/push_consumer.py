@@ -201,13 +201,11 @@ class PushConsumer(ConsumerMember):
 
     def suspend(self) -> None:
         """Pull nothing until `resume`; what is pulled already is still delivered."""
-        self._require_running().resumed.clear()
+        self._require_running().suspend()
 
     def resume(self) -> None:
         """Pull again."""
-        running = self._require_running()
-        running.resumed.set()
-        running.rebalancer.wake()
+        self._require_running().resume()
 
     def resize(self, threads: int) -> None:
         """Let another number of calls of the listener run at once."""

@@ -467,6 +467,49 @@ async def test_running_group_is_reset_by_offset_and_queue(tmp_path: Path) -> Non
 
 
 @virtual_time()
+async def test_later_reset_wins_over_one_that_is_under_way(tmp_path: Path) -> None:
+    """Members pause for ten seconds before they go on."""
+    async with administered(tmp_path, "a") as (world, admin):
+        await admin.topics.create("T", queues=1)
+        await send(world, [b"%d" % number for number in range(10)])
+        seen = Seen()
+        async with consuming(world, seen):
+            await wait_until(lambda: seen.count == 10, 60)
+            await admin.offsets.reset("g", "T", AtOffset(1))
+            await virtual_sleep(2)
+            await admin.offsets.reset("g", "T", AtOffset(8))
+            await virtual_sleep(60)
+            assert seen.bodies[10:] == [b"8", b"9"]
+            # What comes when the first is done, and others wait, is not lost either.
+            for target in (2, 5, 9):
+                await admin.offsets.reset("g", "T", AtOffset(target))
+                await virtual_sleep(6)
+            await virtual_sleep(60)
+            assert seen.bodies[-1] == b"9"
+            assert b"2" not in seen.bodies[12:]
+            await send(world, [b"new"])
+            await wait_until(lambda: seen.bodies[-1] == b"new", 60)
+
+
+@virtual_time()
+async def test_suspended_member_stays_so_over_resets_that_overlap(tmp_path: Path) -> None:
+    async with administered(tmp_path, "a") as (world, admin):
+        await admin.topics.create("T", queues=1)
+        await send(world, [b"1"])
+        seen = Seen()
+        async with consuming(world, seen) as consumer:
+            await wait_until(lambda: seen.count == 1, 60)
+            await admin.offsets.reset("g", "T", Earliest())
+            await virtual_sleep(2)
+            consumer.suspend()
+            await admin.offsets.reset("g", "T", Earliest())
+            await virtual_sleep(60)
+            assert seen.count == 1
+            consumer.resume()
+            await wait_until(lambda: seen.count == 2, 60)
+
+
+@virtual_time()
 async def test_other_brokers_reset_running_groups_by_time_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
