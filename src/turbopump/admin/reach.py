@@ -29,6 +29,9 @@ T = TypeVar("T")
 ANSWER_MS = 15_000
 """For a broker's answer: it may have to ask a client, or wait for name servers."""
 
+TOOLS_GROUP = "TOOLS_CONSUMER"
+"""The group that tools read as; every broker has it from the start."""
+
 _SIMILAR_MAX = 3
 _SIMILAR_FROM = 0.6
 

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 
 from turbopump.admin.positions import AtOffset, AtTime, Earliest, Latest, Position
+from turbopump.admin.reach import TOOLS_GROUP
 from turbopump.admin.topics import QueueLimits
 from turbopump.client.calls import Found, OffsetIllegal
 from turbopump.client.pull_config import PullTimes
@@ -16,9 +17,6 @@ from turbopump.client.session import Session
 from turbopump.client.subscriptions import EVERYTHING, subscription
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.wire.record import MessageView
-
-TOOLS_GROUP = "TOOLS_CONSUMER"
-"""The group that tools read as; every broker has it from the start."""
 
 PAGE_MESSAGES = 32
 """What brokers give at once unless they are set up for more."""

@@ -6,14 +6,18 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from turbopump.admin.reach import BrokerNode, Reach, gathered
+from turbopump.admin.reach import ANSWER_MS, TOOLS_GROUP, BrokerNode, Reach, gathered
+from turbopump.client import calls
 from turbopump.client.names import (
     DEAD_LETTER_PREFIX,
     RETRY_PREFIX,
     TEMPLATE_TOPIC,
     check_topic,
 )
+from turbopump.client.pull_config import PullTimes
+from turbopump.client.reading import QueueReader
 from turbopump.client.routes import PERM_READ, PERM_WRITE
+from turbopump.client.subscriptions import EVERYTHING, subscription
 from turbopump.errors import AlreadyThere, InvalidArgument, RemoteError
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.wire import headers
@@ -84,6 +88,12 @@ class RouteOnBroker:
     write_queues: int
     permission: str
 
+    @property
+    def node(self) -> BrokerNode:
+        """The one to ask: the master, or a slave where there is none."""
+        number = min(self.addresses)
+        return BrokerNode(self.cluster, self.broker, number, self.addresses[number])
+
 
 @dataclass(frozen=True, slots=True)
 class TopicRouting:
@@ -132,6 +142,7 @@ class Topics:
 
     def __init__(self, reach: Reach) -> None:
         self._reach = reach
+        self._reader = QueueReader(reach.session, TOOLS_GROUP, PullTimes())
 
     async def names(self) -> list[str]:
         """Return the names of all topics, those of the system included."""
@@ -242,8 +253,8 @@ class Topics:
 
     async def status(self, topic: str) -> TopicStatus:
         """Return what each queue of a topic holds; raises NotThere."""
-        nodes = await self.nodes_of(topic)
-        tables = await gathered(self._limits(node, topic) for node in nodes)
+        found = (await self.route(topic)).on_brokers
+        tables = await gathered(self._limits(each, topic) for each in found)
         every = (each for table in tables for each in table)
         return TopicStatus(topic, tuple(sorted(every, key=lambda each: each.queue)))
 
@@ -259,11 +270,7 @@ class Topics:
 
     async def nodes_of(self, topic: str) -> tuple[BrokerNode, ...]:
         """Return the brokers to ask about a topic: the masters, or slaves where there is none."""
-        return tuple(
-            BrokerNode(each.cluster, each.broker, number, each.addresses[number])
-            for each in (await self.route(topic)).on_brokers
-            for number in sorted(each.addresses)[:1]
-        )
+        return tuple(each.node for each in (await self.route(topic)).on_brokers)
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -311,17 +318,17 @@ class Topics:
             RequestCode.DELETE_KV_CONFIG, headers.KvKey(namespace=ORDER_NAMESPACE, key=topic)
         )
 
-    async def _limits(self, node: BrokerNode, topic: str) -> Sequence[QueueLimits]:
+    async def _limits(self, place: RouteOnBroker, topic: str) -> Sequence[QueueLimits]:
         header = headers.TopicName(topic=topic)
         try:
-            answer = await self._reach.ask(node, RequestCode.GET_TOPIC_STATS_INFO, header)
+            answer = await self._reach.ask(place.node, RequestCode.GET_TOPIC_STATS_INFO, header)
         except RemoteError as error:
             # Name servers hear of a deletion later than the broker.
             if error.code == ResponseCode.TOPIC_NOT_EXIST:
                 return []
             raise
         table = TopicStats.decode(whole_body(answer)).offset_table
-        return [
+        told = [
             QueueLimits(
                 queue,
                 QueueOffset(max(0, each.min_offset)),
@@ -330,6 +337,32 @@ class Topics:
             )
             for queue, each in table.items()
         ]
+        # Brokers tell of queues that are written; a topic that shrank has others to be read.
+        known = {queue.queue_id for queue in table}
+        others = [number for number in range(place.read_queues) if number not in known]
+        return told + await gathered(
+            self._limits_of(place.node, MessageQueue(topic, place.broker, number))
+            for number in others
+        )
+
+    async def _limits_of(self, node: BrokerNode, queue: MessageQueue) -> QueueLimits:
+        session = self._reach.session
+        begin = await calls.min_offset(session, node.address, queue, ANSWER_MS)
+        end = await calls.max_offset(session, node.address, queue, ANSWER_MS)
+        begin, end = QueueOffset(max(0, begin)), QueueOffset(max(0, end))
+        last_ms = await self._stored_ms(queue, QueueOffset(end - 1)) if end > begin else None
+        return QueueLimits(queue, begin, end, last_ms)
+
+    async def _stored_ms(self, queue: MessageQueue, offset: QueueOffset) -> int | None:
+        """Return when a message was stored; None where nobody may read."""
+        wanted = subscription(queue.topic, EVERYTHING, 0)
+        try:
+            found = await self._reader.pull(queue, offset, wanted, 1, is_held=False)
+        except RemoteError as error:
+            if error.code == ResponseCode.NO_PERMISSION:
+                return None
+            raise
+        return found.messages[0].store_timestamp_ms if isinstance(found, calls.Found) else None
 
 
 def kind_of(topic: str, system: Collection[str] = ()) -> TopicKind:
@@ -356,7 +389,7 @@ def routing(topic: str, route: TopicRoute) -> TopicRouting:
                 _permission_name(queues[data.broker_name].perm),
             )
             for data in sorted(route.broker_datas, key=lambda data: data.broker_name)
-            if data.broker_name in queues
+            if data.broker_name in queues and data.broker_addrs
         ),
         route.order_topic_conf,
     )

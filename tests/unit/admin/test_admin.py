@@ -467,6 +467,31 @@ async def test_running_group_is_reset_by_offset_and_queue(tmp_path: Path) -> Non
 
 
 @virtual_time()
+async def test_queues_that_are_only_read_by_now_are_seen(tmp_path: Path) -> None:
+    async with administered(tmp_path, "a") as (world, admin):
+        await admin.topics.create("T", queues=2)
+        began = datetime.fromtimestamp(virtual_loop().clock.now_ms() / 1000, UTC)
+        await virtual_sleep(1)
+        for number in range(2):
+            await send(world, [b"%d" % number] * 3, to=queue(number))
+        await admin.topics.update("T", queues=1)
+        status = await admin.topics.status("T")
+        assert [(each.queue, each.messages) for each in status.queues] == [
+            (queue(0), 3),
+            (queue(1), 3),
+        ]
+        assert all(each.last_stored_ms for each in status.queues)
+        span = await admin.messages.span("T", began)
+        assert span.messages == 6
+        await commit(world, {queue(0): 0, queue(1): 0})
+        plan = await admin.offsets.skip("g", "T")
+        assert {each.queue: each.target for each in plan.changes} == {queue(0): 3, queue(1): 3}
+        # Once it is closed, there is nothing left to see.
+        await admin.topics.update("T", read_queues=1)
+        assert (await admin.topics.status("T")).messages == 3
+
+
+@virtual_time()
 async def test_later_reset_wins_over_one_that_is_under_way(tmp_path: Path) -> None:
     """Members pause for ten seconds before they go on."""
     async with administered(tmp_path, "a") as (world, admin):
