@@ -14,6 +14,7 @@ import pytest
 # Before any run in this process: pytester forgets the modules that came with one, and numpy cannot
 # be imported twice.
 from turbopump import testing
+from turbopump.errors import NotRunning
 from turbopump.store.files import Files
 from turbopump.testing.cluster import Cluster
 from turbopump.testing.disk import Disk
@@ -183,6 +184,10 @@ def test_marks_say_what_the_cluster_is_like(pytester: pytest.Pytester) -> None:
         ("brokrs=2", "mark turbopump: 'brokrs' is not known"),
         ("2", "mark turbopump: 2 without a name is not known"),
         ("brokers=-1", "brokers is -1: 0 to 26 is allowed"),
+        ("brokers=True", "brokers is True: 0 to 26 is allowed"),
+        ("nameservers=0", "nameservers is 0: 1 to 26 is allowed"),
+        ("settings=7", "settings is 7: a dict of settings by their keys in files is allowed"),
+        ("seed='x'", "seed is 'x': a whole number is allowed"),
         ("settings={'listenPrt': 1}", "listenPrt"),
     ],
 )
@@ -199,6 +204,13 @@ def test_wrong_marks_are_named(pytester: pytest.Pytester, mark: str, error: str)
     )
     result.assert_outcomes(errors=1)
     assert error in result.stdout.str()
+
+
+def test_a_server_without_brokers_says_so(tmp_path: Path) -> None:
+    with testing.running_server(tmp_path, brokers=()) as server:
+        assert server.nameserver
+        with pytest.raises(NotRunning, match="this server has no broker"):
+            assert server.broker
 
 
 @pytest.mark.slow

@@ -45,6 +45,7 @@ CONSUMED_TIMEOUT_S = 6 * 3600.0
 RUN_LIMIT_S = 6 * 3600.0
 REAL_LIMIT_S = 120.0
 """Much more than any test needs, since the machine may be busy with others."""
+_DEAF_LIMIT_S = 5.0
 BROKER_PORT = 10911
 _REQUEST_TIMEOUT_MS = 3000
 
@@ -101,6 +102,8 @@ class Cluster:
         quality: LinkQuality = CALM,
         runner: asyncio.Runner | None = None,
     ) -> None:
+        if nameservers < 1:
+            raise InvalidArgument(f"nameservers is {nameservers}: at least 1 is allowed")
         self.directory = directory
         self.config = config or broker_config()
         self.nameservers: list[NameServer] = []
@@ -166,7 +169,8 @@ class Cluster:
             raise NotRunning("this cluster runs in the loop that started it: await it there")
         loop = self._runner.get_loop()
         assert isinstance(loop, VirtualTimeLoop), "made by `running_cluster`"
-        loop.limit_real_time(REAL_LIMIT_S)
+        # What cannot be cancelled would use up all of the time that closing has.
+        loop.limit_real_time(_DEAF_LIMIT_S if self._limit.is_deaf else REAL_LIMIT_S)
         try:
             return self._runner.run(self._limit.run(work))
         except Deadlock:
@@ -269,10 +273,12 @@ class Cluster:
 
     # --- time -------------------------------------------------------------------------------------
 
-    async def advance(self, *, hours: float = 0, minutes: float = 0, seconds: float = 0) -> None:
+    async def advance(
+        self, *, days: float = 0, hours: float = 0, minutes: float = 0, seconds: float = 0
+    ) -> None:
         """Let time pass; returns when all that was due by then is done."""
         self._require_own_loop()
-        total_s = total_seconds(hours, minutes, seconds)
+        total_s = total_seconds(days, hours, minutes, seconds)
         with self._limit.lifted(total_s):
             await asyncio.sleep(total_s)
         await quiet()
@@ -281,6 +287,7 @@ class Cluster:
         self,
         fact: Callable[[], object],
         *,
+        days: float = 0,
         hours: float = 0,
         minutes: float = 0,
         seconds: float = 0,
@@ -290,12 +297,18 @@ class Cluster:
         Raises AssertionError when it is not so in time, telling what there is in the cluster.
         """
         self._require_own_loop()
-        timeout_s = total_seconds(hours, minutes, seconds) or TIMEOUT_S
+        timeout_s = total_seconds(days, hours, minutes, seconds) or TIMEOUT_S
         with self._limit.lifted(timeout_s):
             await until(fact, timeout_s, self._state)
 
     async def until_consumed(
-        self, group: str, *, hours: float = 0, minutes: float = 0, seconds: float = 0
+        self,
+        group: str,
+        *,
+        days: float = 0,
+        hours: float = 0,
+        minutes: float = 0,
+        seconds: float = 0,
     ) -> None:
         """Wait until a group has no message left: each is consumed, or a dead letter.
 
@@ -303,21 +316,16 @@ class Cluster:
         for groups that broadcast, whose offsets brokers do not know.
         """
         self._require_own_loop()
-        timeout_s = total_seconds(hours, minutes, seconds) or CONSUMED_TIMEOUT_S
+        timeout_s = total_seconds(days, hours, minutes, seconds) or CONSUMED_TIMEOUT_S
 
         def is_consumed() -> bool:
-            return self._is_known(group) and not self.lag(group) and not self.retrying(group)
+            is_known = inside.is_known(self.brokers.values(), group)
+            return is_known and not self.lag(group) and not self.retrying(group)
 
         # Consumers commit every few seconds, so a closer look would only cost time.
         what = f"group {group} has consumed everything"
         with self._limit.lifted(timeout_s):
             await until(is_consumed, timeout_s, self._state, what=what, pause_s=5)
-
-    def _is_known(self, group: str) -> bool:
-        return any(
-            broker.state.consumers.find(group) is not None or broker.state.offsets.topics_of(group)
-            for broker in self.brokers.values()
-        )
 
     def _state(self) -> list[str]:
         down = [f"broker {name} is down" for name in self._places if name not in self.brokers]

@@ -39,6 +39,14 @@ def lag(brokers: Iterable[Broker], group: str) -> int:
     return sum(_lag(broker, group, topic) for broker in brokers for topic in _topics(broker, group))
 
 
+def is_known(brokers: Iterable[Broker], group: str) -> bool:
+    """Whether a group has a consumer, or has had one that committed."""
+    return any(
+        broker.state.consumers.find(group) is not None or broker.state.offsets.topics_of(group)
+        for broker in brokers
+    )
+
+
 def retrying(brokers: Iterable[Broker], group: str) -> list[MessageView]:
     """Return the messages that wait for their time to come to a group again."""
     topic = RETRY_PREFIX + group

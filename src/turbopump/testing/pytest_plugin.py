@@ -99,13 +99,31 @@ def _wanted(request: pytest.FixtureRequest, **defaults: Any) -> dict[str, Any]:
             what = f"{min(unknown)!r}" if unknown else f"{marker.args[0]!r} without a name"
             raise pytest.UsageError(f"mark {MARKER}: {what} is not known: {_MARKER_TEXT}")
         wanted |= {key: value for key, value in marker.kwargs.items() if key in defaults}
-    for name in {"brokers", "nameservers"} & set(defaults):
-        count = wanted[name]
-        if not isinstance(count, int) or not 0 <= count <= len(_LETTERS):
+    for name, value in wanted.items():
+        if not _CHECKS[name](value):
             raise pytest.UsageError(
-                f"mark {MARKER}: {name} is {count!r}: 0 to {len(_LETTERS)} is allowed"
+                f"mark {MARKER}: {name} is {value!r}: {_ALLOWED[name]} is allowed"
             )
     return wanted
+
+
+def _is_whole(value: object) -> bool:
+    # True is a number too for Python, but nobody means one by it.
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+_CHECKS: dict[str, Callable[[Any], bool]] = {
+    "brokers": lambda value: _is_whole(value) and 0 <= value <= len(_LETTERS),
+    "nameservers": lambda value: _is_whole(value) and 1 <= value <= len(_LETTERS),
+    "settings": lambda value: isinstance(value, Mapping),
+    "seed": _is_whole,
+}
+_ALLOWED = {
+    "brokers": f"0 to {len(_LETTERS)}",
+    "nameservers": f"1 to {len(_LETTERS)}",
+    "settings": "a dict of settings by their keys in files",
+    "seed": "a whole number",
+}
 
 
 def _names(count: int) -> list[str]:

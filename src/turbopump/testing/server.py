@@ -134,7 +134,10 @@ class RunningServer:
     @property
     def broker(self) -> str:
         """The address of the first broker, as ``host:port``."""
-        return self._require_running().brokers[0].address
+        brokers = self._require_running().brokers
+        if not brokers:
+            raise NotRunning("this server has no broker, as none was asked for: only a name server")
+        return brokers[0].address
 
     # --- what is inside ---------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import linecache
+import math
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -13,6 +14,9 @@ from turbopump.testing.loop import virtual_loop, where
 
 T = TypeVar("T")
 Fact = Callable[[], object]
+
+_CANCEL_WAIT_S = 60.0
+"""How much virtual time a test has for its `finally`, when it was ended for being late."""
 
 
 async def quiet() -> None:
@@ -76,6 +80,8 @@ class TimeLimit:
         self._limit_s = limit_s
         self._end_s = 0.0
         self._work: asyncio.Task[Any] | None = None
+        self.is_deaf = False
+        """Whether something was too late and goes on nevertheless."""
 
     @contextmanager
     def lifted(self, time_s: float) -> Iterator[None]:
@@ -99,9 +105,11 @@ class TimeLimit:
             place = where(task)
             is_late = task.cancel()
         if is_late:
-            await asyncio.wait({task})
+            _, deaf = await asyncio.wait({task}, timeout=_CANCEL_WAIT_S)
+            self.is_deaf = bool(deaf)
+            more = ", and does not let itself be cancelled" if deaf else ""
             raise AssertionError(
-                f"still waiting after {duration(self._limit_s)} of virtual time: {place}"
+                f"still waiting after {duration(self._limit_s)} of virtual time{more}: {place}"
             )
         return task.result()
 
@@ -111,9 +119,11 @@ class TimeLimit:
             self._work.cancel()
 
 
-def total_seconds(hours: float, minutes: float, seconds: float) -> float:
+def total_seconds(days: float, hours: float, minutes: float, seconds: float) -> float:
     """Add up a time that has to pass."""
-    total_s = hours * 3600 + minutes * 60 + seconds
+    total_s = days * 86_400 + hours * 3600 + minutes * 60 + seconds
+    if not math.isfinite(total_s):
+        raise InvalidArgument(f"{total_s} seconds: time has to have an end")
     if total_s < 0:
         raise InvalidArgument(f"{total_s} seconds: time does not run backwards")
     return total_s

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -174,14 +175,17 @@ def test_time_passes_when_it_is_told_to(world: Cluster) -> None:
     assert world.run(_elapsed_s()) == pytest.approx(3600)
     with pytest.raises(InvalidArgument, match="does not run backwards"):
         world.run(world.advance(hours=-1))
+    with pytest.raises(InvalidArgument, match="inf seconds: time has to have an end"):
+        world.run(world.advance(days=float("inf")))
 
 
 @pytest.mark.slow
 def test_days_that_were_asked_for_do_not_count_as_waiting(world: Cluster) -> None:
     async def wait() -> None:
-        await world.advance(hours=7)
+        await world.advance(days=1, hours=7)
 
     world.run(wait())
+    assert world.run(_elapsed_s()) == pytest.approx(31 * 3600, abs=1)
 
 
 def test_who_waits_in_vain_is_told_what_there_is(world: Cluster) -> None:
@@ -226,6 +230,19 @@ def test_waiting_for_what_never_comes_fails(world: Cluster) -> None:
     with pytest.raises(AssertionError, match=r"still waiting after 6 h of virtual time: .*test_cl"):
         world.run(wait())
     assert world.run(asyncio.sleep(1, "goes on")) == "goes on"
+
+
+def test_a_test_that_cannot_be_cancelled_is_named_and_left(world: Cluster) -> None:
+    ended: list[bool] = []
+
+    async def wait() -> None:
+        while not ended:
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(3600)
+
+    with pytest.raises(AssertionError, match=r"6 h .*, and does not let itself be cancelled: .*"):
+        world.run(wait())
+    ended.append(True)
 
 
 def test_turning_round_for_ever_fails(world: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
