@@ -206,6 +206,7 @@ def test_clusters_and_settings_look_as_they_did(shell: Shell) -> None:
     shell.keep("config update-broker fileReservedTime=48 --broker b --yes")
     shell.keep("config update-broker fileReservedTime=x --yes")
     shell.keep("config update-broker nonsense")
+    shell.keep("config update-broker nonsense=1 --yes")
     shell.keep("config nameservers orderMessageEnable")
     shell.keep("config update-nameservers orderMessageEnable=true --yes")
     shell.keep("config kv shop")

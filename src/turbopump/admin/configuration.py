@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from turbopump.admin.reach import BrokerNode, Reach, gathered
+from turbopump.broker import config_keys
 from turbopump.errors import InvalidArgument, NotThere, RemoteError
 from turbopump.settings import parse_properties, render_properties
 from turbopump.wire import headers
 from turbopump.wire.bodies import KeyValues
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import whole_body
+
+_ByServer = Mapping[str, Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,39 +60,41 @@ class Configuration:
     ) -> tuple[SettingChange, ...]:
         """Change settings while brokers run: of one, of a cluster or of all; return what changes.
 
-        Raises InvalidArgument for a key that a broker does not have.
+        Raises InvalidArgument for a key that a broker does not have, before any is changed; and
+        for a value that is not allowed, or a key that takes effect at start only, as far as that
+        is known, which it is for our brokers. What changed is read back from the brokers.
         """
         _require_some(settings)
         masters = await self._reach.masters(cluster, broker)
-        known = await gathered(self._of_broker(node) for node in masters)
-        changes = [
-            change
-            for node, current in zip(masters, known, strict=True)
-            for change in _changes(node.broker, current, settings)
-        ]
-        if not dry_run:
-            body = render_properties(settings).encode()
-            await gathered(
-                self._reach.ask(node, RequestCode.UPDATE_BROKER_CONFIG, body=body)
-                for node in masters
-            )
-        return tuple(changes)
+        before = await self._of_brokers(masters)
+        for name, current in before.items():
+            _require_known(f"broker {name}", current, settings)
+            _check_values(current, settings)
+        if dry_run:
+            return _planned(before, settings)
+        body = render_properties(settings).encode()
+        await gathered(
+            self._reach.ask(node, RequestCode.UPDATE_BROKER_CONFIG, body=body) for node in masters
+        )
+        return _happened(before, await self._of_brokers(masters), settings)
 
     async def change_name_servers(
         self, settings: Mapping[str, str], *, dry_run: bool = False
     ) -> tuple[SettingChange, ...]:
-        """Change settings of all name servers while they run; return what changes."""
+        """Change settings of all name servers while they run; return what changes.
+
+        Raises InvalidArgument for a key that a name server does not have, before any is changed.
+        """
         _require_some(settings)
-        changes = [
-            change
-            for address, current in (await self.name_servers()).items()
-            for change in _changes(address, current, settings)
-        ]
-        if not dry_run:
-            await self._reach.ask_every_nameserver(
-                RequestCode.UPDATE_NAMESRV_CONFIG, body=render_properties(settings).encode()
-            )
-        return tuple(changes)
+        before = await self.name_servers()
+        for address, current in before.items():
+            _require_known(f"name server {address}", current, settings)
+        if dry_run:
+            return _planned(before, settings)
+        await self._reach.ask_every_nameserver(
+            RequestCode.UPDATE_NAMESRV_CONFIG, body=render_properties(settings).encode()
+        )
+        return _happened(before, await self.name_servers(), settings)
 
     # --- key-values -------------------------------------------------------------------------------
 
@@ -128,6 +134,10 @@ class Configuration:
         header = headers.KvKey(namespace=namespace, key=key)
         await self._reach.ask_every_nameserver(RequestCode.DELETE_KV_CONFIG, header)
 
+    async def _of_brokers(self, masters: Sequence[BrokerNode]) -> dict[str, dict[str, str]]:
+        found = await gathered(self._of_broker(node) for node in masters)
+        return {node.broker: each for node, each in zip(masters, found, strict=True)}
+
     async def _of_broker(self, node: BrokerNode) -> dict[str, str]:
         return _settings(whole_body(await self._reach.ask(node, RequestCode.GET_BROKER_CONFIG)))
 
@@ -141,11 +151,39 @@ def _require_some(settings: Mapping[str, str]) -> None:
         raise InvalidArgument("no setting is given: key=value is allowed")
 
 
-def _changes(
-    server: str, current: Mapping[str, str], settings: Mapping[str, str]
-) -> list[SettingChange]:
-    return [
+def _require_known(server: str, current: Mapping[str, str], settings: Mapping[str, str]) -> None:
+    """Refuse what a server does not have: most pass over it, and say that all went well."""
+    for key in settings:
+        if key not in current:
+            similar = get_close_matches(key, current, 1)
+            meant = f"; did you mean {similar[0]!r}?" if similar else ""
+            raise InvalidArgument(f"{server} has no setting {key!r}{meant}")
+
+
+def _check_values(current: Mapping[str, str], settings: Mapping[str, str]) -> None:
+    try:
+        config = config_keys.parse(current)
+    except InvalidArgument:
+        # Not one of ours: only itself knows what it allows.
+        return
+    config_keys.updated(config, settings)
+
+
+def _planned(before: _ByServer, settings: Mapping[str, str]) -> tuple[SettingChange, ...]:
+    return tuple(
         SettingChange(server, key, current.get(key), value)
+        for server, current in before.items()
         for key, value in settings.items()
         if current.get(key) != value
-    ]
+    )
+
+
+def _happened(
+    before: _ByServer, after: _ByServer, keys: Iterable[str]
+) -> tuple[SettingChange, ...]:
+    return tuple(
+        SettingChange(server, key, before[server].get(key), current[key])
+        for server, current in after.items()
+        for key in keys
+        if key in current and current[key] != before[server].get(key)
+    )

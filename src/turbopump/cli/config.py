@@ -92,8 +92,8 @@ def update_broker(
             wanted, broker=broker, cluster=cluster, dry_run=True
         )
         if _is_confirmed(changes, output, dry_run=dry_run, yes=yes):
-            admin.configuration.change_brokers(wanted, broker=broker, cluster=cluster)
-            _tell_changed(changes, output, is_shown=not yes)
+            done = admin.configuration.change_brokers(wanted, broker=broker, cluster=cluster)
+            _tell_changed(done, output, is_shown=not yes and done == changes)
 
 
 @app.command()
@@ -110,8 +110,8 @@ def update_nameservers(
         output = Output(as_json=json)
         changes = admin.configuration.change_name_servers(wanted, dry_run=True)
         if _is_confirmed(changes, output, dry_run=dry_run, yes=yes):
-            admin.configuration.change_name_servers(wanted)
-            _tell_changed(changes, output, is_shown=not yes)
+            done = admin.configuration.change_name_servers(wanted)
+            _tell_changed(done, output, is_shown=not yes and done == changes)
 
 
 @app.command()
@@ -195,7 +195,8 @@ def _is_confirmed(
 ) -> bool:
     """Show what would change and ask; False when there is nothing (more) to do."""
     if dry_run or not changes:
-        _print_changes(changes, output, is_done=False)
+        nothing = "Nothing would change." if dry_run else "Nothing changed: all is so already."
+        _print_changes(changes, output, is_done=False, nothing=nothing)
         return False
     if not yes and not output.as_json:
         _print_changes(changes, output, is_done=False)
@@ -204,13 +205,17 @@ def _is_confirmed(
 
 
 def _tell_changed(changes: Sequence[SettingChange], output: Output, *, is_shown: bool) -> None:
+    """Say what servers tell of themselves after a change."""
     if output.as_json or not is_shown:
-        _print_changes(changes, output, is_done=True)
-    if not output.as_json:
+        nothing = "Nothing changed: to the servers, these are the values they had."
+        _print_changes(changes, output, is_done=True, nothing=nothing)
+    if not output.as_json and changes:
         typer.echo("Changed.")
 
 
-def _print_changes(changes: Sequence[SettingChange], output: Output, *, is_done: bool) -> None:
+def _print_changes(
+    changes: Sequence[SettingChange], output: Output, *, is_done: bool, nothing: str = ""
+) -> None:
     rows = [
         {
             "server": each.server,
@@ -221,4 +226,4 @@ def _print_changes(changes: Sequence[SettingChange], output: Output, *, is_done:
         }
         for each in changes
     ]
-    output.rows(rows, _CHANGES, nothing="Nothing would change.")
+    output.rows(rows, _CHANGES, nothing=nothing)

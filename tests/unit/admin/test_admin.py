@@ -616,8 +616,18 @@ async def test_settings_of_brokers_and_name_servers(tmp_path: Path) -> None:
         await admin.configuration.change_brokers({"fileReservedTime": "48"}, broker="a")
         assert (await admin.configuration.broker("a"))["fileReservedTime"] == "48"
         assert (await admin.configuration.broker("b"))["fileReservedTime"] == "72"
-        with pytest.raises(RemoteError, match="fileReservedTime"):
-            await admin.configuration.change_brokers({"fileReservedTime": "x"})
+        for dry_run in (True, False):
+            for settings, said in (
+                ({"fileReservedTime": "x"}, "fileReservedTime"),
+                ({"fileReservedTim": "9"}, "no setting 'fileReservedTim'; did you mean 'file"),
+                ({"listenPort": "9"}, "listenPort takes effect only at start"),
+            ):
+                with pytest.raises(InvalidArgument, match=said):
+                    await admin.configuration.change_brokers(settings, dry_run=dry_run)
+        # Another way to write the same is no change.
+        assert not await admin.configuration.change_brokers({"fileReservedTime": "048"}, broker="a")
+        with pytest.raises(InvalidArgument, match=r"name server .* has no setting 'nonsense'"):
+            await admin.configuration.change_name_servers({"nonsense": "1"}, dry_run=True)
         with pytest.raises(InvalidArgument, match="no setting"):
             await admin.configuration.change_brokers({})
         changes = await admin.configuration.change_name_servers({"orderMessageEnable": "true"})
