@@ -65,7 +65,7 @@ class Outgoing(Struct, frozen=True):
 
     topic: str
     message_id: str
-    """The unique id; those of a batch joined by ","."""
+    """The unique id; those of a batch joined by ",", or the first where they are in the body."""
 
     body: bytes
     properties: str
@@ -131,16 +131,35 @@ def outgoing_batch(
         BatchEntry(message.body, properties_text(message, unique).encode(), message.flag)
         for message, unique in zip(messages, message_ids, strict=True)
     )
+    own = {properties.WAIT: "true" if messages[0].wait_stored else "false"}
+    return _batch(topic, ",".join(message_ids), body, own, rules, namespace)
+
+
+def encoded_batch(
+    topic: str, message_id: str, body: bytes, rules: MessageRules, namespace: str = ""
+) -> Outgoing:
+    """Do the same with messages that were checked and encoded elsewhere, known by one id."""
+    inside = with_namespace(namespace, topic)
+    check_topic_for_sending(inside)
+    return _batch(inside, message_id, body, {properties.WAIT: "true"}, rules, namespace)
+
+
+def _batch(
+    topic: str,
+    message_id: str,
+    body: bytes,
+    own: dict[str, str],
+    rules: MessageRules,
+    namespace: str,
+) -> Outgoing:
     if len(body) > rules.body_bytes_max:
         raise InvalidArgument(
             f"batch of {len(body)} bytes: at most {rules.body_bytes_max} are allowed, see "
             "split_batch"
         )
-    own = {properties.WAIT: "true" if messages[0].wait_stored else "false"}
     if namespace:
         own[properties.INSTANCE_ID] = namespace
-    ids = ",".join(message_ids)
-    return Outgoing(topic, ids, body, properties.encode(own), 0, 0, is_batch=True)
+    return Outgoing(topic, message_id, body, properties.encode(own), 0, 0, is_batch=True)
 
 
 def properties_text(

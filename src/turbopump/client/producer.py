@@ -258,6 +258,17 @@ class Producer(ProducerMember):
             sent = outgoing_batch(given, ids, self._config.messages, self._client.namespace)
             return await self._deliver(running, sent, to, timeout_ms)
 
+    async def send_ready(
+        self, sent: Outgoing, *, to: To = None, timeout_ms: int | None = None
+    ) -> SendReceipt:
+        """Send what is encoded already, see `turbopump.client.outgoing`; no scope is entered.
+
+        ::
+
+            await producer.send_ready(encoded_batch("orders", message_id, body, rules))
+        """
+        return await self._deliver(self._require_running(), sent, to, timeout_ms)
+
     async def submit(
         self,
         message: Message,
@@ -519,9 +530,7 @@ class _Running:
         self.places = asyncio.Semaphore(config.in_flight_max)
         self._faults = BrokerFaults() if config.avoid_slow_brokers else None
         self.choice = QueueChoice(session.random, self._faults)
-        ip = host(own_address(), 0).ip
-        maker = session.random.getrandbits(32)
-        self.ids = UniqueIds(session.clock, ip, session.pid, maker)
+        self.ids = unique_ids(session)
 
     def note(self, broker: str, latency_ms: int) -> None:
         """Remember how fast a broker was, if that is wanted."""
@@ -531,6 +540,13 @@ class _Running:
     async def finish(self) -> None:
         """Wait for all that was submitted; each has its own time limit."""
         await self.tasks.wait()
+
+
+def unique_ids(session: Session) -> UniqueIds:
+    """Return what makes ids that nobody else in the process makes."""
+    ip = host(own_address(), 0).ip
+    maker = session.random.getrandbits(32)
+    return UniqueIds(session.clock, ip, session.pid, maker)
 
 
 def _is_retried(error: NetworkError | NoRoute | RemoteError) -> bool:

@@ -15,6 +15,10 @@ from turbopump.wire.hosts import V4_BYTES, V6_BYTES, Host
 _OFFSET_ID_TAIL = struct.Struct(">iq")
 _UNIQUE_ID_TAIL = struct.Struct(">HIIH")
 
+COUNTER_MASK = 0xFFFF
+COUNTER_DIGITS = 4
+"""What a unique id ends with, in hexadecimal digits."""
+
 _CLOCK_SLIP_MS = 1_000_000
 """A clock set back by less than this keeps ids at the month's first instant."""
 
@@ -68,6 +72,23 @@ class UniqueIds:
 
     def next(self) -> str:
         """Make one."""
+        tail = struct.pack(">IH", self._elapsed_ms(), self._counter)
+        self._counter = (self._counter + 1) & COUNTER_MASK
+        return (self._prefix + tail).hex().upper()
+
+    def claim(self, count: int) -> tuple[str, int]:
+        """Make many at once: what all of them begin with, and the first one's counter.
+
+        The others count on from there, see `with_counter`; more than 65,536 would repeat.
+        """
+        if not 0 < count <= COUNTER_MASK + 1:
+            raise InvalidArgument(f"{count} unique ids at once: 1 to {COUNTER_MASK + 1} allowed")
+        first = self._counter
+        self._counter = (first + count) & COUNTER_MASK
+        return (self._prefix + struct.pack(">I", self._elapsed_ms())).hex().upper(), first
+
+    def _elapsed_ms(self) -> int:
+        """Return how far the month has come."""
         now_ms = self._clock.now_ms()
         if now_ms >= self._next_month_ms:
             self._month_ms = _month_start_ms(now_ms)
@@ -75,9 +96,7 @@ class UniqueIds:
         elapsed_ms = now_ms - self._month_ms
         if elapsed_ms < 0:
             elapsed_ms = self._elapsed_after_clock_set_back(now_ms)
-        tail = struct.pack(">IH", elapsed_ms, self._counter)
-        self._counter = (self._counter + 1) & 0xFFFF
-        return (self._prefix + tail).hex().upper()
+        return elapsed_ms
 
     def _elapsed_after_clock_set_back(self, now_ms: int) -> int:
         if self._month_ms - now_ms < _CLOCK_SLIP_MS:
@@ -85,6 +104,11 @@ class UniqueIds:
         self._month_ms = _month_start_ms(now_ms)
         self._next_month_ms = _month_start_ms(self._month_ms + 32 * 24 * 3600 * 1000)
         return now_ms - self._month_ms
+
+
+def with_counter(prefix: str, counter: int) -> str:
+    """Return one of the ids that `UniqueIds.claim` has made."""
+    return f"{prefix}{counter & COUNTER_MASK:0{COUNTER_DIGITS}X}"
 
 
 def _id_bytes(text: str, what: str, tail_bytes: int) -> tuple[bytes, int]:

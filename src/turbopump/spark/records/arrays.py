@@ -19,10 +19,10 @@ def texts(offsets: npt.NDArray[np.int32], data: npt.NDArray[Any]) -> Column:
 
 
 def contents(column: Column) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
-    """Return the offsets and the bytes of a new array of strings or binaries."""
+    """Return the offsets and the bytes of strings or binaries; a slice's begin somewhere."""
     _, offsets, data = column.buffers()
     assert offsets is not None
-    ends = np.frombuffer(memoryview(offsets), np.int32, len(column) + 1)
+    ends = np.frombuffer(memoryview(offsets), np.int32, len(column) + 1, 4 * column.offset)
     used = int(ends[-1])
     if data is None or not used:
         return ends, np.empty(0, np.uint8)

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import pyarrow as pa
+
 from turbopump.client.names import RETRY_PREFIX
 from turbopump.client.outgoing import BATCH_ENTRY_OVERHEAD_BYTES
 from turbopump.client.selectors import by_hash
 from turbopump.errors import InvalidArgument
 from turbopump.message import Message, MessageQueue
+from turbopump.spark.records.arrays import contents
+from turbopump.spark.writing.encoding import EncodedRows
 from turbopump.spark.writing.rows import Rows
 
 _OVERHEAD_BYTES = BATCH_ENTRY_OVERHEAD_BYTES + 100
@@ -28,8 +33,28 @@ class Send:
     rows: Sequence[int]
 
     @property
-    def topic(self) -> str:
-        return self.messages[0].topic
+    def body_bytes(self) -> int:
+        return sum(len(message.body) for message in self.messages)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedSend:
+    """Messages that go together and are encoded already."""
+
+    lane: Lane
+    message_id: str
+    """That of the first."""
+
+    body: bytes
+    body_bytes: int
+    """What rows gave of it."""
+
+    rows: Sequence[int]
+
+
+def topic_of(lane: Lane) -> str:
+    """Return the topic that messages of a lane have."""
+    return lane if isinstance(lane, str) else lane.topic
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +68,22 @@ class Cuts:
 
 
 def sends(
-    rows: Rows, queues: Mapping[str, Sequence[MessageQueue]], cuts: Cuts, partition: int
-) -> Iterator[Send]:
+    rows: Rows | EncodedRows,
+    queues: Mapping[str, Sequence[MessageQueue]],
+    cuts: Cuts,
+    partition: int,
+) -> Iterator[Send | EncodedSend]:
     """Cut rows into sends; those of one lane come in the order of their rows."""
-    for lane, places in _lanes(rows, queues, partition).items():
+    lanes = _lanes(rows, queues, partition)
+    if isinstance(rows, EncodedRows):
+        return _sends_of_encoded(rows, lanes, cuts)
+    return _sends_of_messages(rows, lanes, cuts)
+
+
+def _sends_of_messages(
+    rows: Rows, lanes: Mapping[Lane, Sequence[int]], cuts: Cuts
+) -> Iterator[Send]:
+    for lane, places in lanes.items():
         messages = [rows.messages[place] for place in places]
         done = 0
         for together in _together(messages, cuts):
@@ -55,23 +92,49 @@ def sends(
             yield Send(lane, together, numbers)
 
 
+def _sends_of_encoded(
+    rows: EncodedRows, lanes: Mapping[Lane, Sequence[int]], cuts: Cuts
+) -> Iterator[EncodedSend]:
+    for lane, places in lanes.items():
+        is_all = len(places) == len(rows.topics)
+        sizes = rows.body_sizes if is_all else rows.body_sizes[places]
+        entries = rows.entries if is_all else rows.entries.take(pa.array(places, pa.int32()))
+        ends, data = contents(entries)
+        start = 0
+        while start < len(places):
+            # As many as end within the limit, but one at least.
+            within = int(np.searchsorted(ends, ends[start] + cuts.bytes_max, side="right")) - 1
+            end = max(start + 1, min(within, start + cuts.messages_max, len(places)))
+            yield EncodedSend(
+                lane,
+                rows.message_id(places[start]),
+                data[ends[start] : ends[end]].tobytes(),
+                int(sizes[start:end].sum()),
+                [rows.first_row + place for place in places[start:end]],
+            )
+            start = end
+
+
 def _lanes(
-    rows: Rows, queues: Mapping[str, Sequence[MessageQueue]], partition: int
-) -> dict[Lane, list[int]]:
+    rows: Rows | EncodedRows, queues: Mapping[str, Sequence[MessageQueue]], partition: int
+) -> Mapping[Lane, Sequence[int]]:
     """Return the places of rows by lane."""
+    topics = rows.topics
+    if rows.sharding_keys is None and rows.queue_ids is None and len(set(topics)) == 1:
+        return {topics[0]: range(len(topics))}
     found: dict[Lane, list[int]] = {}
-    for place, message in enumerate(rows.messages):
-        lane: Lane = message.topic
+    for place, topic in enumerate(topics):
+        lane: Lane = topic
         if rows.sharding_keys is not None:
             key = rows.sharding_keys[place]
             if key is not None:
-                lane = by_hash(key)(queues[message.topic])
+                lane = by_hash(key)(queues[topic])
         elif rows.queue_ids is not None:
             queue_id = rows.queue_ids[place]
             if queue_id is not None:
                 broker = rows.brokers[place] if rows.brokers is not None else None
                 where = f"row {rows.first_row + place} of partition {partition}, column queueId"
-                lane = chosen_queue(queues[message.topic], queue_id, broker, where)
+                lane = chosen_queue(queues[topic], queue_id, broker, where)
         found.setdefault(lane, []).append(place)
     return found
 

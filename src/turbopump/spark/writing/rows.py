@@ -33,8 +33,12 @@ class Origin:
 
     def stamps(self, first_row: int) -> Iterable[str]:
         """Return the stamps of rows from a number on, without end."""
-        prefix = f"{self.query}/{self.batch}/{self.partition}/"
-        return map(prefix.__add__, map(str, count(first_row)))
+        return map(self.prefix.__add__, map(str, count(first_row)))
+
+    @property
+    def prefix(self) -> str:
+        """What all stamps begin with; the number of the row follows."""
+        return f"{self.query}/{self.batch}/{self.partition}/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,10 @@ class Rows:
     sharding_keys: Sequence[str | int | None] | None = None
     queue_ids: Sequence[int | None] | None = None
     brokers: Sequence[str | None] | None = None
+
+    @property
+    def topics(self) -> Sequence[str]:
+        return [message.topic for message in self.messages]
 
 
 class RowReader:

@@ -8,7 +8,12 @@ from dataclasses import dataclass
 
 from turbopump.client.calls import SendStatus
 from turbopump.client.names import check_topic_for_sending, with_namespace
-from turbopump.client.outgoing import MessageRules, check_message, properties_text
+from turbopump.client.outgoing import (
+    MessageRules,
+    check_message,
+    encoded_batch,
+    properties_text,
+)
 from turbopump.client.producer import RETRIED_CODES, Producer, SendReceipt
 from turbopump.client.queue_choice import QueueChoice
 from turbopump.client.session import Session
@@ -21,7 +26,8 @@ from turbopump.errors import (
     TurbopumpError,
 )
 from turbopump.message import Message, MessageQueue
-from turbopump.spark.writing.lanes import Cuts, Send, sends
+from turbopump.spark.writing.encoding import EncodedRows
+from turbopump.spark.writing.lanes import Cuts, EncodedSend, Send, sends, topic_of
 from turbopump.spark.writing.options import SinkOptions
 from turbopump.spark.writing.rows import Rows
 from turbopump.spark.writing.window import Window
@@ -69,13 +75,13 @@ class Sending:
         self._last_of_queue: dict[MessageQueue, asyncio.Task[None]] = {}
         self._failure: BaseException | None = None
 
-    async def take(self, rows: Rows) -> None:
+    async def take(self, rows: Rows | EncodedRows) -> None:
         """Take rows over, waiting for free places; raises when any send has failed."""
-        if not rows.messages:
+        if not rows.topics:
             return
         await self._producer.start()
         queues = {}
-        for topic in dict.fromkeys(message.topic for message in rows.messages):
+        for topic in dict.fromkeys(rows.topics):
             queues[topic] = await self._queues(topic, rows)
         for send in sends(rows, queues, self._cuts, self._partition):
             await self._places.acquire()
@@ -96,7 +102,7 @@ class Sending:
 
     # --- inside -----------------------------------------------------------------------------------
 
-    def _start(self, send: Send) -> None:
+    def _start(self, send: Send | EncodedSend) -> None:
         if isinstance(send.lane, MessageQueue):
             before = self._last_of_queue.get(send.lane)
             task = asyncio.create_task(self._in_turn(send, before))
@@ -123,12 +129,12 @@ class Sending:
         if self._failure is not None:
             raise self._failure
 
-    async def _in_turn(self, send: Send, before: asyncio.Task[None] | None) -> None:
+    async def _in_turn(self, send: Send | EncodedSend, before: asyncio.Task[None] | None) -> None:
         if before is not None:
             await before
         await self._deliver(send)
 
-    async def _deliver(self, send: Send) -> None:
+    async def _deliver(self, send: Send | EncodedSend) -> None:
         """Send until it is stored; raises SparkError with the words of the last failure."""
         queue: MessageQueue | None = None
         refused: set[str] = set()
@@ -151,19 +157,16 @@ class Sending:
                 if not tries_left:
                     raise self._failed(send, queue, why)
             await self._pause(send, why, self._options.retries - tries_left)
-        self.tally.rows += len(send.messages)
+        self.tally.rows += len(send.rows)
         self.tally.sends += 1
-        self.tally.body_bytes += sum(len(message.body) for message in send.messages)
+        self.tally.body_bytes += send.body_bytes
 
-    async def _send(self, send: Send, queue: MessageQueue) -> SendReceipt:
+    async def _send(self, send: Send | EncodedSend, queue: MessageQueue) -> SendReceipt:
         clock = self._session.clock
         async with self._window.place() as cuts:
             start_ms = clock.monotonic_ms()
             try:
-                if len(send.messages) == 1:
-                    receipt = await self._producer.send(send.messages[0], to=queue)
-                else:
-                    receipt = await self._producer.send_batch(send.messages, to=queue)
+                receipt = await self._handed_over(send, queue)
             except (NetworkError, RemoteError) as error:
                 if error.retriable:
                     self._window.busy(cuts)
@@ -171,23 +174,34 @@ class Sending:
             self._window.answered(clock.monotonic_ms() - start_ms)
             return receipt
 
-    async def _next_queue(self, send: Send, failed: MessageQueue | None) -> MessageQueue:
+    async def _handed_over(self, send: Send | EncodedSend, queue: MessageQueue) -> SendReceipt:
+        if isinstance(send, EncodedSend):
+            topic, namespace = topic_of(send.lane), self._options.namespace
+            ready = encoded_batch(topic, send.message_id, send.body, self._rules, namespace)
+            return await self._producer.send_ready(ready, to=queue)
+        if len(send.messages) == 1:
+            return await self._producer.send(send.messages[0], to=queue)
+        return await self._producer.send_batch(send.messages, to=queue)
+
+    async def _next_queue(
+        self, send: Send | EncodedSend, failed: MessageQueue | None
+    ) -> MessageQueue:
         if isinstance(send.lane, MessageQueue):
             return send.lane
-        queues = await self._producer.queues(send.topic)
+        queues = await self._producer.queues(topic_of(send.lane))
         now_ms = self._session.clock.monotonic_ms()
         return self._choice.next(queues, None if failed is None else failed.broker, now_ms)
 
-    def _is_worth_a_try(self, send: Send, error: Passing, refused: set[str]) -> bool:
+    def _is_worth_a_try(self, send: Send | EncodedSend, error: Passing, refused: set[str]) -> bool:
         if error.retriable:
             return True
         if isinstance(send.lane, MessageQueue) or not isinstance(error, RemoteError):
             return False
-        route = self._session.cached_route(self._known_as(send.topic))
+        route = self._session.cached_route(self._known_as(topic_of(send.lane)))
         others = route is not None and {queue.broker for queue in route.writable} - refused
         return bool(others) and error.code in RETRIED_CODES
 
-    async def _pause(self, send: Send, why: str, tries: int) -> None:
+    async def _pause(self, send: Send | EncodedSend, why: str, tries: int) -> None:
         """Give the broker time to recover, and the name servers a chance to tell of others."""
         self.tally.repeated += 1
         longest_ms = min(_FIRST_PAUSE_MS << tries, _LONGEST_PAUSE_MS)
@@ -196,18 +210,20 @@ class Sending:
         _log.info("%s: %s; trying again in %d ms", self._named(send), why, pause_ms)
         await asyncio.sleep(pause_ms / 1000)
         try:
-            await self._session.refresh_route(self._known_as(send.topic))
+            await self._session.refresh_route(self._known_as(topic_of(send.lane)))
         except TurbopumpError as error:
-            _log.info("no news of topic %s: %s", send.topic, error)
+            _log.info("no news of topic %s: %s", topic_of(send.lane), error)
 
-    async def _queues(self, topic: str, rows: Rows) -> tuple[MessageQueue, ...]:
+    async def _queues(self, topic: str, rows: Rows | EncodedRows) -> tuple[MessageQueue, ...]:
         """Return the queues of a topic, patient with name servers as `_deliver` is with brokers."""
-        row = next(n for n, message in enumerate(rows.messages) if message.topic == topic)
-        send = Send(topic, [rows.messages[row]], [rows.first_row + row])
+        row = rows.first_row + rows.topics.index(topic)
+        send = Send(topic, (), [row])
         try:
             check_topic_for_sending(self._known_as(topic))
         except InvalidArgument as error:
-            raise self._blamed(send, error) from error
+            raise InvalidArgument(
+                f"row {row} of partition {self._partition}, column topic: {error}"
+            ) from error
         for tries in range(self._options.retries):
             try:
                 return await self._producer.queues(topic)
@@ -220,19 +236,22 @@ class Sending:
 
     # --- words ------------------------------------------------------------------------------------
 
-    def _failed(self, send: Send, queue: MessageQueue | None, why: str) -> SparkError:
+    def _failed(self, send: Send | EncodedSend, queue: MessageQueue | None, why: str) -> SparkError:
         return SparkError(
-            f"{self._named(send)} could not be sent to {queue or send.topic}: {why} "
+            f"{self._named(send)} could not be sent to {queue or topic_of(send.lane)}: {why} "
             f"(group {self._options.group}, retries {self._options.retries})"
         )
 
-    def _named(self, send: Send) -> str:
+    def _named(self, send: Send | EncodedSend) -> str:
         first, last = send.rows[0], send.rows[-1]
         rows = f"row {first}" if first == last else f"{len(send.rows)} rows, {first} to {last},"
         return f"{rows} of partition {self._partition}"
 
-    def _blamed(self, send: Send, error: InvalidArgument) -> InvalidArgument:
+    def _blamed(self, send: Send | EncodedSend, error: InvalidArgument) -> InvalidArgument:
         """Return the error with the row and column that are to blame."""
+        if isinstance(send, EncodedSend):
+            # Its rows have passed all checks one by one: it is about all of them.
+            return InvalidArgument(f"{self._named(send)}: {error}")
         for row, message in zip(send.rows, send.messages, strict=True):
             column = wrong_column(message, self._rules, self._options.namespace)
             if column is not None:

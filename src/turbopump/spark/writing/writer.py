@@ -15,9 +15,11 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from turbopump.client.producer import unique_ids
 from turbopump.errors import InvalidArgument, SparkError
 from turbopump.spark.link import link_to
 from turbopump.spark.writing.columns import SinkColumns, sink_columns
+from turbopump.spark.writing.encoding import ROWS_MAX, EncodedRows, RowEncoder
 from turbopump.spark.writing.options import SinkOptions
 from turbopump.spark.writing.rows import Origin, RowReader, Rows
 from turbopump.spark.writing.sending import Sending
@@ -102,20 +104,28 @@ def write_rows(
     """
     link = link_to(options.client())
     reader = RowReader(columns, options, origin)
+    encoder = RowEncoder(columns, options, origin, unique_ids(link.session))
     sending = Sending(link.session, options, origin.partition)
 
-    def send(rows: Rows) -> None:
+    def send(rows: Rows | EncodedRows) -> None:
         link.run(lambda _: sending.take(rows))
 
     first_row = 0
     try:
-        for batch in batches:
-            send(reader.rows(batch, first_row))
+        for batch in _parts(batches):
+            send(encoder.rows(batch, first_row) or reader.rows(batch, first_row))
             first_row += batch.num_rows
         tally = link.run(lambda _: sending.finish())
     finally:
         link.run(lambda _: sending.close())
     return Written(tally.rows, tally.sends, tally.body_bytes, tally.repeated)
+
+
+def _parts(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Cut record batches that are too large to be encoded at once."""
+    for batch in batches:
+        for start in range(0, batch.num_rows, ROWS_MAX):
+            yield batch.slice(start, ROWS_MAX)
 
 
 def _context() -> TaskContext:
