@@ -21,7 +21,7 @@ from turbopump.admin.dead_letters import (
     Outcome,
     Redriven,
 )
-from turbopump.admin.groups import GroupInfo, GroupSettings, Progress, QueueProgress
+from turbopump.admin.groups import GroupChange, GroupInfo, GroupSettings, Progress, QueueProgress
 from turbopump.admin.members import Connection, HeldQueue, Inside, Member, Members
 from turbopump.admin.messages import Consumed, Span
 from turbopump.admin.offsets import Plan, QueueChange
@@ -49,6 +49,7 @@ __all__ = [
     "DeadLetter",
     "Destination",
     "Earliest",
+    "GroupChange",
     "GroupInfo",
     "GroupSettings",
     "HeldQueue",

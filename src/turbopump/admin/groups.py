@@ -41,6 +41,9 @@ from turbopump.wire.bodies import (
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import whole_body
 
+_INT_MAX = 2**31 - 1
+_RETRY_QUEUES_MAX = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
@@ -55,6 +58,15 @@ class GroupSettings:
 
     can_consume: bool = True
     can_broadcast: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class GroupChange:
+    """The settings of a group on one broker, before and after."""
+
+    broker: str
+    before: GroupSettings
+    after: GroupSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +152,13 @@ class Groups:
     async def create(self, settings: GroupSettings, cluster: str | None = None) -> tuple[str, ...]:
         """Make a group on all brokers; raises AlreadyThere. Return the brokers' names."""
         check_group(settings.group)
+        _check_numbers(settings)
         masters = await self._reach.masters(cluster)
         for node in masters:
             if settings.group in await self._table(node):
                 raise AlreadyThere(f"group {settings.group!r} is there already, on {node.broker}")
-        await self._put(masters, GroupConfig(group_name=settings.group), settings)
+        base = GroupConfig(group_name=settings.group)
+        await gathered(self._put(node, base, settings) for node in masters)
         return tuple(node.broker for node in masters)
 
     async def update(
@@ -156,23 +170,36 @@ class Groups:
         can_consume: bool | None = None,
         can_broadcast: bool | None = None,
         cluster: str | None = None,
-    ) -> tuple[GroupSettings, GroupSettings]:
-        """Change a group, only in what is given; return it as before and after."""
+    ) -> tuple[GroupChange, ...]:
+        """Change a group on the brokers that have it, on each only in what is given."""
+        if (retries_max, retry_queues, can_consume, can_broadcast) == (None,) * 4:
+            raise InvalidArgument(
+                "nothing to change is given: retries_max, retry_queues, can_consume, "
+                "can_broadcast are allowed"
+            )
         masters = await self._reach.masters(cluster)
         tables = await gathered(self._table(node) for node in masters)
-        known = [table[group] for table in tables if group in table]
+        known = [(n, t[group]) for n, t in zip(masters, tables, strict=True) if group in t]
         if not known:
             raise not_there("group", group, {name for table in tables for name in table})
-        old = _settings(known[0])
-        fresh = GroupSettings(
-            group,
-            old.retries_max if retries_max is None else retries_max,
-            old.retry_queues if retry_queues is None else retry_queues,
-            old.can_consume if can_consume is None else can_consume,
-            old.can_broadcast if can_broadcast is None else can_broadcast,
+        changes = []
+        for node, config in known:
+            before = _settings(config)
+            after = GroupSettings(
+                group,
+                before.retries_max if retries_max is None else retries_max,
+                before.retry_queues if retry_queues is None else retry_queues,
+                before.can_consume if can_consume is None else can_consume,
+                before.can_broadcast if can_broadcast is None else can_broadcast,
+            )
+            changes.append(GroupChange(node.broker, before, after))
+        for change in changes:
+            _check_numbers(change.after)
+        await gathered(
+            self._put(node, config, change.after)
+            for (node, config), change in zip(known, changes, strict=True)
         )
-        await self._put(masters, known[0], fresh)
-        return old, fresh
+        return tuple(changes)
 
     async def delete(
         self,
@@ -387,9 +414,7 @@ class Groups:
         answer = await self._reach.ask(node, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
         return GroupConfigTable.decode(whole_body(answer)).subscription_group_table
 
-    async def _put(
-        self, nodes: Sequence[BrokerNode], base: GroupConfig, settings: GroupSettings
-    ) -> None:
+    async def _put(self, node: BrokerNode, base: GroupConfig, settings: GroupSettings) -> None:
         config = GroupConfig(
             group_name=settings.group,
             retry_max_times=settings.retries_max,
@@ -402,7 +427,17 @@ class Groups:
             which_broker_when_consume_slowly=base.which_broker_when_consume_slowly,
         )
         code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
-        await gathered(self._reach.ask(node, code, body=config.encode()) for node in nodes)
+        await self._reach.ask(node, code, body=config.encode())
+
+
+def _check_numbers(settings: GroupSettings) -> None:
+    """Refuse what brokers would refuse, some of them after others have agreed."""
+    for name, number, least, most in (
+        ("retries_max", settings.retries_max, -1, _INT_MAX),
+        ("retry_queues", settings.retry_queues, 0, _RETRY_QUEUES_MAX),
+    ):
+        if not least <= number <= most:
+            raise InvalidArgument(f"{name} is {number}: {least} to {most} is allowed")
 
 
 def _settings(config: GroupConfig) -> GroupSettings:

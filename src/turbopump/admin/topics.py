@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from turbopump.admin.reach import ANSWER_MS, TOOLS_GROUP, BrokerNode, Reach, gathered
+from turbopump.broker.config import QUEUES_MAX
 from turbopump.client import calls
 from turbopump.client.names import (
     DEAD_LETTER_PREFIX,
@@ -179,7 +180,13 @@ class Topics:
         """
         check_topic(topic)
         nodes = await self._chosen(cluster, brokers)
-        wanted = _config(topic, queues, read_queues or queues, permission, is_ordered=is_ordered)
+        wanted = _config(
+            topic,
+            queues,
+            queues if read_queues is None else read_queues,
+            permission,
+            is_ordered=is_ordered,
+        )
         there = [node.broker for node in nodes if topic in await self._table(node)]
         if there:
             raise AlreadyThere(f"topic {topic!r} is there already, on {', '.join(there)}")
@@ -199,6 +206,11 @@ class Topics:
         dry_run: bool = False,
     ) -> tuple[TopicInfo, TopicInfo]:
         """Change a topic where it is, only in what is given; return it as before and after."""
+        if queues is None and read_queues is None and permission is None and is_ordered is None:
+            raise InvalidArgument(
+                "nothing to change is given: queues, read_queues, permission, is_ordered are "
+                "allowed"
+            )
         nodes = await self._chosen(cluster, brokers)
         tables = await gathered(self._table(node) for node in nodes)
         known = [(n, t[topic]) for n, t in zip(nodes, tables, strict=True) if topic in t]
@@ -402,8 +414,8 @@ def _config(
         allowed = ", ".join(_PERMISSIONS)
         raise InvalidArgument(f"permission is {permission!r}: {allowed} are allowed")
     for name, number in (("queues", write_queues), ("read_queues", read_queues)):
-        if number < 1:
-            raise InvalidArgument(f"{name} is {number}: at least 1 is allowed")
+        if not 1 <= number <= QUEUES_MAX:
+            raise InvalidArgument(f"{name} is {number}: 1 to {QUEUES_MAX} is allowed")
     return TopicConfig(
         topic_name=topic,
         read_queue_nums=read_queues,

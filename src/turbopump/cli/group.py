@@ -119,7 +119,7 @@ def update(
 ) -> None:
     """Change a consumer group, only in what is given."""
     with administration(nameserver) as admin:
-        before, after = admin.groups.update(
+        changes = admin.groups.update(
             group,
             retries_max=retries,
             retry_queues=retry_queues,
@@ -127,9 +127,12 @@ def update(
             can_broadcast=broadcast,
             cluster=cluster,
         )
-    value = {"before": _settings_row(before), "after": _settings_row(after)}
-    row = _settings_row(after)
-    Output(as_json=json).one(value, [row], _SETTINGS, f"Group {group} is changed.")
+    before = [{"broker": each.broker, **_settings_row(each.before)} for each in changes]
+    after = [{"broker": each.broker, **_settings_row(each.after)} for each in changes]
+    value = {"before": before, "after": after}
+    columns = (Column("broker", "BROKER"), *_SETTINGS)
+    told = "is changed" if before != after else "was like this already"
+    Output(as_json=json).one(value, after, columns, f"Group {group} {told}.")
 
 
 @app.command()

@@ -153,7 +153,10 @@ def update(
         "after": _broker_rows(after),
         "dry_run": dry_run,
     }
-    done = f"Topic {topic} would be like this." if dry_run else f"Topic {topic} is changed."
+    if before == after:
+        done = f"Topic {topic} is like this already."
+    else:
+        done = f"Topic {topic} would be like this." if dry_run else f"Topic {topic} is changed."
     Output(as_json=json).one(value, _broker_rows(after), _ON_BROKERS, done)
 
 

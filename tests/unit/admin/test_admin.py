@@ -43,6 +43,7 @@ from turbopump.errors import (
 )
 from turbopump.message import Message, MessageQueue, QueueOffset
 from turbopump.testing import MemoryNetwork, virtual_loop, virtual_time, wait_until
+from turbopump.wire.bodies import GroupConfig
 
 CLUSTER = "DefaultCluster"
 
@@ -293,8 +294,10 @@ async def test_group_is_made_changed_and_deleted(tmp_path: Path) -> None:
         assert await admin.groups.create(settings) == ("a", "b")
         with pytest.raises(AlreadyThere, match="group 'g'"):
             await admin.groups.create(settings)
-        before, after = await admin.groups.update("g", retries_max=5, can_consume=False)
-        assert (before.retries_max, after.retries_max, after.can_consume) == (3, 5, False)
+        one, other = await admin.groups.update("g", retries_max=5, can_consume=False)
+        after = one.after
+        assert (one.before.retries_max, after.retries_max, after.can_consume) == (3, 5, False)
+        assert (one.broker, other.broker, other.after) == ("a", "b", after)
         found = {each.settings.group: each for each in await admin.groups.list()}
         assert found["g"].settings == after
         assert (found["g"].brokers, found["g"].members) == (("a", "b"), 0)
@@ -303,11 +306,33 @@ async def test_group_is_made_changed_and_deleted(tmp_path: Path) -> None:
         assert await admin.groups.delete("g") == ("%RETRY%g",)
         assert "%DLQ%g" in await admin.topics.names()
         assert all("g" not in broker.state.groups.table for broker in world.brokers.values())
-        for refused in (admin.groups.delete("g"), admin.groups.update("g")):
+        for refused in (admin.groups.delete("g"), admin.groups.update("g", retries_max=1)):
             with pytest.raises(NotThere, match="no group 'g'"):
                 await refused
-        with pytest.raises(RemoteError, match=r"broker [ab] at .*retryQueueNums is -1"):
-            await admin.groups.create(GroupSettings("h", retry_queues=-1))
+        for bad, named in (
+            (GroupSettings("h", retry_queues=-1), "retry_queues is -1: 0 to 1024"),
+            (GroupSettings("h", retry_queues=1025), "retry_queues is 1025"),
+            (GroupSettings("h", retries_max=-2), "retries_max is -2: -1 to"),
+        ):
+            with pytest.raises(InvalidArgument, match=named):
+                await admin.groups.create(bad)
+        with pytest.raises(InvalidArgument, match="nothing to change is given"):
+            await admin.groups.update("h")
+
+
+@virtual_time()
+async def test_group_is_changed_on_each_broker_in_what_is_given_and_made_on_none(
+    tmp_path: Path,
+) -> None:
+    async with administered(tmp_path, "abc") as (world, admin):
+        tables = {name: broker.state.groups for name, broker in world.brokers.items()}
+        for name, retries in (("a", 3), ("b", 7)):
+            tables[name].update(GroupConfig(group_name="g", retry_max_times=retries))
+        changes = await admin.groups.update("g", can_broadcast=False)
+        assert [(each.broker, each.after.retries_max) for each in changes] == [("a", 3), ("b", 7)]
+        assert [tables[name].table["g"].retry_max_times for name in "ab"] == [3, 7]
+        assert not any(tables[name].table["g"].consume_broadcast_enable for name in "ab")
+        assert "g" not in tables["c"].table
 
 
 @virtual_time()
