@@ -39,6 +39,7 @@ from turbopump.wire.schema import ExtFields
 from turbopump.wire.send_answers import SendAnswers
 from turbopump.wire.sysflag import MULTI_TAGS, Transaction, transaction_of
 
+_ENTRY_END = names.ENTRY_END.encode()
 UNIT_TOPIC = 1
 UNIT_RETRY_TOPIC = 2
 
@@ -307,23 +308,42 @@ class Sends:
     def _batch(self, accepted: Accepted) -> tuple[list[Record], bool]:
         """Return the records of a batch, and whether the sender waits for the disk."""
         shared = names.decode(accepted.header.properties or "")
-        try:
-            entries = list(decode_batch(accepted.body))
-        except BodyError as error:
-            raise RemoteError(ResponseCode.MESSAGE_ILLEGAL, f"batch: {error}") from error
         in_transaction = transaction_of(accepted.sys_flag) is not Transaction.NONE
-        if not entries or delay_level_of(shared) > 0 or in_transaction:
+        if not accepted.body or delay_level_of(shared) > 0 or in_transaction:
             raise RemoteError(
                 ResponseCode.MESSAGE_ILLEGAL,
                 "a batch must have messages, and neither a delay nor a transaction",
             )
         waits = shared.get(names.WAIT, "true").lower() == "true"
         shared[names.CLUSTER] = self._config.current.identity.cluster
-        of_all = names.encode(shared).encode()
-        return [
-            self._record(accepted, entry.body, _joined(entry.properties, of_all), entry.flag)
-            for entry in entries
-        ], waits
+        return self._records(accepted, names.encode(shared).encode()), waits
+
+    def _records(self, accepted: Accepted, of_all: bytes) -> list[Record]:
+        """Make the records of a batch; all of them get some properties."""
+        later = _ENTRY_END + of_all
+        topic, queue_id, sys_flag = accepted.topic.encode(), accepted.queue_id, accepted.sys_flag
+        born_ms, born_host = accepted.header.born_timestamp, accepted.born_host
+        store_host, reconsumed = self._store_host, accepted.header.reconsume_times or 0
+        try:
+            return [
+                Record(
+                    topic=topic,
+                    queue_id=queue_id,
+                    body=entry.body,
+                    properties=_joined(entry.properties, of_all, later),
+                    flag=entry.flag,
+                    sys_flag=sys_flag,
+                    born_timestamp_ms=born_ms,
+                    born_host=born_host,
+                    store_host=store_host,
+                    reconsume_times=reconsumed,
+                )
+                for entry in decode_batch(accepted.body)
+            ]
+        except BodyError as error:
+            raise RemoteError(ResponseCode.MESSAGE_ILLEGAL, f"batch: {error}") from error
+        except InvalidArgument as error:
+            raise RemoteError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
 
     def _record(self, accepted: Accepted, body: bytes, properties: bytes, flag: int) -> Record:
         try:
@@ -388,6 +408,6 @@ def retries_max(request: Command, wanted: int | None, of_group: int) -> int:
     return of_group
 
 
-def _joined(own: bytes, shared: bytes) -> bytes:
-    separator = names.ENTRY_END.encode()
-    return own + shared if not own or own.endswith(separator) else own + separator + shared
+def _joined(own: bytes, shared: bytes, later: bytes) -> bytes:
+    """Add properties that all have; ``later`` are the same with what ends the one before."""
+    return own + shared if not own or own.endswith(_ENTRY_END) else own + later

@@ -135,20 +135,39 @@ class Appender:
     def _place_batch(self, group: Sequence[Record], now_ms: int) -> Place:
         """Find a place for a batch, and remember to write it."""
         _check_batch(group)
-        total = sum(record.size for record in group)
-        if self._end + total > self._end_limit:
-            self._moved_to_next_file(total)
         queue = self._queues.for_record(group[0].topic, group[0].queue_id)
-        first, positions = queue.next_offset, []
+        first = queue.next_offset
+        parts, entries = self._encoded(group, first, now_ms)
+        total = sum(map(len, parts))
+        if self._end + total > self._end_limit and self._moved_to_next_file(total):
+            parts, entries = self._encoded(group, first, now_ms)
+        self._parts += parts
+        self._entries += entries
+        self._end = PhysicalOffset(self._end + total)
+        self.store_timestamp_ms = now_ms
+        queue.next_offset = QueueOffset(first + len(group))
+        return tuple([entry.physical_offset for entry in entries]), first, now_ms, self._end
+
+    def _encoded(
+        self, group: Sequence[Record], first: QueueOffset, now_ms: int
+    ) -> tuple[list[bytes], list[RecordEntry]]:
+        """Encode a batch as it lies at the end."""
+        parts, entries = [], []
+        at, offset, size_limit = self._end, first, self._size_limit
         for record in group:
-            at, offset = self._end, queue.next_offset
+            text = record.properties
             data = record.encode(offset, at, now_ms)
-            if len(data) > self._size_limit or UNWRITTEN in record.properties:
-                self._refuse(record, len(data))
-            self._accept(record, data, offset, now_ms)
-            queue.next_offset = QueueOffset(offset + 1)
-            positions.append(at)
-        return tuple(positions), first, now_ms, self._end
+            size = len(data)
+            if size > size_limit or UNWRITTEN in text:
+                self._refuse(record, size)
+            parts.append(data)
+            entries.append(
+                RecordEntry(
+                    size, record.queue_id, offset, at, record.sys_flag, now_ms, record.topic, text
+                )
+            )
+            at, offset = PhysicalOffset(at + size), QueueOffset(offset + 1)
+        return parts, entries
 
     def _accept(self, record: Record, data: bytes, offset: QueueOffset, now_ms: int) -> None:
         size, at = len(data), self._end

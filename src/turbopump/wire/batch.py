@@ -12,7 +12,9 @@ from turbopump.wire import properties
 
 _HEAD = struct.Struct(">iiiii")
 _PROPERTIES_LENGTH = struct.Struct(">h")
-_SMALLEST = _HEAD.size + _PROPERTIES_LENGTH.size
+_HEAD_BYTES = _HEAD.size
+_PROPERTIES_LENGTH_BYTES = _PROPERTIES_LENGTH.size
+_SMALLEST = _HEAD_BYTES + _PROPERTIES_LENGTH_BYTES
 
 
 class BatchEntry(Struct, frozen=True):
@@ -45,27 +47,20 @@ def encode_batch(entries: Iterable[BatchEntry]) -> bytes:
 
 def decode_batch(body: bytes) -> Iterator[BatchEntry]:
     """Take a batch body apart."""
-    at = 0
-    while at < len(body):
-        entry, size = _decode_entry(body, at)
-        yield entry
-        at += size
-
-
-def _decode_entry(body: bytes, at: int) -> tuple[BatchEntry, int]:
-    if len(body) - at < _SMALLEST:
-        raise BodyError("batch ends inside a message", at)
-    size, _magic, _crc, flag, body_length = _HEAD.unpack_from(body, at)
-    body_at = at + _HEAD.size
-    properties_at = body_at + body_length + _PROPERTIES_LENGTH.size
-    if body_length < 0 or size < _SMALLEST + body_length or at + size > len(body):
-        raise BodyError(f"batch message of {size} bytes with a body of {body_length}", at)
-    (properties_length,) = _PROPERTIES_LENGTH.unpack_from(body, body_at + body_length)
-    if properties_at + properties_length != at + size or properties_length < 0:
-        raise BodyError(f"batch message of {size} bytes with {properties_length} of properties", at)
-    entry = BatchEntry(
-        body=body[body_at : body_at + body_length],
-        properties=body[properties_at : properties_at + properties_length],
-        flag=flag,
-    )
-    return entry, size
+    at, end = 0, len(body)
+    head_of, properties_length_of = _HEAD.unpack_from, _PROPERTIES_LENGTH.unpack_from
+    while at < end:
+        if end - at < _SMALLEST:
+            raise BodyError("batch ends inside a message", at)
+        size, _magic, _crc, flag, body_length = head_of(body, at)
+        next_at = at + size
+        if body_length < 0 or size < _SMALLEST + body_length or next_at > end:
+            raise BodyError(f"batch message of {size} bytes with a body of {body_length}", at)
+        body_at = at + _HEAD_BYTES
+        body_end = body_at + body_length
+        (length,) = properties_length_of(body, body_end)
+        properties_at = body_end + _PROPERTIES_LENGTH_BYTES
+        if properties_at + length != next_at or length < 0:
+            raise BodyError(f"batch message of {size} bytes with {length} of properties", at)
+        yield BatchEntry(body[body_at:body_end], body[properties_at:next_at], flag)
+        at = next_at
