@@ -79,6 +79,22 @@ async def test_queues_are_found_in_four_ways(tmp_path: Path) -> None:
 
 
 @virtual_time()
+async def test_a_topic_without_a_route_does_not_hide_the_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world(tmp_path) as (_, producer, session):
+        await fill(producer, 1, "T")
+        found = asking(session, topics="T,gone")
+        with pytest.raises(NoRoute):
+            await found.queues()
+        for _ in range(2):
+            assert len(await found.queues_known()) == 4
+        assert caplog.text.count("topic 'gone' is not known") == 1
+        assigned = asking(session, assign='{"T": [0, 7], "gone": [1]}')
+        assert await assigned.queues_known() == (Q0,)
+
+
+@virtual_time()
 async def test_topics_that_appear_are_found_and_kept_while_nobody_answers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -130,6 +146,12 @@ async def test_positions_become_offsets(tmp_path: Path) -> None:
         assert await at("group") == [3, 0]
         with pytest.raises(InvalidArgument, match="ends at 10, not 11"):
             await at('{"T": {"0": 11}}')
+        # Further than the queue goes: it was made anew, and nothing of it has been read.
+        await found.commit({Q0: 25})
+        with pytest.raises(InvalidArgument, match="ends at 10, not 25"):
+            await at("group")
+        found = asking(session, group="g", failOnDataLoss="false")
+        assert await at("group") == [0, 0]
 
 
 @pytest.mark.parametrize("pause_ms", [0, 10])

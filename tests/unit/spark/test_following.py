@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from turbopump.errors import DataLost, NoRoute
+from turbopump.errors import ConnectionLost, DataLost, NoRoute
 from turbopump.message import MessageQueue
 from turbopump.spark.reading.following import Following
 from turbopump.spark.reading.offsets import Limits, Offsets
 from turbopump.spark.reading.options import SourceOptions
-from turbopump.spark.reading.positions import Earliest, Position
+from turbopump.spark.reading.planning import ranges_between
+from turbopump.spark.reading.positions import Earliest, OfGroup, Position
 from turbopump.testing import virtual_loop, virtual_time
 
 Q0, Q1, Q2 = (MessageQueue("t", "a", number) for number in range(3))
@@ -27,6 +28,8 @@ class MadeUp:
         self.ends = ends
         self.away: set[MessageQueue] = set()
         self.has_route = True
+        self.routeless: set[MessageQueue] = set()
+        self.group: dict[MessageQueue, int] = {}
         self.commits: list[Offsets] = []
         self.waits: list[tuple[Offsets, int]] = []
         self.arriving: dict[MessageQueue, Limits] = {}
@@ -34,10 +37,17 @@ class MadeUp:
     async def queues(self) -> tuple[MessageQueue, ...]:
         if not self.has_route:
             raise NoRoute("nobody knows t")
-        return tuple(sorted(self.ends))
+        return await self.queues_known()
+
+    async def queues_known(self) -> tuple[MessageQueue, ...]:
+        return tuple(sorted(self.ends.keys() - self.routeless)) if self.has_route else ()
 
     async def limits(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, Limits]:
-        return {queue: self.ends[queue] for queue in queues}
+        wanted = list(queues)
+        for queue in wanted:
+            if queue in self.away:
+                raise ConnectionLost(f"{queue} is away")
+        return {queue: self.ends[queue] for queue in wanted}
 
     async def limits_known(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, Limits]:
         return {
@@ -50,10 +60,13 @@ class MadeUp:
         self, name: str, position: Position, queues: Iterable[MessageQueue]
     ) -> dict[MessageQueue, int]:
         assert name == "startingOffsets"
-        is_early = isinstance(position, Earliest)
-        return {
+        is_early = position in (Earliest(), OfGroup(Earliest()))
+        found = {
             queue: self.ends[queue].low if is_early else self.ends[queue].high for queue in queues
         }
+        if isinstance(position, OfGroup):
+            found |= {queue: at for queue, at in self.group.items() if queue in found}
+        return found
 
     async def commit(self, offsets: Offsets) -> Offsets:
         self.commits.append(dict(offsets))
@@ -139,8 +152,12 @@ async def test_lost_messages_end_the_stream_or_are_passed(
     with caplog.at_level(logging.WARNING):
         end = await latest(follow, start)
     assert "going on with what is there" in caplog.text
-    # Q1 goes back to its beginning, then everything of it is read.
-    assert end == {Q0: 9, Q1: 3}
+    # Q1 goes back to its beginning, and everything of it is read by the next batch.
+    assert end == {Q0: 9, Q1: 0}
+    again = await latest(follow, end)
+    assert again == {Q0: 9, Q1: 3}
+    assert [str(each) for each in ranges_between(start, end)] == ["t@a:0[2, 9)"]
+    assert [str(each) for each in ranges_between(end, again)] == ["t@a:1[0, 3)"]
 
 
 @virtual_time()
@@ -186,6 +203,58 @@ async def test_available_now_ends_where_the_queues_did() -> None:
         offsets.append(end)
     assert [each[Q0] for each in offsets] == [0, 3, 5]
     assert cluster.waits == []
+
+
+@virtual_time()
+async def test_available_now_does_not_end_before_queues_whose_broker_goes_away() -> None:
+    cluster = MadeUp({Q0: Limits(0, 50), Q1: Limits(0, 70)})
+    follow = following(cluster, startingOffsets="earliest")
+    await follow.freeze()
+    cluster.away = {Q1}
+    with pytest.raises(ConnectionLost):
+        await latest(follow, {Q0: 0, Q1: 0})
+    cluster.away = set()
+    assert await latest(follow, {Q0: 0, Q1: 0}) == {Q0: 50, Q1: 70}
+
+
+@virtual_time()
+async def test_available_now_tells_which_queues_of_the_checkpoint_are_nowhere(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cluster = MadeUp({Q0: Limits(0, 50), Q1: Limits(0, 70)})
+    cluster.routeless = {Q1}
+    follow = following(cluster)
+    await follow.freeze()
+    with pytest.raises(DataLost, match=r"t@a:1: the name servers do not know .*failOnDataLoss"):
+        await latest(follow, {Q0: 0, Q1: 0})
+    loose = following(cluster, failOnDataLoss="false")
+    await loose.freeze()
+    with caplog.at_level(logging.WARNING):
+        assert await latest(loose, {Q0: 0, Q1: 0}) == {Q0: 50, Q1: 0}
+    assert "t@a:1: the name servers do not know" in caplog.text
+
+
+@virtual_time()
+@pytest.mark.parametrize(
+    ("options", "begin"),
+    [
+        ({"group": "g"}, 60),
+        ({"group": "g", "startingOffsets": "latest"}, 60),
+        ({"group": "g", "startingOffsets": "earliest"}, 5),
+        ({"group": "g", "allowSharedGroup": "true", "commitOffsets": "false"}, 5),
+        ({}, 5),
+    ],
+)
+async def test_a_queue_that_comes_later_goes_on_where_the_group_was(
+    options: dict[str, str], begin: int
+) -> None:
+    cluster = MadeUp({Q0: Limits(0, 50), Q1: Limits(5, 70)})
+    cluster.group, cluster.routeless = {Q1: 60}, {Q1}
+    follow = following(cluster, **options)
+    start = await latest(follow, {})
+    assert Q1 not in start
+    cluster.routeless = set()
+    assert (await latest(follow, start))[Q1] == begin
 
 
 @virtual_time()

@@ -66,20 +66,52 @@ class Cluster:
         self._reader = QueueReader(session, group, times)
         self._servers = NameServers(session.config.nameserver_addresses, session.random)
         self._unknown: frozenset[MessageQueue] = frozenset()
+        self._routeless: frozenset[str] = frozenset()
         self._topics_found: tuple[int, tuple[str, ...]] | None = None
 
     # --- queues -----------------------------------------------------------------------------------
 
     async def queues(self) -> tuple[MessageQueue, ...]:
         """Return the queues to read, sorted; raises NoRoute for a topic that nobody knows."""
+        queues = await self._queues_of(await self._topics())
+        if isinstance(self._options.chosen, Assigned):
+            return _assigned(self._options.chosen.queues, queues)
+        return queues
+
+    async def queues_known(self) -> tuple[MessageQueue, ...]:
+        """Return the queues to read of the topics that have some now; the others are logged.
+
+        Brokers may be away, or a topic deleted: that is no reason to miss queues of the others.
+        """
+        routeless: dict[str, NoRoute] = {}
+
+        async def routed(topic: str) -> Collection[MessageQueue]:
+            try:
+                return await self._queues_of([topic])
+            except NoRoute as error:
+                routeless[topic] = error
+                return ()
+
+        found = await of_each(await self._topics(), routed)
+        if routeless.keys() - self._routeless:
+            text = "; ".join(map(str, routeless.values()))
+            _log.warning("new queues are not looked for at the moment: %s", text)
+        self._routeless = frozenset(routeless)
+        queues = tuple(sorted(queue for each in found.values() for queue in each))
+        chosen = self._options.chosen
+        if not isinstance(chosen, Assigned):
+            return queues
+        there = {place for queue in queues for place in Assigned.places(queue)}
+        return _assigned([place for place in chosen.queues if place in there], queues)
+
+    async def _topics(self) -> Iterable[str]:
         match self._options.chosen:
             case Topics(names):
-                return await self._queues_of(names)
+                return names
             case TopicPattern() as pattern:
-                return await self._queues_of(await self._topics_like(pattern))
+                return await self._topics_like(pattern)
             case Assigned(wanted):
-                topics = dict.fromkeys(topic for topic, _, _ in wanted)
-                return _assigned(wanted, await self._queues_of(topics))
+                return dict.fromkeys(topic for topic, _, _ in wanted)
             case _:
                 assert_never(self._options.chosen)
 
@@ -219,6 +251,12 @@ class Cluster:
         what it has not read is not before its end. What was sent back is to be tried in any case.
         """
         committed = await self.committed(limits)
+        if not self._options.fail_on_data_loss:
+            committed = {
+                # What was made anew is read as a whole, whatever was read of the old one.
+                queue: limits[queue].low if at is not None and at > limits[queue].high else at
+                for queue, at in committed.items()
+            }
         unread = {queue: ends for queue, ends in limits.items() if committed[queue] is None}
         goes_to_end = is_start and self._options.is_stream
         default = otherwise or (Latest() if goes_to_end else Earliest())

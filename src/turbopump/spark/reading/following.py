@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from turbopump.clock import Clock
-from turbopump.errors import DataLost, NoRoute
+from turbopump.errors import DataLost
 from turbopump.message import MessageQueue
 from turbopump.spark.reading.offsets import (
     Limits,
@@ -25,7 +25,7 @@ from turbopump.spark.reading.offsets import (
     shares,
 )
 from turbopump.spark.reading.options import SourceOptions
-from turbopump.spark.reading.positions import Position
+from turbopump.spark.reading.positions import Earliest, OfGroup, Position
 
 _log = logging.getLogger(__name__)
 
@@ -34,6 +34,7 @@ class Questions(Protocol):
     """What is asked of a cluster: `Cluster`, normally."""
 
     async def queues(self) -> tuple[MessageQueue, ...]: ...
+    async def queues_known(self) -> tuple[MessageQueue, ...]: ...
     async def limits(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, Limits]: ...
     async def limits_known(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, Limits]: ...
     async def resolve(
@@ -71,7 +72,6 @@ class Following:
         self._options = options
         self._clock = clock
         self._has_begun = False
-        self._is_routeless = False
         self._frozen: Offsets | None = None
         self.committed: dict[MessageQueue, int] = {}
         """What brokers have noted of the group."""
@@ -81,7 +81,7 @@ class Following:
 
     async def freeze(self) -> None:
         """Read no further than to what is there now."""
-        limits = await self._cluster.limits(await self._cluster.queues())
+        limits = await self._cluster.limits(await self._cluster.queues_known())
         self._frozen = {queue: ends.high for queue, ends in limits.items()}
         self.latest_known = self._frozen
 
@@ -102,6 +102,8 @@ class Following:
         if not start and not self._has_begun:
             self._has_begun = True
             return await self._beginning()
+        if not self._has_begun:
+            self._require_frozen(start)
         self._has_begun = True
         seen = await self._look(start)
         end = await self._end(seen, is_limited=is_limited)
@@ -122,40 +124,64 @@ class Following:
 
     async def _look(self, start: Offsets) -> _Seen:
         new = await self._new_queues(start)
-        read = [queue for queue in start if self._options.chosen.has(queue)]
-        limits = await self._cluster.limits_known(read)
-        self.latest_known = {
-            **start,
-            **{queue: ends.high for queue, ends in limits.items()},
-            **new,
-        }
-        start = self._past_losses(start, limits)
+        limits = await self._limits(queue for queue in start if self._options.chosen.has(queue))
         highs = {queue: ends.high for queue, ends in limits.items()}
-        target = highs
-        if self._frozen is not None:
-            target = {
-                queue: min(high, self._frozen[queue])
-                for queue, high in highs.items()
-                if queue in self._frozen
-            }
-        return _Seen(start, new, target)
+        self.latest_known = {**start, **highs, **new}
+        reached = self._past_losses(start, limits)
+        # A queue that was made anew goes back in this batch, and is read in the next: what lies
+        # between the two ends of a batch that goes back is nothing.
+        made_anew = {queue for queue, at in start.items() if reached[queue] < at}
+        target = {
+            queue: self._as_frozen(queue, high)
+            for queue, high in highs.items()
+            if queue not in made_anew
+        }
+        return _Seen(reached, new, target)
+
+    async def _limits(self, queues: Iterable[MessageQueue]) -> Mapping[MessageQueue, Limits]:
+        """Return the ends of queues, without those whose brokers are away: they are asked again.
+
+        Who reads what is there now is not asked again, so that they are waited for.
+        """
+        if self._frozen is None:
+            return await self._cluster.limits_known(queues)
+        return await self._cluster.limits(queue for queue in queues if queue in self._frozen)
+
+    def _as_frozen(self, queue: MessageQueue, high: int) -> int:
+        return high if self._frozen is None else min(high, self._frozen[queue])
+
+    def _require_frozen(self, start: Offsets) -> None:
+        """Refuse to call it everything that is there when queues of the checkpoint are not."""
+        if self._frozen is None:
+            return
+        missing = sorted(
+            queue for queue in start.keys() - self._frozen.keys() if self._options.chosen.has(queue)
+        )
+        if not missing:
+            return
+        text = (
+            f"{', '.join(map(str, missing))}: the name servers do not know these queues of the "
+            "checkpoint, so their brokers are away, or they were deleted"
+        )
+        if self._options.fail_on_data_loss:
+            raise DataLost(f"{text}; failOnDataLoss=false reads the others")
+        _log.warning("%s; reading the others", text)
 
     async def _new_queues(self, start: Offsets) -> Offsets:
-        """Return where queues begin that nobody has read from; they are read as a whole."""
-        try:
-            queues = await self._cluster.queues()
-        except NoRoute as error:
-            # The broker is away, or the topic was deleted: what is known of it is asked for.
-            if not self._is_routeless:
-                _log.warning("new queues are not looked for at the moment: %s", error)
-            self._is_routeless = True
+        """Return where queues begin that nobody has read from; they are read as a whole.
+
+        A group may have read from a queue that was away when the stream began: it goes on there.
+        Of a group that is shared, others have: they do not read for this stream.
+        """
+        queues = await self._cluster.queues_known()
+        limits = await self._limits(queue for queue in queues if queue not in start)
+        if not limits:
             return {}
-        self._is_routeless = False
-        unknown = [queue for queue in queues if queue not in start]
-        if self._frozen is not None:
-            unknown = [queue for queue in unknown if queue in self._frozen]
-        limits = await self._cluster.limits_known(unknown) if unknown else {}
-        return {queue: ends.low for queue, ends in limits.items()}
+        options = self._options
+        position: Position = Earliest()
+        if options.group is not None and not options.allow_shared_group:
+            position = options.start if isinstance(options.start, Earliest) else OfGroup(Earliest())
+        return await self._cluster.resolve("startingOffsets", position, limits)
 
     def _past_losses(self, start: Offsets, limits: Mapping[MessageQueue, Limits]) -> Offsets:
         lost = losses(start, limits)

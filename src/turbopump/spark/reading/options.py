@@ -135,8 +135,12 @@ class Assigned:
     queues: tuple[tuple[str, str, int], ...]
 
     def has(self, queue: MessageQueue) -> bool:
-        places = {(queue.topic, broker, queue.queue_id) for broker in ("", queue.broker)}
-        return not places.isdisjoint(self.queues)
+        return not self.places(queue).isdisjoint(self.queues)
+
+    @staticmethod
+    def places(queue: MessageQueue) -> frozenset[tuple[str, str, int]]:
+        """Return the ways in which a queue can be assigned."""
+        return frozenset((queue.topic, broker, queue.queue_id) for broker in ("", queue.broker))
 
 
 Chosen = Topics | TopicPattern | Assigned
