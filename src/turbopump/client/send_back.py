@@ -30,17 +30,20 @@ class SendingBack:
         self._attempts_max = attempts_max
 
     async def give_back(self, queue: MessageQueue, message: MessageView, delay_level: int) -> bool:
-        """Let the broker deliver it again later, or else send it anew; return whether it worked."""
+        """Let the broker deliver it again later, or else send it anew; return whether it worked.
+
+        A level of 0 lets the delay grow with each attempt, one below makes a dead letter of it.
+        """
         try:
             await self._by_position(queue, message, delay_level)
         except TurbopumpError as error:
             _log.warning("%s not sent back, sending it anew: %s", message.message_id, error)
-            return await self._anew(message, message.reconsume_times + 1)
+            return await self._anew(message, self._named_again(message, delay_level))
         return True
 
     async def bury(self, message: MessageView) -> bool:
         """Make a dead letter of a message that was tried often enough; return whether it worked."""
-        return await self._anew(message, message.reconsume_times)
+        return await self._anew(message, self._named(message, message.reconsume_times))
 
     async def _by_position(
         self, queue: MessageQueue, message: MessageView, delay_level: int
@@ -62,14 +65,14 @@ class SendingBack:
         except NoRoute:
             return str(message.store_host)
 
-    async def _anew(self, message: MessageView, reconsume_times: int) -> bool:
+    async def _anew(self, message: MessageView, named: dict[str, str]) -> bool:
         try:
             topic = retry_topic(self._group)
             route = await self._session.route_to_send(topic, _RETRY_QUEUES)
             if not route.writable:
                 raise NoRoute(f"topic {topic!r} has no queue to send to")
             target = self._session.random.choice(route.writable)
-            header = self._header(message, target, reconsume_times)
+            header = self._header(message, target, named)
             address = self._session.address_to_write(target.broker)
             await calls.send(self._session, address, header, message.stored_body, _TIMEOUT_MS)
         except TurbopumpError as error:
@@ -77,9 +80,18 @@ class SendingBack:
             return False
         return True
 
-    def _header(
-        self, message: MessageView, target: MessageQueue, reconsume_times: int
-    ) -> SendMessage:
+    def _named_again(self, message: MessageView, delay_level: int) -> dict[str, str]:
+        """Return the properties of a message that is sent anew in place of being sent back."""
+        if delay_level >= 0:
+            named = self._named(message, message.reconsume_times + 1)
+            return {**named, properties.DELAY: str(delay_level)} if delay_level else named
+        # Brokers bury what was tried as often as allowed: it is, if no more is allowed. A delay
+        # would apply to dead letters too.
+        named = self._named(message, message.reconsume_times)
+        del named[properties.DELAY]
+        return {**named, properties.MAX_RECONSUME_TIMES: str(message.reconsume_times)}
+
+    def _named(self, message: MessageView, reconsume_times: int) -> dict[str, str]:
         named = {
             **message.properties,
             properties.RETRY_TOPIC: self._wire_topic(message),
@@ -91,6 +103,11 @@ class SendingBack:
             properties.DELAY: str(_FIRST_DELAY_LEVEL + message.reconsume_times),
         }
         named.pop(properties.TRANSACTION_PREPARED, None)
+        return named
+
+    def _header(
+        self, message: MessageView, target: MessageQueue, named: dict[str, str]
+    ) -> SendMessage:
         return SendMessageV2(
             producer_group=INNER_PRODUCER_GROUP,
             topic=target.topic,
@@ -101,9 +118,9 @@ class SendingBack:
             born_timestamp=self._session.clock.now_ms(),
             flag=message.flag,
             properties=properties.encode(named),
-            reconsume_times=reconsume_times,
+            reconsume_times=int(named[properties.RECONSUME_TIME]),
             unit_mode=False,
-            max_reconsume_times=self._attempts_max,
+            max_reconsume_times=int(named[properties.MAX_RECONSUME_TIMES]),
             batch=False,
         )
 

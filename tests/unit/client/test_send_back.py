@@ -1,0 +1,64 @@
+"""Messages that no broker takes back are sent anew, and mean the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusters import Recorder, cluster
+from consumers import send
+from turbopump.client.calls import Found
+from turbopump.client.pull_consumer import PullConsumer
+from turbopump.errors import ConnectFailed
+from turbopump.message import MessageQueue
+from turbopump.testing import virtual_time
+from turbopump.wire import properties
+from turbopump.wire.codes import RequestCode
+from turbopump.wire.command import Command
+
+QUEUE = MessageQueue("T", "a", 0)
+
+
+class NotTakenBack(Recorder):
+    """Lets no request through that gives a message back."""
+
+    def before_request(self, address: str, command: Command) -> Command:
+        super().before_request(address, command)
+        if command.code == RequestCode.CONSUMER_SEND_MSG_BACK:
+            raise ConnectFailed("as the test wants it")
+        return command
+
+
+@pytest.mark.parametrize(("level", "delay"), [(0, "3"), (5, "5")])
+@virtual_time()
+async def test_what_is_sent_anew_waits_as_long_as_asked(
+    tmp_path: Path, level: int, delay: str
+) -> None:
+    async with cluster(tmp_path) as world:
+        await send(world, [b"x"], to=QUEUE)
+        hook = NotTakenBack()
+        async with PullConsumer("g", session=world.session(hooks=[hook])) as consumer:
+            found = await consumer.pull(QUEUE, 0)
+            assert isinstance(found, Found)
+            await consumer.send_back(found.messages[0], QUEUE, delay_level=level)
+        (sent,) = hook.of(RequestCode.SEND_MESSAGE_V2)
+        named = properties.decode((sent.ext_fields or {})["i"])
+        assert (named["DELAY"], named["RECONSUME_TIME"]) == (delay, "1")
+        assert named["MAX_RECONSUME_TIMES"] == "16"
+
+
+@virtual_time()
+async def test_what_is_given_up_is_a_dead_letter_at_once(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await send(world, [b"x"], to=QUEUE)
+        hook = NotTakenBack()
+        async with PullConsumer("g", session=world.session(hooks=[hook])) as consumer:
+            found = await consumer.pull(QUEUE, 0)
+            assert isinstance(found, Found)
+            await consumer.send_back(found.messages[0], QUEUE, delay_level=-1)
+            dead = await consumer.pull(MessageQueue("%DLQ%g", "a", 0), 0)
+            assert isinstance(dead, Found)
+            (letter,) = dead.messages
+            assert (letter.body, letter.reconsume_times) == (b"x", 0)
+            assert letter.properties["RETRY_TOPIC"] == "T"
