@@ -40,7 +40,10 @@ PAUSE_AFTER_ERROR_MS = 10_000
 """How long to wait after an error that nobody expected."""
 
 LOOK_MS = 1000
+LOOK_MS_MAX = 5000
 """The longest wait between two looks at the clock, which somebody may set."""
+
+_LOOKS_PER_DELAY = 20
 
 _RUN_LIMITS = ReadLimits(
     memory_bytes_max=8 * 1024 * 1024,
@@ -78,11 +81,22 @@ class Due:
 class Level:
     """One delay level: how far its queue has been delivered, and when to look again."""
 
-    __slots__ = ("delay_ms", "head", "held_until_ms", "number", "offset", "safe_offset", "timer")
+    __slots__ = (
+        "delay_ms",
+        "head",
+        "held_until_ms",
+        "look_ms",
+        "number",
+        "offset",
+        "safe_offset",
+        "timer",
+    )
 
     def __init__(self, number: int, delay_ms: int) -> None:
         self.number = number
         self.delay_ms = delay_ms
+        self.look_ms = min(max(delay_ms // _LOOKS_PER_DELAY, LOOK_MS), LOOK_MS_MAX)
+        """A long delay does not need so close a look at the clock."""
         self.offset = QueueOffset(0)
         self.safe_offset = QueueOffset(0)
         """Up to here what was delivered is as durable as the store's mode promises."""
@@ -155,7 +169,7 @@ class Delays:
             self._look_in(level, arrival.tags_code - self._clock.now_ms())
 
     def _look_in(self, level: Level, wait_ms: int) -> None:
-        wait_ms = min(max(wait_ms, 0), LOOK_MS)
+        wait_ms = min(max(wait_ms, 0), level.look_ms)
         loop = asyncio.get_running_loop()
         level.timer = loop.call_later(wait_ms / 1000, self._run, level)
 
@@ -215,7 +229,7 @@ class Delays:
                 return None
 
     def _until(self, level: Level, head_ms: int | None, now_ms: int) -> int:
-        wait_ms = LOOK_MS if head_ms is None else head_ms - now_ms
+        wait_ms = level.look_ms if head_ms is None else head_ms - now_ms
         if wait_ms <= level.delay_ms:
             level.held_until_ms = None
         elif level.held_until_ms is None:

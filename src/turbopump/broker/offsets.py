@@ -66,6 +66,11 @@ class Offsets:
         """Everything, as it is now."""
         return ConsumerOffsets(offset_table={key: dict(q) for key, q in self._table.items()})
 
+    @property
+    def changes(self) -> int:
+        """How often anything has been committed or forgotten."""
+        return self._changes
+
     def encoded(self) -> bytes:
         """Return everything as JSON, the form of file and wire; fast, for there may be much."""
         return msgspec.json.encode({"offsetTable": self._table})

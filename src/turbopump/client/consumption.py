@@ -109,7 +109,7 @@ class Consumption:
     async def start(self) -> None:
         """Own this client's share of the queues, and look after it from now on."""
         tasks, interval_ms = self._tasks, self._session.config.persist_interval_ms
-        tasks.every(interval_ms, self.persist, first_ms=_PERSIST_FIRST_MS)
+        tasks.every(interval_ms, self._persist_news, first_ms=_PERSIST_FIRST_MS)
         tasks.every(SAMPLE_INTERVAL_MS, self._sample, first_ms=0)
         if self._locks is not None:
             tasks.every(RENEW_INTERVAL_MS, self._renew_locks, first_ms=RENEW_FIRST_MS)
@@ -136,6 +136,9 @@ class Consumption:
     async def persist(self) -> None:
         """Commit the position of every owned queue."""
         await self.offsets.persist(list(self.owned))
+
+    async def _persist_news(self) -> None:
+        await self.offsets.persist(list(self.owned), is_routine=True)
 
     def _sample(self) -> None:
         self.stats.sample(self._session.clock.monotonic_ms())

@@ -8,6 +8,7 @@ import fcntl
 import logging
 import os
 import threading
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -20,6 +21,10 @@ from turbopump.wire.bodies import QueueOffsets
 
 _log = logging.getLogger(__name__)
 
+TELL_AGAIN_MS = 30_000
+"""How often brokers are told an offset that stays the same, as they may have lost it."""
+
+_TELL_TIMES = 2
 _COMMIT_TIMEOUT_MS = 5000
 _DEFAULT_DIRECTORY = ".rocketmq_offsets"
 
@@ -63,8 +68,11 @@ class OffsetStore(Protocol):
         """Return what survives of a queue, None when nothing does; raises TurbopumpError."""
         ...
 
-    async def persist(self, queues: Collection[MessageQueue]) -> None:
-        """Let the positions of these queues survive; what fails is logged, and tried next time."""
+    async def persist(self, queues: Collection[MessageQueue], *, is_routine: bool = False) -> None:
+        """Let the positions of these queues survive; what fails is logged, and tried next time.
+
+        What is done again and again may leave out what survives already for all that is known.
+        """
         ...
 
     def close(self) -> None:
@@ -72,11 +80,35 @@ class OffsetStore(Protocol):
         ...
 
 
+class Told:
+    """What brokers have been told of one queue, to tell them no more often than it needs.
+
+    Nobody confirms an offset, and a broker that crashes forgets the latest: so each is told twice
+    in a row, and now and then for as long as it stays the same.
+    """
+
+    __slots__ = ("_at_ms", "_offset", "_times")
+
+    def __init__(self) -> None:
+        self._offset: QueueOffset | None = None
+        self._times = 0
+        self._at_ms = 0
+
+    def is_enough(self, offset: QueueOffset, now_ms: int) -> bool:
+        is_same = offset == self._offset and self._times >= _TELL_TIMES
+        return is_same and now_ms - self._at_ms < TELL_AGAIN_MS
+
+    def note(self, offset: QueueOffset, now_ms: int) -> None:
+        self._times = self._times + 1 if offset == self._offset else 1
+        self._offset, self._at_ms = offset, now_ms
+
+
 class RemoteOffsets:
     """Offsets on the brokers, shared by the group."""
 
     def __init__(self, session: Session, group: str) -> None:
         self.positions = Positions()
+        self._told: defaultdict[MessageQueue, Told] = defaultdict(Told)
         self._session = session
         self._group = group
 
@@ -93,12 +125,19 @@ class RemoteOffsets:
         timeout_ms = self._session.config.request_timeout_ms
         return await calls.committed_offset(self._session, address, self._group, queue, timeout_ms)
 
-    async def persist(self, queues: Collection[MessageQueue]) -> None:
+    async def persist(self, queues: Collection[MessageQueue], *, is_routine: bool = False) -> None:
+        now_ms = self._session.clock.monotonic_ms()
+        wanted = {
+            queue: offset
+            for queue in queues
+            if (offset := self.positions.of(queue)) is not None
+            and not (is_routine and self._told[queue].is_enough(offset, now_ms))
+        }
+        if not wanted:
+            return
         async with asyncio.TaskGroup() as group:
-            for queue in queues:
-                offset = self.positions.of(queue)
-                if offset is not None:
-                    group.create_task(self._commit(queue, offset))
+            for queue, offset in wanted.items():
+                group.create_task(self._commit(queue, offset))
 
     async def _commit(self, queue: MessageQueue, offset: QueueOffset) -> None:
         try:
@@ -106,6 +145,7 @@ class RemoteOffsets:
             await calls.commit_offset(
                 self._session, address, self._group, queue, offset, _COMMIT_TIMEOUT_MS
             )
+            self._told[queue].note(offset, self._session.clock.monotonic_ms())
         except TurbopumpError as error:
             _log.warning(
                 "offset %d of %s in %s not committed: %s", offset, self._group, queue, error
@@ -135,7 +175,12 @@ class LocalOffsets:
     async def stored(self, queue: MessageQueue) -> QueueOffset | None:
         return self._stored.get(queue)
 
-    async def persist(self, queues: Collection[MessageQueue]) -> None:
+    async def persist(
+        self,
+        queues: Collection[MessageQueue],
+        *,
+        is_routine: bool = False,  # noqa: ARG002 - the file is known to hold what it held
+    ) -> None:
         changed = {
             queue: offset
             for queue in queues

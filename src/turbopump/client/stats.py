@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, replace
 
 from turbopump.wire.bodies import ConsumeRates
 
@@ -26,8 +26,8 @@ class Totals:
 
     def minus(self, earlier: Totals) -> Totals:
         """Return what has happened since."""
-        pairs = zip(astuple(self), astuple(earlier), strict=True)
-        return Totals(*(now - before for now, before in pairs))
+        names = self.__slots__
+        return Totals(*[getattr(self, name) - getattr(earlier, name) for name in names])
 
 
 class ConsumerStats:
@@ -61,7 +61,7 @@ class ConsumerStats:
 
     def sample(self, now_ms: int) -> None:
         """Remember the counters of this moment; to be called every `SAMPLE_INTERVAL_MS`."""
-        copies = {topic: each.minus(Totals()) for topic, each in self._totals.items()}
+        copies = {topic: replace(each) for topic, each in self._totals.items()}
         self._samples.append((now_ms, copies))
 
     def rates(self, topic: str, now_ms: int) -> ConsumeRates:

@@ -317,11 +317,7 @@ class Cluster:
         """
         self._require_own_loop()
         timeout_s = total_seconds(days, hours, minutes, seconds) or CONSUMED_TIMEOUT_S
-
-        def is_consumed() -> bool:
-            is_known = inside.is_known(self.brokers.values(), group)
-            return is_known and not self.lag(group) and not self.retrying(group)
-
+        is_consumed = inside.Consumed(self.brokers.values(), group)
         # Consumers commit every few seconds, so a closer look would only cost time.
         what = f"group {group} has consumed everything"
         with self._limit.lifted(timeout_s):
@@ -414,10 +410,11 @@ class Cluster:
         )
 
     def _is_flushing(self) -> bool:
-        return any(
-            broker.store.is_flushing and not self._places[name].disk.is_waiting
-            for name, broker in self.brokers.items()
-        )
+        # Asked at every step of time: a generator would cost as much as the question.
+        for name, broker in self.brokers.items():
+            if broker.store.is_flushing and not self._places[name].disk.is_waiting:
+                return True
+        return False
 
     # --- network ----------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from turbopump.broker.broker import Broker
 from turbopump.broker.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC
@@ -37,6 +37,35 @@ def lag(brokers: Iterable[Broker], group: str) -> int:
     Looks at the topics that the group has subscribed to, or has committed to before.
     """
     return sum(_lag(broker, group, topic) for broker in brokers for topic in _topics(broker, group))
+
+
+class Consumed:
+    """Whether a group has no message left; cheap to ask while nothing happens in the brokers."""
+
+    def __init__(self, brokers: Collection[Broker], group: str) -> None:
+        self._brokers = brokers
+        self._group = group
+        self._seen: list[object] | None = None
+
+    def __call__(self) -> bool:
+        now = [_marks(broker, self._group) for broker in self._brokers]
+        if now == self._seen:
+            return False
+        self._seen = now
+        brokers, group = self._brokers, self._group
+        return is_known(brokers, group) and not lag(brokers, group) and not retrying(brokers, group)
+
+
+def _marks(broker: Broker, group: str) -> object:
+    """Return what changes with everything that counts for a group."""
+    joined = broker.state.consumers.find(group)
+    return (
+        id(broker),
+        broker.store.written_end,
+        broker.state.offsets.changes,
+        broker.path.delays.progress.offset_table,
+        None if joined is None else set(joined.subscriptions),
+    )
 
 
 def is_known(brokers: Iterable[Broker], group: str) -> bool:

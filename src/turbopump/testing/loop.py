@@ -8,6 +8,7 @@ nothing depends on how fast the machine is.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
 import math
 import selectors
@@ -33,6 +34,12 @@ _THREADS_MAX = 32
 _LOOK_AGAIN_S = 0.0005
 """How long the loop waits, in real time, before it asks again whether others are busy."""
 
+_OWN_FILES = 1
+"""What the loop itself has in its selector: by this, threads and signals wake it."""
+
+_CALLS_PER_ROUND = 32
+"""How often the loop turns before it looks at what hardly ever changes."""
+
 Question = Callable[[], bool]
 
 
@@ -53,6 +60,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def __init__(self, seed: int = 0) -> None:
         self.clock = VirtualClock()
         self.random = Random(seed)  # noqa: S311 - chance for tests, not for secrets
+        self.is_told = False
+        """Whether a thread may have told something that the selector has not looked for yet."""
         self._outside = 0
         self._jobs: set[Job[Any]] = set()
         self._others: dict[Question, None] = {}
@@ -74,7 +83,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     @property
     def are_others_busy(self) -> bool:
         """Whether threads are busy that were named by `waiting_for`."""
-        return any(is_busy() for is_busy in self._others)
+        for is_busy in self._others:  # noqa: SIM110 - at every step of time, so it has to be quick
+            if is_busy():
+                return True
+        return False
 
     @contextmanager
     def waiting_for(self, is_busy: Question) -> Iterator[None]:
@@ -102,7 +114,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     def look_around(self) -> bool:
         """Call all who watch; tell whether one of them has woken anybody."""
-        return any(look() for look in tuple(self._watchers))
+        return bool(self._watchers) and any(look() for look in tuple(self._watchers))
 
     def limit_real_time(self, seconds: float | None) -> None:
         """Raise `Deadlock` if the loop still runs after so many seconds of real time."""
@@ -125,6 +137,17 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             yield
         finally:
             self._outside -= 1
+
+    def call_soon_threadsafe(
+        self,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.Handle:
+        handle = super().call_soon_threadsafe(callback, *args, context=context)
+        # Only now, when there is something to be found.
+        self.is_told = True
+        return handle
 
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts
@@ -169,13 +192,17 @@ class _JumpingSelector(selectors.BaseSelector):
     def __init__(self, loop: VirtualTimeLoop) -> None:
         self._loop = loop
         self._real = selectors.DefaultSelector()
+        self._calls = 0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         loop = self._loop
-        self._require_time_left()
+        self._calls += 1
+        is_round = self._calls % _CALLS_PER_ROUND == 0
+        if is_round or loop.is_waited_for:
+            self._require_time_left()
         # Asked before looking: who was busy and is not any more has told the loop by then.
         are_others_busy = timeout != 0 and loop.are_others_busy
-        ready = self._real.select(0)
+        ready = self._look(is_round=is_round)
         if ready or timeout == 0:
             return ready
         if loop.is_waited_for:
@@ -188,6 +215,15 @@ class _JumpingSelector(selectors.BaseSelector):
             return self._wait_for_threads()
         loop.clock.advance_ns(math.ceil(timeout * 1e9))
         return []
+
+    def _look(self, *, is_round: bool) -> list[tuple[selectors.SelectorKey, int]]:
+        """Look for what is ready, unless it is certain that nothing is: asking the system costs."""
+        loop = self._loop
+        is_alone = len(self._real.get_map()) <= _OWN_FILES
+        if is_alone and not (is_round or loop.is_told or loop.is_waited_for):
+            return []
+        loop.is_told = False
+        return self._real.select(0)
 
     def _require_time_left(self) -> None:
         left_s = self._loop.real_time_left_s

@@ -11,8 +11,10 @@ import pytest
 from clusters import Recorder, cluster
 from consumers import Seen, committed, consuming, send, sleep_ms
 from turbopump.client.offsets import (
+    TELL_AGAIN_MS,
     LocalOffsets,
     Positions,
+    Told,
     offsets_path,
     read_offsets,
     write_offsets,
@@ -110,20 +112,59 @@ async def test_a_directory_that_cannot_be_written_is_logged(
 @virtual_time()
 async def test_offsets_are_committed_every_five_seconds_and_on_close(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
-        await send(world, [b"x"] * 3, to=QUEUE)
         recorder, seen = Recorder(), Seen()
-        async with consuming(world, seen, session=world.session(hooks=[recorder])):
-            await wait_until(lambda: seen.count == 3)
-            await sleep_ms(31_000)
+
+        def mine() -> list[int]:
             commits = [
                 headers.UpdateConsumerOffset.from_ext_fields(each.ext_fields)
                 for each in recorder.of(RequestCode.UPDATE_CONSUMER_OFFSET)
             ]
-            mine = [each for each in commits if (each.topic, each.queue_id) == ("T", 0)]
-            assert [each.commit_offset for each in mine] == [3] * 5
+            return [
+                each.commit_offset for each in commits if (each.topic, each.queue_id) == ("T", 0)
+            ]
+
+        await send(world, [b"x"], to=QUEUE)
+        async with consuming(world, seen, session=world.session(hooks=[recorder])):
+            await sleep_ms(11_000)
+            for count in range(2, 6):
+                await send(world, [b"x"], to=QUEUE)
+                await sleep_ms(5000)
+                assert mine() == list(range(1, count + 1))
             await send(world, [b"x"], to=QUEUE)
-            await wait_until(lambda: seen.count == 4)
-        assert await committed(world) == 4
+            await wait_until(lambda: seen.count == 6)
+        assert await committed(world) == 6
+
+
+@virtual_time()
+async def test_an_offset_that_stays_the_same_is_told_twice_and_then_now_and_then(
+    tmp_path: Path,
+) -> None:
+    async with cluster(tmp_path) as world:
+        await send(world, [b"x"] * 3, to=QUEUE)
+        recorder, seen = Recorder(), Seen()
+        async with consuming(world, seen, session=world.session(hooks=[recorder])):
+            await sleep_ms(26_000)
+            told = len(recorder.of(RequestCode.UPDATE_CONSUMER_OFFSET))
+            offsets = world.broker().state.offsets
+            assert offsets.of_topic("g", "T")[0] == 3
+            offsets.remove_group("g")
+            await sleep_ms(TELL_AGAIN_MS)
+            assert offsets.of_topic("g", "T")[0] == 3, "healed what the broker had lost"
+            again = len(recorder.of(RequestCode.UPDATE_CONSUMER_OFFSET))
+            assert again - told == told // 2
+
+
+def test_what_was_told_is_enough_for_a_while() -> None:
+    told = Told()
+    assert not told.is_enough(QueueOffset(3), 0)
+    told.note(QueueOffset(3), 0)
+    assert not told.is_enough(QueueOffset(3), 5000), "nobody has confirmed it"
+    told.note(QueueOffset(3), 5000)
+    assert told.is_enough(QueueOffset(3), 10_000)
+    assert not told.is_enough(QueueOffset(4), 10_000)
+    assert not told.is_enough(QueueOffset(3), 5000 + TELL_AGAIN_MS)
+    told.note(QueueOffset(2), 10_000)
+    assert not told.is_enough(QueueOffset(2), 10_000), "it went backwards by a reset"
 
 
 @pytest.mark.parametrize("orderly", [False, True])
