@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,18 +14,20 @@ import pytest
 
 from brokers import SMALL_STORE
 from clusters import Cluster, Recorder, cluster
+from turbopump.admin.administration import Admin
 from turbopump.client.calls import FoundRecords, NothingMatched, OffsetIllegal
 from turbopump.client.producer import Producer
 from turbopump.client.session import Session
-from turbopump.errors import ConnectionLost, DataLost, RemoteError
+from turbopump.errors import ConnectionLost, DataLost, NoRoute, RemoteError
 from turbopump.message import Message, QueueOffset
+from turbopump.spark.reading.deletion import is_topic_deleted
 from turbopump.spark.reading.options import Pulling
 from turbopump.spark.reading.planning import QueueRange
 from turbopump.spark.reading.pulling import RangePull
 from turbopump.spark.records.columns import RecordColumns
 from turbopump.store.config import ReadLimits
 from turbopump.testing import virtual_time
-from turbopump.wire.codes import RequestCode
+from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command
 from turbopump.wire.headers import PullMessage
 
@@ -224,3 +227,25 @@ def test_what_expired_before_it_was_read_is_lost(
             await lenient.close()
 
     run()
+
+
+@virtual_time()
+async def test_what_was_deleted_with_its_topic_is_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world_with_messages(tmp_path, 50) as (world, session, _):
+        begun = pull_of(session, 0, 50, fail_on_data_loss=False, count_max=20, in_flight_max=1)
+        assert await begun.next_chunk() is not None
+        await begun.close()
+        await Admin(session=session).topics.delete("T")
+        await asyncio.sleep(60)
+        async with world.session("10.0.1.3") as stranger:
+            # One knows the broker still, the other has never heard of it.
+            for each in (session, stranger):
+                with pytest.raises(DataLost, match="messages 0 to 49 are gone, the topic was del"):
+                    await offsets_of(pull_of(each, 0, 50, retries=1))
+                lenient = pull_of(each, 0, 50, retries=1, fail_on_data_loss=False)
+                assert await offsets_of(lenient) == []
+        assert "the topic was deleted; going on without them" in caplog.text
+        for error in (NoRoute("nobody knows T"), RemoteError(ResponseCode.NO_PERMISSION, "no")):
+            assert not await is_topic_deleted(session, "b", error), "it may only be away"

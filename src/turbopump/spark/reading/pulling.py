@@ -25,8 +25,9 @@ from turbopump.client.pull_config import PullTimes
 from turbopump.client.reading import QueueReader
 from turbopump.client.session import Session
 from turbopump.client.subscriptions import subscription
-from turbopump.errors import DataLost, NetworkError
+from turbopump.errors import DataLost, NetworkError, NoRoute, RemoteError
 from turbopump.message import QueueOffset
+from turbopump.spark.reading.deletion import is_topic_deleted
 from turbopump.spark.reading.options import Pulling
 from turbopump.spark.reading.patience import patiently, pause_s
 from turbopump.spark.reading.planning import QueueRange
@@ -128,8 +129,10 @@ class RangePull:
             if parts and head.offset < self._at:
                 # What it repeats can be cut off only where a chunk begins.
                 break
-            outcome = await head.answer
+            outcome = await self._answer(head, is_first=not parts)
             self._asked.popleft()
+            if outcome is None:
+                break
             if head.offset < self._at and outcome.next_offset <= self._at:
                 continue
             before = self._at
@@ -145,6 +148,21 @@ class RangePull:
         if not parts:
             return None
         return Chunk(parts[0] if len(parts) == 1 else b"".join(parts), start, self._at)
+
+    async def _answer(self, asked: _Asked, *, is_first: bool) -> RecordsOutcome | None:
+        """Wait for an answer, None if the topic was deleted: then everything that comes is lost.
+
+        What was there before makes a chunk of its own, and the next one finds out the same.
+        """
+        try:
+            return await asked.answer
+        except (NoRoute, RemoteError) as error:
+            if not await is_topic_deleted(self._session, self._queue.broker, error):
+                raise
+        if is_first:
+            self.lost(self._at, self._range.end, "the topic was deleted")
+            self._at = self._range.end
+        return None
 
     async def _take(self, asked: _Asked, outcome: RecordsOutcome) -> bytes | None:
         """Go on to where an answer leads; return its records if it has some."""
