@@ -365,6 +365,62 @@ def test_tail_ends_well_when_interrupted(shell: Shell) -> None:
 # --- forms ----------------------------------------------------------------------------------------
 
 
+def process(
+    shell: Shell, *arguments: str | bytes, encoding: str = "utf-8"
+) -> subprocess.Popen[bytes]:
+    """Run a command as a process of its own, whose output is as its surroundings want it."""
+    env = {**os.environ, "TURBOPUMP_NAMESERVER": shell.nameserver, "PYTHONIOENCODING": encoding}
+    return subprocess.Popen(
+        [sys.executable, "-m", "turbopump", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=env,
+    )
+
+
+@pytest.mark.slow
+def test_who_reads_no_further_ends_a_command_quietly(shell: Shell) -> None:
+    shell.ok("topic create unread --queues 1 --broker a")
+    for line in ("message tail unread --from earliest --count 1", "config broker a"):
+        shell.ok("message send unread x")
+        with process(shell, *line.split()) as command:
+            assert command.stdout is not None
+            assert command.stderr is not None
+            command.stdout.close()
+            assert command.wait(20) == 141, line
+            assert command.stderr.read() == b"", line
+
+
+@pytest.mark.slow
+def test_everything_is_printed_whatever_the_encoding(shell: Shell) -> None:
+    shell.ok("topic create words --queues 1 --broker a")
+    shell.ok("message send words 'ä € \U0001f600' --tag é")
+    words = ["message", "query", "words", "--since", "1h"]
+    with process(shell, *words, encoding="latin-1") as command:
+        out, err = command.communicate(timeout=20)
+        assert (command.returncode, err) == (0, b"")
+        assert b"\xe4 \\u20ac \\U0001f600" in out
+    with process(shell, *words, "--json", encoding="latin-1") as command:
+        out, _ = command.communicate(timeout=20)
+        assert json.loads(out)["body"] == "ä € \U0001f600"
+
+
+@pytest.mark.slow
+def test_bytes_that_are_no_text_are_a_body_and_nothing_else(shell: Shell) -> None:
+    shell.ok("topic create bytes --queues 1 --broker a")
+    with process(shell, "message", "send", "bytes", b"\xff\xfe") as command:
+        _, err = command.communicate(timeout=20)
+        assert (command.returncode, err) == (0, b"")
+    (found,) = shell.json_lines("message query bytes --since 1h")
+    assert found["body_base64"] == "//4="
+    for arguments in (("--tag", b"\xff"), ("--key", b"\xff"), ("--property", b"p=\xff")):
+        with process(shell, "message", "send", "bytes", "x", *arguments) as command:
+            _, err = command.communicate(timeout=20)
+            assert command.returncode == 2, err
+            assert b"is not UTF-8" in err
+            assert b"Traceback" not in err
+
+
 @pytest.mark.slow
 def test_json_of_everything_can_be_read(shell: Shell) -> None:
     shell.ok("topic create forms --queues 1 --broker a")
@@ -443,6 +499,10 @@ def test_body_comes_from_a_file(shell: Shell, tmp_path: Path) -> None:
         ("message tail t --from earliest --last 3", 2, "--from and --last"),
         ("message tail t --count 0", 2, "count is 0"),
         ("dlq list g --limit -1", 2, "limit is -1"),
+        ("message tail t --from 99999999999999999999999", 2, "in the years 1 to 9999"),
+        ("topic create t --queues 99999999", 2, "queues is 99999999: 1 to 65536"),
+        ("topic update t", 2, "nothing to change is given"),
+        ("group create g --retry-queues -1", 2, "retry_queues is -1: 0 to 1024"),
         ("message send t x --property nonsense", 2, "property 'nonsense': name=value"),
         ("message show 123", 1, "An id that a producer gave is found with --topic only"),
         ("topic create 'a b'", 2, "topic is 'a b'"),

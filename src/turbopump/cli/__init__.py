@@ -1,8 +1,39 @@
 """The ``turbopump`` command. Importing it costs next to nothing: commands import what they need."""
 
+import os
+import sys
+
+_PIPE_CLOSED = 141
+"""What shells make of a program that ended because nobody read on: 128 and SIGPIPE."""
+
 
 def main() -> None:
     """Run the command line; ends the process."""
     from turbopump.cli.app import app
 
-    app(prog_name="turbopump")
+    for stream in (sys.stdout, sys.stderr):
+        # Messages hold what terminals and files may not be able to.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        app(prog_name="turbopump")
+    except SystemExit as ended:
+        if isinstance(ended.__context__, BrokenPipeError) or not _is_flushed():
+            _end_unread()
+        raise
+
+
+def _is_flushed() -> bool:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return False
+    return True
+
+
+def _end_unread() -> None:
+    """End without a word: who reads has had enough, as `head` has."""
+    # What is still in the buffer would fail once more when Python ends.
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.__stdout__.fileno() if sys.__stdout__ else 1)
+    sys.exit(_PIPE_CLOSED)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
+from turbopump.cli.texts import clean_text
 from turbopump.errors import (
     AlreadyThere,
     ConnectFailed,
@@ -91,6 +92,12 @@ def reported() -> Iterator[None]:
     except BrokenPipeError:
         # Who reads has had enough, as `head` has; there is nobody to tell.
         raise
+    except UnicodeEncodeError as error:
+        # Bytes on the command line that are not UTF-8 get here as half characters.
+        _fail(
+            InvalidArgument(f"{error.object!r} is not UTF-8, as all but a body has to be"),
+            BAD_INPUT,
+        )
     except (TurbopumpError, OSError) as error:
         _fail(error, FAILED)
 
@@ -145,7 +152,8 @@ def advice(error: Exception) -> str | None:
 
 
 def _fail(error: Exception, code: int) -> None:
-    typer.echo(f"turbopump: {error}", err=True)
+    text = "\n".join(clean_text(line) for line in str(error).splitlines())
+    typer.echo(f"turbopump: {text}", err=True)
     next_step = advice(error)
     if next_step is not None:
         typer.echo(f"  {next_step}", err=True)

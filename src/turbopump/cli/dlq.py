@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
@@ -27,7 +28,7 @@ from turbopump.cli.administration import (
     confirm,
     local_now,
 )
-from turbopump.cli.output import Column, Output, progress_bar
+from turbopump.cli.output import Column, Output, json_line, progress_bar
 from turbopump.cli.texts import body_text, number_text, parsed_moment
 from turbopump.errors import InvalidArgument
 
@@ -218,6 +219,8 @@ def export(
 
     With `--json` and a file, what was written is told as JSON.
     """
+    # A file is in UTF-8, whatever stdout is in.
+    written = json_line if output is None else partial(json_text.dumps, ensure_ascii=False)
     count = 0
     with administration(nameserver) as admin:
         _require(admin, group)
@@ -231,7 +234,7 @@ def export(
             ) as letters,
         ):
             for letter in letters:
-                file.write(json_text.dumps(_row(letter), ensure_ascii=False) + "\n")
+                file.write(written(_row(letter)) + "\n")
                 count += 1
     if output is not None:
         value = {"group": group, "file": str(output), "letters": count}

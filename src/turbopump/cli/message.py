@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
@@ -344,7 +345,8 @@ def _body(text: str | None, file: Path | None) -> bytes:
     if file is not None:
         return file.read_bytes()
     if text is not None and text != STDIN:
-        return text.encode()
+        # What is not UTF-8 on the command line is a body nevertheless.
+        return os.fsencode(text)
     if text is None and sys.stdin.isatty():
         raise InvalidArgument("no body: give it as text, with --file, or - to read it from stdin")
     return sys.stdin.buffer.read()

@@ -6,7 +6,7 @@ import base64
 from typing import TYPE_CHECKING, Any
 
 from turbopump.cli.output import Column
-from turbopump.cli.texts import body_text, time_text
+from turbopump.cli.texts import body_text, clean_text, time_text
 
 if TYPE_CHECKING:
     from turbopump.wire.record import MessageView
@@ -80,8 +80,8 @@ def shown_row(message: MessageView) -> dict[str, Any]:
 
 def message_line(message: MessageView) -> str:
     """Return a message on one line, for those who watch."""
-    tags = f" [{message.tags}]" if message.tags else ""
-    keys = f" {','.join(message.keys)}" if message.keys else ""
+    tags = f" [{clean_text(message.tags)}]" if message.tags else ""
+    keys = f" {clean_text(','.join(message.keys))}" if message.keys else ""
     place = f"{message.queue_id}:{message.queue_offset}"
     moment = time_text(message.store_timestamp_ms)
     return f"{moment}  {place}{tags}{keys}  {body_text(message.body)}"

@@ -27,6 +27,8 @@ _RIGHT = frozenset({"number", "duration", "part"})
 _FOLDED = frozenset({"text", "id"})
 _ID_WIDTH_MIN = 16
 """Half of a message id."""
+_TEXT_WIDTH_MIN = 8
+"""Less than that of a longer text in a column is no longer to be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +79,7 @@ class Output:
         if self.as_json:
             self.line(value)
             return
-        width = max(len(column.title) for column in columns)
-        for column in columns:
-            typer.echo(f"{column.title:<{width}}  {column.text(value)}")
+        _print_fields(value, columns)
 
     def done(self, value: Row, text: str) -> None:
         """Say what was done."""
@@ -90,7 +90,13 @@ class Output:
 
     def line(self, value: Row) -> None:
         """Print one JSON object on one line."""
-        typer.echo(json.dumps(value, ensure_ascii=False))
+        typer.echo(json_line(value))
+
+
+def json_line(value: Row) -> str:
+    """Write a JSON object; in ASCII where not all else can be printed."""
+    encoding = (getattr(sys.stdout, "encoding", None) or "utf-8").lower()
+    return json.dumps(value, ensure_ascii=not encoding.startswith("utf"))
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -118,11 +124,39 @@ def plain_table(rows: Sequence[Row], columns: Sequence[Column]) -> Iterator[str]
         ).rstrip()
 
 
+def width_needed(rows: Sequence[Row], columns: Sequence[Column]) -> int:
+    """Return how narrow a table can be without losing any of it."""
+    return sum(_width_min(rows, column) for column in columns) + 2 * (len(columns) - 1)
+
+
+def _width_min(rows: Sequence[Row], column: Column) -> int:
+    longest = max(len(column.text(row)) for row in rows)
+    if column.kind == "id":
+        longest = min(longest, _ID_WIDTH_MIN)
+    elif column.kind in _FOLDED:
+        longest = min(longest, _TEXT_WIDTH_MIN)
+    return max(len(column.title), longest)
+
+
+def _print_fields(value: Row, columns: Sequence[Column]) -> None:
+    width = max(len(column.title) for column in columns)
+    for column in columns:
+        typer.echo(f"{column.title:<{width}}  {column.text(value)}")
+
+
 def _print_rich_table(rows: Sequence[Row], columns: Sequence[Column]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    console = Console(highlight=False)
+    if width_needed(rows, columns) > console.width:
+        # A table would leave columns out; a line for each value takes more room, but has it.
+        for place, row in enumerate(rows):
+            if place:
+                typer.echo()
+            _print_fields(row, columns)
+        return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns:
         table.add_column(
@@ -135,7 +169,7 @@ def _print_rich_table(rows: Sequence[Row], columns: Sequence[Column]) -> None:
         )
     for row in rows:
         table.add_row(*(Text(column.text(row)) for column in columns))
-    Console(highlight=False).print(table)
+    console.print(table)
 
 
 @contextmanager

@@ -20,7 +20,19 @@ _EPOCH_MS_DIGITS = 12
 
 def parsed_moment(text: str, now: datetime) -> datetime:
     """Read a moment: ISO, local unless it has a zone; so long ago, as ``15m``; or epoch in ms."""
-    words = text.strip()
+    try:
+        moment = _moment(text.strip(), now)
+        # Some that can be written have no such number.
+        moment.timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise InvalidArgument(
+            f"time {text!r}: 2026-03-01T12:00:00, 15m (so long ago; s, m, h, d), now, or "
+            "milliseconds since 1970 are allowed, in the years 1 to 9999"
+        ) from None
+    return moment
+
+
+def _moment(words: str, now: datetime) -> datetime:
     ago = _AGO.fullmatch(words)
     if words == "now":
         return now
@@ -28,13 +40,7 @@ def parsed_moment(text: str, now: datetime) -> datetime:
         return now - timedelta(milliseconds=int(ago[1]) * _UNITS_MS[ago[2]])
     if words.isdecimal() and len(words) >= _EPOCH_MS_DIGITS:
         return datetime.fromtimestamp(int(words) / 1000, UTC)
-    try:
-        return datetime.fromisoformat(words).astimezone()
-    except ValueError:
-        raise InvalidArgument(
-            f"time {text!r}: 2026-03-01T12:00:00, 15m (so long ago; s, m, h, d), now, or "
-            "milliseconds since 1970 are allowed"
-        ) from None
+    return datetime.fromisoformat(words).astimezone()
 
 
 def parsed_queues(texts: Sequence[str], known: Iterable[MessageQueue]) -> list[MessageQueue] | None:
@@ -72,7 +78,11 @@ def time_text(epoch_ms: int | None) -> str:
     """Write a moment in local time, as `parsed_moment` reads it."""
     if epoch_ms is None:
         return "-"
-    moment = datetime.fromtimestamp(epoch_ms / 1000).astimezone()
+    try:
+        moment = datetime.fromtimestamp(epoch_ms / 1000).astimezone()
+    except (ValueError, OverflowError, OSError):
+        # Clients write what they like: a number that is no moment is shown as it is.
+        return str(epoch_ms)
     return moment.replace(tzinfo=None).isoformat(timespec="seconds")
 
 
@@ -109,8 +119,13 @@ def plain_text(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list | tuple):
-        return ", ".join(map(str, value)) or "-"
-    return str(value)
+        return ", ".join(clean_text(str(each)) for each in value) or "-"
+    return clean_text(str(value))
+
+
+def clean_text(text: str) -> str:
+    """Write what others made up on one line, so that it cannot steer a terminal."""
+    return "".join(mark if mark.isprintable() else repr(mark)[1:-1] for mark in text)
 
 
 def body_text(body: bytes, chars_max: int = 0) -> str:
@@ -119,7 +134,7 @@ def body_text(body: bytes, chars_max: int = 0) -> str:
         text = body.decode()
     except UnicodeDecodeError:
         text = f"<{len(body)} bytes: {body[:16].hex()}{'…' if len(body) > 16 else ''}>"
-    shown = "".join(mark if mark.isprintable() else repr(mark)[1:-1] for mark in text)
+    shown = clean_text(text)
     if chars_max and len(shown) > chars_max:
         return shown[: chars_max - 1] + "…"
     return shown

@@ -6,7 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from turbopump.cli.output import Column, plain_table
+from turbopump.cli import output
+from turbopump.cli.output import Column, Output, plain_table, width_needed
 from turbopump.cli.texts import (
     body_text,
     duration_text,
@@ -41,7 +42,22 @@ def test_moments_are_read(text: str, moment: datetime) -> None:
     assert parsed_moment(text, NOW) == moment
 
 
-@pytest.mark.parametrize("text", ["", "yesterday", "12:00", "15", "15 weeks", "2026-13-01"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "yesterday",
+        "12:00",
+        "15",
+        "15 weeks",
+        "2026-13-01",
+        "9" * 23,
+        "9" * 5000,
+        "999999999999d",
+        "999999d",
+        "0001-01-01T00:00:00+14:00",
+    ],
+)
 def test_other_moments_are_refused(text: str) -> None:
     with pytest.raises(InvalidArgument, match=r"time '.*': 2026-03-01T12:00:00, 15m"):
         parsed_moment(text, NOW)
@@ -53,6 +69,7 @@ def test_times_are_local_and_can_be_read_back() -> None:
     assert parsed_moment(text, NOW) == NOW
     assert parsed_moment("2026-03-01T12:00:00", NOW) == datetime(2026, 3, 1, 12).astimezone()
     assert time_text(None) == "-"
+    assert time_text(2**62) == str(2**62)
 
 
 @pytest.mark.parametrize(
@@ -76,6 +93,11 @@ def test_values_are_written_for_people() -> None:
     assert [part_text(part) for part in (0.256, None)] == ["26%", "-"]
     values: tuple[object, ...] = (None, "", True, False, ["a", "b"], [], 7)
     assert [plain_text(value) for value in values] == ["-", "-", "yes", "no", "a, b", "-", "7"]
+
+
+def test_what_others_made_up_cannot_steer_a_terminal() -> None:
+    assert plain_text("a\x1b[2Jb\nc\udcff") == r"a\x1b[2Jb\nc\udcff"
+    assert plain_text(["x=\r", "y"]) == r"x=\r, y"
 
 
 def test_bodies_are_written_on_one_line() -> None:
@@ -116,3 +138,20 @@ def test_numbers_stand_to_the_right() -> None:
         "a          5  -",
         "longer  1234  x",
     ]
+
+
+def test_tables_that_do_not_fit_become_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    columns = (Column("stored", "STORED", "time"), Column("id", "ID", "id"), Column("b", "BODY"))
+    rows = [{"stored": 0, "id": "F" * 32, "b": "hello"}] * 2
+    needed = width_needed(rows, columns)
+    assert needed == 19 + 2 + 16 + 2 + 5
+    monkeypatch.setattr(output, "is_terminal", lambda stream: True)
+    for width, is_table in ((needed, True), (needed - 1, False), (10, False)):
+        monkeypatch.setenv("COLUMNS", str(width))
+        Output(as_json=False).rows(rows, columns, nothing="")
+        printed = capsys.readouterr().out
+        assert printed.count("STORED") == (1 if is_table else 2)
+        assert ("F" * 32 in printed) is not is_table
+        assert printed.count("hello") == 2
