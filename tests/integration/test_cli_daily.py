@@ -171,7 +171,8 @@ def day_of_work(shell: Shell) -> None:
     shell.keep("group progress billing")
     shell.keep("offset reset billing orders --to-offset 1 --queue a:0 --yes")
     shell.keep("offset clone billing audit --dry-run")
-    shell.keep("offset clone billing audit --yes")
+    shell.keep("offset clone billing audit --create --dry-run")
+    shell.keep("offset clone billing audit --create --yes")
     shell.keep("offset skip billing orders --yes")
     shell.keep("group progress billing")
     shell.keep("group progress")
@@ -448,7 +449,7 @@ def test_json_of_everything_can_be_read(shell: Shell) -> None:
     shell.json("group update forms --retries 2")
     assert shell.json("offset reset forms forms --to-offset 1 --yes")["skips"] == 1
     assert shell.json("offset skip forms forms --dry-run")["skips"] == 1
-    assert len(shell.json("offset clone forms others --yes")["queues"]) == 1
+    assert len(shell.json("offset clone forms others --create --yes")["queues"]) == 1
     assert shell.json("group progress forms")["lag"] == 1
     assert shell.json("group members forms")["members"] == []
     assert shell.json_lines("group producers nobody") == []

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from turbopump.admin.groups import Groups
+from turbopump.admin.groups import Groups, GroupSettings
 from turbopump.admin.positions import AtTime, Latest, Position
 from turbopump.admin.reach import ANSWER_MS, BrokerNode, Reach, gathered
 from turbopump.admin.reading import Reading
 from turbopump.admin.topics import QueueLimits, Topics
 from turbopump.client import calls
 from turbopump.client.names import retry_topic
-from turbopump.errors import AdministrationError, InvalidArgument, RemoteError
+from turbopump.errors import AdministrationError, InvalidArgument, NotThere, RemoteError
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.wire import headers
-from turbopump.wire.bodies import KeyValues, QueueOffsets
+from turbopump.wire.bodies import ConsumerOffsets, KeyValues, QueueOffsets
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import whole_body
 
@@ -98,9 +98,8 @@ class Offsets:
         limits = (await self._topics.status(topic)).queues
         chosen = _chosen(limits, queues)
         nodes = {node.broker: node for node in await self._topics.nodes_of(topic)}
-        changes = await gathered(
-            self._change(nodes[each.queue.broker], group, each, to) for each in chosen
-        )
+        current = await self._committed(nodes.values(), group)
+        changes = await gathered(self._change(current.get(e.queue), e, to) for e in chosen)
         online = await gathered(self._is_running(node, group) for node in nodes.values())
         return Plan(group, topic, to, any(online), queues is None, tuple(changes))
 
@@ -140,23 +139,35 @@ class Offsets:
     ) -> tuple[QueueChange, ...]:
         """Work out what `clone` would do to the destination; changes nothing."""
         progress = await self._groups.progress(source, topic)
-        nodes = {node.broker: node for node in await self._reach.readable()}
         rows = [each for each in progress.queues if each.queue.topic != retry_topic(source)]
-        current = await gathered(
-            self._committed(nodes[each.queue.broker], destination, each.queue) for each in rows
-        )
+        current = await self._committed(await self._reach.readable(), destination)
         return tuple(
-            QueueChange(each.queue, known, each.committed, QueueOffset(0), each.max_offset)
-            for each, known in zip(rows, current, strict=True)
+            QueueChange(
+                each.queue,
+                current.get(each.queue),
+                each.committed,
+                QueueOffset(0),
+                each.max_offset,
+            )
+            for each in rows
         )
 
-    async def clone(self, source: str, destination: str, topic: str | None = None) -> None:
+    async def clone(
+        self, source: str, destination: str, topic: str | None = None, *, create: bool = False
+    ) -> None:
         """Give a group the progress of another, in one topic or in all that both may consume.
 
-        Raises StillInUse while the destination has members: they would write over it.
+        Raises StillInUse while the destination has members: they would write over it; and
+        NotThere when there is no such group, unless ``create`` makes it.
         """
         await self._groups.require(source)
         await self._groups.require_stopped(destination)
+        try:
+            await self._groups.require(destination)
+        except NotThere:
+            if not create:
+                raise
+            await self._groups.create(GroupSettings(destination))
         changes = await self.plan_clone(source, destination, topic)
         nodes = {node.broker: node for node in await self._reach.masters()}
         await gathered(
@@ -167,22 +178,42 @@ class Offsets:
     # --- inside -----------------------------------------------------------------------------------
 
     async def _change(
-        self, node: BrokerNode, group: str, limits: QueueLimits, to: Position
+        self, current: QueueOffset | None, limits: QueueLimits, to: Position
     ) -> QueueChange:
         return QueueChange(
             limits.queue,
-            await self._committed(node, group, limits.queue),
+            current,
             await self._reading.offset_of(limits, to),
             limits.min_offset,
             limits.max_offset,
         )
 
     async def _committed(
-        self, node: BrokerNode, group: str, queue: MessageQueue
-    ) -> QueueOffset | None:
-        return await calls.committed_offset(
-            self._reach.session, node.address, group, queue, ANSWER_MS
-        )
+        self, nodes: Iterable[BrokerNode], group: str
+    ) -> dict[MessageQueue, QueueOffset]:
+        """Return where a group has come to; of queues where it has no offset, nothing.
+
+        Asked for one queue, a broker says 0 for a group that has none there yet.
+        """
+        asked = tuple(nodes)
+        tables = await gathered(map(self._offsets_on, asked))
+        return {
+            MessageQueue(name.removesuffix(f"@{group}"), node.broker, number): QueueOffset(offset)
+            for node, table in zip(asked, tables, strict=True)
+            for name, offsets in table.items()
+            if name.endswith(f"@{group}")
+            for number, offset in offsets.items()
+        }
+
+    async def _offsets_on(self, node: BrokerNode) -> dict[str, dict[int, int]]:
+        try:
+            answer = await self._reach.ask(node, RequestCode.GET_ALL_CONSUMER_OFFSET)
+        except RemoteError as error:
+            # The one code for everything; brokers use it as long as nobody has consumed.
+            if error.code == ResponseCode.SYSTEM_ERROR:
+                return {}
+            raise
+        return ConsumerOffsets.decode(whole_body(answer)).offset_table
 
     async def _is_running(self, node: BrokerNode, group: str) -> bool:
         header = headers.ConsumerGroup(consumer_group=group)

@@ -110,6 +110,9 @@ def clone(
         str | None,
         typer.Option(help="Only in this topic.", autocompletion=complete_topic, show_default=False),
     ] = None,
+    create: Annotated[
+        bool, typer.Option("--create", help="Make the destination if it is not there.")
+    ] = False,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
     nameserver: NameServerOption = NAMESERVER,
@@ -118,6 +121,9 @@ def clone(
     """Give a stopped group the progress of another."""
     with administration(nameserver) as admin:
         output = Output(as_json=json)
+        admin.groups.require(source)
+        if not create:
+            admin.groups.require(destination)
         admin.groups.require_stopped(destination)
         changes = admin.offsets.plan_clone(source, destination, topic)
         rows = _rows(changes)
@@ -134,7 +140,7 @@ def clone(
             is_sure=yes,
             as_json=json,
         )
-        admin.offsets.clone(source, destination, topic)
+        admin.offsets.clone(source, destination, topic, create=create)
         output.one(value, rows if yes else [], _COLUMNS, f"Group {destination} goes on there.")
 
 

@@ -604,9 +604,12 @@ async def test_offsets_are_cloned(tmp_path: Path) -> None:
         await commit(world, {queue(0, "b"): 2})
         changes = await admin.offsets.plan_clone("g", "h")
         assert [(e.queue, e.current, e.target) for e in changes if e.target] == [
-            (queue(0, "b"), 0, 2)
+            (queue(0, "b"), None, 2)
         ]
-        await admin.offsets.clone("g", "h")
+        with pytest.raises(NotThere, match="no group 'h'"):
+            await admin.offsets.clone("g", "h")
+        await admin.offsets.clone("g", "h", create=True)
+        assert "h" in world.brokers["a"].state.groups.table
         assert (await admin.groups.progress("h")).lag == 1
 
 
