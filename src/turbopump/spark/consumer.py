@@ -287,7 +287,7 @@ def _starting_offsets(start_from: StartFrom) -> str:
         return "group,earliest"
     if start_from == "last":
         return "group,latest"
-    return f"group,{round(start_from.timestamp() * 1000)}"
+    return f"group,{start_from.isoformat()}"
 
 
 def _checked_options(options: Mapping[str, str]) -> dict[str, str]:

@@ -17,7 +17,9 @@ from turbopump.client.producer import Producer
 from turbopump.client.session import Session
 from turbopump.errors import ConnectFailed, InvalidArgument, NoRoute
 from turbopump.message import Message, MessageQueue
+from turbopump.spark.reading.batch import plan_batch
 from turbopump.spark.reading.cluster import Cluster
+from turbopump.spark.reading.filters import Narrowing
 from turbopump.spark.reading.offsets import Limits
 from turbopump.spark.reading.options import SourceOptions
 from turbopump.spark.reading.positions import AtTime, Earliest, Latest, OfGroup, parse_position
@@ -152,6 +154,28 @@ async def test_positions_become_offsets(tmp_path: Path) -> None:
             await at("group")
         found = asking(session, group="g", failOnDataLoss="false")
         assert await at("group") == [0, 0]
+
+
+@virtual_time()
+async def test_a_batch_that_ends_before_it_begins_is_refused(tmp_path: Path) -> None:
+    async with world(tmp_path) as (made, producer, session):
+        before_ms = made.clock.now_ms()
+        await fill(producer, 10)
+        given = {"nameserver": session.config.nameserver, "topic": "T", "group": "g"}
+
+        async def planned(start: str, end: str) -> int:
+            options = SourceOptions.for_batch(
+                given | {"startingOffsets": start, "endingOffsets": end}
+            )
+            partitions = await plan_batch(Cluster(session, options), options, Narrowing())
+            return sum(each.rows for partition in partitions for each in partition)
+
+        assert await planned("earliest", '{"T": {"0": 4}}') == 4
+        with pytest.raises(InvalidArgument, match=r"T@a:0 is to be read from 8 .* to 0"):
+            await planned('{"T": {"0": 8}}', str(before_ms))
+        # Where a group is was not said by the user.
+        await asking(session, group="g").commit({Q0: 8})
+        assert await planned("group", str(before_ms)) == 0
 
 
 @pytest.mark.parametrize("pause_ms", [0, 10])

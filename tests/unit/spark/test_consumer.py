@@ -55,7 +55,7 @@ def test_retry_topic_is_read_along_with_the_topics() -> None:
     [
         ("first", "group,earliest"),
         ("last", "group,latest"),
-        (datetime(2026, 1, 31, tzinfo=UTC), "group,1769817600000"),
+        (datetime(2026, 1, 31, tzinfo=UTC), "group,2026-01-31T00:00:00+00:00"),
     ],
 )
 def test_group_goes_on_where_it_was_or_starts_where_asked(start_from: object, offsets: str) -> None:

@@ -91,8 +91,9 @@ def test_queues_of_a_checkpoint_are_still_chosen_or_not() -> None:
     ],
 )
 def test_positions_are_said_in_several_ways(text: str, meant: object) -> None:
-    assert batch(startingOffsets=text).start == meant
-    assert batch(endingOffsets=text).end == meant
+    assert stream(startingOffsets=text).start == meant
+    if text != "earliest":
+        assert batch(endingOffsets=text).end == meant
 
 
 def test_a_time_without_zone_is_utc() -> None:
@@ -143,6 +144,21 @@ def test_options_can_be_sent_to_executors() -> None:
     assert pickle.loads(pickle.dumps(found)) == found
 
 
+def test_executors_are_told_the_name_servers_of_the_drivers_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("NAMESRV_ADDR", "10.0.0.1:9876; 10.0.0.2:9876")
+    sent = pickle.dumps(SourceOptions.for_batch({"topic": "orders"}))
+    monkeypatch.delenv("NAMESRV_ADDR")
+    assert pickle.loads(sent).client.nameserver_addresses == ("10.0.0.1:9876", "10.0.0.2:9876")
+
+
+def test_a_shared_group_is_left_where_it_is() -> None:
+    assert stream(group="billing").commit_offsets
+    assert not stream(group="billing", allowSharedGroup="true").commit_offsets
+    assert stream(group="billing", allowSharedGroup="false", commitOffsets="true").commit_offsets
+
+
 @pytest.mark.parametrize("option", [option.name for option in OPTIONS])
 def test_names_are_the_same_in_any_case(option: str) -> None:
     assert columns_of({option.upper(): "true" if option == "includeProperties" else "body"})
@@ -190,6 +206,20 @@ def test_contradictions_are_told_together() -> None:
         ({"topic": "bad topic"}, "topic is 'bad topic'"),
         ({"nameserver": "nowhere"}, "nowhere"),
         ({"sql": ""}, "option sql is empty"),
+        (
+            {"startingOffsets": "latest"},
+            "startingOffsets is latest, after which a batch has nothing",
+        ),
+        ({"endingOffsets": "earliest"}, "endingOffsets is earliest, before which a batch has noth"),
+        (
+            {"startingOffsets": "2026-02-01", "endingOffsets": "1769846400000"},
+            "startingOffsets 2026-02-01 is not before endingOffsets 1769846400000",
+        ),
+        ({"startingOffsets": "20260131"}, "is '20260131': as milliseconds since 1970"),
+        ({"endingOffsets": "1769846400"}, "write a time such as 2026-01-31T08:00:00Z"),
+        ({"startingOffsets": "1769846400000000"}, "no time between 1973 and 9999"),
+        ({"requestTimeout": "5"}, "option requestTimeout is '5', that is 5 ms: at least 100ms"),
+        ({"discoveryInterval": "30"}, "that is 30 ms: at least 100ms"),
     ],
 )
 def test_wrong_values_are_told(options: dict[str, str], told: str) -> None:
@@ -208,6 +238,11 @@ def test_wrong_values_are_told(options: dict[str, str], told: str) -> None:
             "minOffsetsPerTrigger 5 is more than maxOffsetsPerTrigger 4",
         ),
         ({"pushFilters": "true"}, "pushFilters is for batch reads only"),
+        ({"idleWait": "1"}, "option idleWait is '1', that is 1 ms: at least 10ms"),
+        (
+            {"group": "g", "allowSharedGroup": "true", "commitOffsets": "true"},
+            "commitOffsets and allowSharedGroup exclude each other: push consumers",
+        ),
     ],
 )
 def test_wrong_values_of_streams_are_told(options: dict[str, str], told: str) -> None:
@@ -223,6 +258,11 @@ def test_wrong_values_of_streams_are_told(options: dict[str, str], told: str) ->
         ({"topicPattern": "("}, "option topicPattern is '(', no regular expression"),
         ({"assign": "[]"}, "option assign is '[]'"),
         ({"assign": "{}"}, "option assign is '{}'"),
+        ({"assign": '{"a": []}'}, "option assign is"),
+        ({"assign": '{"a": {"b": []}}'}, "option assign is"),
+        ({"assign": '{"a": {}}'}, "option assign is"),
+        ({"assign": '{"a": {"b": 5}}'}, "option assign is"),
+        ({"assign": '{"a": 5}'}, "option assign is"),
         ({"assign": '{"a": {"b": ["0"]}}'}, "option assign is"),
     ],
 )

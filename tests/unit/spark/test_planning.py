@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -72,6 +73,17 @@ def test_large_ranges_are_split_in_proportion() -> None:
         ["t@a:0[2000, 3000)"],
         ["t@a:1[0, 1000)"],
     ]
+
+
+@pytest.mark.parametrize("partitions_min", range(1, 12))
+@pytest.mark.parametrize("rows", [[100_000] * 3, [7, 100_000, 3], [5, 5], [1, 2, 40]])
+def test_there_are_at_least_as_many_tasks_as_asked_for(
+    partitions_min: int, rows: list[int]
+) -> None:
+    ranges = [of(number, 0, count) for number, count in enumerate(rows)]
+    planned = plan(ranges, PlanLimits(partitions_min))
+    assert len(planned) >= min(partitions_min, sum(rows))
+    assert len(planned) <= max(partitions_min, len(ranges)) + len(ranges)
 
 
 def test_small_ranges_share_a_task() -> None:

@@ -8,7 +8,7 @@ from turbopump.spark.reading.cluster import Cluster
 from turbopump.spark.reading.filters import Narrowing, cut, cut_to
 from turbopump.spark.reading.options import SourceOptions
 from turbopump.spark.reading.planning import Partition, QueueRange, plan, ranges_between
-from turbopump.spark.reading.positions import Explicit
+from turbopump.spark.reading.positions import OfGroup
 
 
 async def plan_batch(cluster: Cluster, options: SourceOptions, by: Narrowing) -> list[Partition]:
@@ -16,7 +16,8 @@ async def plan_batch(cluster: Cluster, options: SourceOptions, by: Narrowing) ->
     queues = [queue for queue in await cluster.queues() if by.has_queue(queue)]
     start = await cluster.resolve("startingOffsets", options.start, queues)
     end = await cluster.resolve("endingOffsets", options.end, queues)
-    if isinstance(options.start, Explicit) and isinstance(options.end, Explicit):
+    if not isinstance(options.start, OfGroup) and not isinstance(options.end, OfGroup):
+        # Where a group has come to is no statement of the user's.
         _require_order(start, end)
     ranges = cut(ranges_between(start, end), by, await _offsets_of_times(cluster, by, queues))
     return plan(await _with_keys(cluster, ranges, by), options.plan)

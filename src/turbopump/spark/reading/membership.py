@@ -117,7 +117,7 @@ async def join_group(
         raise GroupInUse(
             f"group {options.group!r} is consumed by push already, by {', '.join(pushing)}: "
             "stop them, choose another group, or set allowSharedGroup=true if both are to get "
-            "every message"
+            "every message, which leaves the offsets to them"
         )
     member = QueryMember(session, group, options, wanted)
     await session.join(member)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
-from typing import TypeVar
 
 from turbopump.client.config import ClientConfig
 from turbopump.client.names import (
@@ -19,8 +17,21 @@ from turbopump.client.names import (
 from turbopump.errors import InvalidArgument
 from turbopump.filters.tags import SQL92, parse_tags
 from turbopump.message import MessageQueue
+from turbopump.spark.option_values import (
+    Given,
+    boolean,
+    duration_ms,
+    duration_ms_from,
+    expression,
+    natural,
+    not_empty,
+    positive,
+    size_bytes,
+    text_of,
+)
 from turbopump.spark.reading.planning import PlanLimits
 from turbopump.spark.reading.positions import (
+    AtTime,
     Earliest,
     Latest,
     OfGroup,
@@ -29,9 +40,7 @@ from turbopump.spark.reading.positions import (
 )
 from turbopump.spark.records.schema import chosen_columns
 
-T = TypeVar("T")
-D = TypeVar("D")
-
+FORMAT = "rocketmq"
 READER_GROUP = "turbopump-spark"
 """Pulls name a group in any case: this one where the user names none."""
 
@@ -71,7 +80,11 @@ OPTIONS = (
     Option("maxRecordsPerPartition", "none", "messages that one task reads at most"),
     Option("partitionPerQueue", "`false`", "whether each queue has a task of its own, in order"),
     Option("failOnDataLoss", "`true`", "whether messages that are gone fail the query"),
-    Option("commitOffsets", "`true` with `group`", "whether the group's offsets are committed"),
+    Option(
+        "commitOffsets",
+        "`true` with a `group` of its own",
+        "whether the group's offsets are committed",
+    ),
     Option(
         "pullBatchSize", "1000", "messages asked for in one request; the broker may return fewer"
     ),
@@ -85,7 +98,6 @@ OPTIONS = (
     Option("idleWait", "`500ms`", "how long a stream without news waits for some at a time"),
 )
 
-_BY_KEY = {option.name.lower(): option.name for option in OPTIONS}
 _BATCH_ONLY = ("endingOffsets", "pushFilters")
 _STREAM_ONLY = (
     "maxOffsetsPerTrigger",
@@ -96,8 +108,10 @@ _STREAM_ONLY = (
     "idleWait",
 )
 _TOPIC_OPTIONS = ("topic", "topics", "topicPattern", "assign")
-_UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_DURATION = re.compile(r"(\d+)\s*(ms|s|m|h|d)?")
+_REQUEST_LEAST_MS = 100
+_INTERVAL_LEAST_MS = 100
+_IDLE_LEAST_MS = 10
+"""Less would only make brokers busy, and answers too late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,93 +230,56 @@ class SourceOptions:
     @classmethod
     def for_batch(cls, options: Mapping[str, str]) -> SourceOptions:
         """Read the options of a batch; raises InvalidArgument."""
-        return _parsed(_Given(options), is_stream=False)
+        return _parsed(_given(options), is_stream=False)
 
     @classmethod
     def for_stream(cls, options: Mapping[str, str]) -> SourceOptions:
         """Read the options of a stream; raises InvalidArgument."""
-        return _parsed(_Given(options), is_stream=True)
+        return _parsed(_given(options), is_stream=True)
 
 
 def columns_of(options: Mapping[str, str]) -> tuple[str, ...]:
     """Return the columns that options ask for, before it is known what kind of read it will be."""
-    given = _Given(options)
-    given.require_known()
-    return _columns(given)
+    return _columns(_given(options))
 
 
-class _Given:
-    """The options that were given, by the names that are documented."""
-
-    def __init__(self, options: Mapping[str, str]) -> None:
-        self._values: dict[str, str] = {}
-        self._unknown: list[str] = []
-        for key, value in options.items():
-            if (name := _BY_KEY.get(key.lower())) is None:
-                self._unknown.append(key)
-            else:
-                self._values[name] = str(value).strip()
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._values
-
-    def __getitem__(self, name: str) -> str:
-        """Return an option's text, nothing if it is not given."""
-        return self._values.get(name, "")
-
-    def find(self, name: str, read: Callable[[str, str], T], default: D) -> T | D:
-        """Return an option's value as ``read`` understands it."""
-        return read(name, self._values[name]) if name in self._values else default
-
-    def require_known(self) -> None:
-        """Refuse options that do not exist; the text lists those that do."""
-        if not self._unknown:
-            return
-        guesses = [
-            f"{key!r} (did you mean {_BY_KEY[close[0]]}?)"
-            if (close := get_close_matches(key.lower(), _BY_KEY, 1))
-            else repr(key)
-            for key in sorted(self._unknown)
-        ]
-        names = ", ".join(option.name for option in OPTIONS)
-        raise InvalidArgument(
-            f"there is no option {', '.join(guesses)} of format rocketmq; options are {names}"
-        )
+def _given(options: Mapping[str, str]) -> Given:
+    return Given(options, (option.name for option in OPTIONS), FORMAT)
 
 
-def _parsed(given: _Given, *, is_stream: bool) -> SourceOptions:
-    given.require_known()
+def _parsed(given: Given, *, is_stream: bool) -> SourceOptions:
     _require_consistent(given, is_stream=is_stream)
     start: Position = Latest() if is_stream else Earliest()
     group = given.find("group", _group, None)
+    is_shared = given.find("allowSharedGroup", boolean, default=False)
     return SourceOptions(
         client=_client(given),
         chosen=_chosen(given),
         group=group,
-        allow_shared_group=given.find("allowSharedGroup", _boolean, default=False),
+        allow_shared_group=is_shared,
         start=given.find("startingOffsets", parse_position, start if group is None else OfGroup()),
         end=_end(given),
         pulling=_pulling(given),
         trigger=_trigger(given),
         plan=PlanLimits(
-            given.find("minPartitions", _positive, None),
-            given.find("maxRecordsPerPartition", _positive, None),
-            given.find("partitionPerQueue", _boolean, default=False),
+            given.find("minPartitions", positive, None),
+            given.find("maxRecordsPerPartition", positive, None),
+            given.find("partitionPerQueue", boolean, default=False),
         ),
-        fail_on_data_loss=given.find("failOnDataLoss", _boolean, default=True),
-        commit_offsets=given.find("commitOffsets", _boolean, group is not None),
+        fail_on_data_loss=given.find("failOnDataLoss", boolean, default=True),
+        commit_offsets=given.find("commitOffsets", boolean, group is not None and not is_shared),
         columns=_columns(given),
-        push_filters=given.find("pushFilters", _boolean, default=False),
-        idle_wait_ms=given.find("idleWait", _duration_ms, 500),
+        push_filters=given.find("pushFilters", boolean, default=False),
+        idle_wait_ms=given.find("idleWait", duration_ms_from(_IDLE_LEAST_MS), 500),
         is_stream=is_stream,
     )
 
 
-def _end(given: _Given) -> Position:
+def _end(given: Given) -> Position:
     return parse_position("endingOffsets", given["endingOffsets"] or "latest")
 
 
-def _require_consistent(given: _Given, *, is_stream: bool) -> None:
+def _require_consistent(given: Given, *, is_stream: bool) -> None:
     """Refuse what contradicts itself, all of it in one text."""
     others, of_others = (_BATCH_ONLY, "batch reads") if is_stream else (_STREAM_ONLY, "streams")
     wrong = [f"{name} is for {of_others} only" for name in others if name in given]
@@ -316,7 +293,7 @@ def _require_consistent(given: _Given, *, is_stream: bool) -> None:
         wrong.append("maxTriggerDelay needs minOffsetsPerTrigger")
     if "includeProperties" in given and "columns" in given:
         wrong.append("includeProperties and columns exclude each other: name the columns")
-    if given.find("partitionPerQueue", _boolean, default=False):
+    if given.find("partitionPerQueue", boolean, default=False):
         wrong += [
             f"partitionPerQueue and {name} exclude each other"
             for name in ("minPartitions", "maxRecordsPerPartition")
@@ -324,35 +301,73 @@ def _require_consistent(given: _Given, *, is_stream: bool) -> None:
         ]
     if "group" not in given:
         wrong += _without_group(given)
+    if all(
+        given.find(name, boolean, default=False) for name in ("allowSharedGroup", "commitOffsets")
+    ):
+        wrong.append(
+            "commitOffsets and allowSharedGroup exclude each other: push consumers that share the "
+            "group would pass over what this query commits"
+        )
+    if not is_stream:
+        wrong += _without_rows(given)
     if wrong:
-        raise InvalidArgument(f"the options of format rocketmq contradict: {'; '.join(wrong)}")
+        raise InvalidArgument(f"the options of format {FORMAT} contradict: {'; '.join(wrong)}")
 
 
-def _without_group(given: _Given) -> list[str]:
+def _without_group(given: Given) -> list[str]:
     wrong = [
         f"{name} is group and no group is given"
         for name in ("startingOffsets", "endingOffsets")
         if isinstance(given.find(name, parse_position, None), OfGroup)
     ]
-    if given.find("commitOffsets", _boolean, default=False):
+    if given.find("commitOffsets", boolean, default=False):
         wrong.append("commitOffsets needs a group")
     if "allowSharedGroup" in given:
         wrong.append("allowSharedGroup needs a group")
     return wrong
 
 
-def _client(given: _Given) -> ClientConfig:
-    return ClientConfig(
-        nameserver=given.find("nameserver", _text, ""),
-        namespace=given.find("namespace", _text, ""),
-        request_timeout_ms=given.find("requestTimeout", _duration_ms, 10_000),
-        route_interval_ms=given.find("discoveryInterval", _duration_ms, 30_000),
+def _without_rows(given: Given) -> list[str]:
+    """Return why a batch could have no rows, whatever the topics hold."""
+    start = given.find("startingOffsets", parse_position, Earliest())
+    end = given.find("endingOffsets", parse_position, Latest())
+    wrong = []
+    if isinstance(start, Latest):
+        wrong.append("startingOffsets is latest, after which a batch has nothing to read")
+    if isinstance(end, Earliest):
+        wrong.append("endingOffsets is earliest, before which a batch has nothing to read")
+    if (
+        isinstance(start, AtTime)
+        and isinstance(end, AtTime)
+        and start.timestamp_ms >= end.timestamp_ms
+    ):
+        wrong.append(
+            f"startingOffsets {given['startingOffsets']} is not before endingOffsets "
+            f"{given['endingOffsets']}"
+        )
+    return wrong
+
+
+def _client(given: Given) -> ClientConfig:
+    client = ClientConfig(
+        nameserver=given["nameserver"],
+        namespace=given["namespace"],
+        request_timeout_ms=_request_timeout_ms(given),
+        route_interval_ms=given.find(
+            "discoveryInterval", duration_ms_from(_INTERVAL_LEAST_MS), 30_000
+        ),
     )
+    # Executors may live in another environment than the driver.
+    return replace(client, nameserver=";".join(client.nameserver_addresses))
 
 
-def _chosen(given: _Given) -> Chosen:
+def _request_timeout_ms(given: Given) -> int:
+    return given.find("requestTimeout", duration_ms_from(_REQUEST_LEAST_MS), 10_000)
+
+
+def _chosen(given: Given) -> Chosen:
     if "topicPattern" in given:
-        return TopicPattern(_expression("topicPattern", given["topicPattern"]))
+        return TopicPattern(expression("topicPattern", given["topicPattern"]))
     if "assign" in given:
         return Assigned(tuple(sorted(set(_assigned(given["assign"])))))
     text = given["topic"] if "topic" in given else given["topics"]
@@ -362,42 +377,47 @@ def _chosen(given: _Given) -> Chosen:
     return Topics(tuple(dict.fromkeys(names)))
 
 
-def _assigned(text: str) -> Iterable[tuple[str, str, int]]:
+def _assigned(text: str) -> list[tuple[str, str, int]]:
     refusal = (
         f'option assign is {text!r}: JSON such as {{"orders": {{"broker-a": [0, 1]}}}} is '
         'allowed, or {"orders": [0, 1]} if there is one broker'
     )
+    found: list[tuple[str, str, int]] = []
     try:
-        parsed = json.loads(text)
-        for topic, below in parsed.items():
+        for topic, below in json.loads(text).items():
             check_topic(topic)
             for broker, numbers in ({"": below} if isinstance(below, list) else below).items():
-                for number in numbers:
-                    if type(number) is not int or number < 0:
-                        raise InvalidArgument(refusal)
-                    yield topic, broker, number
+                _require_numbers(numbers, refusal)
+                found += [(topic, broker, number) for number in numbers]
     except (AttributeError, TypeError, json.JSONDecodeError):
         raise InvalidArgument(refusal) from None
-    if not parsed:
+    if not found:
+        raise InvalidArgument(refusal)
+    return found
+
+
+def _require_numbers(numbers: Iterable[object], refusal: str) -> None:
+    known = [type(number) is int and number >= 0 for number in numbers]
+    if not known or not all(known):
         raise InvalidArgument(refusal)
 
 
-def _pulling(given: _Given) -> Pulling:
+def _pulling(given: Given) -> Pulling:
     pulling = Pulling(
-        count_max=given.find("pullBatchSize", _positive, 1000),
-        in_flight_max=given.find("pullsInFlight", _positive, 16),
-        timeout_ms=given.find("requestTimeout", _duration_ms, 10_000),
-        retries=given.find("retries", _natural, 8),
+        count_max=given.find("pullBatchSize", positive, 1000),
+        in_flight_max=given.find("pullsInFlight", positive, 16),
+        timeout_ms=_request_timeout_ms(given),
+        retries=given.find("retries", natural, 8),
     )
     if "sql" in given:
-        return replace(pulling, expression=_not_empty("sql", given["sql"]), expression_type=SQL92)
+        return replace(pulling, expression=not_empty("sql", given["sql"]), expression_type=SQL92)
     if given["tags"].startswith("{"):
         return replace(pulling, tags_by_topic=_tags_by_topic(given))
     wanted = parse_tags(given["tags"] or None)
     return pulling if wanted.everything else pulling.only(wanted.tags)
 
 
-def _tags_by_topic(given: _Given) -> tuple[tuple[str, tuple[str, ...]], ...]:
+def _tags_by_topic(given: Given) -> tuple[tuple[str, tuple[str, ...]], ...]:
     text = given["tags"]
     refusal = f'option tags is {text!r}: JSON such as {{"orders": "created || paid"}} is allowed'
     try:
@@ -413,12 +433,12 @@ def _tags_by_topic(given: _Given) -> tuple[tuple[str, tuple[str, ...]], ...]:
     )
 
 
-def _trigger(given: _Given) -> TriggerLimits:
+def _trigger(given: Given) -> TriggerLimits:
     limits = TriggerLimits(
-        given.find("maxOffsetsPerTrigger", _positive, None),
-        given.find("maxBytesPerTrigger", _bytes, None),
-        given.find("minOffsetsPerTrigger", _natural, 0),
-        given.find("maxTriggerDelay", _duration_ms, 900_000),
+        given.find("maxOffsetsPerTrigger", positive, None),
+        given.find("maxBytesPerTrigger", size_bytes, None),
+        given.find("minOffsetsPerTrigger", natural, 0),
+        given.find("maxTriggerDelay", duration_ms, 900_000),
     )
     if limits.rows_max is not None and limits.rows_min > limits.rows_max:
         raise InvalidArgument(
@@ -428,76 +448,13 @@ def _trigger(given: _Given) -> TriggerLimits:
     return limits
 
 
-def _columns(given: _Given) -> tuple[str, ...]:
-    columns = chosen_columns(given.find("columns", _text, None))
-    if given.find("includeProperties", _boolean, default=True):
+def _columns(given: Given) -> tuple[str, ...]:
+    columns = chosen_columns(given.find("columns", text_of, None))
+    if given.find("includeProperties", boolean, default=True):
         return columns
     return tuple(name for name in columns if name != "properties")
-
-
-# --- single values --------------------------------------------------------------------------------
-
-
-def _text(name: str, text: str) -> str:  # noqa: ARG001 - as all who read a value
-    return text
-
-
-def _not_empty(name: str, text: str) -> str:
-    if not text:
-        raise InvalidArgument(f"option {name} is empty")
-    return text
 
 
 def _group(name: str, text: str) -> str:  # noqa: ARG001 - as all who read a value
     check_group(text)
     return text
-
-
-def _expression(name: str, text: str) -> str:
-    try:
-        re.compile(text)
-    except re.error as error:
-        wrong = f"option {name} is {text!r}, no regular expression: {error}"
-        raise InvalidArgument(wrong) from None
-    return _not_empty(name, text)
-
-
-def _boolean(name: str, text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise InvalidArgument(f"option {name} is {text!r}: true or false is allowed")
-    return text.lower() == "true"
-
-
-def _natural(name: str, text: str) -> int:
-    if not text.isdecimal():
-        raise InvalidArgument(f"option {name} is {text!r}: a whole number from 0 on is allowed")
-    return int(text)
-
-
-def _positive(name: str, text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise InvalidArgument(f"option {name} is {text!r}: a whole number from 1 on is allowed")
-    return int(text)
-
-
-_BYTE_UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-_BYTES = re.compile(r"(\d+)\s*([bkmg]?)b?", re.IGNORECASE)
-
-
-def _bytes(name: str, text: str) -> int:
-    match = _BYTES.fullmatch(text)
-    count = int(match[1]) * _BYTE_UNITS[match[2].lower()] if match else 0
-    if not count:
-        raise InvalidArgument(f"option {name} is {text!r}: bytes such as 500k, 64m, 1g are allowed")
-    return count
-
-
-def _duration_ms(name: str, text: str) -> int:
-    match = _DURATION.fullmatch(text)
-    duration_ms = int(match[1]) * _UNIT_MS[match[2] or "ms"] if match else 0
-    if not duration_ms:
-        raise InvalidArgument(
-            f"option {name} is {text!r}: a time such as 500ms, 5s, 1m is allowed; "
-            "a bare number is milliseconds"
-        )
-    return duration_ms

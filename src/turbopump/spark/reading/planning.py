@@ -48,7 +48,7 @@ class PlanLimits:
     """How a user wants ranges to be divided."""
 
     partitions_min: int | None = None
-    """Large ranges are split until there are about so many tasks."""
+    """Large ranges are split until there are so many tasks, or a few more."""
 
     rows_per_partition_max: int | None = None
     is_per_queue: bool = False
@@ -88,7 +88,7 @@ def _pieces(of: QueueRange, whole: list[QueueRange], limits: PlanLimits) -> int:
         pieces = -(-of.rows // limits.rows_per_partition_max)
     if limits.partitions_min and len(whole) < limits.partitions_min:
         total = sum(each.rows for each in whole)
-        pieces = max(pieces, round(limits.partitions_min * of.rows / total))
+        pieces = max(pieces, -(-limits.partitions_min * of.rows // total))
     return max(1, min(pieces, of.rows))
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from turbopump.errors import InvalidArgument
 from turbopump.message import MessageQueue
+from turbopump.spark.option_values import moment_ms
 
 LATEST_OFFSET = -1
 EARLIEST_OFFSET = -2
@@ -74,15 +74,7 @@ def parse_position(name: str, text: str) -> Position:
         return OfGroup(otherwise)
     if plain.startswith("{"):
         return Explicit(tuple(_entries(name, plain)))
-    if plain.isdecimal():
-        return AtTime(int(plain))
-    try:
-        moment = datetime.fromisoformat(plain)
-    except ValueError:
-        raise InvalidArgument(f"option {name} is {text!r}: {_FORMS}") from None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return AtTime(round(moment.timestamp() * 1000))
+    return AtTime(moment_ms(name, plain, _FORMS))
 
 
 def _entries(name: str, text: str) -> Iterable[tuple[str, str, int, int]]:

@@ -1,0 +1,167 @@
+"""Options as users of Spark write them: texts by names, read and checked the same everywhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from typing import TypeVar
+
+from turbopump.errors import InvalidArgument
+
+T = TypeVar("T")
+D = TypeVar("D")
+
+_BYTE_UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_BYTES = re.compile(r"(\d+)\s*([bkmg]?)b?", re.ASCII | re.IGNORECASE)
+_UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_DURATION = re.compile(r"(\d+)\s*(ms|s|m|h|d)?", re.ASCII)
+
+_FIRST_PLAUSIBLE_MS = 100_000_000_000
+_LAST_PLAUSIBLE_MS = 253_402_300_799_999
+"""1973 to 9999. Other numbers are meant otherwise: as a date, as seconds, as an offset."""
+
+
+class Given:
+    """The options that were given, by the names that are documented, in whatever case."""
+
+    def __init__(self, options: Mapping[str, str], names: Iterable[str], of_format: str) -> None:
+        by_key = {name.lower(): name for name in names}
+        unknown = sorted(key for key in options if key.lower() not in by_key)
+        if unknown:
+            guesses = ", ".join(_with_guess(key, by_key) for key in unknown)
+            raise InvalidArgument(
+                f"there is no option {guesses} of format {of_format}; options are "
+                f"{', '.join(by_key.values())}"
+            )
+        self._values = {by_key[key.lower()]: str(text).strip() for key, text in options.items()}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values
+
+    def __getitem__(self, name: str) -> str:
+        """Return an option's text, nothing if it is not given."""
+        return self._values.get(name, "")
+
+    def find(self, name: str, read: Callable[[str, str], T], default: D) -> T | D:
+        """Return an option's value as ``read`` understands it."""
+        return read(name, self._values[name]) if name in self._values else default
+
+
+def _with_guess(key: str, by_key: Mapping[str, str]) -> str:
+    close = get_close_matches(key.lower(), by_key, 1)
+    return f"{key!r} (did you mean {by_key[close[0]]}?)" if close else repr(key)
+
+
+# --- single values, each read from an option's name and text --------------------------------------
+
+
+def text_of(name: str, text: str) -> str:  # noqa: ARG001 - as all who read a value
+    """Take a text as it is."""
+    return text
+
+
+def not_empty(name: str, text: str) -> str:
+    """Take a text that there must be."""
+    if not text:
+        raise InvalidArgument(f"option {name} is empty")
+    return text
+
+
+def expression(name: str, text: str) -> str:
+    """Take a regular expression, unless it is none."""
+    try:
+        re.compile(text)
+    except re.error as error:
+        wrong = f"option {name} is {text!r}, no regular expression: {error}"
+        raise InvalidArgument(wrong) from None
+    return not_empty(name, text)
+
+
+def boolean(name: str, text: str) -> bool:
+    """Read ``true`` or ``false``."""
+    if text.lower() not in ("true", "false"):
+        raise InvalidArgument(f"option {name} is {text!r}: true or false is allowed")
+    return text.lower() == "true"
+
+
+def natural(name: str, text: str) -> int:
+    """Read a whole number, 0 or more."""
+    if not _is_number(text):
+        raise InvalidArgument(f"option {name} is {text!r}: a whole number from 0 on is allowed")
+    return int(text)
+
+
+def positive(name: str, text: str) -> int:
+    """Read a whole number, 1 or more."""
+    if not _is_number(text) or int(text) == 0:
+        raise InvalidArgument(f"option {name} is {text!r}: a whole number from 1 on is allowed")
+    return int(text)
+
+
+def size_bytes(name: str, text: str) -> int:
+    """Read a size in bytes, with or without a unit; at least one."""
+    match = _BYTES.fullmatch(text)
+    count = int(match[1]) * _BYTE_UNITS[match[2].lower()] if match else 0
+    if not count:
+        raise InvalidArgument(
+            f"option {name} is {text!r}: a size such as 500k, 64m, 1g is allowed; a bare number is "
+            "bytes"
+        )
+    return count
+
+
+def duration_ms(name: str, text: str) -> int:
+    """Read a time that something takes; at least 1 ms."""
+    match = _DURATION.fullmatch(text)
+    duration = int(match[1]) * _UNIT_MS[match[2] or "ms"] if match else 0
+    if not duration:
+        raise InvalidArgument(
+            f"option {name} is {text!r}: a time such as 500ms, 5s, 1m is allowed; "
+            "a bare number is milliseconds"
+        )
+    return duration
+
+
+def duration_ms_from(least_ms: int) -> Callable[[str, str], int]:
+    """Read a time that something takes, and refuse what is too short for it."""
+
+    def read(name: str, text: str) -> int:
+        duration = duration_ms(name, text)
+        if duration < least_ms:
+            raise InvalidArgument(
+                f"option {name} is {text!r}, that is {duration} ms: at least {least_ms}ms is "
+                "allowed; a bare number is milliseconds"
+            )
+        return duration
+
+    return read
+
+
+def moment_ms(name: str, text: str, forms: str) -> int:
+    """Read a moment: milliseconds since 1970, or an ISO time, which is UTC if it names no zone.
+
+    ``forms`` is what an error says is allowed.
+    """
+    if _is_number(text):
+        return _plausible_ms(name, text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidArgument(f"option {name} is {text!r}: {forms}") from None
+    zoned = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    return round(zoned.timestamp() * 1000)
+
+
+def _plausible_ms(name: str, text: str) -> int:
+    if not _FIRST_PLAUSIBLE_MS <= int(text) <= _LAST_PLAUSIBLE_MS:
+        raise InvalidArgument(
+            f"option {name} is {text!r}: as milliseconds since 1970 that is no time between 1973 "
+            "and 9999; write a time such as 2026-01-31T08:00:00Z if that is not what was meant"
+        )
+    return int(text)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal()
