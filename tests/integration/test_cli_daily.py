@@ -406,6 +406,19 @@ def test_everything_is_printed_whatever_the_encoding(shell: Shell) -> None:
         assert json.loads(out)["body"] == "ä € \U0001f600"
 
 
+def test_delayed_message_is_told_as_such(shell: Shell) -> None:
+    shell.ok("topic create later --queues 1 --broker a")
+    said = shell.ok("message send later x --delay-level 3")
+    assert re.search(r"is stored, and comes to later@a:0 after 10s\.$", said)
+    assert shell.json("message send later x --delay-level 18")["offset"] is None
+    assert "after 1s" in shell.ok("message send much-later x --delay-level 1 --create-topic")
+    for topic in ("later", "later-still --create-topic"):
+        refused = shell.run(f"message send {topic} --delay-level 19 --", "x")
+        assert refused.exit_code == 2
+        assert "delay level is 19: 1 to 18 is allowed on broker a, for 1s, 5s," in refused.stderr
+    assert shell.run("message send nowhere x --delay-level 1").exit_code == 1
+
+
 @pytest.mark.slow
 def test_bytes_that_are_no_text_are_a_body_and_nothing_else(shell: Shell) -> None:
     shell.ok("topic create bytes --queues 1 --broker a")

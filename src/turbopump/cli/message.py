@@ -27,7 +27,7 @@ from turbopump.cli.administration import (
 )
 from turbopump.cli.output import Output, progress_bar
 from turbopump.cli.texts import parsed_moment, parsed_pairs, parsed_queues
-from turbopump.errors import InvalidArgument
+from turbopump.errors import InvalidArgument, NotThere
 
 if TYPE_CHECKING:
     from turbopump.admin.blocking import Admin
@@ -102,6 +102,7 @@ def send(
             properties=parsed_pairs(property_ or (), "property"),
             delay_level=delay_level,
         )
+        delay = _delay(admin, topic, delay_level, may_be_missing=create_topic)
         to = None if queue is None else _one_queue(admin, topic, queue)
         receipt = admin.messages.send(
             message, queue=to, sharding_key=sharding_key, create_topic=create_topic
@@ -112,10 +113,14 @@ def send(
         "offset_id": receipt.offset_id,
         "broker": receipt.queue.broker,
         "queue_id": receipt.queue.queue_id,
-        "offset": receipt.queue_offset,
+        # A delayed message lies elsewhere; where it will be in the queue is not known yet.
+        "offset": None if delay_level else receipt.queue_offset,
         "status": receipt.status.name,
     }
-    text = f"{receipt.message_id} is stored in {receipt.queue} at {receipt.queue_offset}."
+    if delay_level:
+        text = f"{receipt.message_id} is stored, and comes to {receipt.queue} after {delay}."
+    else:
+        text = f"{receipt.message_id} is stored in {receipt.queue} at {receipt.queue_offset}."
     Output(as_json=json).done(value, text)
 
 
@@ -316,6 +321,31 @@ def _by_time(
         for message in islice(found, limit):
             advance()
             yield message
+
+
+def _delay(admin: Admin, topic: str, level: int, *, may_be_missing: bool) -> str:
+    """Return what a level stands for; refuse one that the brokers of a topic do not have.
+
+    They would take their longest delay for it, and not say so.
+    """
+    if level <= 0:
+        return ""
+    try:
+        brokers = [each.broker for each in admin.topics.route(topic).on_brokers]
+    except NotThere:
+        if not may_be_missing:
+            raise
+        brokers = [each.node.broker for c in admin.clusters.status() for each in c.brokers]
+    texts = []
+    for broker in dict.fromkeys(brokers):
+        delays = admin.configuration.broker(broker).get("messageDelayLevel", "").split()
+        if delays and level > len(delays):
+            raise InvalidArgument(
+                f"delay level is {level}: 1 to {len(delays)} is allowed on broker {broker}, "
+                f"for {', '.join(delays)}"
+            )
+        texts += delays[level - 1 : level]
+    return " or ".join(dict.fromkeys(texts)) or f"the delay of level {level}"
 
 
 def _one_queue(admin: Admin, topic: str, text: str) -> MessageQueue:
