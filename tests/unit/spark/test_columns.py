@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from turbopump.errors import InvalidArgument, RecordError
 from turbopump.message import PhysicalOffset, QueueOffset
+from turbopump.spark.records import columns as record_columns
 from turbopump.spark.records import record_run
 from turbopump.spark.records.columns import RecordColumns
 from turbopump.spark.records.schema import COLUMNS, arrow_schema
@@ -299,6 +300,28 @@ def test_plain_and_compressed_bodies_keep_their_order() -> None:
     parts = [plain(b"a"), plain(deflate(b"b" * 9, Compression.ZSTD), sys_flag=flag), plain(b"c")]
     data = b"".join(map(stored, parts))
     assert [one["body"] for one in rows_of(data)] == [b"a", b"b" * 9, b"c"]
+
+
+def test_bodies_that_inflate_to_much_make_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_columns, "BATCH_BYTES", 10_000)
+    flag = with_compression(0, Compression.ZLIB)
+    large = plain(deflate(b"x" * 6000, Compression.ZLIB), b"TAGS\x01a", sys_flag=flag)
+    parts = [plain(b"p"), large, large, plain(b"q"), large, plain(b"r"), large, plain(b"s")]
+    data = b"".join(stored(part, number) for number, part in enumerate(parts))
+    made = RecordColumns(["queueOffset", "body", "tags"])
+    batches = list(made.batches(data, broker="b"))
+    assert [batch.num_rows for batch in batches] == [3, 4, 1]
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    assert rows == made.batch(data, broker="b").to_pylist()
+    inner = [batch.num_rows for batch in made.batches(data, broker="b", start=2, end=7)]
+    assert inner == [3, 2]
+    tagged = RecordColumns(["body"], tags=frozenset({"a"})).batches(data, broker="b")
+    assert [batch.num_rows for batch in tagged] == [2, 2]
+    # Nothing is inflated, or nothing is there: one batch.
+    (few,) = RecordColumns(["queueOffset"]).batches(data, broker="b")
+    assert few.num_rows == 8
+    (none,) = made.batches(data, broker="b", start=99)
+    assert none.num_rows == 0
 
 
 @pytest.mark.parametrize(

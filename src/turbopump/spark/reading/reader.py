@@ -50,13 +50,15 @@ class PartitionReader:
         )
         try:
             while (chunk := link.run(lambda _: pull.next_chunk())) is not None:
-                batch = made.batch(
+                rows = 0
+                for batch in made.batches(
                     chunk.records, broker=of.broker, start=chunk.start, end=chunk.end
-                )
+                ):
+                    rows += batch.num_rows
+                    if batch.num_rows:
+                        yield self._named(batch, of.topic)
                 if not self.pulling.of(of.topic).is_filtered:
-                    self._require_all(pull, chunk, batch.num_rows)
-                if batch.num_rows:
-                    yield self._named(batch, of.topic)
+                    self._require_all(pull, chunk, rows)
         finally:
             link.run(lambda _: pull.close())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -23,6 +23,9 @@ from turbopump.wire.hosts import Host
 _EARLIEST_MS = -62_135_596_800_000
 _LATEST_MS = 253_402_300_799_999
 """The years 1 to 9999. A sender's clock may say anything; other times cannot be shown: null."""
+
+BATCH_BYTES = 16 * 1024 * 1024
+"""Bodies that inflate to more make several batches: 1 MiB of text that is stored may be 1 GiB."""
 
 _HEX_PAIRS = np.frombuffer("".join(f"{byte:02X}" for byte in range(256)).encode(), np.uint16)
 
@@ -55,6 +58,25 @@ class RecordColumns:
         Left out are messages outside the queue offsets from ``start`` to before ``end``, and those
         of other tags: a broker compares hashes only. Raises RecordError for damage.
         """
+        return self.batch_of(self._found(records, start, end), broker=broker)
+
+    def batches(
+        self,
+        records: bytes | memoryview,
+        *,
+        broker: str,
+        start: int | None = None,
+        end: int | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """Decode the same into as many batches as it takes for none of them to be too large."""
+        made = self._wanted(self._found(records, start, end), broker)
+        if "body" not in self.columns or not len(made.run.compressed_rows()):
+            yield self._batch(made)
+            return
+        for piece, bodies in _inflated_pieces(made.run):
+            yield self._batch(_Cells(piece, broker, bodies))
+
+    def _found(self, records: bytes | memoryview, start: int | None, end: int | None) -> RecordRun:
         run, good_end = find_records(records)
         if good_end < len(records):
             raise damage_at(records, good_end)
@@ -63,15 +85,20 @@ class RecordColumns:
             damaged = run.first_damaged_body()
             if damaged is not None:
                 raise placed(damage_at(records, int(run.starts[damaged])), run, damaged)
-        return self.batch_of(run, broker=broker)
+        return run
 
     def batch_of(self, run: RecordRun, *, broker: str) -> pa.RecordBatch:
         """Decode records that have been found already; bodies are not checked, tags are."""
+        return self._batch(self._wanted(run, broker))
+
+    def _wanted(self, run: RecordRun, broker: str) -> _Cells:
         made = _Cells(run, broker)
-        if self.tags is not None:
-            wanted = _is_one_of(made.property(properties.TAGS), self.tags)
-            if not wanted.all():
-                made = _Cells(run.where(wanted), broker)
+        if self.tags is None:
+            return made
+        wanted = _is_one_of(made.property(properties.TAGS), self.tags)
+        return made if wanted.all() else _Cells(run.where(wanted), broker)
+
+    def _batch(self, made: _Cells) -> pa.RecordBatch:
         arrays = [_COLUMNS[name](made) for name in self.columns]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
@@ -105,9 +132,12 @@ def _is_one_of(column: Column, values: frozenset[str]) -> npt.NDArray[np.bool_]:
 class _Cells:
     """The columns of a run of records; what several of them need is worked out once."""
 
-    def __init__(self, run: RecordRun, broker: str) -> None:
+    def __init__(
+        self, run: RecordRun, broker: str, inflated: Sequence[bytes] | None = None
+    ) -> None:
         self.run = run
         self.broker = broker
+        self._inflated = inflated
         self._properties: PropertyColumns | None = None
         self._offset_ids: Column | None = None
 
@@ -124,6 +154,12 @@ class _Cells:
         if self._offset_ids is None:
             self._offset_ids = _offset_ids(self.run)
         return self._offset_ids
+
+    def bodies(self) -> Column:
+        compressed = self.run.compressed_rows()
+        if self._inflated is None:
+            self._inflated = [_inflated(self.run, row) for row in compressed.tolist()]
+        return _bodies(self.run, compressed, self._inflated)
 
     def message_ids(self) -> Column:
         unique = self.property(properties.UNIQUE_KEY)
@@ -185,29 +221,44 @@ def _times(times_ms: npt.NDArray[np.int64]) -> Column:
     return optional(times_us, ~shown).cast(pa.timestamp("us", tz="UTC"))
 
 
-def _bodies(run: RecordRun) -> Column:
-    compressed = (run.sys_flags() & sysflag.COMPRESSED) != 0
-    if not compressed.any():
+def _bodies(run: RecordRun, rows: npt.NDArray[np.int64], inflated: Sequence[bytes]) -> Column:
+    if not len(rows):
         return run.binary(run.body)
-    rows = np.flatnonzero(compressed)
-    plain = run.binary(run.body.where(~compressed))
-    bodies = [_inflated(run, row) for row in rows.tolist()]
-    if sum(map(len, bodies)) + plain.nbytes > INT_MAX:
+    is_plain = np.ones(len(run), np.bool_)
+    is_plain[rows] = False
+    plain = run.binary(run.body.where(is_plain))
+    if sum(map(len, inflated)) + plain.nbytes > INT_MAX:
         raise InvalidArgument(
             f"the bodies of {len(run)} messages inflate to more than 2 GiB: read fewer at once"
         )
-    return in_order([plain, pa.array(bodies, pa.binary())], [np.flatnonzero(~compressed), rows])
+    return in_order([plain, pa.array(inflated, pa.binary())], [np.flatnonzero(is_plain), rows])
+
+
+def _inflated_pieces(run: RecordRun) -> Iterator[tuple[RecordRun, list[bytes]]]:
+    """Cut a run behind the record with which its bodies become too large, while they are inflated.
+
+    Plain ones do not count: a run of them is as large as what was pulled.
+    """
+    begin = size = 0
+    bodies: list[bytes] = []
+    for row in run.compressed_rows().tolist():
+        bodies.append(_inflated(run, row))
+        size += len(bodies[-1])
+        if size >= BATCH_BYTES:
+            yield run.where(slice(begin, row + 1)), bodies
+            begin, size, bodies = row + 1, 0, []
+    if begin < len(run):
+        yield run.where(slice(begin, None)), bodies
 
 
 def readable(run: RecordRun) -> npt.NDArray[np.bool_]:
     """Tell which records have bodies that can be made whole: plain ones, and those that inflate."""
-    good: npt.NDArray[np.bool_] = (run.sys_flags() & sysflag.COMPRESSED) == 0
-    for row in np.flatnonzero(~good).tolist():
+    good = np.ones(len(run), np.bool_)
+    for row in run.compressed_rows().tolist():
         try:
             _inflated(run, row)
         except RecordError:
-            continue
-        good[row] = True
+            good[row] = False
     return good
 
 
@@ -235,7 +286,7 @@ _COLUMNS: dict[str, Callable[[_Cells], Column]] = {
     "tags": lambda made: made.property(properties.TAGS),
     "keys": lambda made: made.property(properties.KEYS),
     "properties": lambda made: made.properties.maps(),
-    "body": lambda made: _bodies(made.run),
+    "body": _Cells.bodies,
     "bornTimestamp": lambda made: _times(made.run.born_times_ms()),
     "storeTimestamp": lambda made: _times(made.run.store_times_ms()),
     "bornHost": lambda made: _hosts(made.run, made.run.born_hosts()),

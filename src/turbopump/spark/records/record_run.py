@@ -92,6 +92,10 @@ class RecordRun:
     def sys_flags(self) -> npt.NDArray[np.int32]:
         return _read(self.data, ">i4", self.starts + _SYS_FLAG_AT).astype(np.int32)
 
+    def compressed_rows(self) -> npt.NDArray[np.int64]:
+        """Return the numbers of the records whose bodies are compressed."""
+        return np.flatnonzero((self.sys_flags() & sysflag.COMPRESSED) != 0)
+
     def born_times_ms(self) -> npt.NDArray[np.int64]:
         return _read(self.data, ">i8", self.starts + _BORN_TIME_AT).astype(np.int64)
 
