@@ -515,6 +515,7 @@ def test_body_comes_from_a_file(shell: Shell, tmp_path: Path) -> None:
         ("dlq list g --limit -1", 2, "limit is -1"),
         ("message tail t --from 99999999999999999999999", 2, "in the years 1 to 9999"),
         ("topic create t --queues 99999999", 2, "queues is 99999999: 1 to 65536"),
+        ("message send t x --delay-level -1", 2, "delay level is -1"),
         ("topic update t", 2, "nothing to change is given"),
         ("group create g --retry-queues -1", 2, "retry_queues is -1: 0 to 1024"),
         ("message send t x --property nonsense", 2, "property 'nonsense': name=value"),
@@ -533,6 +534,17 @@ def test_bad_input_is_named_with_what_to_do(shell: Shell, line: str, code: int, 
     result = shell.run(line)
     assert (result.exit_code, result.stdout) == (code, "")
     assert said in " ".join(result.stderr.split())
+
+
+def test_advice_fits_what_was_asked(shell: Shell) -> None:
+    shell.ok("topic create closed --queues 1 --permission w")
+    shell.ok("message send closed x")
+    missing = shell.run("message show 123 --topic closed").stderr
+    assert "no message of topic 'closed' with id '123'" in missing
+    assert "--topic only" not in missing
+    refused = shell.run("message tail closed --from earliest --no-follow")
+    assert refused.exit_code == 1
+    assert "`topic update --permission`" in refused.stderr
 
 
 def test_nobody_is_asked_where_nobody_sits(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

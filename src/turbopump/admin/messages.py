@@ -130,9 +130,11 @@ class Messages:
         by_place = await self.by_offset_id(message_id)
         if by_place is not None:
             return (by_place,)
-        found = () if topic is None else await self.by_unique_key(topic, message_id)
-        if not found:
+        if topic is None:
             raise NotThere("message", message_id)
+        found = await self.by_unique_key(topic, message_id)
+        if not found:
+            raise NotThere(f"message of topic {topic!r} with id", message_id)
         return found
 
     async def by_offset_id(self, offset_id: str) -> MessageView | None:

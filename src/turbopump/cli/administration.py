@@ -17,9 +17,11 @@ from turbopump.errors import (
     InvalidArgument,
     NoNameServer,
     NotThere,
+    RemoteError,
     StillInUse,
     TurbopumpError,
 )
+from turbopump.wire.codes import ResponseCode
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -133,20 +135,33 @@ def advice(error: Exception) -> str | None:
                 "Is one running? `turbopump standalone` starts one. Elsewhere: --nameserver "
                 f"HOST:PORT, or set {NAMESERVER_VARIABLE}."
             )
-        case NotThere(kind="topic", name=name):
-            return f"`turbopump topic list` shows all, `turbopump topic create {name}` makes it."
-        case NotThere(kind="group", name=name):
-            return f"`turbopump group list` shows all, `turbopump group create {name}` makes it."
-        case NotThere(kind="cluster" | "broker"):
-            return "`turbopump cluster list` shows all."
-        case NotThere(kind="message"):
-            return "An id that a producer gave is found with --topic only."
+        case NotThere():
+            return _where_to_look(error.kind, error.name)
         case AlreadyThere():
             return "`update` in place of `create` changes it."
         case StillInUse():
             return "Stop its members first; `turbopump group members` shows who they are."
         case ConnectFailed():
             return "`turbopump cluster status` shows which brokers answer."
+        case RemoteError(code=ResponseCode.NO_PERMISSION):
+            return (
+                "`turbopump topic route` and `turbopump group list` show who may do what, "
+                "`topic update --permission` and `group update --consume` change it."
+            )
+        case _:
+            return None
+
+
+def _where_to_look(kind: str, name: str) -> str | None:
+    match kind:
+        case "topic" | "group":
+            return f"`turbopump {kind} list` shows all, `turbopump {kind} create {name}` makes it."
+        case "cluster" | "broker":
+            return "`turbopump cluster list` shows all."
+        case "message":
+            return "An id that a producer gave is found with --topic only."
+        case _ if kind.startswith("message of topic"):
+            return "Brokers forget old messages; `turbopump message query` finds by key or time."
         case _:
             return None
 

@@ -328,7 +328,9 @@ def _delay(admin: Admin, topic: str, level: int, *, may_be_missing: bool) -> str
 
     They would take their longest delay for it, and not say so.
     """
-    if level <= 0:
+    if level < 0:
+        raise InvalidArgument(f"delay level is {level}: 0 or more is allowed")
+    if level == 0:
         return ""
     try:
         brokers = [each.broker for each in admin.topics.route(topic).on_brokers]

@@ -85,7 +85,7 @@ async def test_messages_that_are_not_there(tmp_path: Path) -> None:
     async with administered(tmp_path, "a") as (_, admin):
         await admin.topics.create("T", queues=1)
         receipt = await admin.messages.send(Message("T", b"x", keys=["k"]))
-        with pytest.raises(NotThere, match="no message 'nonsense'"):
+        with pytest.raises(NotThere, match="no message of topic 'T' with id 'nonsense'"):
             await admin.messages.find("nonsense", "T")
         with pytest.raises(NotThere, match="no message"):
             await admin.messages.find(receipt.message_id)
