@@ -10,8 +10,10 @@ import sys
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -149,12 +151,72 @@ def test_merge_that_is_not_alone_or_lost_rows_changes_nothing(
         pytest.raises(SparkError, match=r"another compaction of .* is running"),
     ):
         compact(spark, path)
-    counts = iter([10, 9])
-    monkeypatch.setattr(compaction, "_rows_in", lambda _: next(counts))
-    with pytest.raises(SparkError, match="gave 9 rows of 10: nothing was changed"):
+    real = compaction.content_of
+
+    def losing(directories: Sequence[Path]) -> compaction.Content:
+        found = real(directories)
+        is_merged = "_compaction" in str(directories[0])
+        return compaction.Content(found.rows - 1, frozenset()) if is_merged else found
+
+    monkeypatch.setattr(compaction, "content_of", losing)
+    lost = "gave 9 rows of 10, without id INT64 .*: nothing was changed"
+    with pytest.raises(SparkError, match=lost):
         compact(spark, path)
     assert len(batch_folders(path)) == 3
     assert pending_merges(path) == []
+
+
+def test_folders_with_other_columns_are_not_merged_and_read_with_all(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    path = tmp_path / "archive"
+    wide = spark.range(5).selectExpr("id queueOffset", "CAST(id AS STRING) body")
+    for batch, frame in enumerate([wide.drop("body"), wide, wide, wide.drop("body"), wide]):
+        frame.coalesce(1).write.parquet(f"{path}/topic=a/batch=00000000-{batch:010}")
+    assert compact(spark, path).merges == 1
+    assert len(batch_folders(path)) == 4, "only neighbours that are alike become one"
+    found = read_archive(spark, path).selectExpr("count(*) rows", "count(body) bodies").collect()
+    assert tuple(found[0]) == (25, 15)
+
+
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "America/St_Johns"])
+def test_dates_and_hours_are_those_of_utc(spark: SparkSession, zone: str) -> None:
+    before = str(spark.conf.get("spark.sql.session.timeZone"))
+    spark.conf.set("spark.sql.session.timeZone", zone)
+    try:
+        # Half an hour before and after an hour that Berlin leaves out; the end of a day; 1969.
+        texts = ["2026-03-29T00:30:00", "2026-03-29T01:30:00", "2026-10-25T23:59:59"]
+        texts.append("1969-12-31T23:59:59")
+        rows = [(datetime.fromisoformat(f"{text}+00:00"),) for text in texts]
+        frame = spark.createDataFrame(rows, "storeTimestamp timestamp")
+        derived = frame.select(
+            *(column.alias(name) for name, column in archiving._derived(("date", "hour")).items())
+        )
+        found = [f"{row.date}T{row.hour:02}" for row in derived.collect()]
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before)
+    assert found == [text[:13] for text in texts]
+
+
+def test_archive_elsewhere_keeps_its_settings_and_is_read(
+    spark: SparkSession, broker: Standalone, producer: Producer, topic: str, tmp_path: Path
+) -> None:
+    """Through Hadoop, as on any file system that is none of this machine."""
+    context: Any = spark.sparkContext
+    hadoop = context._jsc.hadoopConfiguration()
+    hadoop.set(f"fs.viewfs.mounttable.{topic}.link./lake", f"file://{tmp_path}")
+    path = f"viewfs://{topic}/lake/archive"
+    send(producer, topic, range(6))
+    source = {"nameserver": broker.nameserver, "topic": topic, "columns": "topic,body,tags"}
+    report = archive(spark, path, source, partition_by=["tags"])
+    assert (report.rows, report.files) == (6, None)
+    assert numbers(read_archive(spark, path)) == Counter(range(6))
+    with pytest.raises(InvalidArgument, match="is partitioned by tags, choose that"):
+        archive(spark, path, source, partition_by=["topic"])
+    with pytest.raises(InvalidArgument, match="has topic,body,tags, choose those"):
+        archive(spark, path, {**source, "columns": "topic,tags"}, partition_by=["tags"])
+    with pytest.raises(SparkError, match=r"file system there says .*nowhere"):
+        read_archive(spark, "nowhere://lake/archive")
 
 
 def test_killed_between_writing_and_noting(
@@ -205,6 +267,10 @@ def test_command_archives_and_reports(
     other = CliRunner().invoke(app, [part if part != "tags" else "queueOffset" for part in line])
     assert other.exit_code == 2
     assert "is partitioned by tags" in other.stderr
+    fewer = CliRunner().invoke(app, [part.replace(",queueOffset", "") for part in line])
+    assert fewer.exit_code == 2
+    assert "columns is 'body,tags': the archive" in fewer.stderr
+    assert "has body,tags,queueOffset, choose those" in fewer.stderr
     missing = CliRunner().invoke(app, ["pipeline", "archive", f"{topic}x", *line[3:]])
     assert missing.exit_code == 1
     assert f"similar: {topic}" in missing.stderr

@@ -63,6 +63,12 @@ def test_nothing_is_merged_twice_for_nothing() -> None:
     assert merges([large, folder(6, 100), folder(7)], 100) == ()
 
 
+def test_folders_that_are_not_alike_stay_apart() -> None:
+    folders = [folder(number) for number in range(6)]
+    (merge,) = merges(folders, 1000, lambda one, other: {one.first, other.first} <= {2, 3, 4})
+    assert merge.sources == (folder(2), folder(3), folder(4))
+
+
 @given(st.lists(st.integers(0, 300), max_size=30), st.integers(1, 400))
 def test_every_batch_is_in_one_merge_at_most(sizes: list[int], target: int) -> None:
     folders = [folder(number, size) for number, size in enumerate(sizes)]

@@ -10,7 +10,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 import msgspec
 from pyspark.errors import AnalysisException
@@ -18,23 +17,18 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import DataType, DateType, IntegerType, StringType, StructField, StructType
 
 from turbopump.errors import InvalidArgument
+from turbopump.spark.pipelines.files import folders_stay, full_path, local_directory
 from turbopump.spark.pipelines.layout import (
     BATCH,
     COMPACTION,
-    SETTINGS_FILE,
     BatchFolder,
     parsed_folder,
 )
+from turbopump.spark.pipelines.settings import ArchiveSettings, noted_settings
 from turbopump.spark.records.schema import COLUMNS, spark_schema
 
 _JOURNAL = ".json"
 _DERIVED: dict[str, DataType] = {"date": DateType(), "hour": IntegerType(), BATCH: StringType()}
-
-
-class ArchiveSettings(msgspec.Struct, frozen=True):
-    """What has to be the same on every run that writes into an archive."""
-
-    partition_by: tuple[str, ...]
 
 
 class PendingMerge(msgspec.Struct, frozen=True):
@@ -55,43 +49,48 @@ class Size:
     file_bytes: int
 
 
-def local_directory(path: str) -> Path | None:
-    """Return a path of this machine's file system, None if it is one elsewhere."""
-    parts = urlsplit(path)
-    if parts.scheme == "file":
-        return Path(unquote(parts.path))
-    return None if "://" in path else Path(path)
-
-
-def full_path(path: str | os.PathLike[str]) -> str:
-    """Return a path that means the same to Java, which may have been started elsewhere."""
-    text = os.fspath(path)
-    return text if "://" in text or text.startswith("file:") else str(Path(text).absolute())
-
-
 def read_archive(spark: SparkSession, path: str | os.PathLike[str]) -> DataFrame:
     """Return an archive as a table: the source's columns, those it is partitioned by, and `batch`.
 
-    Consistent even when a merge was interrupted halfway, which other readers of the directory see
-    as repeated rows until the next run mends it.
+    Each row is there once, also while small files are merged or when a merge was interrupted
+    halfway, which other readers of the directory see as repeated rows.
     """
     text = full_path(path)
     directory = local_directory(text)
-    if directory is not None and not directory.is_dir():
+    if directory is None:
+        return _read(spark, text, [text])
+    if not directory.is_dir():
         raise InvalidArgument(f"archive is {text!r}: there is no such directory")
-    paths = [text] if directory is None else _paths(directory)
-    reader = spark.read.option("basePath", text)
+    # Spark lists the files here, once, and not when the table is used.
+    with folders_stay(directory):
+        return _read(spark, text, _paths(directory))
+
+
+def _read(spark: SparkSession, archive: str, paths: Sequence[str]) -> DataFrame:
+    reader = spark.read.option("basePath", archive)
+    settings = noted_settings(spark, archive)
+    if settings is not None and settings.columns:
+        return reader.schema(_noted(settings)).parquet(*paths)
     try:
-        found = reader.parquet(*paths).schema
+        # Where nobody has noted the columns, each file may have others.
+        found = reader.option("mergeSchema", "true").parquet(*paths).schema
     except AnalysisException as error:
         if error.getCondition() in ("UNABLE_TO_INFER_SCHEMA", "PATH_NOT_FOUND"):
-            raise InvalidArgument(f"archive is {text!r}: nothing was archived there yet") from error
+            raise InvalidArgument(
+                f"archive is {archive!r}: nothing was archived there yet"
+            ) from error
         raise
-    # Spark guesses types of partition columns from their text: a topic "42" would become a number.
     return reader.schema(_meant(found)).parquet(*paths)
 
 
+def _noted(settings: ArchiveSettings) -> StructType:
+    derived = [name for name in settings.partition_by if name not in settings.columns]
+    added = [StructField(name, _DERIVED[name]) for name in (*derived, BATCH)]
+    return StructType([*spark_schema(settings.columns).fields, *added])
+
+
 def _meant(found: StructType) -> StructType:
+    """Spark guesses types of partition columns by their text: a topic "42" would be a number."""
     known = {field.name: field.dataType for field in spark_schema(COLUMNS).fields}
     types = {**known, **_DERIVED}
     return StructType(
@@ -147,42 +146,6 @@ def pending_merges(directory: Path) -> list[PendingMerge]:
 def journal_path(directory: Path, name: str) -> Path:
     """Return where a merge is noted while it is pending."""
     return directory / COMPACTION / f"{name}{_JOURNAL}"
-
-
-def keep_settings(directory: Path, partition_by: Sequence[str]) -> None:
-    """Note how an archive is partitioned; raises InvalidArgument if it is so in another way."""
-    wanted = ArchiveSettings(tuple(partition_by))
-    file = directory / SETTINGS_FILE
-    if file.exists():
-        noted = msgspec.json.decode(file.read_bytes(), type=ArchiveSettings)
-        if noted != wanted:
-            raise InvalidArgument(
-                f"partition_by is {','.join(partition_by)!r}: the archive {str(directory)!r} is "
-                f"partitioned by {','.join(noted.partition_by)}, choose that or another directory"
-            )
-        return
-    directory.mkdir(parents=True, exist_ok=True)
-    write_in_one_step(file, msgspec.json.encode(wanted))
-
-
-def write_in_one_step(file: Path, content: bytes) -> None:
-    """Write a file that is there completely or not at all, also after a loss of power."""
-    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
-    with unfinished.open("wb") as out:
-        out.write(content)
-        out.flush()
-        os.fsync(out.fileno())
-    unfinished.replace(file)
-    sync_directory(file.parent)
-
-
-def sync_directory(directory: Path) -> None:
-    """Let names in a directory survive a loss of power."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _is_hidden(path: Path) -> bool:

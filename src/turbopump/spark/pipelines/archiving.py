@@ -22,22 +22,21 @@ from pyspark.sql.column import Column
 from pyspark.sql.streaming.query import StreamingQuery
 
 from turbopump.errors import InvalidArgument, SparkError
-from turbopump.spark.pipelines.archived import (
-    Size,
-    batch_folders,
-    full_path,
-    keep_settings,
-    local_directory,
-)
+from turbopump.spark.pipelines.archived import Size, batch_folders
 from turbopump.spark.pipelines.failures import explained_failures
+from turbopump.spark.pipelines.files import full_path, local_directory
 from turbopump.spark.pipelines.layout import BATCH, CHECKPOINT, batch_value
 from turbopump.spark.pipelines.progress import Step, Watch, unwatched
 from turbopump.spark.pipelines.reports import Table, bytes_text, facts, moment, per_second
+from turbopump.spark.pipelines.settings import ArchiveSettings, keep_settings
 
 PARTITION_BY = ("topic", "date")
 
 _QUERY_ID = "sql.streaming.queryId"
 _LOOK_S = 1
+_SECONDS_PER_HOUR = 3600
+_HOURS_PER_DAY = 24
+_SECONDS_PER_DAY = _SECONDS_PER_HOUR * _HOURS_PER_DAY
 _OF_TIME = {"date": "storeTimestamp", "hour": "storeTimestamp"}
 
 
@@ -101,8 +100,7 @@ def archive(
         options = {"startingOffsets": "earliest", **source}
         frame = spark.readStream.format("rocketmq").options(**options).load()
         partitions = _checked(partition_by, frame.columns)
-        if (directory := local_directory(text)) is not None:
-            keep_settings(directory, partitions)
+        keep_settings(spark, text, ArchiveSettings(partitions, tuple(frame.columns)))
         writer = _Writer(text, partitions)
         stream = frame.writeStream.foreachBatch(writer.write).option("checkpointLocation", noted)
         timed = (
@@ -176,9 +174,14 @@ def _counts(columns: Sequence[str]) -> list[Column]:
 
 
 def _derived(partition_by: Sequence[str]) -> dict[str, Column]:
-    """Return the columns that are computed: dates and hours are those of UTC, wherever it runs."""
-    stored = F.to_utc_timestamp("storeTimestamp", F.current_timezone())
-    every = {"date": F.to_date(stored), "hour": F.hour(stored)}
+    """Return the columns that are computed: dates and hours are those of UTC, wherever it runs.
+
+    By arithmetic, because what Spark calls the hour of a timestamp is that of the session's zone.
+    """
+    stored_s = F.unix_seconds("storeTimestamp")
+    day = F.floor(stored_s / _SECONDS_PER_DAY)
+    hour = F.floor(stored_s / _SECONDS_PER_HOUR) - day * _HOURS_PER_DAY
+    every = {"date": F.date_from_unix_date(day.cast("int")), "hour": hour.cast("int")}
     return {name: column for name, column in every.items() if name in partition_by}
 
 

@@ -1,6 +1,6 @@
 """Merging the small files of an archive, so that readers open few large ones.
 
-A merge is written aside, counted, and then decided by one file, the journal. Before that nothing
+A merge is written aside, compared, and then decided by one file, the journal. Before that nothing
 has changed; after it the merge is carried through, by this run or by the next one. `read_archive`
 knows the journal. Whoever else reads the directory just then may see merged rows twice, never too
 few, and a query that was planned earlier may miss a file: it fails, and gives no wrong result.
@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -25,15 +26,18 @@ from turbopump.errors import InvalidArgument, SparkError
 from turbopump.spark.pipelines.archived import (
     PendingMerge,
     batch_folders,
-    full_path,
     journal_path,
-    local_directory,
     pending_merges,
     size_of,
+)
+from turbopump.spark.pipelines.files import (
+    full_path,
+    local_directory,
+    moving_folders,
     sync_directory,
     write_in_one_step,
 )
-from turbopump.spark.pipelines.layout import COMPACTION, Merge, merges
+from turbopump.spark.pipelines.layout import COMPACTION, Alike, BatchFolder, Merge, merges
 from turbopump.spark.pipelines.progress import Step, Watch, unwatched
 from turbopump.spark.pipelines.reports import Table, bytes_text, facts
 
@@ -77,6 +81,15 @@ class CompactionReport:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What Parquet files hold, as their footers tell."""
+
+    rows: int
+    columns: frozenset[tuple[str, ...]]
+    """Names and types of columns, once for all files that have the same ones."""
+
+
 def compact(
     spark: SparkSession,
     path: str | os.PathLike[str],
@@ -101,7 +114,7 @@ def compact(
     with _alone(directory):
         finished = finish_pending(directory)
         before = size_of(directory)
-        plan = merges(batch_folders(directory), target_bytes)
+        plan = merges(batch_folders(directory), target_bytes, _alike(directory))
         rows = 0
         for number, merge in enumerate(plan):
             watch(Step("folders merged", number, len(plan)))
@@ -132,6 +145,12 @@ def finish_pending(directory: Path) -> int:
 
 def carry_through(directory: Path, merge: PendingMerge) -> None:
     """Put the merged folder into its place and remove its sources; may be done again."""
+    with moving_folders(directory):
+        _put_into_place(directory, merge)
+    journal_path(directory, Path(merge.staged).name).unlink(missing_ok=True)
+
+
+def _put_into_place(directory: Path, merge: PendingMerge) -> None:
     staged, merged = directory / merge.staged, directory / merge.merged
     if staged.is_dir():
         staged.rename(merged)
@@ -141,11 +160,10 @@ def carry_through(directory: Path, merge: PendingMerge) -> None:
         if (directory / source).is_dir():
             shutil.rmtree(directory / source)
     sync_directory(merged.parent)
-    journal_path(directory, Path(merge.staged).name).unlink(missing_ok=True)
 
 
 def _merge(spark: SparkSession, directory: Path, merge: Merge) -> int:
-    """Write, count, decide, carry through; return how many rows were merged."""
+    """Write, compare, decide, carry through; return how many rows were merged."""
     sources = [directory / each.path for each in merge.sources]
     name = f"{merge.merged.partition.replace('/', '+')}+{merge.merged.name}"
     staged = directory / COMPACTION / name
@@ -153,11 +171,12 @@ def _merge(spark: SparkSession, directory: Path, merge: Merge) -> int:
     order = [column for column in _ORDER if column in frame.columns]
     (frame.sortWithinPartitions(*order) if order else frame).write.parquet(str(staged))
 
-    expected, found = _rows_in(sources), _rows_in([staged])
+    expected, found = content_of(sources), content_of([staged])
     if expected != found:
         raise SparkError(
-            f"merging {len(sources)} folders of {merge.merged.partition} gave {found} rows of "
-            f"{expected}: nothing was changed, the merged files are in {staged}"
+            f"merging {len(sources)} folders of {merge.merged.partition} gave {found.rows} rows of "
+            f"{expected.rows}{_lost_columns(expected, found)}: nothing was changed, the merged "
+            f"files are in {staged}"
         )
     _sync_files(staged)
     pending = PendingMerge(
@@ -167,12 +186,40 @@ def _merge(spark: SparkSession, directory: Path, merge: Merge) -> int:
     )
     write_in_one_step(journal_path(directory, name), msgspec.json.encode(pending))
     carry_through(directory, pending)
-    return found
+    return found.rows
 
 
-def _rows_in(directories: Sequence[Path]) -> int:
-    files = [file for directory in directories for file in directory.glob("*.parquet")]
-    return sum(pq.read_metadata(file).num_rows for file in files)
+def _alike(directory: Path) -> Alike:
+    """Spark reads many files as if all had the columns of one: only such are merged."""
+
+    @cache
+    def content(folder: BatchFolder) -> Content:
+        return content_of([directory / folder.path])
+
+    def alike(one: BatchFolder, other: BatchFolder) -> bool:
+        return len(content(one).columns) == 1 and content(one).columns == content(other).columns
+
+    return alike
+
+
+def content_of(directories: Sequence[Path]) -> Content:
+    """Look up in the files themselves what is in directories."""
+    files = [file for directory in directories for file in sorted(directory.glob("*.parquet"))]
+    footers = [pq.read_metadata(file) for file in files]
+    return Content(sum(footer.num_rows for footer in footers), frozenset(map(_columns_of, footers)))
+
+
+def _columns_of(footer: pq.FileMetaData) -> tuple[str, ...]:
+    columns = [footer.schema.column(number) for number in range(footer.num_columns)]
+    return tuple(
+        sorted(f"{each.path} {each.physical_type} {each.logical_type}" for each in columns)
+    )
+
+
+def _lost_columns(expected: Content, found: Content) -> str:
+    lost = {each for some in expected.columns for each in some}
+    lost -= {each for some in found.columns for each in some}
+    return f", without {', '.join(sorted(lost))}" if lost else ""
 
 
 def _sync_files(directory: Path) -> None:

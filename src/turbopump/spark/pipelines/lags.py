@@ -19,8 +19,8 @@ from turbopump.client.config import ClientConfig
 from turbopump.client.session import Session
 from turbopump.errors import InvalidArgument, NotThere
 from turbopump.spark.link import link_to
-from turbopump.spark.pipelines.archived import full_path
 from turbopump.spark.pipelines.failures import explained_failures
+from turbopump.spark.pipelines.files import full_path
 from turbopump.spark.pipelines.progress import Step, Watch, unwatched
 from turbopump.spark.pipelines.reports import Cell, Table, facts
 

@@ -3,7 +3,7 @@
 ::
 
     archive/orders/
-        _archive.json                                    how it is partitioned
+        _archive.json                                    its columns and partitioning
         _checkpoint/                                     how far the query is (Spark's)
         _compaction/                                     merging that is under way
         topic=orders/date=2026-11-15/
@@ -17,9 +17,10 @@ Pure: what is listed comes in, what is to be done goes out.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import TypeAlias
 
 BATCH = "batch"
 """The last partition column: a batch that is written again replaces its own folder only."""
@@ -53,6 +54,10 @@ class BatchFolder:
     def path(self) -> str:
         """Relative to the archive."""
         return f"{self.partition}/{self.name}" if self.partition else self.name
+
+
+Alike: TypeAlias = Callable[[BatchFolder, BatchFolder], bool]
+"""Whether the files of two folders have the same columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +95,10 @@ def parsed_folder(path: str, *, files: int = 0, file_bytes: int = 0) -> BatchFol
     return BatchFolder(partition, found[1], first, last, files, file_bytes)
 
 
-def merges(folders: Iterable[BatchFolder], target_bytes: int) -> tuple[Merge, ...]:
-    """Decide which folders to merge into files of about ``target_bytes``.
+def merges(
+    folders: Iterable[BatchFolder], target_bytes: int, alike: Alike = lambda *_: True
+) -> tuple[Merge, ...]:
+    """Decide which folders to merge into files of about ``target_bytes``, alike ones only.
 
     The newest batch of a query stays as it is: if the query died before it noted that this batch is
     done, it writes it again, and must find it under its own name. That a later batch exists proves
@@ -105,17 +112,20 @@ def merges(folders: Iterable[BatchFolder], target_bytes: int) -> tuple[Merge, ..
     return tuple(
         merge
         for _, group in groupby(finished, key=lambda each: (each.partition, each.query))
-        for run in _runs(group, target_bytes)
+        for run in _runs(group, target_bytes, alike)
         if (merge := _worthwhile(run, target_bytes)) is not None
     )
 
 
-def _runs(folders: Iterable[BatchFolder], target_bytes: int) -> Iterator[list[BatchFolder]]:
+def _runs(
+    folders: Iterable[BatchFolder], target_bytes: int, alike: Alike
+) -> Iterator[list[BatchFolder]]:
     """Yield neighbours that make up about one file together; large ones stay alone."""
     run: list[BatchFolder] = []
     run_bytes = 0
     for each in folders:
-        if run and run_bytes + each.file_bytes > target_bytes:
+        is_full = run_bytes + each.file_bytes > target_bytes
+        if run and (is_full or not alike(run[-1], each)):
             yield run
             run, run_bytes = [], 0
         run.append(each)
