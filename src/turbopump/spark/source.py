@@ -108,6 +108,12 @@ def _with_columns(options: SourceOptions, schema: StructType) -> SourceOptions:
             f"the schema has {', '.join(wrong) or 'a column twice'}, which messages do not: "
             f"columns are {', '.join(f'{name} {types[name].simpleString()}' for name in COLUMNS)}"
         )
+    others = [name for name in columns if name not in options.columns]
+    if others:
+        raise InvalidArgument(
+            f"the schema has {', '.join(others)}, which the options columns or includeProperties "
+            "leave out: say it in one way"
+        )
     return replace(options, columns=columns)
 
 
@@ -184,14 +190,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        from turbopump.spark.reading.offsets import flat, nested
+        from turbopump.spark.reading.offsets import NO_QUEUES, flat, nested
 
-        known = flat(start)
+        known, has_begun = flat(start), bool(start)
         is_limited = not isinstance(limit, ReadAllAvailable)
         end = self._on_driver().run(
-            lambda follow: follow.latest(known, is_limited=is_limited), is_first=not known
+            lambda follow: follow.latest(known, is_limited=is_limited, has_begun=has_begun),
+            is_first=not has_begun,
         )
-        return nested(end)
+        return nested(end) or NO_QUEUES
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return a limit of the options; `latestOffset` keeps all of them."""

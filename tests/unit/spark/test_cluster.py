@@ -15,7 +15,7 @@ import clusters
 from brokers import SMALL_STORE
 from turbopump.client.producer import Producer
 from turbopump.client.session import Session
-from turbopump.errors import ConnectFailed, InvalidArgument, NoRoute
+from turbopump.errors import ConnectFailed, InvalidArgument, NoRoute, RequestTimeout
 from turbopump.message import Message, MessageQueue
 from turbopump.spark.reading.batch import plan_batch
 from turbopump.spark.reading.cluster import Cluster
@@ -208,7 +208,7 @@ async def test_news_end_the_wait(tmp_path: Path) -> None:
         queues = await found.queues()
         ends = {queue: limits.high for queue, limits in (await found.limits(queues)).items()}
         started_ms = made.clock.monotonic_ms()
-        await found.wait_for_news(ends, 500)
+        assert not await found.wait_for_news(ends, 500)
         assert made.clock.monotonic_ms() - started_ms == pytest.approx(500, abs=20)
         waiting = asyncio.create_task(found.wait_for_news(ends, 60_000))
         await asyncio.sleep(1)
@@ -264,3 +264,41 @@ async def test_names_lie_within_a_namespace(tmp_path: Path) -> None:
             assert await found.resolve("startingOffsets", Earliest(), [Q0]) == {Q0: 0}
             assert await found.resolve("startingOffsets", Latest(), [Q0]) == {Q0: 3}
             assert OfGroup() == parse_position("startingOffsets", "group")
+
+
+@virtual_time()
+async def test_little_is_asked_about_queues_without_news_and_brokers_that_are_silent(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = clusters.Recorder()
+    async with (
+        clusters.cluster(tmp_path) as made,
+        Producer("pg", session=made.session()) as producer,
+        made.session("10.0.1.2", hooks=[asked]) as session,
+    ):
+        await fill(producer, 3)
+        found = asking(session, group="g")
+        queues = await found.queues()
+        at = {queue: 3 if queue == Q0 else 0 for queue in queues}
+        limits = await found.limits_known(queues, at)
+        assert {queue: ends.high for queue, ends in limits.items()} == at
+        assert len(asked.of(RequestCode.GET_MAX_OFFSET)) == 4
+        assert asked.of(RequestCode.GET_MIN_OFFSET) == []
+        assert (await found.limits_known([Q0], {Q0: 2}))[Q0] == Limits(0, 3)
+
+        def hang(address: str, command: Command) -> None:
+            if command.code == RequestCode.GET_MAX_OFFSET:
+                raise RequestTimeout(f"{address} does not answer")
+
+        asked.refuse = hang
+        before = len(asked.of(RequestCode.GET_MAX_OFFSET))
+        for _ in range(3):
+            assert await found.limits_known(queues, at) == {}
+            assert await found.commit({Q0: 1}) == {}
+        assert len(asked.of(RequestCode.GET_MAX_OFFSET)) == before + 4, "asked once"
+        assert asked.of(RequestCode.UPDATE_CONSUMER_OFFSET) == []
+        assert caplog.text.count("4 queues are not known at the moment") == 1
+        asked.refuse = None
+        await asyncio.sleep(3 * session.config.request_timeout_ms / 1000)
+        assert await found.limits_known(queues, at) == limits
+        assert await found.commit({Q0: 1}) == {Q0: 1}

@@ -9,7 +9,9 @@ import sys
 import pytest
 
 import pyspark_rocketmq
-from turbopump.spark.source import DefaultSource
+from turbopump.errors import InvalidArgument
+from turbopump.spark.records.schema import spark_schema
+from turbopump.spark.source import BatchReader, DefaultSource
 
 PROGRAM = """
 import sys
@@ -39,6 +41,17 @@ def test_what_is_wrong_with_the_installation_is_told_at_use(
             ):
                 call()
     assert importlib.reload(pyspark_rocketmq).DefaultSource is DefaultSource
+
+
+def test_a_schema_chooses_among_the_columns_of_the_options() -> None:
+    options = {"nameserver": "127.0.0.1:1", "topic": "orders", "includeProperties": "false"}
+    source = DefaultSource(options)
+    reader = source.reader(spark_schema(("body", "topic")))
+    assert isinstance(reader, BatchReader)
+    assert reader._options.columns == ("body", "topic")
+    for make in (source.reader, source.streamReader):
+        with pytest.raises(InvalidArgument, match="schema has properties, which the options"):
+            make(spark_schema(("body", "properties")))
 
 
 @pytest.mark.slow

@@ -29,6 +29,7 @@ class MadeUp:
         self.away: set[MessageQueue] = set()
         self.has_route = True
         self.routeless: set[MessageQueue] = set()
+        self.looks: list[Offsets] = []
         self.group: dict[MessageQueue, int] = {}
         self.commits: list[Offsets] = []
         self.waits: list[tuple[Offsets, int]] = []
@@ -49,7 +50,10 @@ class MadeUp:
                 raise ConnectionLost(f"{queue} is away")
         return {queue: self.ends[queue] for queue in wanted}
 
-    async def limits_known(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, Limits]:
+    async def limits_known(
+        self, queues: Iterable[MessageQueue], at: Offsets
+    ) -> dict[MessageQueue, Limits]:
+        self.looks.append(at)
         return {
             queue: self.ends[queue]
             for queue in queues
@@ -75,10 +79,11 @@ class MadeUp:
     async def bytes_per_row(self, queue: MessageQueue, _offset: int) -> int:
         return 100 if queue == Q0 else 10
 
-    async def wait_for_news(self, at: Offsets, wait_ms: int) -> None:
+    async def wait_for_news(self, at: Offsets, wait_ms: int) -> bool:
         self.waits.append((dict(at), wait_ms))
         await asyncio.sleep(wait_ms / 1000)
         self.ends |= self.arriving
+        return bool(self.arriving)
 
 
 def following(cluster: MadeUp, **options: str) -> Following:
@@ -102,6 +107,19 @@ async def test_the_first_batch_only_notes_where_the_stream_starts() -> None:
 
 
 @virtual_time()
+async def test_what_comes_after_a_stream_began_without_queues_is_read_as_a_whole() -> None:
+    cluster = MadeUp({})
+    assert await latest(following(cluster), {}) == {}
+    cluster.ends = {Q0: Limits(2, 10)}
+    # Another process goes on from the checkpoint.
+    follow = following(cluster)
+    start = await follow.latest({}, is_limited=True, has_begun=True)
+    assert start == {Q0: 2}
+    assert await latest(follow, start) == {Q0: 10}
+    assert await latest(following(cluster), {}) == {Q0: 10}, "without one it begins at the latest"
+
+
+@virtual_time()
 async def test_a_topic_that_nobody_knows_is_an_error_at_first_only() -> None:
     cluster = MadeUp({Q0: Limits(0, 4)})
     cluster.has_route = False
@@ -117,6 +135,9 @@ async def test_without_news_it_waits_for_some_at_the_ends_of_the_queues() -> Non
     start = {Q0: 4, Q1: 2}
     assert await latest(follow, start) == start
     assert cluster.waits == [(start, 300)]
+    assert cluster.looks == [{}, start], (
+        "once for known queues and once for new ones: nothing has woken it"
+    )
     cluster.arriving = {Q1: Limits(0, 3)}
     assert await latest(follow, start) == {Q0: 4, Q1: 3}
 

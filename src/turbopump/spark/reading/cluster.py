@@ -19,7 +19,7 @@ from turbopump.client.reading import QueueReader
 from turbopump.client.route_cache import NameServers
 from turbopump.client.session import Session
 from turbopump.client.subscriptions import subscription
-from turbopump.errors import NetworkError, NoRoute, TurbopumpError
+from turbopump.errors import NetworkError, NoRoute, RequestTimeout, TurbopumpError
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.spark.reading import key_search
 from turbopump.spark.reading.offsets import Limits, Offsets, inside
@@ -49,6 +49,7 @@ _NO_OFFSETS = "no consumer offset"
 _REPLY_TOPIC_SUFFIX = "_REPLY_TOPIC"
 _ANSWER_MARGIN_MS = 10_000
 _SAMPLE_ROWS = 32
+_SILENCE_TIMEOUTS = 3
 
 
 class Cluster:
@@ -67,6 +68,7 @@ class Cluster:
         self._servers = NameServers(session.config.nameserver_addresses, session.random)
         self._unknown: frozenset[MessageQueue] = frozenset()
         self._routeless: frozenset[str] = frozenset()
+        self._silent_until_ms: dict[str, int] = {}
         self._topics_found: tuple[int, tuple[str, ...]] | None = None
 
     # --- queues -----------------------------------------------------------------------------------
@@ -187,20 +189,44 @@ class Cluster:
             queues, lambda queue: self._patiently(lambda: self._limits(queue), str(queue))
         )
 
-    async def limits_known(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, Limits]:
-        """Return the ends of queues whose brokers answer; the others are logged."""
-        found, failed = await of_those_who_answer(queues, self._limits)
+    async def limits_known(
+        self, queues: Iterable[MessageQueue], at: Offsets
+    ) -> dict[MessageQueue, Limits]:
+        """Return the ends of queues whose brokers answer; the others are logged.
+
+        Of a queue that ends ``at`` where it has been read to, the beginning is not asked for: it
+        is said to be there, too.
+        """
+        wanted = frozenset(queues)
+        asked = sorted(queue for queue in wanted if not self._is_silent(queue.broker))
+        found, failed = await of_those_who_answer(
+            asked, lambda queue: self._limits(queue, at.get(queue))
+        )
+        for queue, error in failed.items():
+            self._note_silence(queue.broker, error)
         if failed.keys() - self._unknown:
             queue, error = next(iter(failed.items()))
             _log.warning("%d queues are not known at the moment: %s: %s", len(failed), queue, error)
-        self._unknown = frozenset(failed)
+        self._unknown = (self._unknown - wanted) | (wanted - found.keys())
         return dict(found)
 
-    async def _limits(self, queue: MessageQueue) -> Limits:
-        low, high = await asyncio.gather(
-            self._reader.min_offset(queue), self._reader.max_offset(queue)
-        )
+    async def _limits(self, queue: MessageQueue, at: int | None = None) -> Limits:
+        high = await self._reader.max_offset(queue)
+        low = high if high == at else await self._reader.min_offset(queue)
         return Limits(low, high, is_certain=self._session.has_master(queue.broker))
+
+    def _is_silent(self, broker: str) -> bool:
+        return self._silent_until_ms.get(broker, 0) > self._session.clock.monotonic_ms()
+
+    def _note_silence(self, broker: str, error: TurbopumpError) -> None:
+        """Leave a broker that does not answer in time alone for a while.
+
+        The other queues would wait for it in every batch. One that is known to be away costs no
+        time.
+        """
+        if isinstance(error, RequestTimeout):
+            pause_ms = _SILENCE_TIMEOUTS * self._session.config.request_timeout_ms
+            self._silent_until_ms[broker] = self._session.clock.monotonic_ms() + pause_ms
 
     async def resolve(
         self, name: str, position: Position, queues: Iterable[MessageQueue]
@@ -306,9 +332,12 @@ class Cluster:
         return {queue: offsets[queue] for queue, is_noted in noted.items() if is_noted}
 
     async def _commit(self, queue: MessageQueue, offset: int) -> bool:
+        if self._is_silent(queue.broker):
+            return False
         try:
             await self._reader.commit(queue, QueueOffset(offset))
         except TurbopumpError as error:
+            self._note_silence(queue.broker, error)
             _log.warning("%s: offset %d not committed: %s", queue, offset, error)
             return False
         return True
@@ -390,8 +419,8 @@ class Cluster:
 
     # --- waiting ----------------------------------------------------------------------------------
 
-    async def wait_for_news(self, at: Offsets, wait_ms: int) -> None:
-        """Return when a message comes at one of the offsets, or when the time is over.
+    async def wait_for_news(self, at: Offsets, wait_ms: int) -> bool:
+        """Return True when a message comes at one of the offsets, False when the time is over.
 
         Brokers hold a pull of each queue and answer the one that has news.
         """
@@ -402,7 +431,8 @@ class Cluster:
             while sleeping in pending:
                 done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                 if any(task.result() for task in done if task is not sleeping):
-                    return
+                    return True
+            return False
         finally:
             for task in (sleeping, *held):
                 task.cancel()

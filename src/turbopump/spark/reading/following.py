@@ -25,6 +25,7 @@ from turbopump.spark.reading.offsets import (
     shares,
 )
 from turbopump.spark.reading.options import SourceOptions
+from turbopump.spark.reading.patience import of_each
 from turbopump.spark.reading.positions import Earliest, OfGroup, Position
 
 _log = logging.getLogger(__name__)
@@ -36,13 +37,15 @@ class Questions(Protocol):
     async def queues(self) -> tuple[MessageQueue, ...]: ...
     async def queues_known(self) -> tuple[MessageQueue, ...]: ...
     async def limits(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, Limits]: ...
-    async def limits_known(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, Limits]: ...
+    async def limits_known(
+        self, queues: Iterable[MessageQueue], at: Offsets
+    ) -> dict[MessageQueue, Limits]: ...
     async def resolve(
         self, name: str, position: Position, queues: Iterable[MessageQueue]
     ) -> dict[MessageQueue, int]: ...
     async def commit(self, offsets: Offsets) -> Offsets: ...
     async def bytes_per_row(self, queue: MessageQueue, offset: int) -> int: ...
-    async def wait_for_news(self, at: Offsets, wait_ms: int) -> None: ...
+    async def wait_for_news(self, at: Offsets, wait_ms: int) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +96,14 @@ class Following:
         if changed:
             self.committed.update(await self._cluster.commit(changed))
 
-    async def latest(self, start: Offsets, *, is_limited: bool) -> Offsets:
+    async def latest(self, start: Offsets, *, is_limited: bool, has_begun: bool = False) -> Offsets:
         """Return where the batch ends that begins at ``start``, the end of the last one.
 
-        Without news it waits a while for some: Spark would ask again at once.
+        Without news it waits a while for some: Spark would ask again at once. A stream that
+        ``has_begun`` has noted where it starts, even if there were no queues.
         """
         await self.commit(start)
-        if not start and not self._has_begun:
+        if not (start or has_begun or self._has_begun):
             self._has_begun = True
             return await self._beginning()
         if not self._has_begun:
@@ -108,8 +112,8 @@ class Following:
         seen = await self._look(start)
         end = await self._end(seen, is_limited=is_limited)
         if end == start and self._frozen is None:
-            await self._wait(seen)
-            seen = await self._look(start)
+            if await self._wait(seen):
+                seen = await self._look(start)
             end = await self._end(seen, is_limited=is_limited)
         if end != start:
             self._last_batch_ms = self._clock.monotonic_ms()
@@ -124,7 +128,8 @@ class Following:
 
     async def _look(self, start: Offsets) -> _Seen:
         new = await self._new_queues(start)
-        limits = await self._limits(queue for queue in start if self._options.chosen.has(queue))
+        read = [queue for queue in start if self._options.chosen.has(queue)]
+        limits = await self._limits(read, start)
         highs = {queue: ends.high for queue, ends in limits.items()}
         self.latest_known = {**start, **highs, **new}
         reached = self._past_losses(start, limits)
@@ -138,13 +143,15 @@ class Following:
         }
         return _Seen(reached, new, target)
 
-    async def _limits(self, queues: Iterable[MessageQueue]) -> Mapping[MessageQueue, Limits]:
+    async def _limits(
+        self, queues: Iterable[MessageQueue], at: Offsets
+    ) -> Mapping[MessageQueue, Limits]:
         """Return the ends of queues, without those whose brokers are away: they are asked again.
 
         Who reads what is there now is not asked again, so that they are waited for.
         """
         if self._frozen is None:
-            return await self._cluster.limits_known(queues)
+            return await self._cluster.limits_known(queues, at)
         return await self._cluster.limits(queue for queue in queues if queue in self._frozen)
 
     def _as_frozen(self, queue: MessageQueue, high: int) -> int:
@@ -174,7 +181,7 @@ class Following:
         Of a group that is shared, others have: they do not read for this stream.
         """
         queues = await self._cluster.queues_known()
-        limits = await self._limits(queue for queue in queues if queue not in start)
+        limits = await self._limits((queue for queue in queues if queue not in start), {})
         if not limits:
             return {}
         options = self._options
@@ -220,14 +227,15 @@ class Following:
     async def _cut_by_bytes(
         self, seen: _Seen, rows: dict[MessageQueue, int], bytes_max: int
     ) -> dict[MessageQueue, int]:
-        each = {
-            queue: max(1, await self._cluster.bytes_per_row(queue, seen.start[queue]))
-            for queue in rows
-        }
+        found = await of_each(
+            rows, lambda queue: self._cluster.bytes_per_row(queue, seen.start[queue])
+        )
+        each = {queue: max(1, size) for queue, size in found.items()}
         given = shares({queue: rows[queue] * each[queue] for queue in rows}, bytes_max)
         return {queue: min(rows[queue], max(1, given[queue] // each[queue])) for queue in rows}
 
-    async def _wait(self, seen: _Seen) -> None:
+    async def _wait(self, seen: _Seen) -> bool:
+        """Wait a while, and return whether there is news."""
         wait_ms = self._options.idle_wait_ms
         if seen.waiting:
             wait_ms = min(wait_ms, max(1, self._delay_left_ms()))
@@ -236,4 +244,4 @@ class Following:
             for queue, at in seen.start.items()
             if self._options.chosen.has(queue)
         }
-        await self._cluster.wait_for_news(ends, wait_ms)
+        return await self._cluster.wait_for_news(ends, wait_ms)

@@ -17,6 +17,12 @@ Offsets = Mapping[MessageQueue, int]
 
 Nested = dict[str, dict[str, dict[str, int]]]
 
+NO_QUEUES: Nested = {"": {}}
+"""Where a stream is that has begun before there were queues: all that come are read as a whole.
+
+Nothing at all is where it is before it has begun.
+"""
+
 
 def nested(offsets: Offsets) -> Nested:
     """Return offsets as they are written; equal offsets always make equal text."""
