@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Awaitable
 from contextlib import ExitStack
 from pathlib import Path
 from random import Random
@@ -189,7 +190,7 @@ class Broker:
         self._upkeep.note_message()
         every(_RETENTION_INTERVAL_MS, self._retain, first_ms=_RETENTION_FIRST_MS)
         every(lambda: self.config.long_polling.sweep_interval_ms, self._sweep)
-        every(lambda: self.config.intervals.offsets_ms, self.state.offsets.persist)
+        every(lambda: self.config.intervals.offsets_ms, self._persist_offsets)
         every(lambda: self.config.intervals.delays_ms, self.path.delays.save)
         every(SAMPLE_INTERVAL_MS, self.state.stats.sample)
         every(SWEEP_INTERVAL_MS, self._administration.clients.sweep)
@@ -247,6 +248,10 @@ class Broker:
     def _release_unreadable(self, topic: TopicConfig) -> None:
         if not is_readable(topic):
             self.path.arrivals.release_topic(topic.topic_name)
+
+    def _persist_offsets(self) -> Awaitable[None] | None:
+        offsets = self.state.offsets
+        return offsets.persist() if offsets.is_dirty else None
 
     def _retain(self) -> None:
         self.store.retain()

@@ -193,19 +193,28 @@ class _JumpingSelector(selectors.BaseSelector):
         self._loop = loop
         self._real = selectors.DefaultSelector()
         self._calls = 0
+        self._is_alone = True
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         loop = self._loop
         self._calls += 1
         is_round = self._calls % _CALLS_PER_ROUND == 0
-        if is_round or loop.is_waited_for:
+        # Asking the system costs more than all the rest here, so not when it is certain that
+        # nothing is ready.
+        is_needless = self._is_alone and not (is_round or loop.is_told)
+        if timeout == 0 and is_needless:
+            return []
+        is_waited_for = loop.is_waited_for
+        if is_round or is_waited_for:
             self._require_time_left()
         # Asked before looking: who was busy and is not any more has told the loop by then.
         are_others_busy = timeout != 0 and loop.are_others_busy
-        ready = self._look(is_round=is_round)
-        if ready or timeout == 0:
-            return ready
-        if loop.is_waited_for:
+        if not is_needless or are_others_busy or is_waited_for or loop.is_told:
+            loop.is_told = False
+            ready = self._real.select(0)
+            if ready or timeout == 0:
+                return ready
+        if is_waited_for:
             return self._real.select(loop.real_time_left_s)
         if are_others_busy:
             return self._real.select(_LOOK_AGAIN_S)
@@ -215,15 +224,6 @@ class _JumpingSelector(selectors.BaseSelector):
             return self._wait_for_threads()
         loop.clock.advance_ns(math.ceil(timeout * 1e9))
         return []
-
-    def _look(self, *, is_round: bool) -> list[tuple[selectors.SelectorKey, int]]:
-        """Look for what is ready, unless it is certain that nothing is: asking the system costs."""
-        loop = self._loop
-        is_alone = len(self._real.get_map()) <= _OWN_FILES
-        if is_alone and not (is_round or loop.is_told or loop.is_waited_for):
-            return []
-        loop.is_told = False
-        return self._real.select(0)
 
     def _require_time_left(self) -> None:
         left_s = self._loop.real_time_left_s
@@ -249,10 +249,14 @@ class _JumpingSelector(selectors.BaseSelector):
         return ready
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        return self._real.register(fileobj, events, data)
+        key = self._real.register(fileobj, events, data)
+        self._is_alone = len(self._real.get_map()) <= _OWN_FILES
+        return key
 
     def unregister(self, fileobj: Any) -> selectors.SelectorKey:
-        return self._real.unregister(fileobj)
+        key = self._real.unregister(fileobj)
+        self._is_alone = len(self._real.get_map()) <= _OWN_FILES
+        return key
 
     def modify(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
         return self._real.modify(fileobj, events, data)

@@ -132,11 +132,13 @@ class MemoryNetwork:
     # --- questions --------------------------------------------------------------------------------
 
     def is_partitioned(self, one: str, other: str) -> bool:
+        if not self._isolated and not self._partitioned:
+            return False
         is_apart = one != other and not self._isolated.isdisjoint((one, other))
         return is_apart or frozenset((one, other)) in self._partitioned
 
     def is_losing(self, source: str, target: str) -> bool:
-        return (source, target) in self._losing
+        return bool(self._losing) and (source, target) in self._losing
 
     def is_refusing(self, host: str) -> bool:
         return host in self._refusing
@@ -211,6 +213,10 @@ class _HostLink:
         if bytes_max > 1 and random.random() < self._network.quality.cut_chance:
             return random.randrange(1, bytes_max)
         return bytes_max
+
+    @property
+    def is_noted(self) -> bool:
+        return self._network.trace is not None
 
     def note(self, event: str) -> None:
         self._network.note(event)

@@ -40,6 +40,11 @@ class Link(Protocol):
         """Return how many of so many bytes travel together."""
         ...
 
+    @property
+    def is_noted(self) -> bool:
+        """Whether there is a trace at all."""
+        ...
+
     def note(self, event: str) -> None:
         """Write an event into the network's trace."""
         ...
@@ -262,7 +267,8 @@ class MemoryTransport(asyncio.Transport):
         return self._reading and not self._closing and not self.is_frozen
 
     def take(self, chunk: bytes) -> None:
-        self._incoming.link.note(f"{self._ends()} {len(chunk)} bytes")
+        if self._incoming.link.is_noted:
+            self._incoming.link.note(f"{self._ends()} {len(chunk)} bytes")
         call = "data_received" if chunk else "eof_received"
         try:
             if chunk != _END:

@@ -1,0 +1,63 @@
+"""What is repeated: its pauses, what fails, and what stopping leaves."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from turbopump.broker.periodic import Periodic
+from turbopump.testing import virtual_loop, virtual_time
+
+
+@virtual_time()
+async def test_the_pause_begins_when_an_action_is_done() -> None:
+    times: list[float] = []
+
+    async def act() -> None:
+        times.append(virtual_loop().time())
+        await asyncio.sleep(1)
+
+    periodic = Periodic()
+    periodic.every(5000, act, first_ms=500)
+    periodic.every(5000, lambda: times.append(-virtual_loop().time()))
+    await asyncio.sleep(13)
+    await periodic.stop()
+    assert times == pytest.approx([0.5, -5, 6.5, -10, 12.5], abs=1e-6)
+    await asyncio.sleep(60)
+    assert len(times) == 5, "stopped, one of them in the middle"
+
+
+@virtual_time()
+async def test_failures_are_logged_and_it_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    tries: list[str] = []
+
+    def fail() -> None:
+        tries.append("plain")
+        raise LookupError("once more")
+
+    async def fail_later() -> None:
+        await asyncio.sleep(0)
+        tries.append("later")
+        raise LookupError("once more")
+
+    periodic = Periodic()
+    periodic.every(1000, fail)
+    periodic.every(1000, fail_later)
+    await asyncio.sleep(2.5)
+    await periodic.stop()
+    assert tries == ["plain", "later"] * 2
+    assert caplog.text.count("fail_later failed") == 2
+
+
+@virtual_time()
+async def test_an_interval_may_change_meanwhile() -> None:
+    pause_ms = 1000
+    times: list[float] = []
+    periodic = Periodic()
+    periodic.every(lambda: pause_ms, lambda: times.append(virtual_loop().time()))
+    await asyncio.sleep(1.5)
+    pause_ms = 10_000
+    await asyncio.sleep(20)
+    await periodic.stop()
+    assert times == pytest.approx([1, 2, 12], abs=1e-6)
