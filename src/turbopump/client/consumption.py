@@ -287,18 +287,18 @@ class Consumption:
         await self._go_to(owned, offset)
 
     async def reset(self, topic: str, offsets: Mapping[MessageQueue, QueueOffset]) -> None:
-        """Go on from other offsets, perhaps backwards; queues that are not owned stay alone."""
+        """Go on from other offsets, perhaps backwards, in those queues that are owned by then."""
         # In a task of its own: who asked may be gone before it is done.
         await asyncio.shield(self._tasks.start(self._reset(topic, offsets)))
 
     async def _reset(self, topic: str, offsets: Mapping[MessageQueue, QueueOffset]) -> None:
-        chosen = [queue for queue in self.owned if queue.topic == topic and queue in offsets]
+        # Also those that are not owned now: another reset may be about to gain them anew.
+        chosen = [queue for queue in offsets if queue.topic == topic]
         self._targets.update((queue, offsets[queue]) for queue in chosen)
         self._resets += 1
         self._note_pause()
         try:
-            for queue in chosen:
-                owned = self.owned[queue]
+            for owned in [self.owned[queue] for queue in chosen if queue in self.owned]:
                 self._drop(owned)
                 owned.cache.clear()
             await asyncio.sleep(_BEFORE_OTHER_OFFSET_MS / 1000)
