@@ -170,11 +170,13 @@ def test_replay_filters_counts_and_keeps_to_the_rate(
         is_dry_run=True,
     )
     assert (counted.chosen, counted.least_s) == (60, 29.0)
-    plain = replay(spark, messages.select("topic", "body"), sink, {"*": f"{name}-plain"})
-    assert (plain.sent, plain.first_stored_ms) == (30, None)
+    named = {**sink, "writeId": "monday"}
+    plain = replay(spark, messages.select("topic", "body"), named, {"*": f"{name}-plain"})
+    assert (plain.sent, plain.first_stored_ms, plain.write_id) == (30, None, "monday")
     stamps = [each.properties["SPARK_ROW"] for each in stored(broker.nameserver, f"{name}-plain")]
     assert len(set(stamps)) == 30
     assert {stamp.split("/")[2] for stamp in stamps} == {"0", "1"}, "all tasks have a share"
+    assert {stamp.split("/")[0] for stamp in stamps} == {"monday"}
 
     path = str(tmp_path / "archive")
     messages.write.partitionBy("topic").parquet(path)
@@ -186,6 +188,8 @@ def test_replay_filters_counts_and_keeps_to_the_rate(
 
     with pytest.raises(InvalidArgument, match="to does not say where messages of old go"):
         replay(spark, messages, sink, {"other": name})
+    with pytest.raises(InvalidArgument, match="topic is 'elsewhere': where messages go is said by"):
+        replay(spark, messages, {**sink, "topic": "elsewhere"}, {"*": name})
     with pytest.raises(InvalidArgument, match="no column storeTimestamp"):
         replay(spark, messages.drop("storeTimestamp"), sink, {"*": name}, since=BEGIN)
     wrong = run("replay", path, "--to", name, "--where", "nonsense > 1")

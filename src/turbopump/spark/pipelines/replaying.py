@@ -34,6 +34,8 @@ from turbopump.spark.writing.options import SinkOptions
 ANY_TOPIC = "*"
 """In ``to``: where messages of all topics go that are not named."""
 
+_SINK = {"stamp": "property", "reservedProperties": "drop"}
+
 TOPIC_MARK = "REPLAYED_TOPIC"
 ID_MARK = "REPLAYED_MSG_ID"
 BORN_MARK = "REPLAYED_BORN_MS"
@@ -118,12 +120,18 @@ def replay(
     """Send messages of an archive, or of a table with its columns, to topics.
 
     ``to`` says where the messages of each topic go, ``{"*": topic}`` for all others; ``sink`` are
-    options of the sink. ``where`` is a Spark SQL condition, ``since`` and ``until`` bound the time
+    options of the sink, ``topic`` apart; a ``writeId`` among them makes repeated replays
+    recognisable. ``where`` is a Spark SQL condition, ``since`` and ``until`` bound the time
     at which messages were stored, the end excluded. Old topic, id and times become properties.
     """
     started_s = time.monotonic()
     pace = pace or Pace()
-    options = SinkOptions.parse({"stamp": "property", "reservedProperties": "drop", **sink})
+    options = SinkOptions.parse({**_SINK, **sink})
+    if options.topic is not None:
+        raise InvalidArgument(
+            f"topic is {options.topic!r}: where messages go is said by to, "
+            f"{{{ANY_TOPIC!r}: {options.topic!r}}} sends all of them there"
+        )
     with explained_failures():
         frame = messages if isinstance(messages, DataFrame) else read_archive(spark, messages)
         chosen = _chosen(frame, where, since, until, needs_times=pace.speed is not None)
@@ -133,7 +141,7 @@ def replay(
         plan = _plan(prepared)
         _require_targets(plan)
         watch(Step("messages chosen", plan.rows))
-        write_id = str(uuid.uuid4())
+        write_id = options.write_id or str(uuid.uuid4())
         sent = (
             []
             if is_dry_run or not plan.rows

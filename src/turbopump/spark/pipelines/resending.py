@@ -1,4 +1,4 @@
-"""Sending rows that were messages once: what replay and redrive have in common.
+"""Sending rows that were messages once, when they are due: what replay does on executors.
 
 Executors call the sink's own writer, slice by slice, so that nothing lies between the moment when
 rows are due and their sending; through Spark's writer they would wait for its buffers to fill.
