@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, datetime
@@ -24,6 +25,7 @@ from turbopump.admin import (
     LetterFilter,
     Outcome,
     Redriven,
+    dead_letters,
 )
 from turbopump.broker.config import LimitsConfig
 from turbopump.client.delivery.results import ConsumeResult
@@ -420,6 +422,22 @@ async def test_each_letter_looked_at_is_told_also_those_not_wanted(tmp_path: Pat
         work = letters.redrive("g", wanted=wanted, on_read=lambda: seen.append(None))
         assert len(await redriven(work)) == 1
         assert len(seen) == 3
+
+
+@virtual_time()
+async def test_few_large_letters_are_worked_on_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "_BYTES_AT_ONCE", 10_000)
+    async with administered(tmp_path, "a") as (world, admin):
+        await admin.topics.create("T", queues=1)
+        for _ in range(4):
+            await admin.messages.send(Message("T", random.Random(1).randbytes(6000)))
+        await make_letters(world, 4)
+        seen: list[None] = []
+        work = admin.dead_letters.redrive("g", on_read=lambda: seen.append(None))
+        read_by_then = [len(seen) async for _ in work]
+        assert read_by_then == [2, 2, 4, 4]
 
 
 @virtual_time()
