@@ -26,7 +26,7 @@ from turbopump.wire.bodies import (
     TopicRoute,
 )
 from turbopump.wire.codes import RequestCode, ResponseCode
-from turbopump.wire.command import Command, Payload, request, whole_body
+from turbopump.wire.command import Buffer, Command, Payload, request, whole_body
 from turbopump.wire.record import MessageView, decode_record, decode_records
 
 _SUCCESS = int(ResponseCode.SUCCESS)
@@ -214,7 +214,8 @@ class OffsetIllegal(_Pulled):
 class FoundRecords(_Pulled):
     """Messages came, and are still as they are stored: whole records, back to back."""
 
-    records: bytes
+    records: Buffer
+    """Perhaps with all that was received together with them."""
 
 
 RecordsOutcome = FoundRecords | NothingNew | NothingMatched | OffsetIllegal
@@ -246,7 +247,7 @@ def decoded(outcome: RecordsOutcome) -> PullOutcome:
         outcome.min_offset,
         outcome.max_offset,
         outcome.broker_id,
-        messages=tuple(decode_records(outcome.records)),
+        messages=tuple(decode_records(bytes(outcome.records))),
     )
 
 
@@ -268,7 +269,10 @@ async def pull_records(
     )
     if empty is not None:
         return empty(*limits)
-    return FoundRecords(*limits, records=whole_body(answer))
+    body = answer.body
+    if not isinstance(body, bytes | bytearray | memoryview):
+        body = whole_body(answer)
+    return FoundRecords(*limits, records=body)
 
 
 async def view_message(

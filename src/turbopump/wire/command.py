@@ -97,7 +97,7 @@ def body_parts(body: Payload) -> Sequence[Buffer]:
 
 
 def whole_body(command: Command) -> bytes:
-    """Return the body in one piece; what came off the wire is one already."""
+    """Return the body in one piece, which may be kept: nothing else is kept with it."""
     body = command.body
     return body if isinstance(body, bytes) else b"".join(body_parts(body))
 
@@ -109,7 +109,7 @@ def encode_header(command: Command) -> bytes:
     return _encode_binary(command)
 
 
-def decode_header(data: bytes, serialize: int, body: bytes = b"") -> Command:
+def decode_header(data: bytes, serialize: int, body: Buffer = b"") -> Command:
     """Read a header; the error's position counts from the header's start."""
     if serialize == _JSON:
         return _decode_json(data, body)
@@ -155,7 +155,7 @@ def _encode_json(command: Command) -> bytes:
     )
 
 
-def _decode_json(data: bytes, body: bytes) -> Command:
+def _decode_json(data: bytes, body: Buffer) -> Command:
     try:
         header = _decode_json_header(data)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -252,7 +252,7 @@ def _check_fits(command: Command) -> None:
             raise InvalidArgument(f"{name} {value} does not fit into a binary header")
 
 
-def _decode_binary(data: bytes, body: bytes) -> Command:
+def _decode_binary(data: bytes, body: Buffer) -> Command:
     if len(data) < _FIXED.size + _LENGTH.size:
         raise HeaderError(f"binary header of {len(data)} bytes is too short", len(data))
     code, language, version, opaque, flag, remark_length = _FIXED.unpack_from(data)

@@ -15,6 +15,8 @@ _LENGTH = struct.Struct(">i")
 _MARK = struct.Struct(">I")
 _LENGTH_BYTES = 4
 _HEADER_LENGTH_BITS = 0xFF_FFFF
+_LARGE_BYTES = 65536
+"""Bodies of this size or more are not copied; who keeps one for long should."""
 
 
 def encode(command: Command, frame_bytes_max: int = FRAME_BYTES_MAX) -> bytes:
@@ -89,8 +91,7 @@ class FrameDecoder:
         frame = self._pending
         frame += memoryview(chunk)[:end]
         self._pending = bytearray()
-        with memoryview(frame) as whole:
-            command = _command(whole, 0, len(frame), self._consumed)
+        command = _command(memoryview(frame), 0, len(frame), self._consumed)
         # What follows counts from the start of its chunk.
         self._consumed += len(frame) - end
         return command
@@ -103,7 +104,7 @@ class FrameDecoder:
 
     def _keep(self, data: bytes, at: int) -> None:
         """Keep what is left of the chunk until the rest of its frame comes."""
-        rest = data[at:] if at else data
+        rest = memoryview(data)[at:]
         self._consumed += at
         self._pending += rest
         known = len(rest) >= _LENGTH_BYTES
@@ -132,7 +133,9 @@ def _command(data: bytes | memoryview, at: int, end: int, consumed: int) -> Comm
             consumed + at + _LENGTH_BYTES,
         )
     try:
-        header, body = bytes(data[header_at:header_end]), bytes(data[header_end:end])
-        return decode_header(header, mark >> 24, body)
+        header = bytes(data[header_at:header_end])
+        if end - header_end < _LARGE_BYTES:
+            return decode_header(header, mark >> 24, bytes(data[header_end:end]))
+        return decode_header(header, mark >> 24, memoryview(data)[header_end:end])
     except WireError as error:
         raise error.shifted(consumed + header_at) from error

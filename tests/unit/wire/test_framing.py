@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from turbopump.errors import FrameError, HeaderError, InvalidArgument, WireError
 from turbopump.wire import framing
-from turbopump.wire.command import Command, Serialize, request
+from turbopump.wire.command import Command, Serialize, request, whole_body
 from turbopump.wire.framing import FrameDecoder
 from vectors import frames
 
@@ -152,3 +152,20 @@ def test_protocol_example_of_the_json_form() -> None:
     )
     command = Command(code=105, opaque=1, ext_fields={"topic": "T"})
     assert framing.encode(command) == bytes.fromhex("000000810000007d") + header
+
+
+@pytest.mark.parametrize("chunk_bytes", [1000, 70_000, 300_000])
+def test_a_large_body_is_kept_as_it_came_until_it_is_wanted_whole(chunk_bytes: int) -> None:
+    commands = [
+        Command(code=10, opaque=number, body=bytes([number]) * (100_000 + number))
+        for number in range(3)
+    ]
+    stream = b"".join(map(framing.encode, commands))
+    decoder = FrameDecoder()
+    found: list[Command] = []
+    for at in range(0, len(stream), chunk_bytes):
+        found += decoder.feed(stream[at : at + chunk_bytes])
+    assert all(isinstance(each.body, memoryview) for each in found)
+    bodies = [whole_body(each) for each in found]
+    assert all(isinstance(body, bytes) for body in bodies)
+    assert bodies == [each.body for each in commands]

@@ -179,7 +179,7 @@ class Pulling:
     expression: str = "*"
     expression_type: str = "TAG"
     count_max: int = 1000
-    in_flight_max: int = 16
+    in_flight_max: int = 32
     timeout_ms: int = 10_000
     retries: int = 8
     tags_by_topic: tuple[tuple[str, tuple[str, ...]], ...] = ()
@@ -405,7 +405,7 @@ def _require_numbers(numbers: Iterable[object], refusal: str) -> None:
 def _pulling(given: Given) -> Pulling:
     pulling = Pulling(
         count_max=given.find("pullBatchSize", positive, 1000),
-        in_flight_max=given.find("pullsInFlight", positive, 16),
+        in_flight_max=given.find("pullsInFlight", positive, 32),
         timeout_ms=_request_timeout_ms(given),
         retries=given.find("retries", natural, 8),
     )

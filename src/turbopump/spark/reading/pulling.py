@@ -31,11 +31,12 @@ from turbopump.spark.reading.deletion import is_topic_deleted
 from turbopump.spark.reading.options import Pulling
 from turbopump.spark.reading.patience import patiently, pause_s
 from turbopump.spark.reading.planning import QueueRange
+from turbopump.wire.command import Buffer
 
 _log = logging.getLogger(__name__)
 
 CHUNK_ROWS = 8192
-CHUNK_BYTES = 8 * 1024 * 1024
+CHUNK_BYTES = 4 * 1024 * 1024
 """A chunk is decoded at once: large enough to be worth it, small enough for the cache."""
 
 _MISSING_TRIES = 5
@@ -47,7 +48,7 @@ a broker that has just started may not have read its log to the end."""
 class Chunk:
     """Records of a queue from ``start`` to before ``end``; some at either side may not belong."""
 
-    records: bytes
+    records: bytes | memoryview
     start: int
     end: int
 
@@ -121,7 +122,7 @@ class RangePull:
 
     async def _chunk(self) -> Chunk | None:
         """Gather answers that lie back to back until they are worth decoding."""
-        parts: list[bytes] = []
+        parts: list[Buffer] = []
         start, size = self._at, 0
         while self._at < self._range.end and self._at - start < CHUNK_ROWS and size < CHUNK_BYTES:
             self._ask_ahead()
@@ -147,7 +148,7 @@ class RangePull:
                 return Chunk(b"".join(parts), start, before)
         if not parts:
             return None
-        return Chunk(parts[0] if len(parts) == 1 else b"".join(parts), start, self._at)
+        return Chunk(memoryview(parts[0]) if len(parts) == 1 else b"".join(parts), start, self._at)
 
     async def _answer(self, asked: _Asked, *, is_first: bool) -> RecordsOutcome | None:
         """Wait for an answer, None if the topic was deleted: then everything that comes is lost.
@@ -164,7 +165,7 @@ class RangePull:
             self._at = self._range.end
         return None
 
-    async def _take(self, asked: _Asked, outcome: RecordsOutcome) -> bytes | None:
+    async def _take(self, asked: _Asked, outcome: RecordsOutcome) -> Buffer | None:
         """Go on to where an answer leads; return its records if it has some."""
         match outcome:
             case FoundRecords(next_offset=next_offset, records=records):
@@ -214,10 +215,12 @@ class RangePull:
                 return
         elif self._asked[0].offset > self._at:
             self._fill(self._asked[0].offset)
-        if len(self._asked) > self._pulling.in_flight_max // 2:
+        # More than one chunk ahead is of no use.
+        most = min(self._pulling.in_flight_max, max(2, CHUNK_ROWS // max(1, self._step)))
+        if len(self._asked) > most // 2:
             # Requests that leave together cost one write, and the broker one wake-up.
             return
-        while len(self._asked) < self._pulling.in_flight_max and self._ask_next < self._range.end:
+        while len(self._asked) < most and self._ask_next < self._range.end:
             count = min(self._pulling.count_max, self._range.end - self._ask_next)
             self._asked.append(self._ask(self._ask_next, count))
             self._ask_next += self._step
