@@ -152,6 +152,9 @@ def test_ranges_are_split_and_answers_are_small(
     capped = read(spark, broker, topic=topic, maxRecordsPerPartition="150", pullsInFlight="1")
     assert capped.rdd.getNumPartitions() == COUNT // 150
     assert numbers(capped) == list(range(COUNT))
+    apart = read(spark, broker, topic=topic, partitionPerQueue="true", requestTimeout="8s")
+    assert apart.rdd.getNumPartitions() == 2
+    assert numbers(apart) == list(range(COUNT))
 
 
 def test_several_topics_are_read_together(spark: SparkSession, broker: Standalone) -> None:

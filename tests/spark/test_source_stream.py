@@ -41,7 +41,13 @@ class Collected:
 
 
 def stream(spark: SparkSession, nameserver: str, **options: str) -> DataStreamReader:
-    plain = {"nameserver": nameserver, "startingOffsets": "earliest", "discoveryInterval": "1s"}
+    plain = {
+        "nameserver": nameserver,
+        "startingOffsets": "earliest",
+        "discoveryInterval": "1s",
+        "requestTimeout": "8s",
+        "idleWait": "200ms",
+    }
     return spark.readStream.format("rocketmq").options(**(plain | options))
 
 
@@ -152,6 +158,33 @@ def test_an_empty_topic_gives_an_empty_stream(
 
 
 # --- failures -------------------------------------------------------------------------------------
+
+
+def test_what_comes_after_a_stream_began_without_topics_is_read_as_a_whole(
+    spark: SparkSession, broker: Standalone, tmp_path: Path
+) -> None:
+    into, prefix = Collected(), fresh_topic()
+    options = {"topicPattern": f"{prefix}.*", "startingOffsets": "latest"}
+    run_now(stream(spark, broker.nameserver, **options).load(), into, tmp_path)
+    name = made_topic(broker.nameserver, f"{prefix}-late", queues=2)
+    fill(broker.nameserver, name, range(30))
+    run_now(stream(spark, broker.nameserver, **options).load(), into, tmp_path)
+    assert into.numbers == list(range(30))
+
+
+def test_a_topic_that_was_made_anew_is_read_as_a_whole(
+    spark: SparkSession, broker: Standalone, tmp_path: Path
+) -> None:
+    into, name = Collected(), made_topic(broker.nameserver, fresh_topic(), queues=1)
+    options = {"topic": name, "failOnDataLoss": "false"}
+    fill(broker.nameserver, name, range(50), queues=1)
+    run_now(stream(spark, broker.nameserver, **options).load(), into, tmp_path)
+    with Admin(broker.nameserver) as admin:
+        admin.topics.delete(name)
+    made_topic(broker.nameserver, name, queues=1)
+    fill(broker.nameserver, name, range(50, 58), queues=1)
+    run_now(stream(spark, broker.nameserver, **options).load(), into, tmp_path)
+    assert into.numbers == list(range(58))
 
 
 def test_a_worker_that_dies_in_the_middle_is_replaced(
