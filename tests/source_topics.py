@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -11,19 +10,11 @@ from functools import partial
 from pyspark.sql.streaming.query import StreamingQuery
 
 from turbopump.admin.blocking import Admin
-from turbopump.client import calls
 from turbopump.client.blocking import Producer
-from turbopump.client.config import ClientConfig
-from turbopump.client.session import Session
 from turbopump.errors import RemoteError
 from turbopump.message import Message, MessageQueue
-from turbopump.spark.reading.patience import patiently
-from turbopump.wire import properties
-from turbopump.wire.batch import BatchEntry, encode_batch
-from turbopump.wire.headers import SendMessageV2
 
 BATCH = 50
-TIMEOUT_MS = 30_000
 PATIENCE_S = 120.0
 
 
@@ -91,33 +82,3 @@ def made_topic(nameserver: str, topic: str, queues: int = 4) -> str:
     with Admin(nameserver) as admin:
         admin.topics.create(topic, queues=queues)
     return topic
-
-
-def fill_quickly(nameserver: str, topic: str, count: int, queues: int, per_batch: int) -> None:
-    """Send the same batch over and over, encoded once: bodies count from 0 in each batch."""
-    assert count % (per_batch * queues) == 0
-    text = properties.encode({properties.TAGS: "a", properties.KEYS: "k"}).encode()
-    body = encode_batch(
-        BatchEntry(flag=0, body=b"%d" % number, properties=text) for number in range(per_batch)
-    )
-
-    async def send_all() -> None:
-        async with Session(ClientConfig(nameserver)) as session:
-            address = next(iter((await session.route(topic)).brokers.values()))[0]
-            for batch in range(count // per_batch):
-                header = SendMessageV2(
-                    producer_group="tests",
-                    topic=topic,
-                    default_topic="TBW102",
-                    default_topic_queue_nums=queues,
-                    queue_id=batch % queues,
-                    sys_flag=0,
-                    born_timestamp=session.clock.now_ms(),
-                    flag=0,
-                    batch=True,
-                )
-                await patiently(
-                    partial(calls.send, session, address, header, body, TIMEOUT_MS), 20, topic
-                )
-
-    asyncio.run(send_all())

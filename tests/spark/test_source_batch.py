@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from servers import Standalone
-from source_topics import fill, fill_quickly, fresh_topic, made_topic
+from source_topics import fill, fresh_topic, made_topic
 from stored_messages import stored
 from turbopump.client.blocking import Producer, PullConsumer
 from turbopump.message import Message
@@ -238,26 +238,3 @@ def rows_read(rows: DataFrame) -> int:
     rows._jdf.queryExecution().toRdd().count()
     leaves = executed.collectLeaves()
     return int(leaves.apply(0).metrics().apply("numOutputRows").value())
-
-
-def test_a_million_messages_are_all_there(spark: SparkSession, broker: Standalone) -> None:
-    count, queues, per_batch = 1_000_000, 2, 2000
-    name = made_topic(broker.nameserver, fresh_topic(), queues=queues)
-    fill_quickly(broker.nameserver, name, count, queues, per_batch)
-    rows = read(spark, broker, topic=name, columns="queueId,queueOffset,body")
-    found = (
-        rows.groupBy("queueId")
-        .agg(
-            f.count("*").alias("rows"),
-            f.countDistinct("queueOffset").alias("places"),
-            f.min("queueOffset").alias("first"),
-            f.max("queueOffset").alias("last"),
-            f.sum(f.col("body").cast("string").cast("long")).alias("total"),
-        )
-        .collect()
-    )
-    each = count // queues
-    total = each // per_batch * (per_batch * (per_batch - 1) // 2)
-    assert sorted(map(tuple, found)) == [
-        (queue, each, each, 0, each - 1, total) for queue in range(queues)
-    ]
