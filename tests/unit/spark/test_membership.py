@@ -57,6 +57,17 @@ async def test_push_consumers_are_not_joined(tmp_path: Path) -> None:
 
 
 @virtual_time()
+async def test_a_topic_that_is_gone_keeps_no_query_from_its_group(tmp_path: Path) -> None:
+    async with world(tmp_path) as (made, session), pushing(made):
+        wanted = ["gone", "T", "%RETRY%g"]
+        assert isinstance(
+            await join_group(session, options(session, group="g2"), wanted), QueryMember
+        )
+        with pytest.raises(GroupInUse):
+            await join_group(session, options(session), wanted)
+
+
+@virtual_time()
 async def test_two_queries_may_follow_each_other_in_a_group(tmp_path: Path) -> None:
     async with world(tmp_path) as (made, session), made.session("10.0.1.3") as before:
         first = await join_group(before, options(before), ["T"])

@@ -70,12 +70,11 @@ class Driver:
             self._has_joined = True
 
     async def _topics(self) -> Iterable[str]:
-        """Return the topics wanted; a retry topic has no queues before something was sent back."""
-        queues = await self._cluster.queues()
+        """Return the topics wanted; one that nobody knows keeps the others from nothing."""
         chosen = self._options.chosen
         if isinstance(chosen, Topics):
             return chosen.names
-        return dict.fromkeys(queue.topic for queue in queues)
+        return dict.fromkeys(queue.topic for queue in await self._cluster.queues_known())
 
     def close(self) -> None:
         """Leave the group."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 
 from turbopump.client.calls import require_success
 from turbopump.client.members import ConsumerMember
-from turbopump.client.names import RETRY_PREFIX, with_namespace
+from turbopump.client.names import with_namespace
 from turbopump.client.routes import MASTER_ID
 from turbopump.client.session import Session
 from turbopump.client.subscriptions import subscription
@@ -155,9 +155,8 @@ async def _connections(
         try:
             route = await session.route(with_namespace(session.config.namespace, topic))
         except NoRoute:
-            if not topic.startswith(RETRY_PREFIX):
-                raise
-            # Brokers make it when the group's first member comes.
+            # Nobody consumes it: it was deleted, or is a retry topic, which brokers make when the
+            # group's first member comes. A wrong name is told by those who look for its queues.
             continue
         addresses |= {by_id[MASTER_ID] for by_id in route.brokers.values() if MASTER_ID in by_id}
     found = await of_each(
