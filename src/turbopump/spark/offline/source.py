@@ -22,7 +22,7 @@ from turbopump.errors import InvalidArgument, RecordError, StoreDamaged
 from turbopump.spark.offline.files import broker_name, log_files, require_stopped
 from turbopump.spark.offline.options import FORMAT, StoreOptions, Wanted, columns_of
 from turbopump.spark.offline.plan import Damage, LogPart, plan, records_of
-from turbopump.spark.records.columns import RecordColumns, readable
+from turbopump.spark.records.columns import RecordColumns, unreadable
 from turbopump.spark.records.record_run import RecordRun
 from turbopump.spark.records.schema import spark_schema
 
@@ -113,20 +113,28 @@ class StoreReader(DataSourceReader):
             chosen = _chosen(run, self._options.wanted)
             for first in range(0, len(chosen), rows_max):
                 piece = chosen.where(slice(first, first + rows_max))
-                yield self._batch(piece, part, broker)
+                if part.damage is Damage.IS_PASSED_OVER:
+                    piece = self._readable(piece, part)
+                yield from self._decoded(piece, part, broker)
 
-    def _batch(self, run: RecordRun, part: LogPart, broker: str) -> pa.RecordBatch:
+    def _readable(self, run: RecordRun, part: LogPart) -> RecordRun:
+        """Leave out messages whose bodies do not inflate, if bodies are wanted."""
+        bad = unreadable(run) if "body" in self._columns.columns else {}
+        if not bad:
+            return run
+        first = next(iter(bad.values()))
+        _log.warning("%s: %s; messages left out: %d", part.file.path, first.reason, len(bad))
+        good = np.ones(len(run), np.bool_)
+        good[list(bad)] = False
+        return run.where(good)
+
+    def _decoded(self, run: RecordRun, part: LogPart, broker: str) -> Iterator[pa.RecordBatch]:
         try:
-            return self._columns.batch_of(run, broker=broker)
+            yield from self._columns.batches_of(run, broker=broker)
         except RecordError as error:
-            path = part.file.path
-            if part.damage is not Damage.IS_PASSED_OVER:
-                raise StoreDamaged(
-                    f"{path}: {error.reason}; ignoreDamage=true leaves such messages out"
-                ) from error
-            good = readable(run)
-            _log.warning("%s: %s; messages left out: %d", path, error.reason, (~good).sum())
-            return self._columns.batch_of(run.where(good), broker=broker)
+            raise StoreDamaged(
+                f"{part.file.path}: {error.reason}; ignoreDamage=true leaves such messages out"
+            ) from error
 
 
 def _chosen(run: RecordRun, wanted: Wanted) -> RecordRun:

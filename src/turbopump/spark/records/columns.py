@@ -69,7 +69,11 @@ class RecordColumns:
         end: int | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Decode the same into as many batches as it takes for none of them to be too large."""
-        made = self._wanted(self._found(records, start, end), broker)
+        return self.batches_of(self._found(records, start, end), broker=broker)
+
+    def batches_of(self, run: RecordRun, *, broker: str) -> Iterator[pa.RecordBatch]:
+        """Decode records that have been found already into batches that are not too large."""
+        made = self._wanted(run, broker)
         if "body" not in self.columns or not len(made.run.compressed_rows()):
             yield self._batch(made)
             return
@@ -251,15 +255,15 @@ def _inflated_pieces(run: RecordRun) -> Iterator[tuple[RecordRun, list[bytes]]]:
         yield run.where(slice(begin, None)), bodies
 
 
-def readable(run: RecordRun) -> npt.NDArray[np.bool_]:
-    """Tell which records have bodies that can be made whole: plain ones, and those that inflate."""
-    good = np.ones(len(run), np.bool_)
+def unreadable(run: RecordRun) -> dict[int, RecordError]:
+    """Return which records have bodies that do not inflate, and why not."""
+    found = {}
     for row in run.compressed_rows().tolist():
         try:
             _inflated(run, row)
-        except RecordError:
-            good[row] = False
-    return good
+        except RecordError as error:
+            found[row] = error
+    return found
 
 
 def _inflated(run: RecordRun, row: int) -> bytes:
