@@ -33,6 +33,7 @@ ORIGIN = Origin("query", "7", 3)
 QUEUES = {name: tuple(MessageQueue(name, "a", n) for n in range(4)) for name in ("t", "u")}
 CUTS = Cuts(messages_max=3, bytes_max=10_000, alone_from_bytes=4096)
 FIRST_ROW = 98
+MAP = pa.map_(pa.string(), pa.string())
 
 
 class StandingClock:
@@ -88,6 +89,16 @@ def is_sendable(rows: Rows, options: SinkOptions) -> bool:
 
 PIECES = st.sampled_from(["a", "Z", "ü", " ", "\t", "\u3000", "\x1c", "\x01", "\x02", "中", "~"])
 TEXTS = st.one_of(st.none(), st.text(PIECES, max_size=5), st.just("created"))
+OWN = st.one_of(
+    st.none(),
+    st.lists(
+        st.tuples(
+            st.one_of(st.sampled_from(["n", "m", "TAGS", "WAIT", "SPARK_ROW"]), st.text(PIECES)),
+            st.one_of(st.sampled_from(["1", "two words"]), st.text(PIECES, max_size=3)),
+        ),
+        max_size=3,
+    ),
+)
 KEYS = st.one_of(
     st.lists(TEXTS, min_size=5, max_size=5).map(lambda given: pa.array(given, pa.string())),
     st.lists(
@@ -121,6 +132,32 @@ def test_bytes_are_those_of_messages_and_what_is_wrong_goes_the_other_way(
         assert encoded.body_sizes.tolist() == [len(message.body) for message in rows.messages]
 
 
+@given(
+    st.lists(OWN, min_size=5, max_size=5),
+    st.sampled_from(["true", "property", "false"]),
+    st.sampled_from(["fail", "drop"]),
+    st.integers(0, 4),
+)
+def test_properties_are_those_of_messages(
+    own: list[Any], stamp: str, reserved: str, start: int
+) -> None:
+    maps = pa.array(own, MAP).slice(start)
+    columns = {"body": pa.array([b"1"] * len(maps)), "properties": maps}
+    options: dict[str, Any] = {"stamp": stamp, "reserved_properties": reserved}
+    try:
+        encoded, rows = both(columns, **options)
+    except InvalidArgument as error:
+        assert "SPARK_ROW is what this sink stamps" in str(error)
+        return
+    if encoded is None:
+        names = [[name for name, _ in each or ()] for each in own[start:]]
+        special = any(len(set(each)) < len(each) or "SPARK_ROW" in each for each in names)
+        assert special or not is_sendable(rows, SinkOptions(nameserver="x:1", **options))
+    else:
+        assert is_sendable(rows, SinkOptions(nameserver="x:1", **options))
+        assert encoded.entries.to_pylist() == as_encoded_one_by_one(encoded, rows)
+
+
 @pytest.mark.parametrize(
     "more",
     [
@@ -132,7 +169,10 @@ def test_bytes_are_those_of_messages_and_what_is_wrong_goes_the_other_way(
         {"keys": pa.array(["k1", "k2", "k3"], pa.large_string())},
         {"body": pa.array(["grün", "x", "y"])},
         {"delayLevel": pa.array([0, None, 0], pa.int32())},
-        {"properties": pa.array([None] * 3, pa.map_(pa.string(), pa.string()))},
+        {"properties": pa.array([None] * 3, MAP)},
+        {"properties": pa.array([[("n", "1"), ("m", "ü b")], None, [("n", "2")]], MAP)},
+        {"properties": pa.array([[], [], [("n", "1")]], MAP).slice(0)},
+        {"properties": pa.array([[("x", "0")], [("n", "1")], None, []], MAP).slice(1)},
         {"topic": pa.array(["t", "u", "t"])},
     ],
     ids=lambda more: ",".join(f"{name}:{each.type}" for name, each in more.items()) or "bodies",
@@ -153,7 +193,7 @@ def test_columns_of_every_kind(more: Mapping[str, Any], stamp: str) -> None:
         ({"body": pa.array([b"x" * 50])}, {"body_bytes_max": 49}),
         ({"body": pa.array([b""])}, {}),
         ({"delayLevel": pa.array([3])}, {}),
-        ({"properties": pa.array([[("n", "1")]], pa.map_(pa.string(), pa.string()))}, {}),
+        ({"properties": pa.array([[("SPARK_ROW", "1")]], MAP)}, {"reserved_properties": "drop"}),
         ({"tags": pa.array(["x" * 32768])}, {}),
         ({"topic": pa.array(["%RETRY%g"])}, {"topic": None}),
     ],

@@ -1,8 +1,8 @@
 """From Arrow columns straight to batches as they are sent, without an object for each cell.
 
 This is the way of most rows. Those that need more go through messages, as `RowReader` makes them:
-rows that are wrong, delayed, large enough to be compressed or with a map of properties, and those
-that come in one record batch with such a row.
+rows that are wrong, delayed or large enough to be compressed, and those that come in one record
+batch with such a row.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from turbopump.spark.records.arrays import Column, Numbers, cells, contents
 from turbopump.spark.writing.columns import SinkColumns
 from turbopump.spark.writing.entries import Pieces, entries, equal_pieces, sizes
 from turbopump.spark.writing.options import SinkOptions
+from turbopump.spark.writing.own_properties import MARKS, is_text, own_properties
 from turbopump.spark.writing.rows import STAMP_PROPERTY, Origin
 from turbopump.wire import properties
 from turbopump.wire.ids import COUNTER_DIGITS, UniqueIds, with_counter
@@ -28,7 +29,6 @@ from turbopump.wire.ids import COUNTER_DIGITS, UniqueIds, with_counter
 ROWS_MAX = 32768
 """What is encoded at once: half as many as there are unique ids in a millisecond."""
 
-_MARKS = (properties.NAME_END, properties.ENTRY_END)
 _FIRST_PLAIN, _LAST_PLAIN = 0x21, 0x7E
 """ASCII without blanks and what separates properties."""
 
@@ -66,6 +66,10 @@ class RowEncoder:
         self._is_stamped = options.stamp != "false"
         self._is_stamp_key = options.stamp == "true"
         self._stamp = origin.prefix
+        # One that has a stamp is refused, or gets the new one in the place of the old.
+        stamps = {STAMP_PROPERTY} if self._is_stamped else set()
+        self._refused = properties.RESERVED | stamps
+        self._drops_reserved = options.reserved_properties == "drop"
         self._ids = ids
 
     def rows(self, batch: pa.RecordBatch, first_row: int) -> EncodedRows | None:
@@ -74,11 +78,11 @@ class RowEncoder:
         if not 0 < count <= ROWS_MAX or self._is_special(batch):
             return None
         topics, bodies = self._topics(batch), plain_bodies(batch.column("body"), self._rules)
-        tags, keys = self._tags(batch), self._keys(batch)
-        if topics is None or bodies is None or tags is None or keys is None:
+        tags, keys, own = self._tags(batch), self._keys(batch), self._own(batch)
+        if topics is None or bodies is None or tags is None or keys is None or own is None:
             return None
         ids = self._ids.claim(count)
-        named = [*_unique(ids, count), *tags, *self._stamped(keys, first_row, count)]
+        named = [*_unique(ids, count), *tags, *self._stamped(keys, own, first_row, count)]
         made = entries(bodies, named)
         if made is None:
             return None
@@ -94,13 +98,9 @@ class RowEncoder:
         )
 
     def _is_special(self, batch: pa.RecordBatch) -> bool:
-        """Whether there are delays or properties, or the stamps are no keys."""
+        """Whether there are delays, or the stamps are no keys."""
         if self._is_stamped and not _is_key(self._stamp):
             return True
-        if "properties" in self._columns:
-            own = batch.column("properties")
-            if own.null_count < len(own):
-                return True
         if "delayLevel" not in self._columns:
             return False
         return bool(batch.column("delayLevel").fill_null(0).to_numpy().any())
@@ -123,7 +123,7 @@ class RowEncoder:
             return []
         column = batch.column("tags").cast(pa.string())
         given = column.drop_null() if column.null_count else column
-        if not _is_plain(given) and not all(map(_is_text, cells(given))):
+        if not _is_plain(given) and not all(map(is_text, cells(given))):
             return None
         if given is column:
             return [_name(properties.TAGS), column.cast(pa.binary())]
@@ -141,10 +141,17 @@ class RowEncoder:
         if _is_plain(column):
             return column
         texts = [" ".join(each.split()) for each in cells(column)]
-        return None if any(mark in each for each in texts for mark in _MARKS) else pa.array(texts)
+        return None if any(mark in each for each in texts for mark in MARKS) else pa.array(texts)
 
-    def _stamped(self, keys: Column, first_row: int, count: int) -> Pieces:
-        """Return the keys and the stamps of rows."""
+    def _own(self, batch: pa.RecordBatch) -> Pieces | None:
+        if "properties" not in self._columns:
+            return []
+        column = batch.column("properties")
+        left_out = properties.RESERVED if self._drops_reserved else ()
+        return own_properties(column, left_out, self._refused)
+
+    def _stamped(self, keys: Column, own: Pieces, first_row: int, count: int) -> Pieces:
+        """Return the keys, the properties and the stamps of rows."""
         numbers = pa.array(np.arange(first_row, first_row + count)).cast(pa.string())
         rows, stamp = numbers.cast(pa.binary()), self._stamp.encode()
         has_keys = pa.array(sizes(keys) > 0) if len(keys) else None
@@ -156,6 +163,7 @@ class RowEncoder:
             pieces += [stamp, rows]
         elif has_keys is not None:
             pieces += [_where(has_keys, _name(properties.KEYS)), keys.cast(pa.binary())]
+        pieces += own
         if self._is_stamped:
             pieces += [_name(STAMP_PROPERTY) + stamp, rows]
         return pieces
@@ -217,9 +225,5 @@ def _is_plain(texts: Column) -> bool:
     )
 
 
-def _is_text(text: str) -> bool:
-    return bool(text.strip()) and not any(mark in text for mark in _MARKS)
-
-
 def _is_key(text: str) -> bool:
-    return text.split() == [text] and not any(mark in text for mark in _MARKS)
+    return text.split() == [text] and not any(mark in text for mark in MARKS)
