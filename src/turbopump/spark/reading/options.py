@@ -88,7 +88,12 @@ OPTIONS = (
     Option(
         "pullBatchSize", "1000", "messages asked for in one request; the broker may return fewer"
     ),
-    Option("pullsInFlight", "16", "requests of one task that are on their way at once"),
+    Option(
+        "pullsInFlight",
+        "32",
+        "requests of one task that are on their way at once; fewer if 8,192 messages come with "
+        "fewer",
+    ),
     Option("includeProperties", "`true`", "`false` leaves the column `properties` out"),
     Option("columns", "all", "the columns to have, `a,b,c`"),
     Option("pushFilters", "`false`", "whether a batch query's filters narrow the read; see below"),
