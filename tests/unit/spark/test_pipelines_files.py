@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from turbopump.spark.pipelines.files import folders_stay, local_directory, moving_folders
-from turbopump.spark.pipelines.layout import COMPACTION
+from turbopump.spark.pipelines.layout import COMPACTION, SETTINGS_FILE
 
 
 def is_free(directory: Path, how: int) -> bool:
@@ -24,6 +24,7 @@ def is_free(directory: Path, how: int) -> bool:
 def test_nothing_is_moved_while_somebody_lists_and_nothing_listed_while_it_moves(
     tmp_path: Path,
 ) -> None:
+    (tmp_path / SETTINGS_FILE).touch()
     with folders_stay(tmp_path):
         assert is_free(tmp_path, fcntl.LOCK_SH)
         assert not is_free(tmp_path, fcntl.LOCK_EX)
@@ -38,7 +39,13 @@ def test_who_may_not_write_reads_nevertheless(
     def refused(*_: object, **__: object) -> None:
         raise PermissionError
 
+    (tmp_path / SETTINGS_FILE).touch()
     monkeypatch.setattr(Path, "mkdir", refused)
+    with folders_stay(tmp_path):
+        assert [each.name for each in tmp_path.iterdir()] == [SETTINGS_FILE]
+
+
+def test_nothing_is_left_behind_in_what_is_no_archive(tmp_path: Path) -> None:
     with folders_stay(tmp_path):
         assert list(tmp_path.iterdir()) == []
 

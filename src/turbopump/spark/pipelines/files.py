@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from turbopump.spark.pipelines.layout import COMPACTION
+from turbopump.spark.pipelines.layout import COMPACTION, SETTINGS_FILE
 
 _MOVING = "moving"
 
@@ -74,10 +74,13 @@ def folders_stay(directory: Path) -> Iterator[None]:
 
 
 def _lock_to_read(directory: Path) -> int | None:
-    """Open the lock; None if there is none and it may not be made, as where one can only read."""
+    """Open the lock; None if there is none and it is not to be made, as where one can only read."""
     file = directory / COMPACTION / _MOVING
     try:
-        file.parent.mkdir(exist_ok=True)
-        return os.open(file, os.O_RDONLY | os.O_CREAT, 0o666)
+        # In a directory that is no archive nothing is left behind.
+        if (directory / SETTINGS_FILE).exists():
+            file.parent.mkdir(exist_ok=True)
+            return os.open(file, os.O_RDONLY | os.O_CREAT, 0o666)
+        return os.open(file, os.O_RDONLY)
     except OSError:
         return os.open(file, os.O_RDONLY) if file.exists() else None
