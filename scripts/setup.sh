@@ -38,7 +38,7 @@ find_pip() {
 }
 
 make_venv() {
-    printf 'turbopump: setting up %s (first run only)\n' "${venv#"$PWD"/}" >&2
+    printf 'turbopump: setting up %s; Spark is a large download (first run only)\n' "${venv#"$PWD"/}" >&2
     rm -rf "$venv"
     # --without-pip: Debian leaves ensurepip out of python3; pip outside can install into the venv.
     "$python" -m venv --without-pip "$venv"
