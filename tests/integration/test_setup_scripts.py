@@ -102,7 +102,7 @@ def ready(machine: Machine) -> Machine:
     assert shutil.which("java", path=str(machine.tools)) is None
     first = machine.set_up()
     assert first.returncode == 0, first.stderr
-    assert first.stderr == "turbopump: setting up .venv (first run only)\n"
+    assert re.fullmatch(r"turbopump: setting up .venv; .* \(first run only\)\n", first.stderr)
     assert [call for call in machine.calls() if "--require-hashes -r requirements/dev.lock" in call]
     return machine
 
