@@ -5,6 +5,7 @@ Everything is real but the download of what the lock file names: this environmen
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
