@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 from commands import ready_addresses, started
-from documents import DOCUMENTS, NAMESERVER, ROOT, blocks, is_for_spark, is_whole, links
+from documents import DOCUMENTS, NAMESERVER, ROOT, Block, blocks, is_for_spark, is_whole, links
 from servers import standalone
 
 PROGRAMS = [
@@ -32,7 +33,17 @@ FOR_A_CLUSTER = [
 FOR_THE_CPP_CLIENT = [block for block in blocks("python") if "rocketmq.client" in block[1]]
 
 
-@pytest.mark.parametrize(("place", "program"), PROGRAMS, ids=[place for place, _ in PROGRAMS])
+def quick_for_readme(programs: list[Block]) -> list[ParameterSet]:
+    """Leave all but the README's to the slow tests: each is a process."""
+    return [
+        pytest.param(
+            place, program, id=place, marks=[] if place.startswith("README") else pytest.mark.slow
+        )
+        for place, program in programs
+    ]
+
+
+@pytest.mark.parametrize(("place", "program"), quick_for_readme(PROGRAMS))
 def test_programs_run(place: str, program: str, tmp_path: Path) -> None:
     if not is_whole(program):
         # A sketch of a few lines: its names are those of whole programs and of the tests.
@@ -54,9 +65,7 @@ def nameserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield server.nameserver
 
 
-@pytest.mark.parametrize(
-    ("place", "program"), FOR_A_CLUSTER, ids=[place for place, _ in FOR_A_CLUSTER]
-)
+@pytest.mark.parametrize(("place", "program"), quick_for_readme(FOR_A_CLUSTER))
 def test_programs_for_a_cluster_run(place: str, program: str, nameserver: str) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program.replace(NAMESERVER, nameserver)],

@@ -225,6 +225,7 @@ class Producer(Blocking[producer.Producer]):
 
     send = blocking(producer.Producer.send)
     send_batch = blocking(producer.Producer.send_batch)
+    send_ready = blocking(producer.Producer.send_ready)
     send_oneway = blocking(producer.Producer.send_oneway)
     submit = promising(producer.Producer.submit)
     request = blocking(producer.Producer.request)

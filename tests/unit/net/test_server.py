@@ -113,6 +113,7 @@ async def test_an_address_in_use_is_an_error_that_says_so() -> None:
             await Server(network.host("server"), handlers(), config).start()
 
 
+@pytest.mark.slow
 @virtual_time()
 async def test_hundreds_of_peers_for_half_an_hour(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)

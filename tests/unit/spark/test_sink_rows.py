@@ -14,7 +14,7 @@ from turbopump.client.selectors import by_hash
 from turbopump.errors import InvalidArgument
 from turbopump.message import Message, MessageQueue
 from turbopump.spark.writing.columns import SinkColumns
-from turbopump.spark.writing.lanes import Cuts, chosen_queue, sends
+from turbopump.spark.writing.lanes import Cuts, Send, chosen_queue, sends
 from turbopump.spark.writing.options import SinkOptions
 from turbopump.spark.writing.rows import STAMP_PROPERTY, Origin, RowReader, Rows
 
@@ -151,6 +151,7 @@ def test_every_row_goes_once_where_it_wants_in_order(wishes: list[Any], kind: st
     assert sorted(row for send in cut for row in send.rows) == list(range(100, 100 + len(messages)))
     order: dict[Any, list[int]] = {}
     for send in cut:
+        assert isinstance(send, Send)
         assert 1 <= len(send.messages) == len(send.rows) <= CUTS.messages_max
         order.setdefault(send.lane, []).extend(send.rows)
         for row in send.rows:

@@ -178,6 +178,7 @@ def test_each_kind_of_damage_is_named(
     assert snapshot(tmp_path) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", ["", "--json", "--messages"])
 def test_output_that_cannot_be_written(options: str, tmp_path: Path) -> None:
     with Store.open(tmp_path, small_config()) as store:

@@ -80,6 +80,7 @@ def test_a_clock_may_start_at_any_epoch() -> None:
     assert VirtualClock(5).now_ms() == 5
 
 
+@pytest.mark.slow
 def test_a_deadlock_names_the_tasks_and_where_they_wait() -> None:
     async def waits_for_nobody() -> None:
         await asyncio.get_running_loop().create_future()
