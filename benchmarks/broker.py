@@ -357,14 +357,13 @@ async def steady(
 ) -> int:
     """Send at a rate, in small bursts as timers allow; return how many."""
     started, sent = time.perf_counter(), 0
-    pending: list[asyncio.Task[None]] = []
-    while (elapsed := time.perf_counter() - started) < seconds:
-        for _ in range(int(elapsed * rate) - sent):
-            sent += 1
-            command = send_request(2, properties=properties)
-            pending.append(asyncio.create_task(stored(connection, command)))
-        await asyncio.sleep(0.001)
-    await asyncio.gather(*pending)
+    async with asyncio.TaskGroup() as pending:
+        while (elapsed := time.perf_counter() - started) < seconds:
+            for _ in range(int(elapsed * rate) - sent):
+                sent += 1
+                command = send_request(2, properties=properties)
+                pending.create_task(stored(connection, command))
+            await asyncio.sleep(0.001)
     return sent
 
 
