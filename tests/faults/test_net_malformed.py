@@ -98,6 +98,7 @@ def mutated_stream(draw: st.DrawFn) -> bytes:
     return bytes(data)
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(st.lists(mutated_stream(), min_size=1, max_size=4), st.integers(0, 1000))
 def test_no_stream_of_bytes_harms_the_server(streams: list[bytes], seed: int) -> None:
@@ -120,6 +121,7 @@ def test_no_stream_of_bytes_harms_the_server(streams: list[bytes], seed: int) ->
         logging.disable(logging.NOTSET)
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(mutated_stream(), st.integers(0, 1000))
 def test_no_stream_of_bytes_harms_a_client(stream: bytes, seed: int) -> None:

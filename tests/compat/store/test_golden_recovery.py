@@ -27,6 +27,7 @@ REBUILT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
 def test_recovery(case: Any, tmp_path: Path) -> None:
     root = damaged(case, tmp_path)

@@ -87,6 +87,7 @@ ids = st.builds(
 members_of_group = st.lists(ids, unique=True, min_size=1, max_size=12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "strategy", [*PLAIN.values(), *(nearby(inner) for inner in PLAIN.values())], ids=str
 )

@@ -137,7 +137,7 @@ class AgainstAModel(RuleBasedStateMachine):
         assert (first and first.queue_offset) == (cached[0] if cached else None)
 
 
-TestAgainstAModel = AgainstAModel.TestCase
+TestAgainstAModel = pytest.mark.slow(AgainstAModel.TestCase)
 
 
 def test_a_message_that_was_removed_can_be_put_again() -> None:

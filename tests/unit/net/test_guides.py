@@ -24,6 +24,7 @@ PROGRAMS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_programs_of_the_guides_run(program: str) -> None:
     done = subprocess.run(

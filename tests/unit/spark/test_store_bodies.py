@@ -12,6 +12,7 @@ from turbopump.wire.compression import deflate
 from turbopump.wire.sysflag import Compression, with_compression
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ignore_damage", [False, True])
 def test_bodies_that_inflate_to_much_make_several_batches(
     tmp_path: Path, *, ignore_damage: bool

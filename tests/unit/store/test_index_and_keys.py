@@ -32,6 +32,7 @@ PROPERTIES = st.lists(
 TOPICS = st.sampled_from(["t", "polygenelubricants", "tü"])
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(TOPICS, PROPERTIES, st.sampled_from(["", "\x02"])), max_size=20))
 def test_keys_and_hashes_are_the_same_as_one_by_one(messages: list[tuple[str, str, str]]) -> None:
     texts = [(text + end).encode() for _, text, end in messages]

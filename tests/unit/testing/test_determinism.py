@@ -67,6 +67,7 @@ def test_another_seed_gives_another_trace() -> None:
     assert digest(3) != digest(4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hash_seed", ["0", "1", "4242"])
 def test_the_trace_does_not_depend_on_how_texts_are_hashed(hash_seed: str) -> None:
     here = Path(__file__).parent
