@@ -4,5 +4,5 @@ from __future__ import annotations
 
 import signal
 
-# Started in the background, a shell lets its children ignore Ctrl-C, and theirs; some tests send it.
+# In the background, a shell lets its children ignore Ctrl-C, and theirs too; some tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
