@@ -122,7 +122,7 @@ def _stop_event() -> Iterator[threading.Event]:
     """Set the event at the first signal; a second one ends the process the hard way."""
     stop = threading.Event()
 
-    def on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+    def on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - Python gives both
         stop.set()
         sys.stderr.write("stopping after what is under way; once more to end at once\n")
         for each in _STOP_SIGNALS:
