@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import zlib
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
@@ -24,6 +23,7 @@ from turbopump.wire.bodies import (
 )
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command, request, whole_body
+from turbopump.wire.hashing import body_crc
 from turbopump.wire.registration import encode_compressed
 
 _log = logging.getLogger(__name__)
@@ -35,8 +35,6 @@ ANNOUNCE_WAIT_MS = 3000
 """How long who changed a topic waits for name servers; tools themselves wait 5 s in all."""
 
 UNREGISTER_TIMEOUT_MS = 3000
-_CRC_MASK = 0x7FFF_FFFF
-"""Keeps the checksum positive as an i32."""
 
 
 class NameServerConnection(Protocol):
@@ -132,7 +130,7 @@ class Registration:
             broker_id=self._identity.broker_id,
             ha_server_addr=self._ha_address,
             compressed=self.config.registration.compressed,
-            body_crc32=zlib.crc32(body) & _CRC_MASK,
+            body_crc32=body_crc(body),
         )
         return request(RequestCode.REGISTER_BROKER, header, body)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import zlib
 from functools import lru_cache
+
+from isal.isal_zlib import crc32
 
 INT_MAX = 0x7FFF_FFFF
 
@@ -35,4 +36,4 @@ def index_hash(topic: str, key: str) -> int:
 
 def body_crc(body: bytes | memoryview) -> int:
     """Return the CRC-32 of a stored body with the sign bit cleared."""
-    return zlib.crc32(body) & INT_MAX
+    return crc32(body) & INT_MAX

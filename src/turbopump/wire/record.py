@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from zlib import crc32
 
+from isal.isal_zlib import crc32
 from msgspec import Struct
 from msgspec.structs import force_setattr
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import struct
 from typing import Any, TypeAlias
-from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from isal.isal_zlib import crc32
 
 from turbopump.errors import InvalidArgument, RecordError
 from turbopump.spark.records.arrays import Column, Numbers, cells, slices
