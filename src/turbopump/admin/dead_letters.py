@@ -21,19 +21,14 @@ from turbopump.admin.reach import ANSWER_MS, BrokerNode, Reach, gathered
 from turbopump.admin.reading import Reading, Stretch
 from turbopump.admin.topics import Topics
 from turbopump.client import calls
-from turbopump.client.names import (
-    DEAD_LETTER_PREFIX,
-    RETRY_PREFIX,
-    check_topic_for_sending,
-    dead_letter_topic,
-    retry_topic,
-)
+from turbopump.client.names import check_topic_for_sending
 from turbopump.client.outgoing import Outgoing
 from turbopump.client.queue_choice import QueueChoice
 from turbopump.client.subscriptions import EVERYTHING
 from turbopump.errors import InvalidArgument, NotThere, RemoteError
 from turbopump.message import MessageQueue
 from turbopump.wire import properties
+from turbopump.wire.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, dead_letter_topic, retry_topic
 from turbopump.wire.record import MessageView
 from turbopump.wire.sysflag import compression_of, with_compression
 

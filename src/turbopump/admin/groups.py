@@ -16,7 +16,7 @@ from turbopump.admin.members import (
 )
 from turbopump.admin.reach import BrokerNode, Reach, gathered, not_there
 from turbopump.admin.topics import Topics
-from turbopump.client.names import check_group, dead_letter_topic, retry_topic
+from turbopump.client.names import check_group
 from turbopump.errors import (
     AdministrationError,
     AlreadyThere,
@@ -40,6 +40,7 @@ from turbopump.wire.bodies import (
 )
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import whole_body
+from turbopump.wire.names import dead_letter_topic, retry_topic
 
 _INT_MAX = 2**31 - 1
 _RETRY_QUEUES_MAX = 1024

@@ -11,13 +11,13 @@ from turbopump.admin.reach import ANSWER_MS, BrokerNode, Reach, gathered
 from turbopump.admin.reading import Reading
 from turbopump.admin.topics import QueueLimits, Topics
 from turbopump.client import calls
-from turbopump.client.names import retry_topic
 from turbopump.errors import AdministrationError, InvalidArgument, NotThere, RemoteError
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.wire import headers
 from turbopump.wire.bodies import ConsumerOffsets, KeyValues, QueueOffsets
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import whole_body
+from turbopump.wire.names import retry_topic
 
 _NEWEST = -1
 

@@ -9,12 +9,7 @@ from enum import StrEnum
 from turbopump.admin.reach import ANSWER_MS, TOOLS_GROUP, BrokerNode, Reach, gathered
 from turbopump.broker.config import QUEUES_MAX
 from turbopump.client import calls
-from turbopump.client.names import (
-    DEAD_LETTER_PREFIX,
-    RETRY_PREFIX,
-    TEMPLATE_TOPIC,
-    check_topic,
-)
+from turbopump.client.names import check_topic
 from turbopump.client.pull_config import PullTimes
 from turbopump.client.reading import QueueReader
 from turbopump.client.routes import PERM_READ, PERM_WRITE
@@ -32,6 +27,7 @@ from turbopump.wire.bodies import (
 )
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import whole_body
+from turbopump.wire.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, TEMPLATE_TOPIC
 
 ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
 """Where name servers keep the fixed queues of ordered topics."""

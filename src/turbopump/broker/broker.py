@@ -15,7 +15,6 @@ from typing import Self
 from turbopump.broker.client_requests import SWEEP_INTERVAL_MS
 from turbopump.broker.config import BrokerConfig
 from turbopump.broker.live_config import LiveConfig
-from turbopump.broker.names import SCHEDULE_TOPIC
 from turbopump.broker.parts import Administration, MessagePath, State
 from turbopump.broker.periodic import Periodic
 from turbopump.broker.registration import Registration
@@ -37,6 +36,7 @@ from turbopump.wire.bodies import TopicConfig
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.command import Command
 from turbopump.wire.hosts import Host, host
+from turbopump.wire.names import SCHEDULE_TOPIC
 
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from turbopump.errors import InvalidArgument
 from turbopump.store.config import StoreConfig
-from turbopump.wire.hosts import split_address
+from turbopump.wire.hosts import ANY_HOST, split_address
 
 PERM_READ = 4
 PERM_WRITE = 2
@@ -25,7 +25,6 @@ QUEUES_MAX = 65_536
 _PORT_MAX = 0xFFFF
 _NAME = re.compile(r"[%|a-zA-Z0-9_.-]{1,127}")
 _NAME_ALLOWED = "1 to 127 of the characters % | a-z A-Z 0-9 _ . -, not only dots,"
-_ANY_HOST = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - compared with, not bound to
 
 
 def require(ok: bool, key: str, value: object, allowed: str) -> None:
@@ -108,7 +107,7 @@ class IdentityConfig:
         """The host for clients to dial, looked up only when nothing better was configured."""
         if self.advertised_host:
             return self.advertised_host
-        return local_address() if self.bind_host in _ANY_HOST else self.bind_host
+        return local_address() if self.bind_host in ANY_HOST else self.bind_host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turbopump.broker.config_file import ConfigFile
-from turbopump.broker.names import SCHEDULE_TOPIC
 from turbopump.broker.put import Draft, Put, record_of
 from turbopump.clock import Clock
 from turbopump.errors import RecordError, RemoteError
@@ -26,6 +25,7 @@ from turbopump.store.store import Store
 from turbopump.wire import properties as names
 from turbopump.wire.bodies import DelayOffsets
 from turbopump.wire.codes import ResponseCode
+from turbopump.wire.names import SCHEDULE_TOPIC
 from turbopump.wire.record import MessageView, Record, decode_record
 
 _log = logging.getLogger(__name__)

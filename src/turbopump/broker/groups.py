@@ -12,12 +12,12 @@ import msgspec
 
 from turbopump.broker.config import GroupsConfig
 from turbopump.broker.config_file import ConfigFile
-from turbopump.broker.names import check_name, retry_topic
 from turbopump.broker.topics import next_version
 from turbopump.clock import Clock
 from turbopump.errors import InvalidArgument, RemoteError, WriteFailed
 from turbopump.wire.bodies import DataVersion, GroupConfig, GroupConfigTable
 from turbopump.wire.codes import ResponseCode
+from turbopump.wire.names import check_name, retry_topic
 
 _log = logging.getLogger(__name__)
 

@@ -12,7 +12,6 @@ from turbopump.broker.arrivals import Arrivals, HeldPull
 from turbopump.broker.clients import Consumers
 from turbopump.broker.groups import Groups
 from turbopump.broker.live_config import LiveConfig
-from turbopump.broker.names import OFFSET_MOVED_TOPIC
 from turbopump.broker.offsets import Offsets
 from turbopump.broker.put import Draft, Put
 from turbopump.broker.stats import Stats
@@ -32,6 +31,7 @@ from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command
 from turbopump.wire.headers import NoFields, PullMessage, PullMessageAnswer
 from turbopump.wire.hosts import Host
+from turbopump.wire.names import OFFSET_MOVED_TOPIC
 from turbopump.wire.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND
 
 _MASTER = 0

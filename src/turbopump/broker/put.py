@@ -9,13 +9,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from turbopump.broker.durability import Durability, OnDone
-from turbopump.broker.names import SCHEDULE_TOPIC
 from turbopump.errors import InvalidArgument, RemoteError, StoreError, WriteRefused
 from turbopump.store.outcomes import Appended
 from turbopump.store.store import Store
 from turbopump.wire import properties as names
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.hosts import Host
+from turbopump.wire.names import SCHEDULE_TOPIC
 from turbopump.wire.record import Record
 
 BURST_BYTES_MAX = 1024 * 1024

@@ -6,7 +6,6 @@ from random import Random
 
 from turbopump.broker.groups import Groups
 from turbopump.broker.live_config import LiveConfig
-from turbopump.broker.names import dead_letter_topic, retry_topic
 from turbopump.broker.put import Draft, Put
 from turbopump.broker.send import UNIT_RETRY_TOPIC, retries_max
 from turbopump.broker.stats import Stats
@@ -21,6 +20,7 @@ from turbopump.wire.bodies import GroupConfig, TopicConfig
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command
 from turbopump.wire.headers import SendBack
+from turbopump.wire.names import dead_letter_topic, retry_topic
 from turbopump.wire.record import MessageView, decode_record
 
 FIRST_RETRY_LEVEL = 3

@@ -10,13 +10,13 @@ from typing import Protocol
 from msgspec import Struct
 
 from turbopump.broker.config import BrokerConfig
-from turbopump.broker.names import SCHEDULE_TOPIC
 from turbopump.broker.stats import Rates, Stats
 from turbopump.clock import Clock
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.version import __version__
 from turbopump.wire.bodies import DelayOffsets
 from turbopump.wire.codes import VERSION
+from turbopump.wire.names import SCHEDULE_TOPIC
 from turbopump.wire.record import decode_entry
 
 _VERSION_NAME = "V4_9_8"

@@ -11,12 +11,6 @@ from turbopump.broker.config import BrokerConfig
 from turbopump.broker.durability import Durability, NotDurableYet
 from turbopump.broker.groups import Groups
 from turbopump.broker.live_config import LiveConfig
-from turbopump.broker.names import (
-    RETRY_PREFIX,
-    check_name,
-    dead_letter_topic,
-    is_forbidden_to_send,
-)
 from turbopump.broker.overload import LoopLag
 from turbopump.broker.put import Draft, Put, delay_level_of
 from turbopump.broker.stats import Stats
@@ -34,6 +28,12 @@ from turbopump.wire.command import Command, Serialize, whole_body
 from turbopump.wire.headers import BrokerTraits, SendMessage, SendMessageAnswer, SendMessageV2
 from turbopump.wire.hosts import Host, host, split_address
 from turbopump.wire.ids import offset_id
+from turbopump.wire.names import (
+    RETRY_PREFIX,
+    check_name,
+    dead_letter_topic,
+    is_forbidden_to_send,
+)
 from turbopump.wire.record import Record
 from turbopump.wire.schema import ExtFields
 from turbopump.wire.send_answers import SendAnswers

@@ -17,7 +17,12 @@ from turbopump.broker.config import (
     TopicsConfig,
 )
 from turbopump.broker.config_file import ConfigFile
-from turbopump.broker.names import (
+from turbopump.clock import Clock
+from turbopump.errors import InvalidArgument, RemoteError
+from turbopump.message import MessageQueue
+from turbopump.wire.bodies import DataVersion, TopicConfig, TopicConfigTable
+from turbopump.wire.codes import ResponseCode
+from turbopump.wire.names import (
     BENCHMARK_TOPIC,
     OFFSET_MOVED_TOPIC,
     RETRY_PREFIX,
@@ -30,11 +35,6 @@ from turbopump.broker.names import (
     is_forbidden_to_send,
     retry_topic,
 )
-from turbopump.clock import Clock
-from turbopump.errors import InvalidArgument, RemoteError
-from turbopump.message import MessageQueue
-from turbopump.wire.bodies import DataVersion, TopicConfig, TopicConfigTable
-from turbopump.wire.codes import ResponseCode
 
 _READ_WRITE = PERM_READ | PERM_WRITE
 _ALL_PERMS = _READ_WRITE | PERM_INHERIT

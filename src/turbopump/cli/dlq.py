@@ -31,14 +31,13 @@ from turbopump.cli.administration import (
 from turbopump.cli.output import Column, Output, json_line, progress_bar
 from turbopump.cli.texts import body_text, number_text, parsed_moment
 from turbopump.errors import InvalidArgument
+from turbopump.wire.names import DEAD_LETTER_PREFIX, retry_topic
 
 if TYPE_CHECKING:
     from turbopump.admin import DeadLetter, Destination, LetterFilter, Outcome, Redriven, Span
     from turbopump.admin.blocking import Admin
 
 app = typer.Typer()
-
-_PREFIX = "%DLQ%"
 
 TagsOption = Annotated[
     str, typer.Option(metavar="EXPRESSION", help="Only with these tags, as 'created || paid'.")
@@ -123,7 +122,7 @@ def show(
     with administration(nameserver) as admin:
         _require(admin, group)
         letter = admin.dead_letters.show(group, letter_id)
-        places = [*filter(None, [letter.origin_topic]), f"%RETRY%{group}"]
+        places = [*filter(None, [letter.origin_topic]), retry_topic(group)]
         is_redriven = admin.dead_letters.is_redriven(letter, places)
     own = {**_row(letter), "is_redriven": is_redriven}
     columns = (
@@ -247,10 +246,10 @@ def export(
 def _list_groups(admin: Admin, output: Output) -> None:
     rows = []
     for topic in admin.topics.names():
-        if topic.startswith(_PREFIX):
+        if topic.startswith(DEAD_LETTER_PREFIX):
             status = admin.topics.status(topic)
             last_ms = max((each.last_stored_ms or 0 for each in status.queues), default=0)
-            row = {"group": topic.removeprefix(_PREFIX), "letters": status.messages}
+            row = {"group": topic.removeprefix(DEAD_LETTER_PREFIX), "letters": status.messages}
             rows.append({**row, "last_ms": last_ms or None})
     columns = (
         Column("group", "GROUP"),
@@ -262,7 +261,7 @@ def _list_groups(admin: Admin, output: Output) -> None:
 
 def _require(admin: Admin, group: str) -> None:
     """Refuse a group that never was; one that was deleted may have left letters."""
-    if f"{_PREFIX}{group}" not in admin.topics.names():
+    if f"{DEAD_LETTER_PREFIX}{group}" not in admin.topics.names():
         admin.groups.require(group)
 
 

@@ -20,13 +20,12 @@ from turbopump.cli.options import (
     settings_of,
 )
 from turbopump.settings import Settings, configured, described, render_properties
+from turbopump.wire.hosts import ANY_HOST
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from turbopump.nameserver import NameServerConfig
-
-_ANY_HOST = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - compared with, not bound to
 
 
 def standalone(
@@ -88,7 +87,7 @@ async def _running(
 def reachable(address: str) -> str:
     """Return an address for this machine to connect to, given one that it listens at."""
     host, _, port = address.rpartition(":")
-    return f"127.0.0.1:{port}" if host.strip("[]") in _ANY_HOST else address
+    return f"127.0.0.1:{port}" if host.strip("[]") in ANY_HOST else address
 
 
 def _joined(others: str, own: str) -> str:

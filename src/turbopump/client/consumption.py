@@ -12,7 +12,7 @@ import msgspec
 from turbopump.client import calls
 from turbopump.client.delivery.concurrent import ConcurrentDelivery
 from turbopump.client.delivery.orderly import OrderlyDelivery
-from turbopump.client.names import retry_topic, without_namespace
+from turbopump.client.names import without_namespace
 from turbopump.client.offsets import OffsetStore
 from turbopump.client.owned_queue import OwnedQueue
 from turbopump.client.puller import Puller, Surroundings
@@ -32,6 +32,7 @@ from turbopump.errors import TurbopumpError
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.wire import properties
 from turbopump.wire.bodies import Subscription
+from turbopump.wire.names import retry_topic
 from turbopump.wire.record import MessageView
 
 _log = logging.getLogger(__name__)

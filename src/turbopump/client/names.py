@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-import re
 from functools import lru_cache
 
 from turbopump.errors import InvalidArgument
+from turbopump.wire.names import (
+    DEAD_LETTER_PREFIX,
+    RETRY_PREFIX,
+    SYSTEM_PREFIX,
+    SYSTEM_TOPICS,
+    TOPIC_CHARS_MAX,
+    has_only_allowed_characters,
+    is_forbidden_to_send,
+)
 
-TEMPLATE_TOPIC = "TBW102"
-"""A topic that does not exist yet is made like this one."""
 INNER_PRODUCER_GROUP = "CLIENT_INNER_PRODUCER"
 """Every client announces it; it sends what consumers send back by themselves."""
-RETRY_PREFIX = "%RETRY%"
-DEAD_LETTER_PREFIX = "%DLQ%"
-
-TOPIC_CHARS_MAX = 127
 GROUP_CHARS_MAX = 255
 _SEPARATOR = "%"
-_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 _DEFAULT_GROUPS = frozenset({"DEFAULT_PRODUCER", "DEFAULT_CONSUMER"})
 _SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
-_SYSTEM_TOPIC_PREFIX = "rmq_sys_"
-_SENDING_FORBIDDEN = frozenset(
-    {
-        "SCHEDULE_TOPIC_XXXX",
-        "RMQ_SYS_TRANS_HALF_TOPIC",
-        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
-        "TRANS_CHECK_MAX_TIME_TOPIC",
-        "SELF_TEST_TOPIC",
-        "OFFSET_MOVED_EVENT",
-    }
-)
-_SYSTEM_TOPICS = _SENDING_FORBIDDEN | {TEMPLATE_TOPIC, "BenchmarkTest", "RMQ_SYS_TRACE_TOPIC"}
 
 
 def check_topic(topic: str) -> None:
@@ -43,7 +32,7 @@ def check_topic(topic: str) -> None:
 def check_topic_for_sending(topic: str) -> None:
     """Refuse a name that no topic can have, and topics that only brokers write to."""
     check_topic(topic)
-    if topic in _SENDING_FORBIDDEN:
+    if is_forbidden_to_send(topic):
         raise InvalidArgument(f"topic is {topic!r}: only brokers send to it, choose another one")
 
 
@@ -55,20 +44,10 @@ def check_group(group: str) -> None:
 
 
 def _check(kind: str, name: str, chars_max: int) -> None:
-    if _NAME.fullmatch(name) is None or len(name) > chars_max:
+    if not has_only_allowed_characters(name) or len(name) > chars_max:
         raise InvalidArgument(
             f"{kind} is {name!r}: 1 to {chars_max} of the characters a-z A-Z 0-9 _-%| are allowed"
         )
-
-
-def retry_topic(group: str) -> str:
-    """Return the topic of a group's messages that are to be tried again."""
-    return RETRY_PREFIX + group
-
-
-def dead_letter_topic(group: str) -> str:
-    """Return the topic of a group's messages that were tried too often."""
-    return DEAD_LETTER_PREFIX + group
 
 
 def with_namespace(namespace: str, name: str) -> str:
@@ -95,7 +74,7 @@ def without_namespace(namespace: str, name: str) -> str:
 
 def is_system(name: str) -> bool:
     """Whether a topic or group is one that brokers and clients make for themselves."""
-    return name in _SYSTEM_TOPICS or name.startswith((_SYSTEM_TOPIC_PREFIX, _SYSTEM_GROUP_PREFIX))
+    return name in SYSTEM_TOPICS or name.startswith((SYSTEM_PREFIX, _SYSTEM_GROUP_PREFIX))
 
 
 def _split(name: str) -> tuple[str, str]:

@@ -8,12 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from turbopump.client.names import (
-    RETRY_PREFIX,
-    TEMPLATE_TOPIC,
-    check_topic_for_sending,
-    with_namespace,
-)
+from turbopump.client.names import check_topic_for_sending, with_namespace
 from turbopump.errors import InvalidArgument
 from turbopump.message import Message, MessageQueue
 from turbopump.net.limits import require_at_least
@@ -21,6 +16,7 @@ from turbopump.wire import properties
 from turbopump.wire.batch import BatchEntry, encode_batch
 from turbopump.wire.compression import deflate
 from turbopump.wire.headers import SendMessage, SendMessageV2
+from turbopump.wire.names import RETRY_PREFIX, TEMPLATE_TOPIC
 from turbopump.wire.sysflag import Compression, with_compression
 
 _MIB = 1024 * 1024

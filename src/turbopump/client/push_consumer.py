@@ -21,7 +21,7 @@ from turbopump.client.delivery.orderly import OrderlyDelivery
 from turbopump.client.delivery.results import ConsumeContext
 from turbopump.client.inspection import direct_consumption, running_info
 from turbopump.client.members import ConsumerMember
-from turbopump.client.names import check_group, check_topic, retry_topic, with_namespace
+from turbopump.client.names import check_group, check_topic, with_namespace
 from turbopump.client.offsets import LocalOffsets, OffsetStore, RemoteOffsets, offsets_path
 from turbopump.client.push_config import FlowLimits, Listening, Pulling, PushSettings, Retries
 from turbopump.client.queue_locks import QueueLocks
@@ -41,6 +41,7 @@ from turbopump.wire.bodies import (
     RunningInfo,
     Subscription,
 )
+from turbopump.wire.names import retry_topic
 from turbopump.wire.record import MessageView
 
 _BROADCAST_INSTANCE = "DEFAULT"

@@ -11,11 +11,11 @@ from typing import Protocol
 
 from turbopump.client import calls
 from turbopump.client.allocation import Strategy, allocated
-from turbopump.client.names import RETRY_PREFIX
 from turbopump.client.owned_queue import OwnedQueue
 from turbopump.client.session import Session
 from turbopump.errors import NoRoute, TurbopumpError
 from turbopump.message import MessageQueue
+from turbopump.wire.names import RETRY_PREFIX
 
 _log = logging.getLogger(__name__)
 

@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from random import Random
 from typing import TypeVar
 
-from turbopump.client.names import TEMPLATE_TOPIC
 from turbopump.client.routes import Route, borrowed_route, route_of
 from turbopump.client.tasks import Tasks
 from turbopump.errors import NetworkError, NoRoute, NotRunning, RemoteError
 from turbopump.wire.bodies import TopicRoute
 from turbopump.wire.codes import ResponseCode
+from turbopump.wire.names import TEMPLATE_TOPIC
 
 T = TypeVar("T")
 

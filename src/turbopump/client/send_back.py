@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 
 from turbopump.client import calls
-from turbopump.client.names import INNER_PRODUCER_GROUP, TEMPLATE_TOPIC, retry_topic, with_namespace
+from turbopump.client.names import INNER_PRODUCER_GROUP, with_namespace
 from turbopump.client.session import Session
 from turbopump.errors import NoRoute, TurbopumpError
 from turbopump.message import MessageQueue
 from turbopump.wire import properties, sysflag
 from turbopump.wire.headers import SendBack, SendMessage, SendMessageV2
+from turbopump.wire.names import TEMPLATE_TOPIC, retry_topic
 from turbopump.wire.record import MessageView
 
 _log = logging.getLogger(__name__)

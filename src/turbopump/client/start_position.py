@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from turbopump.client.names import RETRY_PREFIX
 from turbopump.errors import InvalidArgument
 from turbopump.message import QueueOffset
 from turbopump.wire.bodies import ConsumeFrom
+from turbopump.wire.names import RETRY_PREFIX
 
 StartFrom = Literal["last", "first"] | datetime
 """The end of each queue, its beginning, or what was stored since a moment."""

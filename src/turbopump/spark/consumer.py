@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as sql
 from pyspark.sql.streaming.query import StreamingQuery
 
-from turbopump.client.names import check_group, check_topic, retry_topic, with_namespace
+from turbopump.client.names import check_group, check_topic, with_namespace
 from turbopump.client.start_position import StartFrom, consume_from
 from turbopump.errors import InvalidArgument
 from turbopump.filters.tags import parse_tags
@@ -34,6 +34,7 @@ from turbopump.spark.consuming.handling import (
 from turbopump.spark.consuming.progress import METRICS, ConsumerReport, Reached, Watching, watched
 from turbopump.spark.consuming.returning import SendBack
 from turbopump.spark.reading.options import SourceOptions
+from turbopump.wire.names import retry_topic
 
 if TYPE_CHECKING:
     from pyspark.sql.pandas._typing import ArrowMapIterFunction

@@ -17,12 +17,11 @@ from turbopump.store.outcomes import Arrival
 from turbopump.store.queues import Queues
 from turbopump.wire import properties, sysflag
 from turbopump.wire.hashing import tags_code
+from turbopump.wire.names import SCHEDULE_TOPIC
 from turbopump.wire.record import RecordEntry
 
-SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
-"""Its units hold the time of delivery in place of the tag's hash."""
-
 _SCHEDULE_TOPIC = SCHEDULE_TOPIC.encode()
+"""Its units hold the time of delivery in place of the tag's hash."""
 _UNKNOWN_LEVEL_MS = 1000
 QUEUE_PENDING_MAX = 16 * 1024 // UNIT_BYTES
 """Units of a queue that may wait in memory."""

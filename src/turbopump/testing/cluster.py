@@ -32,6 +32,7 @@ from turbopump.testing.waiting import TimeLimit, quiet, total_seconds, until
 from turbopump.wire.codes import RequestCode
 from turbopump.wire.command import request
 from turbopump.wire.headers import CreateTopic
+from turbopump.wire.names import TEMPLATE_TOPIC
 from turbopump.wire.record import MessageView
 
 T = TypeVar("T")
@@ -235,7 +236,7 @@ class Cluster:
         """Make a topic on one broker or on all, as an operator does."""
         header = CreateTopic(
             topic=topic,
-            default_topic="TBW102",
+            default_topic=TEMPLATE_TOPIC,
             read_queue_nums=queues,
             write_queue_nums=queues,
             perm=6,

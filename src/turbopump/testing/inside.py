@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 
 from turbopump.broker.broker import Broker
-from turbopump.broker.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC
 from turbopump.message import QueueOffset
 from turbopump.store.outcomes import Found
 from turbopump.wire import properties
+from turbopump.wire.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC
 from turbopump.wire.record import MessageView, decode_records
 
 _COUNT_AT_ONCE = 1000

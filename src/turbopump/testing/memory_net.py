@@ -17,13 +17,13 @@ from turbopump.errors import ConnectFailed, InvalidArgument, ListenFailed
 from turbopump.net.tls import ClientTls, ServerTls
 from turbopump.testing.loop import virtual_loop
 from turbopump.testing.memory_transport import Address, MemoryTransport, Pipe
+from turbopump.wire.hosts import ANY_HOST
 
 P = TypeVar("P", bound=asyncio.Protocol)
 
 CONNECT_TIMEOUT_MS = 3000
 _FIRST_FREE_PORT = 40_000
 _FREE_PORTS = 25_000
-_ANY_HOST = ("", "0.0.0.0", "::")  # noqa: S104 - nothing is bound, these are names for "here"
 _HERE = ("localhost", "127.0.0.1", "::1")
 
 
@@ -287,7 +287,7 @@ class MemoryHost:
         _refuse_tls(tls)
         if self.is_dead:
             raise ListenFailed(f"{host}:{port}: {self.name} was killed")
-        if host not in (self.name, *_ANY_HOST, *_HERE):
+        if host not in (self.name, *ANY_HOST, *_HERE):
             raise InvalidArgument(f"host {host!r}: {self.name} can only listen at itself")
         at = (self.name, port or self._network.free_port())
         if at in self._network.listeners:

@@ -13,6 +13,9 @@ from turbopump.errors import InvalidArgument
 V4_BYTES = 4
 V6_BYTES = 16
 
+ANY_HOST = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - compared with, not bound to
+"""Names for all addresses of a machine, for who listens on them."""
+
 _PORT_MAX = 0xFFFF
 _ADDRESS = re.compile(r"(?:\[(?P<v6>[^\[\]]+)\]|(?P<name>[^:\[\]]+)):(?P<port>[0-9]{1,5})")
 

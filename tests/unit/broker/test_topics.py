@@ -11,17 +11,17 @@ from msgspec.structs import replace
 from broker_parts import IDENTITY, FakeFile
 from turbopump.broker.config import IdentityConfig, TopicsConfig
 from turbopump.broker.config_file import ConfigFile
-from turbopump.broker.names import (
-    check_name,
-    dead_letter_topic,
-    is_forbidden_to_send,
-    retry_topic,
-)
 from turbopump.broker.topics import Topics, check_shape, is_readable, is_writable
 from turbopump.errors import InvalidArgument, RemoteError, StoreDamaged, WriteFailed
 from turbopump.testing import VirtualClock
 from turbopump.wire.bodies import TopicConfig, TopicConfigTable
 from turbopump.wire.codes import ResponseCode
+from turbopump.wire.names import (
+    check_name,
+    dead_letter_topic,
+    is_forbidden_to_send,
+    retry_topic,
+)
 from vectors import DATA
 
 

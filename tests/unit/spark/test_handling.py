@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from turbopump.client.names import retry_topic
 from turbopump.errors import SparkError
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.spark.consuming.handling import (
@@ -28,6 +27,7 @@ from turbopump.spark.records.schema import COLUMNS
 from turbopump.wire import properties
 from turbopump.wire.compression import deflate
 from turbopump.wire.hosts import host
+from turbopump.wire.names import retry_topic
 from turbopump.wire.record import MessageView, Record, decode_record
 from turbopump.wire.sysflag import Compression, with_compression
 

@@ -9,7 +9,6 @@ import msgspec
 
 from turbopump.broker.clients import Consumers
 from turbopump.broker.config import IdentityConfig
-from turbopump.broker.names import HALF_OPERATIONS_TOPIC, SCHEDULE_TOPIC, check_name
 from turbopump.broker.offsets import Offsets
 from turbopump.broker.requests import (
     answer_with,
@@ -33,6 +32,7 @@ from turbopump.wire.bodies import (
 )
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command
+from turbopump.wire.names import HALF_OPERATIONS_TOPIC, SCHEDULE_TOPIC, check_name
 
 _FILTER_TYPES = frozenset({"SINGLE_TAG", "MULTI_TAG"})
 

@@ -12,11 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from turbopump.client.delivery.results import tried_again
-from turbopump.client.names import retry_topic, without_namespace
+from turbopump.client.names import without_namespace
 from turbopump.message import QueueOffset
 from turbopump.wire import properties, sysflag
 from turbopump.wire.hosts import Host, host, split_address
 from turbopump.wire.ids import parse_offset_id
+from turbopump.wire.names import retry_topic
 from turbopump.wire.record import MAGIC, MessageView
 
 _COMPRESSION_BITS = sysflag.COMPRESSED | 0x700

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from turbopump.broker.config import PERM_INHERIT
-from turbopump.broker.names import TEMPLATE_TOPIC
 from turbopump.errors import InvalidArgument, StoreDamaged, StoreInUse
 from turbopump.store.files import SPARE_NAME
 from turbopump.store.segments import is_segment_name
+from turbopump.wire.names import TEMPLATE_TOPIC
 
 _FLOCK = struct.Struct("hhqqi0q")
 _UNWRITTEN = b"\0" * 8

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from turbopump.broker.names import SYSTEM_PREFIX, is_forbidden_to_send
 from turbopump.errors import InvalidArgument
 from turbopump.filters.tags import parse_tags
 from turbopump.spark.option_values import (
@@ -22,6 +21,7 @@ from turbopump.spark.option_values import (
     text_of,
 )
 from turbopump.spark.records.schema import chosen_columns
+from turbopump.wire.names import SYSTEM_PREFIX, is_forbidden_to_send
 
 FORMAT = "rocketmq-store"
 OPTIONS = (

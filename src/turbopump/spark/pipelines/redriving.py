@@ -23,7 +23,7 @@ from turbopump.admin.dead_letters import Destination, LetterFilter, Outcome
 from turbopump.admin.messages import Span
 from turbopump.admin.reading import Stretch
 from turbopump.client.config import ClientConfig
-from turbopump.client.names import check_topic_for_sending, dead_letter_topic, retry_topic
+from turbopump.client.names import check_topic_for_sending
 from turbopump.client.session import Session
 from turbopump.errors import NotThere
 from turbopump.message import MessageQueue, QueueOffset
@@ -33,6 +33,7 @@ from turbopump.spark.pipelines.pacing import Pace, Pacer, slices
 from turbopump.spark.pipelines.progress import Step, Watch, unwatched
 from turbopump.spark.pipelines.reports import Table, facts
 from turbopump.spark.pipelines.stored import StoredSince
+from turbopump.wire.names import dead_letter_topic, retry_topic
 from turbopump.wire.properties import RETRY_TOPIC
 
 _LETTERS_AT_ONCE = 256

@@ -8,12 +8,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import TypeVar, assert_never
 
 from turbopump.client.calls import Found, require_success
-from turbopump.client.names import (
-    RETRY_PREFIX,
-    is_system,
-    with_namespace,
-    without_namespace,
-)
+from turbopump.client.names import is_system, with_namespace, without_namespace
 from turbopump.client.pull_config import PullTimes
 from turbopump.client.reading import QueueReader
 from turbopump.client.route_cache import NameServers
@@ -39,6 +34,7 @@ from turbopump.spark.reading.positions import (
 from turbopump.wire.bodies import ConsumerOffsets, TopicList
 from turbopump.wire.codes import RequestCode
 from turbopump.wire.command import request, whole_body
+from turbopump.wire.names import RETRY_PREFIX
 
 T = TypeVar("T")
 

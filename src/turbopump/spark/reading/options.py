@@ -8,12 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from turbopump.client.config import ClientConfig
-from turbopump.client.names import (
-    DEAD_LETTER_PREFIX,
-    RETRY_PREFIX,
-    check_group,
-    check_topic,
-)
+from turbopump.client.names import check_group, check_topic
 from turbopump.errors import InvalidArgument
 from turbopump.filters.tags import SQL92, parse_tags
 from turbopump.message import MessageQueue
@@ -39,6 +34,7 @@ from turbopump.spark.reading.positions import (
     parse_position,
 )
 from turbopump.spark.records.schema import chosen_columns
+from turbopump.wire.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 
 FORMAT = "rocketmq"
 READER_GROUP = "turbopump-spark"

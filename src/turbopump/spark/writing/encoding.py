@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from turbopump.client.names import RETRY_PREFIX
 from turbopump.client.outgoing import MessageRules
 from turbopump.spark.records.arrays import Column, Numbers, cells, contents
 from turbopump.spark.writing.columns import SinkColumns
@@ -25,6 +24,7 @@ from turbopump.spark.writing.own_properties import MARKS, is_text, own_propertie
 from turbopump.spark.writing.rows import STAMP_PROPERTY, Origin
 from turbopump.wire import properties
 from turbopump.wire.ids import COUNTER_DIGITS, UniqueIds, with_counter
+from turbopump.wire.names import RETRY_PREFIX
 
 ROWS_MAX = 32768
 """What is encoded at once: half as many as there are unique ids in a millisecond."""

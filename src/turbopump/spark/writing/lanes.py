@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from turbopump.client.names import RETRY_PREFIX
 from turbopump.client.outgoing import BATCH_ENTRY_OVERHEAD_BYTES
 from turbopump.client.selectors import by_hash
 from turbopump.errors import InvalidArgument
@@ -16,6 +15,7 @@ from turbopump.message import Message, MessageQueue
 from turbopump.spark.records.arrays import contents
 from turbopump.spark.writing.encoding import EncodedRows
 from turbopump.spark.writing.rows import Rows
+from turbopump.wire.names import RETRY_PREFIX
 
 _OVERHEAD_BYTES = BATCH_ENTRY_OVERHEAD_BYTES + 100
 """Beside body, keys and properties: the producer adds a unique id and names of properties."""

@@ -1,4 +1,4 @@
-"""The names that topics may have, and those that mean something to a broker."""
+"""The names that topics may have, and those that mean something to brokers and clients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RETRY_PREFIX = "%RETRY%"
 DEAD_LETTER_PREFIX = "%DLQ%"
 SYSTEM_PREFIX = "rmq_sys_"
 
-NAME_CHARS_MAX = 127
+TOPIC_CHARS_MAX = 127
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 SYSTEM_TOPICS = frozenset(
@@ -56,11 +56,16 @@ def check_name(name: str) -> str | None:
     """
     if not name.strip():
         return "The specified topic is blank."
-    if _NAME.fullmatch(name) is None:
+    if not has_only_allowed_characters(name):
         return "The specified topic contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$"
-    if len(name) > NAME_CHARS_MAX:
+    if len(name) > TOPIC_CHARS_MAX:
         return "The specified topic is longer than topic max length."
     return None
+
+
+def has_only_allowed_characters(name: str) -> bool:
+    """Whether a name could be one of a topic or a group, as far as its characters go."""
+    return _NAME.fullmatch(name) is not None
 
 
 def is_forbidden_to_send(name: str) -> bool:
