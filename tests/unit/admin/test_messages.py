@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from clusters import Cluster, cluster
+from administered import administered
+from clusters import Cluster
 from consumers import Seen, always, consuming, send
 from turbopump.admin import (
     REDRIVEN_FROM,
-    Admin,
     AtTime,
     Destination,
     Earliest,
@@ -32,22 +31,10 @@ from turbopump.client.delivery.results import ConsumeResult
 from turbopump.client.push_config import Retries
 from turbopump.errors import ConnectionLost, InvalidArgument, NotThere, RemoteError
 from turbopump.message import Message, MessageQueue
-from turbopump.net.hooks import Hook
 from turbopump.testing import virtual_loop, virtual_time, wait_until
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command
 from turbopump.wire.record import MessageView
-
-
-@asynccontextmanager
-async def administered(
-    directory: Path, names: str = "ab", hooks: Sequence[Hook] = (), **settings: Any
-) -> AsyncIterator[tuple[Cluster, Admin]]:
-    async with (
-        cluster(directory, tuple(names), **settings) as world,
-        Admin(session=world.session("10.0.3.1", hooks=hooks)) as admin,
-    ):
-        yield world, admin
 
 
 def now() -> datetime:

@@ -1,0 +1,65 @@
+"""Settings of brokers and name servers, and the values that name servers keep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from administered import administered
+from turbopump.admin import (
+    Admin,
+)
+from turbopump.errors import (
+    InvalidArgument,
+    NotThere,
+    RemoteError,
+)
+from turbopump.testing import virtual_time
+
+
+@virtual_time()
+async def test_settings_of_brokers_and_name_servers(tmp_path: Path) -> None:
+    async with administered(tmp_path, nameservers=2) as (_, admin):
+        changes = await admin.configuration.change_brokers({"fileReservedTime": "48"}, dry_run=True)
+        assert [(c.server, c.key, c.old, c.new) for c in changes] == [
+            (name, "fileReservedTime", "72", "48") for name in "ab"
+        ]
+        assert (await admin.configuration.broker("a"))["fileReservedTime"] == "72"
+        await admin.configuration.change_brokers({"fileReservedTime": "48"}, broker="a")
+        assert (await admin.configuration.broker("a"))["fileReservedTime"] == "48"
+        assert (await admin.configuration.broker("b"))["fileReservedTime"] == "72"
+        for dry_run in (True, False):
+            for settings, said in (
+                ({"fileReservedTime": "x"}, "fileReservedTime"),
+                ({"fileReservedTim": "9"}, "no setting 'fileReservedTim'; did you mean 'file"),
+                ({"listenPort": "9"}, "listenPort takes effect only at start"),
+            ):
+                with pytest.raises(InvalidArgument, match=said):
+                    await admin.configuration.change_brokers(settings, dry_run=dry_run)
+        # Another way to write the same is no change.
+        assert not await admin.configuration.change_brokers({"fileReservedTime": "048"}, broker="a")
+        with pytest.raises(InvalidArgument, match=r"name server .* has no setting 'nonsense'"):
+            await admin.configuration.change_name_servers({"nonsense": "1"}, dry_run=True)
+        with pytest.raises(InvalidArgument, match="no setting"):
+            await admin.configuration.change_brokers({})
+        changes = await admin.configuration.change_name_servers({"orderMessageEnable": "true"})
+        assert len(changes) == 2
+        servers = await admin.configuration.name_servers()
+        assert [each["orderMessageEnable"] for each in servers.values()] == ["true"] * 2
+        with pytest.raises(RemoteError, match=r"name server .*listenPort"):
+            await admin.configuration.change_name_servers({"listenPort": "1"})
+
+
+@virtual_time()
+async def test_key_values_are_on_every_name_server(tmp_path: Path) -> None:
+    async with administered(tmp_path, "a", nameservers=2) as (world, admin):
+        assert await admin.configuration.key_values("n") == {}
+        await admin.configuration.put_key_value("n", "k", "v")
+        for server in world.nameservers:
+            session = world.session("10.0.5.5", nameserver=server.address)
+            async with Admin(session=session) as one:
+                assert await one.configuration.key_value("n", "k") == "v"
+        await admin.configuration.delete_key_value("n", "k")
+        with pytest.raises(NotThere, match="no key 'n k'"):
+            await admin.configuration.delete_key_value("n", "k")

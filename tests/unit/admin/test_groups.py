@@ -1,0 +1,162 @@
+"""Administration of groups: settings, progress, members and their queues."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from administered import administered, commit, queue, virtual_sleep
+from consumers import Seen, consuming, send
+from turbopump.admin import (
+    GroupSettings,
+)
+from turbopump.admin.members import version_name
+from turbopump.client.producer import Producer
+from turbopump.client.push_consumer import PushConsumer
+from turbopump.errors import (
+    AdministrationError,
+    AlreadyThere,
+    InvalidArgument,
+    NotThere,
+    StillInUse,
+)
+from turbopump.message import Message
+from turbopump.testing import virtual_time, wait_until
+from turbopump.wire.bodies import GroupConfig
+
+CLUSTER = "DefaultCluster"
+
+
+@virtual_time()
+async def test_group_is_made_changed_and_deleted(tmp_path: Path) -> None:
+    async with administered(tmp_path) as (world, admin):
+        settings = GroupSettings("g", retries_max=3)
+        assert await admin.groups.create(settings) == ("a", "b")
+        with pytest.raises(AlreadyThere, match="group 'g'"):
+            await admin.groups.create(settings)
+        one, other = await admin.groups.update("g", retries_max=5, can_consume=False)
+        after = one.after
+        assert (one.before.retries_max, after.retries_max, after.can_consume) == (3, 5, False)
+        assert (one.broker, other.broker, other.after) == ("a", "b", after)
+        found = {each.settings.group: each for each in await admin.groups.list()}
+        assert found["g"].settings == after
+        assert (found["g"].brokers, found["g"].members) == (("a", "b"), 0)
+        await admin.topics.create("%DLQ%g", queues=1)
+        await admin.topics.create("%RETRY%g", queues=1)
+        assert await admin.groups.delete("g") == ("%RETRY%g",)
+        assert "%DLQ%g" in await admin.topics.names()
+        assert all("g" not in broker.state.groups.table for broker in world.brokers.values())
+        for refused in (admin.groups.delete("g"), admin.groups.update("g", retries_max=1)):
+            with pytest.raises(NotThere, match="no group 'g'"):
+                await refused
+        for bad, named in (
+            (GroupSettings("h", retry_queues=-1), "retry_queues is -1: 0 to 1024"),
+            (GroupSettings("h", retry_queues=1025), "retry_queues is 1025"),
+            (GroupSettings("h", retries_max=-2), "retries_max is -2: -1 to"),
+        ):
+            with pytest.raises(InvalidArgument, match=named):
+                await admin.groups.create(bad)
+        with pytest.raises(InvalidArgument, match="nothing to change is given"):
+            await admin.groups.update("h")
+
+
+@virtual_time()
+async def test_group_is_changed_on_each_broker_in_what_is_given_and_made_on_none(
+    tmp_path: Path,
+) -> None:
+    async with administered(tmp_path, "abc") as (world, admin):
+        tables = {name: broker.state.groups for name, broker in world.brokers.items()}
+        for name, retries in (("a", 3), ("b", 7)):
+            tables[name].update(GroupConfig(group_name="g", retry_max_times=retries))
+        changes = await admin.groups.update("g", can_broadcast=False)
+        assert [(each.broker, each.after.retries_max) for each in changes] == [("a", 3), ("b", 7)]
+        assert [tables[name].table["g"].retry_max_times for name in "ab"] == [3, 7]
+        assert not any(tables[name].table["g"].consume_broadcast_enable for name in "ab")
+        assert "g" not in tables["c"].table
+
+
+@virtual_time()
+async def test_progress_of_a_stopped_group(tmp_path: Path) -> None:
+    async with administered(tmp_path) as (world, admin):
+        await admin.topics.create("T", queues=2)
+        await send(world, [b"1", b"2", b"3"], to=queue(1, "b"))
+        await commit(world, {queue(1, "b"): 1})
+        await virtual_sleep(60)
+        progress = await admin.groups.progress("g")
+        assert not progress.is_running
+        assert progress.lag == 2
+        behind = next(each for each in progress.queues if each.lag)
+        assert behind.queue == queue(1, "b")
+        assert (behind.committed, behind.max_offset, behind.client_id) == (1, 3, None)
+        assert behind.delay_ms == pytest.approx(60_000, abs=1000)
+        assert progress.delay_ms == behind.delay_ms
+        assert (await admin.groups.progress("g", "T")).lag == 2
+        with pytest.raises(NotThere, match="no group 'h'"):
+            await admin.groups.progress("h")
+
+
+def owned_by(consumer: PushConsumer) -> int:
+    return sum(each.topic == "T" for each in consumer.assignment())
+
+
+@virtual_time()
+async def test_members_and_their_queues(tmp_path: Path) -> None:
+    async with administered(tmp_path) as (world, admin):
+        await admin.topics.create("T", queues=2)
+        await admin.groups.create(GroupSettings("g"))
+        empty = await admin.groups.members("g")
+        assert (empty.members, empty.message_model) == ((), None)
+        with pytest.raises(AdministrationError, match="group 'g' has no members"):
+            await admin.groups.inspect("g")
+        seen = Seen()
+        async with (
+            consuming(world, seen, "10.0.1.1") as one,
+            consuming(world, seen, "10.0.1.2") as other,
+        ):
+            await wait_until(lambda: owned_by(one) == 2 == owned_by(other), 60)
+            found = await admin.groups.members("g")
+            owned = [q for m in found.members for q in m.queues or () if q.topic == "T"]
+            assert sorted(owned) == [queue(n, b) for b in "ab" for n in range(2)]
+            assert [member.connection.client_id for member in found.members] == [
+                "10.0.1.1@test",
+                "10.0.1.2@test",
+            ]
+            assert found.members[0].connection.language == "PYTHON"
+            assert found.members[0].connection.version == "V4_9_8"
+            assert found.message_model == "CLUSTERING"
+            assert found.subscriptions["T"] == "*"
+            inside = await admin.groups.inspect("g", "10.0.1.1@test")
+            assert [each.queue for each in inside.queues] == list(found.members[0].queues or ())
+            assert inside.settings["PROP_CONSUMEORDERLY"] == "false"
+            assert inside.stacks is None
+            with pytest.raises(InvalidArgument, match=r"several members: 10\.0\.1\.1@test"):
+                await admin.groups.inspect("g")
+            with pytest.raises(NotThere, match="no member of group 'g' 'x'"):
+                await admin.groups.inspect("g", "x")
+            progress = await admin.groups.progress("g", with_owners=True)
+            assert progress.is_running
+            assert await admin.topics.groups("T") == ("g",)
+            with pytest.raises(StillInUse, match=r"2 members: 10\.0\.1\.1@test"):
+                await admin.groups.delete("g")
+            with pytest.raises(StillInUse, match="group 'g'"):
+                await admin.offsets.clone("TOOLS_CONSUMER", "g")
+
+
+@virtual_time()
+async def test_producers_are_found(tmp_path: Path) -> None:
+    async with administered(tmp_path, "a") as (world, admin):
+        assert await admin.groups.producers("pg") == ()
+        async with Producer("pg", session=world.session("10.0.1.7")) as producer:
+            await producer.send(Message("T", b"x"))
+            await virtual_sleep(2)
+            (found,) = await admin.groups.producers("pg")
+            assert found.client_id == "10.0.1.7@test"
+
+
+@pytest.mark.parametrize(
+    ("number", "name"),
+    [(409, "V4_9_8"), (408, "V4_9_8_SNAPSHOT"), (317, "V4_5_2"), (413, "V5_0_0"), (121, "121")],
+)
+def test_version_numbers_have_names(number: int, name: str) -> None:
+    assert version_name(number) == name

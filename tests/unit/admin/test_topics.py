@@ -1,0 +1,128 @@
+"""Administration of topics on two brokers, in virtual time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from administered import administered, queue
+from consumers import send
+from turbopump.admin import (
+    TopicKind,
+)
+from turbopump.errors import (
+    AlreadyThere,
+    InvalidArgument,
+    NotThere,
+)
+from turbopump.testing import virtual_loop, virtual_time
+
+CLUSTER = "DefaultCluster"
+
+
+@virtual_time()
+async def test_topic_is_made_changed_and_deleted_on_all_brokers(tmp_path: Path) -> None:
+    async with administered(tmp_path) as (world, admin):
+        made = await admin.topics.create("T", queues=2)
+        assert [(each.broker, each.write_queues) for each in made.on_brokers] == [
+            ("a", 2),
+            ("b", 2),
+        ]
+        with pytest.raises(AlreadyThere, match="on a, b"):
+            await admin.topics.create("T")
+        before, after = await admin.topics.update("T", queues=4, permission="r")
+        assert [each.write_queues for each in before.on_brokers] == [2, 2]
+        assert [(each.read_queues, each.permission) for each in after.on_brokers] == [
+            (4, "r"),
+            (4, "r"),
+        ]
+        _, shrunk = await admin.topics.update("T", queues=1, brokers=["a"])
+        assert [(e.broker, e.write_queues, e.read_queues) for e in shrunk.on_brokers] == [
+            ("a", 1, 4)
+        ]
+        routes = {each.broker: each for each in (await admin.topics.route("T")).on_brokers}
+        assert (routes["a"].write_queues, routes["b"].write_queues) == (1, 4)
+        assert routes["a"].addresses == {0: world.brokers["a"].address}
+        assert await admin.topics.delete("T") == ("a", "b")
+        with pytest.raises(NotThere, match="no topic 'T'"):
+            await admin.topics.status("T")
+        with pytest.raises(NotThere, match="no topic 'T'"):
+            await admin.topics.delete("T")
+        with pytest.raises(NotThere, match="no topic 'T'"):
+            await admin.topics.update("T", queues=2)
+
+
+@virtual_time()
+async def test_dry_update_changes_nothing(tmp_path: Path) -> None:
+    async with administered(tmp_path, "a") as (_, admin):
+        await admin.topics.create("T", queues=2)
+        _, after = await admin.topics.update("T", queues=3, dry_run=True)
+        assert after.write_queues == 3
+        assert (await admin.topics.route("T")).on_brokers[0].write_queues == 2
+
+
+@virtual_time()
+async def test_topics_are_listed_by_what_they_are_for(tmp_path: Path) -> None:
+    async with administered(tmp_path) as (_, admin):
+        await admin.topics.create("T", brokers=["b"])
+        await admin.topics.create("%RETRY%g", queues=1)
+        found = {each.name: each for each in await admin.topics.list()}
+        assert [each.broker for each in found["T"].on_brokers] == ["b"]
+        kinds = {name: each.kind for name, each in found.items()}
+        assert kinds["T"] is TopicKind.NORMAL
+        assert kinds["%RETRY%g"] is TopicKind.RETRY
+        assert kinds["TBW102"] is kinds[CLUSTER] is TopicKind.SYSTEM
+        assert "T" in await admin.topics.names()
+
+
+@virtual_time()
+async def test_ordered_topic_has_fixed_queues_in_the_name_servers(tmp_path: Path) -> None:
+    async with administered(tmp_path) as (_, admin):
+        await admin.topics.create("T", queues=2, is_ordered=True)
+        values = await admin.configuration.key_values("ORDER_TOPIC_CONFIG")
+        assert values == {"T": "a:2;b:2"}
+        await admin.topics.update("T", is_ordered=False)
+        assert await admin.configuration.key_values("ORDER_TOPIC_CONFIG") == {}
+        await admin.topics.update("T", queues=3, is_ordered=True)
+        values = await admin.configuration.key_values("ORDER_TOPIC_CONFIG")
+        assert values == {"T": "a:3;b:3"}
+        await admin.topics.update("T", queues=5, brokers=["b"])
+        values = await admin.configuration.key_values("ORDER_TOPIC_CONFIG")
+        assert values == {"T": "a:3;b:5"}
+        await admin.topics.delete("T")
+        assert await admin.configuration.key_values("ORDER_TOPIC_CONFIG") == {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"queues": 0}, "queues is 0"),
+        ({"read_queues": -1}, "read_queues is -1"),
+        ({"permission": "x"}, "permission is 'x': r, w, rw"),
+    ],
+)
+@virtual_time()
+async def test_bad_topic_is_refused(tmp_path: Path, settings: Any, named: str) -> None:
+    async with administered(tmp_path, "a") as (_, admin):
+        with pytest.raises(InvalidArgument, match=named):
+            await admin.topics.create("T", **settings)
+        with pytest.raises(InvalidArgument, match="topic is 'a b'"):
+            await admin.topics.create("a b")
+
+
+@virtual_time()
+async def test_status_tells_what_queues_hold(tmp_path: Path) -> None:
+    async with administered(tmp_path) as (_, admin):
+        await admin.topics.create("T", queues=1)
+        await send(_, [b"1", b"2"], to=queue(0, "b"))
+        status = await admin.topics.status("T")
+        assert [(each.queue.broker, each.messages) for each in status.queues] == [
+            ("a", 0),
+            ("b", 2),
+        ]
+        assert status.messages == 2
+        empty, full = status.queues
+        assert empty.last_stored_ms is None
+        assert full.last_stored_ms == pytest.approx(virtual_loop().clock.now_ms(), abs=1000)
