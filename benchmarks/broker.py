@@ -238,29 +238,35 @@ async def pulls(seconds: float) -> None:
 async def held(seconds: float) -> None:
     """Send with and without tens of thousands of pulls held, in turn."""
     rates: dict[bool, list[float]] = {False: [], True: []}
+    costs_us: dict[bool, list[float]] = {False: [], True: []}
+
+    async def send(is_held: bool) -> None:
+        rate, server_us, _ = await measured(running, 64, seconds, send_request())
+        rates[is_held].append(rate)
+        costs_us[is_held].append(server_us)
+
     with server() as running:
         async with connected(running.address) as connection:
             await connection.request(send_request(1), TIMEOUT_MS)
             held_mib = 0.0
             for _ in range(3):
-                rate, _, _ = await measured(running, 64, seconds, send_request())
-                rates[False].append(rate)
+                await send(is_held=False)
                 before_mib = running.memory_mib
                 async with AsyncExitStack() as stack:
                     for _ in range(HOLDERS):
                         await hold_many(await stack.enter_async_context(connected(running.address)))
                     held_mib = max(held_mib, running.memory_mib - before_mib)
-                    rate, _, _ = await measured(running, 64, seconds, send_request())
-                    rates[True].append(rate)
+                    await send(is_held=True)
     without, with_held = statistics.median(rates[False]), statistics.median(rates[True])
     print(f"\n{HELD:,} pulls held, half of them on the same queue, sends with 64 in flight\n")
     print_table(
-        ["sends/s without", "sends/s with", "ratio", "KiB per held pull"],
+        ["sends/s without", "sends/s with", "ratio", "server CPU µs", "KiB per held pull"],
         [
             [
                 f"{without:,.0f}",
                 f"{with_held:,.0f}",
                 f"{with_held / without:.2f}",
+                " → ".join(f"{statistics.median(costs):.1f}" for costs in costs_us.values()),
                 f"{held_mib * 1024 / HELD:.1f}",
             ]
         ],

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 from turbopump.clock import Clock
 from turbopump.net.deadlines import Deadline, Deadlines
 from turbopump.store.consume_queue import QueueKey
+from turbopump.store.dispatch import ANY_TAG, Watch, Watches
 from turbopump.store.outcomes import Arrival
 
 _log = logging.getLogger(__name__)
@@ -48,21 +49,22 @@ class HeldPull:
 
 RESUMED_PER_TURN = 64
 
-_ANY_TAG = None
 _Held = dict[HeldPull, None]
 """A dict as an ordered set: who waits longest is answered first."""
 
 
-class _Queue:
-    """The held pulls of one queue by the tags they want: an arrival looks at its own tag's only."""
+class _Queue(Watch):
+    """The held pulls of one queue by the tags they want: an arrival looks at its own tag's only.
 
-    __slots__ = ("_by_tag", "all", "seen")
+    The store looks at the tags too, and tells of no message that nobody wants.
+    """
+
+    __slots__ = ("_by_tag", "all")
 
     def __init__(self) -> None:
         self.all: _Held = {}
-        self.seen = 0
-        """The offset behind the last message that the pulls were asked about."""
         self._by_tag: dict[int | None, _Held] = {}
+        super().__init__(self._by_tag)
 
     def add(self, pull: HeldPull) -> None:
         self.all[pull] = None
@@ -79,15 +81,14 @@ class _Queue:
 
     def wanting(self, arrival: Arrival) -> Iterator[HeldPull]:
         """Yield the pulls that want a message."""
-        self.seen = arrival.queue_offset + 1
-        for code in (_ANY_TAG, arrival.tags_code):
+        for code in (ANY_TAG, arrival.tags_code):
             for pull in self._by_tag.get(code, ()):
                 if pull.wants is None or pull.wants(arrival):
                     yield pull
 
 
 def _places(pull: HeldPull) -> Iterable[int | None]:
-    return (_ANY_TAG,) if pull.tags_codes is None else pull.tags_codes
+    return (ANY_TAG,) if pull.tags_codes is None else pull.tags_codes
 
 
 class Arrivals:
@@ -114,8 +115,8 @@ class Arrivals:
         return self._count >= self._held_max
 
     @property
-    def queues(self) -> Container[QueueKey]:
-        """The queues whose messages are waited for, as they are at any moment."""
+    def queues(self) -> Watches:
+        """What is waited for by queue, as it is at any moment."""
         return self._by_queue
 
     def hold(self, pull: HeldPull, timeout_ms: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Container, Sequence
 from functools import lru_cache
+from typing import Protocol
 
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.config import UNIT_BYTES
@@ -37,14 +38,42 @@ _ENTRY_END = properties.ENTRY_END.encode()
 Listener = Callable[[list[Arrival]], None]
 
 
-class EveryQueue:
-    """Contains all queues."""
+ANY_TAG = None
+"""Stands among the hashes of tags for messages with any tag, or without."""
 
-    def __contains__(self, key: object) -> bool:
-        return True
+
+class Watch:
+    """What is waited for in one queue: messages with certain tags, which may change."""
+
+    __slots__ = ("seen", "tags_codes")
+
+    def __init__(self, tags_codes: Container[int | None]) -> None:
+        self.tags_codes = tags_codes
+        """Hashes of the tags, or `ANY_TAG`."""
+        self.seen = 0
+        """The offset behind the last message that was looked at, wanted or not."""
+
+
+class Watches(Protocol):
+    """What is waited for, by queue, as it is at any moment."""
+
+    def get(self, key: QueueKey, /) -> Watch | None:
+        """Return what is waited for in a queue; None if nothing is."""
+        ...
+
+
+class EveryQueue:
+    """Waits for all messages of all queues."""
+
+    def __init__(self) -> None:
+        self._everything = Watch({ANY_TAG})
+
+    def get(self, _: QueueKey, /) -> Watch:
+        return self._everything
 
 
 EVERY_QUEUE = EveryQueue()
+_NO_QUEUE: Watches = dict[QueueKey, Watch]()
 
 
 class Dispatcher:
@@ -59,7 +88,7 @@ class Dispatcher:
         self._delay_levels = delay_levels
         self._waiting: deque[RecordEntry] = deque()
         self.listener: Listener | None = None
-        self._watched: Container[QueueKey] = frozenset()
+        self._watched = _NO_QUEUE
         self.crowded: list[ConsumeQueue] = []
         """Queues with so many units in memory that they should be written."""
         self.store_timestamp_ms = 0
@@ -86,10 +115,10 @@ class Dispatcher:
         self._waiting += entries
         return self.listener is not None or len(self._waiting) >= _WAITING_MAX
 
-    def tell(self, listener: Listener | None, watched: Container[QueueKey]) -> None:
-        """Tell somebody of what is entered from now on: all of watched queues, and delays."""
+    def tell(self, listener: Listener | None, watched: Watches) -> None:
+        """Tell somebody of what is entered from now on: what is waited for, and delays."""
         self.listener = listener
-        self._watched = frozenset() if listener is None else watched
+        self._watched = _NO_QUEUE if listener is None else watched
 
     def forget(self) -> None:
         """Give up the messages that wait: they have been dropped from the log."""
@@ -125,7 +154,7 @@ class Dispatcher:
     def _enter_queues(self, entries: Sequence[RecordEntry]) -> list[Arrival]:
         """Enter messages into their queues, unless they are half of a transaction or removed."""
         queue_of, removed = self._queues.for_record, self._removed
-        watched, told = self._watched, self.listener is not None
+        watch_of, told = self._watched.get, self.listener is not None
         arrivals = []
         for entry in entries:
             topic, at = entry.topic, entry.physical_offset
@@ -134,14 +163,19 @@ class Dispatcher:
             queue = queue_of(topic, entry.queue_id)
             tags = property_value(entry.properties, _TAGS)
             code = _code(tags) if tags else 0
-            if topic == _SCHEDULE_TOPIC:
+            is_delayed = topic == _SCHEDULE_TOPIC
+            if is_delayed:
                 code = self._delivery_ms(entry) or code
             if queue.add(entry.queue_offset, at, entry.size, code):
                 if not queue.is_waiting:
                     self._queues.mark_waiting(queue, entry.store_timestamp_ms, at)
                 if queue.max_offset - queue.written_offset >= QUEUE_PENDING_MAX:
                     self.crowded.append(queue)
-                if told and (queue.key in watched or topic == _SCHEDULE_TOPIC):
+                is_wanted, watch = told and is_delayed, watch_of(queue.key)
+                if watch is not None:
+                    watch.seen, codes = queue.max_offset, watch.tags_codes
+                    is_wanted = is_wanted or code in codes or ANY_TAG in codes
+                if is_wanted:
                     arrivals.append(_arrival(queue, entry, code))
         return arrivals
 

@@ -8,7 +8,7 @@ themselves), as only the owner touches queues and index.
 from __future__ import annotations
 
 import struct
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
@@ -20,9 +20,8 @@ from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.append import Appender
 from turbopump.store.commit_log import CommitLog
 from turbopump.store.config import FlushMode, ReadLimits, StoreConfig
-from turbopump.store.consume_queue import QueueKey
 from turbopump.store.directory import StoreDirectory
-from turbopump.store.dispatch import EVERY_QUEUE, Dispatcher, Listener
+from turbopump.store.dispatch import EVERY_QUEUE, Dispatcher, Listener, Watches
 from turbopump.store.failures import disk_errors_named
 from turbopump.store.files import Files, OpenFiles
 from turbopump.store.flush import Flusher, done
@@ -342,10 +341,10 @@ class Store:
         self.dispatch()
         self._upkeep.run()
 
-    def listen(self, listener: Listener | None, watched: Container[QueueKey] = EVERY_QUEUE) -> None:
+    def listen(self, listener: Listener | None, watched: Watches = EVERY_QUEUE) -> None:
         """Have somebody told, within `append` and `dispatch`, of messages that became readable.
 
-        It is given those of watched queues, which may change, and all delayed ones; none, should
+        It is given those that are waited for, which may change, and all delayed ones; none, should
         others have come. It must not raise: they are stored whatever it thinks of them.
         """
         # Of what was readable before, nobody is told.

@@ -27,6 +27,7 @@ from turbopump.store import (
     UnitsMissing,
     UpToDate,
 )
+from turbopump.store.dispatch import ANY_TAG, Watch
 from turbopump.wire.hashing import tags_code
 from turbopump.wire.record import Record, decode_record
 from unit.store.support import (
@@ -381,7 +382,7 @@ def test_the_listener_hears_of_each_message_once_it_is_readable(
 
 def test_the_listener_hears_of_watched_queues_and_of_delays(tmp_path: Path) -> None:
     calls: list[list[tuple[str, int, int]]] = []
-    watched = {("Topic", 1): None}
+    watched = {("Topic", 1): Watch({ANY_TAG})}
 
     def heard(arrivals: list[Arrival]) -> None:
         calls.append([(one.topic, one.queue_id, one.queue_offset) for one in arrivals])
@@ -392,9 +393,24 @@ def test_the_listener_hears_of_watched_queues_and_of_delays(tmp_path: Path) -> N
         stored(store, b"b", queue_id=1)
         stored(store, b"c", queue_id=2)
         stored(store, b"later", topic="SCHEDULE_TOPIC_XXXX", DELAY="1")
-        watched[("Topic", 2)] = None
+        watched[("Topic", 2)] = Watch({ANY_TAG})
         stored(store, b"d", queue_id=2)
     assert calls == [[("Topic", 1, 1)], [], [("SCHEDULE_TOPIC_XXXX", 0, 0)], [("Topic", 2, 1)]]
+
+
+def test_the_listener_hears_only_of_tags_that_are_waited_for(tmp_path: Path) -> None:
+    heard: list[Arrival] = []
+    tags_codes: set[int | None] = {tags_code("A")}
+    watch = Watch(tags_codes)
+    with Store.open(tmp_path, small_config()) as store:
+        store.listen(heard.extend, {("Topic", 0): watch})
+        groups = [[record(tag.encode(), TAGS=tag)] for tag in "ABAB"] + [[record(b"none")]]
+        store.append_all(groups)
+        assert [one.queue_offset for one in heard] == [0, 2]
+        assert watch.seen == 5, "others were looked at as well, or a sweep would wake for them"
+        tags_codes.add(ANY_TAG)
+        store.append_all(groups)
+        assert [one.queue_offset for one in heard] == [0, 2, 5, 6, 7, 8, 9]
 
 
 def test_lookups(tmp_path: Path) -> None:
