@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Sequence
@@ -12,6 +11,7 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
+from turbopump.admin.following import Following
 from turbopump.admin.positions import AtTime, Last, Latest, Start
 from turbopump.admin.reach import ANSWER_MS, BrokerNode, Reach, gathered
 from turbopump.admin.reading import Reading, Stretch, merged
@@ -20,7 +20,7 @@ from turbopump.client import calls
 from turbopump.client.producer import Producer, SendReceipt, To
 from turbopump.client.selectors import by_hash
 from turbopump.client.subscriptions import EVERYTHING
-from turbopump.errors import InvalidArgument, NetworkError, NotThere, RemoteError
+from turbopump.errors import InvalidArgument, NotThere, RemoteError
 from turbopump.message import Message, MessageQueue, QueueOffset
 from turbopump.wire.bodies import DirectConsumption
 from turbopump.wire.codes import RequestCode, ResponseCode
@@ -35,10 +35,6 @@ TOOLS_PRODUCER_GROUP = "TOOLS_PRODUCER"
 _FAR_MS = 2**62
 _INDEX_STEP_MS = 1000
 """Indexes keep whole seconds, rounded down: what is looked for may seem so much older."""
-
-_AWAY_PAUSE_MS = 1000
-_WAITING_MAX = 1000
-"""Messages of a followed topic that were read and not asked for yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +229,8 @@ class Messages:
         """Read a topic from a position on, and everything that comes later if it is followed.
 
         Nobody's progress changes. What is there already comes in the order of storing, at first.
-        A broker that is away is waited for; queues that are added later are not seen.
+        A broker that is away is waited for; queues that are added later are seen within half a
+        minute, with all that they hold.
         """
         limits = (await self._topics.status(topic)).queues
         span = await self._before_now(limits, start or Latest())
@@ -246,7 +243,8 @@ class Messages:
                 yield message
         if follow:
             ends = {stretch.queue: stretch.end for stretch in span.stretches}
-            async with aclosing(self._following(ends, tags)) as coming:
+            following = Following(self._reading, self._topics, topic, tags)
+            async with aclosing(following.messages(ends)) as coming:
                 async for message in coming:
                     yield message
 
@@ -263,48 +261,6 @@ class Messages:
                 for each, begin in zip(limits, begins, strict=True)
             )
         )
-
-    async def _following(
-        self, offsets: dict[MessageQueue, QueueOffset], tags: str
-    ) -> AsyncGenerator[MessageView, None]:
-        waiting: asyncio.Queue[MessageView] = asyncio.Queue(_WAITING_MAX)
-
-        tasks = {
-            asyncio.ensure_future(self._follow(queue, at, tags, waiting))
-            for queue, at in offsets.items()
-        }
-        try:
-            while True:
-                taking = asyncio.ensure_future(waiting.get())
-                try:
-                    await asyncio.wait({taking, *tasks}, return_when=asyncio.FIRST_COMPLETED)
-                    for task in tasks:
-                        if task.done():
-                            task.result()
-                    yield taking.result()
-                finally:
-                    taking.cancel()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _follow(
-        self, queue: MessageQueue, at: QueueOffset, tags: str, found: asyncio.Queue[MessageView]
-    ) -> None:
-        is_away = False
-        while True:
-            try:
-                messages, at = await self._reading.page(queue, at, tags=tags, is_held=True)
-            except NetworkError as error:
-                if not is_away:
-                    _log.warning("%s cannot be read at the moment: %s", queue, error)
-                is_away = True
-                await asyncio.sleep(_AWAY_PAUSE_MS / 1000)
-                continue
-            is_away = False
-            for message in messages:
-                await found.put(message)
 
     # --- inside -----------------------------------------------------------------------------------
 

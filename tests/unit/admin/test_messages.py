@@ -206,6 +206,26 @@ async def test_tail_goes_on_when_a_broker_comes_back(
 
 
 @virtual_time()
+async def test_tail_sees_queues_that_are_added_later(tmp_path: Path) -> None:
+    async with administered(tmp_path) as (world, admin):
+        await admin.topics.create("T", queues=1, brokers=("a",))
+        async with aclosing(admin.messages.tail("T")) as coming:
+            next_one = asyncio.ensure_future(anext(coming))
+            await asyncio.sleep(5)
+            await admin.topics.update("T", queues=2)
+            await send(world, [b"second queue"], to=MessageQueue("T", "a", 1))
+            assert (await next_one).body == b"second queue"
+            world.network.isolate("10.0.3.1")
+            await asyncio.sleep(45)
+            world.network.heal()
+            await admin.topics.create("T", queues=1, brokers=("b",))
+            await send(world, [b"second broker"], to=MessageQueue("T", "b", 0))
+            assert (await anext(coming)).body == b"second broker"
+            await send(world, [b"first queue"], to=MessageQueue("T", "a", 0))
+            assert (await anext(coming)).body == b"first queue"
+
+
+@virtual_time()
 async def test_member_consumes_a_message_on_request(tmp_path: Path) -> None:
     async with administered(tmp_path) as (world, admin):
         await admin.topics.create("T", queues=1)

@@ -1,0 +1,98 @@
+"""Following a topic: what comes into its queues, also into those that are added later."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Mapping
+
+from turbopump.admin.reading import Reading
+from turbopump.admin.topics import Topics
+from turbopump.errors import NetworkError, TurbopumpError
+from turbopump.message import MessageQueue, QueueOffset
+from turbopump.wire.record import MessageView
+
+_log = logging.getLogger(__name__)
+
+LOOK_INTERVAL_MS = 30_000
+"""How often new queues are looked for: as often as clients ask for routes."""
+
+_AWAY_PAUSE_MS = 1000
+_WAITING_MAX = 1000
+"""Messages that were read and not asked for yet."""
+
+
+class Following:
+    """Reads the queues of one topic, each by a task of its own."""
+
+    def __init__(self, reading: Reading, topics: Topics, topic: str, tags: str) -> None:
+        self._reading = reading
+        self._topics = topics
+        self._topic = topic
+        self._tags = tags
+        self._found: asyncio.Queue[MessageView] = asyncio.Queue(_WAITING_MAX)
+        self._queues: set[MessageQueue] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def messages(
+        self, begins: Mapping[MessageQueue, QueueOffset]
+    ) -> AsyncGenerator[MessageView, None]:
+        """Give what comes: from these offsets on, and all of the queues that are added later."""
+        for queue, begin in begins.items():
+            self._start(queue, begin)
+        self._tasks.add(asyncio.create_task(self._look_for_queues()))
+        try:
+            while True:
+                yield await self._next()
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _next(self) -> MessageView:
+        taking = asyncio.ensure_future(self._found.get())
+        try:
+            while not taking.done():
+                # Anew each time, since tasks are added while it waits.
+                done, _ = await asyncio.wait(
+                    {taking, *self._tasks},
+                    return_when=asyncio.FIRST_COMPLETED,
+                    timeout=LOOK_INTERVAL_MS / 1000,
+                )
+                for failed in done & self._tasks:
+                    failed.result()
+            return taking.result()
+        finally:
+            taking.cancel()
+
+    def _start(self, queue: MessageQueue, begin: QueueOffset) -> None:
+        self._queues.add(queue)
+        self._tasks.add(asyncio.create_task(self._follow(queue, begin)))
+
+    async def _follow(self, queue: MessageQueue, at: QueueOffset) -> None:
+        is_away = False
+        while True:
+            try:
+                messages, at = await self._reading.page(queue, at, tags=self._tags, is_held=True)
+            except NetworkError as error:
+                if not is_away:
+                    _log.warning("%s cannot be read at the moment: %s", queue, error)
+                is_away = True
+                await asyncio.sleep(_AWAY_PAUSE_MS / 1000)
+                continue
+            is_away = False
+            for message in messages:
+                await self._found.put(message)
+
+    async def _look_for_queues(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_INTERVAL_MS / 1000)
+            try:
+                limits = (await self._topics.status(self._topic)).queues
+            except TurbopumpError as error:
+                # Whoever reads the queues tells of a broker that is away.
+                _log.debug("%s: queues cannot be looked for now: %s", self._topic, error)
+                continue
+            for each in limits:
+                if each.queue not in self._queues:
+                    self._start(each.queue, each.min_offset)
