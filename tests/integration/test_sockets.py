@@ -6,6 +6,8 @@ import asyncio
 import logging
 import socket
 import struct
+import time
+from collections import Counter
 from typing import cast
 
 import pytest
@@ -19,7 +21,7 @@ from turbopump.net.router import Router
 from turbopump.net.server import Server, ServerConfig
 from turbopump.net.sockets import SocketNetwork
 from turbopump.testing import wait_until
-from turbopump.wire.command import Buffer, Command
+from turbopump.wire.command import FLAG_ONEWAY, Buffer, Command
 from turbopump.wire.framing import encode
 
 
@@ -46,6 +48,39 @@ def test_requests_both_ways(run_on_loop: Run) -> None:
             assert peers[0].peer_address == connection.local_address
 
     run_on_loop(main())
+
+
+def test_a_peer_that_never_pauses_leaves_turns_to_others(run_on_loop: Run) -> None:
+    requests, turn = 100, 0
+    served: Counter[int] = Counter()
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        is_over = asyncio.Event()
+
+        def next_turn() -> None:
+            nonlocal turn
+            turn += 1
+            if not is_over.is_set():
+                loop.call_soon(next_turn)
+
+        def serve(request: Command, peer: Connection) -> None:
+            served[turn] += 1
+            # As long as it takes to send the next: there is always something to read.
+            time.sleep(0.001)
+            if served.total() == requests:
+                is_over.set()
+
+        async with Server(SocketNetwork(), Router({7: serve})) as server:
+            next_turn()
+            frame = encode(Command(7, flag=FLAG_ONEWAY, body=bytes(250_000)))
+            with socket.create_connection((server.host, server.port)) as peer:
+                await asyncio.gather(
+                    asyncio.to_thread(peer.sendall, frame * requests), is_over.wait()
+                )
+
+    run_on_loop(main())
+    assert max(served.values()) <= 6
 
 
 def test_large_bodies_in_pieces(run_on_loop: Run) -> None:

@@ -30,6 +30,11 @@ _CANCEL_GRACE_S = 0.25
 
 _REASON_CHARS_MAX = 200
 
+_LARGE_CHUNK_BYTES = 64 * 1024
+_LARGE_CHUNKS_MAX = 4
+"""In one turn of the loop. While a peer sends faster than it is served, uvloop reads on and on,
+and everybody else waits: other peers, answers to this one, timers."""
+
 OnChange = Callable[["Connection"], None]
 
 
@@ -97,6 +102,7 @@ class Connection(asyncio.Protocol):
         self._draining = False
         self._quiet = asyncio.Event()
         self._chunks_heard = 0
+        self._large_chunks = 0
 
     def __repr__(self) -> str:
         return f"<Connection {self.local_address} to {self.peer_address}>"
@@ -336,6 +342,8 @@ class Connection(asyncio.Protocol):
         else:
             # Reading paused, yet the transport had this in hand already.
             self._chunks.append(data)
+        if len(data) >= _LARGE_CHUNK_BYTES:
+            self._note_large_chunk()
 
     def pause_writing(self) -> None:
         self._admission.pause()
@@ -439,10 +447,22 @@ class Connection(asyncio.Protocol):
         if self._draining and self._is_quiet:
             self._quiet.set()
 
+    def _note_large_chunk(self) -> None:
+        if not self._large_chunks:
+            self._loop.call_soon(self._begin_turn)
+        self._large_chunks += 1
+        if self._large_chunks == _LARGE_CHUNKS_MAX:
+            self._adjust_reading()
+
+    def _begin_turn(self) -> None:
+        self._large_chunks = 0
+        self._adjust_reading()
+
     def _should_read(self) -> bool:
-        """Not while answers cannot be written or too many handlers run."""
+        """Not while answers cannot be written, too many handlers run, or it is others' turn."""
         return (
             self._close_reason is None
+            and self._large_chunks < _LARGE_CHUNKS_MAX
             and self._serving.running < self._limits.handlers_running_max
             and (self._admission.writable or not self._accepted)
         )
