@@ -106,7 +106,9 @@ def save_ready_rows(nameserver: str, folder: Path, body_bytes: int) -> None:
 
 def measured(setting: Setting) -> Iterator[Found]:
     """Run queries in a process of their own, and yield what they print."""
-    environment = {**os.environ, "PYTHONPATH": str(HERE)}
+    # Workers import the modules here; what else the caller has put on the path stays there.
+    path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path}
     command = [sys.executable, str(HERE / "spark_queries.py"), json.dumps(asdict(setting))]
     log = Path(setting.folder, "queries.log")
     with (

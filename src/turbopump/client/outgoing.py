@@ -14,6 +14,7 @@ from turbopump.message import Message, MessageQueue
 from turbopump.net.limits import require_at_least
 from turbopump.wire import properties
 from turbopump.wire.batch import BatchEntry, encode_batch
+from turbopump.wire.command import Buffer
 from turbopump.wire.compression import deflate
 from turbopump.wire.headers import SendMessage, SendMessageV2
 from turbopump.wire.names import RETRY_PREFIX, TEMPLATE_TOPIC
@@ -63,7 +64,7 @@ class Outgoing(Struct, frozen=True):
     message_id: str
     """The unique id; those of a batch joined by ",", or the first where they are in the body."""
 
-    body: bytes
+    body: Buffer
     properties: str
     flag: int
     sys_flag: int
@@ -132,7 +133,7 @@ def outgoing_batch(
 
 
 def encoded_batch(
-    topic: str, message_id: str, body: bytes, rules: MessageRules, namespace: str = ""
+    topic: str, message_id: str, body: Buffer, rules: MessageRules, namespace: str = ""
 ) -> Outgoing:
     """Do the same with messages that were checked and encoded elsewhere, known by one id."""
     inside = with_namespace(namespace, topic)
@@ -143,7 +144,7 @@ def encoded_batch(
 def _batch(
     topic: str,
     message_id: str,
-    body: bytes,
+    body: Buffer,
     own: dict[str, str],
     rules: MessageRules,
     namespace: str,

@@ -46,10 +46,22 @@ def joined(pieces: Pieces) -> Column:
     """Return what the pieces make in each row; none of them is null."""
     kind = pa.binary()
     given: list[Any] = [
-        pa.scalar(each, kind) if isinstance(each, bytes) else each for each in pieces
+        pa.scalar(each, kind) if isinstance(each, bytes) else each for each in _merged(pieces)
     ]
     made: Column = pc.binary_join_element_wise(*given, pa.scalar(b"", kind))
     return made
+
+
+def _merged(pieces: Pieces) -> Pieces:
+    """Join neighbours that are the same in all rows: what is put into a row costs by the piece."""
+    merged: Pieces = []
+    for piece in pieces:
+        last = merged[-1] if merged else None
+        if isinstance(piece, bytes) and isinstance(last, bytes):
+            merged[-1] = last + piece
+        else:
+            merged.append(piece)
+    return merged
 
 
 def equal_pieces(data: npt.NDArray[Any], size: int | None = None) -> Column:

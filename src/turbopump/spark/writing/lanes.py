@@ -45,7 +45,9 @@ class EncodedSend:
     message_id: str
     """That of the first."""
 
-    body: bytes
+    body: memoryview
+    """Of what all rows that were encoded with them became; not copied."""
+
     body_bytes: int
     """What rows gave of it."""
 
@@ -74,10 +76,19 @@ def sends(
     partition: int,
 ) -> Iterator[Send | EncodedSend]:
     """Cut rows into sends; those of one lane come in the order of their rows."""
-    lanes = _lanes(rows, queues, partition)
     if isinstance(rows, EncodedRows):
-        return _sends_of_encoded(rows, lanes, cuts)
-    return _sends_of_messages(rows, lanes, cuts)
+        return encoded_sends(rows, queues, cuts, partition)
+    return _sends_of_messages(rows, _lanes(rows, queues, partition), cuts)
+
+
+def encoded_sends(
+    rows: EncodedRows,
+    queues: Mapping[str, Sequence[MessageQueue]],
+    cuts: Cuts,
+    partition: int,
+) -> Iterator[EncodedSend]:
+    """Do the same with rows that are encoded already."""
+    return _sends_of_encoded(rows, _lanes(rows, queues, partition), cuts)
 
 
 def _sends_of_messages(
@@ -100,6 +111,7 @@ def _sends_of_encoded(
         sizes = rows.body_sizes if is_all else rows.body_sizes[places]
         entries = rows.entries if is_all else rows.entries.take(pa.array(places, pa.int32()))
         ends, data = contents(entries)
+        numbers = _numbers(rows.first_row, places)
         start = 0
         while start < len(places):
             # As many as end within the limit, but one at least.
@@ -108,11 +120,17 @@ def _sends_of_encoded(
             yield EncodedSend(
                 lane,
                 rows.message_id(places[start]),
-                data[ends[start] : ends[end]].tobytes(),
+                data[ends[start] : ends[end]].data,
                 int(sizes[start:end].sum()),
-                [rows.first_row + place for place in places[start:end]],
+                numbers[start:end],
             )
             start = end
+
+
+def _numbers(first_row: int, places: Sequence[int]) -> Sequence[int]:
+    if isinstance(places, range):
+        return range(first_row + places.start, first_row + places.stop)
+    return [first_row + place for place in places]
 
 
 def _lanes(

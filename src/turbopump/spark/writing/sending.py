@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from turbopump.client.calls import SendStatus
@@ -40,6 +41,8 @@ _LONGEST_PAUSE_MS = 2000
 Passing = NetworkError | NoRoute | RemoteError
 """What another try may get past, elsewhere or later."""
 
+Refused = Passing | InvalidArgument
+
 
 @dataclass(slots=True)
 class Tally:
@@ -50,6 +53,38 @@ class Tally:
     body_bytes: int = 0
     repeated: int = 0
     """Tries after the first; messages may be stored twice because of them."""
+
+    def add(self, send: Send | EncodedSend) -> None:
+        """Count what is stored."""
+        self.rows += len(send.rows)
+        self.sends += 1
+        self.body_bytes += send.body_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Where rows can go, as it was known a moment ago."""
+
+    queues: Mapping[str, tuple[MessageQueue, ...]]
+    """By topic."""
+
+    addresses: Mapping[str, str]
+    """Of the masters of brokers, where they are known."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstTry:
+    """A send that was tried elsewhere and is not done with that."""
+
+    send: EncodedSend
+    queue: MessageQueue
+    outcome: Refused | SendStatus
+
+    def status(self) -> SendStatus:
+        """Return how it was stored, or raise why it was not."""
+        if isinstance(self.outcome, SendStatus):
+            return self.outcome
+        raise self.outcome
 
 
 class Sending:
@@ -67,10 +102,10 @@ class Sending:
         self._producer = Producer(options.group, session=session, config=options.producer())
         rules = options.rules()
         self._rules = rules
-        self._cuts = Cuts(options.batch_size, options.batch_bytes, rules.compress_from_bytes)
+        self.cuts = Cuts(options.batch_size, options.batch_bytes, rules.compress_from_bytes)
         self._choice = QueueChoice(session.random)
         self._places = asyncio.Semaphore(options.max_in_flight)
-        self._window = Window(options.max_in_flight)
+        self.window = Window(options.max_in_flight)
         self._running: set[asyncio.Task[None]] = set()
         self._last_of_queue: dict[MessageQueue, asyncio.Task[None]] = {}
         self._failure: BaseException | None = None
@@ -79,14 +114,26 @@ class Sending:
         """Take rows over, waiting for free places; raises when any send has failed."""
         if not rows.topics:
             return
+        queues = (await self.targets(rows)).queues
+        for send in sends(rows, queues, self.cuts, self._partition):
+            await self._begin(send)
+
+    async def targets(self, rows: Rows | EncodedRows) -> Targets:
+        """Return where rows can go; raises SparkError when nobody knows for too long."""
         await self._producer.start()
-        queues = {}
-        for topic in dict.fromkeys(rows.topics):
-            queues[topic] = await self._queues(topic, rows)
-        for send in sends(rows, queues, self._cuts, self._partition):
-            await self._places.acquire()
-            self._raise_failure()
-            self._start(send)
+        queues = {topic: await self._queues(topic, rows) for topic in dict.fromkeys(rows.topics)}
+        brokers = {queue.broker for of_topic in queues.values() for queue in of_topic}
+        session = self._session
+        masters = {
+            name: session.address_to_write(name) for name in brokers if session.has_master(name)
+        }
+        return Targets(queues, masters)
+
+    async def go_on(self, tried: Iterable[FirstTry]) -> None:
+        """Try again what was tried elsewhere, and wait until it is stored; raises as `finish`."""
+        for each in tried:
+            await self._begin(each.send, each)
+        await self.finish()
 
     async def finish(self) -> Tally:
         """Wait until all is stored; raises when any send has failed."""
@@ -102,13 +149,15 @@ class Sending:
 
     # --- inside -----------------------------------------------------------------------------------
 
-    def _start(self, send: Send | EncodedSend) -> None:
+    async def _begin(self, send: Send | EncodedSend, tried: FirstTry | None = None) -> None:
+        await self._places.acquire()
+        self._raise_failure()
         if isinstance(send.lane, MessageQueue):
             before = self._last_of_queue.get(send.lane)
-            task = asyncio.create_task(self._in_turn(send, before))
+            task = asyncio.create_task(self._in_turn(send, tried, before))
             self._last_of_queue[send.lane] = task
         else:
-            task = asyncio.create_task(self._deliver(send))
+            task = asyncio.create_task(self._deliver(send, tried))
         self._running.add(task)
         task.add_done_callback(self._ended)
 
@@ -129,19 +178,25 @@ class Sending:
         if self._failure is not None:
             raise self._failure
 
-    async def _in_turn(self, send: Send | EncodedSend, before: asyncio.Task[None] | None) -> None:
+    async def _in_turn(
+        self, send: Send | EncodedSend, tried: FirstTry | None, before: asyncio.Task[None] | None
+    ) -> None:
         if before is not None:
             await before
-        await self._deliver(send)
+        await self._deliver(send, tried)
 
-    async def _deliver(self, send: Send | EncodedSend) -> None:
+    async def _deliver(self, send: Send | EncodedSend, tried: FirstTry | None) -> None:
         """Send until it is stored; raises SparkError with the words of the last failure."""
-        queue: MessageQueue | None = None
+        queue: MessageQueue | None = None if tried is None else tried.queue
         refused: set[str] = set()
         for tries_left in reversed(range(1 + self._options.retries)):
             try:
-                queue = await self._next_queue(send, queue)
-                receipt = await self._send(send, queue)
+                if tried is not None:
+                    first, tried = tried, None
+                    status = first.status()
+                else:
+                    queue = await self._next_queue(send, queue)
+                    status = (await self._send(send, queue)).status
             except InvalidArgument as error:
                 raise self._blamed(send, error) from error
             except (NetworkError, NoRoute, RemoteError) as error:
@@ -151,27 +206,25 @@ class Sending:
                     raise self._failed(send, queue, str(error)) from error
                 why = str(error)
             else:
-                if receipt.status is SendStatus.OK or not self._options.retry_unless_ok:
+                if status is SendStatus.OK or not self._options.retry_unless_ok:
                     break
-                why = f"stored, but {receipt.status.name}"
+                why = f"stored, but {status.name}"
                 if not tries_left:
                     raise self._failed(send, queue, why)
             await self._pause(send, why, self._options.retries - tries_left)
-        self.tally.rows += len(send.rows)
-        self.tally.sends += 1
-        self.tally.body_bytes += send.body_bytes
+        self.tally.add(send)
 
     async def _send(self, send: Send | EncodedSend, queue: MessageQueue) -> SendReceipt:
         clock = self._session.clock
-        async with self._window.place() as cuts:
+        async with self.window.place() as cuts:
             start_ms = clock.monotonic_ms()
             try:
                 receipt = await self._handed_over(send, queue)
             except (NetworkError, RemoteError) as error:
                 if error.retriable:
-                    self._window.busy(cuts)
+                    self.window.busy(cuts)
                 raise
-            self._window.answered(clock.monotonic_ms() - start_ms)
+            self.window.answered(clock.monotonic_ms() - start_ms)
             return receipt
 
     async def _handed_over(self, send: Send | EncodedSend, queue: MessageQueue) -> SendReceipt:

@@ -46,13 +46,19 @@ class Window:
             self._active -= 1
             self._changed.set()
 
-    def answered(self, elapsed_ms: int) -> None:
-        """Note that a broker took what it was sent, and how long that took."""
-        if self._fastest_ms is None or elapsed_ms < self._fastest_ms:
-            self._fastest_ms = elapsed_ms
+    @property
+    def cuts(self) -> int:
+        """What `busy` has to be told of a send that begins now."""
+        return self._cuts
+
+    def answered(self, elapsed_ms: int | None) -> None:
+        """Note that a broker took what it was sent, and how long that took if anybody knows."""
         step = 1 / self._size
-        if elapsed_ms - self._fastest_ms > _WAITED_MS:
-            step = -step
+        if elapsed_ms is not None:
+            if self._fastest_ms is None or elapsed_ms < self._fastest_ms:
+                self._fastest_ms = elapsed_ms
+            if elapsed_ms - self._fastest_ms > _WAITED_MS:
+                step = -step
         self._size = max(1.0, min(self.most, self._size + step))
         self._changed.set()
 

@@ -17,12 +17,14 @@ from pyspark.sql.types import StructType
 
 from turbopump.client.producer import unique_ids
 from turbopump.errors import InvalidArgument, SparkError
-from turbopump.spark.link import link_to
+from turbopump.spark.link import Link, link_to
 from turbopump.spark.writing.columns import SinkColumns, sink_columns
-from turbopump.spark.writing.encoding import ROWS_MAX, EncodedRows, RowEncoder
+from turbopump.spark.writing.direct import DirectSending
+from turbopump.spark.writing.encoding import ROWS_MAX, RowEncoder
 from turbopump.spark.writing.options import SinkOptions
-from turbopump.spark.writing.rows import Origin, RowReader, Rows
+from turbopump.spark.writing.rows import Origin, RowReader
 from turbopump.spark.writing.sending import Sending
+from turbopump.spark.writing.ways import Ways
 
 _QUERY_ID = "sql.streaming.queryId"
 _BATCH_ID = "streaming.sql.batchId"
@@ -98,26 +100,30 @@ class StreamWriter(DataSourceStreamArrowWriter):
 def write_rows(
     batches: Iterator[pa.RecordBatch], columns: SinkColumns, options: SinkOptions, origin: Origin
 ) -> Written:
-    """Send the rows of one task, and return when all are stored; raises the first failure.
+    """Send the rows of one task, and return when all are stored; raises the first failure."""
+    return send_rows(link_to(options.client()), batches, columns, options, origin)
 
-    Rows are converted here while those before them are on their way.
-    """
-    link = link_to(options.client())
+
+def send_rows(
+    link: Link,
+    batches: Iterator[pa.RecordBatch],
+    columns: SinkColumns,
+    options: SinkOptions,
+    origin: Origin,
+) -> Written:
+    """Do that over a link; rows are converted while those before them are on their way."""
     reader = RowReader(columns, options, origin)
     encoder = RowEncoder(columns, options, origin, unique_ids(link.session))
     sending = Sending(link.session, options, origin.partition)
-
-    def send(rows: Rows | EncodedRows) -> None:
-        link.run(lambda _: sending.take(rows))
-
+    ways = Ways(link, sending, DirectSending(link, sending, options, origin.partition))
     first_row = 0
     try:
         for batch in _parts(batches):
-            send(encoder.rows(batch, first_row) or reader.rows(batch, first_row))
+            ways.take(encoder.rows(batch, first_row) or reader.rows(batch, first_row))
             first_row += batch.num_rows
-        tally = link.run(lambda _: sending.finish())
+        tally = ways.finish()
     finally:
-        link.run(lambda _: sending.close())
+        ways.close()
     return Written(tally.rows, tally.sends, tally.body_bytes, tally.repeated)
 
 

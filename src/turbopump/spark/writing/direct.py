@@ -1,0 +1,238 @@
+"""Sending encoded rows from the task's own thread, over plain connections, many at a time.
+
+This is the way of rows that nothing happens to. A send that is refused, lost or not answered in
+time is handed to `Sending`, which knows what to do about it; until it is stored, nothing else is
+sent. So is everything that cannot go this way, see `RowEncoder`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from turbopump.client.calls import SendStatus, send_command, stored
+from turbopump.client.names import with_namespace
+from turbopump.client.outgoing import encoded_batch
+from turbopump.client.queue_choice import QueueChoice
+from turbopump.clock import Clock
+from turbopump.errors import (
+    ConnectionLost,
+    InvalidArgument,
+    NetworkError,
+    NoRoute,
+    RemoteError,
+    RequestTimeout,
+)
+from turbopump.message import MessageQueue
+from turbopump.spark.link import Link
+from turbopump.spark.plain import PlainConnection, borrowed, give_back, readable
+from turbopump.spark.writing.encoding import EncodedRows
+from turbopump.spark.writing.lanes import EncodedSend, Lane, encoded_sends, topic_of
+from turbopump.spark.writing.options import SinkOptions
+from turbopump.spark.writing.sending import FirstTry, Refused, Sending, Targets
+from turbopump.wire.command import Command
+
+TARGETS_FRESH_MS = 1000
+"""How long a task goes on with what it knows of brokers before it asks its session again."""
+
+_Number = tuple[PlainConnection, int]
+"""What an answer is known by: where it comes from, and the number of its request."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Unanswered:
+    send: EncodedSend
+    queue: MessageQueue
+    start_ms: int
+    cuts: int
+    """What the window had been through when it began."""
+
+
+class DirectSending:
+    """The first tries of one task's sends; belongs to the task's thread."""
+
+    def __init__(self, link: Link, sending: Sending, options: SinkOptions, partition: int) -> None:
+        self._link = link
+        self._sending = sending
+        self._options = options
+        self._partition = partition
+        self._clock: Clock = link.session.clock
+        self._group = with_namespace(options.namespace, options.group)
+        self._rules = options.rules()
+        self._choice = QueueChoice(link.session.random)
+        self._targets = Targets({}, {})
+        self._asked_ms = 0
+        self._connections: dict[str, PlainConnection] = {}
+        self._unanswered: dict[_Number, _Unanswered] = {}
+        self._failed: list[FirstTry] = []
+
+    def take(self, rows: EncodedRows) -> None:
+        """Take rows over, waiting for free places; raises when any send has failed for good."""
+        targets = self._targets_of(rows)
+        cuts = self._sending.cuts
+        for send in in_turn(encoded_sends(rows, targets.queues, cuts, self._partition)):
+            self._make_room(send.lane)
+            self._send(send, targets)
+
+    def finish(self) -> None:
+        """Wait until all is stored; raises when any send has failed for good."""
+        while self._unanswered:
+            self._hear()
+        if self._failed:
+            failed, self._failed = self._failed, []
+            failed.sort(key=lambda each: each.send.rows[0])
+            self._link.run(lambda _: self._sending.go_on(failed))
+
+    def close(self) -> None:
+        """Give up what is still on its way, and leave the connections to the next task."""
+        waited_for = {connection for connection, _ in self._unanswered}
+        for connection in self._connections.values():
+            if connection in waited_for:
+                connection.close()
+            else:
+                give_back(connection)
+        self._connections.clear()
+        self._unanswered.clear()
+
+    # --- sending ----------------------------------------------------------------------------------
+
+    def _targets_of(self, rows: EncodedRows) -> Targets:
+        now_ms = self._clock.monotonic_ms()
+        known = self._targets.queues
+        is_known = all(topic in known for topic in set(rows.topics))
+        if not is_known or now_ms - self._asked_ms > TARGETS_FRESH_MS:
+            self._targets = self._link.run(lambda _: self._sending.targets(rows))
+            self._asked_ms = now_ms
+        return self._targets
+
+    def _make_room(self, lane: Lane) -> None:
+        """Wait for a place, for the send before in a queue whose order counts, and for failures."""
+        while len(self._unanswered) >= self._sending.window.size or self._is_busy(lane):
+            self._hear()
+        if self._failed:
+            self.finish()
+
+    def _is_busy(self, lane: Lane) -> bool:
+        if not isinstance(lane, MessageQueue):
+            return False
+        return any(each.send.lane == lane for each in self._unanswered.values())
+
+    def _send(self, send: EncodedSend, targets: Targets) -> None:
+        lane, start_ms = send.lane, self._clock.monotonic_ms()
+        queue = lane if isinstance(lane, MessageQueue) else self._choice.next(targets.queues[lane])
+        cuts = self._sending.window.cuts
+        try:
+            command = self._command(send, queue)
+            connection = self._connection(queue.broker, targets.addresses)
+        except (InvalidArgument, NetworkError, NoRoute) as error:
+            self._note_failure(send, queue, error, cuts)
+            return
+        try:
+            number = connection.send(command, self._options.send_timeout_ms)
+        except (InvalidArgument, NetworkError) as error:
+            if isinstance(error, NetworkError):
+                self._give_up(connection, error)
+            self._note_failure(send, queue, error, cuts)
+        else:
+            self._unanswered[connection, number] = _Unanswered(send, queue, start_ms, cuts)
+
+    def _command(self, send: EncodedSend, queue: MessageQueue) -> Command:
+        topic, namespace = topic_of(send.lane), self._options.namespace
+        ready = encoded_batch(topic, send.message_id, send.body, self._rules, namespace)
+        queues_wanted = self._rules.new_topic_queues
+        header = ready.header(self._group, queue, self._clock.now_ms(), queues_wanted)
+        return send_command(header, ready.body)
+
+    def _connection(self, broker: str, addresses: Mapping[str, str]) -> PlainConnection:
+        address = addresses.get(broker)
+        if address is None:
+            raise NoRoute(f"broker {broker!r} has no master that a name server knows")
+        found = self._connections.get(address)
+        if found is not None:
+            if self._is_waited_for(found) or found.is_fresh():
+                return found
+            found.close()
+        made = self._connections[address] = borrowed(address)
+        return made
+
+    def _is_waited_for(self, connection: PlainConnection) -> bool:
+        return any(connection is other for other, _ in self._unanswered)
+
+    # --- answers ----------------------------------------------------------------------------------
+
+    def _hear(self) -> None:
+        """Wait for answers and act on them, or on there being none in time."""
+        connections = {connection for connection, _ in self._unanswered}
+        # What came while nobody looked says nothing about the time that it took.
+        heard, is_timed = readable(connections, 0), False
+        if not heard:
+            first_ms = min(each.start_ms for each in self._unanswered.values())
+            end_ms = first_ms + self._options.send_timeout_ms
+            left_ms = max(0, end_ms - self._clock.monotonic_ms())
+            heard, is_timed = readable(connections, left_ms), True
+        for connection in heard:
+            try:
+                answers = connection.received()
+            except NetworkError as error:
+                self._give_up(connection, error)
+            else:
+                for answer in answers:
+                    self._answered((connection, answer.opaque), answer, is_timed=is_timed)
+        if not heard:
+            self._note_late()
+
+    def _answered(self, number: _Number, answer: Command, *, is_timed: bool) -> None:
+        noted = self._unanswered.pop(number, None)
+        if noted is None:
+            # Too late: it has been tried again.
+            return
+        try:
+            status = stored(answer).status
+        except RemoteError as error:
+            self._note_failure(noted.send, noted.queue, error, noted.cuts)
+            return
+        elapsed_ms = self._clock.monotonic_ms() - noted.start_ms
+        self._sending.window.answered(elapsed_ms if is_timed else None)
+        if status is SendStatus.OK or not self._options.retry_unless_ok:
+            self._sending.tally.add(noted.send)
+        else:
+            self._failed.append(FirstTry(noted.send, noted.queue, status))
+
+    def _note_failure(
+        self, send: EncodedSend, queue: MessageQueue, error: Refused, cuts: int
+    ) -> None:
+        if error.retriable:
+            self._sending.window.busy(cuts)
+        self._failed.append(FirstTry(send, queue, error))
+
+    def _note_late(self) -> None:
+        """Fail what should have been answered by now, and let connections go that say nothing."""
+        limit_ms = self._options.send_timeout_ms
+        now_ms = self._clock.monotonic_ms()
+        for (connection, number), noted in list(self._unanswered.items()):
+            if now_ms - noted.start_ms < limit_ms:
+                continue
+            del self._unanswered[connection, number]
+            text = f"no answer to a batch of {connection.address} within {limit_ms} ms"
+            self._note_failure(noted.send, noted.queue, RequestTimeout(text), noted.cuts)
+            if connection.heard_ms < noted.start_ms:
+                silence = f"connection to {connection.address}: nothing heard for {limit_ms} ms"
+                self._give_up(connection, ConnectionLost(silence))
+
+    def _give_up(self, connection: PlainConnection, error: NetworkError) -> None:
+        """Fail all that waits for a connection, and let it go."""
+        connection.close()
+        self._connections.pop(connection.address, None)
+        for number in [each for each in self._unanswered if each[0] is connection]:
+            noted = self._unanswered.pop(number)
+            self._note_failure(noted.send, noted.queue, error, noted.cuts)
+
+
+def in_turn(encoded: Iterable[EncodedSend]) -> Iterator[EncodedSend]:
+    """Let lanes take turns: a send to a queue waits for the one before it to that queue."""
+    lanes: dict[Lane, list[EncodedSend]] = {}
+    for send in encoded:
+        lanes.setdefault(send.lane, []).append(send)
+    for together in zip_longest(*lanes.values()):
+        yield from (send for send in together if send is not None)

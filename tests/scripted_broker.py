@@ -1,0 +1,113 @@
+"""A name server and brokers on real sockets whose answers to batches a test decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from turbopump.client.background import LoopThread
+from turbopump.net.connection import Connection
+from turbopump.net.router import Router
+from turbopump.net.server import Server
+from turbopump.net.sockets import SocketNetwork
+from turbopump.wire.batch import decode_batch
+from turbopump.wire.bodies import BrokerData, QueueData, TopicRoute
+from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.command import Command, whole_body
+from turbopump.wire.headers import SendMessageAnswer, SendMessageV2
+
+QUEUES = 4
+READ_AND_WRITE = 6
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Messages that have come together, or one that came alone."""
+
+    number: int
+    """Counts all that came, from 0 on."""
+
+    broker: str
+    queue_id: int
+    bodies: tuple[bytes, ...]
+    request: Command
+    peer: Connection
+
+
+Decide = Callable[[Batch], Command | None]
+"""Returns the answer to a batch; None answers later, or never."""
+
+
+def taken(batch: Batch, code: int = ResponseCode.SUCCESS) -> Command:
+    """Return the answer to a batch that is stored."""
+    return batch.request.answer(
+        code, SendMessageAnswer(msg_id="AB", queue_id=batch.queue_id, queue_offset=7)
+    )
+
+
+def refused(batch: Batch, code: int, words: str = "in the broker's words") -> Command:
+    return batch.request.answer(code, remark=words)
+
+
+@dataclass
+class ScriptedBroker:
+    """Answers what clients ask, and lets ``decide`` answer batches."""
+
+    decide: Decide
+    batches: list[Batch] = field(default_factory=list)
+    stored: list[bytes] = field(default_factory=list)
+    """Bodies of batches that were answered at once with success."""
+
+    address: str = ""
+
+    def route(self, request: Command, _: Connection) -> Command:
+        broker = BrokerData(broker_addrs={0: self.address}, broker_name="a", cluster="c")
+        queues = QueueData(
+            broker_name="a",
+            perm=READ_AND_WRITE,
+            read_queue_nums=QUEUES,
+            write_queue_nums=QUEUES,
+        )
+        route = TopicRoute(broker_datas=[broker], queue_datas=[queues])
+        return request.answer(ResponseCode.SUCCESS, body=route.encode())
+
+    def agree(self, request: Command, _: Connection) -> Command:
+        return request.answer(ResponseCode.SUCCESS)
+
+    def send(self, request: Command, peer: Connection) -> Command | None:
+        header = SendMessageV2.from_ext_fields(request.ext_fields)
+        body = whole_body(request)
+        bodies = tuple(entry.body for entry in decode_batch(body)) if header.batch else (body,)
+        batch = Batch(len(self.batches), "a", header.queue_id, bodies, request, peer)
+        self.batches.append(batch)
+        answer = self.decide(batch)
+        if answer is not None and answer.code == ResponseCode.SUCCESS:
+            self.stored += bodies
+        return answer
+
+    def router(self) -> Router:
+        return Router(
+            {
+                RequestCode.GET_ROUTEINFO_BY_TOPIC: self.route,
+                RequestCode.HEART_BEAT: self.agree,
+                RequestCode.UNREGISTER_CLIENT: self.agree,
+                RequestCode.SEND_MESSAGE_V2: self.send,
+                RequestCode.SEND_BATCH_MESSAGE: self.send,
+            }
+        )
+
+
+@contextmanager
+def scripted_broker(decide: Decide) -> Iterator[ScriptedBroker]:
+    """Run it in a thread of its own; ``decide`` is called there."""
+    broker = ScriptedBroker(decide)
+    server = Server(SocketNetwork(), broker.router())
+    thread = LoopThread()
+    try:
+        thread.run(server.start())
+        broker.address = server.address
+        yield broker
+    finally:
+        thread.run(server.close())
+        thread.stop()
