@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from turbopump.broker.durability import Durability, OnDone
 from turbopump.errors import InvalidArgument, RemoteError, StoreError, WriteRefused
+from turbopump.store.append import Group
 from turbopump.store.outcomes import Appended
 from turbopump.store.store import Store
 from turbopump.wire import properties as names
@@ -17,6 +18,7 @@ from turbopump.wire.codes import ResponseCode
 from turbopump.wire.hosts import Host
 from turbopump.wire.names import SCHEDULE_TOPIC
 from turbopump.wire.record import Record
+from turbopump.wire.record_batch import RecordBatch
 
 BURST_BYTES_MAX = 1024 * 1024
 """Bodies that are written together; a larger burst is written in parts."""
@@ -29,7 +31,7 @@ Ts = TypeVarTuple("Ts")
 OnStored = Callable[[Appended | RemoteError, bool, *Ts], None]
 """Told where a message was stored or why it was not, and whether it is durable already."""
 
-_Waiting = tuple[Sequence[Record], Callable[..., None], tuple[object, ...]]
+_Waiting = tuple[Group, Callable[..., None], tuple[object, ...]]
 """Records to be appended, and whom to tell with which arguments."""
 
 
@@ -106,11 +108,11 @@ class Put:
         """Append one message, to the delay topic if it wants delay."""
         return self.records([self.record(draft)])
 
-    def records(self, records: Sequence[Record]) -> Appended:
+    def records(self, records: Group) -> Appended:
         """Append records together: all of them or none."""
         return self.groups([records])[0]
 
-    def soon(self, records: Sequence[Record], on_stored: OnStored[*Ts], *args: *Ts) -> None:
+    def soon(self, records: Group, on_stored: OnStored[*Ts], *args: *Ts) -> None:
         """Append records at the next `settle` at the latest, with one write for several requests.
 
         ``on_stored`` is called with the outcome and the arguments. Requests arrive in bursts, and
@@ -118,8 +120,11 @@ class Put:
         waiting for the last: groups grow from one to `BURST_MAX`.
         """
         self._burst.append((records, on_stored, args))
-        for record in records:
-            self._burst_bytes += len(record.body)
+        if isinstance(records, RecordBatch):
+            self._burst_bytes += int(records.body_lengths.sum())
+        else:
+            for record in records:
+                self._burst_bytes += len(record.body)
         if len(self._burst) >= self._burst_size or self._burst_bytes > BURST_BYTES_MAX:
             self._burst_size = min(self._burst_size * BURST_GROWTH, BURST_MAX)
             self._append_burst()
@@ -155,12 +160,12 @@ class Put:
                 outcome = own
             on_stored(outcome, isinstance(outcome, Appended) and outcome.durable.done(), *args)
 
-    def groups(self, groups: Sequence[Sequence[Record]]) -> list[Appended]:
+    def groups(self, groups: Sequence[Group]) -> list[Appended]:
         """Append several such groups with one write."""
         return self._append(groups)[0]
 
     def _append(
-        self, groups: Sequence[Sequence[Record]], *, told_later: bool = False
+        self, groups: Sequence[Group], *, told_later: bool = False
     ) -> tuple[list[Appended], bool]:
         """Append groups; tell also whether they are durable already, as all share the flush."""
         try:

@@ -19,6 +19,7 @@ from turbopump.clock import Clock
 from turbopump.errors import BodyError, InvalidArgument, RemoteError, WriteRefused
 from turbopump.net.connection import Connection
 from turbopump.net.router import Handler
+from turbopump.store.append import Group
 from turbopump.store.outcomes import Appended
 from turbopump.wire import properties as names
 from turbopump.wire.batch import decode_batch
@@ -27,7 +28,7 @@ from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command, Serialize, whole_body
 from turbopump.wire.headers import BrokerTraits, SendMessage, SendMessageAnswer, SendMessageV2
 from turbopump.wire.hosts import Host, host, split_address
-from turbopump.wire.ids import offset_id
+from turbopump.wire.ids import offset_ids
 from turbopump.wire.names import (
     RETRY_PREFIX,
     check_name,
@@ -35,6 +36,7 @@ from turbopump.wire.names import (
     is_forbidden_to_send,
 )
 from turbopump.wire.record import Record
+from turbopump.wire.record_batch import record_batch
 from turbopump.wire.schema import ExtFields
 from turbopump.wire.send_answers import SendAnswers
 from turbopump.wire.sysflag import MULTI_TAGS, Transaction, transaction_of
@@ -305,7 +307,7 @@ class Sends:
         )
         return [self._put.record(draft)], waits
 
-    def _batch(self, accepted: Accepted) -> tuple[list[Record], bool]:
+    def _batch(self, accepted: Accepted) -> tuple[Group, bool]:
         """Return the records of a batch, and whether the sender waits for the disk."""
         shared = names.decode(accepted.header.properties or "")
         in_transaction = transaction_of(accepted.sys_flag) is not Transaction.NONE
@@ -316,7 +318,10 @@ class Sends:
             )
         waits = shared.get(names.WAIT, "true").lower() == "true"
         shared[names.CLUSTER] = self._config.current.identity.cluster
-        return self._records(accepted, names.encode(shared).encode()), waits
+        of_all = names.encode(shared).encode()
+        like = self._record(accepted, b"", b"", 0)
+        made = record_batch(like, accepted.body, of_all)
+        return (self._records(accepted, of_all) if made is None else made), waits
 
     def _records(self, accepted: Accepted, of_all: bytes) -> list[Record]:
         """Make the records of a batch; all of them get some properties."""
@@ -365,10 +370,8 @@ class Sends:
     # --- answering --------------------------------------------------------------------------------
 
     def _fields(self, appended: Appended, queue_id: int) -> ExtFields:
-        ids = [offset_id(self._store_host, offset) for offset in appended.physical_offsets]
-        return SendMessageAnswer.fields_of(
-            self._traits, ",".join(ids), queue_id, appended.queue_offset
-        )
+        ids = offset_ids(self._store_host, appended.physical_offsets)
+        return SendMessageAnswer.fields_of(self._traits, ids, queue_id, appended.queue_offset)
 
     def _answer_later(
         self, request: Command, peer: Connection, appended: Appended, fields: ExtFields

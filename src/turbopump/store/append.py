@@ -11,11 +11,16 @@ from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.commit_log import UNWRITTEN, CommitLog, scan
 from turbopump.store.config import StoreConfig
 from turbopump.store.dispatch import INVISIBLE_BIT
+from turbopump.store.entry_run import EntryRun
 from turbopump.store.queues import Queues
 from turbopump.wire.record import BLANK_BYTES, Record, RecordEntry
+from turbopump.wire.record_batch import RecordBatch
 
 Place: TypeAlias = tuple[tuple[PhysicalOffset, ...], QueueOffset, int, PhysicalOffset]
 """Where a message or a batch went: the first fields of `turbopump.store.outcomes.Appended`."""
+
+Group: TypeAlias = Sequence[Record] | RecordBatch
+"""A message, or a batch that stays together."""
 
 
 class Appender:
@@ -27,7 +32,7 @@ class Appender:
         self._log = log
         self._queues = queues
         # Of a write that is not done yet.
-        self._entries: list[RecordEntry] = []
+        self._entries: list[RecordEntry | EntryRun] = []
         self._parts: list[bytes] = []
         self._size_limit = config.record_bytes_max
         # Where the next message goes, and where it has to end if it is not to open a new file.
@@ -36,7 +41,7 @@ class Appender:
         self.store_timestamp_ms = 0
         """Of the last message written."""
 
-    def write(self, groups: Sequence[Sequence[Record]]) -> tuple[list[Place], list[RecordEntry]]:
+    def write(self, groups: Sequence[Group]) -> tuple[list[Place], list[RecordEntry | EntryRun]]:
         """Write groups, each within one file; after an error, call `undo`."""
         self._parts.clear()
         self._end = self._log.written
@@ -44,6 +49,9 @@ class Appender:
         now_ms = self._clock.now_ms()
         places = []
         for group in groups:
+            if isinstance(group, RecordBatch):
+                places.append(self._place_run(group, now_ms))
+                continue
             place = self._place if len(group) == 1 else self._place_batch
             places.append(place(group, now_ms))
         self._write_parts()
@@ -147,6 +155,24 @@ class Appender:
         self.store_timestamp_ms = now_ms
         queue.next_offset = QueueOffset(first + len(group))
         return tuple([entry.physical_offset for entry in entries]), first, now_ms, self._end
+
+    def _place_run(self, batch: RecordBatch, now_ms: int) -> Place:
+        """Do as `_place_batch`, for all messages at once."""
+        sizes, total = batch.sizes, int(batch.sizes.sum())
+        if batch.first.sys_flag & INVISIBLE_BIT or sizes.max() > self._size_limit:
+            # It is refused there, for the right message.
+            return self._place_batch(list(batch.records()), now_ms)
+        queue = self._queues.for_record(batch.first.topic, batch.first.queue_id)
+        if self._end + total > self._end_limit:
+            self._moved_to_next_file(total)
+        at, first = self._end, queue.next_offset
+        positions = sizes.cumsum() - sizes + at
+        self._parts.append(batch.encode(first, positions, now_ms))
+        self._entries.append(EntryRun(batch, total, first, at, positions, now_ms))
+        self._end = PhysicalOffset(at + total)
+        self.store_timestamp_ms = now_ms
+        queue.next_offset = QueueOffset(first + len(batch))
+        return tuple(positions.tolist()), first, now_ms, self._end
 
     def _encoded(
         self, group: Sequence[Record], first: QueueOffset, now_ms: int

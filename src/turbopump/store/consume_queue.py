@@ -92,6 +92,14 @@ class ConsumeQueue:
             self.next_offset = after
         return True
 
+    def add_units(self, units: bytes, end: PhysicalOffset) -> None:
+        """Enter messages that follow the last one, and end at a position of the log."""
+        self._pending += units
+        self.max_offset = after = QueueOffset(self.max_offset + len(units) // UNIT_BYTES)
+        self.physical_end = end
+        if self.next_offset < after:
+            self.next_offset = after
+
     def units(self, offset: QueueOffset, count: int) -> bytes | None:
         """Return up to ``count`` units from an offset on, as far as one file has them."""
         start = self._segments.start_at(offset * UNIT_BYTES)

@@ -13,6 +13,7 @@ from typing import Protocol
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.config import UNIT_BYTES
 from turbopump.store.consume_queue import ConsumeQueue, QueueKey
+from turbopump.store.entry_run import EntryRun, tags_codes
 from turbopump.store.key_index import KeyIndex
 from turbopump.store.outcomes import Arrival
 from turbopump.store.queues import Queues
@@ -29,6 +30,9 @@ QUEUE_PENDING_MAX = 16 * 1024 // UNIT_BYTES
 
 _WAITING_MAX = 64
 """Messages that wait to be entered, unless somebody reads: many at a time cost less."""
+
+_MANY = 128
+"""Messages of a batch whose tags are found faster all at once than one by one."""
 
 INVISIBLE_BIT = sysflag.Transaction.PREPARED.value & sysflag.Transaction.ROLLBACK.value
 """Set in the system flag of prepared and rolled back messages, and of no others."""
@@ -86,7 +90,7 @@ class Dispatcher:
         self._removed = queues.removed
         self._index = index
         self._delay_levels = delay_levels
-        self._waiting: deque[RecordEntry] = deque()
+        self._waiting: deque[RecordEntry | EntryRun] = deque()
         self.listener: Listener | None = None
         self._watched = _NO_QUEUE
         self.crowded: list[ConsumeQueue] = []
@@ -107,7 +111,7 @@ class Dispatcher:
         last = self._waiting[-1]
         return PhysicalOffset(last.physical_offset + last.size)
 
-    def follow(self, entries: Sequence[RecordEntry]) -> bool:
+    def follow(self, entries: Sequence[RecordEntry | EntryRun]) -> bool:
         """Remember messages to be entered once they are confirmed.
 
         Tells whether they should be as soon as possible: somebody listens, or they are many.
@@ -138,7 +142,7 @@ class Dispatcher:
                 due.append(waiting.popleft())
         self.enter_all(due)
 
-    def enter_all(self, entries: Sequence[RecordEntry]) -> None:
+    def enter_all(self, entries: Sequence[RecordEntry | EntryRun]) -> None:
         """Enter messages that wait for nothing, and tell the listener."""
         if not entries:
             return
@@ -151,16 +155,19 @@ class Dispatcher:
         if self.listener is not None:
             self.listener(arrivals)
 
-    def _enter_queues(self, entries: Sequence[RecordEntry]) -> list[Arrival]:
+    def _enter_queues(self, entries: Sequence[RecordEntry | EntryRun]) -> list[Arrival]:
         """Enter messages into their queues, unless they are half of a transaction or removed."""
         queue_of, removed = self._queues.for_record, self._removed
         watch_of, told = self._watched.get, self.listener is not None
-        arrivals = []
+        arrivals: list[Arrival] = []
         for entry in entries:
             topic, at = entry.topic, entry.physical_offset
             if entry.sys_flag & INVISIBLE_BIT or (removed.has_any and removed.covers(topic, at)):
                 continue
             queue = queue_of(topic, entry.queue_id)
+            if isinstance(entry, EntryRun):
+                arrivals += self._enter_run(queue, entry)
+                continue
             tags = property_value(entry.properties, _TAGS)
             code = _code(tags) if tags else 0
             is_delayed = topic == _SCHEDULE_TOPIC
@@ -178,6 +185,31 @@ class Dispatcher:
                 if is_wanted:
                     arrivals.append(_arrival(queue, entry, code))
         return arrivals
+
+    def _enter_run(self, queue: ConsumeQueue, run: EntryRun) -> list[Arrival]:
+        """Enter the messages of a batch, all at once where they simply follow."""
+        follows = run.queue_offset == queue.max_offset
+        if not follows or run.physical_offset < queue.physical_end or run.topic == _SCHEDULE_TOPIC:
+            return self._enter_queues(run.entries())
+        texts = run.texts()
+        codes = tags_codes(texts) if len(run) >= _MANY else [*map(_tags_code, texts.parts)]
+        queue.add_units(run.units(codes), PhysicalOffset(run.physical_offset + run.size))
+        if not queue.is_waiting:
+            self._queues.mark_waiting(queue, run.store_timestamp_ms, run.physical_offset)
+        if queue.max_offset - queue.written_offset >= QUEUE_PENDING_MAX:
+            self.crowded.append(queue)
+        watch = self._watched.get(queue.key)
+        if watch is None:
+            return []
+        watch.seen, wanted = queue.max_offset, watch.tags_codes
+        return [
+            Arrival(
+                queue.topic, queue.queue_id, entry.queue_offset, code, entry.store_timestamp_ms,
+                entry.properties,
+            )
+            for entry, code in zip(run.entries(), codes, strict=True)
+            if code in wanted or ANY_TAG in wanted
+        ]  # fmt: skip
 
     def _delivery_ms(self, entry: RecordEntry) -> int | None:
         """Return when a delayed message is due; None when it is not delayed."""
@@ -225,6 +257,11 @@ _DELAY = PropertyName(properties.DELAY)
 @lru_cache(maxsize=4096)
 def _code(tags: bytes) -> int:
     return tags_code(tags.decode("utf-8", "replace"))
+
+
+def _tags_code(text: bytes) -> int:
+    tags = property_value(text, _TAGS)
+    return _code(tags) if tags else 0
 
 
 def _delay_level(text: bytes) -> int:

@@ -64,7 +64,7 @@ class IndexFile:
         self._files = files
         self._open_files = open_files
         self._slots: NDArray[np.int32] | None = None
-        self._dirty_pages: set[int] = set()
+        self._dirty_pages = np.zeros(-(-slots // _PAGE_SLOTS), np.bool_)
         self._header_dirty = False
 
     @property
@@ -113,11 +113,11 @@ class IndexFile:
         if not self._header_dirty:
             return
         slots = self._loaded_slots()
-        for first, end in _runs(sorted(self._dirty_pages)):
+        for first, end in _runs(np.flatnonzero(self._dirty_pages).tolist()):
             part = slots[first * _PAGE_SLOTS : end * _PAGE_SLOTS]
             at = HEADER_BYTES + first * _PAGE_SLOTS * SLOT_BYTES
             self._write(part.astype(">i4").tobytes(), at)
-        self._dirty_pages.clear()
+        self._dirty_pages[:] = False
         self._write_header()
         self._header_dirty = False
 
@@ -191,7 +191,7 @@ class IndexFile:
         fd = self._open_files.fd(self.path)
         used = self._entries_at + self.header.count * ENTRY_BYTES
         erase_behind(self._files, fd, used, self.size)
-        self._dirty_pages.clear()
+        self._dirty_pages[:] = False
         self._write_header()
 
     def _whole_entries(self, log_end: int) -> NDArray[np.void]:
@@ -225,7 +225,7 @@ class IndexFile:
         slots = self._loaded_slots()
         slots[slots_of] = 0
         np.maximum.at(slots, slots_of, numbers)
-        self._dirty_pages.update((slots_of // _PAGE_SLOTS).tolist())
+        self._dirty_pages[slots_of // _PAGE_SLOTS] = True
 
     def _newest_in_slot(self, slot: int) -> int:
         if self._slots is not None:

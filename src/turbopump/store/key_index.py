@@ -7,35 +7,90 @@ the log.
 from __future__ import annotations
 
 import contextlib
-from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate
 from pathlib import Path
+from typing import cast
 
 import numpy as np
+from msgspec import Struct
 
 from turbopump.clock import Clock
 from turbopump.errors import StoreDamaged
 from turbopump.message import PhysicalOffset
 from turbopump.store.checkpoint import Checkpoint
 from turbopump.store.config import StoreConfig
+from turbopump.store.entry_run import EntryRun
 from turbopump.store.files import SPARE_NAME, Files, OpenFiles, create_full_size
 from turbopump.store.index_file import NAME_DIGITS, IndexFile, IndexHeader
-from turbopump.store.key_hashes import Ints, key_hashes
+from turbopump.store.key_hashes import key_hashes
 from turbopump.store.local_time import local_time
 from turbopump.wire import sysflag
 from turbopump.wire.hashing import index_hash
+from turbopump.wire.property_texts import Ints, PropertyTexts
 from turbopump.wire.record import RecordEntry
 
 RESULTS_MAX = 64
-PENDING_MAX = 512
+PENDING_MAX = 1024
 """Messages whose keys may wait in memory."""
 
 _TEXT_BYTES_MAX = 256 * 1024
-"""Properties in which keys are looked for at once, unless a single message has more."""
+"""Properties in which keys are looked for at once; those of the last message may be more."""
+
+_LARGE_RUN = 256
+"""So many messages of one batch are looked at by themselves."""
 
 _ROLLBACK = sysflag.Transaction.ROLLBACK.value
 _NO_KEYS: Ints = np.empty((3, 0), np.int64)
+
+
+class _Run(Struct, frozen=True, eq=False):
+    """What the index needs of the messages of a batch."""
+
+    topic: bytes
+    texts: PropertyTexts
+    positions: Ints
+    store_timestamp_ms: int
+
+    def keys(self) -> Ints:
+        """Return hashes, positions and store times."""
+        owners, hashes = key_hashes([self.topic], self.texts)
+        times_ms = np.full(len(hashes), self.store_timestamp_ms)
+        return np.array((hashes, self.positions[owners], times_ms))
+
+
+class _Messages:
+    """Messages whose keys are looked for together."""
+
+    def __init__(self) -> None:
+        self.text_bytes = 0
+        self._topics: list[bytes] = []
+        self._texts: list[bytes] = []
+        self._positions: list[int] = []
+        self._times_ms: list[int] = []
+
+    def add(self, entry: RecordEntry) -> None:
+        # Nobody looks for what was rolled back.
+        text = b"" if entry.sys_flag & _ROLLBACK == _ROLLBACK else entry.properties
+        self.text_bytes += len(text)
+        self._topics.append(entry.topic)
+        self._texts.append(text)
+        self._positions.append(entry.physical_offset)
+        self._times_ms.append(entry.store_timestamp_ms)
+
+    def add_run(self, run: _Run) -> None:
+        count = len(run.positions)
+        self.text_bytes += int(run.texts.lengths.sum())
+        self._topics += [run.topic] * count
+        self._texts += run.texts.parts
+        self._positions += run.positions.tolist()
+        self._times_ms += [run.store_timestamp_ms] * count
+
+    def keys(self) -> Ints:
+        """Return hashes, positions and store times."""
+        owners, hashes = key_hashes(self._topics, PropertyTexts(self._texts))
+        positions = np.array(self._positions, np.int64)
+        times_ms = np.array(self._times_ms, np.int64)
+        return np.array((hashes, positions[owners], times_ms[owners]))
 
 
 class KeyIndex:
@@ -59,7 +114,8 @@ class KeyIndex:
         self._index_files: list[IndexFile] = []
         self._touched: set[Path] = set()
         self._new: set[Path] = set()
-        self._pending: list[RecordEntry] = []
+        self._pending: list[RecordEntry | _Run] = []
+        self._pending_count = 0
         # Hashes, positions and store times that go into files next.
         self._keys = _NO_KEYS
         self._replayed_to = PhysicalOffset(-1)
@@ -70,7 +126,7 @@ class KeyIndex:
 
     def crowded(self) -> bool:
         """Whether so many messages wait that they should be entered."""
-        return len(self._pending) >= PENDING_MAX
+        return self._pending_count >= PENDING_MAX
 
     @property
     def newest_header(self) -> IndexHeader | None:
@@ -121,11 +177,21 @@ class KeyIndex:
         # The last message may lack some of its keys; entered twice it is found once all the same.
         self._replayed_to = PhysicalOffset(self.end_offset - 1)
 
-    def add(self, entries: Sequence[RecordEntry]) -> None:
+    def add(self, entries: Sequence[RecordEntry | EntryRun]) -> None:
         """Enter messages under their keys, unless they are in already, as after a replay."""
         if entries[0].physical_offset <= self._replayed_to:
             entries = [entry for entry in entries if entry.physical_offset > self._replayed_to]
-        self._pending += entries
+        self._pending_count += len(entries)
+        if EntryRun not in set(map(type, entries)):
+            self._pending += cast(Sequence[RecordEntry], entries)
+            return
+        for entry in entries:
+            if isinstance(entry, EntryRun):
+                run = _Run(entry.topic, entry.texts(), entry.positions, entry.store_timestamp_ms)
+                self._pending.append(run)
+                self._pending_count += len(entry) - 1
+            else:
+                self._pending.append(entry)
 
     def absorb(self) -> None:
         """Put the keys that wait into files; the slots of the newest stay in memory."""
@@ -140,21 +206,22 @@ class KeyIndex:
             self._touched.add(file.path)
 
     def _take_keys(self) -> Ints:
-        """Find the keys of messages that wait, of so many as can be looked at together."""
-        # Nobody looks for what was rolled back.
-        texts = [
-            b"" if entry.sys_flag & _ROLLBACK == _ROLLBACK else entry.properties
-            for entry in self._pending
-        ]
-        count = len(texts)
-        if sum(map(len, texts)) > _TEXT_BYTES_MAX:
-            count = max(1, bisect_right(list(accumulate(map(len, texts))), _TEXT_BYTES_MAX))
-        entries = self._pending[:count]
-        messages, hashes = key_hashes([entry.topic for entry in entries], texts[:count])
-        positions = np.array([entry.physical_offset for entry in entries], np.int64)
-        times_ms = np.array([entry.store_timestamp_ms for entry in entries], np.int64)
-        del self._pending[:count]
-        return np.array((hashes, positions[messages], times_ms[messages]))
+        """Find the keys of all messages that wait."""
+        found = [_NO_KEYS]
+        some = _Messages()
+        for waiting in self._pending:
+            if isinstance(waiting, RecordEntry):
+                some.add(waiting)
+            elif len(waiting.positions) < _LARGE_RUN:
+                some.add_run(waiting)
+            else:
+                found += (some.keys(), waiting.keys())
+                some = _Messages()
+            if some.text_bytes > _TEXT_BYTES_MAX:
+                found.append(some.keys())
+                some = _Messages()
+        self._pending, self._pending_count = [], 0
+        return np.concatenate((*found, some.keys()), axis=1)
 
     def write_pending(self, touched: dict[Path, int], new: set[Path]) -> None:
         """Write everything; add the files to be synced, and the new ones.

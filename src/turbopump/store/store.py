@@ -17,11 +17,12 @@ from typing import Self
 from turbopump.clock import SYSTEM_CLOCK, Clock
 from turbopump.errors import InvalidArgument, StoreClosed, WriteRefused
 from turbopump.message import PhysicalOffset, QueueOffset
-from turbopump.store.append import Appender
+from turbopump.store.append import Appender, Group
 from turbopump.store.commit_log import CommitLog
 from turbopump.store.config import FlushMode, ReadLimits, StoreConfig
 from turbopump.store.directory import StoreDirectory
 from turbopump.store.dispatch import EVERY_QUEUE, Dispatcher, Listener, Watches
+from turbopump.store.entry_run import EntryRun
 from turbopump.store.failures import disk_errors_named
 from turbopump.store.files import Files, OpenFiles
 from turbopump.store.flush import Flusher, done
@@ -44,6 +45,7 @@ from turbopump.store.upkeep import Upkeep
 from turbopump.store.write_behind import WriteBehind
 from turbopump.wire.ids import parse_offset_id
 from turbopump.wire.record import Record, RecordEntry
+from turbopump.wire.record_batch import RecordBatch
 
 _TICK_MS = 100
 """How often appending does the upkeep in passing, should nobody call `tick`."""
@@ -222,9 +224,9 @@ class Store:
 
     # Writing
 
-    def append(self, records: Sequence[Record], *, told_later: bool = False) -> Appended:
+    def append(self, records: Group, *, told_later: bool = False) -> Appended:
         """Store one message, or a batch of them that stays together in one file."""
-        if len(records) != 1:
+        if len(records) != 1 or isinstance(records, RecordBatch):
             return self.append_all((records,), told_later=told_later)[0]
         self._check_writable()
         begin = self._log.written
@@ -237,15 +239,13 @@ class Store:
         durable = self._follow((entry,), time_ms, told_later)
         return Appended((entry.physical_offset,), entry.queue_offset, time_ms, end, durable)
 
-    def append_all(
-        self, groups: Sequence[Sequence[Record]], *, told_later: bool = False
-    ) -> list[Appended]:
+    def append_all(self, groups: Sequence[Group], *, told_later: bool = False) -> list[Appended]:
         """Store several messages or batches with one write; all of them, or none and an error.
 
         `check` tells beforehand what would be an error of the message itself. ``told_later`` means
         that the caller has something more urgent to do, and then calls `dispatch` itself.
         """
-        if len(groups) == 1 and len(groups[0]) == 1:
+        if len(groups) == 1 and len(groups[0]) == 1 and not isinstance(groups[0], RecordBatch):
             return [self.append(groups[0], told_later=told_later)]
         self._check_writable()
         begin = self._log.written
@@ -305,7 +305,7 @@ class Store:
             raise InvalidArgument(f"a number does not fit into its field: {error}") from error
 
     def _follow(
-        self, entries: Sequence[RecordEntry], now_ms: int, told_later: bool
+        self, entries: Sequence[RecordEntry | EntryRun], now_ms: int, told_later: bool
     ) -> Future[None]:
         """Have messages entered that were written at a moment, and whatever is due done."""
         is_much = self._dispatcher.follow(entries)

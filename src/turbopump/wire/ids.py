@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import struct
+from collections.abc import Sequence
 
 from msgspec import Struct
 
@@ -13,6 +14,7 @@ from turbopump.message import PhysicalOffset
 from turbopump.wire.hosts import V4_BYTES, V6_BYTES, Host
 
 _OFFSET_ID_TAIL = struct.Struct(">iq")
+_OFFSET_DIGITS = 16
 _UNIQUE_ID_TAIL = struct.Struct(">HIIH")
 
 COUNTER_MASK = 0xFFFF
@@ -26,6 +28,14 @@ _CLOCK_SLIP_MS = 1_000_000
 def offset_id(store_host: Host, offset: PhysicalOffset) -> str:
     """Return the id that says on which broker and at which position a message lies."""
     return (store_host.ip + _OFFSET_ID_TAIL.pack(store_host.port, offset)).hex().upper()
+
+
+def offset_ids(store_host: Host, offsets: Sequence[PhysicalOffset]) -> str:
+    """Return the ids of messages that lie on one broker, with commas between them."""
+    first = offset_id(store_host, offsets[0])
+    host = first[:-_OFFSET_DIGITS]
+    positions = struct.pack(f">{len(offsets)}q", *offsets).hex(",", _OFFSET_DIGITS // 2).upper()
+    return host + positions.replace(",", f",{host}")
 
 
 def parse_offset_id(text: str) -> tuple[Host, PhysicalOffset]:

@@ -14,6 +14,7 @@ from turbopump.store.dispatch import PropertyName, property_value
 from turbopump.store.key_hashes import key_hashes
 from turbopump.wire import properties
 from turbopump.wire.hashing import index_hash, string_hash
+from turbopump.wire.property_texts import PropertyTexts
 from turbopump.wire.record import decode_record
 from unit.store.support import ManualClock, record, small_config
 
@@ -36,7 +37,7 @@ TOPICS = st.sampled_from(["t", "polygenelubricants", "tü"])
 @given(st.lists(st.tuples(TOPICS, PROPERTIES, st.sampled_from(["", "\x02"])), max_size=20))
 def test_keys_and_hashes_are_the_same_as_one_by_one(messages: list[tuple[str, str, str]]) -> None:
     texts = [(text + end).encode() for _, text, end in messages]
-    numbers, hashes = key_hashes([topic.encode() for topic, _, _ in messages], texts)
+    numbers, hashes = key_hashes([topic.encode() for topic, _, _ in messages], PropertyTexts(texts))
     assert list(zip(numbers.tolist(), hashes.tolist(), strict=True)) == [
         (number, index_hash(topic, key))
         for number, (topic, text, _) in enumerate(messages)
@@ -53,7 +54,7 @@ def keys_of(found: dict[str, str]) -> list[str]:
 def test_the_smallest_hash_becomes_zero() -> None:
     """It has no positive counterpart."""
     assert string_hash("t#vjmnfmk") == -(2**31)
-    _, hashes = key_hashes([b"t"], [b"KEYS\x01vjmnfmk"])
+    _, hashes = key_hashes([b"t"], PropertyTexts([b"KEYS\x01vjmnfmk"]))
     assert hashes.tolist() == [0] == [index_hash("t", "vjmnfmk")]
 
 
@@ -73,7 +74,9 @@ def test_properties_are_found_as_parsing_finds_them(
 
 
 def test_the_unique_key_comes_first() -> None:
-    numbers, hashes = key_hashes([b"t", b"t"], [b"TAGS\x01a", b"KEYS\x01a  b c\x02UNIQ_KEY\x01U"])
+    numbers, hashes = key_hashes(
+        [b"t", b"t"], PropertyTexts([b"TAGS\x01a", b"KEYS\x01a  b c\x02UNIQ_KEY\x01U"])
+    )
     assert numbers.tolist() == [1, 1, 1, 1]
     assert hashes.tolist() == [index_hash("t", key) for key in ("U", "a", "b", "c")]
 

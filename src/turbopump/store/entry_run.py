@@ -1,0 +1,92 @@
+"""What queues and the key index need to know of a stored batch: all its messages at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from msgspec import Struct
+
+from turbopump.message import PhysicalOffset, QueueOffset
+from turbopump.store.outcomes import UNIT_DTYPE
+from turbopump.wire import properties
+from turbopump.wire.hashing import tags_code
+from turbopump.wire.property_texts import Ints, PropertyTexts
+from turbopump.wire.record import RecordEntry
+from turbopump.wire.record_batch import RecordBatch
+
+_NAMES = (properties.TAGS.encode(), properties.KEYS.encode(), properties.UNIQUE_KEY.encode())
+
+
+class EntryRun(Struct, frozen=True, eq=False):
+    """The messages of a batch, which lie one behind the other: as a `RecordEntry` of all of them.
+
+    Fields of the same names have the same meaning; offsets are those of the first message.
+    """
+
+    batch: RecordBatch
+    size: int
+    queue_offset: QueueOffset
+    physical_offset: PhysicalOffset
+    positions: Ints
+    """Of each message."""
+    store_timestamp_ms: int
+
+    def __len__(self) -> int:
+        return len(self.batch)
+
+    @property
+    def topic(self) -> bytes:
+        return self.batch.first.topic
+
+    @property
+    def queue_id(self) -> int:
+        return self.batch.first.queue_id
+
+    @property
+    def sys_flag(self) -> int:
+        return self.batch.first.sys_flag
+
+    def entries(self) -> list[RecordEntry]:
+        """Return the messages one by one."""
+        first, shared = self.batch.first, self.batch.shared
+        numbered = enumerate(zip(self.positions.tolist(), self.batch.sizes.tolist(), strict=True))
+        return [
+            RecordEntry(
+                size,
+                first.queue_id,
+                QueueOffset(self.queue_offset + number),
+                PhysicalOffset(position),
+                first.sys_flag,
+                self.store_timestamp_ms,
+                first.topic,
+                self.batch.texts.parts[number] + shared,
+            )
+            for number, (position, size) in numbered
+        ]
+
+    def texts(self) -> PropertyTexts:
+        """Return the properties of each message in which its tag and its keys are found."""
+        batch = self.batch
+        if any(name in batch.shared for name in _NAMES):
+            return PropertyTexts([text + batch.shared for text in batch.texts.parts])
+        return batch.texts
+
+    def units(self, codes: Sequence[int]) -> bytes:
+        """Return the units of a queue for messages with such hashes of their tags."""
+        units = np.empty(len(self.batch), UNIT_DTYPE)
+        units["physical_offset"] = self.positions
+        units["size"] = self.batch.sizes
+        units["tags_code"] = codes
+        return units.tobytes()
+
+
+def tags_codes(texts: PropertyTexts) -> list[int]:
+    """Return what a queue keeps of each message's tag."""
+    codes = np.zeros(len(texts.parts), np.int64)
+    owners, starts, ends = texts.values(properties.TAGS)
+    codes[owners] = texts.hashes(starts, ends).view(np.int32)
+    for number in texts.foreign(starts, ends):
+        codes[owners[number]] = tags_code(texts.value(starts[number], ends[number]))
+    found: list[int] = codes.tolist()
+    return found

@@ -1,0 +1,216 @@
+"""A batch on its way into the log: the records of all its messages made at once.
+
+`turbopump.wire.batch` and `turbopump.wire.record` make the same bytes one message at a time. Here
+the messages stay in a few lists and arrays, and what they share is made once.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from isal.isal_zlib import crc32
+from msgspec import Struct
+from msgspec.structs import replace
+
+from turbopump.message import PhysicalOffset, QueueOffset
+from turbopump.wire import properties
+from turbopump.wire.hashing import INT_MAX
+from turbopump.wire.property_texts import Ints, PropertyTexts
+from turbopump.wire.record import PROPERTIES_BYTES_MAX, Record
+
+_ENTRY_END = properties.ENTRY_END.encode()
+_ZERO = b"\0"
+MESSAGES_MIN = 32
+"""Fewer messages are made faster one by one."""
+
+_HEAD = struct.Struct(">i8xii")
+_TEXT_LENGTH = struct.Struct(">h")
+_BODY_AT = _HEAD.size
+_OWN_BYTES = _HEAD.size + _TEXT_LENGTH.size
+
+
+class RecordBatch(Struct, frozen=True, eq=False):
+    """Messages about to be stored in one queue; they differ in body and properties only.
+
+    ``first`` is the first of them. All properties end with the ``shared`` ones.
+    """
+
+    first: Record
+    bodies: list[bytes]
+    texts: PropertyTexts
+    """Properties of each message, without the shared ones."""
+    shared: bytes
+    body_lengths: Ints
+    text_lengths: Ints
+    """With the shared ones."""
+    sizes: Ints
+    """Of whole records."""
+
+    def __len__(self) -> int:
+        return len(self.bodies)
+
+    def records(self) -> Iterator[Record]:
+        """Yield the messages one by one, for whoever has to look at each."""
+        for body, text in zip(self.bodies, self.texts.parts, strict=True):
+            yield replace(self.first, body=body, properties=text + self.shared)
+
+    def encode(self, queue_offset: QueueOffset, positions: Ints, store_timestamp_ms: int) -> bytes:
+        """Return the bytes of all records, one behind the other.
+
+        The first message gets the queue offset, the others follow.
+        """
+        heads = self._heads(queue_offset, positions, store_timestamp_ms)
+        # What ends one record goes with what begins the next.
+        pieces = [b""] * (4 * len(self.bodies))
+        pieces[::4], pieces[1::4] = heads, self.bodies
+        pieces[2::4], pieces[3::4] = self._middles(), self.texts.parts
+        pieces[0] = heads[0][len(self.shared) :]
+        pieces.append(self.shared)
+        return b"".join(pieces)
+
+    def _heads(self, queue_offset: QueueOffset, positions: Ints, time_ms: int) -> list[bytes]:
+        """Return the fixed parts of all records, each behind the end of the record before it."""
+        first, shared, count = self.first, self.shared, len(self.bodies)
+        sample = first.encode(QueueOffset(0), PhysicalOffset(0), time_ms)
+        fixed = sample[: first.size - len(first.body) - len(self._middle()) - len(first.properties)]
+        made = bytearray((shared + fixed) * count)
+        fields = np.frombuffer(made, _head_form(len(shared), len(fixed)))
+        fields["size"] = self.sizes
+        fields["body_crc"] = np.fromiter(map(crc32, self.bodies), np.int64, count) & INT_MAX
+        fields["queue_offset"] = np.arange(queue_offset, queue_offset + count)
+        fields["physical_offset"] = positions
+        fields["body_length"] = self.body_lengths
+        return _cut(made, fields.itemsize)
+
+    def _middles(self) -> list[bytes]:
+        """Return what stands between the body and the properties of each record."""
+        middle = self._middle()
+        made = bytearray(middle * len(self.bodies))
+        np.frombuffer(made, _middle_form(len(middle)))["text_length"] = self.text_lengths
+        return _cut(made, len(middle))
+
+    def _middle(self) -> bytes:
+        topic = self.first.topic
+        return bytes((len(topic),)) + topic + bytes(_TEXT_LENGTH.size)
+
+
+@lru_cache(maxsize=1024)
+def _head_form(before_bytes: int, fixed_bytes: int) -> np.dtype[Any]:
+    """Return where in a record's fixed part stands what differs within a batch."""
+    places = {
+        "size": (">i4", 0),
+        "body_crc": (">i4", 8),
+        "queue_offset": (">i8", 20),
+        "physical_offset": (">i8", 28),
+        "body_length": (">i4", fixed_bytes - 4),
+    }
+    return np.dtype(
+        {
+            "names": list(places),
+            "formats": [form for form, _ in places.values()],
+            "offsets": [before_bytes + at for _, at in places.values()],
+            "itemsize": before_bytes + fixed_bytes,
+        }
+    )
+
+
+@lru_cache(maxsize=256)
+def _middle_form(size: int) -> np.dtype[Any]:
+    at = size - _TEXT_LENGTH.size
+    return np.dtype(
+        {"names": ["text_length"], "formats": [">i2"], "offsets": [at], "itemsize": size}
+    )
+
+
+def _cut(data: bytearray, size: int) -> list[bytes]:
+    """Cut data into equal parts."""
+    parts: list[bytes] = np.frombuffer(data, f"V{size}").tolist()
+    return parts
+
+
+def record_batch(like: Record, body: bytes, shared: bytes) -> RecordBatch | None:
+    """Make a batch of what was sent; None if its messages have to be looked at one by one.
+
+    ``like`` has what they have in common, ``shared`` the properties that each of them gets besides
+    its own. With those that have to be looked at, something may be wrong.
+    """
+    taken = None if _are_few(body) else _taken_apart(body)
+    if taken is None:
+        return None
+    bodies, parts, flag = taken
+    texts, count = PropertyTexts(parts), len(bodies)
+    ended = texts.ending_with_mark()
+    if not ended.any():
+        shared = _ENTRY_END + shared
+    elif not ended.all() or not texts.lengths.all():
+        return None
+    text_lengths = texts.lengths + len(shared)
+    if text_lengths.max() > PROPERTIES_BYTES_MAX or _ZERO in texts or _ZERO in shared:
+        return None
+    first = replace(like, body=bodies[0], properties=parts[0] + shared, flag=flag)
+    body_lengths = np.fromiter(map(len, bodies), np.int64, count)
+    own_bytes = first.size - len(first.body) - len(first.properties)
+    sizes = body_lengths + text_lengths + own_bytes
+    return RecordBatch(first, bodies, texts, shared, body_lengths, text_lengths, sizes)
+
+
+def _are_few(body: bytes) -> bool:
+    """Whether messages like the first are too few to be worth it."""
+    size = int.from_bytes(body[:4], "big", signed=True)
+    return size < _OWN_BYTES or len(body) < size * MESSAGES_MIN
+
+
+def _taken_apart(body: bytes) -> tuple[list[bytes], list[bytes], int] | None:
+    """Return bodies, properties and the flag that all have; None if a message is not in order."""
+    bodies: list[bytes] = []
+    texts: list[bytes] = []
+    at, end, flag = 0, len(body), None
+    before = (-1, -1)
+    try:
+        while at < end:
+            size, own_flag, length = _HEAD.unpack_from(body, at)
+            text_at = at + length + _OWN_BYTES
+            (text_length,) = _TEXT_LENGTH.unpack_from(body, text_at - _TEXT_LENGTH.size)
+            wrong = length < 0 or text_length < 0 or at + size != text_at + text_length
+            if wrong or (flag is not None and flag != own_flag):
+                return None
+            bodies.append(body[at + _BODY_AT : text_at - _TEXT_LENGTH.size])
+            at, flag = at + size, own_flag
+            texts.append(body[text_at:at])
+            if before == (length, text_length):
+                at = _take_equal(body, at, (size, flag, length, text_length), bodies, texts)
+            before = (length, text_length)
+    except struct.error:
+        return None
+    return (bodies, texts, flag or 0) if bodies and at == end else None
+
+
+def _take_equal(
+    body: bytes, at: int, like: tuple[int, int, int, int], bodies: list[bytes], texts: list[bytes]
+) -> int:
+    """Take as many messages as have the same lengths, and return where the next one begins.
+
+    Most often all have: numbers with as many digits, ids. One unpacking is half the work then.
+    """
+    size, flag, length, text_length = like
+    end = at + (len(body) - at) // size * size
+    layout = _message_form(length, text_length)
+    before = len(bodies)
+    for found in layout.iter_unpack(memoryview(body)[at:end]):
+        own_size, own_flag, own_length, own_body, own_text_length, text = found
+        if own_size != size or own_length != length or own_text_length != text_length:
+            break
+        if own_flag != flag:
+            break
+        bodies.append(own_body)
+        texts.append(text)
+    return at + size * (len(bodies) - before)
+
+
+@lru_cache(maxsize=1024)
+def _message_form(length: int, text_length: int) -> struct.Struct:
+    return struct.Struct(f">i8xii{length}sh{text_length}s")

@@ -1,0 +1,140 @@
+"""A batch stored at once leaves the same files as one whose messages are stored one by one."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turbopump.errors import InvalidArgument, StoreError
+from turbopump.message import QueueOffset
+from turbopump.store import FlushMode, Found, Store, StoreConfig
+from turbopump.store.outcomes import Arrival
+from turbopump.wire.batch import BatchEntry, encode_batch
+from turbopump.wire.record import Record
+from turbopump.wire.record_batch import RecordBatch, record_batch
+from unit.store.support import HOST, FaultyFiles, ManualClock, bodies, record, small_config
+
+CONFIG = {"segment_bytes": 16_384, "queue_segment_units": 30, "index_entries": 150}
+TEXTS = st.sampled_from(
+    ["TAGS\x01a", "TAGS\x01ü\x02KEYS\x01k ö", "UNIQ_KEY\x01U\x02KEYS\x01a  b", "KEYS\x01", "X\x01y"]
+)
+SHARED = st.sampled_from(["CLUSTER\x01c", "KEYS\x01all\x02TAGS\x01t", "UNIQ_KEY\x01same"])
+
+
+def made(texts: list[str], shared: str = "CLUSTER\x01c", queue_id: int = 0) -> RecordBatch:
+    """Return a batch; its messages are numbered."""
+    like = Record(
+        topic=b"Topic",
+        queue_id=queue_id,
+        body=b"",
+        born_timestamp_ms=1_600_000_000_000,
+        born_host=HOST,
+        store_host=HOST,
+    )
+    entries = [BatchEntry(b"%d" % number, text.encode()) for number, text in enumerate(texts)]
+    batch = record_batch(like, encode_batch(entries), shared.encode())
+    assert batch is not None
+    return batch
+
+
+def config(mode: FlushMode = FlushMode.ASYNC) -> StoreConfig:
+    return small_config(mode, **CONFIG)
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    """Return what is in all files but those about the process and its progress."""
+    kept = (path for path in directory.rglob("*") if path.is_file())
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in kept
+        if path.parent != directory
+    }
+
+
+STEPS = st.lists(
+    st.tuples(st.lists(TEXTS, min_size=1, max_size=3), SHARED, st.integers(0, 1), st.booleans()),
+    min_size=1,
+    max_size=6,
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=20, deadline=None)
+@given(STEPS)
+def test_files_are_the_same(steps: list[tuple[list[str], str, int, bool]]) -> None:
+    with tempfile.TemporaryDirectory() as root:
+        for name in ("at-once", "one-by-one"):
+            clock = ManualClock()
+            with Store.open(Path(root, name), config(), clock=clock) as store:
+                for texts, shared, queue_id, with_single in steps:
+                    clock.advance(1)
+                    batch = made((texts * 80)[:80], shared, queue_id)
+                    group = batch if name == "at-once" else list(batch.records())
+                    single = [[record(b"single", TAGS="a", KEYS="k")]] * with_single
+                    appended = store.append_all([*single, group, *single])
+                    assert len(appended[-1 - with_single].physical_offsets) == 80
+        assert files(Path(root, "at-once")) == files(Path(root, "one-by-one"))
+
+
+@pytest.mark.parametrize("mode", FlushMode)
+def test_messages_can_be_read_and_found(tmp_path: Path, mode: FlushMode) -> None:
+    with Store.open(tmp_path, config(mode)) as store:
+        appended = store.append(made([f"KEYS\x01k{number}" for number in range(40)]))
+        appended.durable.result(10)
+        assert bodies(store) == [b"%d" % number for number in range(40)]
+        (found,) = store.messages_by_key("Topic", "k17", 10, 0, 1 << 60)
+        assert store.message_at(appended.physical_offsets[17]) == found
+
+
+def test_listeners_are_told_of_each_message(tmp_path: Path) -> None:
+    told: list[Arrival] = []
+    with Store.open(tmp_path, config()) as store:
+        store.listen(told.extend)
+        store.append(made(["TAGS\x01a", "KEYS\x01k"] * 20))
+    assert [arrival.queue_offset for arrival in told] == list(range(40))
+    assert {arrival.properties for arrival in told} == {
+        b"TAGS\x01a\x02CLUSTER\x01c",
+        b"KEYS\x01k\x02CLUSTER\x01c",
+    }
+    assert {arrival.tags_code for arrival in told} == {0, ord("a")}
+
+
+def test_a_message_that_is_too_large_is_named(tmp_path: Path) -> None:
+    with Store.open(tmp_path, small_config(segment_bytes=1 << 16, record_bytes_max=150)) as store:
+        with pytest.raises(InvalidArgument, match=r"message of 2.. bytes: at most 150"):
+            store.append(made(["X\x01y"] * 39 + ["X\x01" + "y" * 100]))
+        assert store.written_end == 0
+        store.append(made(["X\x01y"] * 40))
+        assert bodies(store) == [b"%d" % number for number in range(40)]
+
+
+def test_a_batch_that_fits_into_no_file_is_refused(tmp_path: Path) -> None:
+    with Store.open(tmp_path, small_config()) as store:
+        with pytest.raises(InvalidArgument, match="do not fit into a file"):
+            store.append(made(["X\x01y"] * 80))
+        assert store.written_end == 0
+
+
+def test_a_full_disk_takes_the_whole_batch_back(tmp_path: Path) -> None:
+    disk = FaultyFiles()
+    with Store.open(tmp_path, config(), files=disk) as store:
+        store.append(made(["X\x01y"] * 40))
+        disk.bytes_left = 1000
+        with pytest.raises(StoreError):
+            store.append(made(["X\x01y"] * 40))
+        disk.bytes_left = None
+        outcome = store.read("Topic", 0, QueueOffset(0), 100)
+        assert isinstance(outcome, Found)
+        assert outcome.max_offset == 40
+
+
+def test_a_restart_finds_batches(tmp_path: Path) -> None:
+    with Store.open(tmp_path, config()) as store:
+        store.append(made(["KEYS\x01k"] * 40))
+    with Store.open(tmp_path, config()) as store:
+        assert store.append(made(["KEYS\x01k"] * 40)).queue_offset == 40
+        assert len(bodies(store)) == 80

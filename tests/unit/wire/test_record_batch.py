@@ -1,0 +1,136 @@
+"""The records of a batch made at once are those made one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turbopump.errors import TurbopumpError
+from turbopump.message import PhysicalOffset, QueueOffset
+from turbopump.wire import properties
+from turbopump.wire.batch import BatchEntry, decode_batch, encode_batch
+from turbopump.wire.hosts import host
+from turbopump.wire.property_texts import PropertyTexts
+from turbopump.wire.record import Record
+from turbopump.wire.record_batch import MESSAGES_MIN, RecordBatch, record_batch
+
+SHARED = b"CLUSTER\x01c"
+LIKE = Record(
+    topic="Törööö".encode(),
+    queue_id=3,
+    body=b"",
+    sys_flag=1,
+    born_timestamp_ms=1_700_000_000_000,
+    born_host=host("2001:db8::1", 1234),
+    store_host=host("10.0.0.1", 10911),
+    reconsume_times=2,
+)
+ENTRIES = st.builds(
+    BatchEntry,
+    body=st.binary(max_size=6),
+    properties=st.sampled_from(
+        [b"", b"A\x01b", b"A\x01b\x02", b"KEYS\x01x y", b"A\x01\0", b"\x02"]
+    ),
+    flag=st.sampled_from([0, 0, 0, -7]),
+)
+EQUAL = st.builds(BatchEntry, body=st.binary(min_size=3, max_size=3), properties=st.just(b"A\x01b"))
+
+
+def one_by_one(body: bytes) -> list[Record]:
+    """Make the records as they are made for small batches."""
+    records = []
+    for entry in decode_batch(body):
+        separated = entry.properties and not entry.properties.endswith(b"\x02")
+        text = entry.properties + (b"\x02" if separated else b"") + SHARED
+        records.append(replaced(entry, text))
+    return records
+
+
+def replaced(entry: BatchEntry, text: bytes) -> Record:
+    return Record(
+        topic=LIKE.topic,
+        queue_id=LIKE.queue_id,
+        body=entry.body,
+        properties=text,
+        flag=entry.flag,
+        sys_flag=LIKE.sys_flag,
+        born_timestamp_ms=LIKE.born_timestamp_ms,
+        born_host=LIKE.born_host,
+        store_host=LIKE.store_host,
+        reconsume_times=LIKE.reconsume_times,
+    )
+
+
+def check_same(batch: RecordBatch, body: bytes) -> None:
+    wanted = one_by_one(body)
+    assert list(batch.records()) == wanted
+    assert batch.sizes.tolist() == [record.size for record in wanted]
+    positions = batch.sizes.cumsum() - batch.sizes + 5000
+    made = batch.encode(QueueOffset(70), positions, 1_700_000_000_123)
+    assert made == b"".join(
+        record.encode(QueueOffset(70 + number), PhysicalOffset(position), 1_700_000_000_123)
+        for number, (record, position) in enumerate(zip(wanted, positions.tolist(), strict=True))
+    )
+
+
+@given(st.lists(ENTRIES, min_size=1, max_size=4) | st.lists(EQUAL, min_size=1, max_size=9))
+def test_batches_become_the_same_records(entries: list[BatchEntry]) -> None:
+    body = encode_batch((entries * MESSAGES_MIN)[: MESSAGES_MIN + 3 * len(entries)])
+    batch = record_batch(LIKE, body, SHARED)
+    if batch is not None:
+        check_same(batch, body)
+
+
+def test_usual_batches_are_not_left_to_be_looked_at() -> None:
+    for end in (b"", b"\x02"):
+        body = encode_batch(
+            BatchEntry(b"%d" % number, b"KEYS\x01k%d" % number + end) for number in range(100)
+        )
+        batch = record_batch(LIKE, body, SHARED)
+        assert batch is not None
+        assert len(batch) == 100
+        check_same(batch, body)
+
+
+@pytest.mark.parametrize("large", [b"A\x01" + b"x" * 32_760, b"A\x01" + b"x" * 32_756])
+def test_properties_that_are_too_long_with_the_shared_ones(large: bytes) -> None:
+    body = encode_batch([BatchEntry(b"", large)] * MESSAGES_MIN)
+    assert record_batch(LIKE, body, SHARED) is None
+
+
+@given(st.data())
+def test_damaged_batches_are_left_to_be_looked_at(data: st.DataObject) -> None:
+    body = bytearray(encode_batch([BatchEntry(b"abc", b"A\x01b")] * (MESSAGES_MIN + 8)))
+    for _ in range(data.draw(st.integers(1, 3))):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    damaged = bytes(body[: data.draw(st.integers(0, len(body)) | st.just(len(body)))])
+    batch = record_batch(LIKE, damaged, SHARED)
+    try:
+        wanted = one_by_one(damaged)
+    except TurbopumpError:
+        assert batch is None
+    else:
+        assert batch is None or list(batch.records()) == wanted
+
+
+def test_few_messages_are_left_to_others() -> None:
+    body = encode_batch([BatchEntry(b"abc", b"A\x01b")] * (MESSAGES_MIN - 1))
+    assert record_batch(LIKE, body, SHARED) is None
+
+
+def test_long_and_short_values_have_java_hashes() -> None:
+    values = ["x" * length for length in (1, 7, 8, 9, 255, 256, 257, 5000)]
+    texts = PropertyTexts([f"KEYS\x01{value}".encode() for value in values])
+    owners, starts, ends = texts.values(properties.KEYS)
+    assert owners.tolist() == list(range(len(values)))
+    hashes = texts.hashes(starts, ends)
+    expected = []
+    for value in values:
+        found = 0
+        for letter in value.encode():
+            found = (31 * found + letter) % 2**32
+        expected.append(found)
+    assert hashes.dtype == np.uint32
+    assert hashes.tolist() == expected
