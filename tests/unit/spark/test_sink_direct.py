@@ -276,6 +276,14 @@ def test_not_flushed_in_time_is_tried_again_where_that_is_wanted() -> None:
     assert (done.rows, done.repeated, len(broker.batches)) == (10, 1, 2)
 
 
+def test_batches_are_no_larger_than_a_body_may_be() -> None:
+    rows = pa.RecordBatch.from_pydict({"body": [b"x" * 200] * 20})
+    with scripted_broker(taken) as broker:
+        done = written(broker, [rows], body_bytes_max=1000, batch_size=2000)
+    assert done.rows == 20
+    assert max(each.request.body_length for each in broker.batches) <= 1000
+
+
 def test_a_batch_larger_than_allowed_names_its_row() -> None:
     """A body within the limit, but not together with its properties."""
     rows = pa.RecordBatch.from_pydict({"body": [b"x", b"y" * 199]})

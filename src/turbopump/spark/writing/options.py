@@ -48,10 +48,12 @@ class SinkOptions:
     """Where all rows go, whatever their column ``topic`` says."""
 
     group: str = "spark-sink"
-    batch_size: int = 500
+    batch_size: int = 2000
     """Messages that go together at most; those of one topic do, unless delayed or compressed."""
 
-    batch_bytes: int = 256 * 1024
+    batch_bytes: int = 1024 * 1024
+    """Bytes that go together at most, if ``body_bytes_max`` is not less."""
+
     max_in_flight: int = 8
     """Sends of a task that have no answer yet, each of a message or a batch; more wait.
 

@@ -102,7 +102,9 @@ class Sending:
         self._producer = Producer(options.group, session=session, config=options.producer())
         rules = options.rules()
         self._rules = rules
-        self.cuts = Cuts(options.batch_size, options.batch_bytes, rules.compress_from_bytes)
+        # A batch is checked like a body.
+        bytes_max = min(options.batch_bytes, rules.body_bytes_max)
+        self.cuts = Cuts(options.batch_size, bytes_max, rules.compress_from_bytes)
         self._choice = QueueChoice(session.random)
         self._places = asyncio.Semaphore(options.max_in_flight)
         self.window = Window(options.max_in_flight)
