@@ -91,6 +91,14 @@ class QueueReader:
         self._broker_ids[queue] = outcome.broker_id
         return outcome
 
+    def header_to_pull(
+        self, queue: MessageQueue, offset: QueueOffset, wanted: Subscription, count_max: int
+    ) -> PullMessage:
+        """Return what a pull that is not held says, for those who send it themselves."""
+        sys_flag = _sys_flag(is_held=False, is_lite=False)
+        inside = self.inside(queue)
+        return self._header(inside, offset, wanted, count_max, self._times.hold_ms, sys_flag)
+
     def back_to_master(self, queue: MessageQueue) -> bool:
         """Ask the master next time; return whether another one was to be asked."""
         return self._broker_ids.pop(queue, MASTER_ID) != MASTER_ID

@@ -13,6 +13,7 @@ FRAME_BYTES_MAX = 16 * 1024 * 1024
 _PREFIX = struct.Struct(">ii")
 _LENGTH = struct.Struct(">i")
 _MARK = struct.Struct(">I")
+_LENGTHS = struct.Struct(">iI")
 _LENGTH_BYTES = 4
 _HEADER_LENGTH_BITS = 0xFF_FFFF
 _LARGE_BYTES = 65536
@@ -120,6 +121,30 @@ def decode(frame: bytes, frame_bytes_max: int = FRAME_BYTES_MAX) -> Command:
         whole = len(frame) - decoder.pending_bytes
         raise FrameError(f"expected one whole frame, found {len(commands)} and a rest", whole)
     return commands[0]
+
+
+def read_header(
+    data: memoryview, at: int, end: int, frame_bytes_max: int = FRAME_BYTES_MAX
+) -> tuple[Command, int, int] | int:
+    """Read the frame at a position without its body, which lies between the positions returned.
+
+    While the frame is not whole, returns where it will end, as far as is known.
+    """
+    if end - at < _PREFIX.size:
+        return at + _PREFIX.size
+    length: int
+    mark: int
+    length, mark = _LENGTHS.unpack_from(data, at)
+    if not _LENGTH_BYTES <= length <= frame_bytes_max:
+        raise FrameError(f"frame of {length} bytes: 4 to {frame_bytes_max} are allowed", at)
+    frame_end = at + _LENGTH_BYTES + length
+    header_end = at + _PREFIX.size + (mark & _HEADER_LENGTH_BITS)
+    if header_end > frame_end:
+        raise FrameError(f"header of {header_end - at - 8} bytes in a frame of {length}", at + 4)
+    if frame_end > end:
+        return frame_end
+    header = bytes(data[at + _PREFIX.size : header_end])
+    return decode_header(header, mark >> 24), header_end, frame_end
 
 
 def _command(data: bytes | memoryview, at: int, end: int, consumed: int) -> Command:

@@ -178,6 +178,71 @@ def check_damaged(parts: list[bytes], data: st.DataObject) -> None:
         assert rows_of(damaged, check_bodies=check_crc) == wanted
 
 
+@st.composite
+def alike(draw: st.DrawFn) -> list[bytes]:
+    """Draw records of one producer: the same names, perhaps one twice, in the same order."""
+    named = draw(st.lists(names, min_size=1, max_size=4))
+    values = st.text("xyß", min_size=1, max_size=3) | st.sampled_from(["x", "x\x01"])
+    ends = draw(st.sampled_from(["", "\x02", "\x02\x02"]))
+    body_bytes = draw(st.none() | st.integers(0, 1500))
+    found = []
+    for offset in range(draw(st.integers(1, 6))):
+        text = "\x02".join(f"{name}\x01{draw(values)}" for name in named) + ends
+        body = b"%d" % offset * offset if body_bytes is None else bytes(body_bytes)
+        topic = draw(st.sampled_from([b"T", b"T", b"T", b"U", b"TT"]))
+        found.append(stored(plain(body, text.encode(), topic=topic), offset))
+    return found
+
+
+def check_spans(parts: list[bytes], data: st.DataObject) -> None:
+    """Lay records into stretches of a buffer with something else between them."""
+    buffer, spans = b"", []
+    while parts:
+        buffer += data.draw(st.binary(max_size=5))
+        count = data.draw(st.integers(1, len(parts)))
+        span, parts = b"".join(parts[:count]), parts[count:]
+        spans.append((len(buffer), len(buffer) + len(span)))
+        buffer += span
+    made = RecordColumns(COLUMNS)
+    run = made.found(memoryview(buffer), spans)
+    assert made.batch_of(run, broker="b") == made.batch(
+        b"".join(buffer[start:end] for start, end in spans), broker="b"
+    )
+
+
+@given(alike(), st.data())
+@settings(max_examples=10, deadline=None)
+def test_messages_that_are_alike_in_stretches_of_a_buffer(
+    parts: list[bytes], data: st.DataObject
+) -> None:
+    check_all_columns(parts)
+    check_spans(parts, data)
+
+
+@pytest.mark.slow
+@given(alike() | st.lists(records(), max_size=8), st.data())
+@settings(max_examples=1000, deadline=None)
+def test_many_messages_in_stretches_of_a_buffer(parts: list[bytes], data: st.DataObject) -> None:
+    check_all_columns(parts)
+    check_spans(parts, data)
+
+
+def test_damage_in_a_stretch_is_found_where_it_lies() -> None:
+    good = numbered([b"a\x01b"] * 3)
+    buffer = b"xx" + good + b"yyy" + good + b"z"
+    second = 2 + len(good) + 3
+    spans = [(2, 2 + len(good)), (second, second + len(good))]
+    made = RecordColumns(["queueOffset"])
+    assert len(made.found(buffer, spans)) == 6
+    for at, told in ((second + 88, "checksum"), (second + 4, "magic"), (second + 3, "record")):
+        damaged = bytearray(buffer)
+        damaged[at] ^= 0x55
+        with pytest.raises(RecordError, match=told):
+            made.found(memoryview(damaged), spans)
+    with pytest.raises(RecordError, match="record"):
+        made.found(buffer[: len(good)], [(2, len(good))])
+
+
 @given(st.lists(records(), max_size=6))
 @settings(max_examples=25, deadline=None)
 def test_columns_say_what_the_messages_one_by_one_say(parts: list[bytes]) -> None:

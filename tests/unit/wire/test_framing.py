@@ -169,3 +169,19 @@ def test_a_large_body_is_kept_as_it_came_until_it_is_wanted_whole(chunk_bytes: i
     bodies = [whole_body(each) for each in found]
     assert all(isinstance(body, bytes) for body in bodies)
     assert bodies == [each.body for each in commands]
+
+
+def test_a_header_is_read_where_it_lies_once_its_frame_is_whole() -> None:
+    command = request(11, None, b"body")
+    frame = framing.encode(command)
+    data = memoryview(b"xyz" + frame + b"rest")
+    end = 3 + len(frame)
+    for filled in range(3, end):
+        told = framing.read_header(data, 3, filled)
+        assert told == (3 + 8 if filled < 3 + 8 else end)
+    found, body_start, body_end = framing.read_header(data, 3, len(data))  # type: ignore[misc]
+    assert (found.code, body_end) == (11, end)
+    assert bytes(data[body_start:body_end]) == b"body"
+    for bad in (b"\0\0\0\3\0\0\0\0", b"\x7f\0\0\0\0\0\0\0", b"\0\0\0\x08\0\0\0\x09", b"\xff" * 8):
+        with pytest.raises(FrameError):
+            framing.read_header(memoryview(bad), 0, 8)

@@ -86,8 +86,8 @@ OPTIONS = (
     ),
     Option(
         "pullsInFlight",
-        "32",
-        "requests of one task that are on their way at once; fewer if 8,192 messages come with "
+        "128",
+        "requests of one task that are on their way at once; fewer if 4,096 messages come with "
         "fewer",
     ),
     Option("includeProperties", "`true`", "`false` leaves the column `properties` out"),
@@ -180,7 +180,7 @@ class Pulling:
     expression: str = "*"
     expression_type: str = "TAG"
     count_max: int = 1000
-    in_flight_max: int = 32
+    in_flight_max: int = 128
     timeout_ms: int = 10_000
     retries: int = 8
     tags_by_topic: tuple[tuple[str, tuple[str, ...]], ...] = ()
@@ -406,7 +406,7 @@ def _require_numbers(numbers: Iterable[object], refusal: str) -> None:
 def _pulling(given: Given) -> Pulling:
     pulling = Pulling(
         count_max=given.find("pullBatchSize", positive, 1000),
-        in_flight_max=given.find("pullsInFlight", positive, 32),
+        in_flight_max=given.find("pullsInFlight", positive, 128),
         timeout_ms=_request_timeout_ms(given),
         retries=given.find("retries", natural, 8),
     )

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from turbopump.client.config import ClientConfig
+from turbopump.errors import RecordError
 from turbopump.spark.link import Link, link_to
+from turbopump.spark.reading.direct_pull import DirectChunk, direct_pull
 from turbopump.spark.reading.options import Pulling, SourceOptions
 from turbopump.spark.reading.planning import Partition, QueueRange
 from turbopump.spark.reading.pulling import Chunk, RangePull
 from turbopump.spark.records.columns import RecordColumns
+from turbopump.spark.records.record_run import RecordRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,33 @@ class PartitionReader:
             yield from self._read_range(link, made, each)
 
     def _read_range(
+        self, link: Link, made: RecordColumns, of: QueueRange
+    ) -> Iterator[pa.RecordBatch]:
+        at = yield from self._read_directly(link, made, of)
+        if at < of.end:
+            yield from self._read_patiently(link, made, replace(of, start=at))
+
+    def _read_directly(
+        self, link: Link, made: RecordColumns, of: QueueRange
+    ) -> Generator[pa.RecordBatch, None, int]:
+        """Read as far as nothing unusual happens; return how far that was."""
+        pull = direct_pull(link, of, self.group, self.pulling)
+        if pull is None:
+            return of.start
+        at = of.start
+        try:
+            while (chunk := pull.next_chunk()) is not None:
+                run = _whole(made, chunk)
+                if run is None:
+                    break
+                for batch in made.batches_of(run, broker=of.broker):
+                    yield self._named(batch, of.topic)
+                at = chunk.end
+        finally:
+            pull.close()
+        return at
+
+    def _read_patiently(
         self, link: Link, made: RecordColumns, of: QueueRange
     ) -> Iterator[pa.RecordBatch]:
         pull = RangePull(
@@ -76,3 +106,12 @@ class PartitionReader:
         return batch.set_column(
             place, batch.schema.field(place), pa.repeat(pa.scalar(topic), batch.num_rows)
         )
+
+
+def _whole(made: RecordColumns, chunk: DirectChunk) -> RecordRun | None:
+    """Return all records of a chunk, None if some are damaged or missing."""
+    try:
+        run = made.found(chunk.data, chunk.spans, start=chunk.start, end=chunk.end)
+    except RecordError:
+        return None
+    return run if len(run) == chunk.end - chunk.start else None

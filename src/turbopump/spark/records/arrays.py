@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -9,7 +10,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 Column: TypeAlias = "pa.Array[Any]"
+Encoded: TypeAlias = "pa.DictionaryArray[Any, Any]"
+"""A column with each different value once."""
 Numbers: TypeAlias = npt.NDArray[np.int64]
+
+_REPEATED_MIN = 4096
 
 
 def texts(offsets: npt.NDArray[np.int32], data: npt.NDArray[Any]) -> Column:
@@ -27,6 +32,18 @@ def contents(column: Column) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint
     if data is None or not used:
         return ends, np.empty(0, np.uint8)
     return ends, np.frombuffer(memoryview(data), np.uint8, used)
+
+
+def same_width(values: npt.NDArray[Any]) -> Column:
+    """Return elements of so many bytes each as binaries; nothing is copied."""
+    width = values.dtype.itemsize
+    offsets = np.arange(len(values) + 1, dtype=np.int64) * width
+    buffers = [
+        None,
+        pa.py_buffer(offsets.astype(np.int32).data),
+        pa.py_buffer(values.view(np.uint8).data),
+    ]
+    return pa.Array.from_buffers(pa.binary(), len(values), buffers)
 
 
 def slices(buffer: pa.Buffer, start: Numbers, end: Numbers) -> Column:
@@ -49,6 +66,24 @@ def optional(values: npt.NDArray[Any], missing: npt.NDArray[np.bool_]) -> Column
     """Return numbers, null where they are missing."""
     column: Column = pa.array(values, mask=missing)
     return column
+
+
+def numbers(kind: pa.DataType, values: npt.NDArray[Any]) -> Column:
+    """Return numbers as they lie in memory; nothing is copied."""
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values.data)])
+
+
+def repeated(texts: tuple[str, ...], times: int) -> Column:
+    """Return the same texts again and again; what was made last time is used again."""
+    # By powers of two, so that batches of different lengths share one.
+    made = _repeated(texts, max(_REPEATED_MIN, 1 << (times - 1).bit_length()))
+    return made.slice(0, times * len(texts))
+
+
+@lru_cache(maxsize=32)
+def _repeated(texts: tuple[str, ...], times: int) -> Column:
+    one: Column = pa.array(texts, pa.string())
+    return one.take(np.arange(times * len(texts)) % len(texts))
 
 
 def maps(firsts: npt.NDArray[np.int32], names: Column, values: Column) -> Column:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
@@ -11,9 +12,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from turbopump.errors import InvalidArgument, RecordError
-from turbopump.spark.records.arrays import Column, cells, in_order, mask_of, optional, texts
-from turbopump.spark.records.property_columns import PropertyColumns
-from turbopump.spark.records.record_run import Parts, RecordRun, damage_at, find_records
+from turbopump.spark.records.arrays import (
+    Column,
+    Encoded,
+    cells,
+    in_order,
+    mask_of,
+    numbers,
+    optional,
+    repeated,
+    texts,
+)
+from turbopump.spark.records.property_columns import PropertyColumns, property_columns
+from turbopump.spark.records.record_run import RecordRun, Span, damage_at, find_in_spans
 from turbopump.spark.records.schema import arrow_schema
 from turbopump.wire import properties, sysflag
 from turbopump.wire.compression import inflate
@@ -27,6 +38,7 @@ _LATEST_MS = 253_402_300_799_999
 BATCH_BYTES = 16 * 1024 * 1024
 """Bodies that inflate to more make several batches: 1 MiB of text that is stored may be 1 GiB."""
 
+_TIMESTAMP = pa.timestamp("us", tz="UTC")
 _HEX_PAIRS = np.frombuffer("".join(f"{byte:02X}" for byte in range(256)).encode(), np.uint16)
 
 
@@ -58,7 +70,7 @@ class RecordColumns:
         Left out are messages outside the queue offsets from ``start`` to before ``end``, and those
         of other tags: a broker compares hashes only. Raises RecordError for damage.
         """
-        return self.batch_of(self._found(records, start, end), broker=broker)
+        return self.batch_of(self.found(records, start=start, end=end), broker=broker)
 
     def batches(
         self,
@@ -69,7 +81,7 @@ class RecordColumns:
         end: int | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Decode the same into as many batches as it takes for none of them to be too large."""
-        return self.batches_of(self._found(records, start, end), broker=broker)
+        return self.batches_of(self.found(records, start=start, end=end), broker=broker)
 
     def batches_of(self, run: RecordRun, *, broker: str) -> Iterator[pa.RecordBatch]:
         """Decode records that have been found already into batches that are not too large."""
@@ -80,10 +92,18 @@ class RecordColumns:
         for piece, bodies in _inflated_pieces(made.run):
             yield self._batch(_Cells(piece, broker, bodies))
 
-    def _found(self, records: bytes | memoryview, start: int | None, end: int | None) -> RecordRun:
-        run, good_end = find_records(records)
-        if good_end < len(records):
-            raise damage_at(records, good_end)
+    def found(
+        self,
+        records: bytes | memoryview,
+        spans: Sequence[Span] | None = None,
+        *,
+        start: int | None = None,
+        end: int | None = None,
+    ) -> RecordRun:
+        """Find and check the records of a buffer, or of some stretches of it."""
+        run, damaged_at = find_in_spans(records, spans or [(0, len(records))])
+        if damaged_at is not None:
+            raise damage_at(records, damaged_at)
         run = _between(run, start, end)
         if self.check_bodies:
             damaged = run.first_damaged_body()
@@ -148,7 +168,7 @@ class _Cells:
     @property
     def properties(self) -> PropertyColumns:
         if self._properties is None:
-            self._properties = PropertyColumns(self.run)
+            self._properties = property_columns(self.run)
         return self._properties
 
     def property(self, name: str) -> Column:
@@ -171,11 +191,15 @@ class _Cells:
 
 
 def _topics(run: RecordRun) -> Column:
-    found = run.binary(run.topic)
+    only = run.only_topic()
     try:
-        return found.cast(pa.string())
-    except pa.ArrowInvalid:
-        for row, topic in enumerate(cells(found)):
+        return (
+            run.binary(run.topic).cast(pa.string())
+            if only is None
+            else repeated((only.decode(),), len(run))
+        )
+    except (pa.ArrowInvalid, UnicodeDecodeError):
+        for row, topic in enumerate(cells(run.binary(run.topic))):
             try:
                 topic.decode()
             except UnicodeDecodeError:
@@ -185,33 +209,32 @@ def _topics(run: RecordRun) -> Column:
 
 
 def _offset_ids(run: RecordRun) -> Column:
-    hosts = run.store_hosts()
-    widths = hosts.end - hosts.start
-    kinds = np.unique(widths)
     found, rows = [], []
-    for width in kinds:
-        at = np.flatnonzero(widths == width)
-        few = run if len(kinds) == 1 else run.where(widths == width)
-        raw = np.concatenate((run.matrix(hosts.start[at], int(width)), few.offset_bytes()), axis=1)
+    for whose, raw in run.offset_ids():
+        if whose is None:
+            return _hex(raw)
         found.append(_hex(raw))
-        rows.append(at)
-    if len(found) == 1:
-        return found[0]
-    return in_order(found, rows) if found else pa.array([], pa.string())
+        rows.append(whose)
+    return found[0] if len(found) == 1 else in_order(found, rows)
 
 
 def _hex(raw: npt.NDArray[np.uint8]) -> Column:
     count, width = raw.shape
-    digits = _HEX_PAIRS[raw]
+    digits = _HEX_PAIRS.take(raw)
     offsets = np.arange(count + 1, dtype=np.int32) * np.int32(2 * width)
     return texts(offsets, digits)
 
 
-def _hosts(run: RecordRun, parts: Parts) -> Column:
+def _hosts(hosts: Encoded) -> Column:
     # Messages come from few clients: each address is written out once.
-    found = run.binary(parts).dictionary_encode()
-    names = [_host_name(raw) for raw in found.dictionary.to_pylist()]
-    return pa.array(names, pa.string()).take(found.indices)
+    names = [_host_name(_host_bytes(raw)) for raw in cells(hosts.dictionary)]
+    if len(names) == 1:
+        return repeated((names[0],), len(hosts))
+    return pa.array(names, pa.string()).take(hosts.indices)
+
+
+def _host_bytes(raw: int | bytes) -> bytes:
+    return raw if isinstance(raw, bytes) else raw.to_bytes(8, sys.byteorder)
 
 
 @lru_cache(maxsize=4096)
@@ -220,14 +243,16 @@ def _host_name(raw: bytes) -> str:
 
 
 def _times(times_ms: npt.NDArray[np.int64]) -> Column:
+    if not len(times_ms) or (times_ms.min() >= _EARLIEST_MS and times_ms.max() <= _LATEST_MS):
+        return numbers(_TIMESTAMP, times_ms * 1000)
     shown = (times_ms >= _EARLIEST_MS) & (times_ms <= _LATEST_MS)
     times_us = np.where(shown, times_ms, 0) * 1000
-    return optional(times_us, ~shown).cast(pa.timestamp("us", tz="UTC"))
+    return optional(times_us, ~shown).cast(_TIMESTAMP)
 
 
 def _bodies(run: RecordRun, rows: npt.NDArray[np.int64], inflated: Sequence[bytes]) -> Column:
     if not len(rows):
-        return run.binary(run.body)
+        return run.bodies()
     is_plain = np.ones(len(run), np.bool_)
     is_plain[rows] = False
     plain = run.binary(run.body.where(is_plain))
@@ -277,7 +302,7 @@ def _inflated(run: RecordRun, row: int) -> bytes:
 
 
 def _brokers(made: _Cells) -> Column:
-    return pa.repeat(pa.scalar(made.broker, pa.string()), len(made.run))
+    return repeated((made.broker,), len(made.run))
 
 
 _COLUMNS: dict[str, Callable[[_Cells], Column]] = {
@@ -293,8 +318,8 @@ _COLUMNS: dict[str, Callable[[_Cells], Column]] = {
     "body": _Cells.bodies,
     "bornTimestamp": lambda made: _times(made.run.born_times_ms()),
     "storeTimestamp": lambda made: _times(made.run.store_times_ms()),
-    "bornHost": lambda made: _hosts(made.run, made.run.born_hosts()),
-    "storeHost": lambda made: _hosts(made.run, made.run.store_hosts()),
+    "bornHost": lambda made: _hosts(made.run.born_hosts()),
+    "storeHost": lambda made: _hosts(made.run.store_hosts()),
     "reconsumeTimes": lambda made: pa.array(made.run.reconsume_times()),
     "sysFlag": lambda made: pa.array(made.run.sys_flags()),
     "size": lambda made: pa.array(made.run.sizes.astype(np.int32)),

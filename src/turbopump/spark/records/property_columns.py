@@ -6,12 +6,23 @@ is passed over as `wire.properties.decode` does; of a name given twice the last 
 
 from __future__ import annotations
 
+from typing import Any, Protocol
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from turbopump.spark.records.arrays import Column, Numbers, cells, contents, maps, optional, texts
+from turbopump.spark.records.arrays import (
+    Column,
+    Numbers,
+    cells,
+    contents,
+    maps,
+    optional,
+    repeated,
+    texts,
+)
 from turbopump.spark.records.record_run import Parts, RecordRun
 from turbopump.wire.properties import ENTRY_END, NAME_END
 
@@ -25,21 +36,137 @@ _LINKS = 4
 _NAME, _VALUE = 0, 2
 
 
-class PropertyColumns:
+class PropertyColumns(Protocol):
     """The properties of a run of messages, taken apart."""
-
-    def __init__(self, run: RecordRun) -> None:
-        text, offsets = _joined(run)
-        start, name_end, end = _entries(text)
-        self._count = len(run)
-        self._firsts = np.searchsorted(start, offsets)
-        """Where the entries of each message begin, and of the last one end."""
-        self._chain = _chain(text, start, name_end, end)
-        self._names = self._every(_NAME).dictionary_encode()
-        self._codes: npt.NDArray[np.int32] = self._names.indices.to_numpy()
 
     def column(self, name: str) -> Column:
         """Return one property of each message, null where it has none."""
+
+    def maps(self) -> Column:
+        """Return all properties of each message."""
+
+
+def property_columns(run: RecordRun) -> PropertyColumns:
+    """Take the properties of a run of messages apart."""
+    text, offsets = _joined(run)
+    marks, closes = _marks(text)
+    return _same_names(text, offsets, marks, closes) or _MixedNames(text, offsets, marks, closes)
+
+
+class _SameNames:
+    """Of messages that have the same names in the same order, as those of one producer have."""
+
+    def __init__(self, stretches: _Stretches, values: dict[str, int]) -> None:
+        self._stretches = stretches
+        self._values = values
+        """By name, which stretch of a message is its value; of a name given twice the last."""
+
+    def column(self, name: str) -> Column:
+        if name not in self._values:
+            return pa.nulls(self._stretches.rows, pa.string())
+        return self._stretches.of_all([self._values[name]])
+
+    def maps(self) -> Column:
+        rows = self._stretches.rows
+        firsts = np.arange(rows + 1, dtype=np.int32) * np.int32(len(self._values))
+        values = self._stretches.of_all(list(self._values.values()))
+        return maps(firsts, repeated(tuple(self._values), rows), values)
+
+
+class _Stretches:
+    """The texts between all marks, of messages that have the same number of them."""
+
+    def __init__(self, text: npt.NDArray[np.uint8], marks: Numbers, rows: int) -> None:
+        self.rows = rows
+        self.each = (len(marks) - 1) // rows
+        offsets = np.empty(2 * len(marks), np.int32)
+        offsets[0::2] = marks
+        offsets[1::2] = marks
+        offsets[1::2] += 1
+        # A mark, a stretch, a mark...; no byte is copied.
+        self._chain = texts(offsets, text)
+
+    def of_all(self, columns: list[int]) -> Column:
+        """Return some stretches of each message."""
+        count, step = self.rows * self.each, self.each // len(columns)
+        if columns == list(range(columns[0], self.each, step)) and step * len(columns) == self.each:
+            return _every(self._chain, 2 * columns[0] + 1, 2 * step)
+        first = np.arange(0, 2 * count, 2 * self.each, dtype=np.int32)
+        wanted = first[:, None] + (2 * np.array(columns, np.int32) + 1)
+        return self._chain.take(wanted.ravel())
+
+
+def _same_names(
+    text: npt.NDArray[np.uint8], offsets: Numbers, marks: Numbers, closes: npt.NDArray[np.bool_]
+) -> _SameNames | None:
+    """Take messages apart that are alike; None if they are not, or an entry makes no sense."""
+    rows = len(offsets) - 1
+    each, rest = divmod(len(marks) - 1, rows) if rows else (0, 1)
+    if rest or (marks[:-1:each] != offsets[:-1]).any():
+        return None
+    if not _is_periodic(closes[:-1], each):
+        return None
+    columns = _name_columns(closes[: each + 1].tolist())
+    if columns is None or not _are_filled(marks, each, columns):
+        return None
+    stretches = _Stretches(text, marks, rows)
+    names = stretches.of_all(columns)
+    if not _repeats(names, len(columns)):
+        return None
+    values: dict[str, int] = {}
+    for name, at in zip(cells(names.slice(0, len(columns))), columns, strict=True):
+        values.pop(name, None)
+        values[name] = at + 1
+    return _SameNames(stretches, values)
+
+
+def _name_columns(closes: list[bool]) -> list[int] | None:
+    """Return which stretches of a message are names; None if there are none, or odd values."""
+    found = [at for at in range(len(closes) - 1) if closes[at] and not closes[at + 1]]
+    # A value with a mark in it is more than one stretch.
+    return found if found and all(closes[at + 2] for at in found) else None
+
+
+def _are_filled(marks: Numbers, each: int, columns: list[int]) -> bool:
+    """Whether no name and no value is empty."""
+    is_filled = marks[1:] - marks[:-1] > 1
+    if is_filled.all():
+        return True
+    wanted = np.array(columns)
+    grid = is_filled.reshape(-1, each)
+    return bool(grid[:, wanted].all() and grid[:, wanted + 1].all())
+
+
+def _repeats(column: Column, period: int) -> bool:
+    """Whether a column of strings is its first few again and again."""
+    ends, data = contents(column)
+    width = ends[period]
+    return bool((ends[period:] - ends[:-period] == width).all()) and _is_periodic(data, int(width))
+
+
+def _is_periodic(values: npt.NDArray[Any], period: int) -> bool:
+    return bool((values[period:] == values[:-period]).all())
+
+
+class _MixedNames:
+    """Of messages that may be of any kind."""
+
+    def __init__(
+        self,
+        text: npt.NDArray[np.uint8],
+        offsets: Numbers,
+        marks: Numbers,
+        closes: npt.NDArray[np.bool_],
+    ) -> None:
+        start, name_end, end = _entries(marks, closes)
+        self._count = len(offsets) - 1
+        self._firsts = np.searchsorted(start, offsets)
+        """Where the entries of each message begin, and of the last one end."""
+        self._chain = _chain(text, start, name_end, end)
+        self._names = _every(self._chain, _NAME, _LINKS).dictionary_encode()
+        self._codes: npt.NDArray[np.int32] = self._names.indices.to_numpy()
+
+    def column(self, name: str) -> Column:
         found = np.full(self._count, -1, np.int32)
         code = pc.index(self._names.dictionary, name).as_py()
         if code >= 0:
@@ -49,17 +176,13 @@ class PropertyColumns:
         return self._chain.take(optional(found * _LINKS + _VALUE, found < 0))
 
     def maps(self) -> Column:
-        """Return all properties of each message."""
         kept = self._kept()
         names = self._names.dictionary.take(self._names.indices)
-        values, firsts = self._every(_VALUE), self._firsts
+        values, firsts = _every(self._chain, _VALUE, _LINKS), self._firsts
         if not kept.all():
             names, values = names.filter(pa.array(kept)), values.filter(pa.array(kept))
             firsts = np.concatenate(([0], np.cumsum(kept)))[firsts]
         return maps(firsts.astype(np.int32), names, values)
-
-    def _every(self, link: int) -> Column:
-        return self._chain.take(np.arange(link, len(self._chain), _LINKS, dtype=np.int32))
 
     def _rows_of(self, entries: Numbers) -> Numbers:
         return np.searchsorted(self._firsts, entries, side="right") - 1
@@ -69,10 +192,17 @@ class PropertyColumns:
         kept = np.ones(len(self._codes), np.bool_)
         if self._surely_differ():
             return kept
-        rows = self._rows_of(np.arange(len(kept)))
-        pairs = rows * len(self._names.dictionary) + self._codes
-        order = np.argsort(pairs, kind="stable")
-        kept[order[:-1][pairs[order][1:] == pairs[order][:-1]]] = False
+        names = len(self._names.dictionary)
+        rows = np.repeat(np.arange(self._count), np.diff(self._firsts))
+        pairs = rows * names + self._codes
+        if names > _BITS_MAX:
+            order = np.argsort(pairs, kind="stable")
+            kept[order[:-1][pairs[order][1:] == pairs[order][:-1]]] = False
+            return kept
+        last = np.full(self._count * names, -1, np.int64)
+        # Where a name comes twice, the later assignment stays.
+        last[pairs] = np.arange(len(kept))
+        np.equal(last[pairs], np.arange(len(kept)), out=kept)
         return kept
 
     def _surely_differ(self) -> bool:
@@ -118,11 +248,14 @@ def _is_utf8(text: npt.NDArray[np.uint8]) -> bool:
     return True
 
 
-def _entries(text: npt.NDArray[np.uint8]) -> tuple[Numbers, Numbers, Numbers]:
-    """Return where the entries that make sense start, where their names end, and where they do."""
+def _marks(text: npt.NDArray[np.uint8]) -> tuple[Numbers, npt.NDArray[np.bool_]]:
+    """Return where names and entries end, and which of these are ends of entries."""
     marks = np.flatnonzero((text - np.uint8(_NAME_END)) <= _ENTRY_END - _NAME_END)
-    kinds = text[marks]
-    closes = kinds == _ENTRY_END
+    return marks, text[marks] == _ENTRY_END
+
+
+def _entries(marks: Numbers, closes: npt.NDArray[np.bool_]) -> tuple[Numbers, Numbers, Numbers]:
+    """Return where the entries that make sense start, where their names end, and where they do."""
     # What follows the end of an entry is the first mark of the next one; it ends a name, or the
     # entry has none. The text both begins and ends with the end of an entry.
     opening = np.flatnonzero(closes[:-1] & ~closes[1:])
@@ -146,3 +279,8 @@ def _chain(text: npt.NDArray[np.uint8], start: Numbers, name_end: Numbers, end: 
     offsets[3::_LINKS] = end
     offsets[-1] = end[-1] if len(end) else 0
     return texts(offsets, text)
+
+
+def _every(chain: Column, first: int, step: int) -> Column:
+    """Return every so many links of a chain."""
+    return chain.take(np.arange(first, len(chain), step, dtype=np.int32))

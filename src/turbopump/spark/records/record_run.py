@@ -7,6 +7,8 @@ the cost of a record is a few array elements and not Python objects.
 from __future__ import annotations
 
 import struct
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,39 +17,80 @@ import pyarrow as pa
 from isal.isal_zlib import crc32
 
 from turbopump.errors import InvalidArgument, RecordError
-from turbopump.spark.records.arrays import Column, Numbers, cells, slices
+from turbopump.spark.records.arrays import (
+    Column,
+    Encoded,
+    Numbers,
+    cells,
+    contents,
+    same_width,
+    slices,
+)
 from turbopump.wire import sysflag
+from turbopump.wire.command import Buffer
 from turbopump.wire.hashing import INT_MAX
 from turbopump.wire.hosts import V4_BYTES, V6_BYTES
 from turbopump.wire.record import FIXED_BYTES, MAGIC, MAGIC_V2, decode_record
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
+Span: TypeAlias = tuple[int, int]
 
-# Where the fields of a record lie; behind the born host they move when a host is an IPv6 one.
-_MAGIC_AT = 4
-_CRC_AT = 8
-_QUEUE_ID_AT = 12
-_QUEUE_OFFSET_AT = 20
+_HEAD_FIELDS = (
+    ("magic", ">u4", 4),
+    ("crc", ">i4", 8),
+    ("queue_id", ">i4", 12),
+    ("queue_offset", ">i8", 20),
+    ("physical_offset", ">i8", 28),
+    ("sys_flag", ">i4", 36),
+    ("born_time", ">i8", 40),
+    ("born_host", "u8", 48),
+    ("store_time", ">i8", 56),
+    ("store_host", "u8", 64),
+    ("reconsume", ">i4", 72),
+    ("body_length", ">i4", 84),
+)
+"""The fields before the body and where they lie, while both hosts are IPv4 ones: address and port
+together. Of an IPv6 one, everything behind the born host's address lies elsewhere."""
+_HEAD_BYTES = 88
+_HEAD = np.dtype(
+    {
+        "names": [name for name, _, _ in _HEAD_FIELDS],
+        "formats": [kind for _, kind, _ in _HEAD_FIELDS],
+        "offsets": [at for _, _, at in _HEAD_FIELDS],
+        "itemsize": _HEAD_BYTES,
+    }
+)
 _PHYSICAL_OFFSET_AT = 28
-_SYS_FLAG_AT = 36
-_BORN_TIME_AT = 40
 _BORN_HOST_AT = 48
 _STORE_TIME_AT = 56
 _STORE_HOST_AT = 64
 _RECONSUME_AT = 72
 _BODY_LENGTH_AT = 84
-_BODY_AT = 88
 
 _PORT_BYTES = 4
 _V6_EXTRA = V6_BYTES - V4_BYTES
 _PROPERTIES_LENGTH_BYTES = 2
+_SMALL_BYTES = 768
+"""Bodies of records that are not larger on average are copied to be checked."""
+_CHECKED_ROWS = 256
 _SIZE = struct.Struct(">i")
 
 
 class RecordRun:
     """Records of one buffer, in order; their parts are checked to lie within them."""
 
-    __slots__ = ("_buffer", "body", "data", "properties", "sizes", "starts", "topic", "v6_shifts")
+    __slots__ = (
+        "_bodies",
+        "_buffer",
+        "_heads",
+        "body",
+        "data",
+        "properties",
+        "sizes",
+        "starts",
+        "topic",
+        "v6_shifts",
+    )
 
     def __init__(
         self,
@@ -55,81 +98,136 @@ class RecordRun:
         buffer: pa.Buffer,
         starts: Numbers,
         sizes: Numbers,
-        v6_shifts: tuple[Numbers, Numbers],
+        heads: npt.NDArray[Any],
+        v6_shifts: tuple[Numbers, Numbers] | None,
         parts: tuple[Parts, Parts, Parts],
     ) -> None:
         self.data = data
         self.starts = starts
         self.sizes = sizes
         self.v6_shifts = v6_shifts
-        """How far what follows the born host and the store host is moved by IPv6 addresses."""
+        """How far what follows the born host and the store host is moved by IPv6 addresses; None
+        where all are IPv4."""
         self.body, self.topic, self.properties = parts
         self._buffer = buffer
+        self._heads = heads
+        self._bodies: Column | None = None
 
     def __len__(self) -> int:
         return len(self.starts)
 
     def where(self, wanted: Mask | slice) -> RecordRun:
         """Return the records that are wanted."""
+        shifts = self.v6_shifts
         return RecordRun(
             self.data,
             self._buffer,
             self.starts[wanted],
             self.sizes[wanted],
-            (self.v6_shifts[0][wanted], self.v6_shifts[1][wanted]),
+            self._heads[wanted],
+            None if shifts is None else (shifts[0][wanted], shifts[1][wanted]),
             (self.body.where(wanted), self.topic.where(wanted), self.properties.where(wanted)),
         )
 
     def queue_ids(self) -> npt.NDArray[np.int32]:
-        return _read(self.data, ">i4", self.starts + _QUEUE_ID_AT).astype(np.int32)
+        return self._heads["queue_id"].astype(np.int32)
 
     def queue_offsets(self) -> npt.NDArray[np.int64]:
-        return _read(self.data, ">i8", self.starts + _QUEUE_OFFSET_AT).astype(np.int64)
+        return self._heads["queue_offset"].astype(np.int64)
 
     def physical_offsets(self) -> npt.NDArray[np.int64]:
-        return _read(self.data, ">i8", self.starts + _PHYSICAL_OFFSET_AT).astype(np.int64)
+        return self._heads["physical_offset"].astype(np.int64)
 
     def sys_flags(self) -> npt.NDArray[np.int32]:
-        return _read(self.data, ">i4", self.starts + _SYS_FLAG_AT).astype(np.int32)
+        return self._heads["sys_flag"].astype(np.int32)
 
     def compressed_rows(self) -> npt.NDArray[np.int64]:
         """Return the numbers of the records whose bodies are compressed."""
         return np.flatnonzero((self.sys_flags() & sysflag.COMPRESSED) != 0)
 
     def born_times_ms(self) -> npt.NDArray[np.int64]:
-        return _read(self.data, ">i8", self.starts + _BORN_TIME_AT).astype(np.int64)
+        return self._heads["born_time"].astype(np.int64)
 
     def store_times_ms(self) -> npt.NDArray[np.int64]:
+        if self.v6_shifts is None:
+            return self._heads["store_time"].astype(np.int64)
         at = self.starts + self.v6_shifts[0] + _STORE_TIME_AT
         return _read(self.data, ">i8", at).astype(np.int64)
 
     def reconsume_times(self) -> npt.NDArray[np.int32]:
+        if self.v6_shifts is None:
+            return self._heads["reconsume"].astype(np.int32)
         at = self.starts + self.v6_shifts[1] + _RECONSUME_AT
         return _read(self.data, ">i4", at).astype(np.int32)
 
-    def born_hosts(self) -> Parts:
-        """Where the born hosts lie: address and port together."""
+    def born_hosts(self) -> Encoded:
+        """Return the born hosts: address and port together, as numbers if all are IPv4."""
+        if self.v6_shifts is None:
+            return _few(self._heads["born_host"])
         start = self.starts + _BORN_HOST_AT
-        return Parts(start, start + self.v6_shifts[0] + V4_BYTES + _PORT_BYTES)
+        end = start + self.v6_shifts[0] + V4_BYTES + _PORT_BYTES
+        return self.binary(Parts(start, end)).dictionary_encode()
 
-    def store_hosts(self) -> Parts:
-        """Where the store hosts lie: address and port together."""
-        start = self.starts + self.v6_shifts[0] + _STORE_HOST_AT
-        end = self.starts + self.v6_shifts[1] + _STORE_HOST_AT + V4_BYTES + _PORT_BYTES
+    def store_hosts(self) -> Encoded:
+        """Return the store hosts in the same way."""
+        if self.v6_shifts is None:
+            return _few(self._heads["store_host"])
+        return self.binary(self._store_host_parts(self.v6_shifts)).dictionary_encode()
+
+    def _store_host_parts(self, v6_shifts: tuple[Numbers, Numbers]) -> Parts:
+        start = self.starts + v6_shifts[0] + _STORE_HOST_AT
+        end = self.starts + v6_shifts[1] + _STORE_HOST_AT + V4_BYTES + _PORT_BYTES
         return Parts(start, end)
 
-    def matrix(self, start: Numbers, width: int) -> npt.NDArray[np.uint8]:
-        """Return ``width`` bytes from each position, one row for each."""
-        found = _read(self.data, f"V{width}", start)
-        return found.view(np.uint8).reshape(len(start), width)
+    def offset_ids(self) -> Iterator[tuple[Numbers | None, npt.NDArray[np.uint8]]]:
+        """Yield the bytes of offset ids, store host and physical offset, one row for each.
 
-    def offset_bytes(self) -> npt.NDArray[np.uint8]:
-        """Return the physical offsets as they are written, one row of eight bytes for each."""
-        return self.matrix(self.starts + _PHYSICAL_OFFSET_AT, 8)
+        Ids are of two widths: the first of each pair tells which records have them, None for all.
+        """
+        heads = self._heads.view(np.uint8).reshape(len(self), _HEAD_BYTES)
+        offsets = heads[:, _PHYSICAL_OFFSET_AT : _PHYSICAL_OFFSET_AT + 8]
+        if self.v6_shifts is None:
+            hosts = heads[:, _STORE_HOST_AT : _STORE_HOST_AT + V4_BYTES + _PORT_BYTES]
+            yield None, np.concatenate((hosts, offsets), axis=1)
+            return
+        parts = self._store_host_parts(self.v6_shifts)
+        widths = parts.end - parts.start
+        for width in np.unique(widths):
+            rows = np.flatnonzero(widths == width)
+            found = _read(self.data, f"V{width}", parts.start[rows])
+            hosts = found.view(np.uint8).reshape(len(rows), int(width))
+            yield rows, np.concatenate((hosts, offsets[rows]), axis=1)
 
     def binary(self, parts: Parts) -> Column:
         """Return a part of each record."""
         return slices(self._buffer, parts.start, parts.end)
+
+    def bodies(self) -> Column:
+        """Return the bodies as they are stored."""
+        if self._bodies is None:
+            width = self._body_width()
+            self._bodies = (
+                self.binary(self.body)
+                if width is None
+                else same_width(_read(self.data, f"V{width}", self.body.start))
+            )
+        return self._bodies
+
+    def _body_width(self) -> int | None:
+        """Return how long all bodies are, None if they differ or are empty."""
+        widths = self.body.end - self.body.start
+        if not len(widths) or not widths[0] or (widths != widths[0]).any():
+            return None
+        return int(widths[0])
+
+    def only_topic(self) -> bytes | None:
+        """Return the topic that all records have, None if there are several, or no record."""
+        widths = self.topic.end - self.topic.start
+        if not len(self) or not widths[0] or (widths != widths[0]).any():
+            return None
+        found = _read(self.data, f"V{widths[0]}", self.topic.start)
+        raw = found.view(np.uint8).reshape(len(self), -1)
+        return raw[0].tobytes() if (raw == raw[0]).all() else None
 
     def topics(self) -> tuple[list[bytes], npt.NDArray[np.int32]]:
         """Return the different topics, and for each record which one it has."""
@@ -139,11 +237,27 @@ class RecordRun:
     def first_damaged_body(self) -> int | None:
         """Return the first record whose body is not what its checksum says, None if all are."""
         # As `body_crc` has it, without a call for each message.
-        data = self.data
-        spans = zip(self.body.start.tolist(), self.body.end.tolist(), strict=True)
-        found = np.array([crc32(data[start:end]) for start, end in spans], np.int64) & INT_MAX
-        told = _read(data, ">i4", self.starts + _CRC_AT).astype(np.int64)
-        return _first(found != told)
+        sums = array("I")
+        for bodies in self._bodies_to_check():
+            sums.extend(map(crc32, bodies))
+        return _first((np.array(sums, np.int64) & INT_MAX) != self._heads["crc"])
+
+    def _bodies_to_check(self) -> Iterator[Iterable[Buffer]]:
+        """Yield bodies in the form that is made fastest, a few at a time."""
+        count = len(self)
+        if int(self.sizes.sum()) <= _SMALL_BYTES * count:
+            # A column is made of them in any case. Short ones are copied faster than views are made
+            # of them, and few at a time use the same memory again.
+            column = self.bodies()
+            for start in range(0, count, _CHECKED_ROWS):
+                yield column.slice(start, _CHECKED_ROWS).to_numpy(zero_copy_only=False)
+        elif (width := self._body_width()) is not None:
+            _, data = contents(self.bodies())
+            yield data.reshape(count, width)
+        else:
+            view = self.data
+            spans = zip(self.body.start.tolist(), self.body.end.tolist(), strict=True)
+            yield [view[start:end] for start, end in spans]
 
 
 class Parts:
@@ -165,13 +279,21 @@ def find_records(data: bytes | memoryview) -> tuple[RecordRun, int]:
     Returns them and the position behind the last good one, which is the buffer's end unless
     something else than a whole record lies there: `damage_at` tells what.
     """
+    run, damaged_at = find_in_spans(data, [(0, len(data))])
+    return run, len(data) if damaged_at is None else damaged_at
+
+
+def find_in_spans(data: bytes | memoryview, spans: Sequence[Span]) -> tuple[RecordRun, int | None]:
+    """Find records that lie back to back in stretches of a buffer, which are in its order.
+
+    Returns those before the first one that is damaged, and where that lies, if there is one.
+    """
     view = memoryview(data).cast("B") if isinstance(data, memoryview) else memoryview(data)
     if len(view) > INT_MAX:
         raise InvalidArgument(f"{len(view)} bytes of records at once: at most {INT_MAX}")
-    positions, end = _walk(view)
-    starts = np.array(positions, np.int64)
-    sizes = np.diff(starts, append=end)
-    return _checked(view, starts, sizes, end)
+    starts, sizes, damaged_at = _found(view, spans)
+    run, first = _checked(view, starts, sizes)
+    return run, damaged_at if first is None else first
 
 
 def damage_at(data: bytes | memoryview, at: int) -> RecordError:
@@ -183,12 +305,55 @@ def damage_at(data: bytes | memoryview, at: int) -> RecordError:
     return RecordError("not a whole record", at)
 
 
-def _walk(view: memoryview) -> tuple[list[int], int]:
+def _found(view: memoryview, spans: Sequence[Span]) -> tuple[Numbers, Numbers, int | None]:
+    """Return where records begin, how long they are, and where something else lies."""
+    starts, sizes, counts, is_even = _evenly(view, np.array(spans, np.int64).reshape(-1, 2))
+    if is_even.all():
+        return starts, sizes, None
+    found: list[Numbers] = []
+    measured: list[Numbers] = []
+    row, damaged_at = 0, None
+    for (at, end), count, even in zip(spans, counts.tolist(), is_even.tolist(), strict=True):
+        if even:
+            found.append(starts[row : row + count])
+            measured.append(sizes[row : row + count])
+        else:
+            walked, reached = _walk(view, at, end)
+            found.append(np.array(walked, np.int64))
+            measured.append(np.diff(found[-1], append=reached))
+            if reached < end:
+                damaged_at = reached
+                break
+        row += count
+    return np.concatenate(found), np.concatenate(measured), damaged_at
+
+
+def _evenly(view: memoryview, spans: Numbers) -> tuple[Numbers, Numbers, Numbers, Mask]:
+    """Find the records of all spans at once, as if those of a span were all of the same size.
+
+    Returns their starts and sizes, how many of them are of each span, and for which ones it holds.
+    """
+    begin, length = spans[:, 0], spans[:, 1] - spans[:, 0]
+    is_even = length >= FIXED_BYTES
+    size = _read(view, ">i4", np.where(is_even, begin, 0)).astype(np.int64) if is_even.any() else 0
+    is_even &= size >= FIXED_BYTES
+    size = np.where(is_even, size, FIXED_BYTES)
+    is_even &= length % size == 0
+    counts = np.where(is_even, length // size, 0)
+    ends = np.cumsum(counts)
+    sizes = np.repeat(size, counts)
+    rows = np.arange(len(sizes)) - np.repeat(ends - counts, counts)
+    starts = np.repeat(begin, counts) + rows * sizes
+    differ = np.flatnonzero(_read(view, ">i4", starts) != sizes)
+    is_even[np.searchsorted(ends, differ, side="right")] = False
+    return starts, sizes, counts, is_even
+
+
+def _walk(view: memoryview, at: int, end: int) -> tuple[list[int], int]:
     """Follow the sizes; the last record found may have any of its other parts damaged."""
     starts: list[int] = []
     found = starts.append
     size_at = _SIZE.unpack_from
-    at, end = 0, len(view)
     last = end - FIXED_BYTES
     while at <= last:
         size = size_at(view, at)[0]
@@ -201,36 +366,56 @@ def _walk(view: memoryview) -> tuple[list[int], int]:
     return starts, at
 
 
-def _checked(view: memoryview, starts: Numbers, sizes: Numbers, end: int) -> tuple[RecordRun, int]:
-    """Find the parts of each record, up to the first one that is damaged."""
-    magic = _read(view, ">u4", starts + _MAGIC_AT)
-    low_flags = _read(view, "u1", starts + _SYS_FLAG_AT + 3)
-    born_shift = np.where(low_flags & sysflag.BORN_HOST_V6, _V6_EXTRA, 0)
-    shift = born_shift + np.where(low_flags & sysflag.STORE_HOST_V6, _V6_EXTRA, 0)
+def _checked(view: memoryview, starts: Numbers, sizes: Numbers) -> tuple[RecordRun, int | None]:
+    """Find the parts of each record, up to the first one that is damaged; return where it is."""
+    heads = _read(view, f"V{_HEAD_BYTES}", starts).view(_HEAD)
+    magic = heads["magic"].astype(np.uint32)
     two_bytes = magic == MAGIC_V2
-    bad = ~((magic == MAGIC) | two_bytes) | (sizes < FIXED_BYTES + shift)
+    bad = ~((magic == MAGIC) | two_bytes)
+    shifts = _v6_shifts(heads)
+    if shifts is not None:
+        bad |= sizes < FIXED_BYTES + shifts[1]
     ends = starts + sizes
 
-    body_length = _read(view, ">i4", _within(starts + shift + _BODY_LENGTH_AT, bad))
-    body = Parts(starts + shift + _BODY_AT, starts + shift + _BODY_AT + body_length)
-    topic_start = body.end + np.where(two_bytes, 2, 1)
-    bad |= (body_length < 0) | (topic_start > ends)
+    body = _bodies(view, starts, heads, None if shifts is None else shifts[1], bad)
+    has_long = bool(two_bytes.any())
+    topic_start = body.end + (np.where(two_bytes, 2, 1) if has_long else 1)
+    bad |= (body.end < body.start) | (topic_start > ends)
 
-    short_length = _read(view, "u1", _within(topic_start - 1, bad)).astype(np.int64)
-    if two_bytes.any():
+    topic_length = _read(view, "u1", _within(topic_start - 1, bad)).astype(np.int64)
+    if has_long:
         long_length = _read(view, ">i2", _within(topic_start - 2, bad)).astype(np.int64)
-        short_length = np.where(two_bytes, long_length, short_length)
-    topic = Parts(topic_start, topic_start + short_length)
+        topic_length = np.where(two_bytes, long_length, topic_length)
+    topic = Parts(topic_start, topic_start + topic_length)
     properties = Parts(topic.end + _PROPERTIES_LENGTH_BYTES, ends)
-    bad |= (short_length < 0) | (properties.start > ends)
+    bad |= (topic_length < 0) | (properties.start > ends)
 
     told = _read(view, ">i2", _within(topic.end, bad))
     bad |= told != ends - properties.start
-    run = RecordRun(
-        view, pa.py_buffer(view), starts, sizes, (born_shift, shift), (body, topic, properties)
-    )
+    parts = (body, topic, properties)
+    run = RecordRun(view, pa.py_buffer(view), starts, sizes, heads, shifts, parts)
     first = _first(bad)
-    return (run, end) if first is None else (run.where(slice(first)), int(starts[first]))
+    return (run, None) if first is None else (run.where(slice(first)), int(starts[first]))
+
+
+def _v6_shifts(heads: npt.NDArray[Any]) -> tuple[Numbers, Numbers] | None:
+    flags = heads["sys_flag"].astype(np.int32)
+    if not (flags & (sysflag.BORN_HOST_V6 | sysflag.STORE_HOST_V6)).any():
+        return None
+    born = np.where(flags & sysflag.BORN_HOST_V6, _V6_EXTRA, 0)
+    return born, born + np.where(flags & sysflag.STORE_HOST_V6, _V6_EXTRA, 0)
+
+
+def _bodies(
+    view: memoryview, starts: Numbers, heads: npt.NDArray[Any], shift: Numbers | None, bad: Mask
+) -> Parts:
+    if shift is None:
+        length, start = heads["body_length"].astype(np.int64), starts + _HEAD_BYTES
+    else:
+        at = _within(starts + shift + _BODY_LENGTH_AT, bad)
+        length = _read(view, ">i4", at).astype(np.int64)
+        start = starts + shift + _HEAD_BYTES
+    return Parts(start, start + length)
 
 
 def _within(positions: Numbers, bad: Mask) -> Numbers:
@@ -248,6 +433,15 @@ def _read(view: memoryview, kind: str, positions: Numbers) -> npt.NDArray[Any]:
         (len(view) - width + 1,), kind, buffer=view, strides=(1,)
     )
     return elements[positions]
+
+
+def _few(values: npt.NDArray[Any]) -> Encoded:
+    """Return values of which there are few different ones."""
+    if len(values) and (values == values[0]).all():
+        same = np.zeros(len(values), np.int32)
+        return pa.DictionaryArray.from_arrays(same, pa.array(values[:1]))
+    found: Encoded = pa.array(np.ascontiguousarray(values)).dictionary_encode()
+    return found
 
 
 def _first(mask: Mask) -> int | None:

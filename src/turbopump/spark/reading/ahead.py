@@ -1,0 +1,84 @@
+"""Which stretches of a range are asked for, several ahead of the answers: decides, sends nothing.
+
+Offsets of a queue have no gaps, so the second request need not wait for the first answer: it asks
+where that answer will probably end. When it ends elsewhere, because messages are large or a filter
+passed over many, the gap is asked for, and what comes twice is to be cut off.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+ROWS_AHEAD = 4096
+"""Messages that are asked for ahead at most: more would only wait for their turn in memory."""
+
+
+class Asked(NamedTuple, Generic[T]):
+    """A request on its way, and what its answer is known by."""
+
+    offset: int
+    limit: int
+    answer: T
+
+
+class Ahead(Generic[T]):
+    """The requests for one range that are on their way, in the order of the queue."""
+
+    def __init__(
+        self,
+        start: int,
+        end: int,
+        ask: Callable[[int, int], T],
+        *,
+        count_max: int,
+        in_flight_max: int,
+    ) -> None:
+        self.at = start
+        """Up to where everything has come."""
+        self.end = end
+        self.asked: deque[Asked[T]] = deque()
+        self._ask_for = ask
+        self._count_max = count_max
+        self._in_flight_max = in_flight_max
+        self._ask_next = start
+        self._step = 0
+
+    def ask(self) -> None:
+        """Ask for what comes at the front if nobody has, and for what comes behind all asked."""
+        if not self._step:
+            # How many messages the broker returns at a time is up to it: see one answer first.
+            if not self.asked:
+                self._ask_next = self.at
+                self.asked.append(self._ask(self.at, self.end))
+            return
+        if not self.asked:
+            self._ask_next = self.at
+        elif self.asked[0].offset > self.at:
+            self._fill(self.asked[0].offset)
+        most = min(self._in_flight_max, max(2, ROWS_AHEAD // max(1, self._step)))
+        if len(self.asked) > most // 2:
+            # Requests that leave together cost one write, and the broker one wake-up.
+            return
+        while len(self.asked) < most and self._ask_next < self.end:
+            self.asked.append(self._ask(self._ask_next, self.end))
+            self._ask_next += self._step
+
+    def learn_step(self, asked: Asked[T], next_offset: int) -> None:
+        """Expect the next answers to reach as far as this one, if it was not cut short by us."""
+        reached = next_offset - asked.offset
+        if asked.limit == self._count_max or reached < asked.limit:
+            self._step = max(1, reached)
+
+    def _fill(self, end: int) -> None:
+        """Ask for the gap before ``end``, in as many requests as it probably takes."""
+        offsets = range(self.at, end, self._step)[: self._in_flight_max]
+        for offset in reversed(offsets):
+            self.asked.appendleft(self._ask(offset, end))
+
+    def _ask(self, offset: int, end: int) -> Asked[T]:
+        count = min(self._count_max, end - offset)
+        return Asked(offset, count, self._ask_for(offset, count))

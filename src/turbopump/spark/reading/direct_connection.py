@@ -1,0 +1,212 @@
+"""A plain connection to a broker for one thread that waits: requests out, frames into one buffer.
+
+What has been received stays in the buffer until `forget`, so that columns are made from it without
+another copy. Connections outlive the tasks of a process; a forked one starts without any.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from turbopump.clock import SYSTEM_CLOCK, Clock
+from turbopump.errors import ConnectionLost, RequestTimeout
+from turbopump.net.limits import DEFAULT_LIMITS
+from turbopump.net.sockets import CONNECT_TIMEOUT_MS
+from turbopump.wire.command import Command
+from turbopump.wire.framing import encode, read_header
+from turbopump.wire.hosts import split_address
+
+BUFFER_BYTES = 4 * 1024 * 1024
+_RECEIVE_BYTES = 1024 * 1024
+"""At a time: what comes at once is also decoded at once."""
+_OPAQUE_BITS = 0x7FFF_FFFF
+_KEPT_MAX = 4
+"""Connections to one address; a process has as many as it has had readers at the same time."""
+KEPT_MS = DEFAULT_LIMITS.idle_ms // 2
+"""A connection that was idle for longer is not used again: the peer may be about to close it."""
+
+
+class Received(NamedTuple):
+    """A frame of which the body lies between two positions of the buffer."""
+
+    command: Command
+    start: int
+    end: int
+
+
+class DirectConnection:
+    """One socket and the buffer that it fills; belongs to one thread at a time."""
+
+    def __init__(self, address: str, connected: socket.socket) -> None:
+        self.address = address
+        self._socket = connected
+        self._socket.setblocking(False)
+        self._unsent = bytearray()
+        self._opaque = 0
+        self._begin_anew(BUFFER_BYTES)
+
+    def _begin_anew(self, size: int) -> None:
+        self.buffer = memoryview(bytearray(size))
+        self._read_to = 0
+        self._filled = 0
+        self._needed = 0
+
+    @classmethod
+    def to(cls, address: str) -> DirectConnection:
+        """Connect; raises OSError."""
+        connected = socket.create_connection(split_address(address), CONNECT_TIMEOUT_MS / 1000)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return cls(address, connected)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def put(self, code: int, ext_fields: dict[str, str]) -> int:
+        """Add a request to those that leave with the next `flush`; return its number."""
+        self._opaque = (self._opaque + 1) & _OPAQUE_BITS
+        self._unsent += encode(Command(code, opaque=self._opaque, ext_fields=ext_fields))
+        return self._opaque
+
+    def flush(self) -> None:
+        """Send what can be sent without waiting; `receive` sends the rest."""
+        while self._unsent:
+            try:
+                sent = self._socket.send(self._unsent)
+            except BlockingIOError:
+                return
+            del self._unsent[:sent]
+
+    def receive(self, wait_ms: int) -> bool:
+        """Take what has come; return whether anything has, after waiting for it if need be.
+
+        Raises OSError, ConnectionLost at the end of the stream, RequestTimeout after a wait.
+        """
+        room = self.buffer[self._filled : self._filled + _RECEIVE_BYTES]
+        while True:
+            try:
+                count = self._socket.recv_into(room)
+            except BlockingIOError:
+                if not wait_ms:
+                    return False
+                self._wait(wait_ms)
+                continue
+            if not count:
+                raise ConnectionLost(f"connection to {self.address}: closed by the peer")
+            self._filled += count
+            return True
+
+    def _wait(self, wait_ms: int) -> None:
+        waiting = select.poll()
+        waiting.register(self._socket, select.POLLIN | (select.POLLOUT if self._unsent else 0))
+        found = waiting.poll(wait_ms)
+        if not found:
+            raise RequestTimeout(f"nothing came from {self.address} within {wait_ms} ms")
+        if found[0][1] & select.POLLOUT:
+            self.flush()
+
+    def frames(self) -> Iterator[Received]:
+        """Yield the frames that are whole and have not been read; raises WireError."""
+        while isinstance(found := read_header(self.buffer, self._read_to, self._filled), tuple):
+            command, start, self._read_to = found
+            yield Received(command, start, self._read_to)
+        self._needed = found
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next frame does not fit before something is forgotten."""
+        return max(self._needed, self._filled + 1) > len(self.buffer)
+
+    def forget(self) -> None:
+        """Let go of all frames that were read; what has come of the next one goes to the front."""
+        rest = self.buffer[self._read_to : self._filled]
+        needed = self._needed - self._read_to
+        if needed > len(self.buffer):
+            old = rest
+            self._begin_anew(needed)
+            self.buffer[: len(old)] = old
+        else:
+            self.buffer[: len(rest)] = bytes(rest)
+        self._read_to, self._filled, self._needed = 0, len(rest), max(0, needed)
+
+    def is_silent(self) -> bool:
+        """Whether nothing has come that nobody asked for, not even the end."""
+        try:
+            self._socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return not self._filled - self._read_to
+        except OSError:
+            return False
+        return False
+
+    def rest(self) -> None:
+        """Keep no more memory than before the first use."""
+        self.forget()
+        if len(self.buffer) > BUFFER_BYTES:
+            self._begin_anew(BUFFER_BYTES)
+
+
+class DirectConnections:
+    """Connections that nobody uses at the moment, by address."""
+
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._kept: dict[str, list[tuple[int, DirectConnection]]] = {}
+
+    def take(self, address: str) -> DirectConnection:
+        """Return one for the caller alone; raises OSError."""
+        self._drop_old()
+        while True:
+            with self._lock:
+                kept = self._kept.get(address)
+                if not kept:
+                    break
+                _, connection = kept.pop()
+            if connection.is_silent():
+                return connection
+            connection.close()
+        return DirectConnection.to(address)
+
+    def give_back(self, connection: DirectConnection) -> None:
+        """Keep a connection, on which every request has been answered, for the next one."""
+        connection.rest()
+        with self._lock:
+            kept = self._kept.setdefault(connection.address, [])
+            if len(kept) < _KEPT_MAX:
+                kept.append((self._clock.monotonic_ms(), connection))
+                return
+        connection.close()
+
+    def _drop_old(self) -> None:
+        oldest_ms = self._clock.monotonic_ms() - KEPT_MS
+        old: list[DirectConnection] = []
+        with self._lock:
+            for address, kept in list(self._kept.items()):
+                old += [each for since_ms, each in kept if since_ms < oldest_ms]
+                kept[:] = [(since, each) for since, each in kept if since >= oldest_ms]
+                if not kept:
+                    del self._kept[address]
+        for connection in old:
+            connection.close()
+
+    def close(self) -> None:
+        """Close all that nobody uses."""
+        with self._lock:
+            kept, self._kept = self._kept, {}
+        for each in kept.values():
+            for _, connection in each:
+                connection.close()
+
+    def after_fork(self) -> None:
+        """Begin anew in a child: the parent goes on with its sockets, which were copied."""
+        self._lock = threading.Lock()
+        self.close()
+
+
+connections = DirectConnections()
+os.register_at_fork(after_in_child=connections.after_fork)

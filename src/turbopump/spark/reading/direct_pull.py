@@ -1,0 +1,244 @@
+"""Pulling a range without an event loop: the usual case, where every answer has messages.
+
+A task does nothing but wait for messages and decode them, so it can as well do the first itself: no
+thread to wake up, no object for each message, no copy between the socket and the columns. Whatever
+is unusual ends this at an offset, from which `RangePull` goes on: it knows what to do about brokers
+that are away, slaves, messages that are gone.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from turbopump.client.names import with_namespace
+from turbopump.client.pull_config import PullTimes
+from turbopump.client.reading import QueueReader
+from turbopump.client.routes import MASTER_ID
+from turbopump.client.session import Session
+from turbopump.client.subscriptions import subscription
+from turbopump.errors import TurbopumpError
+from turbopump.message import QueueOffset
+from turbopump.spark.link import Link
+from turbopump.spark.reading.ahead import Ahead
+from turbopump.spark.reading.direct_connection import (
+    DirectConnection,
+    DirectConnections,
+    Received,
+    connections,
+)
+from turbopump.spark.reading.options import Pulling
+from turbopump.spark.reading.planning import QueueRange
+from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.headers import PullMessageAnswer
+
+_log = logging.getLogger(__name__)
+
+_PULL = int(RequestCode.PULL_MESSAGE)
+_SUCCESS = int(ResponseCode.SUCCESS)
+
+ENOUGH_ROWS = 2048
+"""With so many rows a chunk is not worth waiting for more, and is decoded while they come."""
+CHUNK_ROWS = 8192
+CHUNK_BYTES = 3 * 1024 * 1024
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class DirectChunk:
+    """Records from ``start`` to before ``end`` in some stretches of a buffer, until the next."""
+
+    data: memoryview
+    spans: list[Span]
+    start: int
+    end: int
+
+
+class _Answer(NamedTuple):
+    """Where an answer leads and where its records lie, or they themselves once they are kept."""
+
+    next_offset: int
+    start: int
+    end: int
+    kept: bytes | None = None
+
+
+class _UnusualAnswer(Exception):
+    """What has come is not for this part to act on."""
+
+
+class DirectPull:
+    """Pulls one range over a connection of its own, as long as nothing unusual happens."""
+
+    def __init__(
+        self,
+        connection: DirectConnection,
+        of: QueueRange,
+        ext_fields: dict[str, str],
+        pulling: Pulling,
+        among: DirectConnections = connections,
+    ) -> None:
+        self._connection = connection
+        self._among = among
+        self._range = of
+        self._ext_fields = ext_fields
+        self._timeout_ms = pulling.timeout_ms
+        self._ahead: Ahead[int] = Ahead(
+            of.start,
+            of.end,
+            self._ask,
+            count_max=pulling.count_max,
+            in_flight_max=pulling.in_flight_max,
+        )
+        self._missing: dict[int, int] = {}
+        self._answers: dict[int, _Answer] = {}
+        self._trouble: str | None = None
+
+    def next_chunk(self) -> DirectChunk | None:
+        """Return the next records, None at the end or where something unusual begins.
+
+        Their memory is used again for the chunk after them.
+        """
+        self._keep_early()
+        self._connection.forget()
+        ahead, start = self._ahead, self._ahead.at
+        parts: list[_Answer] = []
+        size = 0
+        while ahead.at < ahead.end:
+            ahead.ask()
+            head = ahead.asked[0]
+            answer = self._answers.get(head.answer)
+            if answer is None:
+                if ahead.at - start >= CHUNK_ROWS or size >= CHUNK_BYTES:
+                    break
+                is_enough = ahead.at - start >= ENOUGH_ROWS
+                if not self._receive(is_enough=is_enough, is_begun=bool(parts)):
+                    break
+                continue
+            if parts and head.offset < ahead.at < answer.next_offset:
+                # What it repeats can be cut off only where a chunk begins.
+                break
+            ahead.asked.popleft()
+            del self._answers[head.answer]
+            ahead.learn_step(head, answer.next_offset)
+            if answer.next_offset > ahead.at:
+                ahead.at = min(answer.next_offset, ahead.end)
+                parts.append(answer)
+                size += answer.end - answer.start
+        self._flush()
+        return self._chunk(parts, start) if parts else None
+
+    def close(self) -> None:
+        """Let go of the connection; one with requests on their way is of no use to anybody."""
+        if self._trouble is None and not self._missing and not self._answers:
+            self._among.give_back(self._connection)
+        else:
+            self._connection.close()
+
+    # --- out --------------------------------------------------------------------------------------
+
+    def _ask(self, offset: int, count: int) -> int:
+        self._ext_fields["queueOffset"] = str(offset)
+        self._ext_fields["maxMsgNums"] = str(count)
+        number = self._connection.put(_PULL, self._ext_fields)
+        self._missing[number] = offset
+        return number
+
+    def _flush(self) -> None:
+        """Let requests leave before the time that decoding takes."""
+        if self._trouble is None:
+            try:
+                self._connection.flush()
+            except OSError as error:
+                self._stop(str(error))
+
+    # --- in ---------------------------------------------------------------------------------------
+
+    def _receive(self, *, is_enough: bool, is_begun: bool) -> bool:
+        """Take more answers, waiting unless there are enough; return whether to go on."""
+        if self._trouble is not None or (is_begun and self._connection.is_full):
+            return False
+        if self._connection.is_full:
+            # One answer that is larger than all others: room is made for it.
+            self._keep_early()
+            self._connection.forget()
+        try:
+            self._connection.flush()
+            if not self._connection.receive(0 if is_enough else self._timeout_ms):
+                return False
+            for received in self._connection.frames():
+                self._note(received)
+        except (OSError, TurbopumpError, _UnusualAnswer) as error:
+            self._stop(str(error))
+        return True
+
+    def _note(self, received: Received) -> None:
+        command = received.command
+        offset = self._missing.pop(command.opaque, None) if command.is_response else None
+        if offset is None:
+            raise _UnusualAnswer(f"frame {command.opaque} answers nothing that was asked")
+        if command.code != _SUCCESS:
+            raise _UnusualAnswer(f"the broker answers {command.code}: {command.remark}")
+        place = PullMessageAnswer.from_ext_fields(command.ext_fields)
+        if place.suggest_which_broker_id != MASTER_ID:
+            raise _UnusualAnswer(f"broker {place.suggest_which_broker_id} is to be asked")
+        if place.next_begin_offset <= offset:
+            raise _UnusualAnswer(f"an answer leads from {offset} to {place.next_begin_offset}")
+        self._answers[command.opaque] = _Answer(
+            place.next_begin_offset, received.start, received.end
+        )
+
+    def _keep_early(self) -> None:
+        """Copy answers that came before their turn out of the buffer."""
+        data = self._connection.buffer
+        for number, each in self._answers.items():
+            if each.kept is None:
+                kept = bytes(data[each.start : each.end])
+                self._answers[number] = _Answer(each.next_offset, 0, len(kept), kept)
+
+    def _chunk(self, parts: list[_Answer], start: int) -> DirectChunk:
+        data = self._connection.buffer
+        spans = [(part.start, part.end) for part in parts]
+        if any(part.kept is not None for part in parts) or spans != sorted(spans):
+            found = [part.kept or data[part.start : part.end] for part in parts]
+            data = memoryview(b"".join(found))
+            spans = [(0, len(data))]
+        return DirectChunk(data, spans, start, self._ahead.at)
+
+    def _stop(self, why: str) -> None:
+        _log.info("%s: no longer read directly from %d on: %s", self._range, self._ahead.at, why)
+        self._trouble = why
+        self._connection.close()
+
+
+def direct_pull(link: Link, of: QueueRange, group: str, pulling: Pulling) -> DirectPull | None:
+    """Begin to pull a range directly; None if that is not possible, or not worth trying."""
+    pulling = pulling.of(of.topic)
+    session = link.session
+    if session.config.tls is not None or pulling.is_filtered or of.start >= of.end:
+        return None
+    try:
+        address = link.run(lambda session: _master(session, of))
+        if address is None:
+            return None
+        connection = connections.take(address)
+    except (OSError, TurbopumpError) as error:
+        _log.info("%s: not read directly: %s", of, error)
+        return None
+    return DirectPull(connection, of, _ext_fields(session, of, group, pulling), pulling)
+
+
+async def _master(session: Session, of: QueueRange) -> str | None:
+    if not session.has_broker(of.broker):
+        await session.refresh_route(with_namespace(session.config.namespace, of.topic))
+    return session.address_to_write(of.broker) if session.has_master(of.broker) else None
+
+
+def _ext_fields(session: Session, of: QueueRange, group: str, pulling: Pulling) -> dict[str, str]:
+    times = PullTimes(timeout_ms=pulling.timeout_ms)
+    reader = QueueReader(session, with_namespace(session.config.namespace, group), times)
+    wanted = subscription(reader.known_as(of.topic), pulling.expression, 0, pulling.expression_type)
+    header = reader.header_to_pull(of.queue, QueueOffset(of.start), wanted, pulling.count_max)
+    return header.to_ext_fields()

@@ -1,0 +1,451 @@
+"""Pulling over a plain socket: from peers that answer as brokers do, and as they do not."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from turbopump import Message, Producer
+from turbopump.errors import RecordError
+from turbopump.message import PhysicalOffset, QueueOffset
+from turbopump.spark.reading import direct_connection, direct_pull
+from turbopump.spark.reading.direct_connection import DirectConnection, DirectConnections
+from turbopump.spark.reading.direct_pull import DirectPull
+from turbopump.spark.reading.options import Pulling, SourceOptions
+from turbopump.spark.reading.planning import QueueRange
+from turbopump.spark.reading.reader import PartitionReader
+from turbopump.spark.records.arrays import cells
+from turbopump.spark.records.columns import RecordColumns
+from turbopump.testing.clock import VirtualClock
+from turbopump.testing.cluster import BROKER
+from turbopump.testing.server import RunningServer
+from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.command import Command, Serialize, request
+from turbopump.wire.framing import FrameDecoder, encode
+from turbopump.wire.headers import PullMessage, PullMessageAnswer
+from turbopump.wire.hosts import host
+from turbopump.wire.record import Record
+
+COUNT = 500
+JOIN_S = 10.0
+
+
+def stored(offset: int) -> bytes:
+    record = Record(
+        topic=b"T",
+        queue_id=0,
+        body=b"%d" % offset * (1 + offset % 40),
+        properties=b"KEYS\x01k%d" % offset,
+        born_timestamp_ms=1,
+        born_host=host("127.0.0.1", 1),
+        store_host=host("127.0.0.1", 2),
+    )
+    return record.encode(QueueOffset(offset), PhysicalOffset(1000 * offset), 2)
+
+
+RECORDS = [stored(offset) for offset in range(COUNT)]
+
+Replies = Callable[[list[Command]], list[bytes] | None]
+"""Frames for what has just been asked; None closes the connection."""
+
+
+def found(asked: Command, count_max: int = 32, bytes_max: int = 1 << 20) -> Command:
+    """Answer as a broker does, within its own limits."""
+    header = PullMessage.from_ext_fields(asked.ext_fields)
+    offset = int(header.queue_offset)
+    records: list[bytes] = []
+    for record in RECORDS[offset : offset + min(count_max, header.max_msg_nums)]:
+        if records and sum(map(len, records)) + len(record) > bytes_max:
+            break
+        records.append(record)
+    place = PullMessageAnswer(
+        suggest_which_broker_id=0,
+        next_begin_offset=offset + len(records),
+        min_offset=0,
+        max_offset=COUNT,
+    )
+    return asked.answer(ResponseCode.SUCCESS, place, body=b"".join(records))
+
+
+def in_order(asked: list[Command]) -> list[bytes]:
+    return [encode(found(each)) for each in asked]
+
+
+@contextmanager
+def peer(replies: Replies, piece_bytes: int = 1 << 20) -> Iterator[DirectConnection]:
+    """Run a peer in a thread at the other end of the connection."""
+    near, far = socket.socketpair()
+
+    def serve() -> None:
+        decoder = FrameDecoder()
+        with far:
+            while data := far.recv(1 << 20):
+                answer = replies(list(decoder.feed(data)))
+                if answer is None:
+                    return
+                whole = b"".join(answer)
+                for at in range(0, len(whole), piece_bytes):
+                    try:
+                        far.sendall(whole[at : at + piece_bytes])
+                    except OSError:
+                        return
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    connection = DirectConnection("peer", near)
+    try:
+        yield connection
+    finally:
+        connection.close()
+        thread.join(JOIN_S)
+        assert not thread.is_alive()
+
+
+def pull_of(
+    connection: DirectConnection, start: int = 0, end: int = COUNT, **options: int
+) -> DirectPull:
+    pulling = Pulling(**options)  # type: ignore[arg-type]
+    header = PullMessage(
+        consumer_group="g",
+        topic="T",
+        queue_id=0,
+        queue_offset=0,
+        max_msg_nums=0,
+        sys_flag=0,
+        commit_offset=0,
+        suspend_timeout_millis=0,
+        subscription="*",
+        sub_version=0,
+        expression_type="TAG",
+    )
+    of = QueueRange("T", "a", 0, start, end)
+    return DirectPull(connection, of, header.to_ext_fields(), pulling, DirectConnections())
+
+
+def rows_of(pull: DirectPull) -> list[tuple[int, bytes]]:
+    """Return what comes, as the columns of each chunk say it."""
+    columns = RecordColumns(["queueOffset", "body"])
+    rows: list[tuple[int, bytes]] = []
+    while (chunk := pull.next_chunk()) is not None:
+        run = columns.found(chunk.data, chunk.spans, start=chunk.start, end=chunk.end)
+        assert len(run) == chunk.end - chunk.start
+        for batch in columns.batches_of(run, broker="a"):
+            offsets, bodies = map(cells, batch.columns)
+            rows += zip(offsets, bodies, strict=True)
+    pull.close()
+    return rows
+
+
+def expected(start: int, end: int) -> list[tuple[int, bytes]]:
+    return [(offset, b"%d" % offset * (1 + offset % 40)) for offset in range(start, end)]
+
+
+def backwards(asked: list[Command]) -> list[bytes]:
+    return in_order(asked)[::-1]
+
+
+def cut_by_bytes(asked: list[Command]) -> list[bytes]:
+    return [encode(found(each, bytes_max=1500)) for each in asked]
+
+
+def cut_by_bytes_backwards(asked: list[Command]) -> list[bytes]:
+    return cut_by_bytes(asked)[::-1]
+
+
+def in_binary(asked: list[Command]) -> list[bytes]:
+    return [
+        encode(Command(a.code, a.flag, a.opaque, ext_fields=a.ext_fields, body=a.body,
+                       serialize=Serialize.ROCKETMQ))
+        for a in map(found, asked)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("chunk_rows", [8192, 70, 1])
+@pytest.mark.parametrize(
+    ("replies", "options"),
+    [
+        (in_order, {}),
+        (in_order, {"in_flight_max": 1}),
+        (in_order, {"count_max": 3, "in_flight_max": 7}),
+        (backwards, {"in_flight_max": 9}),
+        (cut_by_bytes, {}),
+        (cut_by_bytes_backwards, {"in_flight_max": 5}),
+        (in_binary, {}),
+    ],
+)
+def test_everything_comes_once_and_in_order(
+    monkeypatch: pytest.MonkeyPatch, replies: Replies, options: dict[str, int], chunk_rows: int
+) -> None:
+    monkeypatch.setattr(direct_pull, "CHUNK_ROWS", chunk_rows)
+    monkeypatch.setattr(direct_pull, "ENOUGH_ROWS", 1 + chunk_rows // 2)
+    with peer(replies) as connection:
+        assert rows_of(pull_of(connection, 7, COUNT - 3, **options)) == expected(7, COUNT - 3)
+        assert connection.is_silent(), "and everything that was asked for has been read"
+
+
+@pytest.mark.parametrize("replies", [in_order, backwards])
+@pytest.mark.parametrize("piece_bytes", [3, 1000])
+def test_frames_come_in_any_pieces_and_are_larger_than_the_buffer(
+    monkeypatch: pytest.MonkeyPatch, replies: Replies, piece_bytes: int
+) -> None:
+    monkeypatch.setattr(direct_connection, "BUFFER_BYTES", 300)
+    with peer(replies, piece_bytes) as connection:
+        assert rows_of(pull_of(connection, 0, 100, in_flight_max=3)) == expected(0, 100)
+
+
+def other_code(asked: Command) -> list[bytes]:
+    return [encode(asked.answer(ResponseCode.PULL_NOT_FOUND, remark="none"))]
+
+
+def to_a_slave(asked: Command) -> list[bytes]:
+    answer = found(asked)
+    fields = {**(answer.ext_fields or {}), "suggestWhichBrokerId": "1"}
+    return [encode(asked.answer(0, fields, body=answer.body))]
+
+
+def nowhere(asked: Command) -> list[bytes]:
+    fields = {**(found(asked).ext_fields or {}), "nextBeginOffset": "96"}
+    return [encode(asked.answer(0, fields, body=b""))]
+
+
+def without_fields(asked: Command) -> list[bytes]:
+    return [encode(asked.answer(0, {}, body=b""))]
+
+
+def to_nobody(asked: Command) -> list[bytes]:
+    return [encode(found(replace_opaque(asked, 12345)))]
+
+
+def replace_opaque(command: Command, opaque: int) -> Command:
+    return Command(command.code, opaque=opaque, ext_fields=command.ext_fields)
+
+
+def a_request(_: Command) -> list[bytes]:
+    return [encode(request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED))]
+
+
+def garbage(_: Command) -> list[bytes]:
+    return [b"\xff" * 100]
+
+
+def half(asked: Command) -> list[bytes] | None:
+    return [encode(found(asked))[:-5]]
+
+
+def silence(_: Command) -> list[bytes]:
+    return []
+
+
+def close(_: Command) -> None:
+    return None
+
+
+@pytest.mark.parametrize(
+    "unusual",
+    [
+        other_code,
+        to_a_slave,
+        nowhere,
+        without_fields,
+        to_nobody,
+        a_request,
+        garbage,
+        close,
+        # These take as long as the time allowed for an answer.
+        pytest.param(half, marks=pytest.mark.slow),
+        pytest.param(silence, marks=pytest.mark.slow),
+    ],
+)
+def test_what_is_unusual_ends_it_where_the_good_answers_end(
+    unusual: Callable[[Command], list[bytes] | None],
+) -> None:
+    def replies(asked: list[Command]) -> list[bytes] | None:
+        answers: list[bytes] = []
+        for each in asked:
+            header = PullMessage.from_ext_fields(each.ext_fields)
+            if header.queue_offset < 96:
+                answers += in_order([each])
+            elif header.queue_offset == 96:
+                answer = unusual(each)
+                if answer is None:
+                    return None
+                return [*answers, *answer]
+        return answers
+
+    with peer(replies) as connection:
+        timeout_ms = 500 if unusual in (half, silence) else 10_000
+        pull = pull_of(connection, in_flight_max=2, timeout_ms=timeout_ms)
+        assert rows_of(pull) == expected(0, 96)
+        assert pull.next_chunk() is None, "it stays where it is"
+        assert not pull._among._kept
+
+
+def test_an_answer_before_its_turn_does_not_hide_what_is_unusual_before_it() -> None:
+    def replies(asked: list[Command]) -> list[bytes]:
+        answers = in_order(asked)
+        if len(answers) < 3:
+            return answers
+        return [answers[0], answers[2], *other_code(asked[1])]
+
+    with peer(replies) as connection:
+        assert rows_of(pull_of(connection, in_flight_max=3)) == expected(0, 64)
+
+
+# --- connections ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def listening() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        yield found
+
+
+def address_of(listening: socket.socket) -> str:
+    return f"127.0.0.1:{listening.getsockname()[1]}"
+
+
+def test_a_connection_is_used_again_while_it_is_young_and_silent(listening: socket.socket) -> None:
+    clock = VirtualClock()
+    kept = DirectConnections(clock)
+    address = address_of(listening)
+    first = kept.take(address)
+    far, _ = listening.accept()
+    second = kept.take(address)
+    assert second is not first, "one has it alone"
+    second.close()
+    kept.give_back(first)
+    assert kept.take(address) is first
+    kept.give_back(first)
+    with far:
+        far.send(b"x")
+        third = kept.take(address)
+        assert third is not first, "it says what nobody asked for"
+    kept.give_back(third)
+    clock.advance_ns((direct_connection.KEPT_MS + 1) * 1_000_000)
+    fourth = kept.take(address)
+    assert fourth is not third
+    kept.give_back(fourth)
+    kept.after_fork()
+    fifth = kept.take(address)
+    assert fifth is not fourth
+    for _ in range(direct_connection._KEPT_MAX):
+        kept.give_back(DirectConnection.to(address))
+    kept.give_back(fifth)
+    assert fifth._socket.fileno() == -1, "there are enough"
+    kept.close()
+
+
+def test_a_connection_that_the_peer_has_closed_is_not_used_again(listening: socket.socket) -> None:
+    kept = DirectConnections()
+    connection = kept.take(address_of(listening))
+    far, _ = listening.accept()
+    kept.give_back(connection)
+    far.close()
+    again = kept.take(address_of(listening))
+    assert again is not connection
+    again.close()
+    with pytest.raises(OSError, match="refused"):
+        kept.take("127.0.0.1:1")
+
+
+def test_requests_that_the_peer_does_not_read_yet_wait_without_blocking() -> None:
+    near, far = socket.socketpair()
+    with far:
+        connection = DirectConnection("peer", near)
+        fields = {"text": "x" * 1000}
+        for _ in range(2000):
+            connection.put(11, fields)
+        connection.flush()
+        far.sendall(b"abc")
+        assert connection.receive(1000)
+        connection.close()
+
+
+# --- with a broker --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def direct_chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
+    """What has been read directly: where each chunk began and ended."""
+    seen: list[tuple[int, int]] = []
+    next_chunk = DirectPull.next_chunk
+
+    def noted(self: DirectPull) -> direct_pull.DirectChunk | None:
+        chunk = next_chunk(self)
+        if chunk is not None:
+            seen.append((chunk.start, chunk.end))
+        return chunk
+
+    monkeypatch.setattr(DirectPull, "next_chunk", noted)
+    yield seen
+    direct_connection.connections.close()
+
+
+def filled(server: RunningServer, count: int = 400) -> PartitionReader:
+    with Producer("pg", nameserver=server.nameserver) as producer:
+        for start in range(0, count, 100):
+            messages = [Message("T", b"%d" % n, keys=f"k{n}") for n in range(start, start + 100)]
+            producer.send_batch(messages, to=lambda queues: queues[0])
+    given = {"nameserver": server.nameserver, "topic": "T", "columns": "queueOffset,body,keys"}
+    return PartitionReader.of(SourceOptions.for_batch(given))
+
+
+WHOLE = (QueueRange("T", BROKER, 0, 0, 400),)
+
+
+def bodies(reader: PartitionReader, partition: tuple[QueueRange, ...]) -> list[bytes]:
+    return [body for batch in reader.read(partition) for body in cells(batch.column("body"))]
+
+
+@pytest.mark.slow
+def test_a_task_reads_directly_and_goes_on_when_the_connection_is_cut(
+    turbopump_server: RunningServer,
+    direct_chunks: list[tuple[int, int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(direct_pull, "CHUNK_ROWS", 64)
+    monkeypatch.setattr(direct_pull, "ENOUGH_ROWS", 32)
+    reader = filled(turbopump_server)
+    reader = replace(reader, pulling=replace(reader.pulling, count_max=32, in_flight_max=2))
+    wanted = [b"%d" % n for n in range(400)]
+    assert bodies(reader, WHOLE) == wanted
+    assert direct_chunks[-1][1] == 400
+    assert bodies(reader, WHOLE) == wanted, "over the connection that was kept"
+
+    direct_chunks.clear()
+    found: list[bytes] = []
+    for batch in reader.read(WHOLE):
+        found += cells(batch.column("body"))
+        if len(found) < 100:
+            turbopump_server.cut()
+    assert found == wanted
+    assert direct_chunks[-1][1] < 400, "the rest came in the other way"
+
+    beginning = reader.read(WHOLE)
+    next(beginning)
+    beginning.close()  # type: ignore[attr-defined]
+    assert not direct_connection.connections._kept, "it has requests on their way"
+
+
+@pytest.mark.slow
+def test_damaged_and_missing_messages_are_left_to_the_other_way(
+    turbopump_server: RunningServer,
+    direct_chunks: list[tuple[int, int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader = filled(turbopump_server)
+    found = RecordColumns.found
+
+    def damaged(self: RecordColumns, *args: object, **options: object) -> object:
+        if len(args) > 1:
+            raise RecordError("damaged")
+        return found(self, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(RecordColumns, "found", damaged)
+    assert len(bodies(reader, WHOLE)) == 400
+    assert direct_chunks
