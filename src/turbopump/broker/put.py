@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from turbopump.broker.durability import Durability, OnDone
 from turbopump.errors import InvalidArgument, RemoteError, StoreError, WriteRefused
 from turbopump.store.append import Group
+from turbopump.store.config import FlushMode
 from turbopump.store.outcomes import Appended
 from turbopump.store.store import Store
 from turbopump.wire import properties as names
@@ -89,6 +90,18 @@ def record_of(draft: Draft) -> Record:
         raise RemoteError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
 
 
+def _refusal(error: InvalidArgument | StoreError) -> RemoteError:
+    """Give what the store would not take its response code."""
+    match error:
+        case InvalidArgument():
+            code = ResponseCode.MESSAGE_ILLEGAL
+        case WriteRefused():
+            code = ResponseCode.SERVICE_NOT_AVAILABLE
+        case _:
+            code = ResponseCode.SYSTEM_ERROR
+    return RemoteError(code, str(error))
+
+
 class Put:
     """Appends messages; the store's refusals become answers."""
 
@@ -96,6 +109,7 @@ class Put:
         self._store = store
         self._durability = durability
         self._delay_levels = delay_levels
+        self._is_synchronous = store.config.flush.mode is FlushMode.SYNC
         self._burst: list[_Waiting] = []
         self._burst_bytes = 0
         self._burst_size = 1
@@ -119,6 +133,10 @@ class Put:
         writing them one by one costs half as much again. But the first of a burst is not kept
         waiting for the last: groups grow from one to `BURST_MAX`.
         """
+        if self._burst_size == 1:
+            self._burst_size = BURST_GROWTH
+            self._append_first(records, on_stored, *args)
+            return
         self._burst.append((records, on_stored, args))
         if isinstance(records, RecordBatch):
             self._burst_bytes += int(records.body_lengths.sum())
@@ -132,12 +150,21 @@ class Put:
     def settle(self) -> None:
         """Append what has gathered; to be called after each burst of requests."""
         self._burst_size = 1
-        self._append_burst()
+        if self._burst:
+            self._append_burst()
+
+    def _append_first(self, records: Group, on_stored: OnStored[*Ts], *args: *Ts) -> None:
+        """Append what came alone so far: the same as a burst, without what only several need."""
+        try:
+            appended = self._store.append(records, told_later=True)
+        except (InvalidArgument, StoreError) as error:
+            on_stored(_refusal(error), False, *args)
+            return
+        on_stored(appended, self._is_durable(appended), *args)
+        self._store.dispatch()
 
     def _append_burst(self) -> None:
         burst, self._burst, self._burst_bytes = self._burst, [], 0
-        if not burst:
-            return
         try:
             groups = [records for records, _, _ in burst]
             appended, is_durable = self._append(groups, told_later=True)
@@ -170,16 +197,18 @@ class Put:
         """Append groups; tell also whether they are durable already, as all share the flush."""
         try:
             appended = self._store.append_all(groups, told_later=told_later)
-        except InvalidArgument as error:
-            raise RemoteError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
-        except WriteRefused as error:
-            raise RemoteError(ResponseCode.SERVICE_NOT_AVAILABLE, str(error)) from error
-        except StoreError as error:
-            raise RemoteError(ResponseCode.SYSTEM_ERROR, str(error)) from error
-        is_durable = appended[0].durable.done()
+        except (InvalidArgument, StoreError) as error:
+            raise _refusal(error) from error
+        return appended, self._is_durable(appended[0])
+
+    def _is_durable(self, appended: Appended) -> bool:
+        """Tell whether a message is as durable as it has to be; if not, take notice when it is."""
+        if not self._is_synchronous:
+            return True
+        is_durable = appended.durable.done()
         if not is_durable:
-            self._durability.watch(appended[0].durable)
-        return appended, is_durable
+            self._durability.watch(appended.durable)
+        return is_durable
 
     def when_durable(self, appended: Appended, on_done: OnDone) -> None:
         """Call back when a message is as durable as the store's mode promises, or cannot be."""

@@ -85,7 +85,10 @@ class FrameDecoder:
         except WireError as error:
             self._error = error
             raise
-        self._keep(chunk, at)
+        if at < end:
+            self._keep(chunk, at)
+        else:
+            self._consumed += at
 
     def _begun(self, chunk: bytes, end: int) -> Command:
         """Finish the frame that earlier chunks began; the rest of this one is not copied."""
