@@ -85,6 +85,7 @@ class Broker:
                 host=config.identity.bind_host,
                 port=config.identity.port,
                 connections_max=config.overload.connections_max,
+                poll_us=config.network.poll_us,
             ),
             clock=clock,
             on_connect=self._connected,

@@ -22,6 +22,9 @@ RECORD_EXTRA_BYTES = 64 * 1024
 QUEUES_MAX = 65_536
 """Most queues of one topic on one broker: each costs a directory and files."""
 
+POLL_US_MAX = 1000
+"""A request that takes longer to come does not notice that somebody has to be woken for it."""
+
 _PORT_MAX = 0xFFFF
 _NAME = re.compile(r"[%|a-zA-Z0-9_.-]{1,127}")
 _NAME_ALLOWED = "1 to 127 of the characters % | a-z A-Z 0-9 _ . -, not only dots,"
@@ -265,6 +268,18 @@ class OverloadConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkConfig:
+    """How the broker waits for requests."""
+
+    poll_us: int = 100
+    """How long to look for the next request before sleeping, while they come one close upon the
+    other; 0 for not at all [busyPollMicros]."""
+
+    def __post_init__(self) -> None:
+        require_int("busyPollMicros", self.poll_us, 0, POLL_US_MAX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsConfig:
     """How large things may be."""
 
@@ -304,6 +319,7 @@ class BrokerConfig:
     groups: GroupsConfig = GroupsConfig()
     long_polling: LongPollingConfig = LongPollingConfig()
     overload: OverloadConfig = OverloadConfig()
+    network: NetworkConfig = NetworkConfig()
     limits: LimitsConfig = LimitsConfig()
     intervals: IntervalsConfig = IntervalsConfig()
     directory: Path = field(default_factory=lambda: Path.home() / "store")

@@ -180,6 +180,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("sendThreadPoolQueueCapacity", "overload.sends_waiting_max", _INT),
     Setting("syncFlushTimeout", "overload.sync_flush_timeout_ms", _INT),
     Setting("connectionsMax", "overload.connections_max", _INT),
+    Setting("busyPollMicros", "network.poll_us", _INT),
     Setting("maxMessageSize", "limits.message_bytes_max", _INT),
     Setting("defaultQueryMaxNum", "limits.query_count_max", _INT, live=True),
     Setting("flushConsumerOffsetInterval", "intervals.offsets_ms", _INT, live=True),

@@ -36,6 +36,7 @@ _LARGE_CHUNKS_MAX = 4
 and everybody else waits: other peers, answers to this one, timers."""
 
 OnChange = Callable[["Connection"], None]
+OnServed = Callable[[int], None]
 
 
 def no_notice(_: Connection) -> None:
@@ -56,6 +57,7 @@ class Connection(asyncio.Protocol):
     stops reading while the peer does not read its answers. The other side must go on reading, or
     both would wait for each other. ``aborts_silent`` gives the connection up when a request times
     out and nothing at all was heard since it was sent: the peer, or the way to it, is gone.
+    ``on_served`` is told how many frames of the peer came together, after they have been served.
     """
 
     _loop: asyncio.AbstractEventLoop
@@ -73,6 +75,7 @@ class Connection(asyncio.Protocol):
         hooks: Sequence[Hook] = (),
         on_open: OnChange = no_notice,
         on_closed: OnChange = no_notice,
+        on_served: OnServed | None = None,
     ) -> None:
         self.peer_address = "unknown"
         self.local_address = "unknown"
@@ -84,6 +87,8 @@ class Connection(asyncio.Protocol):
         self._hooks = tuple(hooks)
         self._on_open = on_open
         self._on_closed = on_closed
+        self._on_served = on_served
+        self._frames_taken = 0
         self._admission = Admission(limits.requests_in_flight_max, deadlines)
         self._decoder = FrameDecoder(limits.frame_bytes_max)
         self._frames: Iterator[Command] = iter(())
@@ -339,6 +344,8 @@ class Connection(asyncio.Protocol):
         if self._reading and not self._chunks:
             self._frames = self._decoder.feed(data)
             self._read()
+            if self._on_served is not None:
+                self._on_served(self._frames_taken)
         else:
             # Reading paused, yet the transport had this in hand already.
             self._chunks.append(data)
@@ -419,11 +426,14 @@ class Connection(asyncio.Protocol):
             self._serving.settle()
 
     def _take_frames(self) -> None:
+        taken = 0
         for command in self._frames:
+            taken += 1
             self._take(command)
             if not self._reading:
                 # What is left of the chunk stays in the iterator.
-                return
+                break
+        self._frames_taken = taken
 
     def _take(self, command: Command) -> None:
         if not command.flag & FLAG_RESPONSE:

@@ -14,6 +14,7 @@ from turbopump.net.connection import Connection, OnChange, no_notice
 from turbopump.net.deadlines import Deadlines
 from turbopump.net.limits import DEFAULT_LIMITS, ConnectionLimits, require_at_least
 from turbopump.net.network import Listener, Network, address_text
+from turbopump.net.polling import polling_for
 from turbopump.net.router import Router
 from turbopump.net.tls import ServerTls
 
@@ -38,6 +39,10 @@ class ServerConfig:
     drain_timeout_ms: int = 5000
     """How long `Server.close` waits for running handlers and unwritten answers."""
 
+    poll_us: int = 0
+    """How long to look for the next request before sleeping, while they come one close upon the
+    other (`turbopump.net.polling`); 0 for not at all."""
+
     limits: ConnectionLimits = DEFAULT_LIMITS
     tls: ServerTls | None = None
     """None serves without TLS only."""
@@ -46,6 +51,7 @@ class ServerConfig:
         require_at_least("port", self.port, 0)
         require_at_least("connections_max", self.connections_max, 1)
         require_at_least("drain_timeout_ms", self.drain_timeout_ms, 0)
+        require_at_least("poll_us", self.poll_us, 0)
         if self.port > _PORT_MAX:
             raise InvalidArgument(f"port is {self.port}: 0 to {_PORT_MAX} is allowed")
 
@@ -75,6 +81,8 @@ class Server:
         self._on_connect = on_connect
         self._on_disconnect = on_disconnect
         self._deadlines = Deadlines(clock)
+        polling = polling_for(self._config.poll_us, clock)
+        self._on_served = None if polling is None else polling.served
         # A dict as an ordered set: connections are drained in the order they came.
         self._connections: dict[Connection, None] = {}
         self._listener: Listener | None = None
@@ -148,6 +156,7 @@ class Server:
             accepted=True,
             on_open=self._opened,
             on_closed=self._closed,
+            on_served=self._on_served,
         )
 
     def _opened(self, connection: Connection) -> None:

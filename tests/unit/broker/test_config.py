@@ -74,6 +74,7 @@ OTHER_VALUES = {
     "sendThreadPoolQueueCapacity": "50",
     "syncFlushTimeout": "60",
     "connectionsMax": "70",
+    "busyPollMicros": "75",
     "maxMessageSize": "1000",
     "defaultQueryMaxNum": "64",
     "flushConsumerOffsetInterval": "80",

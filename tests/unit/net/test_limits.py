@@ -33,6 +33,7 @@ def test_the_hard_limit_leaves_room_for_the_largest_frame() -> None:
         ({"port": 65_536}, "port is 65536: 0 to 65535"),
         ({"connections_max": 0}, "connections_max is 0"),
         ({"drain_timeout_ms": -1}, "drain_timeout_ms is -1"),
+        ({"poll_us": -1}, "poll_us is -1"),
     ],
 )
 def test_a_bad_server_setting_is_refused(changes: dict[str, Any], text: str) -> None:

@@ -1,0 +1,149 @@
+"""Looking for requests instead of sleeping: only while they come close upon each other."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+
+from turbopump.clock import SYSTEM_CLOCK
+from turbopump.net.polling import Polling, polling_for
+from turbopump.testing import virtual_loop, virtual_time
+
+POLL_NS = 100_000
+SOON_NS = 80_000
+CREDIT = 64
+
+
+class Requests:
+    """Requests at given moments, and a thread that is preempted when told."""
+
+    def __init__(self) -> None:
+        self.now_ns = 10**12
+        self.preempted = 7
+        self.polling = Polling(POLL_NS, lambda: self.now_ns, lambda: self.preempted)
+
+    def serve(self, after_ns: int, requests: int = 1) -> None:
+        """Let requests come so long after the last ones."""
+        self.now_ns += after_ns
+        self.polling.served(requests)
+
+    async def look(self, after_ns: int = 1000) -> bool:
+        """Let the loop turn once; tell whether it goes on looking."""
+        self.now_ns += after_ns
+        await asyncio.sleep(0)
+        return self.polling.is_looking
+
+    async def stream(self, count: int = 2) -> None:
+        """Let requests come close upon each other, with some looks between them."""
+        for _ in range(count):
+            self.serve(SOON_NS // 2)
+            await self.look(SOON_NS // 2)
+
+
+@virtual_time()
+async def test_requests_that_come_now_and_then_are_not_looked_for() -> None:
+    requests = Requests()
+    for _ in range(3 * CREDIT):
+        requests.serve(5_000_000)
+        assert not requests.polling.is_looking
+
+
+@virtual_time()
+async def test_a_request_close_upon_another_is_followed_by_looks_for_the_next() -> None:
+    requests = Requests()
+    requests.serve(5_000_000)
+    requests.serve(SOON_NS)
+    assert requests.polling.is_looking
+    for _ in range(10):
+        assert await requests.look(POLL_NS // 10)
+    assert not await requests.look(1), "the time is over"
+    assert not await requests.look()
+
+
+@virtual_time()
+async def test_looks_last_from_the_latest_request_on() -> None:
+    requests = Requests()
+    await requests.stream(1000)
+    assert requests.polling.is_looking
+    assert await requests.look(POLL_NS - SOON_NS // 2)
+    assert not await requests.look()
+
+
+@virtual_time()
+async def test_of_64_close_requests_one_is_looked_for_in_vain_at_most() -> None:
+    requests = Requests()
+    vain = close = 0
+    for _ in range(100):
+        # Pairs, each followed by a pause: looking never pays.
+        requests.serve(5_000_000)
+        requests.serve(SOON_NS)
+        close += 1
+        if requests.polling.is_looking:
+            vain += 1
+            assert not await requests.look(POLL_NS + 1)
+    assert vain == 1 + (close - 1) // CREDIT
+
+
+@virtual_time()
+async def test_the_end_of_a_long_stream_costs_one_look_in_vain_only() -> None:
+    requests = Requests()
+    await requests.stream(10 * CREDIT)
+    assert not await requests.look(POLL_NS)
+    await requests.stream(2)
+    assert requests.polling.is_looking, "it has paid for itself before"
+
+
+@virtual_time()
+async def test_requests_that_come_together_need_no_looks() -> None:
+    requests = Requests()
+    for _ in range(2 * CREDIT):
+        requests.serve(SOON_NS, requests=2)
+        assert not requests.polling.is_looking
+    await requests.stream()
+    requests.serve(SOON_NS // 2, requests=2)
+    assert not await requests.look(), "and end them"
+
+
+@virtual_time()
+async def test_a_processor_that_others_want_is_left_to_them_for_a_while() -> None:
+    requests = Requests()
+    await requests.stream(CREDIT)
+    requests.serve(1000)
+    requests.preempted += 1
+    assert not await requests.look(1_000_000), "it took a millisecond to look"
+    await requests.stream(CREDIT)
+    assert not requests.polling.is_looking, "requests come soon, but others have work to do"
+    requests.now_ns += 100_000_000
+    await requests.stream()
+    assert requests.polling.is_looking
+
+
+@virtual_time()
+async def test_a_long_turn_of_the_loop_is_not_taken_for_others_work() -> None:
+    requests = Requests()
+    await requests.stream(CREDIT)
+    requests.serve(1_000_000)
+    assert await requests.look()
+
+
+@virtual_time()
+async def test_senders_that_need_this_processor_are_not_kept_waiting_by_looks() -> None:
+    requests = Requests()
+    looked = 0
+    for _ in range(CREDIT):
+        await requests.stream(1)
+        requests.preempted += 1
+        looked += requests.polling.is_looking
+    assert 0 < looked <= CREDIT // 2, "found, but only after the sender had taken the processor"
+
+
+@virtual_time()
+async def test_there_is_no_looking_where_it_cannot_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    assert polling_for(100, SYSTEM_CLOCK) is not None
+    assert polling_for(0, SYSTEM_CLOCK) is None
+    assert polling_for(100, virtual_loop().clock) is None
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1})
+    assert polling_for(100, SYSTEM_CLOCK) is None
