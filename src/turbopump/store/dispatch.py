@@ -202,6 +202,9 @@ class Dispatcher:
         if watch is None:
             return []
         watch.seen, wanted = queue.max_offset, watch.tags_codes
+        if ANY_TAG not in wanted and not any(code in wanted for code in set(codes)):
+            # Nobody waits for them: the messages need not be looked at one by one.
+            return []
         return [
             Arrival(
                 queue.topic, queue.queue_id, entry.queue_offset, code, entry.store_timestamp_ms,

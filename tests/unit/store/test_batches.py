@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from turbopump.errors import InvalidArgument, StoreError
 from turbopump.message import QueueOffset
 from turbopump.store import FlushMode, Found, Store, StoreConfig
+from turbopump.store.dispatch import ANY_TAG, Watch
 from turbopump.store.outcomes import Arrival
 from turbopump.wire.batch import BatchEntry, encode_batch
 from turbopump.wire.record import Record
@@ -101,6 +102,23 @@ def test_listeners_are_told_of_each_message(tmp_path: Path) -> None:
         b"KEYS\x01k\x02CLUSTER\x01c",
     }
     assert {arrival.tags_code for arrival in told} == {0, ord("a")}
+
+
+def test_listeners_are_told_of_those_that_are_waited_for(tmp_path: Path) -> None:
+    told: list[Arrival] = []
+    tags_codes: set[int | None] = {ord("b")}
+    watch = Watch(tags_codes)
+    batch = made(["TAGS\x01a", "TAGS\x01b"] * 20)
+    with Store.open(tmp_path, config()) as store:
+        store.listen(told.extend, {("Topic", 0): watch})
+        store.append(batch)
+        assert [arrival.queue_offset for arrival in told] == list(range(1, 40, 2))
+        tags_codes.clear()
+        store.append(batch)
+        assert (len(told), watch.seen) == (20, 80), "looked at, for the sweep, and not told of"
+        tags_codes.add(ANY_TAG)
+        store.append(batch)
+    assert [arrival.queue_offset for arrival in told[20:]] == list(range(80, 120))
 
 
 def test_a_message_that_is_too_large_is_named(tmp_path: Path) -> None:
