@@ -111,11 +111,30 @@ async def test_only_the_pull_that_wants_the_message_wakes(tmp_path: Path) -> Non
         await client.send(b"b", named={"TAGS": "blue"})
         assert [view.body for view in views(await blue)] == [b"b"]
         assert not red.done()
+        await asyncio.sleep(14)
+        assert not red.done(), "neither does a sweep wake it"
         red_answer = await red
         assert red_answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY, (
-            "swept, though nothing matched"
+            "its time is over, though nothing matched"
         )
         assert pulled(red_answer).next_begin_offset == 2
+
+
+@virtual_time()
+async def test_each_of_many_held_pulls_gets_what_it_wants_of_one_burst(tmp_path: Path) -> None:
+    tags = [f"t{number}" for number in range(40)]
+    async with running_broker(tmp_path) as (broker, client):
+        await client.send()
+        held = [asyncio.create_task(client.pull(1, tags=tag, hold_ms=15_000)) for tag in tags]
+        await asyncio.sleep(0.1)
+        # Sent at once, so they are stored and entered some at a time.
+        wanted = [*tags[::2], "nobody"]
+        await asyncio.gather(*(client.send(tag.encode(), named={"TAGS": tag}) for tag in wanted))
+        for tag, pull in zip(tags[::2], held[::2], strict=True):
+            assert [view.body for view in views(await pull)] == [tag.encode()]
+        assert not any(pull.done() for pull in held[1::2])
+        assert len(broker.path.arrivals) == len(held) // 2
+        await asyncio.gather(*held)
 
 
 @virtual_time()
