@@ -76,9 +76,12 @@ class Flusher:
 
     @property
     def is_busy(self) -> bool:
-        """Whether anything is left to do; when not, all who waited have been told."""
-        with self._wake:
-            return bool(self._busy or self._group or self._jobs)
+        """Whether anything is left to do; when not, all who waited have been told.
+
+        Without the lock, as it is asked often: what is taken is busy before it is taken, so whoever
+        asks for that last overlooks nothing that was asked for on the same thread.
+        """
+        return self._group is not None or bool(self._jobs) or self._busy
 
     def wait_idle(self) -> None:
         """Return when nothing is left to do."""
@@ -113,13 +116,13 @@ class Flusher:
             self._busy = False
             self._wake.notify_all()
             self._wake.wait_for(lambda: self._group or self._jobs or self._stopping)
+            if self._group is None and not self._jobs:
+                return False
+            self._busy = True
             self._running, self._group = self._group, None
             # Together with the taking: a `reset` in between would not know of this group.
             failure = self.failure
             jobs, self._jobs = self._jobs, []
-            if self._running is None and not jobs:
-                return False
-            self._busy = True
         if self._running is not None:
             self._flush(self._running, failure)
         for job in jobs:

@@ -13,24 +13,30 @@ class VirtualClock:
 
     def __init__(self, start_epoch_ms: int = START_EPOCH_MS) -> None:
         self._monotonic_ns = 0
+        # Asked for much more often than time passes, so worked out in advance.
+        self._monotonic_ms = 0
+        self.elapsed_s = 0.0
+        """What `monotonic_s` returns, for the event loop, which asks at every step."""
         self._wall_offset_ms = start_epoch_ms
 
     def now_ms(self) -> int:
         """Return what the wall shows, in milliseconds since the Unix epoch."""
-        return self._wall_offset_ms + self.monotonic_ms()
+        return self._wall_offset_ms + self._monotonic_ms
 
     def monotonic_ms(self) -> int:
         """Return milliseconds since virtual time began."""
-        return self._monotonic_ns // _NS_PER_MS
+        return self._monotonic_ms
 
     def monotonic_s(self) -> float:
         """Return seconds since virtual time began, as event loops count them."""
-        return self._monotonic_ns / 1e9
+        return self.elapsed_s
 
     def advance_ns(self, by_ns: int) -> None:
         """Let time pass; timers of an event loop are not looked at until it runs again."""
         assert by_ns >= 0, "time does not run backwards"
         self._monotonic_ns += by_ns
+        self._monotonic_ms = self._monotonic_ns // _NS_PER_MS
+        self.elapsed_s = self._monotonic_ns / 1e9
 
     def jump_wall(self, by_ms: int) -> None:
         """Set the wall clock forward or, with a negative number, back, as people and NTP do."""

@@ -1,8 +1,8 @@
 """An event loop that does not wait: it jumps to the next timer.
 
-The loop is asyncio's own with another selector. Where the original would sleep until the next
-timer, this one moves its `VirtualClock` there, so hours pass in the time that their work takes, and
-nothing depends on how fast the machine is.
+The loop is asyncio's own with another selector and other timers. Where the original would sleep
+until the next timer, this one moves its `VirtualClock` there, so hours pass in the time that their
+work takes, and nothing depends on how fast the machine is.
 """
 
 from __future__ import annotations
@@ -10,20 +10,22 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import heapq
 import math
 import selectors
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Executor
 from concurrent.futures import Future as Job
 from contextlib import contextmanager, suppress
 from random import Random
-from types import FrameType
-from typing import Any, ParamSpec, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, TypeVarTuple
 
-from turbopump.net.threads import DaemonThreads, busy_threads
+from turbopump.net.threads import DaemonThreads
 from turbopump.testing.clock import VirtualClock
+from turbopump.testing.places import tasks_text, threads_lines
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -31,16 +33,26 @@ Ts = TypeVarTuple("Ts")
 
 _GRACE_S = 2.0
 _THREADS_MAX = 32
-_LOOK_AGAIN_S = 0.0005
-"""How long the loop waits, in real time, before it asks again whether others are busy."""
+_LOOK_AGAIN_S = (0.00002, 0.001)
+"""How long the loop waits, in real time, before it asks again whether others are busy.
+
+First the shortest, then each time twice as long up to the longest: most are done at once.
+"""
 
 _OWN_FILES = 1
 """What the loop itself has in its selector: by this, threads and signals wake it."""
 
-_CALLS_PER_ROUND = 32
+_TICK_S = 1e-9
+"""What the virtual clock counts in."""
+
+_TURNS_PER_ROUND = 64
 """How often the loop turns before it looks at what hardly ever changes."""
 
+_CANCELLED_MIN = 256
+"""So many cancelled timers are kept until their time comes, before it pays to sort them out."""
+
 Question = Callable[[], bool]
+_Events = list[tuple[selectors.SelectorKey, int]]
 
 
 class Deadlock(AssertionError):
@@ -57,23 +69,152 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     With `limit_real_time`, what never ends fails instead.
     """
 
+    # asyncio's own, for all loops that derive from its base.
+    _ready: deque[asyncio.Handle]
+    _closed: bool
+    _stopping: bool
+    if TYPE_CHECKING:
+
+        def _process_events(self, event_list: _Events) -> None: ...
+
     def __init__(self, seed: int = 0) -> None:
         self.clock = VirtualClock()
+        self.turns = 0
+        """How often the loop has turned: what a test costs, whatever the machine."""
+        self.timers_set = 0
+        """How many timers have been set since the start."""
+        # With numbers, so that equal times keep their order and no timer need be compared.
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._cancelled_count = 0
         self.random = Random(seed)  # noqa: S311 - chance for tests, not for secrets
         self.is_told = False
         """Whether a thread may have told something that the selector has not looked for yet."""
         self._outside = 0
         self._jobs: set[Job[Any]] = set()
         self._others: dict[Question, None] = {}
-        self._watchers: dict[Question, None] = {}
+        self._watchers: dict[Question, float] = {}
+        """With the pauses that they want."""
+        self._look_from_s = math.inf
         self._end_real_s = math.inf
         # Daemons: a listener that never returns must not keep pytest from ending.
         self._threads: Executor = DaemonThreads(_THREADS_MAX, "asyncio")
         self._has_lost_threads = False
-        super().__init__(_JumpingSelector(self))
+        self._jumping = _JumpingSelector(self)
+        super().__init__(self._jumping)
 
     def time(self) -> float:
-        return self.clock.monotonic_s()
+        return self.clock.elapsed_s
+
+    # --- timers -----------------------------------------------------------------------------------
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        if self._closed:
+            raise RuntimeError("Event loop is closed")
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        self.timers_set += 1
+        heapq.heappush(self._timers, (when, self.timers_set, timer))
+        return timer
+
+    def call_soon(
+        self,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.Handle:
+        if self._closed:
+            raise RuntimeError("Event loop is closed")
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        when = self.clock.elapsed_s + delay
+        return self.call_at(when, callback, *args, context=context)
+
+    @property
+    def next_timer_s(self) -> float | None:
+        """When the next timer is due; None when none is set."""
+        timers = self._timers
+        while timers and timers[0][2]._cancelled:  # noqa: SLF001 - as asyncio's own loop does
+            heapq.heappop(timers)
+            self._cancelled_count -= 1
+        return timers[0][0] if timers else None
+
+    @property
+    def timers_pending(self) -> int:
+        """How many timers are set and not cancelled."""
+        return sum(not timer.cancelled() for _, _, timer in self._timers)
+
+    def _timer_handle_cancelled(self, _: asyncio.TimerHandle) -> None:
+        """Hear of it from asyncio; also of timers that have been called, so the count is rough."""
+        self._cancelled_count += 1
+        if self._cancelled_count > max(_CANCELLED_MIN, len(self._timers) // 2):
+            # In place: somebody may be at work on it.
+            self._timers[:] = [each for each in self._timers if not each[2].cancelled()]
+            heapq.heapify(self._timers)
+            self._cancelled_count = 0
+
+    # --- turning ----------------------------------------------------------------------------------
+
+    def _run_once(self) -> None:
+        """Turn once, as asyncio's own does: see what there is, then call all that is ready.
+
+        Most turns have nobody outside to ask, and then cost next to nothing.
+        """
+        self.turns += 1
+        ready, timers, selector = self._ready, self._timers, self._jumping
+        if ready or self._stopping:
+            if self.is_told or selector.is_needed:
+                self._process_events(selector.select(0))
+        elif selector.is_needed or not self._jump():
+            self._process_events(selector.select(self._timeout_s()))
+        if timers:
+            # A timer is due that is less than a tick of the clock away, or time might not reach it.
+            end_s = self.clock.elapsed_s + _TICK_S
+            while timers and timers[0][0] < end_s:
+                ready.append(heapq.heappop(timers)[2])
+        # What they make ready is called in the next turn.
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle._cancelled:  # noqa: SLF001 - as asyncio's own loop does
+                handle._run()  # noqa: SLF001
+
+    def _jump(self) -> bool:
+        """Go to the next timer, if it is certain that nothing can happen before.
+
+        Also when who watches has woken somebody at this moment: there is something to call then.
+        """
+        for is_busy in self._others:
+            if is_busy():
+                return False
+        # Asked last: who was busy and is not any more has told the loop by then.
+        if self.is_told or self._jobs or self._outside:
+            return False
+        if self.clock.elapsed_s >= self._look_from_s and self.look_around():
+            return True
+        next_s = self.next_timer_s
+        if next_s is None:
+            return False
+        self.clock.advance_ns(math.ceil(max(0.0, next_s - self.clock.elapsed_s) * 1e9))
+        return True
+
+    def _timeout_s(self) -> float | None:
+        next_s = self.next_timer_s
+        return None if next_s is None else max(0.0, next_s - self.clock.elapsed_s)
+
+    # --- others -----------------------------------------------------------------------------------
 
     @property
     def is_waited_for(self) -> bool:
@@ -101,12 +242,14 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             del self._others[is_busy]
 
     @contextmanager
-    def watched(self, look: Question) -> Iterator[None]:
+    def watched(self, look: Question, pause_s: float = 0) -> Iterator[None]:
         """Have a function called whenever all is done that can be done at this moment.
 
-        It returns whether it has woken anybody; if not, time goes on.
+        It returns whether it has woken anybody; if not, time goes on. Who can do with a look after
+        a pause says so, but may be called before.
         """
-        self._watchers[look] = None
+        self._watchers[look] = pause_s
+        self._look_from_s = 0
         try:
             yield
         finally:
@@ -114,7 +257,12 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     def look_around(self) -> bool:
         """Call all who watch; tell whether one of them has woken anybody."""
-        return bool(self._watchers) and any(look() for look in tuple(self._watchers))
+        pause_s = min(self._watchers.values(), default=math.inf)
+        self._look_from_s = self.clock.elapsed_s + pause_s
+        has_woken = False
+        for look in tuple(self._watchers):
+            has_woken = look() or has_woken
+        return has_woken
 
     def limit_real_time(self, seconds: float | None) -> None:
         """Raise `Deadlock` if the loop still runs after so many seconds of real time."""
@@ -183,6 +331,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     def close(self) -> None:
         super().close()
+        self._timers.clear()
         self._threads.shutdown(wait=False)
 
 
@@ -192,24 +341,27 @@ class _JumpingSelector(selectors.BaseSelector):
     def __init__(self, loop: VirtualTimeLoop) -> None:
         self._loop = loop
         self._real = selectors.DefaultSelector()
-        self._calls = 0
         self._is_alone = True
+        self._look_again_s = _LOOK_AGAIN_S[0]
 
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+    @property
+    def is_needed(self) -> bool:
+        """Whether files have to be looked at, or it is time to look at what hardly changes.
+
+        Asking the system costs more than a turn of the loop, so not when it is certain that nothing
+        is ready.
+        """
+        return not self._is_alone or self._loop.turns % _TURNS_PER_ROUND == 0
+
+    def select(self, timeout: float | None = None) -> _Events:
         loop = self._loop
-        self._calls += 1
-        is_round = self._calls % _CALLS_PER_ROUND == 0
-        # Asking the system costs more than all the rest here, so not when it is certain that
-        # nothing is ready.
-        is_needless = self._is_alone and not (is_round or loop.is_told)
-        if timeout == 0 and is_needless:
-            return []
+        is_needed = self.is_needed
         is_waited_for = loop.is_waited_for
-        if is_round or is_waited_for:
+        if is_needed or is_waited_for:
             self._require_time_left()
         # Asked before looking: who was busy and is not any more has told the loop by then.
         are_others_busy = timeout != 0 and loop.are_others_busy
-        if not is_needless or are_others_busy or is_waited_for or loop.is_told:
+        if is_needed or are_others_busy or is_waited_for or loop.is_told:
             loop.is_told = False
             ready = self._real.select(0)
             if ready or timeout == 0:
@@ -217,7 +369,11 @@ class _JumpingSelector(selectors.BaseSelector):
         if is_waited_for:
             return self._real.select(loop.real_time_left_s)
         if are_others_busy:
-            return self._real.select(_LOOK_AGAIN_S)
+            # Not in the real one, which waits for a millisecond at least.
+            time.sleep(self._look_again_s)
+            self._look_again_s = min(2 * self._look_again_s, _LOOK_AGAIN_S[1])
+            return []
+        self._look_again_s = _LOOK_AGAIN_S[0]
         if loop.look_around():
             return []
         if timeout is None:
@@ -230,19 +386,19 @@ class _JumpingSelector(selectors.BaseSelector):
         if left_s is not None and left_s <= 0:
             # Tasks are cancelled and files closed after this, which needs a moment too.
             self._loop.limit_real_time(_GRACE_S)
-            text = _tasks_text(self._loop, "no end in sight, while these tasks wait or run:")
+            text = tasks_text(self._loop, "no end in sight, while these tasks wait or run:")
             if self._loop.is_waited_for:
-                text = "\n".join([text, *_threads_lines()])
+                text = "\n".join([text, *threads_lines()])
                 self._loop.abandon_threads()
             raise Deadlock(text)
 
-    def _wait_for_threads(self) -> list[tuple[selectors.SelectorKey, int]]:
+    def _wait_for_threads(self) -> _Events:
         """Let threads nobody told of wake the loop; the executor's shutdown is one of them."""
         # Looks once more even if no thread is left: the last one may just have woken the loop.
         ready = self._real.select(_GRACE_S if threading.active_count() > 1 else 0)
         if not ready:
             raise Deadlock(
-                _tasks_text(
+                tasks_text(
                     self._loop, "nothing is ready and no timer is set, but these tasks wait:"
                 )
             )
@@ -266,37 +422,6 @@ class _JumpingSelector(selectors.BaseSelector):
 
     def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
         return self._real.get_map()
-
-
-def _tasks_text(loop: asyncio.AbstractEventLoop, title: str) -> str:
-    tasks = sorted(
-        asyncio.all_tasks(loop), key=lambda task: (len(task.get_name()), task.get_name())
-    )
-    return "\n".join([title, *(f"  {task.get_name()}: {where(task)}" for task in tasks)])
-
-
-def _threads_lines() -> list[str]:
-    places = [f"  {name}: {_place(frame)}" for name, frame in busy_threads().items()]
-    return ["time stands still, and is no longer waited for, while these threads work:", *places]
-
-
-def _place(frame: FrameType) -> str:
-    frame = _own_frame(frame)
-    return f"{frame.f_code.co_qualname} at {frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-def _own_frame(frame: FrameType) -> FrameType:
-    """Return the innermost place that is not inside the waiting of `threading` itself."""
-    while frame.f_code.co_filename == threading.__file__ and frame.f_back is not None:
-        frame = frame.f_back
-    return frame
-
-
-def where(task: asyncio.Task[Any]) -> str:
-    """Return at which line of which function a task waits."""
-    name = getattr(task.get_coro(), "__qualname__", "?")
-    frames = task.get_stack(limit=1)
-    return f"{name} at {frames[0].f_code.co_filename}:{frames[0].f_lineno}" if frames else str(name)
 
 
 def run_virtual(main: Coroutine[Any, Any, T], seed: int = 0) -> T:

@@ -131,9 +131,11 @@ class MemoryNetwork:
 
     # --- questions --------------------------------------------------------------------------------
 
+    @property
+    def has_partitions(self) -> bool:
+        return bool(self._isolated or self._partitioned)
+
     def is_partitioned(self, one: str, other: str) -> bool:
-        if not self._isolated and not self._partitioned:
-            return False
         is_apart = one != other and not self._isolated.isdisjoint((one, other))
         return is_apart or frozenset((one, other)) in self._partitioned
 
@@ -198,7 +200,8 @@ class _HostLink:
 
     @property
     def is_down(self) -> bool:
-        return self._network.is_partitioned(self._source, self._target)
+        network = self._network
+        return network.has_partitions and network.is_partitioned(self._source, self._target)
 
     @property
     def loses_bytes(self) -> bool:
@@ -206,7 +209,13 @@ class _HostLink:
 
     def delay_s(self) -> float:
         quality = self._network.quality
+        if not quality.jitter_ms:
+            return quality.latency_ms / 1000
         return (quality.latency_ms + self._network.random.random() * quality.jitter_ms) / 1000
+
+    @property
+    def is_whole(self) -> bool:
+        return not self._network.quality.cut_chance
 
     def cut(self, bytes_max: int) -> int:
         random = self._network.random

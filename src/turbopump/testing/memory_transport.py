@@ -36,6 +36,11 @@ class Link(Protocol):
         """Return how long the next bytes travel."""
         ...
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether bytes that are written together always travel together."""
+        ...
+
     def cut(self, bytes_max: int) -> int:
         """Return how many of so many bytes travel together."""
         ...
@@ -62,6 +67,7 @@ class Pipe:
 
     def __init__(self, link: Link) -> None:
         self.link = link
+        self._loop = asyncio.get_running_loop()
         self._unsent = bytearray()
         self._end_is_unsent = False
         self._travelling: deque[tuple[float, bytes]] = deque()
@@ -83,6 +89,12 @@ class Pipe:
         if self.link.loses_bytes:
             self.link.note(f"lost {len(data)} bytes")
             return
+        has_room = len(data) <= WINDOW_BYTES - self._window_used_bytes
+        if has_room and not self._unsent and self.link.is_whole:
+            # As nearly always: nothing waits, so the sender need not be told that it is sent.
+            self._depart(bytes(data))
+            self._set_timer()
+            return
         self._unsent += data
         self.pump()
 
@@ -97,9 +109,8 @@ class Pipe:
         self._unsent.clear()
         self._end_is_unsent = False
         if not self.link.is_down and not self.link.loses_bytes:
-            loop = asyncio.get_running_loop()
-            self._arrives_at = max(self._arrives_at, loop.time() + self.link.delay_s())
-            loop.call_at(self._arrives_at, self._arrive_reset)
+            self._arrives_at = max(self._arrives_at, self._loop.time() + self.link.delay_s())
+            self._loop.call_at(self._arrives_at, self._arrive_reset)
 
     def clear(self) -> None:
         """Forget everything that was written."""
@@ -141,16 +152,16 @@ class Pipe:
 
     def _depart(self, chunk: bytes) -> None:
         # Later bytes never overtake earlier ones, however short their delay.
-        now = asyncio.get_running_loop().time()
-        self._arrives_at = max(self._arrives_at, now + self.link.delay_s())
+        arrives_at = self._loop.time() + self.link.delay_s()
+        if arrives_at > self._arrives_at:
+            self._arrives_at = arrives_at
         self._travelling.append((self._arrives_at, chunk))
         self._window_used_bytes += len(chunk)
 
     def _set_timer(self) -> None:
         # What waits for the link to come up is like what TCP sends again and again.
-        if self._travelling and self._timer is None and not self.link.is_down:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_at(self._travelling[0][0], self._arrive)
+        if self._timer is None and self._travelling and not self.link.is_down:
+            self._timer = self._loop.call_at(self._travelling[0][0], self._arrive)
 
     def _arrive(self) -> None:
         self._timer = None
@@ -159,10 +170,11 @@ class Pipe:
         if self.receiver.is_lost:
             self._bounce()
             return
-        now = asyncio.get_running_loop().time()
-        while self._travelling and self._travelling[0][0] <= now:
-            self._arrived.append(self._travelling.popleft()[1])
-        self._set_timer()
+        now, travelling = self._loop.time(), self._travelling
+        while travelling and travelling[0][0] <= now:
+            self._arrived.append(travelling.popleft()[1])
+        if travelling:
+            self._set_timer()
         self.deliver()
 
     def _arrive_reset(self) -> None:
@@ -178,7 +190,7 @@ class Pipe:
         if had_bytes:
             # The news travels too, so what the receiver sent before it went arrives first.
             error = ConnectionResetError("connection reset by peer")
-            asyncio.get_running_loop().call_later(self.link.delay_s(), self.sender.reset, error)
+            self._loop.call_later(self.link.delay_s(), self.sender.reset, error)
 
 
 class MemoryTransport(asyncio.Transport):

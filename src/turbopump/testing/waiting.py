@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from turbopump.errors import InvalidArgument
-from turbopump.testing.loop import virtual_loop, where
+from turbopump.testing.loop import virtual_loop
+from turbopump.testing.places import where
 
 T = TypeVar("T")
 Fact = Callable[[], object]
@@ -69,7 +70,7 @@ async def _seen(fact: Fact, pause_s: float = 0) -> None:
             seen.set_exception(error)
         return True
 
-    with loop.watched(look):
+    with loop.watched(look, pause_s):
         await seen
 
 

@@ -102,8 +102,7 @@ async def test_there_is_one_timer_however_many_deadlines() -> None:
     deadlines = Deadlines(loop.clock)
     for timeout_ms in range(1, 5000, 7):
         deadlines.add(timeout_ms, lambda: None)
-    timers = [handle for handle in vars(loop)["_scheduled"] if not handle.cancelled()]
-    assert len(timers) == 1
+    assert loop.timers_pending == 1
     deadlines.close()
     assert len(deadlines) == 0
 

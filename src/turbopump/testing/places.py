@@ -1,0 +1,43 @@
+"""Where tasks and threads are at the moment: for errors about those that do not end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from types import FrameType
+from typing import Any
+
+from turbopump.net.threads import busy_threads
+
+
+def tasks_text(loop: asyncio.AbstractEventLoop, title: str) -> str:
+    """Describe all tasks of a loop, a line for each, below a title."""
+    tasks = sorted(
+        asyncio.all_tasks(loop), key=lambda task: (len(task.get_name()), task.get_name())
+    )
+    return "\n".join([title, *(f"  {task.get_name()}: {where(task)}" for task in tasks)])
+
+
+def threads_lines() -> list[str]:
+    """Describe the threads that are busy."""
+    places = [f"  {name}: {_place(frame)}" for name, frame in busy_threads().items()]
+    return ["time stands still, and is no longer waited for, while these threads work:", *places]
+
+
+def _place(frame: FrameType) -> str:
+    frame = _own_frame(frame)
+    return f"{frame.f_code.co_qualname} at {frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _own_frame(frame: FrameType) -> FrameType:
+    """Return the innermost place that is not inside the waiting of `threading` itself."""
+    while frame.f_code.co_filename == threading.__file__ and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+def where(task: asyncio.Task[Any]) -> str:
+    """Return at which line of which function a task waits."""
+    name = getattr(task.get_coro(), "__qualname__", "?")
+    frames = task.get_stack(limit=1)
+    return f"{name} at {frames[0].f_code.co_filename}:{frames[0].f_lineno}" if frames else str(name)
