@@ -14,6 +14,7 @@ from typing import Self
 
 from turbopump.broker.client_requests import SWEEP_INTERVAL_MS
 from turbopump.broker.config import BrokerConfig
+from turbopump.broker.delays import WATCH_MS
 from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.parts import Administration, MessagePath, State
 from turbopump.broker.periodic import Periodic
@@ -32,7 +33,7 @@ from turbopump.net.sockets import SocketNetwork
 from turbopump.store.files import Files
 from turbopump.store.outcomes import Arrival
 from turbopump.store.store import Store
-from turbopump.wire.bodies import TopicConfig
+from turbopump.wire.bodies import DataVersion, TopicConfig
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.command import Command
 from turbopump.wire.hosts import Host, host
@@ -92,6 +93,7 @@ class Broker:
             on_disconnect=self._disconnected,
         )
         self._periodic = Periodic()
+        self._swept: tuple[int, DataVersion] | None = None
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -193,6 +195,7 @@ class Broker:
         every(lambda: self.config.long_polling.sweep_interval_ms, self._sweep)
         every(lambda: self.config.intervals.offsets_ms, self._persist_offsets)
         every(lambda: self.config.intervals.delays_ms, self.path.delays.save)
+        every(WATCH_MS, self.path.delays.watch_clock)
         every(SAMPLE_INTERVAL_MS, self.state.stats.sample)
         every(SWEEP_INTERVAL_MS, self._administration.clients.sweep)
 
@@ -242,6 +245,11 @@ class Broker:
 
     def _sweep(self) -> None:
         arrivals = self.path.arrivals
+        # Who was held since has read up to the same end, so without news nobody was overlooked.
+        seen = (self.store.readable_end, self.state.topics.data_version)
+        if seen == self._swept:
+            return
+        self._swept = seen
         arrivals.sweep(self.queue_end)
         for topic in arrivals.topics - self.state.topics.table.keys():
             arrivals.release_topic(topic)

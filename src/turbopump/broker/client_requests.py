@@ -25,7 +25,7 @@ from turbopump.wire.bodies import (
     LockQueues,
 )
 from turbopump.wire.codes import RequestCode, ResponseCode
-from turbopump.wire.command import Command
+from turbopump.wire.command import Command, whole_body
 from turbopump.wire.command import request as make_request
 
 _log = logging.getLogger(__name__)
@@ -69,6 +69,10 @@ class ClientRequests:
         self._groups = groups
         self._clock = clock
         self._check_sql = check_sql
+        self._beats: dict[Peer, tuple[bytes, Heartbeat]] = {}
+        """The last heartbeat of each connection, as it came and as it was read."""
+        self._none_silent_before_ms = 0
+        self._swept_expiry_ms = 0
         consumers.listen(self._group_changed)
 
     def handlers(self) -> dict[int, Handler]:
@@ -85,7 +89,7 @@ class ClientRequests:
 
     def heartbeat(self, request: Command, peer: Connection) -> Command:
         """Put a client into its groups, or renew that it is there."""
-        beat = body_of(request, Heartbeat)
+        beat = self._beat_of(request, peer)
         wrong = self._check_groups(beat, peer)
         if wrong is not None:
             raise RemoteError(ResponseCode.SYSTEM_ERROR, wrong)
@@ -104,6 +108,16 @@ class ClientRequests:
             self._producers.heartbeat(member, producer.group_name)
         return request.answer(ResponseCode.SUCCESS)
 
+    def _beat_of(self, request: Command, peer: Connection) -> Heartbeat:
+        """Read a heartbeat; a client says the same nearly every time."""
+        body = whole_body(request)
+        known = self._beats.get(peer)
+        if known is not None and known[0] == body:
+            return known[1]
+        beat = Heartbeat.decode(body)
+        self._beats[peer] = body, beat
+        return beat
+
     def unregister(self, request: Command, peer: Connection) -> Command:
         """Take a client out of a group."""
         header = headers.UnregisterClient.from_ext_fields(request.ext_fields)
@@ -115,18 +129,27 @@ class ClientRequests:
 
     def connection_closed(self, connection: Peer) -> None:
         """Take a client out of all its groups; to be called when a connection has closed."""
+        self._beats.pop(connection, None)
         self._producers.connection_closed(connection)
         self._consumers.connection_closed(connection)
 
     def sweep(self) -> None:
         """Close the connections of silent clients; to be called every `SWEEP_INTERVAL_MS`."""
         now_ms, expiry_ms = self._clock.monotonic_ms(), self.config.client_expiry_ms
+        # Heartbeats only make it later, and so do those who come.
+        if now_ms >= self._none_silent_before_ms or expiry_ms != self._swept_expiry_ms:
+            self._close_silent(now_ms, expiry_ms)
+        self._locks.forget_expired(now_ms)
+
+    def _close_silent(self, now_ms: int, expiry_ms: int) -> None:
         silent = self._consumers.expired(now_ms, expiry_ms)
         silent += self._producers.expired(now_ms, expiry_ms)
         for connection in dict.fromkeys(silent):
             _log.info("%s: closed, no heartbeat for %d ms", connection.peer_address, expiry_ms)
             connection.close(f"no heartbeat for {expiry_ms} ms")
-        self._locks.forget_expired(now_ms)
+        oldest_ms = min(self._consumers.oldest_ms(now_ms), self._producers.oldest_ms(now_ms))
+        self._none_silent_before_ms = oldest_ms + expiry_ms
+        self._swept_expiry_ms = expiry_ms
 
     def _check_groups(self, beat: Heartbeat, peer: Peer) -> str | None:
         """Return what is wrong with the groups of a heartbeat, or None."""

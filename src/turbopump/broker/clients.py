@@ -7,7 +7,7 @@ waits or sends: changes are told to a function, which does.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from types import MappingProxyType
 from typing import Protocol
@@ -166,8 +166,14 @@ class Consumers(_Joined):
 
         They stay members until they are closed: that is what tells the others.
         """
-        members = (member for group in self._groups.values() for member in group.members.values())
-        return silent(members, now_ms, expiry_ms)
+        return silent(self._members(), now_ms, expiry_ms)
+
+    def oldest_ms(self, now_ms: int) -> int:
+        """Return when the most silent member was heard of last; now if there is none."""
+        return min((member.heartbeat_ms for member in self._members()), default=now_ms)
+
+    def _members(self) -> Iterator[Member]:
+        return (member for group in self._groups.values() for member in group.members.values())
 
     def _leave(self, connection: Peer, name: str) -> None:
         group = self._groups[name]
@@ -218,8 +224,14 @@ class Producers(_Joined):
 
     def expired(self, now_ms: int, expiry_ms: int) -> list[Peer]:
         """Return the connections with a group that has heard nothing from them for too long."""
-        members = (member for group in self._groups.values() for member in group.values())
-        return silent(members, now_ms, expiry_ms)
+        return silent(self._members(), now_ms, expiry_ms)
+
+    def oldest_ms(self, now_ms: int) -> int:
+        """Return when the most silent member was heard of last; now if there is none."""
+        return min((member.heartbeat_ms for member in self._members()), default=now_ms)
+
+    def _members(self) -> Iterator[Member]:
+        return (member for group in self._groups.values() for member in group.values())
 
     def _leave(self, connection: Peer, name: str) -> None:
         members = self._groups[name]

@@ -1,7 +1,8 @@
 """Delayed messages: kept in one queue a level, put into their own topic when their time has come.
 
 A level's queue is in order of delivery, because all its messages wait equally long. So one timer a
-level is enough: it is set for the queue's head, and a run delivers everything that is due.
+level is enough: it is set for the queue's head, and a run delivers everything that is due. Should
+somebody set the clock meanwhile, `Delays.watch_clock` notices.
 """
 
 from __future__ import annotations
@@ -39,11 +40,15 @@ RETRY_MS = 100
 PAUSE_AFTER_ERROR_MS = 10_000
 """How long to wait after an error that nobody expected."""
 
-LOOK_MS = 1000
-LOOK_MS_MAX = 5000
-"""The longest wait between two looks at the clock, which somebody may set."""
+WATCH_MS = 5000
+"""How often to look whether somebody has set the clock."""
 
+_LOOK_MS_MIN = 1000
 _LOOKS_PER_DELAY = 20
+"""A short delay needs a closer look at the clock than everybody's."""
+
+_CLOCK_SET_MS = 100
+"""Clocks that are merely kept right move less than this against the time that passes."""
 
 _RUN_LIMITS = ReadLimits(
     memory_bytes_max=8 * 1024 * 1024,
@@ -95,8 +100,9 @@ class Level:
     def __init__(self, number: int, delay_ms: int) -> None:
         self.number = number
         self.delay_ms = delay_ms
-        self.look_ms = min(max(delay_ms // _LOOKS_PER_DELAY, LOOK_MS), LOOK_MS_MAX)
-        """A long delay does not need so close a look at the clock."""
+        look_ms = max(delay_ms // _LOOKS_PER_DELAY, _LOOK_MS_MIN)
+        self.look_ms = look_ms if look_ms < WATCH_MS else None
+        """The longest wait between two looks at the clock; None leaves it to `watch_clock`."""
         self.offset = QueueOffset(0)
         self.safe_offset = QueueOffset(0)
         """Up to here what was delivered is as durable as the store's mode promises."""
@@ -123,7 +129,11 @@ class Delays:
         self._clock = clock
         self._levels = [Level(n, delay_ms) for n, delay_ms in enumerate(levels_ms, start=1)]
         self._saved: dict[int, int] = {}
+        self.changes = 0
+        """How often the progress of any level has changed."""
+        self._saved_changes = 0
         self._running = False
+        self._wall_ahead_ms = self._wall_offset_ms()
 
     @property
     def progress(self) -> DelayOffsets:
@@ -141,10 +151,14 @@ class Delays:
 
     def save(self) -> None:
         """Write down how far delivery has come, if it has."""
+        changes = self.changes
+        if changes == self._saved_changes:
+            return
         progress = self.progress
         if progress.offset_table != self._saved:
             self._file.save(progress.encode())
             self._saved = dict(progress.offset_table)
+        self._saved_changes = changes
 
     def start(self) -> None:
         """Deliver what is due, and from now on what becomes due."""
@@ -168,8 +182,24 @@ class Delays:
         if level.timer is None and self._running:
             self._look_in(level, arrival.tags_code - self._clock.now_ms())
 
+    def watch_clock(self) -> None:
+        """Look at all levels if the clock was set; to be called every `WATCH_MS`."""
+        ahead_ms = self._wall_offset_ms()
+        if abs(ahead_ms - self._wall_ahead_ms) < _CLOCK_SET_MS:
+            return
+        self._wall_ahead_ms = ahead_ms
+        for level in self._levels:
+            if level.timer is not None:
+                level.timer.cancel()
+                self._look_in(level, 0)
+
+    def _wall_offset_ms(self) -> int:
+        return self._clock.now_ms() - self._clock.monotonic_ms()
+
     def _look_in(self, level: Level, wait_ms: int) -> None:
-        wait_ms = min(max(wait_ms, 0), level.look_ms)
+        wait_ms = max(wait_ms, 0)
+        if level.look_ms is not None:
+            wait_ms = min(wait_ms, level.look_ms)
         loop = asyncio.get_running_loop()
         level.timer = loop.call_later(wait_ms / 1000, self._run, level)
 
@@ -219,23 +249,29 @@ class Delays:
                     level.offset,
                     outcome.next_offset,
                 )
-                level.offset = level.safe_offset = outcome.next_offset
+                self._go_on_at(level, outcome.next_offset)
                 return 0
             case outcomes.MessagesRemoved():
                 # Gone before its time: one at a time, the next one may still be there.
-                level.offset = level.safe_offset = QueueOffset(level.offset + 1)
+                self._go_on_at(level, QueueOffset(level.offset + 1))
                 return 0
             case _:
                 return None
 
+    def _go_on_at(self, level: Level, offset: QueueOffset) -> None:
+        level.offset = level.safe_offset = offset
+        self.changes += 1
+
     def _until(self, level: Level, head_ms: int | None, now_ms: int) -> int:
-        wait_ms = level.look_ms if head_ms is None else head_ms - now_ms
+        wait_ms = WATCH_MS if head_ms is None else head_ms - now_ms
         if wait_ms <= level.delay_ms:
             level.held_until_ms = None
         elif level.held_until_ms is None:
             # No message waits longer than its delay, so the clock was set back. How long this one
             # has waited is unknown: once more its full delay is late perhaps, but never early.
             level.held_until_ms = self._clock.monotonic_ms() + level.delay_ms
+        if level.held_until_ms is not None:
+            wait_ms = min(wait_ms, level.held_until_ms - self._clock.monotonic_ms())
         return wait_ms
 
     def _deliver(self, level: Level, found: outcomes.Found) -> None:
@@ -246,6 +282,7 @@ class Delays:
         def done(error: BaseException | None) -> None:
             if error is None:
                 level.safe_offset = max(level.safe_offset, behind)
+                self.changes += 1
             elif level.offset >= behind:
                 # Not stored after all: the same messages again.
                 level.offset = level.safe_offset

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
 _log = logging.getLogger(__name__)
+
+_MOMENTS_PER_S = 20
+"""What is due between two of them is done together: an idle broker wakes once, not six times."""
 
 Action = Callable[[], Awaitable[None] | None]
 
@@ -21,7 +25,9 @@ class Periodic:
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
-        self._timers: dict[_Repeated, asyncio.TimerHandle] = {}
+        self._due: dict[int, list[_Repeated]] = {}
+        """By the moment, each of which has a timer."""
+        self._timers: dict[int, asyncio.TimerHandle] = {}
         self._is_stopped = False
 
     def every(self, interval: Interval, action: Action, *, first_ms: int | None = None) -> None:
@@ -41,29 +47,46 @@ class Periodic:
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
+        self._due.clear()
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _set_timer(self, repeated: _Repeated, pause_ms: int) -> None:
+        loop = asyncio.get_running_loop()
+        # Never early; rounded before, since seconds as floats may lie a hair behind the moment.
+        self._set_at(
+            math.ceil(round((loop.time() + pause_ms / 1000) * _MOMENTS_PER_S, 6)), repeated
+        )
+
+    def _set_at(self, moment: int, repeated: _Repeated) -> None:
         if self._is_stopped:
             return
-        loop = asyncio.get_running_loop()
-        self._timers[repeated] = loop.call_later(pause_ms / 1000, self._act, repeated)
+        together = self._due.get(moment)
+        if together is None:
+            together = self._due[moment] = []
+            loop = asyncio.get_running_loop()
+            self._timers[moment] = loop.call_at(moment / _MOMENTS_PER_S, self._act_all, moment)
+        together.append(repeated)
 
-    def _act(self, repeated: _Repeated) -> None:
+    def _act_all(self, moment: int) -> None:
+        del self._timers[moment]
+        for repeated in self._due.pop(moment):
+            pending = self._act(repeated)
+            if pending is None:
+                pause = _interval_ms(repeated.interval) * _MOMENTS_PER_S / 1000
+                self._set_at(moment + math.ceil(pause), repeated)
+            else:
+                self.keep(self._finish(repeated, pending))
+
+    def _act(self, repeated: _Repeated) -> Awaitable[None] | None:
         """Do it once; what takes no time needs no task, which an idle broker would wake in vain."""
-        del self._timers[repeated]
         try:
-            pending = repeated.action()
+            return repeated.action()
         except Exception:  # noqa: BLE001 - one failure must not end what keeps the broker tidy
             repeated.report()
-            pending = None
-        if pending is None:
-            self._set_timer(repeated, _interval_ms(repeated.interval))
-        else:
-            self.keep(self._finish(repeated, pending))
+            return None
 
     async def _finish(self, repeated: _Repeated, pending: Awaitable[None]) -> None:
         try:

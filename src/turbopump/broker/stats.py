@@ -6,10 +6,11 @@ array; a window is the difference of its last and its first copy.
 
 from __future__ import annotations
 
+import time
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from msgspec import Struct
@@ -27,7 +28,8 @@ _DEAD_ROWS_MIN = 64
 _MESSAGES, _BYTES, _TIMES = range(3)
 _COLUMNS = 3
 
-_Sample = NDArray[np.int64]
+_Sample: TypeAlias = "array[int]"
+"""The numbers of all counters, one after the other; an array of numpy takes longer to make."""
 K = TypeVar("K")
 
 
@@ -271,15 +273,27 @@ class _History:
 
     def keep_rows(self, rows: NDArray[np.int64]) -> None:
         self.samples = deque(
-            ((ms, sample[rows[rows < len(sample)]]) for ms, sample in self.samples),
+            ((ms, _kept(sample, rows)) for ms, sample in self.samples),
             self.samples.maxlen,
         )
 
 
 def _sum(sample: _Sample, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     # A counter that is younger than the sample was zero then.
-    total: NDArray[np.int64] = sample[rows[rows < len(sample)]].sum(axis=0)
+    total: NDArray[np.int64] = _table(sample)[_known(sample, rows)].sum(axis=0)
     return total
+
+
+def _table(sample: _Sample) -> NDArray[np.int64]:
+    return np.frombuffer(sample, np.int64).reshape(-1, _COLUMNS)
+
+
+def _kept(sample: _Sample, rows: NDArray[np.int64]) -> _Sample:
+    return array("q", _table(sample)[_known(sample, rows)].ravel().tolist())
+
+
+def _known(sample: _Sample, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    return rows[rows < len(sample) // _COLUMNS]
 
 
 class _Table:
@@ -306,11 +320,10 @@ class _Table:
 
     def sample(self, now_ms: int) -> None:
         self._compact()
-        flat = [n for c in self._counters for n in (c.messages, c.bytes, c.times)]
-        sample = np.array(flat, np.int64).reshape(-1, _COLUMNS)
+        sample = array("q", [n for c in self._counters for n in (c.messages, c.bytes, c.times)])
         for history in self.histories:
             history.offer(now_ms, sample)
-        self._recent.offer(now_ms, sample[:_FIXED_ROWS].copy())
+        self._recent.offer(now_ms, sample[: _FIXED_ROWS * _COLUMNS])
 
     def rate(self, counter: Counter, column: int, over_ms: int) -> float | None:
         """Return the events per second of a counter over the newest samples of so much time."""
@@ -319,7 +332,8 @@ class _Table:
         if len(samples) <= steps:
             return None
         (start_ms, first), (end_ms, last) = samples[-1 - steps], samples[-1]
-        added = int(last[counter.row, column] - first[counter.row, column])
+        at = counter.row * _COLUMNS + column
+        added = last[at] - first[at]
         return added * 1000 / (end_ms - start_ms)
 
     def _compact(self) -> None:
@@ -343,20 +357,24 @@ class _Days:
     """Totals at the midnights of local time."""
 
     def __init__(self, now_ms: int) -> None:
-        self._date = _local_date(now_ms)
+        self._day_ms = _local_day_ms(now_ms)
         self._today = (0, 0)
         self._yesterday = (0, 0)
 
     def note(self, now_ms: int, puts: int, gets: int) -> None:
-        date = _local_date(now_ms)
-        if date != self._date:
-            self._date = date
+        begin_ms, end_ms = self._day_ms
+        if not begin_ms <= now_ms < end_ms:
+            self._day_ms = _local_day_ms(now_ms)
             self._yesterday, self._today = self._today, (puts, gets)
 
     def totals(self, which: int, now: int) -> DayTotals:
         return DayTotals(self._yesterday[which], self._today[which], now)
 
 
-def _local_date(epoch_ms: int) -> str:
+def _local_day_ms(epoch_ms: int) -> tuple[int, int]:
+    """Return when the day of a moment begins and when it ends."""
     # People read these numbers against the clock on their wall.
-    return datetime.fromtimestamp(epoch_ms / 1000).astimezone().date().isoformat()
+    year, month, day = time.localtime(epoch_ms / 1000)[:3]
+    mornings = (time.mktime((year, month, each, 0, 0, 0, 0, 0, -1)) for each in (day, day + 1))
+    begin_s, end_s = mornings
+    return round(begin_s * 1000), round(end_s * 1000)

@@ -8,6 +8,8 @@ from turbopump.clock import Clock
 from turbopump.store.store import Store
 
 _TICK_MS = 100
+_CALM_MS = 1000
+"""So long after the last message, only what is due by the clock is left to do."""
 _SURELY_DONE_MS = 5000
 """What comes on top of the longest flush interval before the store counts as settled."""
 
@@ -15,6 +17,7 @@ _SURELY_DONE_MS = 5000
 class Upkeep:
     """Ticks the store from each message until everything must be on disk, and while it is sick.
 
+    Ten times a second while messages come, and then as often as the store's own intervals ask for.
     An idle broker costs nothing, and hours without messages pass at once in virtual time.
     """
 
@@ -25,6 +28,7 @@ class Upkeep:
         self._quiet_after_ms = (
             flush.thorough_interval_ms + 2 * flush.queue_interval_ms + _SURELY_DONE_MS
         )
+        self._calm_tick_ms = max(_TICK_MS, min(flush.interval_ms, flush.queue_interval_ms))
         self._message_ms = 0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -32,7 +36,7 @@ class Upkeep:
         """Begin to tick, or go on."""
         self._message_ms = self._clock.monotonic_ms()
         if self._timer is None:
-            self._tick_later()
+            self._tick_in(_TICK_MS)
 
     def stop(self) -> None:
         """Tick no more."""
@@ -40,13 +44,15 @@ class Upkeep:
             self._timer.cancel()
             self._timer = None
 
-    def _tick_later(self) -> None:
+    def _tick_in(self, wait_ms: int) -> None:
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(_TICK_MS / 1000, self._tick)
+        self._timer = loop.call_later(wait_ms / 1000, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
         self._store.tick()
         quiet_ms = self._clock.monotonic_ms() - self._message_ms
-        if quiet_ms <= self._quiet_after_ms or self._store.refusal is not None:
-            self._tick_later()
+        is_sick = self._store.refusal is not None
+        if quiet_ms <= self._quiet_after_ms or is_sick:
+            is_calm = quiet_ms >= _CALM_MS and not is_sick
+            self._tick_in(self._calm_tick_ms if is_calm else _TICK_MS)

@@ -48,7 +48,8 @@ class Retention:
         self._config = config
         self._clock = clock
         self._files = files
-        self._directory = directory
+        # Queues may lie on another disk than the log; deleting segments would not help there.
+        self._disks = (directory.commit_log, directory.root)
         self._log = log
         self._queues = queues
         self._index = index
@@ -61,7 +62,7 @@ class Retention:
         deleted = 0
         try:
             while (
-                deleted < self._config.segments_per_run_max
+                deleted < min(self._config.segments_per_run_max, len(newest_ms))
                 and self._judge(newest_ms[deleted:], at_any_hour).segments
             ):
                 self._log.drop_first()
@@ -74,14 +75,12 @@ class Retention:
         return Verdict(deleted, full)
 
     def _judge(self, newest_ms: Sequence[int], at_any_hour: bool) -> Verdict:
-        used = self._files.used_ratio(self._directory.commit_log)
+        used = self._files.used_ratio(self._disks[0])
         now_ms = self._clock.now_ms()
         return judge(self._config, newest_ms, now_ms, used, at_any_hour=at_any_hour)
 
     def _refuse_if_full(self) -> bool:
-        # Queues may lie on another disk than the log; deleting segments would not help there.
-        disks = (self._directory.commit_log, self._directory.root)
-        used = max(self._files.used_ratio(disk) for disk in disks)
+        used = max(self._files.used_ratio(disk) for disk in self._disks)
         full = used > self._config.full_ratio
         self._health.disk_is_full(used if full else None)
         return full

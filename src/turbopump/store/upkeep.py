@@ -62,6 +62,8 @@ class Upkeep:
         reached_ms = self._appender.store_timestamp_ms
         if self._log.written > self._log.flushed:
             self._flusher.join()
+        elif self._behind.has_reached(Checkpoint(log_ms=reached_ms, log_end=self._log.flushed)):
+            return
         self._flusher.submit(lambda: self._reach(reached_ms))
 
     def _reach(self, reached_ms: int) -> None:
@@ -75,4 +77,6 @@ class Upkeep:
         except OSError as error:
             self._health.blocked(error)
             return
-        self._flusher.submit(self._behind.sync_job(self._dispatcher.store_timestamp_ms))
+        job = self._behind.sync_job(self._dispatcher.store_timestamp_ms)
+        if job.is_needed:
+            self._flusher.submit(job)

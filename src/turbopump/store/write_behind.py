@@ -148,6 +148,10 @@ class WriteBehind:
             else:
                 self.checkpoint = later
 
+    def has_reached(self, reached: Checkpoint) -> bool:
+        """Whether the checkpoint that is written says so much already."""
+        return self.checkpoint.joined(reached) == self.checkpoint
+
     def synced(self, unsynced: Unsynced, reached: Checkpoint) -> None:
         """Note that files are on disk; on the flusher's thread."""
         with self._lock:
@@ -212,6 +216,13 @@ class SyncJob:
         self._unsynced = unsynced
         self._reached = reached
         self._time_max_ms = time_max_ms
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether it would do anything."""
+        unsynced = self._unsynced
+        has_files = bool(unsynced.touched or unsynced.new or unsynced.mends)
+        return has_files or not self._owner.has_reached(self._reached)
 
     def __call__(self) -> None:
         unsynced = self._unsynced

@@ -63,7 +63,7 @@ def _marks(broker: Broker, group: str) -> object:
         id(broker),
         broker.store.written_end,
         broker.state.offsets.changes,
-        broker.path.delays.progress.offset_table,
+        broker.path.delays.changes,
         None if joined is None else set(joined.subscriptions),
     )
 

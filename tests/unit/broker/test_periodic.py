@@ -61,3 +61,18 @@ async def test_an_interval_may_change_meanwhile() -> None:
     await asyncio.sleep(20)
     await periodic.stop()
     assert times == pytest.approx([1, 2, 12], abs=1e-6)
+
+
+@virtual_time()
+async def test_what_is_due_together_is_done_in_one_turn() -> None:
+    loop, done = virtual_loop(), []
+    periodic = Periodic()
+    await asyncio.sleep(0.0123)
+    for interval_ms in (5000, 5000, 10_000):
+        periodic.every(interval_ms, lambda: done.append(loop.time()))
+    timers = loop.timers_set
+    await asyncio.sleep(60)
+    await periodic.stop()
+    assert len(done) == 11 + 11 + 5
+    assert all(round(time * 1000) % 50 == 0 for time in done), "late by up to 50 ms, never early"
+    assert loop.timers_set - timers <= 13
