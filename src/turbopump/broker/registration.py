@@ -75,6 +75,8 @@ class Registration:
         )
         self._ha_address = ha_address
         self._ordered: dict[str, frozenset[str]] = {}
+        self._whole: tuple[DataVersion, BrokerConfig, bytes] | None = None
+        """The registration of all topics as it was made last, and what of."""
         self._heralds = [_Herald(self, pool, server) for server in config.registration.name_servers]
 
     async def register_all(self) -> None:
@@ -120,9 +122,10 @@ class Registration:
     def command(self, changed: Iterable[str] | None) -> Command:
         """Make the registration, of some topics or, with None, of all."""
         table = self._topics.table
-        names = table.keys() if changed is None else changed
-        wanted = {name: table[name] for name in names if name in table}
-        body = self._body(wanted)
+        if changed is None:
+            body = self._whole_body()
+        else:
+            body = self._body({name: table[name] for name in changed if name in table})
         header = headers.RegisterBroker(
             broker_name=self._identity.broker_name,
             broker_addr=self._identity.broker_addr,
@@ -148,6 +151,13 @@ class Registration:
             self._topics.mark_ordered(frozenset().union(*self._ordered.values()))
         except WriteRefused as error:
             _log.warning("which topics are ordered is not noted: %s", error)
+
+    def _whole_body(self) -> bytes:
+        """Return all topics, which are told every 30 s and seldom others than before."""
+        version, config = self.version, self.config
+        if self._whole is None or self._whole[0] != version or self._whole[1] is not config:
+            self._whole = version, config, self._body(self._topics.table)
+        return self._whole[2]
 
     def _body(self, topics: Mapping[str, TopicConfig]) -> bytes:
         table = TopicConfigTable(

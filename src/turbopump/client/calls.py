@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from functools import lru_cache
+from typing import Protocol, cast
 
 from msgspec import Struct
 
@@ -19,7 +20,6 @@ from turbopump.wire import headers
 from turbopump.wire.bodies import (
     CheckClientConfig,
     ConsumerIds,
-    Heartbeat,
     LockedQueues,
     LockQueues,
     Subscription,
@@ -59,7 +59,13 @@ async def route(caller: Caller, nameserver: str, topic: str, timeout_ms: int) ->
     header = headers.RouteOf(topic=topic, accept_standard_json_only=True)
     command = request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
     answer = require_success(await caller.request(nameserver, command, timeout_ms))
-    return TopicRoute.decode(whole_body(answer))
+    return _decoded_route(whole_body(answer))
+
+
+@lru_cache(maxsize=256)
+def _decoded_route(body: bytes) -> TopicRoute:
+    """Read a route; clients ask for the same ones again and again, and mostly get the same."""
+    return TopicRoute.decode(body)
 
 
 # --- sending --------------------------------------------------------------------------------------
@@ -255,17 +261,28 @@ async def pull_records(
     caller: Caller, broker: str, header: headers.PullMessage, timeout_ms: int
 ) -> RecordsOutcome:
     """Do the same as `pull`, and leave the messages as the broker has stored them (11)."""
-    command = request(RequestCode.PULL_MESSAGE, header)
-    answer = await caller.request(broker, command, timeout_ms)
+    return pulled(await caller.request(broker, pull_command(header), timeout_ms))
+
+
+def pull_command(header: headers.PullMessage) -> Command:
+    """Make the request for messages, which may be sent as often as one likes."""
+    return request(RequestCode.PULL_MESSAGE, header)
+
+
+def pulled(answer: Command) -> RecordsOutcome:
+    """Read the answer to a pull, and leave the messages as the broker has stored them."""
     empty = _OUTCOMES.get(answer.code)
     if empty is None:
         require_success(answer)
     place = headers.PullMessageAnswer.from_ext_fields(answer.ext_fields)
-    limits = (
-        QueueOffset(place.next_begin_offset),
-        QueueOffset(place.min_offset),
-        QueueOffset(place.max_offset),
-        place.suggest_which_broker_id,
+    limits = cast(
+        "tuple[QueueOffset, QueueOffset, QueueOffset, int]",
+        (
+            place.next_begin_offset,
+            place.min_offset,
+            place.max_offset,
+            place.suggest_which_broker_id,
+        ),
     )
     if empty is not None:
         return empty(*limits)
@@ -396,9 +413,9 @@ def _offset(answer: Command) -> QueueOffset:
 # --- groups and locks -----------------------------------------------------------------------------
 
 
-async def heartbeat(caller: Caller, broker: str, body: Heartbeat, timeout_ms: int) -> None:
-    """Tell a broker which groups this client belongs to (34)."""
-    command = request(RequestCode.HEART_BEAT, body=body.encode())
+async def heartbeat(caller: Caller, broker: str, body: bytes, timeout_ms: int) -> None:
+    """Tell a broker which groups this client belongs to (34): an encoded `Heartbeat`."""
+    command = request(RequestCode.HEART_BEAT, body=body)
     require_success(await caller.request(broker, command, timeout_ms))
 
 
@@ -415,7 +432,11 @@ async def consumer_ids(caller: Caller, broker: str, group: str, timeout_ms: int)
     header = headers.ConsumerGroup(consumer_group=group)
     command = request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
     answer = require_success(await caller.request(broker, command, timeout_ms))
-    return ConsumerIds.decode(whole_body(answer)).consumer_id_list
+    return list(_decoded_ids(whole_body(answer)).consumer_id_list)
+
+
+_decoded_ids = lru_cache(maxsize=64)(ConsumerIds.decode)
+"""Groups seldom change between two rounds."""
 
 
 async def check_subscription(

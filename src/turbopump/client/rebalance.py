@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -91,6 +90,8 @@ class Rebalancer:
         self._balancing = asyncio.Lock()
         self._soon_left = SOON_MAX
         self._look_soon = False
+        self._members_at: dict[str, Sequence[str]] = {}
+        """Who is in the group, by the address of the broker that said so in this round."""
 
     def wake(self) -> None:
         """Balance soon; being asked often in the meantime makes it one time."""
@@ -99,9 +100,12 @@ class Rebalancer:
     async def run(self) -> None:
         """Balance when woken, and every so often."""
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._pause_ms() / 1000):
-                    await self._wanted.wait()
+            loop = asyncio.get_running_loop()
+            timer = loop.call_later(self._pause_ms() / 1000, self._wanted.set)
+            try:
+                await self._wanted.wait()
+            finally:
+                timer.cancel()
             await self.balance()
 
     def _pause_ms(self) -> int:
@@ -119,6 +123,7 @@ class Rebalancer:
     async def _balance(self) -> None:
         self._wanted.clear()
         self._look_soon = False
+        self._members_at.clear()
         topics = set(self._topics())
         for owned in list(self._owner.owned.values()):
             if owned.is_leaving or owned.queue.topic not in topics:
@@ -159,8 +164,7 @@ class Rebalancer:
         if self._strategy is None:
             return route.readable
         address = self._session.any_address(route)
-        timeout_ms = self._session.config.request_timeout_ms
-        members = await calls.consumer_ids(self._session, address, self._group, timeout_ms)
+        members = await self._members(address)
         if not members or not route.readable:
             return None
         me = self._session.client_id
@@ -170,3 +174,12 @@ class Rebalancer:
             _log.exception("the strategy of %s failed for %s", self._group, topic)
             return None
         return list(dict.fromkeys(queue for queue in share if queue.topic == topic))
+
+    async def _members(self, address: str) -> Sequence[str]:
+        """Ask a broker who is in the group, once for all topics of a round."""
+        known = self._members_at.get(address)
+        if known is None:
+            timeout_ms = self._session.config.request_timeout_ms
+            known = await calls.consumer_ids(self._session, address, self._group, timeout_ms)
+            self._members_at[address] = known
+        return known

@@ -59,6 +59,8 @@ class RouteCache:
         self._tasks = tasks
         self._on_change = on_change
         self._routes: dict[str, Route] = {}
+        self._answers: dict[str, TopicRoute] = {}
+        """What the routes that are not borrowed were made of."""
         self._brokers: dict[str, Mapping[int, str]] = {}
         self._lookups: dict[str, asyncio.Task[TopicRoute | None]] = {}
 
@@ -98,16 +100,22 @@ class RouteCache:
 
     async def refresh(self, topic: str) -> bool:
         """Ask again where a topic is; return whether anybody knows. What was known is kept."""
-        found = await self._look_up(topic)
+        return self._note(topic, await self._look_up(topic))
+
+    def _note(self, topic: str, found: TopicRoute | None) -> bool:
         if found is not None:
-            self._take(route_of(topic, found))
+            # The very same when the name server's answer has not changed.
+            is_same = found is self._answers.get(topic)
+            self._take(self._routes[topic] if is_same else route_of(topic, found))
+            self._answers[topic] = found
         return found is not None
 
     async def refresh_all(self, topics: Iterable[str]) -> None:
         """Ask again for topics and for all that are cached, one after the other."""
         for topic in sorted({*topics, *self._routes}):
             try:
-                await self.refresh(topic)
+                # Who needs it now asks for itself, so this need not outlive who asks here.
+                self._note(topic, await self._found(topic))
             except NetworkError as error:
                 _log.warning("routes not refreshed: %s", error)
                 return
@@ -118,6 +126,7 @@ class RouteCache:
     async def _borrow(self, topic: str, queues_wanted: int) -> None:
         template = await self._look_up(TEMPLATE_TOPIC)
         if template is not None:
+            self._answers.pop(topic, None)
             self._take(borrowed_route(topic, template, queues_wanted))
 
     async def _look_up(self, topic: str) -> TopicRoute | None:

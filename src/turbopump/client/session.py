@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Iterable, Mapping, Sequence
 from random import Random
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from turbopump.client import calls
 from turbopump.client.config import ClientConfig, client_id
@@ -26,7 +26,7 @@ from turbopump.net.limits import ConnectionLimits
 from turbopump.net.network import Network
 from turbopump.net.pool import ConnectionPool, PoolConfig
 from turbopump.net.sockets import SocketNetwork
-from turbopump.wire.bodies import TopicRoute
+from turbopump.wire.bodies import Heartbeat, TopicRoute
 from turbopump.wire.command import Command
 from turbopump.wire.headers import UnregisterClient
 
@@ -80,6 +80,8 @@ class Session:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._heartbeat_wanted = asyncio.Event()
         self._told: frozenset[str] = frozenset()
+        self._beat_sent: tuple[Heartbeat, bytes] | None = None
+        """What brokers were told last, as value and as they were told it."""
 
     def __repr__(self) -> str:
         return f"<Session {self.client_id} of {self.config.nameserver or 'the environment'}>"
@@ -161,13 +163,25 @@ class Session:
 
     async def heartbeat(self) -> None:
         """Tell all known brokers which groups are here; a broker that fails is logged."""
-        body = self.members.heartbeat(self.client_id)
+        body = self._heartbeat_body()
         timeout_ms = self.config.request_timeout_ms
         self._told = frozenset(self._heartbeat_addresses())
+        beats = [
+            _logged(calls.heartbeat(self, address, body, timeout_ms), f"no heartbeat to {address}")
+            for address in sorted(self._told)
+        ]
+        if len(beats) == 1:
+            await beats[0]
+            return
         async with asyncio.TaskGroup() as group:
-            for address in sorted(self._told):
-                call = calls.heartbeat(self, address, body, timeout_ms)
-                group.create_task(_logged(call, f"no heartbeat to {address}"))
+            for beat in beats:
+                group.create_task(beat)
+
+    def _heartbeat_body(self) -> bytes:
+        beat = self.members.heartbeat(self.client_id)
+        if self._beat_sent is None or self._beat_sent[0] != beat:
+            self._beat_sent = beat, beat.encode()
+        return self._beat_sent[1]
 
     # --- routes -----------------------------------------------------------------------------------
 
@@ -233,9 +247,11 @@ class Session:
 
     # --- requests ---------------------------------------------------------------------------------
 
-    async def request(self, address: str, command: Command, timeout_ms: int) -> Command:
+    def request(
+        self, address: str, command: Command, timeout_ms: int
+    ) -> Coroutine[Any, Any, Command]:
         """Send a request and return its answer, whatever its code."""
-        return await self._running_pool().request(address, command, timeout_ms)
+        return self._running_pool().request(address, command, timeout_ms)
 
     async def oneway(self, address: str, command: Command, timeout_ms: int) -> None:
         """Send a request that is never answered; the time is for connecting and writing."""
@@ -278,11 +294,12 @@ class Session:
         """Send heartbeats by the interval, and soon after a route brought new brokers."""
         wait_ms = _FIRST_HEARTBEAT_MS
         while True:
+            loop = asyncio.get_running_loop()
+            timer = loop.call_later(wait_ms / 1000, self._heartbeat_wanted.set)
             try:
-                async with asyncio.timeout(wait_ms / 1000):
-                    await self._heartbeat_wanted.wait()
-            except TimeoutError:
-                pass
+                await self._heartbeat_wanted.wait()
+            finally:
+                timer.cancel()
             self._heartbeat_wanted.clear()
             await self.heartbeat()
             wait_ms = self.config.heartbeat_interval_ms

@@ -22,6 +22,9 @@ from turbopump.wire.command import Command, whole_body
 STANDARD_JSON_VERSION = release(4, 9, 4)
 """Older clients want bare integers as keys in a route: some take it apart by hand."""
 
+_TEXTS_MAX = 10_000
+"""Routes that are kept as texts; when there are more, all are made anew."""
+
 ROUTE_MISSING = "No topic route info in name server for the topic: "
 
 
@@ -33,7 +36,7 @@ def route_handlers(routes: RouteTable, kv: KvConfig, config: LiveConfig) -> dict
     both_flags = UNIT_FLAG | UNIT_SUBSCRIPTION_FLAG
     subscription = UNIT_SUBSCRIPTION_FLAG
     return {
-        RequestCode.GET_ROUTEINFO_BY_TOPIC: partial(_route, routes, kv, config),
+        RequestCode.GET_ROUTEINFO_BY_TOPIC: partial(_route, RouteTexts(routes), kv, config),
         RequestCode.GET_BROKER_CLUSTER_INFO: partial(_cluster_info, routes),
         RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: _listing(routes.topics),
         RequestCode.GET_TOPICS_BY_CLUSTER: partial(_topics_in_cluster, routes),
@@ -53,20 +56,42 @@ def route_handlers(routes: RouteTable, kv: KvConfig, config: LiveConfig) -> dict
     }
 
 
+class RouteTexts:
+    """Routes as they are answered, kept until something changes: every client asks every 30 s."""
+
+    def __init__(self, routes: RouteTable) -> None:
+        self._routes = routes
+        self._changes = routes.changes
+        self._texts: dict[tuple[str, str | None, bool], bytes] = {}
+
+    def find(self, topic: str, order_conf: str | None, *, is_standard: bool) -> bytes | None:
+        """Return a route's JSON, with bare keys unless it has to be standard; None if unknown."""
+        if self._changes != self._routes.changes or len(self._texts) >= _TEXTS_MAX:
+            self._changes = self._routes.changes
+            self._texts.clear()
+        key = (topic, order_conf, is_standard)
+        text = self._texts.get(key)
+        if text is None:
+            route = self._routes.route(topic)
+            if route is None:
+                return None
+            route = replace(route, order_topic_conf=order_conf)
+            text = ascii_json(route.encode()) if is_standard else route.encode(bare_keys=True)
+            self._texts[key] = text
+        return text
+
+
 def _route(
-    routes: RouteTable, kv: KvConfig, config: LiveConfig, request: Command, _: Connection
+    texts: RouteTexts, kv: KvConfig, config: LiveConfig, request: Command, _: Connection
 ) -> Command:
     asked = headers.RouteOf.from_ext_fields(request.ext_fields)
-    route = routes.route(asked.topic)
-    if route is None:
+    is_ordered = config.current.order_message_enable
+    order_conf = kv.value(ORDER_NAMESPACE, asked.topic) if is_ordered else None
+    is_standard = asked.accept_standard_json_only or request.version >= STANDARD_JSON_VERSION
+    body = texts.find(asked.topic, order_conf, is_standard=bool(is_standard))
+    if body is None:
         remark = ROUTE_MISSING + asked.topic
         return request.answer(ResponseCode.TOPIC_NOT_EXIST, remark=remark)
-    if config.current.order_message_enable:
-        route = replace(route, order_topic_conf=kv.value(ORDER_NAMESPACE, asked.topic))
-    if asked.accept_standard_json_only or request.version >= STANDARD_JSON_VERSION:
-        body = ascii_json(route.encode())
-    else:
-        body = route.encode(bare_keys=True)
     return request.answer(ResponseCode.SUCCESS, body=body)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
+from functools import lru_cache, partial
 
 from turbopump.clock import Clock
 from turbopump.errors import InvalidArgument, RemoteError
@@ -23,6 +23,10 @@ _log = logging.getLogger(__name__)
 
 COMBINED_BODY_VERSION = 37
 """3.0.11: older brokers send their topics and nothing else."""
+
+
+_REMEMBERED_BYTES_MAX = 64 * 1024
+"""Bodies above this are read each time they come."""
 
 
 class BrokerConnections:
@@ -152,11 +156,20 @@ def _contents(
         return TopicConfigTable.decode(body) if body else _NO_TOPICS, None
     if not body:
         return _NO_TOPICS, ()
-    decode = decode_compressed if header.compressed else BrokerRegistration.decode
-    registration = decode(body)
+    if len(body) > _REMEMBERED_BYTES_MAX:
+        registration = _decoded(body, compressed=bool(header.compressed))
+    else:
+        registration = _remembered(body, compressed=bool(header.compressed))
     servers = tuple(registration.filter_server_list)
     return registration.topic_config_serialize_wrapper, servers
 
+
+def _decoded(body: bytes, *, compressed: bool) -> BrokerRegistration:
+    return decode_compressed(body) if compressed else BrokerRegistration.decode(body)
+
+
+_remembered = lru_cache(maxsize=64)(_decoded)
+"""Brokers say the same every 30 s."""
 
 _NO_TOPICS = TopicConfigTable(data_version=DataVersion())
 

@@ -123,6 +123,8 @@ class RouteTable:
         self._queues: dict[str, dict[str, QueueData]] = {}
         """By topic, then by broker name."""
         self._queues_count = 0
+        self.changes = 0
+        """Grows whenever an answer may be another than before."""
 
     def __contains__(self, address: str) -> bool:
         return address in self._live
@@ -135,14 +137,10 @@ class RouteTable:
         if full is not None:
             return full
         before = self._live.get(registration.address)
-        holder = self._place(registration, before)
-        is_changed = before is None or before.version != registration.version
-        if registration.broker_id == MASTER_ID and (holder is None or is_changed):
-            self._put_queues(registration)
         servers = registration.filter_servers
         if servers is None:
             servers = before.filter_servers if before else ()
-        self._live[registration.address] = _Live(
+        live = _Live(
             registration.name,
             registration.broker_id,
             registration.ha_address,
@@ -150,8 +148,24 @@ class RouteTable:
             now_ms,
             servers,
         )
+        if before is not None and self._is_same(registration, before, live):
+            self._live[registration.address] = live
+            return Registered(self._master_of(registration))
+        self.changes += 1
+        holder = self._place(registration, before)
+        is_changed = before is None or before.version != registration.version
+        if registration.broker_id == MASTER_ID and (holder is None or is_changed):
+            self._put_queues(registration)
+        self._live[registration.address] = live
         displaced = None if holder == registration.address else holder
         return Registered(self._master_of(registration), displaced)
+
+    def _is_same(self, registration: Registration, before: _Live, live: _Live) -> bool:
+        """Whether a broker is registered just so already, and has only shown that it lives."""
+        replicas = self._brokers[before.name]
+        return replace(before, seen_ms=live.seen_ms) == live and (
+            replicas.cluster == registration.cluster
+        )
 
     def unregister(self, name: str, broker_id: int, address: str) -> bool:
         """Remove a broker that says good-bye; return whether it was there.
@@ -173,6 +187,7 @@ class RouteTable:
         live = self._live.pop(address, None)
         if live is None:
             return False
+        self.changes += 1
         replicas = self._brokers[live.name]
         del replicas.addresses[live.broker_id]
         if not replicas.addresses:
@@ -190,6 +205,11 @@ class RouteTable:
         for address in silent:
             self.remove(address)
         return silent
+
+    def silent_from_ms(self, now_ms: int) -> int:
+        """Return before which moment none of the brokers, nor one that comes now, can expire."""
+        heard_ms = min((live.seen_ms for live in self._live.values()), default=now_ms)
+        return heard_ms + SILENCE_MAX_MS
 
     def compare_version(self, address: str, version: DataVersion, now_ms: int) -> KnownVersion:
         """Tell whether a broker has to register; if not, asking counts as a sign of life."""
@@ -263,10 +283,12 @@ class RouteTable:
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
         """Forget a topic, or only its queues in one cluster."""
+        self.changes += 1
         names = self._brokers.keys() if cluster is None else self._names_in(cluster)
         self._drop_queues([topic], names)
 
     def _change_permission(self, name: str, change: Callable[[int], int]) -> int:
+        self.changes += 1
         count = 0
         for queues in self._queues.values():
             queue = queues.get(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
@@ -113,7 +114,11 @@ class NameServer:
                 connection = self._connections.pop(address)
                 if connection is not None:
                     connection.close("the broker was silent for too long")
-            await asyncio.sleep(SCAN_INTERVAL_S)
+            # Not before anybody can be: brokers that show that they live only make it later.
+            silent_ms = self._routes.silent_from_ms(self._clock.monotonic_ms())
+            wait_s = (silent_ms - self._clock.monotonic_ms()) / 1000
+            scans = max(1, math.ceil(wait_s / SCAN_INTERVAL_S))
+            await asyncio.sleep(scans * SCAN_INTERVAL_S)
 
     def _on_disconnect(self, connection: Connection) -> None:
         for address in self._connections.pop_all(connection):

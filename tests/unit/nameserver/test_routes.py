@@ -107,6 +107,17 @@ def test_same_version_changes_nothing() -> None:
     assert perms(routes) == {"a": 6}
 
 
+def test_same_registration_is_a_sign_of_life_and_no_change() -> None:
+    routes = table(broker())
+    changes = routes.changes
+    routes.register(broker(), NOW + SILENCE_MAX_MS)
+    assert routes.changes == changes
+    assert routes.expire(NOW + SILENCE_MAX_MS + 1) == []
+    assert routes.silent_from_ms(0) == NOW + 2 * SILENCE_MAX_MS
+    routes.register(broker(cluster="d"), NOW)
+    assert routes.changes > changes
+
+
 def test_new_version_replaces_and_adds_but_never_removes() -> None:
     routes = table(broker(topics=topics_of(["T", "U"])))
     routes.register(broker(version=V2, topics=topics_of(["T", "V"], perm=4)), NOW)

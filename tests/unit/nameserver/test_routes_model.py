@@ -53,6 +53,7 @@ class Routes(RuleBasedStateMachine):
         self.routes = RouteTable()
         self.model = Model()
         self.now_ms = 0
+        self.seen: tuple[int, object] | None = None
 
     @rule(
         name=names,
@@ -175,6 +176,14 @@ class Routes(RuleBasedStateMachine):
             assert found == {a: place for a, place in self.model.place.items() if place[0] in perms}
             filters = {a: list(self.model.filters[a]) for a in found if self.model.filters[a]}
             assert route.filter_server_table == filters
+
+    @invariant()
+    def answers_change_only_with_the_count_of_changes(self) -> None:
+        routes = tuple(self.routes.route(topic) for topic in ("T", "U", "V"))
+        seen = (self.routes.changes, routes)
+        if self.seen is not None and self.seen[0] == seen[0]:
+            assert self.seen == seen
+        self.seen = seen
 
     @invariant()
     def clusters_agree(self) -> None:
