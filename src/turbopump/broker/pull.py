@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import assert_never
-
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
@@ -28,10 +26,11 @@ from turbopump.store.store import Store
 from turbopump.wire import properties as names
 from turbopump.wire.bodies import GroupConfig, MessageModel, Subscription
 from turbopump.wire.codes import RequestCode, ResponseCode
-from turbopump.wire.command import Command
+from turbopump.wire.command import Command, Serialize
 from turbopump.wire.headers import NoFields, PullMessage, PullMessageAnswer
 from turbopump.wire.hosts import Host
 from turbopump.wire.names import OFFSET_MOVED_TOPIC
+from turbopump.wire.pull_answers import NothingNewAnswers
 from turbopump.wire.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND
 
 _MASTER = 0
@@ -181,7 +180,8 @@ class Pulls:
     def _hold(self, pull: Pull) -> None:
         header = pull.header
         # Tens of thousands may be held: what has been read of the request already can go.
-        pull = replace(pull, request=replace(pull.request, ext_fields=None, body=b""))
+        request = replace(pull.request, ext_fields=None, body=b"")
+        pull = Pull(request, pull.peer, header, pull.group, pull.wanted)
         polling = self._config.current.long_polling
         wait_ms = header.suspend_timeout_millis if polling.enabled else polling.short_hold_ms
         self._arrivals.hold(
@@ -197,12 +197,26 @@ class Pulls:
 
     def _resume(self, pull: Pull) -> None:
         """Answer a pull whose wait is over, with whatever there is now, if it still may read it."""
+        request, header = pull.request, pull.header
         try:
-            self._admit(pull.header)
-            answer = self._answer(pull, self._read(pull))
+            self._admit(header)
+            outcome = self._read(pull)
+            is_plain = request.serialize is Serialize.JSON and not pull.peer.is_observed
+            if is_plain and _code(outcome, header.queue_offset) == ResponseCode.PULL_NOT_FOUND:
+                self._answer_nothing_new(pull, outcome)
+                return
+            answer = self._answer(pull, outcome)
         except RemoteError as error:
-            answer = pull.request.answer(error.code, NoFields(), remark=error.remark)
-        pull.peer.answer(pull.request, answer)
+            answer = request.answer(error.code, NoFields(), remark=error.remark)
+        pull.peer.answer(request, answer)
+
+    def _answer_nothing_new(self, pull: Pull, outcome: ReadOutcome) -> None:
+        """Do the same as `_answer`, for the one answer that idle consumers get all the time."""
+        self._stats.missed()
+        frame = _NOTHING_NEW[type(outcome)].frame(
+            pull.request.opaque, outcome.next_offset, outcome.min_offset, outcome.max_offset
+        )
+        pull.peer.answer_encoded(pull.request, frame)
 
     def _answer(self, pull: Pull, outcome: ReadOutcome) -> Command:
         header = pull.header
@@ -299,17 +313,29 @@ _STATUS: dict[type[ReadOutcome], str] = {
 """What the original calls the outcomes; clients see it as the remark."""
 
 
+_CODES: dict[type[ReadOutcome], ResponseCode] = {
+    outcomes.Found: ResponseCode.SUCCESS,
+    outcomes.NoMatch: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    outcomes.MessagesRemoved: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    outcomes.QueueUnknown: ResponseCode.PULL_NOT_FOUND,
+    outcomes.QueueEmpty: ResponseCode.PULL_NOT_FOUND,
+    outcomes.OffsetTooSmall: ResponseCode.PULL_OFFSET_MOVED,
+    outcomes.UpToDate: ResponseCode.PULL_NOT_FOUND,
+    outcomes.OffsetTooLarge: ResponseCode.PULL_OFFSET_MOVED,
+    outcomes.UnitsMissing: ResponseCode.PULL_NOT_FOUND,
+}
+
+_EMPTY = (outcomes.QueueEmpty, outcomes.QueueUnknown)
+
+_NOTHING_NEW = {
+    kind: NothingNewAnswers(_MASTER, _STATUS[kind])
+    for kind, code in _CODES.items()
+    if code == ResponseCode.PULL_NOT_FOUND
+}
+
+
 def _code(outcome: ReadOutcome, asked: int) -> ResponseCode:
-    match outcome:
-        case outcomes.Found():
-            return ResponseCode.SUCCESS
-        case outcomes.NoMatch() | outcomes.MessagesRemoved():
-            return ResponseCode.PULL_RETRY_IMMEDIATELY
-        case outcomes.QueueEmpty() | outcomes.QueueUnknown():
-            return ResponseCode.PULL_OFFSET_MOVED if asked else ResponseCode.PULL_NOT_FOUND
-        case outcomes.UpToDate() | outcomes.UnitsMissing():
-            return ResponseCode.PULL_NOT_FOUND
-        case outcomes.OffsetTooSmall() | outcomes.OffsetTooLarge():
-            return ResponseCode.PULL_OFFSET_MOVED
-        case _:
-            assert_never(outcome)
+    if asked and isinstance(outcome, _EMPTY):
+        # There is nothing, so nobody can have come that far.
+        return ResponseCode.PULL_OFFSET_MOVED
+    return _CODES[type(outcome)]

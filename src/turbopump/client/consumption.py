@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import assert_never
 
 import msgspec
@@ -138,8 +138,10 @@ class Consumption:
         """Commit the position of every owned queue."""
         await self.offsets.persist(list(self.owned))
 
-    async def _persist_news(self) -> None:
-        await self.offsets.persist(list(self.owned), is_routine=True)
+    def _persist_news(self) -> Awaitable[None] | None:
+        if not self.offsets.has_news(self.owned):
+            return None
+        return self.offsets.persist(list(self.owned), is_routine=True)
 
     def _sample(self) -> None:
         self.stats.sample(self._session.clock.monotonic_ms())

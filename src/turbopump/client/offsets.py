@@ -15,7 +15,7 @@ from typing import BinaryIO, Protocol
 
 from turbopump.client import calls
 from turbopump.client.session import Session
-from turbopump.errors import BodyError, InvalidArgument, TurbopumpError
+from turbopump.errors import BodyError, InvalidArgument, NetworkError, TurbopumpError
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.wire.bodies import QueueOffsets
 
@@ -34,6 +34,8 @@ class Positions:
 
     def __init__(self) -> None:
         self._offsets: dict[MessageQueue, QueueOffset] = {}
+        self.changes = 0
+        """How often anything was noted that had not been known."""
 
     def of(self, queue: MessageQueue) -> QueueOffset | None:
         return self._offsets.get(queue)
@@ -46,13 +48,16 @@ class Positions:
         """Note progress; an offset that lies behind changes nothing."""
         if offset > self._offsets.get(queue, -1):
             self._offsets[queue] = offset
+            self.changes += 1
 
     def replace(self, queue: MessageQueue, offset: QueueOffset) -> None:
         """Go to an offset, perhaps backwards."""
         self._offsets[queue] = offset
+        self.changes += 1
 
     def forget(self, queue: MessageQueue) -> None:
         self._offsets.pop(queue, None)
+        self.changes += 1
 
 
 class OffsetStore(Protocol):
@@ -66,6 +71,10 @@ class OffsetStore(Protocol):
 
     async def stored(self, queue: MessageQueue) -> QueueOffset | None:
         """Return what survives of a queue, None when nothing does; raises TurbopumpError."""
+        ...
+
+    def has_news(self, queues: Collection[MessageQueue]) -> bool:
+        """Whether `persist` has anything to do that is done again and again."""
         ...
 
     async def persist(self, queues: Collection[MessageQueue], *, is_routine: bool = False) -> None:
@@ -98,6 +107,11 @@ class Told:
         is_same = offset == self._offset and self._times >= _TELL_TIMES
         return is_same and now_ms - self._at_ms < TELL_AGAIN_MS
 
+    @property
+    def again_ms(self) -> int:
+        """When to tell again what stays the same."""
+        return self._at_ms + TELL_AGAIN_MS
+
     def note(self, offset: QueueOffset, now_ms: int) -> None:
         self._times = self._times + 1 if offset == self._offset else 1
         self._offset, self._at_ms = offset, now_ms
@@ -111,6 +125,9 @@ class RemoteOffsets:
         self._told: defaultdict[MessageQueue, Told] = defaultdict(Told)
         self._session = session
         self._group = group
+        self._seen: tuple[int, int] | None = None
+        """What there was when all had been told, which is enough until the time below."""
+        self._told_until_ms = 0
 
     async def open(self) -> None:
         """Nothing to do: brokers are asked for each queue."""
@@ -125,31 +142,53 @@ class RemoteOffsets:
         timeout_ms = self._session.config.request_timeout_ms
         return await calls.committed_offset(self._session, address, self._group, queue, timeout_ms)
 
+    def has_news(self, queues: Collection[MessageQueue]) -> bool:
+        now_ms = self._session.clock.monotonic_ms()
+        seen = (self.positions.changes, len(queues))
+        if seen == self._seen and now_ms < self._told_until_ms:
+            return False
+        if any(self._is_news(queue, now_ms) for queue in queues):
+            return True
+        known = (queue for queue in queues if self.positions.of(queue) is not None)
+        again_ms = (self._told[queue].again_ms for queue in known)
+        self._seen, self._told_until_ms = seen, min(again_ms, default=now_ms + TELL_AGAIN_MS)
+        return False
+
+    def _is_news(self, queue: MessageQueue, now_ms: int) -> bool:
+        offset = self.positions.of(queue)
+        return offset is not None and not self._told[queue].is_enough(offset, now_ms)
+
     async def persist(self, queues: Collection[MessageQueue], *, is_routine: bool = False) -> None:
         now_ms = self._session.clock.monotonic_ms()
-        wanted = {
-            queue: offset
-            for queue in queues
-            if (offset := self.positions.of(queue)) is not None
-            and not (is_routine and self._told[queue].is_enough(offset, now_ms))
-        }
-        if not wanted:
+        by_broker: defaultdict[str, dict[MessageQueue, QueueOffset]] = defaultdict(dict)
+        for queue in queues:
+            offset = self.positions.of(queue)
+            if offset is not None and not (is_routine and not self._is_news(queue, now_ms)):
+                by_broker[queue.broker][queue] = offset
+        if len(by_broker) == 1:
+            await self._commit(*by_broker.values())
             return
+        # One broker that does not answer holds up none of the others.
         async with asyncio.TaskGroup() as group:
-            for queue, offset in wanted.items():
-                group.create_task(self._commit(queue, offset))
+            for offsets in by_broker.values():
+                group.create_task(self._commit(offsets))
 
-    async def _commit(self, queue: MessageQueue, offset: QueueOffset) -> None:
-        try:
-            address = await self._session.address_of(queue)
-            await calls.commit_offset(
-                self._session, address, self._group, queue, offset, _COMMIT_TIMEOUT_MS
-            )
-            self._told[queue].note(offset, self._session.clock.monotonic_ms())
-        except TurbopumpError as error:
-            _log.warning(
-                "offset %d of %s in %s not committed: %s", offset, self._group, queue, error
-            )
+    async def _commit(self, offsets: Mapping[MessageQueue, QueueOffset]) -> None:
+        """Tell one broker, one offset after the other, until it cannot be told."""
+        for queue, offset in offsets.items():
+            try:
+                address = await self._session.address_of(queue)
+                await calls.commit_offset(
+                    self._session, address, self._group, queue, offset, _COMMIT_TIMEOUT_MS
+                )
+                self._told[queue].note(offset, self._session.clock.monotonic_ms())
+            except TurbopumpError as error:
+                _log.warning(
+                    "offset %d of %s in %s not committed: %s", offset, self._group, queue, error
+                )
+                if isinstance(error, NetworkError):
+                    # The others would wait just as long for nothing; the next time comes soon.
+                    return
 
 
 class LocalOffsets:
@@ -174,6 +213,13 @@ class LocalOffsets:
 
     async def stored(self, queue: MessageQueue) -> QueueOffset | None:
         return self._stored.get(queue)
+
+    def has_news(self, queues: Collection[MessageQueue]) -> bool:
+        return any(self._is_news(queue) for queue in queues)
+
+    def _is_news(self, queue: MessageQueue) -> bool:
+        offset = self.positions.of(queue)
+        return offset is not None and self._stored.get(queue) != offset
 
     async def persist(
         self,

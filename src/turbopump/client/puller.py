@@ -21,6 +21,7 @@ from turbopump.errors import RemoteError, TurbopumpError
 from turbopump.message import QueueOffset
 from turbopump.wire.bodies import Subscription
 from turbopump.wire.codes import ResponseCode
+from turbopump.wire.command import Command
 from turbopump.wire.headers import PullMessage
 from turbopump.wire.record import MessageView
 from turbopump.wire.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND
@@ -77,6 +78,9 @@ class Puller:
     def __init__(self, owned: OwnedQueue, around: Surroundings) -> None:
         self._owned = owned
         self._around = around
+        self._asked: PullMessage | None = None
+        self._command: Command | None = None
+        """The last request: while nothing comes, it is the same again and again."""
 
     async def run(self) -> None:
         owned, around = self._owned, self._around
@@ -128,10 +132,15 @@ class Puller:
 
     async def _pull(self, wanted: Subscription) -> PullOutcome:
         owned, session = self._owned, self._around.session
-        await session.route(owned.queue.topic)
+        route = session.cached_route(owned.queue.topic)
+        if route is None or route.is_borrowed:
+            await session.route(owned.queue.topic)
         address = session.address_to_read(owned.queue.broker, owned.broker_id)
         header = self._header(wanted)
-        return await calls.pull(session, address, header, self._around.pulling.timeout_ms)
+        if self._command is None or header != self._asked:
+            self._asked, self._command = header, calls.pull_command(header)
+        answer = await session.request(address, self._command, self._around.pulling.timeout_ms)
+        return calls.decoded(calls.pulled(answer))
 
     def _header(self, wanted: Subscription) -> PullMessage:
         owned, around = self._owned, self._around

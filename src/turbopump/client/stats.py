@@ -36,6 +36,7 @@ class ConsumerStats:
     def __init__(self) -> None:
         self._totals: dict[str, Totals] = {}
         self._samples: deque[tuple[int, dict[str, Totals]]] = deque(maxlen=_SAMPLES)
+        self._sampled_events = -1
 
     def totals(self, topic: str) -> Totals:
         """Return the counters of a topic, to be counted up."""
@@ -61,8 +62,14 @@ class ConsumerStats:
 
     def sample(self, now_ms: int) -> None:
         """Remember the counters of this moment; to be called every `SAMPLE_INTERVAL_MS`."""
+        events = sum(each.calls + each.pulls for each in self._totals.values())
+        if events == self._sampled_events:
+            # Nothing has happened since the last one.
+            self._samples.append((now_ms, self._samples[-1][1]))
+            return
         copies = {topic: replace(each) for topic, each in self._totals.items()}
         self._samples.append((now_ms, copies))
+        self._sampled_events = events
 
     def rates(self, topic: str, now_ms: int) -> ConsumeRates:
         """Return how a topic gets on, as the protocol reports it."""

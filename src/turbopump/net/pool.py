@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from random import Random
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from turbopump.clock import SYSTEM_CLOCK, Clock
 from turbopump.errors import ConnectFailed
@@ -121,11 +121,18 @@ class ConnectionPool:
             raise ConnectFailed(self._failure_text(peer))
         return connection
 
-    async def request(self, address: str, command: Command, timeout_ms: int) -> Command:
+    def request(
+        self, address: str, command: Command, timeout_ms: int
+    ) -> Coroutine[Any, Any, Command]:
         """Connect if need be, send a request and return its answer, all within the time."""
         peer = self._peers.get(address)
         if peer is not None and peer.connection is not None and peer.connection.is_open:
-            return await peer.connection.request(command, timeout_ms)
+            return peer.connection.request(command, timeout_ms)
+        return self._connect_and_request(address, command, timeout_ms)
+
+    async def _connect_and_request(
+        self, address: str, command: Command, timeout_ms: int
+    ) -> Command:
         connection, left_ms = await self._connected_in_time(address, timeout_ms)
         return await connection.request(command, left_ms)
 

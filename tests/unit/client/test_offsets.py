@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from clusters import Recorder, cluster
-from consumers import Seen, committed, consuming, send, sleep_ms
+from consumers import Seen, committed, consuming, make_topic, send, sleep_ms
 from turbopump.client.offsets import (
     TELL_AGAIN_MS,
     LocalOffsets,
     Positions,
+    RemoteOffsets,
     Told,
     offsets_path,
     read_offsets,
@@ -248,3 +249,27 @@ async def test_an_error_is_not_taken_for_no_offset(tmp_path: Path) -> None:
             recorder.refuse = None
             # At the next rebalance the broker answers, and a young queue starts at its beginning.
             await wait_until(lambda: seen.count == 3, 25)
+
+
+@virtual_time()
+async def test_an_idle_consumer_looks_for_news_in_vain(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world, world.session() as session:
+        await make_topic(world)
+        await session.route("T")
+        store = RemoteOffsets(session, "g")
+        queue = MessageQueue("T", next(iter(world.brokers)), 0)
+        assert not store.has_news([queue]), "no position yet"
+        store.positions.advance(queue, QueueOffset(3))
+        assert store.has_news([queue])
+        await store.persist([queue])
+        assert store.has_news([queue]), "told once"
+        await store.persist([queue])
+        assert not store.has_news([queue])
+        store.positions.advance(queue, QueueOffset(3))
+        assert not store.has_news([queue]), "nothing new"
+        store.positions.advance(queue, QueueOffset(4))
+        assert store.has_news([queue])
+        store.positions.replace(queue, QueueOffset(3))
+        assert not store.has_news([queue])
+        await sleep_ms(TELL_AGAIN_MS)
+        assert store.has_news([queue]), "told again after a while"
