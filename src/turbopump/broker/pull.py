@@ -21,7 +21,7 @@ from turbopump.message import MessageQueue, QueueOffset
 from turbopump.net.connection import Connection
 from turbopump.net.router import Handler
 from turbopump.store import outcomes
-from turbopump.store.outcomes import Filter, ReadOutcome
+from turbopump.store.outcomes import EVERYTHING, Filter, ReadOutcome
 from turbopump.store.store import Store
 from turbopump.wire import properties as names
 from turbopump.wire.bodies import GroupConfig, MessageModel, Subscription
@@ -30,7 +30,7 @@ from turbopump.wire.command import Command, Serialize
 from turbopump.wire.headers import NoFields, PullMessage, PullMessageAnswer
 from turbopump.wire.hosts import Host
 from turbopump.wire.names import OFFSET_MOVED_TOPIC
-from turbopump.wire.pull_answers import NothingNewAnswers
+from turbopump.wire.pull_answers import PullAnswers
 from turbopump.wire.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND
 
 _MASTER = 0
@@ -89,11 +89,13 @@ class Pulls:
                 header.consumer_group, header.topic, header.queue_id, header.commit_offset
             )
         outcome = self._read(pull)
+        if isinstance(outcome, outcomes.Found):
+            return self._hand_out(pull, outcome)
         may_hold = header.sys_flag & PULL_SUSPEND and not self._arrivals.is_full
         if may_hold and _code(outcome, header.queue_offset) == ResponseCode.PULL_NOT_FOUND:
             self._hold(pull)
             return None
-        return self._answer(pull, outcome)
+        return self._answer_without(pull, outcome)
 
     # --- checks, in the order of the protocol -----------------------------------------------------
 
@@ -201,47 +203,50 @@ class Pulls:
         try:
             self._admit(header)
             outcome = self._read(pull)
-            is_plain = request.serialize is Serialize.JSON and not pull.peer.is_observed
-            if is_plain and _code(outcome, header.queue_offset) == ResponseCode.PULL_NOT_FOUND:
+            if isinstance(outcome, outcomes.Found):
+                answer = self._hand_out(pull, outcome)
+            elif (
+                _is_plain(pull)
+                and _code(outcome, header.queue_offset) == ResponseCode.PULL_NOT_FOUND
+            ):
                 self._answer_nothing_new(pull, outcome)
                 return
-            answer = self._answer(pull, outcome)
+            else:
+                answer = self._answer_without(pull, outcome)
         except RemoteError as error:
             answer = request.answer(error.code, NoFields(), remark=error.remark)
-        pull.peer.answer(request, answer)
+        if answer is not None:
+            pull.peer.answer(request, answer)
+
+    def _hand_out(self, pull: Pull, found: outcomes.Found) -> Command | None:
+        """Answer with messages, or return the answer if it cannot be a prepared one."""
+        request, header = pull.request, pull.header
+        count = len(found.sizes)
+        self._stats.get(header.consumer_group, header.topic, header.queue_id, count, found.size)
+        if _is_plain(pull):
+            frame = _FOUND.frame(
+                request.opaque, found.next_offset, found.min_offset, found.max_offset, found.size
+            )
+            pull.peer.answer_encoded(request, frame, *found.pieces)
+            return None
+        remark, pieces = _STATUS[type(found)], tuple(found.pieces)
+        return request.answer(ResponseCode.SUCCESS, _fields(found), remark=remark, body=pieces)
 
     def _answer_nothing_new(self, pull: Pull, outcome: ReadOutcome) -> None:
-        """Do the same as `_answer`, for the one answer that idle consumers get all the time."""
+        """Do as `_answer_without`, for the one answer that idle consumers get all the time."""
         self._stats.missed()
         frame = _NOTHING_NEW[type(outcome)].frame(
             pull.request.opaque, outcome.next_offset, outcome.min_offset, outcome.max_offset
         )
         pull.peer.answer_encoded(pull.request, frame)
 
-    def _answer(self, pull: Pull, outcome: ReadOutcome) -> Command:
-        header = pull.header
-        code = _code(outcome, header.queue_offset)
-        answer = PullMessageAnswer(
-            suggest_which_broker_id=_MASTER,
-            next_begin_offset=outcome.next_offset,
-            min_offset=outcome.min_offset,
-            max_offset=outcome.max_offset,
-        )
-        if isinstance(outcome, outcomes.Found):
-            self._stats.get(
-                header.consumer_group,
-                header.topic,
-                header.queue_id,
-                len(outcome.messages),
-                outcome.size,
-            )
-            return pull.request.answer(
-                code, answer, remark=_STATUS[type(outcome)], body=tuple(outcome.messages)
-            )
+    def _answer_without(self, pull: Pull, outcome: ReadOutcome) -> Command:
+        """Make the answer that says why there are no messages."""
+        code = _code(outcome, pull.header.queue_offset)
         self._stats.missed()
         if code == ResponseCode.PULL_OFFSET_MOVED:
             self._tell_offset_moved(pull, outcome.next_offset)
-        return pull.request.answer(code, answer, remark=_STATUS[type(outcome)])
+        return pull.request.answer(code, _fields(outcome), remark=_STATUS[type(outcome)])
 
     def _tell_offset_moved(self, pull: Pull, offset: int) -> None:
         """Note for operators that a group asked for messages that are not there (any more)."""
@@ -284,7 +289,7 @@ def _filter_of_request(header: PullMessage) -> Filter:
         parsed = tags.parse_tags(header.subscription)
     except InvalidArgument as error:
         raise RemoteError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from error
-    return Filter() if parsed.everything else Filter(tags_codes=frozenset(parsed.codes))
+    return EVERYTHING if parsed.everything else Filter(tags_codes=frozenset(parsed.codes))
 
 
 def _filter_of_subscription(subscription: Subscription) -> Filter:
@@ -295,7 +300,7 @@ def _filter_of_subscription(subscription: Subscription) -> Filter:
             "The broker does not support consumer to filter message by SQL92",
         )
     if subscription.sub_string == tags.EVERYTHING:
-        return Filter()
+        return EVERYTHING
     return Filter(tags_codes=frozenset(subscription.code_set))
 
 
@@ -328,10 +333,27 @@ _CODES: dict[type[ReadOutcome], ResponseCode] = {
 _EMPTY = (outcomes.QueueEmpty, outcomes.QueueUnknown)
 
 _NOTHING_NEW = {
-    kind: NothingNewAnswers(_MASTER, _STATUS[kind])
+    kind: PullAnswers(code, _MASTER, _STATUS[kind])
     for kind, code in _CODES.items()
     if code == ResponseCode.PULL_NOT_FOUND
 }
+
+
+_FOUND = PullAnswers(ResponseCode.SUCCESS, _MASTER, _STATUS[outcomes.Found])
+
+
+def _is_plain(pull: Pull) -> bool:
+    """Whether a prepared answer will do: in JSON, and seen by no hook."""
+    return pull.request.serialize is Serialize.JSON and not pull.peer.is_observed
+
+
+def _fields(outcome: ReadOutcome) -> PullMessageAnswer:
+    return PullMessageAnswer(
+        suggest_which_broker_id=_MASTER,
+        next_begin_offset=outcome.next_offset,
+        min_offset=outcome.min_offset,
+        max_offset=outcome.max_offset,
+    )
 
 
 def _code(outcome: ReadOutcome, asked: int) -> ResponseCode:

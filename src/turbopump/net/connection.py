@@ -20,7 +20,7 @@ from turbopump.net.outbox import Outbox
 from turbopump.net.router import Router
 from turbopump.net.serving import Serving
 from turbopump.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, Buffer, Command
-from turbopump.wire.framing import FrameDecoder, encode_parts
+from turbopump.wire.framing import FrameDecoder, encode_parts, too_long
 
 _log = logging.getLogger(__name__)
 
@@ -208,13 +208,16 @@ class Connection(asyncio.Protocol):
         """
         self._serving.answer(request, response)
 
-    def answer_encoded(self, request: Command, frame: bytes) -> None:
+    def answer_encoded(self, request: Command, *parts: Buffer) -> None:
         """Answer a request of the peer with a frame that is encoded already, past the hooks.
 
-        As with `answer`, nothing is sent for one-way requests, nor to a peer that is gone.
+        It may come in several parts. As with `answer`, nothing is sent for one-way requests, nor
+        to a peer that is gone. Raises InvalidArgument for one that is too long.
         """
         if self._serving.is_answerable(request):
-            self._send_parts((frame,))
+            if len(parts) > 1 and sum(map(len, parts)) > self._limits.frame_bytes_max:
+                raise too_long(sum(map(len, parts)), self._limits.frame_bytes_max)
+            self._send_parts(parts)
 
     def close(self, reason: str = "closed by this side") -> None:
         """Write what is unwritten, then close; requests in flight fail at once."""

@@ -274,7 +274,7 @@ class CommitLog:
 
     def _view(self, start: int) -> memoryview:
         segment = self._segment(start)
-        return self._open_files.making_room(segment.view)
+        return segment.mapped or self._open_files.making_room(segment.view)
 
     def _adopt(self, start: int, fd: int) -> Segment:
         segment = Segment(start, self.segment_bytes, self._files, fd)

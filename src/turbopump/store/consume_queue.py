@@ -34,14 +34,17 @@ QueueKey: TypeAlias = tuple[str, int]
 
 _RECOVERED_FILES = 3
 _SCAN_UNITS = 4096
+_AHEAD_UNITS = 256
+"""What is read at once for whoever reads on with less: asking for it costs more than the units."""
 
 
 class ConsumeQueue:
     """Where the messages of one queue lie. ``max_offset`` is one behind the last unit."""
 
     __slots__ = (
-        "_files", "_open_files", "_pending", "_segments", "is_waiting", "key", "max_offset",
-        "min_offset", "next_offset", "physical_end", "queue_id", "topic", "written_offset",
+        "_ahead", "_ahead_from", "_files", "_open_files", "_pending", "_segments", "is_waiting",
+        "key", "max_offset", "min_offset", "next_offset", "physical_end", "queue_id", "topic",
+        "written_offset",
     )  # fmt: skip
 
     def __init__(
@@ -64,6 +67,9 @@ class ConsumeQueue:
         self._files = files
         self._open_files = open_files
         self._pending = bytearray()
+        # What was read of a file last, for whoever reads on from there.
+        self._ahead = b""
+        self._ahead_from = 0
 
     @property
     def units_per_segment(self) -> int:
@@ -102,6 +108,9 @@ class ConsumeQueue:
 
     def units(self, offset: QueueOffset, count: int) -> bytes | None:
         """Return up to ``count`` units from an offset on, as far as one file has them."""
+        at = (offset - self._ahead_from) * UNIT_BYTES
+        if 0 <= at <= len(self._ahead) - count * UNIT_BYTES:
+            return self._ahead[at : at + count * UNIT_BYTES]
         start = self._segments.start_at(offset * UNIT_BYTES)
         if offset >= self.written_offset:
             at = (offset - self.written_offset) * UNIT_BYTES
@@ -113,10 +122,21 @@ class ConsumeQueue:
         file_end = start // UNIT_BYTES + self.units_per_segment
         count = min(count, file_end - offset, self.max_offset - offset)
         written = min(count, self.written_offset - offset)
-        data = self._read(start, offset, written)
+        data = self._read_ahead(start, offset, written)
         if len(data) == written * UNIT_BYTES and written < count:
             data += self._pending[: (count - written) * UNIT_BYTES]
         return data or None
+
+    def _read_ahead(self, start: int, offset: int, count: int) -> bytes:
+        """Read units of a file, and those after them if somebody reads one after the other."""
+        if count > _AHEAD_UNITS:
+            return self._read(start, offset, count)
+        wanted = count
+        if self._ahead_from <= offset <= self._ahead_from + len(self._ahead) // UNIT_BYTES:
+            in_file = start // UNIT_BYTES + self.units_per_segment - offset
+            wanted = min(_AHEAD_UNITS, in_file, self.written_offset - offset)
+        self._ahead_from, self._ahead = offset, self._read(start, offset, wanted)
+        return self._ahead[: count * UNIT_BYTES]
 
     def unit(self, offset: QueueOffset) -> tuple[PhysicalOffset, int, int] | None:
         """Return position, size and tags code of one message; None when there is no such unit."""
@@ -212,6 +232,7 @@ class ConsumeQueue:
 
     def raise_minimum(self, log_min: PhysicalOffset) -> None:
         """Follow the log's deletion: drop files and pass over units whose messages are gone."""
+        self._ahead = b""
         while len(self._segments.starts) > 1 and self._last_position_of_first() < log_min:
             self._open_files.close(self._segments.drop_first())
         first = self._segments.starts[0] // UNIT_BYTES if self._segments.starts else 0
@@ -263,6 +284,7 @@ class ConsumeQueue:
         return count
 
     def _end_at(self, end: QueueOffset) -> None:
+        self._ahead = b""
         self.max_offset = self.next_offset = self.written_offset = end
         self.min_offset = min(self.min_offset, end)
         unit = self.unit(QueueOffset(end - 1))

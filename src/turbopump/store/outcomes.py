@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import TypeAlias
 
@@ -76,12 +76,33 @@ class _Answered(Struct, frozen=True, kw_only=True):
 class Found(_Answered, frozen=True, kw_only=True):
     """Messages, as views into the log: hand them to the socket and let go of them."""
 
-    messages: Sequence[memoryview]
+    pieces: Sequence[memoryview]
+    """All messages in order; those that lie one behind the other may be one piece."""
+    sizes: Sequence[int]
+    """Of each message."""
     queue_offsets: Sequence[QueueOffset]
     size: int
     """Bytes of all messages."""
     suggest_slave: bool
     """The reader is so far behind that the messages are hardly in memory any more."""
+
+    @property
+    def messages(self) -> Sequence[memoryview]:
+        """Each message by itself."""
+        if len(self.pieces) == len(self.sizes):
+            return self.pieces
+        return list(_cut(self.pieces, self.sizes))
+
+
+def _cut(pieces: Sequence[memoryview], sizes: Sequence[int]) -> Iterator[memoryview]:
+    """Yield messages that make up the pieces."""
+    left = iter(sizes)
+    for piece in pieces:
+        at = 0
+        while at < len(piece):
+            size = next(left)
+            yield piece[at : at + size]
+            at += size
 
 
 class NoMatch(_Answered, frozen=True, kw_only=True):

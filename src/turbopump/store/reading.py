@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import struct
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from operator import add, ne
 from typing import cast
 
 import numpy as np
@@ -56,7 +61,7 @@ def read_queue(
         per_file = queue.units_per_segment
         following = QueueOffset((offset + per_file) // per_file * per_file)
         return UnitsMissing(next_offset=following, min_offset=low, max_offset=high)
-    if wanted == EVERYTHING:
+    if wanted is EVERYTHING or wanted == EVERYTHING:
         found = _run_of_all(log, data, offset, count_max, limits)
         if found is not None:
             return found.outcome(low, high)
@@ -65,7 +70,7 @@ def read_queue(
 
 
 def _units_to_look_at(count_max: int, limits: ReadLimits, wanted: Filter) -> int:
-    if wanted == EVERYTHING:
+    if wanted is EVERYTHING or wanted == EVERYTHING:
         # Every unit yields a message, so one more than can be returned tells where to stop.
         return min(max(1, count_max), max(limits.memory_count_max, limits.disk_count_max)) + 1
     return max(limits.scan_units_max, count_max)
@@ -73,35 +78,83 @@ def _units_to_look_at(count_max: int, limits: ReadLimits, wanted: Filter) -> int
 
 def _run_of_all(
     log: CommitLog, data: bytes, offset: QueueOffset, count_max: int, limits: ReadLimits
-) -> _Scanned | None:
-    """Collect messages until the limits are reached, all being wanted; None if some are gone.
+) -> _Run | None:
+    """Collect messages until the limits are reached, all being wanted; None if that is not simple.
 
-    Does what `_Scan` does at a fifth of the cost: most pulls want everything.
+    Does what `_Scan` does at a tenth of the cost: most pulls want everything.
     """
-    messages: list[memoryview] = []
+    units = _positions_and_sizes(len(data) // UNIT_BYTES).unpack(data)
     recent_from = log.written - limits.recent_bytes
-    memory = limits.memory_bytes_max, min(count_max, limits.memory_count_max)
-    disk = limits.disk_bytes_max, min(count_max, limits.disk_count_max)
-    size_of_all = last_position = 0
-    start = end = -1
-    view = memoryview(b"")
-    for position, size, _ in UNIT.iter_unpack(data):
-        if messages:
-            bytes_max, messages_max = memory if position >= recent_from else disk
-            if len(messages) >= messages_max or size_of_all + size > bytes_max:
-                break
-        if position < start or position + size > end:
-            window = log.window(position)
-            if window is None or position + size > window[1]:
-                return None
-            start, end, view = window
-        messages.append(view[position - start : position - start + size])
-        size_of_all += size
-        last_position = position
-    count = len(messages)
-    far_behind = last_position < recent_from
-    numbers = list(range(count))
-    return _Scanned(offset, count, messages, numbers, size_of_all, False, far_behind)
+    first, last = units[0], units[-2]
+    is_recent = first >= recent_from
+    if is_recent != (last >= recent_from):
+        return None
+    if is_recent:
+        bytes_max, count = limits.memory_bytes_max, min(limits.memory_count_max, count_max)
+    else:
+        bytes_max, count = limits.disk_bytes_max, min(limits.disk_count_max, count_max)
+    sizes = units[1::2]
+    size = sum(sizes)
+    if size > bytes_max:
+        count = min(count, bisect_right(list(accumulate(sizes)), bytes_max))
+    if len(sizes) > max(1, count):
+        units, sizes = units[: 2 * max(1, count)], sizes[: max(1, count)]
+        last, size = units[-2], sum(sizes)
+    if last + sizes[-1] - first == size:
+        # Positions ascend: without a gap in all, there is none between two.
+        piece = log.view(first, size)
+        pieces = None if piece is None else [piece]
+    else:
+        pieces = _pieces(log, units[::2], sizes)
+    return None if pieces is None else _Run(offset, pieces, sizes, size, not is_recent)
+
+
+@lru_cache(maxsize=4096)
+def _positions_and_sizes(count: int) -> struct.Struct:
+    """Return how so many units are read, without what they keep of tags."""
+    return struct.Struct(">" + "qi8x" * count)
+
+
+def _pieces(
+    log: CommitLog, positions: Sequence[int], sizes: Sequence[int]
+) -> list[memoryview] | None:
+    """Cut messages out of the log, those that lie one behind the other in one piece.
+
+    None if one of them cannot be had.
+    """
+    is_apart = map(ne, positions[1:], map(add, positions, sizes))
+    firsts = [0, *(number for number, apart in enumerate(is_apart, 1) if apart)]
+    pieces: list[memoryview] = []
+    for first, behind in pairwise((*firsts, len(positions))):
+        start, last = positions[first], behind - 1
+        piece = log.view(start, positions[last] + sizes[last] - start)
+        if piece is None:
+            return None
+        pieces.append(piece)
+    return pieces
+
+
+class _Run(Struct, frozen=True):
+    """Messages that follow one another in their queue."""
+
+    offset: QueueOffset
+    pieces: list[memoryview]
+    sizes: Sequence[int]
+    size: int
+    far_behind: bool
+
+    def outcome(self, low: QueueOffset, high: QueueOffset) -> Found:
+        following = self.offset + len(self.sizes)
+        return Found(
+            pieces=self.pieces,
+            sizes=self.sizes,
+            queue_offsets=cast(Sequence[QueueOffset], range(self.offset, following)),
+            size=self.size,
+            suggest_slave=self.far_behind,
+            next_offset=QueueOffset(following),
+            min_offset=low,
+            max_offset=high,
+        )
 
 
 class _Scan:
@@ -225,7 +278,8 @@ class _Scanned(Struct, frozen=True):
         following = QueueOffset(self.offset + self.units)
         if self.messages:
             return Found(
-                messages=self.messages,
+                pieces=self.messages,
+                sizes=[len(message) for message in self.messages],
                 # Not one by one through the type's name, which takes as long as the rest of this.
                 queue_offsets=cast(
                     list[QueueOffset], [self.offset + number for number in self.numbers]

@@ -14,14 +14,15 @@ COPIED_AT_ONCE = 1024 * 1024
 class Segment:
     """An open file. Views into it stay valid after it is closed or deleted."""
 
-    __slots__ = ("_files", "_view", "fd", "size", "start")
+    __slots__ = ("_files", "fd", "mapped", "size", "start")
 
     def __init__(self, start: int, size: int, files: Files, fd: int) -> None:
         self.start = start
         self.size = size
         self._files = files
         self.fd = fd
-        self._view: memoryview | None = None
+        self.mapped: memoryview | None = None
+        """The whole file for reading, once somebody has read it."""
 
     def write(self, data: bytes | bytearray | memoryview, at: int) -> None:
         """Write at a position of the whole log."""
@@ -30,11 +31,11 @@ class Segment:
 
     def view(self) -> memoryview:
         """Return the whole file for reading."""
-        view = self._view
+        view = self.mapped
         if view is None:
             # The map itself is never closed: it ends with the last view into it, so a reader that
             # still sends a message of a deleted file meets no error.
-            view = self._view = memoryview(self._files.map(self.fd, self.size))
+            view = self.mapped = memoryview(self._files.map(self.fd, self.size))
         return view
 
     def used_behind(self, at: int) -> int:
@@ -57,7 +58,7 @@ class Segment:
 
     def close(self) -> None:
         """Let go of the file; views go on living."""
-        self._view = None
+        self.mapped = None
         if self.fd >= 0:
             self._files.close(self.fd)
             self.fd = -1

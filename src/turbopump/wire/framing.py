@@ -31,8 +31,13 @@ def encode_parts(command: Command, frame_bytes_max: int = FRAME_BYTES_MAX) -> li
     parts = body_parts(command.body) if command.body else ()
     length = _LENGTH_BYTES + len(header) + sum(map(len, parts))
     if length > frame_bytes_max or len(header) > _HEADER_LENGTH_BITS:
-        raise InvalidArgument(f"frame of {length} bytes: at most {frame_bytes_max} are allowed")
+        raise too_long(length, frame_bytes_max)
     return [_PREFIX.pack(length, command.serialize << 24 | len(header)) + header, *parts]
+
+
+def too_long(length: int, frame_bytes_max: int) -> InvalidArgument:
+    """Return the error for a frame that no peer would take."""
+    return InvalidArgument(f"frame of {length} bytes: at most {frame_bytes_max} are allowed")
 
 
 class FrameDecoder:

@@ -1,4 +1,4 @@
-"""The answer to a pull that has waited in vain: what an idle consumer hears again and again."""
+"""Answers to pulls: with messages, or after a wait in vain, as idle consumers get them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ _PREFIX = struct.Struct(">ii")
 _OFFSETS = ("nextBeginOffset", "minOffset", "maxOffset")
 
 
-class NothingNewAnswers:
-    """Makes whole frames, for requests whose header is JSON.
+class PullAnswers:
+    """Makes frames up to their bodies, for requests whose header is JSON.
 
     Only four values differ from one answer to the next. The text around them is taken once from a
     frame that was encoded the usual way, so the bytes are the same.
     """
 
-    def __init__(self, broker_id: int, remark: str) -> None:
+    def __init__(self, code: ResponseCode, broker_id: int, remark: str) -> None:
         fields = PullMessageAnswer(
             suggest_which_broker_id=broker_id, next_begin_offset=0, min_offset=0, max_offset=0
         )
-        code = ResponseCode.PULL_NOT_FOUND
         sample = Command(code).answer(code, fields, remark=remark)
         assert sample.serialize is Serialize.JSON
         rest = encode(sample)[_PREFIX.size :].decode()
@@ -38,11 +37,16 @@ class NothingNewAnswers:
         self._before_opaque = before + mark
         self._end = rest.removeprefix("0")
 
-    def frame(self, opaque: int, next_offset: int, min_offset: int, max_offset: int) -> bytes:
-        """Return the answer to a request with a number: where to go on, and the queue's limits."""
+    def frame(
+        self, opaque: int, next_offset: int, min_offset: int, max_offset: int, body_bytes: int = 0
+    ) -> bytes:
+        """Return the answer to a request with a number: where to go on, and the queue's limits.
+
+        So many bytes of messages have to follow.
+        """
         header = (
             f"{self._before_next}{next_offset}{self._before_min}{min_offset}{self._before_max}"
             f"{max_offset}{self._before_opaque}{opaque}{self._end}"
         ).encode()
         # The header's own length stands behind that of the frame, and 0 above it says JSON.
-        return _PREFIX.pack(len(header) + 4, len(header)) + header
+        return _PREFIX.pack(len(header) + 4 + body_bytes, len(header)) + header

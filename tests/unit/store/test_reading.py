@@ -1,0 +1,108 @@
+"""Reads of everything take short cuts, and find what a look at each unit finds."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turbopump.message import QueueOffset
+from turbopump.store import Files, Filter, Found, ReadLimits, Store
+from turbopump.store.outcomes import ReadOutcome
+from unit.store.support import ManualClock, bodies, record, small_config
+
+EACH = Filter(units=lambda units: np.ones(len(units), np.bool_))
+LIMITS = st.builds(
+    ReadLimits,
+    memory_bytes_max=st.integers(1, 3000),
+    memory_count_max=st.integers(1, 12),
+    disk_bytes_max=st.integers(1, 3000),
+    disk_count_max=st.integers(1, 12),
+    recent_bytes=st.integers(1, 8000),
+)
+QUEUES = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 300)), min_size=1, max_size=60)
+
+
+def content(outcome: ReadOutcome) -> object:
+    """Return all that can be seen of an outcome."""
+    if not isinstance(outcome, Found):
+        return outcome
+    messages = [bytes(message) for message in outcome.messages]
+    assert b"".join(outcome.pieces) == b"".join(messages)
+    assert [len(message) for message in messages] == list(outcome.sizes)
+    return (
+        messages,
+        list(outcome.queue_offsets),
+        outcome.size,
+        outcome.suggest_slave,
+        outcome.next_offset,
+        outcome.min_offset,
+        outcome.max_offset,
+    )
+
+
+@pytest.mark.slow
+@settings(max_examples=40, deadline=None)
+@given(QUEUES, LIMITS, st.integers(-1, 20), st.integers(0, 60))
+def test_the_short_cut_finds_the_same(
+    queues: list[tuple[int, int]], limits: ReadLimits, count_max: int, written: int
+) -> None:
+    clock = ManualClock()
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        Store.open(Path(directory), small_config(), clock=clock) as store,
+    ):
+        for number, (queue_id, size) in enumerate(queues):
+            store.append([record(b"x" * size, queue_id=queue_id)])
+            if number == written:
+                # Units that come later wait in memory.
+                for _ in range(3):
+                    clock.advance(2000)
+                    store.tick()
+        for queue_id in (0, 1):
+            low, high = store.queue_range("Topic", queue_id)
+            for offset in map(QueueOffset, range(low, high + 1)):
+                short, long = (
+                    store.read("Topic", queue_id, offset, count_max, wanted, limits)
+                    for wanted in (Filter(), EACH)
+                )
+                assert content(short) == content(long)
+
+
+def test_neighbours_are_one_piece(tmp_path: Path) -> None:
+    with Store.open(tmp_path, small_config(segment_bytes=1 << 16)) as store:
+        for queue_id in (0, 0, 0, 1, 0, 0):
+            store.append([record(b"x", queue_id=queue_id)])
+        found = store.read("Topic", 0, QueueOffset(0), 32)
+        assert isinstance(found, Found)
+        assert [len(piece) // found.sizes[0] for piece in found.pieces] == [3, 2]
+        assert len(found.messages) == 5
+
+
+class CountingFiles(Files):
+    """A disk that counts how often it is read."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def read(self, fd: int, size: int, at: int) -> bytes:
+        self.reads += 1
+        return super().read(fd, size, at)
+
+
+def test_whoever_reads_on_needs_few_reads_of_the_file(tmp_path: Path) -> None:
+    config = small_config(segment_bytes=1 << 20, queue_segment_units=1000)
+    with Store.open(tmp_path, config) as store:
+        store.append_all([[record(b"%d" % number)] for number in range(900)])
+    disk = CountingFiles()
+    with Store.open(tmp_path, config, files=disk) as store:
+        before = disk.reads
+        assert bodies(store) == [b"%d" % number for number in range(900)]
+        assert disk.reads - before <= 6
+        store.remove_topic("Topic")
+        store.append([record(b"new")])
+        assert bodies(store) == [b"new"]
