@@ -253,9 +253,9 @@ class Session:
         """Send a request and return its answer, whatever its code."""
         return self._running_pool().request(address, command, timeout_ms)
 
-    async def oneway(self, address: str, command: Command, timeout_ms: int) -> None:
+    def oneway(self, address: str, command: Command, timeout_ms: int) -> Coroutine[Any, Any, None]:
         """Send a request that is never answered; the time is for connecting and writing."""
-        await self._running_pool().oneway(address, command, timeout_ms)
+        return self._running_pool().oneway(address, command, timeout_ms)
 
     # --- inside -----------------------------------------------------------------------------------
 

@@ -136,12 +136,14 @@ class ConnectionPool:
         connection, left_ms = await self._connected_in_time(address, timeout_ms)
         return await connection.request(command, left_ms)
 
-    async def oneway(self, address: str, command: Command, timeout_ms: int) -> None:
+    def oneway(self, address: str, command: Command, timeout_ms: int) -> Coroutine[Any, Any, None]:
         """Connect if need be and send a request that is never answered, all within the time."""
         peer = self._peers.get(address)
         if peer is not None and peer.connection is not None and peer.connection.is_open:
-            await peer.connection.oneway_in_time(command, timeout_ms)
-            return
+            return peer.connection.oneway_in_time(command, timeout_ms)
+        return self._connect_and_send(address, command, timeout_ms)
+
+    async def _connect_and_send(self, address: str, command: Command, timeout_ms: int) -> None:
         connection, left_ms = await self._connected_in_time(address, timeout_ms)
         await connection.oneway_in_time(command, left_ms)
 

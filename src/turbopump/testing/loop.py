@@ -45,7 +45,7 @@ _OWN_FILES = 1
 _TICK_S = 1e-9
 """What the virtual clock counts in."""
 
-_TURNS_PER_ROUND = 64
+_TURNS_PER_ROUND = 256
 """How often the loop turns before it looks at what hardly ever changes."""
 
 _CANCELLED_MIN = 256
@@ -117,8 +117,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         if self._closed:
             raise RuntimeError("Event loop is closed")
         timer = asyncio.TimerHandle(when, callback, args, self, context)
-        self.timers_set += 1
-        heapq.heappush(self._timers, (when, self.timers_set, timer))
+        self.timers_set = number = self.timers_set + 1
+        heapq.heappush(self._timers, (when, number, timer))
         return timer
 
     def call_soon(
