@@ -29,7 +29,9 @@ _FOUND_BEFORE_DOUBT = 16
 
 _STALL_NS = 500_000
 _REST_NS = 100_000_000
-"""How long not to look after others have wanted the processor."""
+_REST_MAX_NS = 16 * _REST_NS
+"""How long not to look after others have wanted the processor: each time twice as long, until they
+do not want it any more."""
 
 
 def polling_for(poll_us: int, clock: Clock) -> Polling | None:
@@ -72,6 +74,7 @@ class Polling:
         self._served_ns = 0
         self._looked_ns = 0
         self._rests_until_ns = 0
+        self._rest_ns = _REST_NS
 
     @property
     def is_looking(self) -> bool:
@@ -116,7 +119,10 @@ class Polling:
     def _rest_if_preempted(self, now_ns: int, times: int) -> None:
         """Look no more for a while if the processor was taken from this thread so often."""
         if self._note_preempted() >= times:
-            self._rests_until_ns = now_ns + _REST_NS
+            self._rests_until_ns = now_ns + self._rest_ns
+            self._rest_ns = min(self._rest_ns * 2, _REST_MAX_NS)
+        else:
+            self._rest_ns = max(self._rest_ns * 15 // 16, _REST_NS)
 
     def _note_preempted(self) -> int:
         """Return how often the processor was taken from this thread since this was asked last."""

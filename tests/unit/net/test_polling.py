@@ -121,6 +121,27 @@ async def test_a_processor_that_others_want_is_left_to_them_for_a_while() -> Non
 
 
 @virtual_time()
+async def test_whoever_wants_the_processor_again_has_it_longer() -> None:
+    requests = Requests()
+
+    async def rest_ms() -> int:
+        """Take the processor, and tell for how long it is left to others."""
+        await requests.stream()
+        requests.preempted += 1
+        assert not await requests.look(1_000_000)
+        since_ns = requests.now_ns
+        while not requests.polling.is_looking:
+            requests.now_ns += 10_000_000
+            await requests.stream(1)
+        return (requests.now_ns - since_ns) // 10_000_000 * 10
+
+    await requests.stream(CREDIT)
+    assert [await rest_ms() for _ in range(6)] == [100, 200, 400, 800, 1600, 1600]
+    await requests.stream(1000)
+    assert await rest_ms() == 100, "nobody wanted it for a while"
+
+
+@virtual_time()
 async def test_a_long_turn_of_the_loop_is_not_taken_for_others_work() -> None:
     requests = Requests()
     await requests.stream(CREDIT)
