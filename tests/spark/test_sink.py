@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import uuid
 from collections import Counter, defaultdict
@@ -353,3 +354,17 @@ def as_rows(spark: SparkSession, messages: list[MessageView]) -> DataFrame:
         for message in messages
     ]
     return spark.createDataFrame(rows, READ)
+
+
+def test_workers_do_not_look_for_garbage_in_what_lasts(
+    spark: SparkSession, broker: Standalone, topic: str
+) -> None:
+    def set_aside(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield pa.RecordBatch.from_pydict({"objects": [gc.get_freeze_count()] * batch.num_rows})
+
+    # Three tasks for two workers: one of them has its second.
+    for _ in range(3):
+        writer(spark.sql("select 'x' body"), broker.nameserver, topic).save()
+    counts = spark.range(0, 2, 1, 2).mapInArrow(set_aside, "objects long").toArrow()
+    assert counts.column("objects").to_numpy().max() > 10_000

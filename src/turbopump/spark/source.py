@@ -26,6 +26,8 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from turbopump.spark.workers import begin_call
+
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
@@ -66,6 +68,7 @@ class DefaultSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         from turbopump.spark.reading.options import SourceOptions
 
+        begin_call()
         options = _with_columns(SourceOptions.for_batch(self.options), schema)
         return FilteringReader(options) if options.push_filters else BatchReader(options)
 
@@ -167,6 +170,7 @@ class FilteringReader(BatchReader):
 def _read(options: SourceOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     from turbopump.spark.reading.reader import PartitionReader
 
+    begin_call()
     # Spark makes a partition of its own, of nothing, when there is none.
     return PartitionReader.of(options).read(partition.value or ())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -18,6 +18,7 @@ from pyspark.sql.types import StructType
 from turbopump.client.producer import unique_ids
 from turbopump.errors import InvalidArgument, SparkError
 from turbopump.spark.link import Link, link_to
+from turbopump.spark.workers import begin_call
 from turbopump.spark.writing.columns import SinkColumns, sink_columns
 from turbopump.spark.writing.direct import DirectSending
 from turbopump.spark.writing.encoding import ROWS_MAX, RowEncoder
@@ -43,6 +44,7 @@ class Written(WriterCommitMessage):
 
 def batch_writer(options: Mapping[str, str], schema: StructType) -> BatchWriter:
     """Check what can be checked on the driver, and return the writer of a batch query."""
+    begin_call()
     parsed = SinkOptions.parse(options)
     # Made once, on the driver: every try of every task of this write has it.
     write_id = parsed.write_id or str(uuid.uuid4())
@@ -51,6 +53,7 @@ def batch_writer(options: Mapping[str, str], schema: StructType) -> BatchWriter:
 
 def stream_writer(options: Mapping[str, str], schema: StructType) -> StreamWriter:
     """Check what can be checked on the driver, and return the writer of a streaming query."""
+    begin_call()
     parsed = SinkOptions.parse(options)
     if parsed.write_id is not None:
         raise InvalidArgument(
@@ -71,8 +74,13 @@ class BatchWriter(DataSourceArrowWriter):
     # PySpark's Arrow writers take other arguments than the writers they derive from, too.
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:  # type: ignore[override]
         """Send the rows of one task; called on an executor."""
+        begin_call()
         origin = Origin(self.write_id, _OF_NO_BATCH, _context().partitionId())
         return write_rows(iterator, self.columns, self.options, origin)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:  # noqa: ARG002
+        """Have nothing left to do: what tasks have sent is stored."""
+        begin_call()
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -85,6 +93,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     # PySpark's Arrow writers take other arguments than the writers they derive from, too.
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:  # type: ignore[override]
         """Send the rows of one task of a micro-batch; called on an executor."""
+        begin_call()
         context = _context()
         query = context.getLocalProperty(_QUERY_ID)
         batch = context.getLocalProperty(_BATCH_ID)
@@ -95,6 +104,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
             )
         origin = Origin(query, batch, context.partitionId())
         return write_rows(iterator, self.columns, self.options, origin)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
+        """Have nothing left to do: what tasks have sent is stored."""
+        begin_call()
 
 
 def write_rows(
