@@ -342,7 +342,7 @@ class _JumpingSelector(selectors.BaseSelector):
         self._loop = loop
         self._real = selectors.DefaultSelector()
         self._is_alone = True
-        self._look_again_s = _LOOK_AGAIN_S[0]
+        self._waited_s, self._waited_turn = 0.0, -1
 
     @property
     def is_needed(self) -> bool:
@@ -369,17 +369,23 @@ class _JumpingSelector(selectors.BaseSelector):
         if is_waited_for:
             return self._real.select(loop.real_time_left_s)
         if are_others_busy:
-            # Not in the real one, which waits for a millisecond at least.
-            time.sleep(self._look_again_s)
-            self._look_again_s = min(2 * self._look_again_s, _LOOK_AGAIN_S[1])
+            self._wait_for_others()
             return []
-        self._look_again_s = _LOOK_AGAIN_S[0]
         if loop.look_around():
             return []
         if timeout is None:
             return self._wait_for_threads()
         loop.clock.advance_ns(math.ceil(timeout * 1e9))
         return []
+
+    def _wait_for_others(self) -> None:
+        """Wait a moment, and longer if that is what the last turn has done too."""
+        # Not in the real selector, which waits for a millisecond at least.
+        turn, (first_s, longest_s) = self._loop.turns, _LOOK_AGAIN_S
+        is_again = turn == self._waited_turn + 1
+        self._waited_s = min(2 * self._waited_s, longest_s) if is_again else first_s
+        self._waited_turn = turn
+        time.sleep(self._waited_s)
 
     def _require_time_left(self) -> None:
         left_s = self._loop.real_time_left_s
