@@ -56,10 +56,14 @@ def require_success(answer: Command) -> Command:
 
 async def route(caller: Caller, nameserver: str, topic: str, timeout_ms: int) -> TopicRoute:
     """Ask where a topic is (105); code 17 when nobody knows it."""
-    header = headers.RouteOf(topic=topic, accept_standard_json_only=True)
-    command = request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
-    answer = require_success(await caller.request(nameserver, command, timeout_ms))
+    answer = require_success(await caller.request(nameserver, _route_command(topic), timeout_ms))
     return _decoded_route(whole_body(answer))
+
+
+@lru_cache(maxsize=256)
+def _route_command(topic: str) -> Command:
+    header = headers.RouteOf(topic=topic, accept_standard_json_only=True)
+    return request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
 
 
 @lru_cache(maxsize=256)
@@ -341,6 +345,16 @@ async def commit_offset(
     is_oneway: bool = True,
 ) -> None:
     """Tell how far a group has come (15)."""
+    command = _commit_command(group, queue, offset)
+    if is_oneway:
+        await caller.oneway(broker, command, timeout_ms)
+    else:
+        require_success(await caller.request(broker, command, timeout_ms))
+
+
+@lru_cache(maxsize=1024)
+def _commit_command(group: str, queue: MessageQueue, offset: QueueOffset) -> Command:
+    """Make the request; brokers are told an offset several times, and for as long as it stays."""
     header = headers.UpdateConsumerOffset(
         consumer_group=group,
         topic=queue.topic,
@@ -348,11 +362,7 @@ async def commit_offset(
         commit_offset=offset,
         broker_name=queue.broker,
     )
-    command = request(RequestCode.UPDATE_CONSUMER_OFFSET, header)
-    if is_oneway:
-        await caller.oneway(broker, command, timeout_ms)
-    else:
-        require_success(await caller.request(broker, command, timeout_ms))
+    return request(RequestCode.UPDATE_CONSUMER_OFFSET, header)
 
 
 async def max_offset(
@@ -429,10 +439,14 @@ async def unregister(
 
 async def consumer_ids(caller: Caller, broker: str, group: str, timeout_ms: int) -> list[str]:
     """Return the client ids of a group's members (38); code 1 when it has none."""
-    header = headers.ConsumerGroup(consumer_group=group)
-    command = request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
-    answer = require_success(await caller.request(broker, command, timeout_ms))
+    answer = require_success(await caller.request(broker, _ids_command(group), timeout_ms))
     return list(_decoded_ids(whole_body(answer)).consumer_id_list)
+
+
+@lru_cache(maxsize=64)
+def _ids_command(group: str) -> Command:
+    header = headers.ConsumerGroup(consumer_group=group)
+    return request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
 
 
 _decoded_ids = lru_cache(maxsize=64)(ConsumerIds.decode)

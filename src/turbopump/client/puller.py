@@ -85,7 +85,8 @@ class Puller:
     async def run(self) -> None:
         owned, around = self._owned, self._around
         while not owned.is_dropped:
-            if await self._waited():
+            if self._has_to_wait():
+                await self._wait()
                 continue
             wanted = around.subscription(owned.queue.topic)
             if wanted is None:
@@ -102,21 +103,31 @@ class Puller:
                 spent_ms = around.session.clock.monotonic_ms() - start_ms
                 await self._take(outcome, wanted, spent_ms)
 
-    async def _waited(self) -> bool:
-        """Wait if there is a reason to; then everything is to be looked at anew."""
+    def _has_to_wait(self) -> bool:
+        return not self._around.resumed.is_set() or self._is_full or self._is_unlocked
+
+    @property
+    def _is_full(self) -> bool:
         owned, around = self._owned, self._around
         is_orderly = around.delivery.is_orderly
+        return owned.is_full(around.limits(owned.queue.topic), is_orderly=is_orderly)
+
+    @property
+    def _is_unlocked(self) -> bool:
+        is_locking = self._around.delivery.is_orderly and not self._around.is_broadcast
+        return is_locking and self._owned.locked_ms is None
+
+    async def _wait(self) -> None:
+        """Wait for what keeps from pulling; then everything is to be looked at anew."""
+        owned, around = self._owned, self._around
         if not around.resumed.is_set():
             with owned.waiting():
                 await around.resumed.wait()
-        elif owned.is_full(around.limits(owned.queue.topic), is_orderly=is_orderly):
+        elif self._is_full:
             with owned.waiting():
                 await owned.wait_for_room()
-        elif is_orderly and not around.is_broadcast and owned.locked_ms is None:
-            await self._pause(_NOT_LOCKED_MS)
         else:
-            return False
-        return True
+            await self._pause(_NOT_LOCKED_MS)
 
     async def _pause(self, pause_ms: int) -> None:
         with self._owned.waiting():

@@ -16,7 +16,10 @@ class Hook(Protocol):
     """
 
     def before_request(self, address: str, command: Command) -> Command:
-        """Return the request to go on with; ``address`` is the peer's."""
+        """Return the request to go on with; ``address`` is the peer's.
+
+        Another one, should it differ: the one given may be sent again as it is.
+        """
         ...
 
     def after_response(self, address: str, request: Command, response: Command) -> None:
