@@ -1,4 +1,4 @@
-"""A name server and brokers on real sockets whose answers to batches a test decides."""
+"""A name server and a broker on real sockets whose answers to batches a test decides."""
 
 from __future__ import annotations
 
@@ -60,16 +60,26 @@ class ScriptedBroker:
     """Bodies of batches that were answered at once with success."""
 
     address: str = ""
+    others: dict[str, str] = field(default_factory=dict)
+    """Addresses of further brokers that the route tells of, by name."""
 
     def route(self, request: Command, _: Connection) -> Command:
-        broker = BrokerData(broker_addrs={0: self.address}, broker_name="a", cluster="c")
-        queues = QueueData(
-            broker_name="a",
-            perm=READ_AND_WRITE,
-            read_queue_nums=QUEUES,
-            write_queue_nums=QUEUES,
+        addresses = {"a": self.address, **self.others}
+        route = TopicRoute(
+            broker_datas=[
+                BrokerData(broker_addrs={0: address}, broker_name=name, cluster="c")
+                for name, address in addresses.items()
+            ],
+            queue_datas=[
+                QueueData(
+                    broker_name=name,
+                    perm=READ_AND_WRITE,
+                    read_queue_nums=QUEUES,
+                    write_queue_nums=QUEUES,
+                )
+                for name in addresses
+            ],
         )
-        route = TopicRoute(broker_datas=[broker], queue_datas=[queues])
         return request.answer(ResponseCode.SUCCESS, body=route.encode())
 
     def agree(self, request: Command, _: Connection) -> Command:

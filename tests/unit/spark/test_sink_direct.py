@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -243,6 +244,19 @@ def test_a_lost_connection_is_made_anew_and_its_batches_are_sent_again() -> None
     assert done.rows == 200
     assert done.repeated >= 1
     assert set(broker.stored) == set(bodies(200))
+
+
+@pytest.mark.slow
+def test_a_broker_that_is_gone_costs_one_pause_where_there_is_another() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        gone = "{}:{}".format(*closed.getsockname())
+    with scripted_broker(taken) as broker:
+        broker.others["b"] = gone
+        done = written(broker, [batch(200), batch(200, 200)])
+    assert done.rows == 400
+    assert sorted(broker.stored, key=int) == bodies(400)
+    # The careful way may try it once more, by chance, before it is left alone.
+    assert 1 <= done.repeated <= 2
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ sent. So is everything that cannot go this way, see `RowEncoder`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -36,6 +36,9 @@ from turbopump.wire.command import Command
 TARGETS_FRESH_MS = 1000
 """How long a task goes on with what it knows of brokers before it asks its session again."""
 
+AVOIDED_MS = 10_000
+"""How long others are preferred to a broker that could not be reached."""
+
 _Number = tuple[PlainConnection, int]
 """What an answer is known by: where it comes from, and the number of its request."""
 
@@ -62,18 +65,22 @@ class DirectSending:
         self._rules = options.rules()
         self._choice = QueueChoice(link.session.random)
         self._targets = Targets({}, {})
-        self._asked_ms = 0
+        self._fresh_until_ms = 0
+        self._unreachable: str | None = None
+        self._avoided_until_ms = 0
         self._connections: dict[str, PlainConnection] = {}
         self._unanswered: dict[_Number, _Unanswered] = {}
         self._failed: list[FirstTry] = []
 
     def take(self, rows: EncodedRows) -> None:
         """Take rows over, waiting for free places; raises when any send has failed for good."""
-        targets = self._targets_of(rows)
-        cuts = self._sending.cuts
-        for send in in_turn(encoded_sends(rows, targets.queues, cuts, self._partition)):
+        queues, cuts = self._targets_of(rows).queues, self._sending.cuts
+        for send in in_turn(encoded_sends(rows, queues, cuts, self._partition)):
             self._make_room(send.lane)
-            self._send(send, targets)
+            if self._failed:
+                self.finish()
+                self._ask_for_targets(rows)
+            self._send(send, self._targets)
 
     def finish(self) -> None:
         """Wait until all is stored; raises when any send has failed for good."""
@@ -98,20 +105,19 @@ class DirectSending:
     # --- sending ----------------------------------------------------------------------------------
 
     def _targets_of(self, rows: EncodedRows) -> Targets:
-        now_ms = self._clock.monotonic_ms()
-        known = self._targets.queues
-        is_known = all(topic in known for topic in set(rows.topics))
-        if not is_known or now_ms - self._asked_ms > TARGETS_FRESH_MS:
-            self._targets = self._link.run(lambda _: self._sending.targets(rows))
-            self._asked_ms = now_ms
+        is_known = self._targets.queues.keys() >= set(rows.topics)
+        if not is_known or self._clock.monotonic_ms() >= self._fresh_until_ms:
+            self._ask_for_targets(rows)
         return self._targets
 
+    def _ask_for_targets(self, rows: EncodedRows) -> None:
+        self._targets = self._link.run(lambda _: self._sending.targets(rows))
+        self._fresh_until_ms = self._clock.monotonic_ms() + TARGETS_FRESH_MS
+
     def _make_room(self, lane: Lane) -> None:
-        """Wait for a place, for the send before in a queue whose order counts, and for failures."""
+        """Wait for a place, and for the send before in a queue whose order counts."""
         while len(self._unanswered) >= self._sending.window.size or self._is_busy(lane):
             self._hear()
-        if self._failed:
-            self.finish()
 
     def _is_busy(self, lane: Lane) -> bool:
         if not isinstance(lane, MessageQueue):
@@ -120,7 +126,7 @@ class DirectSending:
 
     def _send(self, send: EncodedSend, targets: Targets) -> None:
         lane, start_ms = send.lane, self._clock.monotonic_ms()
-        queue = lane if isinstance(lane, MessageQueue) else self._choice.next(targets.queues[lane])
+        queue = lane if isinstance(lane, MessageQueue) else self._next_queue(targets.queues[lane])
         cuts = self._sending.window.cuts
         try:
             command = self._command(send, queue)
@@ -136,6 +142,10 @@ class DirectSending:
             self._note_failure(send, queue, error, cuts)
         else:
             self._unanswered[connection, number] = _Unanswered(send, queue, start_ms, cuts)
+
+    def _next_queue(self, queues: Sequence[MessageQueue]) -> MessageQueue:
+        is_avoided = self._clock.monotonic_ms() < self._avoided_until_ms
+        return self._choice.next(queues, self._unreachable if is_avoided else None)
 
     def _command(self, send: EncodedSend, queue: MessageQueue) -> Command:
         topic, namespace = topic_of(send.lane), self._options.namespace
@@ -204,6 +214,9 @@ class DirectSending:
     ) -> None:
         if error.retriable:
             self._sending.window.busy(cuts)
+        if isinstance(error, NetworkError | NoRoute):
+            self._unreachable = queue.broker
+            self._avoided_until_ms = self._clock.monotonic_ms() + AVOIDED_MS
         self._failed.append(FirstTry(send, queue, error))
 
     def _note_late(self) -> None:
