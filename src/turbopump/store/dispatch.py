@@ -78,6 +78,8 @@ class EveryQueue:
 
 EVERY_QUEUE = EveryQueue()
 _NO_QUEUE: Watches = dict[QueueKey, Watch]()
+_NOBODY = Watch(frozenset())
+"""Watches queues that nobody else does, so that a message costs the same with or without."""
 
 
 class Dispatcher:
@@ -158,8 +160,9 @@ class Dispatcher:
     def _enter_queues(self, entries: Sequence[RecordEntry | EntryRun]) -> list[Arrival]:
         """Enter messages into their queues, unless they are half of a transaction or removed."""
         queue_of, removed = self._queues.for_record, self._removed
-        watch_of, told = self._watched.get, self.listener is not None
         arrivals: list[Arrival] = []
+        last: ConsumeQueue | None = None
+        watch = _NOBODY
         for entry in entries:
             topic, at = entry.topic, entry.physical_offset
             if entry.sys_flag & INVISIBLE_BIT or (removed.has_any and removed.covers(topic, at)):
@@ -168,6 +171,8 @@ class Dispatcher:
             if isinstance(entry, EntryRun):
                 arrivals += self._enter_run(queue, entry)
                 continue
+            if queue is not last:
+                last, watch = queue, self._watched.get(queue.key) or _NOBODY
             tags = property_value(entry.properties, _TAGS)
             code = _code(tags) if tags else 0
             is_delayed = topic == _SCHEDULE_TOPIC
@@ -178,11 +183,9 @@ class Dispatcher:
                     self._queues.mark_waiting(queue, entry.store_timestamp_ms, at)
                 if queue.max_offset - queue.written_offset >= QUEUE_PENDING_MAX:
                     self.crowded.append(queue)
-                is_wanted, watch = told and is_delayed, watch_of(queue.key)
-                if watch is not None:
-                    watch.seen, codes = queue.max_offset, watch.tags_codes
-                    is_wanted = is_wanted or code in codes or ANY_TAG in codes
-                if is_wanted:
+                watch.seen = queue.max_offset
+                wanted = watch.tags_codes
+                if code in wanted or ANY_TAG in wanted or is_delayed:
                     arrivals.append(_arrival(queue, entry, code))
         return arrivals
 
