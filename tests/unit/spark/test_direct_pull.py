@@ -124,7 +124,7 @@ def pull_of(
         expression_type="TAG",
     )
     of = QueueRange("T", "a", 0, start, end)
-    return DirectPull(connection, of, header.to_ext_fields(), pulling, DirectConnections())
+    return DirectPull(connection, of, header, pulling, DirectConnections())
 
 
 def rows_of(pull: DirectPull) -> list[tuple[int, bytes]]:
@@ -357,9 +357,8 @@ def test_requests_that_the_peer_does_not_read_yet_wait_without_blocking() -> Non
     near, far = socket.socketpair()
     with far:
         connection = DirectConnection("peer", near)
-        fields = {"text": "x" * 1000}
         for _ in range(2000):
-            connection.put(11, fields)
+            connection.put(b"x" * 1000)
         connection.flush()
         far.sendall(b"abc")
         assert connection.receive(1000)

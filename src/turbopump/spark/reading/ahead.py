@@ -46,6 +46,7 @@ class Ahead(Generic[T]):
         self._in_flight_max = in_flight_max
         self._ask_next = start
         self._step = 0
+        self._most = 1
 
     def ask(self) -> None:
         """Ask for what comes at the front if nobody has, and for what comes behind all asked."""
@@ -59,19 +60,19 @@ class Ahead(Generic[T]):
             self._ask_next = self.at
         elif self.asked[0].offset > self.at:
             self._fill(self.asked[0].offset)
-        most = min(self._in_flight_max, max(2, ROWS_AHEAD // max(1, self._step)))
-        if len(self.asked) > most // 2:
+        if len(self.asked) > self._most // 2:
             # Requests that leave together cost one write, and the broker one wake-up.
             return
-        while len(self.asked) < most and self._ask_next < self.end:
+        while len(self.asked) < self._most and self._ask_next < self.end:
             self.asked.append(self._ask(self._ask_next, self.end))
             self._ask_next += self._step
 
     def learn_step(self, asked: Asked[T], next_offset: int) -> None:
         """Expect the next answers to reach as far as this one, if it was not cut short by us."""
         reached = next_offset - asked.offset
-        if asked.limit == self._count_max or reached < asked.limit:
+        if reached != self._step and (asked.limit == self._count_max or reached < asked.limit):
             self._step = max(1, reached)
+            self._most = min(self._in_flight_max, max(2, ROWS_AHEAD // self._step))
 
     def _fill(self, end: int) -> None:
         """Ask for the gap before ``end``, in as many requests as it probably takes."""

@@ -11,14 +11,13 @@ import select
 import socket
 import threading
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from turbopump.clock import SYSTEM_CLOCK, Clock
 from turbopump.errors import ConnectionLost, RequestTimeout
 from turbopump.net.limits import DEFAULT_LIMITS
 from turbopump.net.sockets import CONNECT_TIMEOUT_MS
 from turbopump.wire.command import Command
-from turbopump.wire.framing import encode, read_header
+from turbopump.wire.framing import read_header
 from turbopump.wire.hosts import split_address
 
 BUFFER_BYTES = 4 * 1024 * 1024
@@ -29,14 +28,6 @@ _KEPT_MAX = 4
 """Connections to one address; a process has as many as it has had readers at the same time."""
 KEPT_MS = DEFAULT_LIMITS.idle_ms // 2
 """A connection that was idle for longer is not used again: the peer may be about to close it."""
-
-
-class Received(NamedTuple):
-    """A frame of which the body lies between two positions of the buffer."""
-
-    command: Command
-    start: int
-    end: int
 
 
 class DirectConnection:
@@ -66,11 +57,14 @@ class DirectConnection:
     def close(self) -> None:
         self._socket.close()
 
-    def put(self, code: int, ext_fields: dict[str, str]) -> int:
-        """Add a request to those that leave with the next `flush`; return its number."""
+    def next_opaque(self) -> int:
+        """Return the number of the next request."""
         self._opaque = (self._opaque + 1) & _OPAQUE_BITS
-        self._unsent += encode(Command(code, opaque=self._opaque, ext_fields=ext_fields))
         return self._opaque
+
+    def put(self, frame: bytes) -> None:
+        """Add a request to those that leave with the next `flush`."""
+        self._unsent += frame
 
     def flush(self) -> None:
         """Send what can be sent without waiting; `receive` sends the rest."""
@@ -109,11 +103,14 @@ class DirectConnection:
         if found[0][1] & select.POLLOUT:
             self.flush()
 
-    def frames(self) -> Iterator[Received]:
-        """Yield the frames that are whole and have not been read; raises WireError."""
+    def frames(self) -> Iterator[tuple[Command, int, int]]:
+        """Yield frames that are whole and have not been read: headers, and where bodies lie.
+
+        Raises WireError.
+        """
         while isinstance(found := read_header(self.buffer, self._read_to, self._filled), tuple):
-            command, start, self._read_to = found
-            yield Received(command, start, self._read_to)
+            self._read_to = found[2]
+            yield found
         self._needed = found
 
     @property

@@ -25,23 +25,25 @@ from turbopump.spark.reading.ahead import Ahead
 from turbopump.spark.reading.direct_connection import (
     DirectConnection,
     DirectConnections,
-    Received,
     connections,
 )
 from turbopump.spark.reading.options import Pulling
 from turbopump.spark.reading.planning import QueueRange
-from turbopump.wire.codes import RequestCode, ResponseCode
-from turbopump.wire.headers import PullMessageAnswer
+from turbopump.wire.codes import ResponseCode
+from turbopump.wire.command import Command
+from turbopump.wire.headers import PullMessage, PullMessageAnswer
+from turbopump.wire.pull_requests import PullRequests
 
 _log = logging.getLogger(__name__)
 
-_PULL = int(RequestCode.PULL_MESSAGE)
 _SUCCESS = int(ResponseCode.SUCCESS)
 
 ENOUGH_ROWS = 2048
-"""With so many rows a chunk is not worth waiting for more, and is decoded while they come."""
-CHUNK_ROWS = 8192
-CHUNK_BYTES = 3 * 1024 * 1024
+ENOUGH_BYTES = 1024 * 1024
+"""With so much a chunk is not worth waiting for more, and is decoded while it comes."""
+CHUNK_ROWS = 4096
+CHUNK_BYTES = 2 * 1024 * 1024
+"""With so much a chunk ends even if more is there, so that it stays in the processor's cache."""
 
 Span = tuple[int, int]
 
@@ -76,14 +78,14 @@ class DirectPull:
         self,
         connection: DirectConnection,
         of: QueueRange,
-        ext_fields: dict[str, str],
+        header: PullMessage,
         pulling: Pulling,
         among: DirectConnections = connections,
     ) -> None:
         self._connection = connection
         self._among = among
         self._range = of
-        self._ext_fields = ext_fields
+        self._requests = PullRequests(header)
         self._timeout_ms = pulling.timeout_ms
         self._ahead: Ahead[int] = Ahead(
             of.start,
@@ -113,7 +115,7 @@ class DirectPull:
             if answer is None:
                 if ahead.at - start >= CHUNK_ROWS or size >= CHUNK_BYTES:
                     break
-                is_enough = ahead.at - start >= ENOUGH_ROWS
+                is_enough = ahead.at - start >= ENOUGH_ROWS or size >= ENOUGH_BYTES
                 if not self._receive(is_enough=is_enough, is_begun=bool(parts)):
                     break
                 continue
@@ -140,9 +142,8 @@ class DirectPull:
     # --- out --------------------------------------------------------------------------------------
 
     def _ask(self, offset: int, count: int) -> int:
-        self._ext_fields["queueOffset"] = str(offset)
-        self._ext_fields["maxMsgNums"] = str(count)
-        number = self._connection.put(_PULL, self._ext_fields)
+        number = self._connection.next_opaque()
+        self._connection.put(self._requests.frame(number, offset, count))
         self._missing[number] = offset
         return number
 
@@ -168,14 +169,13 @@ class DirectPull:
             self._connection.flush()
             if not self._connection.receive(0 if is_enough else self._timeout_ms):
                 return False
-            for received in self._connection.frames():
-                self._note(received)
+            for command, body_start, body_end in self._connection.frames():
+                self._note(command, body_start, body_end)
         except (OSError, TurbopumpError, _UnusualAnswer) as error:
             self._stop(str(error))
         return True
 
-    def _note(self, received: Received) -> None:
-        command = received.command
+    def _note(self, command: Command, body_start: int, body_end: int) -> None:
         offset = self._missing.pop(command.opaque, None) if command.is_response else None
         if offset is None:
             raise _UnusualAnswer(f"frame {command.opaque} answers nothing that was asked")
@@ -186,9 +186,7 @@ class DirectPull:
             raise _UnusualAnswer(f"broker {place.suggest_which_broker_id} is to be asked")
         if place.next_begin_offset <= offset:
             raise _UnusualAnswer(f"an answer leads from {offset} to {place.next_begin_offset}")
-        self._answers[command.opaque] = _Answer(
-            place.next_begin_offset, received.start, received.end
-        )
+        self._answers[command.opaque] = _Answer(place.next_begin_offset, body_start, body_end)
 
     def _keep_early(self) -> None:
         """Copy answers that came before their turn out of the buffer."""
@@ -227,7 +225,7 @@ def direct_pull(link: Link, of: QueueRange, group: str, pulling: Pulling) -> Dir
     except (OSError, TurbopumpError) as error:
         _log.info("%s: not read directly: %s", of, error)
         return None
-    return DirectPull(connection, of, _ext_fields(session, of, group, pulling), pulling)
+    return DirectPull(connection, of, _header(session, of, group, pulling), pulling)
 
 
 async def _master(session: Session, of: QueueRange) -> str | None:
@@ -236,9 +234,8 @@ async def _master(session: Session, of: QueueRange) -> str | None:
     return session.address_to_write(of.broker) if session.has_master(of.broker) else None
 
 
-def _ext_fields(session: Session, of: QueueRange, group: str, pulling: Pulling) -> dict[str, str]:
+def _header(session: Session, of: QueueRange, group: str, pulling: Pulling) -> PullMessage:
     times = PullTimes(timeout_ms=pulling.timeout_ms)
     reader = QueueReader(session, with_namespace(session.config.namespace, group), times)
     wanted = subscription(reader.known_as(of.topic), pulling.expression, 0, pulling.expression_type)
-    header = reader.header_to_pull(of.queue, QueueOffset(of.start), wanted, pulling.count_max)
-    return header.to_ext_fields()
+    return reader.header_to_pull(of.queue, QueueOffset(of.start), wanted, pulling.count_max)

@@ -14,6 +14,7 @@ from turbopump.spark.reading.direct_pull import DirectChunk, direct_pull
 from turbopump.spark.reading.options import Pulling, SourceOptions
 from turbopump.spark.reading.planning import Partition, QueueRange
 from turbopump.spark.reading.pulling import Chunk, RangePull
+from turbopump.spark.records.arrays import keep_freed_memory
 from turbopump.spark.records.columns import RecordColumns
 from turbopump.spark.records.record_run import RecordRun
 
@@ -40,6 +41,7 @@ class PartitionReader:
 
     def read(self, partition: Partition) -> Iterator[pa.RecordBatch]:
         """Read ranges one after the other; the connection outlives the task."""
+        keep_freed_memory()
         link = link_to(self.client)
         for each in partition:
             made = RecordColumns(self.columns, tags=self.pulling.of(each.topic).tags)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,7 +14,21 @@ Encoded: TypeAlias = "pa.DictionaryArray[Any, Any]"
 """A column with each different value once."""
 Numbers: TypeAlias = npt.NDArray[np.int64]
 
-_REPEATED_MIN = 4096
+SHARED_MAX = 1 << 17
+"""Elements of a column that is kept for other batches."""
+_FREED_BYTES = 16 * 1024 * 1024
+"""More than a batch takes; twice as much may stay in the process."""
+
+
+@cache
+def keep_freed_memory() -> None:
+    """Let the memory of one batch be used again for the next.
+
+    The C library gives memory at the end of its heap back to the system, and gets it page by page
+    when it is wanted again, unless pieces as large as this one have come and gone before. None of
+    it is touched. Another C library is not harmed.
+    """
+    np.empty(_FREED_BYTES, np.uint8)
 
 
 def texts(offsets: npt.NDArray[np.int32], data: npt.NDArray[Any]) -> Column:
@@ -75,15 +89,23 @@ def numbers(kind: pa.DataType, values: npt.NDArray[Any]) -> Column:
 
 def repeated(texts: tuple[str, ...], times: int) -> Column:
     """Return the same texts again and again; what was made last time is used again."""
-    # By powers of two, so that batches of different lengths share one.
-    made = _repeated(texts, max(_REPEATED_MIN, 1 << (times - 1).bit_length()))
-    return made.slice(0, times * len(texts))
+    count = times * len(texts)
+    if count > SHARED_MAX:
+        return _made(texts, times)
+    return _shared(texts, power_of_two(times)).slice(0, count)
 
 
-@lru_cache(maxsize=32)
-def _repeated(texts: tuple[str, ...], times: int) -> Column:
+def power_of_two(count: int) -> int:
+    """Return a number as large or larger, which is the same for most batches of a read."""
+    return 1 << (count - 1).bit_length()
+
+
+def _made(texts: tuple[str, ...], times: int) -> Column:
     one: Column = pa.array(texts, pa.string())
     return one.take(np.arange(times * len(texts)) % len(texts))
+
+
+_shared = lru_cache(maxsize=32)(_made)
 
 
 def maps(firsts: npt.NDArray[np.int32], names: Column, values: Column) -> Column:

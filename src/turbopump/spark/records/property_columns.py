@@ -6,6 +6,7 @@ is passed over as `wire.properties.decode` does; of a name given twice the last 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,12 +15,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from turbopump.spark.records.arrays import (
+    SHARED_MAX,
     Column,
     Numbers,
     cells,
     contents,
     maps,
     optional,
+    power_of_two,
     repeated,
     texts,
 )
@@ -88,12 +91,22 @@ class _Stretches:
 
     def of_all(self, columns: list[int]) -> Column:
         """Return some stretches of each message."""
-        count, step = self.rows * self.each, self.each // len(columns)
-        if columns == list(range(columns[0], self.each, step)) and step * len(columns) == self.each:
-            return _every(self._chain, 2 * columns[0] + 1, 2 * step)
-        first = np.arange(0, 2 * count, 2 * self.each, dtype=np.int32)
-        wanted = first[:, None] + (2 * np.array(columns, np.int32) + 1)
-        return self._chain.take(wanted.ravel())
+        count = self.rows * len(columns)
+        if count > SHARED_MAX:
+            return self._chain.take(_links(self.each, tuple(columns), self.rows))
+        shared = _shared_links(self.each, tuple(columns), power_of_two(self.rows))
+        return self._chain.take(shared.slice(0, count))
+
+
+def _links(each: int, columns: tuple[int, ...], rows: int) -> Column:
+    """Return which links some stretches of each message are, for so many messages."""
+    first = np.arange(rows, dtype=np.int64) * (2 * each)
+    wanted = first[:, None] + (2 * np.array(columns) + 1)
+    found: Column = pa.array(wanted.ravel())
+    return found
+
+
+_shared_links = lru_cache(maxsize=32)(_links)
 
 
 def _same_names(

@@ -340,13 +340,22 @@ def _evenly(view: memoryview, spans: Numbers) -> tuple[Numbers, Numbers, Numbers
     size = np.where(is_even, size, FIXED_BYTES)
     is_even &= length % size == 0
     counts = np.where(is_even, length // size, 0)
-    ends = np.cumsum(counts)
     sizes = np.repeat(size, counts)
-    rows = np.arange(len(sizes)) - np.repeat(ends - counts, counts)
-    starts = np.repeat(begin, counts) + rows * sizes
+    starts = _laid_out(begin[is_even], size[is_even], counts[is_even], sizes)
     differ = np.flatnonzero(_read(view, ">i4", starts) != sizes)
-    is_even[np.searchsorted(ends, differ, side="right")] = False
+    is_even[np.searchsorted(np.cumsum(counts), differ, side="right")] = False
     return starts, sizes, counts, is_even
+
+
+def _laid_out(begin: Numbers, size: Numbers, count: Numbers, sizes: Numbers) -> Numbers:
+    """Return where records start that lie back to back from each beginning on."""
+    # From one start to the next it is the record's size, from span to span something else.
+    distance = np.empty(len(sizes), np.int64)
+    distance[1:] = sizes[:-1]
+    first = np.cumsum(count) - count
+    distance[first] = begin
+    distance[first[1:]] -= (begin + (count - 1) * size)[:-1]
+    return np.cumsum(distance)
 
 
 def _walk(view: memoryview, at: int, end: int) -> tuple[list[int], int]:
@@ -369,21 +378,21 @@ def _walk(view: memoryview, at: int, end: int) -> tuple[list[int], int]:
 def _checked(view: memoryview, starts: Numbers, sizes: Numbers) -> tuple[RecordRun, int | None]:
     """Find the parts of each record, up to the first one that is damaged; return where it is."""
     heads = _read(view, f"V{_HEAD_BYTES}", starts).view(_HEAD)
-    magic = heads["magic"].astype(np.uint32)
-    two_bytes = magic == MAGIC_V2
-    bad = ~((magic == MAGIC) | two_bytes)
+    bad = heads["magic"] != MAGIC
+    two_bytes = bad & (heads["magic"] == MAGIC_V2) if bad.any() else None
+    if two_bytes is not None:
+        bad ^= two_bytes
     shifts = _v6_shifts(heads)
     if shifts is not None:
         bad |= sizes < FIXED_BYTES + shifts[1]
     ends = starts + sizes
 
     body = _bodies(view, starts, heads, None if shifts is None else shifts[1], bad)
-    has_long = bool(two_bytes.any())
-    topic_start = body.end + (np.where(two_bytes, 2, 1) if has_long else 1)
+    topic_start = body.end + (1 if two_bytes is None else np.where(two_bytes, 2, 1))
     bad |= (body.end < body.start) | (topic_start > ends)
 
     topic_length = _read(view, "u1", _within(topic_start - 1, bad)).astype(np.int64)
-    if has_long:
+    if two_bytes is not None:
         long_length = _read(view, ">i2", _within(topic_start - 2, bad)).astype(np.int64)
         topic_length = np.where(two_bytes, long_length, topic_length)
     topic = Parts(topic_start, topic_start + topic_length)
