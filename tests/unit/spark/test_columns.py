@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from turbopump.errors import InvalidArgument, RecordError
 from turbopump.message import PhysicalOffset, QueueOffset
+from turbopump.spark.records import arrays, property_columns, record_run
 from turbopump.spark.records import columns as record_columns
-from turbopump.spark.records import record_run
 from turbopump.spark.records.columns import RecordColumns
 from turbopump.spark.records.schema import COLUMNS, arrow_schema
 from turbopump.wire import framing, properties
@@ -225,6 +225,17 @@ def test_messages_that_are_alike_in_stretches_of_a_buffer(
 def test_many_messages_in_stretches_of_a_buffer(parts: list[bytes], data: st.DataObject) -> None:
     check_all_columns(parts)
     check_spans(parts, data)
+
+
+def test_columns_that_are_too_large_to_be_shared_are_made_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = numbered(f"a\x01{n}\x02b\x01{n}\x02a\x01x{n}".encode() for n in range(20))
+    shared = RecordColumns(COLUMNS).batch(data, broker="b")
+    for module in (arrays, property_columns):
+        monkeypatch.setattr(module, "SHARED_MAX", 3)
+    assert RecordColumns(COLUMNS).batch(data, broker="b") == shared
+    assert rows_of(data) == expected(data)
 
 
 def test_damage_in_a_stretch_is_found_where_it_lies() -> None:

@@ -176,6 +176,8 @@ class _MixedNames:
         self._firsts = np.searchsorted(start, offsets)
         """Where the entries of each message begin, and of the last one end."""
         self._chain = _chain(text, start, name_end, end)
+        self._rows = np.repeat(np.arange(self._count), np.diff(self._firsts))
+        """Which message each entry belongs to."""
         self._names = _every(self._chain, _NAME, _LINKS).dictionary_encode()
         self._codes: npt.NDArray[np.int32] = self._names.indices.to_numpy()
 
@@ -185,7 +187,7 @@ class _MixedNames:
         if code >= 0:
             entries = np.flatnonzero(self._codes == code)
             # Where a name comes twice, the later assignment stays.
-            found[self._rows_of(entries)] = entries
+            found[self._rows[entries]] = entries
         return self._chain.take(optional(found * _LINKS + _VALUE, found < 0))
 
     def maps(self) -> Column:
@@ -197,17 +199,13 @@ class _MixedNames:
             firsts = np.concatenate(([0], np.cumsum(kept)))[firsts]
         return maps(firsts.astype(np.int32), names, values)
 
-    def _rows_of(self, entries: Numbers) -> Numbers:
-        return np.searchsorted(self._firsts, entries, side="right") - 1
-
     def _kept(self) -> npt.NDArray[np.bool_]:
         """Tell which entries stay: a map must not have a name twice."""
         kept = np.ones(len(self._codes), np.bool_)
         if self._surely_differ():
             return kept
         names = len(self._names.dictionary)
-        rows = np.repeat(np.arange(self._count), np.diff(self._firsts))
-        pairs = rows * names + self._codes
+        pairs = self._rows * names + self._codes
         if names > _BITS_MAX:
             order = np.argsort(pairs, kind="stable")
             kept[order[:-1][pairs[order][1:] == pairs[order][:-1]]] = False

@@ -319,7 +319,8 @@ def _found(view: memoryview, spans: Sequence[Span]) -> tuple[Numbers, Numbers, i
             measured.append(sizes[row : row + count])
         else:
             walked, reached = _walk(view, at, end)
-            found.append(np.array(walked, np.int64))
+            # By way of an array, which takes half the time.
+            found.append(np.frombuffer(array("q", walked), np.int64))
             measured.append(np.diff(found[-1], append=reached))
             if reached < end:
                 damaged_at = reached
