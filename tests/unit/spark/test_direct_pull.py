@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from turbopump import Message, Producer
-from turbopump.errors import RecordError
+from turbopump.errors import ConnectFailed, RecordError
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.spark.reading import direct_connection, direct_pull
 from turbopump.spark.reading.direct_connection import DirectConnection, DirectConnections
@@ -349,8 +349,9 @@ def test_a_connection_that_the_peer_has_closed_is_not_used_again(listening: sock
     again = kept.take(address_of(listening))
     assert again is not connection
     again.close()
-    with pytest.raises(OSError, match="refused"):
-        kept.take("127.0.0.1:1")
+    for address in ("127.0.0.1:1", f"{'x' * 70}.example:1"):
+        with pytest.raises(ConnectFailed, match=address):
+            kept.take(address)
 
 
 def test_requests_that_the_peer_does_not_read_yet_wait_without_blocking() -> None:

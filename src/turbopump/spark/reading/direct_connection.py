@@ -6,6 +6,7 @@ another copy. Connections outlive the tasks of a process; a forked one starts wi
 
 from __future__ import annotations
 
+import atexit
 import os
 import select
 import socket
@@ -13,7 +14,7 @@ import threading
 from collections.abc import Iterator
 
 from turbopump.clock import SYSTEM_CLOCK, Clock
-from turbopump.errors import ConnectionLost, RequestTimeout
+from turbopump.errors import ConnectFailed, ConnectionLost, RequestTimeout
 from turbopump.net.limits import DEFAULT_LIMITS
 from turbopump.net.sockets import CONNECT_TIMEOUT_MS
 from turbopump.wire.command import Command
@@ -49,8 +50,12 @@ class DirectConnection:
 
     @classmethod
     def to(cls, address: str) -> DirectConnection:
-        """Connect; raises OSError."""
-        connected = socket.create_connection(split_address(address), CONNECT_TIMEOUT_MS / 1000)
+        """Connect; raises ConnectFailed."""
+        try:
+            connected = socket.create_connection(split_address(address), CONNECT_TIMEOUT_MS / 1000)
+        except (OSError, UnicodeError) as error:
+            # A host name that cannot even be asked for is a UnicodeError.
+            raise ConnectFailed(f"{address}: {error}") from error
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return cls(address, connected)
 
@@ -156,7 +161,7 @@ class DirectConnections:
         self._kept: dict[str, list[tuple[int, DirectConnection]]] = {}
 
     def take(self, address: str) -> DirectConnection:
-        """Return one for the caller alone; raises OSError."""
+        """Return one for the caller alone; raises ConnectFailed."""
         self._drop_old()
         while True:
             with self._lock:
@@ -207,3 +212,4 @@ class DirectConnections:
 
 connections = DirectConnections()
 os.register_at_fork(after_in_child=connections.after_fork)
+atexit.register(connections.close)

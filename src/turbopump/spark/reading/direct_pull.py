@@ -222,7 +222,7 @@ def direct_pull(link: Link, of: QueueRange, group: str, pulling: Pulling) -> Dir
         if address is None:
             return None
         connection = connections.take(address)
-    except (OSError, TurbopumpError) as error:
+    except TurbopumpError as error:
         _log.info("%s: not read directly: %s", of, error)
         return None
     return DirectPull(connection, of, _header(session, of, group, pulling), pulling)
