@@ -61,6 +61,11 @@ async def cluster(
     """Run name servers and brokers; ``settings`` replace sections of the brokers' settings."""
     config = brokers.config_at(directory, **settings)
     async with Cluster(
-        directory, names, nameservers=nameservers, config=config, quality=LinkQuality()
+        directory,
+        names,
+        nameservers=nameservers,
+        config=config,
+        quality=LinkQuality(),
+        skips_idle_time=False,
     ) as made:
         yield made

@@ -72,13 +72,20 @@ class Periodic:
 
     def _act_all(self, moment: int) -> None:
         del self._timers[moment]
-        for repeated in self._due.pop(moment):
+        together = self._due.pop(moment)
+        moment = self._caught_up(moment)
+        for repeated in together:
             pending = self._act(repeated)
             if pending is None:
                 pause = _interval_ms(repeated.interval) * _MOMENTS_PER_S / 1000
                 self._set_at(moment + math.ceil(pause), repeated)
             else:
                 self.keep(self._finish(repeated, pending))
+
+    def _caught_up(self, moment: int) -> int:
+        """Return from when to count on: a machine that was asleep need not make up for it."""
+        now = math.floor(asyncio.get_running_loop().time() * _MOMENTS_PER_S)
+        return now if now > moment + _MOMENTS_PER_S else moment
 
     def _act(self, repeated: _Repeated) -> Awaitable[None] | None:
         """Do it once; what takes no time needs no task, which an idle broker would wake in vain."""

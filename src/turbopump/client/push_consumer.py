@@ -214,6 +214,13 @@ class PushConsumer(ConsumerMember):
         self._require_running().delivery.resize(threads)
         self._settings = replace(self._settings, listening=listening)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether it runs, and has finished all messages that it has got so far."""
+        return self._running is not None and all(
+            each.cache.is_empty for each in self._running.owned.values()
+        )
+
     def assignment(self) -> list[MessageQueue]:
         """Return the queues that this client consumes at the moment."""
         running = self._require_running()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from turbopump.testing.clock import VirtualClock
-    from turbopump.testing.cluster import Cluster, broker_config, running_cluster
+    from turbopump.testing.cluster import Cluster, broker_config
     from turbopump.testing.disk import Disk
     from turbopump.testing.listeners import InjectedFailure, failing
     from turbopump.testing.loop import (
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         wait_until,
     )
     from turbopump.testing.memory_net import LinkQuality, MemoryHost, MemoryNetwork
+    from turbopump.testing.running import running_cluster
     from turbopump.testing.server import RunningServer, running_server
 else:
     # Not before it is used: the pytest plugin is loaded in every pytest run of every user.
@@ -38,7 +39,7 @@ else:
         "broker_config": "turbopump.testing.cluster",
         "failing": "turbopump.testing.listeners",
         "run_virtual": "turbopump.testing.loop",
-        "running_cluster": "turbopump.testing.cluster",
+        "running_cluster": "turbopump.testing.running",
         "running_server": "turbopump.testing.server",
         "virtual_loop": "turbopump.testing.loop",
         "virtual_time": "turbopump.testing.loop",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -22,10 +22,11 @@ from turbopump.errors import InvalidArgument, NotRunning
 from turbopump.message import Message
 from turbopump.nameserver import NameServer, NameServerConfig
 from turbopump.net.hooks import Hook
-from turbopump.testing import inside
+from turbopump.testing import inside, stillness
 from turbopump.testing.clock import VirtualClock
 from turbopump.testing.disk import Disk
 from turbopump.testing.homes import new_home
+from turbopump.testing.idle import WakingClock
 from turbopump.testing.loop import Deadlock, VirtualTimeLoop, virtual_loop
 from turbopump.testing.memory_net import LinkQuality, MemoryHost, MemoryNetwork
 from turbopump.testing.waiting import TimeLimit, quiet, total_seconds, until
@@ -88,7 +89,8 @@ class Cluster:
 
     Whatever `turbopump.aio` client starts in the same event loop is part of it, each on a host of
     its own. ``config`` is a broker's configuration but for directory, name and addresses;
-    ``quality`` is that of all links between hosts.
+    ``quality`` is that of all links between hosts. Without ``skips_idle_time``, everything is done
+    that is repeated in hours in which nothing happens.
     """
 
     network: MemoryNetwork
@@ -101,6 +103,7 @@ class Cluster:
         nameservers: int = 1,
         config: BrokerConfig | None = None,
         quality: LinkQuality = CALM,
+        skips_idle_time: bool = True,
         runner: asyncio.Runner | None = None,
     ) -> None:
         if nameservers < 1:
@@ -113,6 +116,7 @@ class Cluster:
         self.clients: list[Session] = []
         """The sessions of all clients that were started, oldest first."""
         self._quality = quality
+        self._skips_idle_time = skips_idle_time
         self._names = tuple(brokers)
         self._nameserver_count = nameservers
         self._places: dict[str, _Place] = {}
@@ -127,11 +131,14 @@ class Cluster:
         self.network = MemoryNetwork(self._quality)
         self._loop = loop = virtual_loop()
         self._stack.enter_context(loop.waiting_for(self._is_flushing))
+        self._waking_clock = WakingClock(loop.clock)
+        if self._skips_idle_time:
+            self._stack.enter_context(loop.skipping_idle_time(self._waking_clock, self._marks))
         home = new_home(loop)
         for number in range(self._nameserver_count):
             path = self.directory / f"ns{number}" / "kvConfig.json"
             config = NameServerConfig(host=f"ns{number}{home.suffix}", kv_config_path=path)
-            server = NameServer(config, self.network.host(config.host), loop.clock)
+            server = NameServer(config, self.network.host(config.host), self._waking_clock)
             self.nameservers.append(await self._stack.enter_async_context(server))
         self._stack.enter_context(home.open(self.nameserver, self._client_session))
         for name in self._names:
@@ -217,7 +224,7 @@ class Cluster:
         made = kind(
             ClientConfig(**settings),
             self.network.host(host),
-            clock=self.clock,
+            clock=self._waking_clock,
             random=Random(number),  # noqa: S311 - the same in every run
             hooks=hooks,
         )
@@ -352,7 +359,7 @@ class Cluster:
         host = self.network.host(f"10.0.0.{number}")
         place = self._places[name] = _Place(number, host, Disk(self._loop))
         config = self._config_of(name, place)
-        broker = Broker(config, host, self.clock, seed=number, files=place.disk)
+        broker = Broker(config, host, self._waking_clock, seed=number, files=place.disk)
         await broker.start()
         self.brokers[name] = broker
         return broker
@@ -410,6 +417,11 @@ class Cluster:
             registration=replace(self.config.registration, name_servers=addresses),
         )
 
+    def _marks(self) -> object:
+        if len(self.brokers) < len(self._places):
+            return None
+        return stillness.marks(list(self.brokers.values()), self.clients, self.network)
+
     def _is_flushing(self) -> bool:
         # Asked at every step of time: a generator would cost as much as the question.
         for name, broker in self.brokers.items():
@@ -466,32 +478,3 @@ def _hosts_by_group(clients: Sequence[Session]) -> dict[str, list[str]]:
         for group in (*session.members.producers, *session.members.consumers):
             found.setdefault(group, []).append(session.config.host)
     return found
-
-
-@contextmanager
-def running_cluster(
-    directory: Path,
-    brokers: Sequence[str] = (BROKER,),
-    *,
-    nameservers: int = 1,
-    settings: Mapping[str, str] | None = None,
-    seed: int = 0,
-) -> Iterator[Cluster]:
-    """Run a cluster for plain functions, which use `Cluster.run`.
-
-    ``settings`` are the brokers', by their keys in configuration files; ``seed`` decides all that
-    chance decides.
-    """
-    with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(seed)) as runner:
-        cluster = Cluster(
-            directory,
-            brokers,
-            nameservers=nameservers,
-            config=broker_config(settings),
-            runner=runner,
-        )
-        cluster.run(cluster.start())
-        try:
-            yield cluster
-        finally:
-            cluster.run(cluster.close())

@@ -13,6 +13,7 @@ import functools
 import heapq
 import math
 import selectors
+import sys
 import threading
 import time
 from collections import deque
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, TypeVarTuple
 
 from turbopump.net.threads import DaemonThreads
 from turbopump.testing.clock import VirtualClock
+from turbopump.testing.idle import IdleTime, Marks, Timer, WakingClock
 from turbopump.testing.places import tasks_text, threads_lines
 
 P = ParamSpec("P")
@@ -84,7 +86,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self.timers_set = 0
         """How many timers have been set since the start."""
         # With numbers, so that equal times keep their order and no timer need be compared.
-        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timers: list[Timer] = []
+        self._idle: IdleTime | None = None
         self._cancelled_count = 0
         self.random = Random(seed)  # noqa: S311 - chance for tests, not for secrets
         self.is_told = False
@@ -116,7 +119,9 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     ) -> asyncio.TimerHandle:
         if self._closed:
             raise RuntimeError("Event loop is closed")
-        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        idle = self._idle
+        kind = asyncio.TimerHandle if idle is None else idle.kind_of(sys._getframe(1))  # noqa: SLF001 - who sets it decides
+        timer = kind(when, callback, args, self, context)
         self.timers_set = number = self.timers_set + 1
         heapq.heappush(self._timers, (when, number, timer))
         return timer
@@ -184,7 +189,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             # A timer is due that is less than a tick of the clock away, or time might not reach it.
             end_s = self.clock.elapsed_s + _TICK_S
             while timers and timers[0][0] < end_s:
-                ready.append(heapq.heappop(timers)[2])
+                timer = heapq.heappop(timers)[2]
+                ready.append(timer)
+                if type(timer) is asyncio.TimerHandle and self._idle is not None:
+                    self._idle.note_event(end_s)
         # What they make ready is called in the next turn.
         for _ in range(len(ready)):
             handle = ready.popleft()
@@ -204,6 +212,11 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             return False
         if self.clock.elapsed_s >= self._look_from_s and self.look_around():
             return True
+        if self._idle is not None:
+            skip_ms = self._idle.skipped_ms(self.clock.elapsed_s, self._timers)
+            if skip_ms:
+                heapq.heapify(self._timers)
+                self.clock.advance_ns(skip_ms * 1_000_000)
         next_s = self.next_timer_s
         if next_s is None:
             return False
@@ -263,6 +276,15 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         for look in tuple(self._watchers):
             has_woken = look() or has_woken
         return has_woken
+
+    @contextmanager
+    def skipping_idle_time(self, clock: WakingClock, marks: Marks) -> Iterator[None]:
+        """Leave out time in which nothing happens; whose ``marks`` these are lives by ``clock``."""
+        self._idle = IdleTime(clock, marks)
+        try:
+            yield
+        finally:
+            self._idle = None
 
     def limit_real_time(self, seconds: float | None) -> None:
         """Raise `Deadlock` if the loop still runs after so many seconds of real time."""

@@ -58,6 +58,7 @@ class MemoryNetwork:
         self.random = random or virtual_loop().random
         self.trace: list[str] | None = None
         self.listeners: dict[Address, MemoryListener] = {}
+        self.connections_made = 0
         self._connections: dict[MemoryTransport, None] = {}
         self._partitioned: set[frozenset[str]] = set()
         self._isolated: set[str] = set()
@@ -65,6 +66,12 @@ class MemoryNetwork:
         self._refusing: set[str] = set()
         self._frozen: set[str] = set()
         self._next_port = _FIRST_FREE_PORT
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether anything is wrong anywhere."""
+        faults = (self._partitioned, self._isolated, self._losing, self._refusing, self._frozen)
+        return any(faults)
 
     def host(self, name: str) -> MemoryHost:
         """Return the network as one host has it; its name or IP address is its identity."""
@@ -166,6 +173,7 @@ class MemoryNetwork:
         for dead in [end for end in self._connections if end.is_lost]:
             del self._connections[dead]
         self._connections.update(dict.fromkeys(ends))
+        self.connections_made += 1
         self._apply_frozen()
 
     def note(self, event: str) -> None:

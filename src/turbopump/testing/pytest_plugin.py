@@ -22,8 +22,9 @@ MARKER = "turbopump"
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 _MARKER_TEXT = (
-    f"{MARKER}(brokers=1, nameservers=1, settings={{}}, seed=0): what the fixtures {CLUSTER} and "
-    "turbopump_server are to be like; settings are the broker's, by their keys in files"
+    f"{MARKER}(brokers=1, nameservers=1, settings={{}}, seed=0, skips_idle_time=True): what the "
+    f"fixtures {CLUSTER} and turbopump_server are to be like; settings are the broker's, by their "
+    "keys in files"
 )
 
 
@@ -37,15 +38,16 @@ def turbopump_cluster(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
     """A name server, a broker and their clients in virtual time; see docs/guide/testing.md."""
-    from turbopump.testing.cluster import running_cluster
+    from turbopump.testing.running import running_cluster
 
-    wanted = _wanted(request, brokers=1, nameservers=1, settings={}, seed=0)
+    wanted = _wanted(request, brokers=1, nameservers=1, settings={}, seed=0, skips_idle_time=True)
     with running_cluster(
         _directory(tmp_path_factory),
         _names(wanted["brokers"]),
         nameservers=wanted["nameservers"],
         settings=_texts(wanted["settings"]),
         seed=wanted["seed"],
+        skips_idle_time=wanted["skips_idle_time"],
     ) as cluster:
         yield cluster
 
@@ -94,7 +96,7 @@ def _wanted(request: pytest.FixtureRequest, **defaults: Any) -> dict[str, Any]:
     """Return what the markers say, the nearest first; raises UsageError for what none can say."""
     wanted = dict(defaults)
     for marker in reversed(list(request.node.iter_markers(MARKER))):
-        unknown = set(marker.kwargs) - {"brokers", "nameservers", "settings", "seed"}
+        unknown = set(marker.kwargs) - set(_CHECKS)
         if marker.args or unknown:
             what = f"{min(unknown)!r}" if unknown else f"{marker.args[0]!r} without a name"
             raise pytest.UsageError(f"mark {MARKER}: {what} is not known: {_MARKER_TEXT}")
@@ -117,12 +119,14 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
     "nameservers": lambda value: _is_whole(value) and 1 <= value <= len(_LETTERS),
     "settings": lambda value: isinstance(value, Mapping),
     "seed": _is_whole,
+    "skips_idle_time": lambda value: isinstance(value, bool),
 }
 _ALLOWED = {
     "brokers": f"0 to {len(_LETTERS)}",
     "nameservers": f"1 to {len(_LETTERS)}",
     "settings": "a dict of settings by their keys in files",
     "seed": "a whole number",
+    "skips_idle_time": "True or False",
 }
 
 

@@ -1,0 +1,130 @@
+"""Hours in which nothing happens pass at once.
+
+A cluster that is left alone still pulls, beats and looks around, thousands of times in an hour, and
+nothing comes of it. Once that has gone on for longer than anything takes to be noticed, the loop
+leaves the rest of it out: it goes to the next moment at which something is to happen. Whoever only
+repeats what he does hears nothing of the time left out, as if he had been asleep.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from types import FrameType
+
+from turbopump.testing.clock import VirtualClock
+
+QUIET_S = 150.0
+"""Longer than it takes brokers and name servers to miss somebody, which is 120 s and a look."""
+
+_LOOK_EVERY_S = 5.0
+
+_REPEATING = frozenset(
+    {
+        "turbopump.broker.periodic",
+        "turbopump.broker.registration",
+        "turbopump.broker.upkeep",
+        "turbopump.client.rebalance",
+        "turbopump.client.session",
+        "turbopump.client.tasks",
+        "turbopump.nameserver.server",
+        "turbopump.net.deadlines",
+    }
+)
+"""Modules whose timers, in a cluster in which nothing happens, only repeat what was before."""
+
+_TRAVELLING = frozenset({"turbopump.testing.memory_net", "turbopump.testing.memory_transport"})
+
+Timer = tuple[float, int, asyncio.TimerHandle]
+Marks = Callable[[], object]
+"""What changes with everything that happens; None while something is under way."""
+
+
+class RepeatingTimer(asyncio.TimerHandle):
+    """One of those that are put off when time is left out."""
+
+    __slots__ = ()
+
+
+class TravellingTimer(asyncio.TimerHandle):
+    """Bytes on their way; as long as there are any, no time is left out."""
+
+    __slots__ = ()
+
+
+class WakingClock:
+    """The time of those who only repeat what they do: without what was left out, for durations."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
+        self.skipped_ms = 0
+
+    def now_ms(self) -> int:
+        """Return what the wall shows, which jumps where time is left out."""
+        return self._clock.now_ms()
+
+    def monotonic_ms(self) -> int:
+        """Return milliseconds since virtual time began in which something may have happened."""
+        return self._clock.monotonic_ms() - self.skipped_ms
+
+
+class IdleTime:
+    """Tells how much time can be left out, and how timers have to be kept for that."""
+
+    def __init__(self, clock: WakingClock, marks: Marks) -> None:
+        self._clock = clock
+        self._marks = marks
+        self._seen: object = None
+        self._quiet_from_s = 0.0
+        self._look_from_s = 0.0
+
+    def kind_of(self, setter: FrameType | None) -> type[asyncio.TimerHandle]:
+        """Return which kind of timer somebody sets: the first who is not the event loop."""
+        while setter is not None:
+            name = setter.f_globals.get("__name__", "")
+            if name in _REPEATING:
+                return RepeatingTimer
+            if name in _TRAVELLING:
+                return TravellingTimer
+            if not name.startswith("asyncio.") and name != "turbopump.testing.loop":
+                break
+            setter = setter.f_back
+        return asyncio.TimerHandle
+
+    def note_event(self, now_s: float) -> None:
+        """Note that something happens that is not only repeated."""
+        self._quiet_from_s = now_s
+
+    def skipped_ms(self, now_s: float, timers: list[Timer]) -> int:
+        """Return how much is left out from now on; timers that only repeat are put off."""
+        if now_s < self._look_from_s:
+            return 0
+        self._look_from_s = now_s + _LOOK_EVERY_S
+        marks = self._marks()
+        if marks is None or marks != self._seen:
+            self._seen = marks
+            self._quiet_from_s = now_s
+        if now_s - self._quiet_from_s < QUIET_S:
+            return 0
+        skip_ms = _free_ms(now_s, timers)
+        self._clock.skipped_ms += skip_ms
+        timers[:] = [
+            (when + skip_ms / 1000, number, timer)
+            if type(timer) is RepeatingTimer
+            else (when, number, timer)
+            for when, number, timer in timers
+        ]
+        return skip_ms
+
+
+def _free_ms(now_s: float, timers: list[Timer]) -> int:
+    """Return how long nothing but repetition is to come; 0 if nothing else is to come at all."""
+    next_s = math.inf
+    for when, _, timer in timers:
+        if not timer.cancelled():
+            if type(timer) is TravellingTimer:
+                return 0
+            if type(timer) is not RepeatingTimer:
+                next_s = min(next_s, when)
+    return 0 if next_s == math.inf else max(0, math.floor((next_s - now_s) * 1000))

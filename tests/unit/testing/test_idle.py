@@ -1,0 +1,203 @@
+"""Hours in which nothing happens are left out, and nobody can tell but by the cost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from turbopump.admin import Admin
+from turbopump.aio import (
+    ConsumeContext,
+    ConsumeResult,
+    LitePullConsumer,
+    Message,
+    MessageView,
+    PushConsumer,
+)
+from turbopump.testing import Cluster, running_cluster, virtual_loop
+
+T = TypeVar("T")
+
+HOUR_S = 3600.0
+TURNS_OF_AN_HOUR = 7000
+"""Of the loop, with an idle consumer of four queues when nothing is left out; about 7,300."""
+
+
+def consumer_of(world: Cluster, listener: Any, group: str = "billing") -> PushConsumer:
+    return PushConsumer(
+        group,
+        listener,
+        nameserver=world.nameserver,
+        subscriptions={"orders": "*"},
+        start_from="first",
+    )
+
+
+async def consume(messages: Sequence[MessageView], context: ConsumeContext) -> ConsumeResult:
+    return ConsumeResult.SUCCESS
+
+
+def run(
+    directory: Path,
+    work: Callable[[Cluster], Coroutine[Any, Any, T]],
+    *,
+    skips_idle_time: bool = True,
+) -> tuple[T, int]:
+    """Run something in a cluster with one topic; return its result and the turns of the loop."""
+
+    async def main(world: Cluster) -> tuple[T, int]:
+        await world.make_topic("orders")
+        before = virtual_loop().turns
+        result = await work(world)
+        return result, virtual_loop().turns - before
+
+    with running_cluster(directory, skips_idle_time=skips_idle_time) as world:
+        return world.run(main(world))
+
+
+def test_what_is_repeated_for_hours_is_left_out(tmp_path: Path) -> None:
+    async def wait(world: Cluster) -> list[float]:
+        loop, clock = virtual_loop(), world.clock
+        before = clock.now_ms(), clock.monotonic_ms(), loop.time()
+        async with consumer_of(world, consume):
+            await world.advance(hours=10)
+            after = clock.now_ms(), clock.monotonic_ms(), loop.time()
+        return [now - then for now, then in zip(after, before, strict=True)]
+
+    (wall_ms, monotonic_ms, loop_s), turns = run(tmp_path, wait)
+    assert wall_ms == pytest.approx(10 * HOUR_S * 1000, abs=1000)
+    assert monotonic_ms == pytest.approx(wall_ms, abs=1)
+    assert loop_s == pytest.approx(wall_ms / 1000, abs=0.01)
+    assert turns < TURNS_OF_AN_HOUR / 5
+
+
+def test_nothing_is_left_out_if_not_wanted(tmp_path: Path) -> None:
+    async def wait(world: Cluster) -> None:
+        async with consumer_of(world, consume):
+            await world.advance(minutes=30)
+
+    _, turns = run(tmp_path, wait, skips_idle_time=False)
+    assert turns > TURNS_OF_AN_HOUR / 2
+
+
+def test_everybody_is_there_afterwards(tmp_path: Path) -> None:
+    async def wait(world: Cluster) -> None:
+        seen: list[bytes] = []
+
+        async def handle(messages: Sequence[MessageView], context: object) -> ConsumeResult:
+            seen.extend(each.body for each in messages)
+            return ConsumeResult.SUCCESS
+
+        async with (
+            consumer_of(world, handle) as consumer,
+            Admin(nameserver=world.nameserver) as admin,
+        ):
+            for day in range(3):
+                await world.advance(days=1)
+                assert len(consumer.assignment()) == 5
+                assert len((await admin.groups.members("billing")).members) == 1
+                await world.send(Message("orders", b"%d" % day))
+                await world.until(lambda: len(seen) == day + 1, seconds=1)  # noqa: B023 - at once
+                await world.until_consumed("billing", seconds=20)
+
+    run(tmp_path, wait)
+
+
+def test_who_waits_for_a_time_is_woken_at_that_time(tmp_path: Path) -> None:
+    async def wait(world: Cluster) -> list[float]:
+        times_s = []
+
+        async def wake_now_and_then() -> None:
+            for _ in range(4):
+                await asyncio.sleep(HOUR_S)
+                times_s.append(virtual_loop().time())
+
+        start_s = virtual_loop().time()
+        async with consumer_of(world, consume):
+            waking = asyncio.create_task(wake_now_and_then())
+            await world.advance(hours=5)
+            await waking
+        return [each - start_s for each in times_s]
+
+    times_s, turns = run(tmp_path, wait)
+    assert times_s == pytest.approx([HOUR_S * each for each in (1, 2, 3, 4)], abs=0.5)
+    assert turns < TURNS_OF_AN_HOUR
+
+
+def test_delayed_message_is_neither_early_nor_late(tmp_path: Path) -> None:
+    async def wait(world: Cluster) -> int:
+        got_ms = []
+
+        async def handle(messages: Sequence[MessageView], context: object) -> ConsumeResult:
+            got_ms.append(world.clock.now_ms())
+            return ConsumeResult.SUCCESS
+
+        async with consumer_of(world, handle):
+            await world.advance(hours=1)
+            sent_ms = world.clock.now_ms()
+            await world.send(Message("orders", b"in two hours", delay_level=18))
+            await world.until(lambda: got_ms, hours=3)
+        return got_ms[0] - sent_ms
+
+    waited_ms, turns = run(tmp_path, wait)
+    assert 0 <= waited_ms - 2 * HOUR_S * 1000 < 200
+    assert turns < TURNS_OF_AN_HOUR / 2
+
+
+@pytest.mark.parametrize("skips_idle_time", [True, False])
+def test_message_that_is_never_finished_is_sent_back_in_time(
+    tmp_path: Path, skips_idle_time: bool
+) -> None:
+    async def wait(world: Cluster) -> int:
+        times_ms = []
+
+        async def hang(messages: Sequence[MessageView], context: object) -> ConsumeResult:
+            times_ms.append(world.clock.now_ms())
+            if len(times_ms) == 1:
+                await asyncio.Event().wait()
+            return ConsumeResult.SUCCESS
+
+        async with consumer_of(world, hang):
+            await world.send(Message("orders", b"1"))
+            await world.advance(minutes=40)
+        return times_ms[1] - times_ms[0]
+
+    # 15 minutes, the next look at what takes long, and the delay of a message sent back so.
+    waited_ms, _ = run(tmp_path, wait, skips_idle_time=skips_idle_time)
+    assert 15 * 60_000 < waited_ms < 33 * 60_000
+
+
+def test_who_vanishes_is_missed_in_time(tmp_path: Path) -> None:
+    async def wait(world: Cluster) -> None:
+        async with (
+            consumer_of(world, consume, "gone"),
+            Admin(nameserver=world.nameserver) as admin,
+        ):
+            await world.advance(minutes=1)
+            assert (await admin.groups.members("gone")).members
+            world.isolate("gone")
+            await world.advance(minutes=3)
+            assert "gone" not in world.broker().state.consumers.groups
+            world.heal()
+            await world.advance(hours=1)
+            assert (await admin.groups.members("gone")).members
+
+    run(tmp_path, wait)
+
+
+def test_who_polls_gets_his_answer_after_his_own_time(tmp_path: Path) -> None:
+    async def wait(world: Cluster) -> float:
+        async with LitePullConsumer(
+            "lite", nameserver=world.nameserver, subscriptions={"orders": "*"}, start_from="first"
+        ) as lite:
+            await world.send(Message("orders", b"in two hours", delay_level=18))
+            start_s = virtual_loop().time()
+            assert await lite.poll(timeout_ms=int(HOUR_S * 1000)) == []
+            return virtual_loop().time() - start_s
+
+    waited_s, _ = run(tmp_path, wait)
+    assert waited_s == pytest.approx(HOUR_S, abs=1)
