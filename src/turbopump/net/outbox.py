@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from turbopump.net.limits import ConnectionLimits
 from turbopump.wire.command import Buffer
 
-_JOINED_BYTES_MAX = 16 * 1024
+_JOINED_BYTES_MAX = 4 * 1024
 """Pieces above this are handed over as they are: copying them costs more than a longer list."""
 
 _BURST_GROWTH = 8
