@@ -23,6 +23,8 @@ _ENTRY = struct.Struct(">iqii")
 _ENTRY_DTYPE = np.dtype(
     [("hash", ">i4"), ("physical_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")]
 )
+_SLOT_DTYPE = np.dtype(">i4")
+"""In memory as in the file: pages are written as they are."""
 _PAGE_SLOTS = 1024
 _INT_MAX = 0x7FFF_FFFF
 _REWRITTEN_AT_ONCE = 50_000
@@ -63,7 +65,7 @@ class IndexFile:
         self._entry_count = entries
         self._files = files
         self._open_files = open_files
-        self._slots: NDArray[np.int32] | None = None
+        self._slots: NDArray[np.signedinteger] | None = None
         self._dirty_pages = np.zeros(-(-slots // _PAGE_SLOTS), np.bool_)
         self._header_dirty = False
 
@@ -108,18 +110,27 @@ class IndexFile:
         )
         self._header_dirty = True
 
-    def write_out(self) -> None:
-        """Write slots and header as far as they have changed."""
-        if not self._header_dirty:
-            return
+    def write_out(self, *, with_slots: bool = True) -> bool:
+        """Write slots, if they are wanted, and header as far as they have changed; say if so.
+
+        Slots that are not written are made again from the entries, should there be a crash.
+        """
+        changed = self._header_dirty
+        if with_slots and self._dirty_pages.any():
+            self._write_slots()
+            changed = True
+        if self._header_dirty:
+            self._write_header()
+            self._header_dirty = False
+        return changed
+
+    def _write_slots(self) -> None:
         slots = self._loaded_slots()
         for first, end in _runs(np.flatnonzero(self._dirty_pages).tolist()):
             part = slots[first * _PAGE_SLOTS : end * _PAGE_SLOTS]
             at = HEADER_BYTES + first * _PAGE_SLOTS * SLOT_BYTES
-            self._write(part.astype(">i4").tobytes(), at)
+            self._write(part.view(np.uint8).data, at)
         self._dirty_pages[:] = False
-        self._write_header()
-        self._header_dirty = False
 
     def search(
         self, key_hash: int, begin_ms: int, end_ms: int, count_max: int, found: list[int]
@@ -143,7 +154,7 @@ class IndexFile:
         """After a crash: keep the entries that are whole and chain them anew."""
         self.load_header()
         header, kept = self.header, self._whole_entries(log_end)
-        self._slots = np.zeros(self._slot_count, np.int32)
+        self._slots = np.zeros(self._slot_count, _SLOT_DTYPE)
         self.header = EMPTY
         if len(kept):
             slots_of = kept["hash"].astype(np.int64) % self._slot_count
@@ -175,7 +186,7 @@ class IndexFile:
             last = int(offsets[-1])
         slots = self._slots
         size = self._slot_count * SLOT_BYTES
-        data = self._read(size, HEADER_BYTES) if slots is None else slots.astype(">i4").tobytes()
+        data = self._read(size, HEADER_BYTES) if slots is None else slots.tobytes()
         self._write(data, HEADER_BYTES)
         self._write_header()
         return True
@@ -186,7 +197,7 @@ class IndexFile:
         self._slots = None
 
     def _write_all(self, entries: NDArray[np.void]) -> None:
-        self._write(self._loaded_slots().astype(">i4").tobytes(), HEADER_BYTES)
+        self._write(self._loaded_slots().tobytes(), HEADER_BYTES)
         self._write(entries.tobytes(), self._entries_at + ENTRY_BYTES)
         fd = self._open_files.fd(self.path)
         used = self._entries_at + self.header.count * ENTRY_BYTES
@@ -208,23 +219,30 @@ class IndexFile:
 
     def _predecessors(self, slots_of: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return what each new entry follows in its slot: an older entry, a new one, or 0."""
-        first = self.header.count
-        order = np.argsort(slots_of, kind="stable")
-        ordered = slots_of[order]
-        chained = self._loaded_slots()[ordered].astype(np.int64)
-        chained[(chained <= 0) | (chained >= first)] = 0
-        repeats = np.flatnonzero(ordered[1:] == ordered[:-1])
-        chained[repeats + 1] = first + order[repeats]
-        previous = np.empty(len(ordered), np.int64)
-        previous[order] = chained
+        first, slots = self.header.count, self._loaded_slots()
+        before = slots[slots_of]
+        previous = before.astype(np.int64)
+        previous[(previous <= 0) | (previous >= first)] = 0
+        # Try who stays when each is put into its slot: mostly all, as slots are many.
+        numbers = np.arange(len(slots_of), dtype=_SLOT_DTYPE)
+        slots[slots_of] = numbers
+        are_over = slots[slots_of] != numbers
+        slots[slots_of] = before
+        if are_over.any():
+            together = np.flatnonzero(np.isin(slots_of, slots_of[are_over]))
+            order = together[np.argsort(slots_of[together], kind="stable")]
+            repeats = np.flatnonzero(slots_of[order[1:]] == slots_of[order[:-1]])
+            previous[order[repeats + 1]] = first + order[repeats]
         return previous
 
     def _point_slots_at(self, slots_of: NDArray[np.int64]) -> None:
-        numbers = np.arange(self.header.count, self.header.count + len(slots_of), dtype=np.int32)
-        # Of several in one slot the newest counts; maximum.at says so, plain assignment would not.
+        count = self.header.count
+        numbers = np.arange(count, count + len(slots_of), dtype=_SLOT_DTYPE)
         slots = self._loaded_slots()
-        slots[slots_of] = 0
-        np.maximum.at(slots, slots_of, numbers)
+        slots[slots_of] = numbers
+        # Of several in one slot the newest counts, which the assignment does not promise.
+        while (newer := numbers > slots[slots_of]).any():
+            slots[slots_of[newer]] = numbers[newer]
         self._dirty_pages[slots_of // _PAGE_SLOTS] = True
 
     def _newest_in_slot(self, slot: int) -> int:
@@ -233,12 +251,12 @@ class IndexFile:
         (number,) = _SLOT.unpack(self._read(SLOT_BYTES, HEADER_BYTES + slot * SLOT_BYTES))
         return int(number)
 
-    def _loaded_slots(self) -> NDArray[np.int32]:
+    def _loaded_slots(self) -> NDArray[np.signedinteger]:
         if self._slots is None and self.header.count <= 1:
-            self._slots = np.zeros(self._slot_count, np.int32)
+            self._slots = np.zeros(self._slot_count, _SLOT_DTYPE)
         elif self._slots is None:
             data = self._read(self._slot_count * SLOT_BYTES, HEADER_BYTES)
-            self._slots = np.frombuffer(data, ">i4").astype(np.int32)
+            self._slots = np.frombuffer(data, _SLOT_DTYPE).copy()
         return self._slots
 
     def _write_header(self) -> None:
@@ -253,7 +271,7 @@ class IndexFile:
         )
         self._write(data, 0)
 
-    def _write(self, data: bytes, at: int) -> None:
+    def _write(self, data: bytes | memoryview, at: int) -> None:
         self._files.write(self._open_files.fd(self.path), data, at)
 
     def _read(self, size: int, at: int) -> bytes:

@@ -36,6 +36,9 @@ PENDING_MAX = 1024
 _TEXT_BYTES_MAX = 256 * 1024
 """Properties in which keys are looked for at once; those of the last message may be more."""
 
+_SLOTS_INTERVAL_MS = 10_000
+"""How often slots are written: all of 20 MB, if many messages have come."""
+
 _LARGE_RUN = 256
 """So many messages of one batch are looked at by themselves."""
 
@@ -87,6 +90,8 @@ class _Messages:
 
     def keys(self) -> Ints:
         """Return hashes, positions and store times."""
+        if not self._texts:
+            return _NO_KEYS
         owners, hashes = key_hashes(self._topics, PropertyTexts(self._texts))
         positions = np.array(self._positions, np.int64)
         times_ms = np.array(self._times_ms, np.int64)
@@ -119,6 +124,7 @@ class KeyIndex:
         # Hashes, positions and store times that go into files next.
         self._keys = _NO_KEYS
         self._replayed_to = PhysicalOffset(-1)
+        self._slots_written_ms = clock.monotonic_ms()
 
     @property
     def files(self) -> tuple[IndexFile, ...]:
@@ -223,14 +229,22 @@ class KeyIndex:
         self._pending, self._pending_count = [], 0
         return np.concatenate((*found, some.keys()), axis=1)
 
-    def write_pending(self, touched: dict[Path, int], new: set[Path]) -> None:
+    def write_pending(
+        self, touched: dict[Path, int], new: set[Path], *, with_slots: bool = True
+    ) -> None:
         """Write everything; add the files to be synced, and the new ones.
 
-        Slots lie anywhere in their table: written now and then, many share a page.
+        Slots lie anywhere in their table: written seldom, many share a page. Until then they may be
+        left out, unless the file is full: then nobody makes them again after a crash.
         """
         self.absorb()
         if self._index_files:
-            self._index_files[-1].write_out()
+            newest, now_ms = self._index_files[-1], self._clock.monotonic_ms()
+            is_due = now_ms - self._slots_written_ms >= _SLOTS_INTERVAL_MS
+            if is_due:
+                self._slots_written_ms = now_ms
+            if newest.write_out(with_slots=with_slots or is_due or newest.room <= 0):
+                self._touched.add(newest.path)
         touched.update(dict.fromkeys(self._touched, 0))
         new |= self._new
         self._touched, self._new = set(), set()

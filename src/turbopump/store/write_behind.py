@@ -98,7 +98,7 @@ class WriteBehind:
             if oldest is None or oldest[1].since_ms > before_ms:
                 break
             self._write_queue(oldest[0])
-        self._write_index()
+        self._write_index(with_slots=False)
         self._write_lost()
 
     def write_all(self, time_max_ms: int | None = None) -> None:
@@ -110,7 +110,7 @@ class WriteBehind:
                     f"writing them took longer than {time_max_ms} ms; the next start does the rest"
                 )
             self._write_queue(oldest[0])
-        self._write_index()
+        self._write_index(with_slots=True)
         self._write_lost()
 
     def sync_job(self, entered_ms: int, time_max_ms: int | None = None) -> SyncJob:
@@ -195,9 +195,10 @@ class WriteBehind:
     def _write_queue(self, queue: ConsumeQueue) -> None:
         self._queues.write_pending(queue, self._unsynced.touched, self._unsynced.new)
 
-    def _write_index(self) -> None:
+    def _write_index(self, *, with_slots: bool) -> None:
         if self._index is not None:
-            self._index.write_pending(self._unsynced.touched, self._unsynced.new)
+            touched, new = self._unsynced.touched, self._unsynced.new
+            self._index.write_pending(touched, new, with_slots=with_slots)
 
 
 class SyncJob:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -25,11 +26,11 @@ _SPACE = ord(" ")
 _ASCII_MAX = 127
 _WORD = np.dtype(">u8")
 _WORD_BYTES = _WORD.itemsize
-_PADDING = bytes((_NAME_END,)) * _WORD_BYTES
-"""Lies around the texts, so that a word can be read from everywhere; no mark, no zero."""
-
 _LONG_BYTES = 256
 """Longer values are hashed one by one."""
+
+_PADDING = bytes((_NAME_END,)) * _LONG_BYTES
+"""Lies around the texts, so that words and windows can be read everywhere; no mark, no zero."""
 
 
 class PropertyTexts:
@@ -44,7 +45,7 @@ class PropertyTexts:
         count = len(self._text) - _WORD_BYTES + 1
         self._words = np.ndarray((count,), _WORD, self._text, strides=(1,))
         # Where each text ends, at the mark behind it.
-        self._text_ends: Ints = np.cumsum(self.lengths + 1) + _WORD_BYTES
+        self._text_ends: Ints = np.cumsum(self.lengths + 1) + len(_PADDING)
 
     def __contains__(self, piece: bytes) -> bool:
         return piece in self._text
@@ -109,21 +110,31 @@ class PropertyTexts:
         return np.searchsorted(self._text_ends, starts, "right"), starts, ends
 
     def hashes(self, starts: Ints, ends: Ints) -> Hashes:
-        """Return Java's hash of each value, as if all were ASCII; none of them is empty."""
+        """Return Java's hash of each value, as if all were ASCII; none of them is empty.
+
+        It is a sum of letters times powers of 31: of many values a product with a matrix, which is
+        exact, as no sum reaches 2**53. Values of one length go together, or of similar lengths
+        where there are too many.
+        """
         lengths = ends - starts
         found = np.zeros(len(starts), np.uint32)
         for number in np.flatnonzero(lengths > _LONG_BYTES).tolist():
             found[number] = _hash(self._bytes[starts[number] : ends[number]])
-        # The others eight letters at a time, from the end.
-        left, done = np.flatnonzero(lengths <= _LONG_BYTES), 0
-        while len(left):
-            rest = lengths[left] - done
-            words = self._words[ends[left] - (done + _WORD_BYTES)].astype(np.uint64)
-            words &= _LAST_LETTERS[np.minimum(rest, _WORD_BYTES)]
-            found[left] += _word_hashes(words) * POWERS_OF_31[done]
-            done += _WORD_BYTES
-            left = left[rest > _WORD_BYTES]
+        widths = np.flatnonzero(np.bincount(np.minimum(lengths, _LONG_BYTES + 1))).tolist()
+        are_exact = len(widths) <= len(_WIDTHS)
+        for below, width in pairwise((0, *(widths if are_exact else _WIDTHS))):
+            which = np.flatnonzero((lengths > below) & (lengths <= width))
+            if width <= _LONG_BYTES and len(which):
+                letters = self._windows(width)[ends[which] - width]
+                if not are_exact:
+                    letters *= np.arange(width, 0, -1) <= lengths[which, None]
+                sums = letters @ _FALLING_POWERS[-width:]
+                found[which] = sums.astype(np.uint64).astype(np.uint32)
         return found
+
+    def _windows(self, width: int) -> NDArray[np.uint8]:
+        """Look at the text as so many letters from each position on."""
+        return np.ndarray((len(self._text) - width + 1, width), np.uint8, self._text, 0, (1, 1))
 
     def foreign(self, starts: Ints, ends: Ints) -> list[int]:
         """Return which of the values are not ASCII, whose hashes Java takes of UTF-16."""
@@ -141,19 +152,9 @@ POWERS_OF_31: Hashes = np.cumprod(
 )
 """Modulo 2**32, for the longest properties there can be."""
 
-_LAST_LETTERS = np.array([(1 << 8 * count) - 1 for count in range(_WORD_BYTES + 1)], np.uint64)
-"""By how many of the last letters of a word count."""
-
-
-def _word_hashes(words: NDArray[np.uint64]) -> Hashes:
-    """Return Java's hashes of eight letters each; zeros at the start do not count.
-
-    All pairs of a word are hashed with one multiplication, as no sum runs into its neighbour, then
-    pairs of these, and so on.
-    """
-    for bits, mask in ((8, 0x00FF_00FF_00FF_00FF), (16, 0x0000_FFFF_0000_FFFF)):
-        words = (words >> bits & mask) * 31 ** (bits // 8) + (words & mask)
-    return ((words >> 32) * 31**4 + (words & 0xFFFF_FFFF)).astype(np.uint32)
+_FALLING_POWERS = POWERS_OF_31[_LONG_BYTES - 1 :: -1].astype(np.float64)
+_WIDTHS = (8, 16, 24, 32, 48, 64, 128, _LONG_BYTES)
+"""Into which lengths are put together that are too many."""
 
 
 def _hash(letters: NDArray[np.uint8]) -> np.uint32:

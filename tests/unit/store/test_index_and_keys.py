@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from turbopump.errors import InvalidArgument, StoreDamaged
 from turbopump.store import Store, parse_delay_levels
 from turbopump.store.dispatch import PropertyName, property_value
+from turbopump.store.index_file import read_header
 from turbopump.store.key_hashes import key_hashes
 from turbopump.wire import properties
 from turbopump.wire.hashing import index_hash, string_hash
@@ -182,3 +184,26 @@ def test_delay_levels() -> None:
     assert parse_delay_levels("1s 2m 3h 1d") == (1000, 120_000, 10_800_000, 86_400_000)
     with pytest.raises(InvalidArgument, match="5x"):
         parse_delay_levels("1s 5x")
+
+
+def test_slots_are_written_seldom_and_made_again_after_a_crash(tmp_path: Path) -> None:
+    clock = ManualClock()
+    config = small_config(segment_bytes=1 << 16, index_slots=100, index_entries=500)
+    slots = slice(40, 40 + 4 * 100)
+    with Store.open(tmp_path / "store", config, clock=clock) as store:
+        store.append_all([[record(b"%d" % number, KEYS=f"k{number}")] for number in range(50)])
+        for _ in range(3):
+            clock.advance(2000)
+            store.tick()
+        (path,) = (tmp_path / "store" / "index").iterdir()
+        header = read_header(path.read_bytes()[:40])
+        assert header.count == 51
+        assert not any(path.read_bytes()[slots])
+        shutil.copytree(tmp_path / "store", tmp_path / "crashed")
+        clock.advance(10_000)
+        store.tick()
+        assert any(path.read_bytes()[slots])
+    with Store.open(tmp_path / "crashed", config, clock=clock) as store:
+        assert store.recovered.crashed
+        (found,) = store.messages_by_key("Topic", "k17", 10, 0, 1 << 60)
+        assert decode_record(found).body == b"17"

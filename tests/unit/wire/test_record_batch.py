@@ -11,6 +11,7 @@ from turbopump.errors import TurbopumpError
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.wire import properties
 from turbopump.wire.batch import BatchEntry, decode_batch, encode_batch
+from turbopump.wire.hashing import string_hash
 from turbopump.wire.hosts import host
 from turbopump.wire.property_texts import PropertyTexts
 from turbopump.wire.record import Record
@@ -120,17 +121,13 @@ def test_few_messages_are_left_to_others() -> None:
     assert record_batch(LIKE, body, SHARED) is None
 
 
-def test_long_and_short_values_have_java_hashes() -> None:
-    values = ["x" * length for length in (1, 7, 8, 9, 255, 256, 257, 5000)]
+@pytest.mark.parametrize(
+    "lengths", [(1, 7, 8, 9, 5000), (1, 2, 3, 8, 9, 31, 33, 64, 255, 256, 257)]
+)
+def test_long_and_short_values_have_java_hashes(lengths: tuple[int, ...]) -> None:
+    values = [f"{length:x}z~".ljust(length, "~")[:length] for length in lengths]
     texts = PropertyTexts([f"KEYS\x01{value}".encode() for value in values])
     owners, starts, ends = texts.values(properties.KEYS)
     assert owners.tolist() == list(range(len(values)))
-    hashes = texts.hashes(starts, ends)
-    expected = []
-    for value in values:
-        found = 0
-        for letter in value.encode():
-            found = (31 * found + letter) % 2**32
-        expected.append(found)
-    assert hashes.dtype == np.uint32
-    assert hashes.tolist() == expected
+    signed = texts.hashes(starts, ends).view(np.int32)
+    assert signed.tolist() == [string_hash(value) for value in values]
