@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import logging
 import signal
@@ -21,6 +22,10 @@ FAILED = 1
 BAD_INPUT = 2
 
 _GARBAGE_THRESHOLDS = (20_000, 20, 50)
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""What GNU's `mallopt` calls M_TRIM_THRESHOLD and M_MMAP_THRESHOLD."""
+_KEPT_BYTES_MAX = 64 * 1024 * 1024
+_KEPT_PIECE_BYTES_MAX = 4 * 1024 * 1024
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -57,6 +62,7 @@ async def _serve(server: AbstractAsyncContextManager[S], ready: Callable[[S], st
     with _stop_signal() as stop:
         async with server as running:
             _collect_garbage_rarely()
+            keep_freed_memory()
             typer.echo(ready(running))
             await stop.wait()
 
@@ -70,6 +76,21 @@ def _collect_garbage_rarely() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GARBAGE_THRESHOLDS)
+
+
+def keep_freed_memory() -> bool:
+    """Have large pieces of memory used again and not given back each time; tell if that is done.
+
+    Frames and batches of some hundred KiB come and go. Of memory that is new from the system each
+    page is cleared when it is first touched, which takes several times as long as copying into it.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, TypeError, AttributeError):
+        # Not the GNU C library, which alone has the habit.
+        return False
+    mmap, trim = (_MMAP_THRESHOLD, _KEPT_PIECE_BYTES_MAX), (_TRIM_THRESHOLD, _KEPT_BYTES_MAX)
+    return all(mallopt(*each) == 1 for each in (mmap, trim))
 
 
 @contextmanager
