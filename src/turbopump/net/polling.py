@@ -29,9 +29,9 @@ _FOUND_BEFORE_DOUBT = 16
 
 _STALL_NS = 500_000
 _REST_NS = 100_000_000
-_REST_MAX_NS = 16 * _REST_NS
-"""How long not to look after others have wanted the processor: each time twice as long, until they
-do not want it any more."""
+_REST_MAX_NS = 4 * _REST_NS
+"""How long not to look when the processor is wanted. When others keep it for long, each time twice
+as long, until they do not want it any more; senders may be on another processor soon."""
 
 
 def polling_for(poll_us: int, clock: Clock) -> Polling | None:
@@ -95,7 +95,7 @@ class Polling:
         if self._is_looking:
             self._found += 1
             if self._found == _FOUND_BEFORE_DOUBT:
-                self._rest_if_preempted(now_ns, _FOUND_BEFORE_DOUBT // 4)
+                self._doubt(now_ns)
         elif self._credit > 0 and now_ns >= self._rests_until_ns:
             self._is_looking = True
             self._looked_ns = now_ns
@@ -105,8 +105,9 @@ class Polling:
     def _look(self) -> None:
         """Have the loop look once more, unless it was in vain or others want the processor."""
         now_ns = self._now_ns()
-        if now_ns - self._looked_ns > _STALL_NS:
-            self._rest_if_preempted(now_ns, 1)
+        if now_ns - self._looked_ns > _STALL_NS and self._note_preempted():
+            self._rests_until_ns = now_ns + self._rest_ns
+            self._rest_ns = min(self._rest_ns * 2, _REST_MAX_NS)
         self._looked_ns = now_ns
         if now_ns < self._rests_until_ns:
             self._is_looking = False
@@ -116,11 +117,10 @@ class Polling:
         else:
             asyncio.get_running_loop().call_soon(self._look)
 
-    def _rest_if_preempted(self, now_ns: int, times: int) -> None:
-        """Look no more for a while if the processor was taken from this thread so often."""
-        if self._note_preempted() >= times:
-            self._rests_until_ns = now_ns + self._rest_ns
-            self._rest_ns = min(self._rest_ns * 2, _REST_MAX_NS)
+    def _doubt(self, now_ns: int) -> None:
+        """Rest if the processor was taken from this thread for a part of what it has found."""
+        if self._note_preempted() >= _FOUND_BEFORE_DOUBT // 4:
+            self._rests_until_ns = now_ns + _REST_NS
         else:
             self._rest_ns = max(self._rest_ns * 15 // 16, _REST_NS)
 
