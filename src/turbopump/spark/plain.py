@@ -9,8 +9,6 @@ are not answered: who needs those takes a `Session`.
 
 from __future__ import annotations
 
-import atexit
-import os
 import select
 import socket
 from collections import deque
@@ -19,14 +17,10 @@ from collections.abc import Iterable, Sequence
 from msgspec.structs import replace
 
 from turbopump.clock import SYSTEM_CLOCK
-from turbopump.errors import ConnectFailed, ConnectionLost, RequestTimeout, WireError
+from turbopump.errors import ConnectionLost, RequestTimeout, WireError
+from turbopump.spark.kept import KEPT_MS, KeptConnections, connected_socket
 from turbopump.wire.command import Buffer, Command
 from turbopump.wire.framing import FrameDecoder, encode_parts
-from turbopump.wire.hosts import split_address
-
-CONNECT_TIMEOUT_MS = 3000
-IDLE_MAX_MS = 60_000
-"""How long an unused connection is kept; brokers close theirs after twice that time."""
 
 _RECEIVED_BYTES = 256 * 1024
 _OPAQUE_BITS = 0x7FFF_FFFF
@@ -84,12 +78,13 @@ class PlainConnection:
         self.heard_ms = SYSTEM_CLOCK.monotonic_ms()
         return answers
 
-    def is_fresh(self) -> bool:
-        """Whether it can be used again: not old, not closed, and the peer has nothing to say."""
-        if SYSTEM_CLOCK.monotonic_ms() - self.heard_ms > IDLE_MAX_MS:
-            return False
-        # What is there to read now is the end of the connection, or an answer that came too late.
+    def is_silent(self) -> bool:
+        """Whether it is open, and nothing has come: the end, or an answer that came too late."""
         return self.fileno() >= 0 and not readable([self], 0)
+
+    def is_fresh(self) -> bool:
+        """Whether it can be used again after a pause."""
+        return SYSTEM_CLOCK.monotonic_ms() - self.heard_ms <= KEPT_MS and self.is_silent()
 
     def close(self) -> None:
         """Close it; may be called twice."""
@@ -115,18 +110,9 @@ class PlainConnection:
         return ConnectionLost(f"connection to {self.address}: {reason}")
 
 
-def connected(address: str, timeout_ms: int = CONNECT_TIMEOUT_MS) -> PlainConnection:
+def connected(address: str) -> PlainConnection:
     """Connect; raises ConnectFailed."""
-    host, port = split_address(address)
-    try:
-        made = socket.create_connection((host, port), timeout_ms / 1000)
-    except TimeoutError as error:
-        raise ConnectFailed(f"{address}: no answer within {timeout_ms} ms") from error
-    except (OSError, UnicodeError) as error:
-        # A host name that cannot even be asked for is a UnicodeError.
-        raise ConnectFailed(f"{address}: {error}") from error
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return PlainConnection(address, made)
+    return PlainConnection(address, connected_socket(address))
 
 
 def readable(
@@ -140,37 +126,4 @@ def readable(
     return [by_number[number] for number, _ in waiting.poll(timeout_ms)]
 
 
-# --- kept between tasks ---------------------------------------------------------------------------
-
-_idle: dict[str, PlainConnection] = {}
-"""One for each address: a worker runs one task at a time."""
-
-
-def borrowed(address: str, timeout_ms: int = CONNECT_TIMEOUT_MS) -> PlainConnection:
-    """Return a connection that nobody else uses, kept from before or new; raises ConnectFailed."""
-    kept = _idle.pop(address, None)
-    if kept is not None:
-        if kept.is_fresh():
-            return kept
-        kept.close()
-    return connected(address, timeout_ms)
-
-
-def give_back(connection: PlainConnection) -> None:
-    """Keep a connection for whoever comes next, if all its requests are answered."""
-    before = _idle.pop(connection.address, None)
-    if before is not None:
-        before.close()
-    if connection.fileno() >= 0:
-        _idle[connection.address] = connection
-
-
-def close_idle() -> None:
-    """Close all that nobody uses."""
-    while _idle:
-        _idle.popitem()[1].close()
-
-
-# A child closes what it has inherited: the parent's connections live on.
-os.register_at_fork(after_in_child=close_idle)
-atexit.register(close_idle)
+connections = KeptConnections(connected).lasting()

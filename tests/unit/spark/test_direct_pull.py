@@ -13,8 +13,10 @@ import pytest
 from turbopump import Message, Producer
 from turbopump.errors import ConnectFailed, RecordError
 from turbopump.message import PhysicalOffset, QueueOffset
+from turbopump.spark import kept as kept_connections
+from turbopump.spark.kept import KeptConnections
 from turbopump.spark.reading import direct_connection, direct_pull
-from turbopump.spark.reading.direct_connection import DirectConnection, DirectConnections
+from turbopump.spark.reading.direct_connection import DirectConnection
 from turbopump.spark.reading.direct_pull import DirectPull
 from turbopump.spark.reading.options import Pulling, SourceOptions
 from turbopump.spark.reading.planning import QueueRange
@@ -124,7 +126,7 @@ def pull_of(
         expression_type="TAG",
     )
     of = QueueRange("T", "a", 0, start, end)
-    return DirectPull(connection, of, header, pulling, DirectConnections())
+    return DirectPull(connection, of, header, pulling, KeptConnections(DirectConnection.to))
 
 
 def rows_of(pull: DirectPull) -> list[tuple[int, bytes]]:
@@ -311,7 +313,7 @@ def address_of(listening: socket.socket) -> str:
 
 def test_a_connection_is_used_again_while_it_is_young_and_silent(listening: socket.socket) -> None:
     clock = VirtualClock()
-    kept = DirectConnections(clock)
+    kept = KeptConnections(DirectConnection.to, clock)
     address = address_of(listening)
     first = kept.take(address)
     far, _ = listening.accept()
@@ -326,14 +328,14 @@ def test_a_connection_is_used_again_while_it_is_young_and_silent(listening: sock
         third = kept.take(address)
         assert third is not first, "it says what nobody asked for"
     kept.give_back(third)
-    clock.advance_ns((direct_connection.KEPT_MS + 1) * 1_000_000)
+    clock.advance_ns((kept_connections.KEPT_MS + 1) * 1_000_000)
     fourth = kept.take(address)
     assert fourth is not third
     kept.give_back(fourth)
     kept.after_fork()
     fifth = kept.take(address)
     assert fifth is not fourth
-    for _ in range(direct_connection._KEPT_MAX):
+    for _ in range(kept_connections.KEPT_MAX):
         kept.give_back(DirectConnection.to(address))
     kept.give_back(fifth)
     assert fifth._socket.fileno() == -1, "there are enough"
@@ -341,7 +343,7 @@ def test_a_connection_is_used_again_while_it_is_young_and_silent(listening: sock
 
 
 def test_a_connection_that_the_peer_has_closed_is_not_used_again(listening: socket.socket) -> None:
-    kept = DirectConnections()
+    kept = KeptConnections(DirectConnection.to)
     connection = kept.take(address_of(listening))
     far, _ = listening.accept()
     kept.give_back(connection)
@@ -429,7 +431,7 @@ def test_a_task_reads_directly_and_goes_on_when_the_connection_is_cut(
     beginning = reader.read(WHOLE)
     next(beginning)
     beginning.close()  # type: ignore[attr-defined]
-    assert not direct_connection.connections._kept, "it has requests on their way"
+    assert not len(direct_connection.connections), "it has requests on their way"
 
 
 @pytest.mark.slow

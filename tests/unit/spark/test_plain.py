@@ -12,7 +12,7 @@ import pytest
 
 from turbopump.errors import ConnectFailed, ConnectionLost, InvalidArgument, RequestTimeout
 from turbopump.spark import plain
-from turbopump.spark.plain import PlainConnection, borrowed, connected, give_back, readable
+from turbopump.spark.plain import PlainConnection, connected, connections, readable
 from turbopump.wire.command import FLAG_RESPONSE, Command
 from turbopump.wire.framing import decode, encode
 
@@ -31,7 +31,7 @@ def pair() -> Iterator[tuple[PlainConnection, socket.socket]]:
                 yield connection, peer
             finally:
                 connection.close()
-                plain.close_idle()
+                connections.close()
 
 
 def answer(opaque: int, remark: str = "") -> Command:
@@ -134,12 +134,12 @@ def test_nobody_there_is_said_with_the_address() -> None:
 
 def test_a_kept_connection_is_used_again_unless_the_peer_has_closed_it() -> None:
     with pair() as (connection, peer):
-        give_back(connection)
-        assert borrowed(connection.address) is connection
-        give_back(connection)
+        connections.give_back(connection)
+        assert connections.take(connection.address) is connection
+        connections.give_back(connection)
         peer.close()
         assert readable([connection], IN_TIME_MS)
-        other = borrowed(connection.address)
+        other = connections.take(connection.address)
         assert other is not connection
         assert connection.fileno() < 0
         other.close()
@@ -147,26 +147,15 @@ def test_a_kept_connection_is_used_again_unless_the_peer_has_closed_it() -> None
 
 def test_an_answer_that_comes_too_late_ends_a_kept_connection() -> None:
     with pair() as (connection, peer):
-        give_back(connection)
+        connections.give_back(connection)
         peer.sendall(encode(answer(5)))
         assert readable([connection], IN_TIME_MS)
-        other = borrowed(connection.address)
+        other = connections.take(connection.address)
         assert other is not connection
         other.close()
 
 
 def test_an_old_connection_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     with pair() as (connection, _):
-        monkeypatch.setattr(plain, "IDLE_MAX_MS", -1)
+        monkeypatch.setattr(plain, "KEPT_MS", -1)
         assert not connection.is_fresh()
-
-
-def test_one_connection_is_kept_for_an_address() -> None:
-    with pair() as (connection, _):
-        other = connected(connection.address)
-        give_back(other)
-        give_back(connection)
-        assert other.fileno() < 0
-        connection.close()
-        give_back(connection)
-        assert not plain._idle

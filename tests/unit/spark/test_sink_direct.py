@@ -50,7 +50,7 @@ def linked(broker: ScriptedBroker) -> Iterator[Link]:
     finally:
         link.run(lambda session: session.close())
         background.leave(thread)
-        plain.close_idle()
+        plain.connections.close()
 
 
 def written(broker: ScriptedBroker, batches: Sequence[pa.RecordBatch], **more: Any) -> Written:

@@ -1,34 +1,24 @@
 """A plain connection to a broker for one thread that waits: requests out, frames into one buffer.
 
 What has been received stays in the buffer until `forget`, so that columns are made from it without
-another copy. Connections outlive the tasks of a process; a forked one starts without any.
+another copy. Connections outlive the tasks of a process.
 """
 
 from __future__ import annotations
 
-import atexit
-import os
 import select
 import socket
-import threading
 from collections.abc import Iterator
 
-from turbopump.clock import SYSTEM_CLOCK, Clock
-from turbopump.errors import ConnectFailed, ConnectionLost, RequestTimeout
-from turbopump.net.limits import DEFAULT_LIMITS
-from turbopump.net.sockets import CONNECT_TIMEOUT_MS
+from turbopump.errors import ConnectionLost, RequestTimeout
+from turbopump.spark.kept import KeptConnections, connected_socket
 from turbopump.wire.command import Command
 from turbopump.wire.framing import read_header
-from turbopump.wire.hosts import split_address
 
 BUFFER_BYTES = 4 * 1024 * 1024
 _RECEIVE_BYTES = 1024 * 1024
 """At a time: what comes at once is also decoded at once."""
 _OPAQUE_BITS = 0x7FFF_FFFF
-_KEPT_MAX = 4
-"""Connections to one address; a process has as many as it has had readers at the same time."""
-KEPT_MS = DEFAULT_LIMITS.idle_ms // 2
-"""A connection that was idle for longer is not used again: the peer may be about to close it."""
 
 
 class DirectConnection:
@@ -51,13 +41,7 @@ class DirectConnection:
     @classmethod
     def to(cls, address: str) -> DirectConnection:
         """Connect; raises ConnectFailed."""
-        try:
-            connected = socket.create_connection(split_address(address), CONNECT_TIMEOUT_MS / 1000)
-        except (OSError, UnicodeError) as error:
-            # A host name that cannot even be asked for is a UnicodeError.
-            raise ConnectFailed(f"{address}: {error}") from error
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return cls(address, connected)
+        return cls(address, connected_socket(address))
 
     def close(self) -> None:
         self._socket.close()
@@ -152,64 +136,4 @@ class DirectConnection:
             self._begin_anew(BUFFER_BYTES)
 
 
-class DirectConnections:
-    """Connections that nobody uses at the moment, by address."""
-
-    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._kept: dict[str, list[tuple[int, DirectConnection]]] = {}
-
-    def take(self, address: str) -> DirectConnection:
-        """Return one for the caller alone; raises ConnectFailed."""
-        self._drop_old()
-        while True:
-            with self._lock:
-                kept = self._kept.get(address)
-                if not kept:
-                    break
-                _, connection = kept.pop()
-            if connection.is_silent():
-                return connection
-            connection.close()
-        return DirectConnection.to(address)
-
-    def give_back(self, connection: DirectConnection) -> None:
-        """Keep a connection, on which every request has been answered, for the next one."""
-        connection.rest()
-        with self._lock:
-            kept = self._kept.setdefault(connection.address, [])
-            if len(kept) < _KEPT_MAX:
-                kept.append((self._clock.monotonic_ms(), connection))
-                return
-        connection.close()
-
-    def _drop_old(self) -> None:
-        oldest_ms = self._clock.monotonic_ms() - KEPT_MS
-        old: list[DirectConnection] = []
-        with self._lock:
-            for address, kept in list(self._kept.items()):
-                old += [each for since_ms, each in kept if since_ms < oldest_ms]
-                kept[:] = [(since, each) for since, each in kept if since >= oldest_ms]
-                if not kept:
-                    del self._kept[address]
-        for connection in old:
-            connection.close()
-
-    def close(self) -> None:
-        """Close all that nobody uses."""
-        with self._lock:
-            kept, self._kept = self._kept, {}
-        for each in kept.values():
-            for _, connection in each:
-                connection.close()
-
-    def after_fork(self) -> None:
-        """Begin anew in a child: the parent goes on with its sockets, which were copied."""
-        self._lock = threading.Lock()
-        self.close()
-
-
-connections = DirectConnections()
-os.register_at_fork(after_in_child=connections.after_fork)
-atexit.register(connections.close)
+connections = KeptConnections(DirectConnection.to).lasting()

@@ -20,13 +20,10 @@ from turbopump.client.session import Session
 from turbopump.client.subscriptions import subscription
 from turbopump.errors import TurbopumpError
 from turbopump.message import QueueOffset
+from turbopump.spark.kept import KeptConnections
 from turbopump.spark.link import Link
 from turbopump.spark.reading.ahead import Ahead
-from turbopump.spark.reading.direct_connection import (
-    DirectConnection,
-    DirectConnections,
-    connections,
-)
+from turbopump.spark.reading.direct_connection import DirectConnection, connections
 from turbopump.spark.reading.options import Pulling
 from turbopump.spark.reading.planning import QueueRange
 from turbopump.wire.codes import ResponseCode
@@ -80,7 +77,7 @@ class DirectPull:
         of: QueueRange,
         header: PullMessage,
         pulling: Pulling,
-        among: DirectConnections = connections,
+        among: KeptConnections[DirectConnection] = connections,
     ) -> None:
         self._connection = connection
         self._among = among
@@ -135,6 +132,7 @@ class DirectPull:
     def close(self) -> None:
         """Let go of the connection; one with requests on their way is of no use to anybody."""
         if self._trouble is None and not self._missing and not self._answers:
+            self._connection.rest()
             self._among.give_back(self._connection)
         else:
             self._connection.close()

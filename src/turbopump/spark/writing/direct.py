@@ -26,7 +26,7 @@ from turbopump.errors import (
 )
 from turbopump.message import MessageQueue
 from turbopump.spark.link import Link
-from turbopump.spark.plain import PlainConnection, borrowed, give_back, readable
+from turbopump.spark.plain import PlainConnection, connections, readable
 from turbopump.spark.writing.encoding import EncodedRows
 from turbopump.spark.writing.lanes import EncodedSend, Lane, encoded_sends, topic_of
 from turbopump.spark.writing.options import SinkOptions
@@ -98,7 +98,7 @@ class DirectSending:
             if connection in waited_for:
                 connection.close()
             else:
-                give_back(connection)
+                connections.give_back(connection)
         self._connections.clear()
         self._unanswered.clear()
 
@@ -163,7 +163,7 @@ class DirectSending:
             if self._is_waited_for(found) or found.is_fresh():
                 return found
             found.close()
-        made = self._connections[address] = borrowed(address)
+        made = self._connections[address] = connections.take(address)
         return made
 
     def _is_waited_for(self, connection: PlainConnection) -> bool:
