@@ -138,7 +138,7 @@ class Put:
             self._append_first(records, on_stored, *args)
             return
         self._burst.append((records, on_stored, args))
-        if isinstance(records, RecordBatch):
+        if type(records) is RecordBatch:
             self._burst_bytes += int(records.body_lengths.sum())
         else:
             for record in records:

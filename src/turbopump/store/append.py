@@ -49,7 +49,7 @@ class Appender:
         now_ms = self._clock.now_ms()
         places = []
         for group in groups:
-            if isinstance(group, RecordBatch):
+            if type(group) is RecordBatch:
                 places.append(self._place_run(group, now_ms))
                 continue
             place = self._place if len(group) == 1 else self._place_batch

@@ -168,7 +168,7 @@ class Dispatcher:
             if entry.sys_flag & INVISIBLE_BIT or (removed.has_any and removed.covers(topic, at)):
                 continue
             queue = queue_of(topic, entry.queue_id)
-            if isinstance(entry, EntryRun):
+            if type(entry) is EntryRun:
                 arrivals += self._enter_run(queue, entry)
                 continue
             if queue is not last:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import final
 
 import numpy as np
 from msgspec import Struct
@@ -18,6 +19,8 @@ from turbopump.wire.record_batch import RecordBatch
 _NAMES = (properties.TAGS.encode(), properties.KEYS.encode(), properties.UNIQUE_KEY.encode())
 
 
+# Final, so that its type can be looked at, as that of RecordBatch.
+@final
 class EntryRun(Struct, frozen=True, eq=False):
     """The messages of a batch, which lie one behind the other: as a `RecordEntry` of all of them.
 

@@ -7,7 +7,9 @@ the log.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import cast
 
@@ -30,11 +32,11 @@ from turbopump.wire.property_texts import Ints, PropertyTexts
 from turbopump.wire.record import RecordEntry
 
 RESULTS_MAX = 64
-PENDING_MAX = 1024
+PENDING_MAX = 512
 """Messages whose keys may wait in memory."""
 
 _TEXT_BYTES_MAX = 256 * 1024
-"""Properties in which keys are looked for at once; those of the last message may be more."""
+"""Properties in which keys are looked for at once, unless a single message has more."""
 
 _SLOTS_INTERVAL_MS = 10_000
 """How often slots are written: all of 20 MB, if many messages have come."""
@@ -65,36 +67,43 @@ class _Messages:
     """Messages whose keys are looked for together."""
 
     def __init__(self) -> None:
-        self.text_bytes = 0
         self._topics: list[bytes] = []
         self._texts: list[bytes] = []
         self._positions: list[int] = []
         self._times_ms: list[int] = []
 
-    def add(self, entry: RecordEntry) -> None:
+    def add(self, entries: Sequence[RecordEntry]) -> None:
+        self._topics += [entry.topic for entry in entries]
         # Nobody looks for what was rolled back.
-        text = b"" if entry.sys_flag & _ROLLBACK == _ROLLBACK else entry.properties
-        self.text_bytes += len(text)
-        self._topics.append(entry.topic)
-        self._texts.append(text)
-        self._positions.append(entry.physical_offset)
-        self._times_ms.append(entry.store_timestamp_ms)
+        self._texts += [
+            b"" if entry.sys_flag & _ROLLBACK == _ROLLBACK else entry.properties
+            for entry in entries
+        ]
+        self._positions += [entry.physical_offset for entry in entries]
+        self._times_ms += [entry.store_timestamp_ms for entry in entries]
 
     def add_run(self, run: _Run) -> None:
         count = len(run.positions)
-        self.text_bytes += int(run.texts.lengths.sum())
         self._topics += [run.topic] * count
         self._texts += run.texts.parts
         self._positions += run.positions.tolist()
         self._times_ms += [run.store_timestamp_ms] * count
 
-    def keys(self) -> Ints:
-        """Return hashes, positions and store times."""
-        if not self._texts:
-            return _NO_KEYS
-        owners, hashes = key_hashes(self._topics, PropertyTexts(self._texts))
-        positions = np.array(self._positions, np.int64)
-        times_ms = np.array(self._times_ms, np.int64)
+    def keys(self) -> list[Ints]:
+        """Return hashes, positions and store times, in parts if there is much text."""
+        ends = list(accumulate(map(len, self._texts)))
+        found, start = [], 0
+        while start < len(ends):
+            done = ends[start - 1] if start else 0
+            end = max(start + 1, bisect_right(ends, done + _TEXT_BYTES_MAX))
+            found.append(self._some_keys(slice(start, end)))
+            start = end
+        return found
+
+    def _some_keys(self, some: slice) -> Ints:
+        owners, hashes = key_hashes(self._topics[some], PropertyTexts(self._texts[some]))
+        positions = np.array(self._positions[some], np.int64)
+        times_ms = np.array(self._times_ms[some], np.int64)
         return np.array((hashes, positions[owners], times_ms[owners]))
 
 
@@ -215,19 +224,19 @@ class KeyIndex:
         """Find the keys of all messages that wait."""
         found = [_NO_KEYS]
         some = _Messages()
-        for waiting in self._pending:
-            if isinstance(waiting, RecordEntry):
-                some.add(waiting)
-            elif len(waiting.positions) < _LARGE_RUN:
-                some.add_run(waiting)
-            else:
-                found += (some.keys(), waiting.keys())
-                some = _Messages()
-            if some.text_bytes > _TEXT_BYTES_MAX:
-                found.append(some.keys())
-                some = _Messages()
+        for kind, group in groupby(self._pending, type):
+            if kind is RecordEntry:
+                some.add(cast(list[RecordEntry], list(group)))
+                continue
+            for run in cast(Iterator[_Run], group):
+                if len(run.positions) < _LARGE_RUN:
+                    some.add_run(run)
+                else:
+                    found += (*some.keys(), run.keys())
+                    some = _Messages()
+        found += some.keys()
         self._pending, self._pending_count = [], 0
-        return np.concatenate((*found, some.keys()), axis=1)
+        return np.concatenate(found, axis=1)
 
     def write_pending(
         self, touched: dict[Path, int], new: set[Path], *, with_slots: bool = True

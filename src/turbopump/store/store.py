@@ -226,7 +226,7 @@ class Store:
 
     def append(self, records: Group, *, told_later: bool = False) -> Appended:
         """Store one message, or a batch of them that stays together in one file."""
-        if len(records) != 1 or isinstance(records, RecordBatch):
+        if len(records) != 1 or type(records) is RecordBatch:
             return self.append_all((records,), told_later=told_later)[0]
         self._check_writable()
         begin = self._log.written
@@ -245,7 +245,7 @@ class Store:
         `check` tells beforehand what would be an error of the message itself. ``told_later`` means
         that the caller has something more urgent to do, and then calls `dispatch` itself.
         """
-        if len(groups) == 1 and len(groups[0]) == 1 and not isinstance(groups[0], RecordBatch):
+        if len(groups) == 1 and len(groups[0]) == 1 and type(groups[0]) is not RecordBatch:
             return [self.append(groups[0], told_later=told_later)]
         self._check_writable()
         begin = self._log.written
