@@ -16,6 +16,7 @@ from scripted_broker import Batch, ScriptedBroker, refused, scripted_broker, tak
 from turbopump.client.background import background
 from turbopump.client.selectors import by_hash
 from turbopump.client.session import Session
+from turbopump.clock import SYSTEM_CLOCK, Clock
 from turbopump.errors import InvalidArgument, SparkError
 from turbopump.message import MessageQueue
 from turbopump.spark import plain
@@ -40,10 +41,23 @@ def batch(count: int, first: int = 0, **columns: list[Any]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"body": bodies(count, first), **columns})
 
 
+class CoarseClock:
+    """Moves seldom, so that what happens shortly one after the other has the same time."""
+
+    TICK_MS = 50
+
+    def now_ms(self) -> int:
+        return SYSTEM_CLOCK.now_ms()
+
+    def monotonic_ms(self) -> int:
+        return -(-SYSTEM_CLOCK.monotonic_ms() // self.TICK_MS) * self.TICK_MS
+
+
 @contextmanager
-def linked(broker: ScriptedBroker) -> Iterator[Link]:
+def linked(broker: ScriptedBroker, clock: Clock = SYSTEM_CLOCK) -> Iterator[Link]:
     thread = background.join()
-    link = Link(thread, Session(SinkOptions(nameserver=broker.address).client()))
+    session = Session(SinkOptions(nameserver=broker.address).client(), clock=clock)
+    link = Link(thread, session)
     link.run(lambda session: session.start())
     try:
         yield link
@@ -53,11 +67,17 @@ def linked(broker: ScriptedBroker) -> Iterator[Link]:
         plain.connections.close()
 
 
-def written(broker: ScriptedBroker, batches: Sequence[pa.RecordBatch], **more: Any) -> Written:
+def written(
+    broker: ScriptedBroker,
+    batches: Sequence[pa.RecordBatch],
+    *,
+    clock: Clock = SYSTEM_CLOCK,
+    **more: Any,
+) -> Written:
     given = {"topic": "t", "batch_size": 10, "max_in_flight": 8, **more}
     options = SinkOptions(nameserver=broker.address, **given)
     columns = SinkColumns(frozenset(batches[0].schema.names))
-    with linked(broker) as link:
+    with linked(broker, clock) as link:
         return send_rows(link, iter(batches), columns, options, ORIGIN)
 
 
@@ -269,6 +289,20 @@ def test_no_answer_in_time_is_tried_again() -> None:
     # Others on the same connection were answered, so it is not the connection that is gone.
     assert (done.rows, done.repeated) == (60, 1)
     assert sorted(broker.stored, key=int) == bodies(60)
+
+
+@pytest.mark.slow
+def test_all_that_a_silent_connection_leaves_unanswered_is_tried_again() -> None:
+    def decide(each: Batch) -> Command | None:
+        is_silent = each.peer is broker.batches[0].peer and each.number > 0
+        return None if is_silent else taken(each)
+
+    with scripted_broker(decide) as broker:
+        rows = [batch(10), batch(80, 10)]
+        done = written(broker, rows, clock=CoarseClock(), send_timeout_ms=100)
+    assert (done.rows, done.sends) == (90, 9)
+    assert done.repeated == len(broker.batches) - 9 >= 3
+    assert sorted(broker.stored, key=int) == bodies(90)
 
 
 def test_a_silent_broker_fails_the_task_when_all_tries_are_over() -> None:

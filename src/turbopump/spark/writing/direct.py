@@ -226,7 +226,9 @@ class DirectSending:
         for (connection, number), noted in list(self._unanswered.items()):
             if now_ms - noted.start_ms < limit_ms:
                 continue
-            del self._unanswered[connection, number]
+            if self._unanswered.pop((connection, number), None) is None:
+                # It has failed together with its connection.
+                continue
             text = f"no answer to a batch of {connection.address} within {limit_ms} ms"
             self._note_failure(noted.send, noted.queue, RequestTimeout(text), noted.cuts)
             if connection.heard_ms < noted.start_ms:
