@@ -6,9 +6,10 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping
 
+from turbopump.admin.positions import AtTime
 from turbopump.admin.reading import Reading
-from turbopump.admin.topics import Topics
-from turbopump.errors import NetworkError, TurbopumpError
+from turbopump.admin.topics import QueueLimits, Topics
+from turbopump.errors import NetworkError, NoRoute, TurbopumpError
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.wire.record import MessageView
 
@@ -25,11 +26,14 @@ _WAITING_MAX = 1000
 class Following:
     """Reads the queues of one topic, each by a task of its own."""
 
-    def __init__(self, reading: Reading, topics: Topics, topic: str, tags: str) -> None:
+    def __init__(
+        self, reading: Reading, topics: Topics, topic: str, tags: str, since: AtTime
+    ) -> None:
         self._reading = reading
         self._topics = topics
         self._topic = topic
         self._tags = tags
+        self._since = since
         self._found: asyncio.Queue[MessageView] = asyncio.Queue(_WAITING_MAX)
         self._queues: set[MessageQueue] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -37,7 +41,7 @@ class Following:
     async def messages(
         self, begins: Mapping[MessageQueue, QueueOffset]
     ) -> AsyncGenerator[MessageView, None]:
-        """Give what comes: from these offsets on, and all of the queues that are added later."""
+        """Give what comes: from these offsets on, and of queues that are found later, too."""
         for queue, begin in begins.items():
             self._start(queue, begin)
         self._tasks.add(asyncio.create_task(self._look_for_queues()))
@@ -74,7 +78,7 @@ class Following:
         while True:
             try:
                 messages, at = await self._reading.page(queue, at, tags=self._tags, is_held=True)
-            except NetworkError as error:
+            except (NetworkError, NoRoute) as error:
                 if not is_away:
                     _log.warning("%s cannot be read at the moment: %s", queue, error)
                 is_away = True
@@ -83,6 +87,18 @@ class Following:
             is_away = False
             for message in messages:
                 await self._found.put(message)
+
+    async def _start_at_first(self, limits: QueueLimits) -> None:
+        """Follow a queue from the first message that was stored since this began.
+
+        It need not be new: its broker may have been away, with messages from long before.
+        """
+        try:
+            begin = await self._reading.offset_of(limits, self._since)
+        except TurbopumpError as error:
+            _log.debug("%s cannot be read yet: %s", limits.queue, error)
+            return
+        self._start(limits.queue, begin)
 
     async def _look_for_queues(self) -> None:
         while True:
@@ -95,4 +111,4 @@ class Following:
                 continue
             for each in limits:
                 if each.queue not in self._queues:
-                    self._start(each.queue, each.min_offset)
+                    await self._start_at_first(each)

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 
 from msgspec.structs import replace
 
@@ -230,8 +230,10 @@ class Messages:
 
         Nobody's progress changes. What is there already comes in the order of storing, at first.
         A broker that is away is waited for; queues that are added later are seen within half a
-        minute, with all that they hold.
+        minute, with all that was stored in them since.
         """
+        now_s = self._reach.session.clock.now_ms() / 1000
+        began = AtTime(datetime.fromtimestamp(now_s, UTC))
         limits = (await self._topics.status(topic)).queues
         span = await self._before_now(limits, start or Latest())
         kept = start.count if isinstance(start, Last) else None
@@ -243,7 +245,7 @@ class Messages:
                 yield message
         if follow:
             ends = {stretch.queue: stretch.end for stretch in span.stretches}
-            following = Following(self._reading, self._topics, topic, tags)
+            following = Following(self._reading, self._topics, topic, tags, began)
             async with aclosing(following.messages(ends)) as coming:
                 async for message in coming:
                     yield message

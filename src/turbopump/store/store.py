@@ -388,6 +388,11 @@ class Store:
         return self._log.written
 
     @property
+    def has_unflushed(self) -> bool:
+        """Whether the log has messages that a power failure would take."""
+        return self._log.flushed < self._log.written
+
+    @property
     def is_flushing(self) -> bool:
         """Whether something is on its way to the disk, or about to be."""
         return self._flusher.is_busy

@@ -26,7 +26,7 @@ from turbopump.testing import inside, stillness
 from turbopump.testing.clock import VirtualClock
 from turbopump.testing.disk import Disk
 from turbopump.testing.homes import new_home
-from turbopump.testing.idle import WakingClock
+from turbopump.testing.idle import IdleTime, WakingClock
 from turbopump.testing.loop import Deadlock, VirtualTimeLoop, virtual_loop
 from turbopump.testing.memory_net import LinkQuality, MemoryHost, MemoryNetwork
 from turbopump.testing.waiting import TimeLimit, quiet, total_seconds, until
@@ -132,8 +132,7 @@ class Cluster:
         self._loop = loop = virtual_loop()
         self._stack.enter_context(loop.waiting_for(self._is_flushing))
         self._waking_clock = WakingClock(loop.clock)
-        if self._skips_idle_time:
-            self._stack.enter_context(loop.skipping_idle_time(self._waking_clock, self._marks))
+        self._stack.enter_context(loop.skipping(IdleTime(self._waking_clock, self._marks)))
         home = new_home(loop)
         for number in range(self._nameserver_count):
             path = self.directory / f"ns{number}" / "kvConfig.json"
@@ -418,7 +417,11 @@ class Cluster:
         )
 
     def _marks(self) -> object:
-        if len(self.brokers) < len(self._places):
+        is_whole = all(
+            name in self.brokers and not place.disk.is_disturbed
+            for name, place in self._places.items()
+        )
+        if not self._skips_idle_time or not is_whole:
             return None
         return stillness.marks(list(self.brokers.values()), self.clients, self.network)
 

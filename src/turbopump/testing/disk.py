@@ -30,6 +30,9 @@ class _Unsynced:
     before: list[tuple[int, bytes]] = field(default_factory=list)
 
 
+_FULLNESS = 0.1
+
+
 class Disk(Files):
     """Files that survive the process, but not the machine; with switches for what goes wrong.
 
@@ -43,7 +46,7 @@ class Disk(Files):
     def __init__(self, loop: VirtualTimeLoop) -> None:
         self.sync_ms = 0
         """How long it takes to force a file to disk, in virtual time."""
-        self.fullness = 0.1
+        self.fullness = _FULLNESS
         """How much of it is in use: from 0.9 on, brokers refuse messages."""
         self._loop = loop
         self._write_error: int | None = None
@@ -74,13 +77,20 @@ class Disk(Files):
     def heal(self) -> None:
         """End all that is wrong with the disk."""
         self.sync_ms = 0
-        self.fullness = 0.1
+        self.fullness = _FULLNESS
         self._write_error = self._sync_error = None
         with self._change:
             self._is_stalled = self._is_waiting = False
             self._change.notify_all()
             for passed in self._slow:
                 passed.set()
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether anything is wrong with the disk."""
+        errors = self._write_error, self._sync_error
+        is_slow = self.sync_ms > 0 or self._is_stalled
+        return is_slow or self.fullness != _FULLNESS or any(errors)
 
     @property
     def is_waiting(self) -> bool:

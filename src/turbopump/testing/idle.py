@@ -19,6 +19,12 @@ QUIET_S = 150.0
 """Longer than it takes brokers and name servers to miss somebody, which is 120 s and a look."""
 
 _LOOK_EVERY_S = 5.0
+_STEP_MS = 60_000
+"""So much is left out at once: then those who wait for a fact look whether it is so by now."""
+
+_HOUR_MS = 3_600_000
+_AWAKE_S = 30.0
+"""So much of each hour is not left out: what is due at an hour of the day is done in it."""
 
 _REPEATING = frozenset(
     {
@@ -47,6 +53,12 @@ class RepeatingTimer(asyncio.TimerHandle):
     __slots__ = ()
 
 
+class SeldomTimer(asyncio.TimerHandle):
+    """One of those that repeat something after longer than is quiet: it is not put off."""
+
+    __slots__ = ()
+
+
 class TravellingTimer(asyncio.TimerHandle):
     """Bytes on their way; as long as there are any, no time is left out."""
 
@@ -70,7 +82,7 @@ class WakingClock:
 
 
 class IdleTime:
-    """Tells how much time can be left out, and how timers have to be kept for that."""
+    """Tells how much time can be left out; whose ``marks`` these are lives by ``clock``."""
 
     def __init__(self, clock: WakingClock, marks: Marks) -> None:
         self._clock = clock
@@ -79,35 +91,28 @@ class IdleTime:
         self._quiet_from_s = 0.0
         self._look_from_s = 0.0
 
-    def kind_of(self, setter: FrameType | None) -> type[asyncio.TimerHandle]:
-        """Return which kind of timer somebody sets: the first who is not the event loop."""
-        while setter is not None:
-            name = setter.f_globals.get("__name__", "")
-            if name in _REPEATING:
-                return RepeatingTimer
-            if name in _TRAVELLING:
-                return TravellingTimer
-            if not name.startswith("asyncio.") and name != "turbopump.testing.loop":
-                break
-            setter = setter.f_back
-        return asyncio.TimerHandle
-
     def note_event(self, now_s: float) -> None:
         """Note that something happens that is not only repeated."""
         self._quiet_from_s = now_s
 
-    def skipped_ms(self, now_s: float, timers: list[Timer]) -> int:
-        """Return how much is left out from now on; timers that only repeat are put off."""
+    def skip_ms(self, now_s: float, timers: list[Timer]) -> int:
+        """Leave out some of the time from now on, and return how much; it may not be all yet.
+
+        Timers that only repeat are put off by it.
+        """
         if now_s < self._look_from_s:
             return 0
-        self._look_from_s = now_s + _LOOK_EVERY_S
         marks = self._marks()
         if marks is None or marks != self._seen:
             self._seen = marks
             self._quiet_from_s = now_s
         if now_s - self._quiet_from_s < QUIET_S:
+            self._look_from_s = now_s + _LOOK_EVERY_S
             return 0
-        skip_ms = _free_ms(now_s, timers)
+        hour_ms = _HOUR_MS - self._clock.now_ms() % _HOUR_MS
+        skip_ms = min(_free_ms(now_s, timers), _STEP_MS, hour_ms)
+        if skip_ms == hour_ms:
+            self._quiet_from_s = now_s + skip_ms / 1000 - QUIET_S + _AWAKE_S
         self._clock.skipped_ms += skip_ms
         timers[:] = [
             (when + skip_ms / 1000, number, timer)
@@ -116,6 +121,20 @@ class IdleTime:
             for when, number, timer in timers
         ]
         return skip_ms
+
+
+def kind_of_timer(setter: FrameType | None, delay_s: float) -> type[asyncio.TimerHandle]:
+    """Return which kind of timer somebody sets: the first who is not the event loop."""
+    while setter is not None:
+        name = setter.f_globals.get("__name__", "")
+        if name in _REPEATING:
+            return RepeatingTimer if delay_s < QUIET_S else SeldomTimer
+        if name in _TRAVELLING:
+            return TravellingTimer
+        if not name.startswith("asyncio.") and name != "turbopump.testing.loop":
+            break
+        setter = setter.f_back
+    return asyncio.TimerHandle
 
 
 def _free_ms(now_s: float, timers: list[Timer]) -> int:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, TypeVarTuple
 
 from turbopump.net.threads import DaemonThreads
 from turbopump.testing.clock import VirtualClock
-from turbopump.testing.idle import IdleTime, Marks, Timer, WakingClock
+from turbopump.testing.idle import IdleTime, Timer, kind_of_timer
 from turbopump.testing.places import tasks_text, threads_lines
 
 P = ParamSpec("P")
@@ -87,7 +87,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         """How many timers have been set since the start."""
         # With numbers, so that equal times keep their order and no timer need be compared.
         self._timers: list[Timer] = []
-        self._idle: IdleTime | None = None
+        self._idle: list[IdleTime] = []
         self._cancelled_count = 0
         self.random = Random(seed)  # noqa: S311 - chance for tests, not for secrets
         self.is_told = False
@@ -119,8 +119,9 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     ) -> asyncio.TimerHandle:
         if self._closed:
             raise RuntimeError("Event loop is closed")
-        idle = self._idle
-        kind = asyncio.TimerHandle if idle is None else idle.kind_of(sys._getframe(1))  # noqa: SLF001 - who sets it decides
+        kind: type[asyncio.TimerHandle] = asyncio.TimerHandle
+        if self._idle:
+            kind = kind_of_timer(sys._getframe(1), when - self.clock.elapsed_s)  # noqa: SLF001 - there is no other way to know who sets it
         timer = kind(when, callback, args, self, context)
         self.timers_set = number = self.timers_set + 1
         heapq.heappush(self._timers, (when, number, timer))
@@ -191,13 +192,14 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             while timers and timers[0][0] < end_s:
                 timer = heapq.heappop(timers)[2]
                 ready.append(timer)
-                if type(timer) is asyncio.TimerHandle and self._idle is not None:
-                    self._idle.note_event(end_s)
+                if type(timer) is asyncio.TimerHandle:
+                    for each in self._idle:
+                        each.note_event(end_s)
         # What they make ready is called in the next turn.
         for _ in range(len(ready)):
             handle = ready.popleft()
             if not handle._cancelled:  # noqa: SLF001 - as asyncio's own loop does
-                handle._run()  # noqa: SLF001
+                handle._run()  # noqa: SLF001 - likewise
 
     def _jump(self) -> bool:
         """Go to the next timer, if it is certain that nothing can happen before.
@@ -212,11 +214,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             return False
         if self.clock.elapsed_s >= self._look_from_s and self.look_around():
             return True
-        if self._idle is not None:
-            skip_ms = self._idle.skipped_ms(self.clock.elapsed_s, self._timers)
-            if skip_ms:
-                heapq.heapify(self._timers)
-                self.clock.advance_ns(skip_ms * 1_000_000)
+        if len(self._idle) == 1 and (skip_ms := self._idle[0].skip_ms(self.time(), self._timers)):
+            heapq.heapify(self._timers)
+            self.clock.advance_ns(skip_ms * 1_000_000)
+            return True
         next_s = self.next_timer_s
         if next_s is None:
             return False
@@ -278,13 +279,13 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return has_woken
 
     @contextmanager
-    def skipping_idle_time(self, clock: WakingClock, marks: Marks) -> Iterator[None]:
-        """Leave out time in which nothing happens; whose ``marks`` these are lives by ``clock``."""
-        self._idle = IdleTime(clock, marks)
+    def skipping(self, idle: IdleTime) -> Iterator[None]:
+        """Leave out time in which nothing happens; not while there are others who wish that."""
+        self._idle.append(idle)
         try:
             yield
         finally:
-            self._idle = None
+            self._idle.remove(idle)
 
     def limit_real_time(self, seconds: float | None) -> None:
         """Raise `Deadlock` if the loop still runs after so many seconds of real time."""

@@ -15,11 +15,11 @@ def marks(
 ) -> object | None:
     """Return what changes with everything that happens; None while something is under way.
 
-    Something is, when the network is not whole, when a consumer has messages in hand, and when
-    pulls are held for others than push consumers, or not held at the moment: their programs may
-    count what they do.
+    Something is, when the network is not whole, when messages are not on disk yet, when a consumer
+    has messages in hand, and when pulls are held for others than push consumers, or not held at the
+    moment: their programs may count what they do.
     """
-    if network.is_disturbed:
+    if network.is_disturbed or any(broker.store.has_unflushed for broker in brokers):
         return None
     consumers = [each for client in clients for each in client.members.consumers.values()]
     queues = 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator
-from contextlib import aclosing
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,6 @@ from clusters import Cluster
 from consumers import Seen, always, consuming, send
 from turbopump.admin import (
     REDRIVEN_FROM,
-    AtTime,
     Destination,
     Earliest,
     Last,
@@ -155,74 +153,6 @@ async def test_messages_of_a_span_of_time_come_in_order(tmp_path: Path) -> None:
         assert (await admin.messages.span("T", moments[3])).messages == 2
         with pytest.raises(InvalidArgument, match="before the beginning"):
             await admin.messages.span("T", moments[1], moments[0])
-
-
-@virtual_time()
-async def test_tail_begins_where_wanted_and_follows(tmp_path: Path) -> None:
-    async with administered(tmp_path) as (world, admin):
-        await admin.topics.create("T", queues=2)
-        for number in range(6):
-            await send(world, [b"%d" % number], tags="odd" if number % 2 else "even")
-            await asyncio.sleep(1)
-        tail = admin.messages.tail
-        assert await bodies(tail("T", start=Earliest(), follow=False)) == [
-            b"%d" % number for number in range(6)
-        ]
-        assert await bodies(tail("T", follow=False)) == []
-        assert await bodies(tail("T", start=Last(2), follow=False)) == [b"4", b"5"]
-        assert await bodies(tail("T", start=Last(99), tags="odd", follow=False)) == [
-            b"1",
-            b"3",
-            b"5",
-        ]
-        since = AtTime(datetime.fromtimestamp(now().timestamp() - 2.5, UTC))
-        assert await bodies(tail("T", start=since, follow=False)) == [b"4", b"5"]
-        async with aclosing(tail("T", start=Last(1), tags="odd")) as coming:
-            assert (await anext(coming)).body == b"5"
-            next_one = asyncio.ensure_future(anext(coming))
-            await asyncio.sleep(60)
-            await send(world, [b"6"], tags="even")
-            await send(world, [b"7"], tags="odd")
-            assert (await next_one).body == b"7"
-
-
-@virtual_time()
-async def test_tail_goes_on_when_a_broker_comes_back(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with administered(tmp_path, "a") as (world, admin):
-        await admin.topics.create("T", queues=1)
-        async with aclosing(admin.messages.tail("T")) as coming:
-            next_one = asyncio.ensure_future(anext(coming))
-            await asyncio.sleep(5)
-            world.network.isolate("10.0.3.1")
-            world.network.cut("10.0.3.1")
-            await asyncio.sleep(30)
-            world.network.heal()
-            await send(world, [b"late"])
-            assert (await next_one).body == b"late"
-        said = [each for each in caplog.messages if "cannot be read at the moment" in each]
-        assert len(said) == 1
-
-
-@virtual_time()
-async def test_tail_sees_queues_that_are_added_later(tmp_path: Path) -> None:
-    async with administered(tmp_path) as (world, admin):
-        await admin.topics.create("T", queues=1, brokers=("a",))
-        async with aclosing(admin.messages.tail("T")) as coming:
-            next_one = asyncio.ensure_future(anext(coming))
-            await asyncio.sleep(5)
-            await admin.topics.update("T", queues=2)
-            await send(world, [b"second queue"], to=MessageQueue("T", "a", 1))
-            assert (await next_one).body == b"second queue"
-            world.network.isolate("10.0.3.1")
-            await asyncio.sleep(45)
-            world.network.heal()
-            await admin.topics.create("T", queues=1, brokers=("b",))
-            await send(world, [b"second broker"], to=MessageQueue("T", "b", 0))
-            assert (await anext(coming)).body == b"second broker"
-            await send(world, [b"first queue"], to=MessageQueue("T", "a", 0))
-            assert (await anext(coming)).body == b"first queue"
 
 
 @virtual_time()
