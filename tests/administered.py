@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from turbopump.admin import (
 )
 from turbopump.client.calls import commit_offset
 from turbopump.message import MessageQueue, QueueOffset
+from turbopump.testing import virtual_loop
+from turbopump.wire.record import MessageView
 
 
 @asynccontextmanager
@@ -43,3 +46,12 @@ async def commit(world: Cluster, offsets: dict[MessageQueue, int], group: str = 
 
 async def virtual_sleep(seconds: float) -> None:
     await asyncio.sleep(seconds)
+
+
+def now() -> datetime:
+    """Return what time it is in virtual time."""
+    return datetime.fromtimestamp(virtual_loop().clock.now_ms() / 1000, UTC)
+
+
+async def bodies(messages: AsyncIterator[MessageView]) -> list[bytes]:
+    return [message.body async for message in messages]

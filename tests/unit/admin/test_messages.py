@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from administered import administered
+from administered import administered, bodies, now
 from clusters import Cluster
 from consumers import Seen, always, consuming, send
 from turbopump.admin import (
@@ -29,19 +29,9 @@ from turbopump.client.delivery.results import ConsumeResult
 from turbopump.client.push_config import Retries
 from turbopump.errors import ConnectionLost, InvalidArgument, NotThere, RemoteError
 from turbopump.message import Message, MessageQueue
-from turbopump.testing import virtual_loop, virtual_time, wait_until
+from turbopump.testing import virtual_time, wait_until
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command
-from turbopump.wire.record import MessageView
-
-
-def now() -> datetime:
-    return datetime.fromtimestamp(virtual_loop().clock.now_ms() / 1000, UTC)
-
-
-async def bodies(messages: AsyncIterator[MessageView]) -> list[bytes]:
-    return [message.body async for message in messages]
-
 
 # --- sending and finding --------------------------------------------------------------------------
 

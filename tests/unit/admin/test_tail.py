@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from contextlib import aclosing
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from administered import administered
+from administered import administered, bodies, now
 from consumers import send
 from turbopump.admin import (
     AtTime,
@@ -18,16 +17,7 @@ from turbopump.admin import (
     Last,
 )
 from turbopump.message import MessageQueue
-from turbopump.testing import virtual_loop, virtual_time
-from turbopump.wire.record import MessageView
-
-
-def now() -> datetime:
-    return datetime.fromtimestamp(virtual_loop().clock.now_ms() / 1000, UTC)
-
-
-async def bodies(messages: AsyncIterator[MessageView]) -> list[bytes]:
-    return [message.body async for message in messages]
+from turbopump.testing import virtual_time
 
 
 @virtual_time()
