@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import numpy as np
 from isal.isal_zlib import crc32
@@ -29,6 +29,19 @@ MESSAGES_MIN = 32
 
 _WORTH_IT = 8
 """So many messages may have the same lengths, if it is to be tried whether they have."""
+
+_ALIKE_MIN = 4
+"""So many in a row have the same lengths before it is tried with those that follow."""
+
+_TRIED_FIRST = 256
+_TRIED_MORE = 4
+"""How many are looked at, and how many times as many when those were all alike."""
+
+_TAKEN_MIN = 64
+"""Fewer were not worth the try."""
+
+Messages: TypeAlias = np.ndarray[tuple[int], np.dtype[Any]]
+"""Messages of a batch that have the same lengths, by what is in them."""
 
 _HEAD = struct.Struct(">i8xii")
 _TEXT_LENGTH = struct.Struct(">h")
@@ -165,7 +178,7 @@ def _taken_apart(body: bytes) -> tuple[list[bytes], list[bytes], int] | None:
     bodies: list[bytes] = []
     texts: list[bytes] = []
     at, end, flag = 0, len(body), None
-    before = (-1, -1)
+    before, alike, alike_min = (-1, -1), 1, _ALIKE_MIN
     try:
         while at < end:
             size, own_flag, length = _HEAD.unpack_from(body, at)
@@ -177,9 +190,16 @@ def _taken_apart(body: bytes) -> tuple[list[bytes], list[bytes], int] | None:
             bodies.append(body[at + _BODY_AT : text_at - _TEXT_LENGTH.size])
             at, flag = at + size, own_flag
             texts.append(body[text_at:at])
-            if before == (length, text_length) and end - at > _WORTH_IT * size:
+            lengths = (length, text_length)
+            alike = alike + 1 if lengths == before else 1
+            before = lengths
+            if alike >= alike_min and end - at > _WORTH_IT * size:
+                start = at
                 at = _take_equal(body, at, (size, flag, length, text_length), bodies, texts)
-            before = (length, text_length)
+                alike = 0
+                if at - start < _TAKEN_MIN * size:
+                    # Where lengths vary, tries become ever rarer: all of them cost little.
+                    alike_min *= 2
     except struct.error:
         return None
     return (bodies, texts, flag or 0) if bodies and at == end else None
@@ -190,17 +210,33 @@ def _take_equal(
 ) -> int:
     """Take as many messages as have the same lengths, and return where the next one begins.
 
-    Most often nearly all have: numbers with as many digits, ids. They are cut out at once.
+    Most often nearly all have: numbers with as many digits, ids. They are cut out at once. More
+    than a few are looked at only behind those that had, so what is looked at is not much more than
+    what is taken.
     """
     size, _, length, text_length = like
-    messages = np.frombuffer(body, _message_form(length, text_length), (len(body) - at) // size, at)
-    is_like = np.ones(len(messages), np.bool_)
+    tried = _TRIED_FIRST
+    while at < len(body):
+        tried = min(tried, (len(body) - at) // size)
+        messages = _alike(body, at, like, tried)
+        count = len(messages)
+        bodies += messages["body"].tolist() if length else [b""] * count
+        texts += messages["text"].tolist() if text_length else [b""] * count
+        at += size * count
+        if count < tried or not tried:
+            break
+        tried *= _TRIED_MORE
+    return at
+
+
+def _alike(body: bytes, at: int, like: tuple[int, int, int, int], tried: int) -> Messages:
+    """Look at so many messages, and return those before the first that has other lengths."""
+    _, _, length, text_length = like
+    messages = np.frombuffer(body, _message_form(length, text_length), tried, at)
+    is_like = np.ones(tried, np.bool_)
     for name, value in zip(("size", "flag", "length", "text_length"), like, strict=True):
         is_like &= messages[name] == value
-    count = len(messages) if is_like.all() else int(is_like.argmin())
-    bodies += messages["body"][:count].tolist() if length else [b""] * count
-    texts += messages["text"][:count].tolist() if text_length else [b""] * count
-    return at + size * count
+    return messages if is_like.all() else messages[: int(is_like.argmin())]
 
 
 @lru_cache(maxsize=1024)

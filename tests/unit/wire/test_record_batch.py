@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from turbopump.errors import TurbopumpError
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.wire import properties
+from turbopump.wire import record_batch as batches
 from turbopump.wire.batch import BatchEntry, decode_batch, encode_batch
 from turbopump.wire.hashing import string_hash
 from turbopump.wire.hosts import host
 from turbopump.wire.property_texts import PropertyTexts
 from turbopump.wire.record import Record
-from turbopump.wire.record_batch import MESSAGES_MIN, RecordBatch, record_batch
+from turbopump.wire.record_batch import MESSAGES_MIN, Messages, RecordBatch, record_batch
 
 SHARED = b"CLUSTER\x01c"
 LIKE = Record(
@@ -131,3 +132,31 @@ def test_long_and_short_values_have_java_hashes(lengths: tuple[int, ...]) -> Non
     assert owners.tolist() == list(range(len(values)))
     signed = texts.hashes(starts, ends).view(np.int32)
     assert signed.tolist() == [string_hash(value) for value in values]
+
+
+ROWS = 20_000
+
+
+@pytest.mark.parametrize("in_a_row", [1, 2, 4, 8, 70, 5000, ROWS])
+def test_looking_for_messages_of_equal_length_stays_in_proportion(
+    monkeypatch: pytest.MonkeyPatch, in_a_row: int
+) -> None:
+    looks = []
+
+    def counted(body: bytes, at: int, like: tuple[int, int, int, int], tried: int) -> Messages:
+        looks.append(tried)
+        return look(body, at, like, tried)
+
+    look = batches._alike
+    monkeypatch.setattr(batches, "_alike", counted)
+    body = encode_batch(
+        [BatchEntry(b"xy"[: 1 + at // in_a_row % 2], b"A\x01b") for at in range(ROWS)]
+    )
+    batch = record_batch(LIKE, body, SHARED)
+    assert batch is not None
+    assert batch.body_lengths.tolist() == [1 + at // in_a_row % 2 for at in range(ROWS)]
+    assert sum(looks) <= 5 * ROWS
+    # Each costs as much as a few dozen messages, whatever it takes.
+    assert len(looks) <= ROWS / 64
+    if in_a_row == ROWS:
+        assert len(looks) <= 8
