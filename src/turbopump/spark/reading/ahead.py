@@ -3,6 +3,9 @@
 Offsets of a queue have no gaps, so the second request need not wait for the first answer: it asks
 where that answer will probably end. When it ends elsewhere, because messages are large or a filter
 passed over many, the gap is asked for, and what comes twice is to be cut off.
+
+No request but the furthest asks for more than up to where the next one begins, else messages would
+come several times once answers reach further than those before. The furthest shows that they do.
 """
 
 from __future__ import annotations
@@ -15,6 +18,10 @@ T = TypeVar("T")
 
 ROWS_AHEAD = 4096
 """Messages that are asked for ahead at most: more would only wait for their turn in memory."""
+
+SHORT_IN_A_ROW = 3
+"""Answers that end early before that is taken for usual. One large message causes two: one that
+ends before it, and one with nothing else."""
 
 
 class Asked(NamedTuple, Generic[T]):
@@ -36,6 +43,7 @@ class Ahead(Generic[T]):
         *,
         count_max: int,
         in_flight_max: int,
+        is_filtered: bool = False,
     ) -> None:
         self.at = start
         """Up to where everything has come."""
@@ -44,9 +52,11 @@ class Ahead(Generic[T]):
         self._ask_for = ask
         self._count_max = count_max
         self._in_flight_max = in_flight_max
+        self._is_filtered = is_filtered
         self._ask_next = start
         self._step = 0
         self._most = 1
+        self._short: list[int] = []
 
     def ask(self) -> None:
         """Ask for what comes at the front if nobody has, and for what comes behind all asked."""
@@ -54,7 +64,7 @@ class Ahead(Generic[T]):
             # How many messages the broker returns at a time is up to it: see one answer first.
             if not self.asked:
                 self._ask_next = self.at
-                self.asked.append(self._ask(self.at, self.end))
+                self.asked.append(self._ask(self.at, self.end, is_furthest=True))
             return
         if not self.asked:
             self._ask_next = self.at
@@ -64,22 +74,42 @@ class Ahead(Generic[T]):
             # Requests that leave together cost one write, and the broker one wake-up.
             return
         while len(self.asked) < self._most and self._ask_next < self.end:
-            self.asked.append(self._ask(self._ask_next, self.end))
+            is_furthest = len(self.asked) + 1 == self._most
+            self.asked.append(self._ask(self._ask_next, self.end, is_furthest=is_furthest))
             self._ask_next += self._step
 
     def learn_step(self, asked: Asked[T], next_offset: int) -> None:
-        """Expect the next answers to reach as far as this one, if it was not cut short by us."""
-        reached = next_offset - asked.offset
-        if reached != self._step and (asked.limit == self._count_max or reached < asked.limit):
-            self._step = max(1, reached)
-            self._most = min(self._in_flight_max, max(2, ROWS_AHEAD // self._step))
+        """Expect the next answers to reach as far as the last ones, this one among them."""
+        reached = max(1, next_offset - asked.offset)
+        is_cut_by_us = asked.limit < self._count_max and reached >= asked.limit
+        if self._is_filtered:
+            # It changes all the time with what matches: the last answer tells most of the next.
+            if not is_cut_by_us:
+                self._expect(reached)
+        elif reached * 4 > self._step * 5:
+            self._expect(reached)
+        elif reached >= self._step:
+            # A little more is left to the next request: the step would be too large for others.
+            self._short.clear()
+        elif not is_cut_by_us:
+            self._short.append(reached)
+            if len(self._short) == SHORT_IN_A_ROW:
+                self._expect(sorted(self._short)[len(self._short) // 2])
+
+    def _expect(self, step: int) -> None:
+        self._step = step
+        self._most = min(self._in_flight_max, max(2, ROWS_AHEAD // step))
+        self._short.clear()
 
     def _fill(self, end: int) -> None:
         """Ask for the gap before ``end``, in as many requests as it probably takes."""
         offsets = range(self.at, end, self._step)[: self._in_flight_max]
         for offset in reversed(offsets):
-            self.asked.appendleft(self._ask(offset, end))
+            is_furthest = offset == offsets[-1]
+            self.asked.appendleft(self._ask(offset, end, is_furthest=is_furthest))
 
-    def _ask(self, offset: int, end: int) -> Asked[T]:
+    def _ask(self, offset: int, end: int, *, is_furthest: bool) -> Asked[T]:
         count = min(self._count_max, end - offset)
+        if not is_furthest and not self._is_filtered:
+            count = min(count, self._step)
         return Asked(offset, count, self._ask_for(offset, count))

@@ -80,6 +80,7 @@ class RangePull:
             lambda offset, count: asyncio.create_task(self._pull(offset, count)),
             count_max=pulling.count_max,
             in_flight_max=pulling.in_flight_max,
+            is_filtered=pulling.is_filtered,
         )
         self._coming: asyncio.Task[Chunk | None] | None = None
 
