@@ -54,10 +54,10 @@ class ReadyRows(DataSource):
     def schema(self) -> StructType:
         return spark_schema()
 
-    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002
+    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - the arguments are Spark's
         return ReadyReader(self.options)
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002 - the arguments are Spark's
         return ReadyStream(self.options)
 
 
@@ -94,7 +94,7 @@ class ReadyStream(DataSourceStreamReader):
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadAllAvailable()
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: ARG002
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: ARG002 - the arguments are Spark's
         rate = float(self._options.get("rate", 0))
         if not rate:
             return {"row": int(self._options["rows"])}
@@ -136,7 +136,7 @@ class Counting(DataSource):
     def name(cls) -> str:
         return "counting"
 
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:  # noqa: ARG002
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:  # noqa: ARG002 - the arguments are Spark's
         return CountingWriter()
 
 
@@ -145,5 +145,5 @@ class Converting(DataSource):
     def name(cls) -> str:
         return "converting"
 
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:  # noqa: ARG002
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:  # noqa: ARG002 - the arguments are Spark's
         return ConvertingWriter()

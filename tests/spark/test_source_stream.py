@@ -197,7 +197,7 @@ def test_a_worker_that_dies_in_the_middle_is_replaced(
             for batch in super().read(partition):
                 yield batch
                 if not os.path.exists(marker):  # noqa: PTH110 - sent to the worker as it is
-                    with open(marker, "w"):  # noqa: PTH123
+                    with open(marker, "w"):  # noqa: PTH123 - as above
                         pass
                     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -206,7 +206,7 @@ def test_a_worker_that_dies_in_the_middle_is_replaced(
         def name(cls) -> str:
             return "rocketmq-dying"
 
-        def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
             made = super().streamReader(schema)
             return DyingReader(made._options)  # type: ignore[attr-defined]
 

@@ -125,8 +125,8 @@ class FixedQueues:
     def __call__(
         self,
         queues: Sequence[MessageQueue],  # noqa: ARG002 - the signature of all strategies
-        members: Sequence[str],  # noqa: ARG002
-        me: str,  # noqa: ARG002
+        members: Sequence[str],  # noqa: ARG002 - the signature of all strategies
+        me: str,  # noqa: ARG002 - the signature of all strategies
     ) -> list[MessageQueue]:
         return list(self.queues)
 

@@ -71,7 +71,7 @@ class ConsumerMember:
     async def consume_directly(
         self,
         message: MessageView,  # noqa: ARG002 - for who overrides
-        broker_name: str | None,  # noqa: ARG002
+        broker_name: str | None,  # noqa: ARG002 - for who overrides
     ) -> DirectConsumption:
         """Consume one message now, as an operator wishes (309)."""
         raise RemoteError(ResponseCode.SYSTEM_ERROR, f"{self.group} does not consume by push")

@@ -93,7 +93,7 @@ class SendTracing:
                 span.set_attribute(_ERROR, _name_of(error))
                 raise
 
-    def before_send(self, group: str, sent: Outgoing, queue: MessageQueue) -> None:  # noqa: ARG002
+    def before_send(self, group: str, sent: Outgoing, queue: MessageQueue) -> None:  # noqa: ARG002 - what hooks are given
         """Note what is known only now: id and queue."""
         span = trace.get_current_span()
         if not sent.is_batch:
@@ -102,8 +102,8 @@ class SendTracing:
 
     def after_send(
         self,
-        group: str,  # noqa: ARG002
-        sent: Outgoing,  # noqa: ARG002
+        group: str,  # noqa: ARG002 - what hooks are given
+        sent: Outgoing,  # noqa: ARG002 - what hooks are given
         queue: MessageQueue,
         outcome: SendReceipt | Exception,
     ) -> None:
@@ -135,8 +135,8 @@ class ConsumeTracing:
 
     def after_consume(
         self,
-        messages: Sequence[MessageView],  # noqa: ARG002
-        context: ConsumeContext,  # noqa: ARG002
+        messages: Sequence[MessageView],  # noqa: ARG002 - what hooks are given
+        context: ConsumeContext,  # noqa: ARG002 - what hooks are given
         result: ConsumeResult,
     ) -> None:
         """End the span, as failed if the messages are to come again."""

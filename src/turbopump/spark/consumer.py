@@ -312,7 +312,7 @@ def _checkpoint(path: str | PathLike[str]) -> str:
 def _require_handler(handler: object) -> None:
     if not callable(handler):
         raise InvalidArgument(f"handler is {handler!r}: a function is expected")
-    call: Callable[..., object] = getattr(handler, "__call__", handler)  # noqa: B004
+    call: Callable[..., object] = getattr(handler, "__call__", handler)  # noqa: B004 - what is called, not whether
     if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call):
         raise InvalidArgument(
             f"handler is {handler!r}, an async function: a plain one is expected, as each task of "

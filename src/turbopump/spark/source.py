@@ -83,7 +83,7 @@ class DefaultSource(DataSource):
         _refuse_overwriting(overwrite=overwrite)
         return batch_writer(self.options, schema)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: ARG002
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: ARG002 - the arguments are Spark's
         from turbopump.spark.writing.writer import stream_writer
 
         return stream_writer(self.options, schema)

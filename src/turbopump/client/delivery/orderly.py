@@ -147,7 +147,7 @@ class OrderlyDelivery:
     async def _wait_for_lock(self, owned: OwnedQueue) -> None:
         assert self._lock is not None
         await asyncio.sleep(_ASK_LOCK_AFTER_MS / 1000)
-        while not owned.is_dropped and not await self._lock(owned):  # noqa: ASYNC110
+        while not owned.is_dropped and not await self._lock(owned):  # noqa: ASYNC110 - brokers do not tell
             await asyncio.sleep(_LOCK_REFUSED_MS / 1000)
         await asyncio.sleep(_GO_ON_AFTER_LOCK_MS / 1000)
         self._next(owned)

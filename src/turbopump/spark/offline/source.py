@@ -58,19 +58,19 @@ class DefaultSource(DataSource):
             )
         return StoreReader(options)
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802 - the names are Spark's
         raise InvalidArgument(
             f"format {FORMAT} reads files that do not change any more, not as a stream: use "
             'format("rocketmq") for messages as they arrive'
         )
 
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: ARG002
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: ARG002 - the arguments are Spark's
         raise _read_only()
 
     def streamWriter(  # noqa: N802 - Spark's name
         self,
-        schema: StructType,  # noqa: ARG002
-        overwrite: bool,  # noqa: ARG002
+        schema: StructType,  # noqa: ARG002 - the arguments are Spark's
+        overwrite: bool,  # noqa: ARG002 - the arguments are Spark's
     ) -> DataSourceStreamWriter:
         raise _read_only()
 

@@ -105,8 +105,8 @@ def _file_elsewhere(spark: SparkSession, path: str, name: str) -> tuple[Any, Any
     """Return Hadoop's file system of a path, and a file there."""
     context = spark.sparkContext
     # PySpark has no other way to a file that is no table.
-    jvm: Any = context._jvm  # noqa: SLF001
-    java_context: Any = context._jsc  # noqa: SLF001
+    jvm: Any = context._jvm  # noqa: SLF001 - no other way
+    java_context: Any = context._jsc  # noqa: SLF001 - no other way
     file = jvm.org.apache.hadoop.fs.Path(f"{path.rstrip('/')}/{name}")
     return file.getFileSystem(java_context.hadoopConfiguration()), file
 

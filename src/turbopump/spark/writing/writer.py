@@ -78,7 +78,7 @@ class BatchWriter(DataSourceArrowWriter):
         origin = Origin(self.write_id, _OF_NO_BATCH, _context().partitionId())
         return write_rows(iterator, self.columns, self.options, origin)
 
-    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:  # noqa: ARG002
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:  # noqa: ARG002 - the arguments are Spark's
         """Have nothing left to do: what tasks have sent is stored."""
         begin_call()
 
@@ -105,7 +105,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         origin = Origin(query, batch, context.partitionId())
         return write_rows(iterator, self.columns, self.options, origin)
 
-    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803 - the names are Spark's
         """Have nothing left to do: what tasks have sent is stored."""
         begin_call()
 
