@@ -19,7 +19,7 @@ from turbopump.errors import InvalidArgument, RemoteError
 from turbopump.filters import tags
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.net.connection import Connection
-from turbopump.net.router import Handler
+from turbopump.net.router import Handler, failure
 from turbopump.store import outcomes
 from turbopump.store.outcomes import EVERYTHING, Filter, ReadOutcome
 from turbopump.store.store import Store
@@ -215,6 +215,8 @@ class Pulls:
                 answer = self._answer_without(pull, outcome)
         except RemoteError as error:
             answer = request.answer(error.code, NoFields(), remark=error.remark)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the peer waits for an answer
+            answer = failure(request, pull.peer, error)
         if answer is not None:
             pull.peer.answer(request, answer)
 

@@ -20,7 +20,7 @@ from turbopump.net.outbox import Outbox
 from turbopump.net.router import Router
 from turbopump.net.serving import Serving
 from turbopump.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, Buffer, Command
-from turbopump.wire.framing import FrameDecoder, encode_parts, too_long
+from turbopump.wire.framing import FrameDecoder, encode_parts, frame_length, too_long
 
 _log = logging.getLogger(__name__)
 
@@ -212,11 +212,14 @@ class Connection(asyncio.Protocol):
         """Answer a request of the peer with a frame that is encoded already, past the hooks.
 
         It may come in several parts. As with `answer`, nothing is sent for one-way requests, nor
-        to a peer that is gone. Raises InvalidArgument for one that is too long.
+        to a peer that is gone, and that it is too long is answered instead.
         """
-        if self._serving.is_answerable(request):
-            if len(parts) > 1 and sum(map(len, parts)) > self._limits.frame_bytes_max:
-                raise too_long(sum(map(len, parts)), self._limits.frame_bytes_max)
+        if not self._serving.is_answerable(request):
+            return
+        if len(parts) > 1 and frame_length(parts) > self._limits.frame_bytes_max:
+            error = too_long(frame_length(parts), self._limits.frame_bytes_max)
+            self._serving.answer_failure(request, error)
+        else:
             self._send_parts(parts)
 
     def close(self, reason: str = "closed by this side") -> None:

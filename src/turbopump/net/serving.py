@@ -67,7 +67,7 @@ class Serving:
             else:
                 self._run(request, outcome)
         except Exception as error:  # noqa: BLE001 - a handler's bug must not close the connection
-            self._answer_failure(request, error)
+            self.answer_failure(request, error)
 
     def answer(self, request: Command, response: Command) -> None:
         """Answer a request, unless it is one-way or the peer is gone.
@@ -85,7 +85,7 @@ class Serving:
                 hook.after_response(self._peer.peer_address, request, response)
             self._send(response)
         except Exception as error:  # noqa: BLE001 - whatever it is, the peer waits for an answer
-            self._answer_failure(request, error)
+            self.answer_failure(request, error)
 
     def settle(self) -> None:
         """Say that all requests of a chunk have been handed in."""
@@ -135,16 +135,16 @@ class Serving:
                 self.answer(request, response)
         except asyncio.CancelledError:
             if not self._stopped:
-                self._answer_failure(request, RuntimeError("the handler was cancelled"))
+                self.answer_failure(request, RuntimeError("the handler was cancelled"))
         except Exception as error:  # noqa: BLE001 - as in serve
-            self._answer_failure(request, error)
+            self.answer_failure(request, error)
         self._on_change()
 
     def is_answerable(self, request: Command) -> bool:
         """Whether the peer waits for an answer and is still there."""
         return not request.flag & FLAG_ONEWAY and not self._stopped
 
-    def _answer_failure(self, request: Command, error: Exception) -> None:
+    def answer_failure(self, request: Command, error: Exception) -> None:
         """Say what went wrong, past the hooks: it may be a hook's own error."""
         try:
             response = failure(request, self._peer, error)

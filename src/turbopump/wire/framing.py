@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from turbopump.errors import FrameError, InvalidArgument, WireError
 from turbopump.wire.command import Buffer, Command, body_parts, decode_header, encode_header
@@ -33,6 +33,11 @@ def encode_parts(command: Command, frame_bytes_max: int = FRAME_BYTES_MAX) -> li
     if length > frame_bytes_max or len(header) > _HEADER_LENGTH_BITS:
         raise too_long(length, frame_bytes_max)
     return [_PREFIX.pack(length, command.serialize << 24 | len(header)) + header, *parts]
+
+
+def frame_length(parts: Sequence[Buffer]) -> int:
+    """Return what a frame that is encoded already says of its own length."""
+    return sum(map(len, parts)) - _LENGTH_BYTES
 
 
 def too_long(length: int, frame_bytes_max: int) -> InvalidArgument:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,11 @@ from msgspec.structs import replace
 
 from brokers import client_of, pulled, running_broker, views
 from turbopump.broker.config import AccessConfig, LongPollingConfig
+from turbopump.store.outcomes import ReadOutcome
 from turbopump.testing import MemoryNetwork, virtual_loop, virtual_time
 from turbopump.wire.bodies import GroupConfig, TopicConfig
 from turbopump.wire.codes import RequestCode, ResponseCode
-from turbopump.wire.command import whole_body
+from turbopump.wire.command import Command, whole_body
 from turbopump.wire.headers import QueryMessage, QueueOfTopic, SearchOffset, TopicName
 from turbopump.wire.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION
 
@@ -263,6 +265,35 @@ async def test_a_held_pull_reads_only_what_it_still_may(tmp_path: Path) -> None:
             assert answer.code == ResponseCode.NO_PERMISSION
             assert whole_body(answer) == b""
             broker.state.topics.update(topic)
+
+
+@virtual_time()
+async def test_a_held_pull_that_cannot_be_served_gets_the_same_error_as_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_broker(tmp_path) as (broker, client):
+        await client.send()
+
+        async def errors(prepare: Callable[[], None]) -> tuple[Command, Command]:
+            end = broker.queue_end("T", 0)
+            held = asyncio.create_task(client.pull(end, hold_ms=15_000))
+            await asyncio.sleep(0.1)
+            prepare()
+            await client.send(bytes(5000))
+            return await held, await client.pull(end)
+
+        [connection] = broker.connections
+        limits = dataclasses.replace(connection._limits, frame_bytes_max=4000)
+        for answer in await errors(lambda: monkeypatch.setattr(connection, "_limits", limits)):
+            assert answer.code == ResponseCode.SYSTEM_ERROR
+            assert (answer.remark or "").endswith("bytes: at most 4000 are allowed")
+
+        def fail(*_: object) -> ReadOutcome:
+            raise OSError("the disk is gone")
+
+        for answer in await errors(lambda: monkeypatch.setattr(broker.store, "read", fail)):
+            assert answer.code == ResponseCode.SYSTEM_ERROR
+            assert answer.remark == "OSError: the disk is gone"
 
 
 @virtual_time()

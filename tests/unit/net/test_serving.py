@@ -14,8 +14,10 @@ from turbopump.net.limits import ConnectionLimits
 from turbopump.net.router import Handler, Router
 from turbopump.testing import virtual_loop, virtual_time, wait_until
 from turbopump.wire.codes import ResponseCode
-from turbopump.wire.command import Command, Serialize
-from turbopump.wire.framing import encode
+from turbopump.wire.command import Command, Serialize, whole_body
+from turbopump.wire.framing import encode, encode_parts
+
+LIMIT = 4000
 
 
 @virtual_time()
@@ -158,6 +160,30 @@ async def test_an_answer_may_be_encoded_already() -> None:
     async with world(Router({ECHO: echo}, hooks=[Signer()])) as here:
         await (await here.connect()).request(Command(ECHO), 1000)
         assert here.accepted.is_observed
+
+
+@virtual_time()
+async def test_an_encoded_answer_may_be_as_long_as_any_other() -> None:
+    def encoded(request: Command, peer: Connection) -> None:
+        body = bytes(int(request.remark or 0))
+        parts = encode_parts(request.answer(7, body=body), 2 * LIMIT)
+        peer.answer_encoded(request, *parts)
+
+    def plain(request: Command, _: Connection) -> Command:
+        return request.answer(7, body=bytes(int(request.remark or 0)))
+
+    router = Router({1: encoded, 2: plain})
+    async with world(router, limits=ConnectionLimits(frame_bytes_max=LIMIT)) as here:
+        seen: dict[int, list[tuple[int, str | None]]] = {1: [], 2: []}
+        for code, answers in seen.items():
+            # Each on its own: numbers of requests have as many digits then.
+            connection = await here.connect()
+            for body_bytes in range(LIMIT - 130, LIMIT - 80):
+                answer = await connection.request(Command(code, remark=f"{body_bytes}"), 1000)
+                assert (answer.code == 7) == (len(whole_body(answer)) == body_bytes)
+                answers.append((answer.code, answer.remark))
+        assert seen[1] == seen[2]
+        assert {7, ResponseCode.SYSTEM_ERROR} == {code for code, _ in seen[1]}
 
 
 class Faulty(Signer):
