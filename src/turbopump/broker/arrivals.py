@@ -24,10 +24,13 @@ class HeldPull:
 
     ``tags_codes`` are the hashes of the tags it wants, None for any; ``wants`` looks closer, if
     need be. ``resume`` reads again and answers; it is called exactly once, whatever ends the wait,
-    unless the owner goes away first.
+    unless the owner goes away first. ``is_behind`` says that it asks for messages that came long
+    ago but cannot be found: none that arrives is needed to try again.
     """
 
-    __slots__ = ("deadline", "offset", "owner", "queue", "resume", "tags_codes", "wants")
+    __slots__ = (
+        "deadline", "is_behind", "offset", "owner", "queue", "resume", "tags_codes", "wants",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -37,6 +40,8 @@ class HeldPull:
         resume: Callable[[], None],
         tags_codes: frozenset[int] | None = None,
         wants: Wants | None = None,
+        *,
+        is_behind: bool = False,
     ) -> None:
         self.queue = queue
         self.offset = offset
@@ -44,6 +49,7 @@ class HeldPull:
         self.resume = resume
         self.tags_codes = tags_codes
         self.wants = wants
+        self.is_behind = is_behind
         self.deadline: Deadline | None = None
 
 
@@ -104,6 +110,7 @@ class Arrivals:
         self._by_queue: dict[QueueKey, _Queue] = {}
         self._by_owner: dict[object, _Held] = {}
         self._woken: _Held = {}
+        self._behind: _Held = {}
         self._count = 0
 
     def __len__(self) -> int:
@@ -126,6 +133,8 @@ class Arrivals:
             queue = self._by_queue[pull.queue] = _Queue()
         queue.add(pull)
         self._by_owner.setdefault(pull.owner, {})[pull] = None
+        if pull.is_behind:
+            self._behind[pull] = None
         self._count += 1
         pull.deadline = self._deadlines.add(timeout_ms, lambda: self._wake(pull))
 
@@ -135,6 +144,11 @@ class Arrivals:
         if queue is not None:
             for pull in queue.wanting(arrival):
                 self._wake(pull)
+
+    def wake_behind(self) -> None:
+        """Let those try again that wait for nothing new."""
+        for pull in self._behind:
+            self._wake(pull)
 
     def sweep(self, max_offset: Callable[[str, int], int]) -> None:
         """Wake whatever should have been woken already: the safety net under `notify`."""
@@ -201,6 +215,7 @@ class Arrivals:
         if not owned:
             del self._by_owner[pull.owner]
         self._woken.pop(pull, None)
+        self._behind.pop(pull, None)
         self._count -= 1
         if pull.deadline is not None:
             pull.deadline.cancel()

@@ -245,14 +245,16 @@ class Broker:
 
     def _sweep(self) -> None:
         arrivals = self.path.arrivals
+        arrivals.wake_behind()
         # Who was held since has read up to the same end, so without news nobody was overlooked.
         seen = (self.store.readable_end, self.state.topics.data_version)
         if seen == self._swept:
             return
-        self._swept = seen
         arrivals.sweep(self.queue_end)
         for topic in arrivals.topics - self.state.topics.table.keys():
             arrivals.release_topic(topic)
+        # Not before: one that failed is to be repeated.
+        self._swept = seen
 
     def _release_unreadable(self, topic: TopicConfig) -> None:
         if not is_readable(topic):

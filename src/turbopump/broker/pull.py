@@ -93,7 +93,7 @@ class Pulls:
             return self._hand_out(pull, outcome)
         may_hold = header.sys_flag & PULL_SUSPEND and not self._arrivals.is_full
         if may_hold and _code(outcome, header.queue_offset) == ResponseCode.PULL_NOT_FOUND:
-            self._hold(pull)
+            self._hold(pull, outcome)
             return None
         return self._answer_without(pull, outcome)
 
@@ -179,7 +179,7 @@ class Pulls:
             pull.wanted,
         )
 
-    def _hold(self, pull: Pull) -> None:
+    def _hold(self, pull: Pull, outcome: ReadOutcome) -> None:
         header = pull.header
         # Tens of thousands may be held: what has been read of the request already can go.
         request = replace(pull.request, ext_fields=None, body=b"")
@@ -193,6 +193,7 @@ class Pulls:
                 owner=pull.peer,
                 resume=lambda: self._resume(pull),
                 tags_codes=pull.wanted.tags_codes,
+                is_behind=isinstance(outcome, outcomes.UnitsMissing),
             ),
             max(0, wait_ms),
         )

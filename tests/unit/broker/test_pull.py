@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from brokers import client_of, pulled, running_broker, views
+from brokers import SMALL_STORE, client_of, pulled, running_broker, views
 from turbopump.broker.config import AccessConfig, LongPollingConfig
+from turbopump.store.consume_queue import ConsumeQueue
 from turbopump.store.outcomes import ReadOutcome
 from turbopump.testing import MemoryNetwork, virtual_loop, virtual_time
 from turbopump.wire.bodies import GroupConfig, TopicConfig
@@ -101,6 +102,54 @@ async def test_a_held_pull_is_answered_when_a_message_comes(tmp_path: Path) -> N
         assert [view.body for view in views(answer)] == [b"second"]
         assert loop.time() - sent_s < 0.01
         assert len(broker.path.arrivals) == 0
+
+
+@virtual_time()
+async def test_a_pull_of_what_cannot_be_found_is_told_soon_where_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = dataclasses.replace(SMALL_STORE, queue_segment_units=10)
+    async with running_broker(tmp_path, store=store) as (_, client):
+        for _ in range(25):
+            await client.send()
+        waits = asyncio.create_task(client.pull(25, tags="none", hold_ms=60_000))
+        await asyncio.sleep(1)
+        await client.send()
+        await asyncio.sleep(20)
+        monkeypatch.setattr(ConsumeQueue, "_read", lambda *_: b"")
+        for offset, following in ((0, 10), (10, 20)):
+            started_s = virtual_loop().time()
+            answer = await client.pull(offset, hold_ms=15_000)
+            assert (answer.code, answer.remark) == (19, "OFFSET_FOUND_NULL")
+            assert pulled(answer).next_begin_offset == following
+            assert 0.1 < virtual_loop().time() - started_s < 5.1
+        assert not waits.done(), "who waits for something new is left alone"
+        monkeypatch.undo()
+
+
+@virtual_time()
+async def test_pulls_are_looked_through_when_there_is_news_and_until_it_worked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweeps: list[float] = []
+
+    def sweep(_: object) -> None:
+        sweeps.append(virtual_loop().time())
+        if len(sweeps) < 3:
+            raise OSError("the disk is slow")
+
+    async with running_broker(tmp_path) as (broker, client):
+        await client.send()
+        await asyncio.sleep(10)
+        held = asyncio.create_task(client.pull(1, hold_ms=600_000))
+        await asyncio.sleep(10)
+        monkeypatch.setattr(broker.path.arrivals, "sweep", sweep)
+        await asyncio.sleep(60)
+        assert not sweeps
+        await client.send(queue_id=1)
+        await asyncio.sleep(60)
+        assert len(sweeps) == 3, "tried again after failures, and then not any more"
+        held.cancel()
 
 
 @virtual_time()
