@@ -39,6 +39,9 @@ GROUPS_MAX = 1000
 LOCKS_MAX = 10_000
 """Most queues of one request for locks."""
 
+_REMEMBERED_BYTES_MAX = 16 * 1024
+"""Heartbeats above this are read each time they come: each connection may have one in memory."""
+
 _UNIT_RETRY_FLAG = 2
 _TAG = "TAG"
 
@@ -70,7 +73,7 @@ class ClientRequests:
         self._clock = clock
         self._check_sql = check_sql
         self._beats: dict[Peer, tuple[bytes, Heartbeat]] = {}
-        """The last heartbeat of each connection, as it came and as it was read."""
+        """The last heartbeat of each connection, as it came and as it was read, if it is small."""
         self._none_silent_before_ms = 0
         self._swept_expiry_ms = 0
         consumers.listen(self._group_changed)
@@ -115,7 +118,10 @@ class ClientRequests:
         if known is not None and known[0] == body:
             return known[1]
         beat = Heartbeat.decode(body)
-        self._beats[peer] = body, beat
+        if len(body) <= _REMEMBERED_BYTES_MAX:
+            self._beats[peer] = body, beat
+        else:
+            self._beats.pop(peer, None)
         return beat
 
     def unregister(self, request: Command, peer: Connection) -> Command:

@@ -93,6 +93,18 @@ def test_a_group_with_a_bad_name_is_refused_and_nothing_is_done(parts: Parts, gr
     assert not parts.producers.groups
 
 
+def test_only_small_heartbeats_are_remembered(parts: Parts) -> None:
+    peer = FakePeer()
+    small, large = beat("g"), beat("g", *(f"group-{at:03}" for at in range(300)))
+    for body, remembered in ((small, [small]), (large, []), (small, [small])):
+        for _ in range(2):
+            assert heartbeat(parts, body, peer).code == ResponseCode.SUCCESS
+            assert [read for _, read in parts.clients._beats.values()] == remembered
+    assert parts.consumers.member("group-299", "c") is not None
+    parts.clients.connection_closed(peer)
+    assert not parts.clients._beats
+
+
 def test_too_many_groups_are_refused(parts: Parts) -> None:
     answer = heartbeat(parts, beat(*(f"g{number}" for number in range(1001))), FakePeer())
     assert answer.code == ResponseCode.SYSTEM_ERROR
