@@ -1,4 +1,8 @@
-"""Things that a broker does again and again, each in a task that somebody owns."""
+"""Things that a broker does again and again, with one owner for all their timers and tasks.
+
+What is due at about the same time is done together in one turn of the loop; only what waits for
+something has a task.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,6 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
 from typing import Any
 
 _log = logging.getLogger(__name__)
@@ -32,8 +35,8 @@ class Periodic:
 
     def every(self, interval: Interval, action: Action, *, first_ms: int | None = None) -> None:
         """Repeat an action; the pause begins when it is done. The first comes after a pause too."""
-        repeated = _Repeated(interval, action)
-        self._set_timer(repeated, _interval_ms(interval) if first_ms is None else first_ms)
+        pause_ms = _interval_ms(interval) if first_ms is None else first_ms
+        self._set_timer(_Repeated(interval, action, pause_ms), pause_ms)
 
     def keep(self, work: Coroutine[Any, Any, None]) -> None:
         """Own something that runs until it is stopped."""
@@ -77,7 +80,7 @@ class Periodic:
         for repeated in together:
             pending = self._act(repeated)
             if pending is None:
-                pause = _interval_ms(repeated.interval) * _MOMENTS_PER_S / 1000
+                pause = repeated.pause_ms() * _MOMENTS_PER_S / 1000
                 self._set_at(moment + math.ceil(pause), repeated)
             else:
                 self.keep(self._finish(repeated, pending))
@@ -100,16 +103,33 @@ class Periodic:
             await pending
         except Exception:  # noqa: BLE001 - as above
             repeated.report()
-        self._set_timer(repeated, _interval_ms(repeated.interval))
+        self._set_timer(repeated, repeated.pause_ms())
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class _Repeated:
-    interval: Interval
-    action: Action
+    """An action, and its pauses."""
+
+    __slots__ = ("_interval", "_last_ms", "action")
+
+    def __init__(self, interval: Interval, action: Action, first_ms: int) -> None:
+        self._interval = interval
+        self._last_ms = first_ms
+        self.action = action
+
+    def pause_ms(self) -> int:
+        """Return the next pause: as long as the last one, if that is all that can be found out."""
+        try:
+            self._last_ms = _interval_ms(self._interval)
+        except Exception:  # noqa: BLE001 - neither this action may end by it, nor those after it
+            _log.exception("%s: its pause stays at %d ms", self._name, self._last_ms)
+        return self._last_ms
 
     def report(self) -> None:
-        _log.exception("%s failed", getattr(self.action, "__qualname__", self.action))
+        _log.exception("%s failed", self._name)
+
+    @property
+    def _name(self) -> str:
+        return getattr(self.action, "__qualname__", repr(self.action))
 
 
 def _interval_ms(interval: Interval) -> int:

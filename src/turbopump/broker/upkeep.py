@@ -31,12 +31,17 @@ class Upkeep:
         self._calm_tick_ms = max(_TICK_MS, min(flush.interval_ms, flush.queue_interval_ms))
         self._message_ms = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._is_calm = False
+        """Whether the timer runs for as long as without messages."""
 
     def note_message(self) -> None:
         """Begin to tick, or go on."""
         self._message_ms = self._clock.monotonic_ms()
         if self._timer is None:
             self._tick_in(_TICK_MS)
+        elif self._is_calm:
+            self._is_calm = False
+            self._bring_forward(self._timer)
 
     def stop(self) -> None:
         """Tick no more."""
@@ -48,11 +53,17 @@ class Upkeep:
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(wait_ms / 1000, self._tick)
 
+    def _bring_forward(self, timer: asyncio.TimerHandle) -> None:
+        """Tick soon again: what was left to the clock may be a long way off."""
+        if timer.when() > asyncio.get_running_loop().time() + _TICK_MS / 1000:
+            timer.cancel()
+            self._tick_in(_TICK_MS)
+
     def _tick(self) -> None:
         self._timer = None
         self._store.tick()
         quiet_ms = self._clock.monotonic_ms() - self._message_ms
         is_sick = self._store.refusal is not None
         if quiet_ms <= self._quiet_after_ms or is_sick:
-            is_calm = quiet_ms >= _CALM_MS and not is_sick
-            self._tick_in(self._calm_tick_ms if is_calm else _TICK_MS)
+            self._is_calm = quiet_ms >= _CALM_MS and not is_sick
+            self._tick_in(self._calm_tick_ms if self._is_calm else _TICK_MS)

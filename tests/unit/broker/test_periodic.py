@@ -51,6 +51,32 @@ async def test_failures_are_logged_and_it_goes_on(caplog: pytest.LogCaptureFixtu
 
 
 @virtual_time()
+async def test_an_interval_that_cannot_be_found_out_stays_and_stops_nobody(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    known_ms = [1000, 2000]
+    done: list[tuple[str, float]] = []
+
+    def unknown() -> int:
+        raise LookupError("no such setting")
+
+    async def later() -> None:
+        done.append(("later", virtual_loop().time()))
+
+    periodic = Periodic()
+    periodic.every(lambda: known_ms.pop(0), lambda: done.append(("odd", virtual_loop().time())))
+    periodic.every(unknown, later, first_ms=3000)
+    periodic.every(1000, lambda: done.append(("even", virtual_loop().time())))
+    await asyncio.sleep(7.5)
+    await periodic.stop()
+    assert [round(time) for name, time in done if name == "odd"] == [1, 3, 5, 7]
+    assert [round(time) for name, time in done if name == "later"] == [3, 6]
+    assert [round(time) for name, time in done if name == "even"] == list(range(1, 8))
+    assert "its pause stays at 2000 ms" in caplog.text
+    assert "its pause stays at 3000 ms" in caplog.text
+
+
+@virtual_time()
 async def test_an_interval_may_change_meanwhile() -> None:
     pause_ms = 1000
     times: list[float] = []

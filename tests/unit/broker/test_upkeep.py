@@ -1,0 +1,45 @@
+"""When the store is ticked: often while messages come, seldom afterwards, and then not at all."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from turbopump.broker.upkeep import Upkeep
+from turbopump.store.config import FlushConfig, StoreConfig
+from turbopump.store.store import Store
+from turbopump.testing import virtual_loop, virtual_time
+
+FLUSH = FlushConfig(interval_ms=2000, queue_interval_ms=3000)
+
+
+@virtual_time()
+async def test_a_message_after_a_calm_makes_ticks_frequent_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, ticks = virtual_loop(), list[float]()
+    with Store.open(tmp_path, StoreConfig(flush=FLUSH), clock=loop.clock) as store:
+        monkeypatch.setattr(store, "tick", lambda: ticks.append(loop.time()))
+        upkeep = Upkeep(store, loop.clock)
+
+        async def ticks_of(seconds: float) -> list[float]:
+            ticks.clear()
+            started_s = loop.time()
+            await asyncio.sleep(seconds)
+            return [round(tick_s - started_s, 3) for tick_s in ticks]
+
+        upkeep.note_message()
+        assert await ticks_of(1.05) == pytest.approx([0.1 * at for at in range(1, 11)])
+        assert await ticks_of(3.9) == pytest.approx([1.95]), "calm"
+        upkeep.note_message()
+        assert await ticks_of(0.15) == pytest.approx([0.05]), "one that is near stays where it is"
+        await asyncio.sleep(1.9)
+        assert await ticks_of(0.1) == []
+        upkeep.note_message()
+        upkeep.note_message()
+        assert await ticks_of(0.35) == pytest.approx([0.1, 0.2, 0.3])
+        await asyncio.sleep(60)
+        assert await ticks_of(60) == []
+        upkeep.stop()
