@@ -9,7 +9,7 @@ import atexit
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 from turbopump.clock import SYSTEM_CLOCK, Clock
@@ -52,6 +52,12 @@ def connected_socket(address: str, timeout_ms: int = CONNECT_TIMEOUT_MS) -> sock
         raise ConnectFailed(f"{address}: {error}") from error
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return made
+
+
+def request_numbers() -> Iterator[int]:
+    """Number the requests of one connection, which answers are known by: Java's int, from 0 on."""
+    while True:
+        yield from range(1 << 31)
 
 
 class KeptConnections(Generic[C]):

@@ -18,12 +18,11 @@ from msgspec.structs import replace
 
 from turbopump.clock import SYSTEM_CLOCK
 from turbopump.errors import ConnectionLost, RequestTimeout, WireError
-from turbopump.spark.kept import KEPT_MS, KeptConnections, connected_socket
+from turbopump.spark.kept import KEPT_MS, KeptConnections, connected_socket, request_numbers
 from turbopump.wire.command import Buffer, Command
 from turbopump.wire.framing import FrameDecoder, encode_parts
 
 _RECEIVED_BYTES = 256 * 1024
-_OPAQUE_BITS = 0x7FFF_FFFF
 
 
 class PlainConnection:
@@ -33,7 +32,7 @@ class PlainConnection:
         self.address = address
         self._socket = connected
         self._decoder = FrameDecoder()
-        self._next_opaque = 0
+        self._numbers = request_numbers()
         self.heard_ms = SYSTEM_CLOCK.monotonic_ms()
         """When the peer has last said anything, or taken the connection."""
 
@@ -49,8 +48,7 @@ class PlainConnection:
 
         Raises RequestTimeout when the peer does not take it in time, ConnectionLost when it cannot.
         """
-        opaque = self._next_opaque
-        self._next_opaque = (opaque + 1) & _OPAQUE_BITS
+        opaque = next(self._numbers)
         parts = encode_parts(replace(command, opaque=opaque))
         try:
             self._write(parts, timeout_ms)

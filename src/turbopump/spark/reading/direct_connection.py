@@ -11,14 +11,13 @@ import socket
 from collections.abc import Iterator
 
 from turbopump.errors import ConnectionLost, RequestTimeout
-from turbopump.spark.kept import KeptConnections, connected_socket
+from turbopump.spark.kept import KeptConnections, connected_socket, request_numbers
 from turbopump.wire.command import Command
 from turbopump.wire.framing import read_header
 
 BUFFER_BYTES = 4 * 1024 * 1024
 _RECEIVE_BYTES = 1024 * 1024
 """At a time: what comes at once is also decoded at once."""
-_OPAQUE_BITS = 0x7FFF_FFFF
 
 
 class DirectConnection:
@@ -29,7 +28,7 @@ class DirectConnection:
         self._socket = connected
         self._socket.setblocking(False)
         self._unsent = bytearray()
-        self._opaque = 0
+        self._numbers = request_numbers()
         self._begin_anew(BUFFER_BYTES)
 
     def _begin_anew(self, size: int) -> None:
@@ -48,8 +47,7 @@ class DirectConnection:
 
     def next_opaque(self) -> int:
         """Return the number of the next request."""
-        self._opaque = (self._opaque + 1) & _OPAQUE_BITS
-        return self._opaque
+        return next(self._numbers)
 
     def put(self, frame: bytes) -> None:
         """Add a request to those that leave with the next `flush`."""
