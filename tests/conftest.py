@@ -4,5 +4,11 @@ from __future__ import annotations
 
 import signal
 
+from hypothesis import settings
+
 # In the background, a shell lets its children ignore Ctrl-C, and theirs too; some tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes says more about what else the machine does than about the code.
+settings.register_profile("untimed", settings(), deadline=None)
+settings.load_profile("untimed")

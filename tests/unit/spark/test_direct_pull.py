@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 
 import pytest
@@ -357,15 +357,35 @@ def test_a_connection_that_the_peer_has_closed_is_not_used_again(listening: sock
 
 
 def test_requests_that_the_peer_does_not_read_yet_wait_without_blocking() -> None:
+    requests = b"".join(b"%07d," % n for n in range(100_000))
     near, far = socket.socketpair()
-    with far:
-        connection = DirectConnection("peer", near)
-        for _ in range(2000):
-            connection.put(b"x" * 1000)
-        connection.flush()
+    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    connection = DirectConnection("peer", near)
+    heard = bytearray()
+
+    def hear_all_and_answer() -> None:
+        while len(heard) < len(requests) and (data := far.recv(1 << 16)):
+            heard.extend(data)
         far.sendall(b"abc")
-        assert connection.receive(1000)
-        connection.close()
+
+    with far, closing(connection):
+        connection.put(requests)
+        connection.flush()
+        far.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                heard.extend(far.recv(1 << 16))
+        assert 0 < len(heard) < len(requests), "the rest waits for room"
+        far.settimeout(JOIN_S)
+        listener = threading.Thread(target=hear_all_and_answer)
+        listener.start()
+        try:
+            assert connection.receive(5000)
+        finally:
+            connection.close()
+            listener.join(JOIN_S)
+    assert bytes(heard) == requests
+    assert bytes(connection.buffer[:3]) == b"abc"
 
 
 # --- with a broker --------------------------------------------------------------------------------
