@@ -10,6 +10,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Generic, Protocol, TypeVar
 
 from turbopump.clock import SYSTEM_CLOCK, Clock
@@ -23,6 +24,11 @@ KEPT_MAX = 4
 
 KEPT_MS = DEFAULT_LIMITS.idle_ms // 2
 """A connection that was idle for longer is not used again: the peer may be about to close it."""
+
+
+_ROOM_BYTES = 4 * 1024 * 1024
+"""Of answers that wait in the system while a task is at work on the ones before. By itself, Linux
+sometimes stays with so little room that broker and task wait for each other in turn."""
 
 
 class Connection(Protocol):
@@ -51,7 +57,20 @@ def connected_socket(address: str, timeout_ms: int = CONNECT_TIMEOUT_MS) -> sock
         # A host name that cannot even be asked for is a UnicodeError.
         raise ConnectFailed(f"{address}: {error}") from error
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if _may_have_room():
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _ROOM_BYTES)
     return made
+
+
+@lru_cache(maxsize=1)
+def _may_have_room() -> bool:
+    """Whether the system gives that much to who asks for it.
+
+    If it does not, nobody asks: with less than asked for, it would not make more room by itself.
+    """
+    with socket.socket() as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _ROOM_BYTES)
+        return tried.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) >= _ROOM_BYTES
 
 
 def request_numbers() -> Iterator[int]:
