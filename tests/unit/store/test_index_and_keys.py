@@ -207,3 +207,20 @@ def test_slots_are_written_seldom_and_made_again_after_a_crash(tmp_path: Path) -
         assert store.recovered.crashed
         (found,) = store.messages_by_key("Topic", "k17", 10, 0, 1 << 60)
         assert decode_record(found).body == b"17"
+
+
+def test_slots_of_a_full_file_are_written_at_once(tmp_path: Path) -> None:
+    """After a crash nobody looks at such a file again."""
+    clock = ManualClock()
+    config = small_config(segment_bytes=1 << 16, index_slots=100, index_entries=51)
+    with Store.open(tmp_path / "store", config, clock=clock) as store:
+        store.append_all([[record(b"%d" % number, KEYS=f"k{number}")] for number in range(50)])
+        for _ in range(3):
+            clock.advance(2000)
+            store.tick()
+            store._flusher.wait_idle()
+        shutil.copytree(tmp_path / "store", tmp_path / "crashed")
+    with Store.open(tmp_path / "crashed", config, clock=clock) as store:
+        assert store.recovered.crashed
+        (found,) = store.messages_by_key("Topic", "k17", 10, 0, 1 << 60)
+        assert decode_record(found).body == b"17"

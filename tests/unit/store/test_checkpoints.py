@@ -1,0 +1,56 @@
+"""When the checkpoint is written: until it says what is true, and then not any more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from turbopump.store import Files, FlushMode, Store, write_behind
+from turbopump.store.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from unit.store.support import ManualClock, record, small_config
+
+
+@pytest.mark.parametrize("mode", FlushMode)
+def test_a_checkpoint_that_was_not_written_is_written_later_and_then_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: FlushMode
+) -> None:
+    is_broken = True
+    tries = 0
+
+    def write(files: Files, path: Path, checkpoint: Checkpoint) -> None:
+        nonlocal tries
+        tries += 1
+        if is_broken:
+            raise OSError("no room")
+        write_checkpoint(files, path, checkpoint)
+
+    clock, jobs = ManualClock(), 0
+    with Store.open(tmp_path, small_config(mode), clock=clock) as store:
+        monkeypatch.setattr(write_behind, "write_checkpoint", write)
+        submit = store._flusher.submit
+
+        def counted(job: write_behind.SyncJob) -> None:
+            nonlocal jobs
+            jobs += 1
+            submit(job)
+
+        def idle(seconds: int) -> None:
+            for _ in range(seconds):
+                clock.advance(1000)
+                store.tick()
+                store._flusher.wait_idle()
+
+        monkeypatch.setattr(store._flusher, "submit", counted)
+        appended = store.append([record(b"a", KEYS="k")])
+        idle(30)
+        assert tries > 5
+        assert read_checkpoint(tmp_path / "checkpoint").queues_end == 0
+        is_broken = False
+        idle(30)
+        reached = read_checkpoint(tmp_path / "checkpoint")
+        assert reached.queues_end == store.readable_end > appended.physical_offset
+        assert reached == store._behind.checkpoint
+        jobs = 0
+        idle(30)
+        assert jobs == 0, "the flusher is left alone"
