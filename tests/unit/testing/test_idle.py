@@ -84,6 +84,7 @@ def test_nothing_is_left_out_if_not_wanted(tmp_path: Path) -> None:
     assert turns > TURNS_OF_AN_HOUR / 2
 
 
+@pytest.mark.slow
 def test_everybody_is_there_afterwards(tmp_path: Path) -> None:
     async def wait(world: Cluster) -> None:
         seen: list[bytes] = []
@@ -215,6 +216,7 @@ def both_ways(
     return found[0], found[1]
 
 
+@pytest.mark.slow
 def test_messages_expire_at_their_hour(tmp_path: Path) -> None:
     async def wait(world: Cluster) -> int:
         await world.make_topic("orders", queues=1)
