@@ -29,7 +29,8 @@ QUEUE_PENDING_MAX = 16 * 1024 // UNIT_BYTES
 """Units of a queue that may wait in memory."""
 
 _WAITING_MAX = 64
-"""Messages that wait to be entered, unless somebody reads: many at a time cost less."""
+"""Messages that wait to be entered, unless somebody reads: many at a time cost less. A batch that
+is stored at once counts as one, since its messages are entered together anyway."""
 
 _MANY = 128
 """Messages of a batch whose tags are found faster all at once than one by one."""

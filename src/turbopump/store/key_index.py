@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, pairwise
 from pathlib import Path
-from typing import cast
+from typing import cast, final
 
 import numpy as np
 from msgspec import Struct
@@ -36,7 +36,10 @@ PENDING_MAX = 512
 """Messages whose keys may wait in memory."""
 
 _TEXT_BYTES_MAX = 256 * 1024
-"""Properties in which keys are looked for at once, unless a single message has more."""
+"""Properties in which keys are looked for at once: it takes up to 40 times as much memory."""
+
+_WORDS_MAX = 64 * 1024
+"""So many more words than messages a batch may have, and be looked at at once all the same."""
 
 _SLOTS_INTERVAL_MS = 10_000
 """How often slots are written: all of 20 MB, if many messages have come."""
@@ -48,6 +51,8 @@ _ROLLBACK = sysflag.Transaction.ROLLBACK.value
 _NO_KEYS: Ints = np.empty((3, 0), np.int64)
 
 
+# Final, so that its type can be looked at, as each single message is asked.
+@final
 class _Run(Struct, frozen=True, eq=False):
     """What the index needs of the messages of a batch."""
 
@@ -55,6 +60,25 @@ class _Run(Struct, frozen=True, eq=False):
     texts: PropertyTexts
     positions: Ints
     store_timestamp_ms: int
+    text_bytes: int
+
+    def parts(self) -> list[_Run]:
+        """Cut it into parts with as much text as is looked at at once; most often it is one.
+
+        Without many words to a message it stays whole: what its texts were taken apart for already
+        need not be done again.
+        """
+        if self.text_bytes <= _TEXT_BYTES_MAX or self.texts.count(b" ") <= _WORDS_MAX:
+            return [self]
+        ends = np.cumsum(self.texts.lengths)
+        numbers = np.arange(_TEXT_BYTES_MAX, self.text_bytes, _TEXT_BYTES_MAX)
+        cuts = [0, *np.unique(np.searchsorted(ends, numbers)).tolist(), len(ends)]
+        return [self._part(slice(start, end)) for start, end in pairwise(cuts) if start < end]
+
+    def _part(self, some: slice) -> _Run:
+        texts = PropertyTexts(self.texts.parts[some])
+        size = int(texts.lengths.sum())
+        return _Run(self.topic, texts, self.positions[some], self.store_timestamp_ms, size)
 
     def keys(self) -> Ints:
         """Return hashes, positions and store times."""
@@ -89,21 +113,13 @@ class _Messages:
         self._positions += run.positions.tolist()
         self._times_ms += [run.store_timestamp_ms] * count
 
-    def keys(self) -> list[Ints]:
-        """Return hashes, positions and store times, in parts if there is much text."""
-        ends = list(accumulate(map(len, self._texts)))
-        found, start = [], 0
-        while start < len(ends):
-            done = ends[start - 1] if start else 0
-            end = max(start + 1, bisect_right(ends, done + _TEXT_BYTES_MAX))
-            found.append(self._some_keys(slice(start, end)))
-            start = end
-        return found
-
-    def _some_keys(self, some: slice) -> Ints:
-        owners, hashes = key_hashes(self._topics[some], PropertyTexts(self._texts[some]))
-        positions = np.array(self._positions[some], np.int64)
-        times_ms = np.array(self._times_ms[some], np.int64)
+    def keys(self) -> Ints:
+        """Return hashes, positions and store times."""
+        if not self._texts:
+            return _NO_KEYS
+        owners, hashes = key_hashes(self._topics, PropertyTexts(self._texts))
+        positions = np.array(self._positions, np.int64)
+        times_ms = np.array(self._times_ms, np.int64)
         return np.array((hashes, positions[owners], times_ms[owners]))
 
 
@@ -202,8 +218,7 @@ class KeyIndex:
             return
         for entry in entries:
             if isinstance(entry, EntryRun):
-                run = _Run(entry.topic, entry.texts(), entry.positions, entry.store_timestamp_ms)
-                self._pending.append(run)
+                self._pending += _run(entry).parts()
                 self._pending_count += len(entry) - 1
             else:
                 self._pending.append(entry)
@@ -221,22 +236,14 @@ class KeyIndex:
             self._touched.add(file.path)
 
     def _take_keys(self) -> Ints:
-        """Find the keys of all messages that wait."""
-        found = [_NO_KEYS]
-        some = _Messages()
-        for kind, group in groupby(self._pending, type):
-            if kind is RecordEntry:
-                some.add(cast(list[RecordEntry], list(group)))
-                continue
-            for run in cast(Iterator[_Run], group):
-                if len(run.positions) < _LARGE_RUN:
-                    some.add_run(run)
-                else:
-                    found += (*some.keys(), run.keys())
-                    some = _Messages()
-        found += some.keys()
-        self._pending, self._pending_count = [], 0
-        return np.concatenate(found, axis=1)
+        """Find the keys of messages that wait, with as much text as is looked at at once."""
+        ends = list(accumulate(map(_text_bytes, self._pending)))
+        count = max(1, bisect_right(ends, _TEXT_BYTES_MAX))
+        keys = _keys(self._pending[:count])
+        # Only now: what could not be looked at, for lack of memory, is tried again.
+        del self._pending[:count]
+        self._pending_count = sum(map(_message_count, self._pending))
+        return keys
 
     def write_pending(
         self, touched: dict[Path, int], new: set[Path], *, with_slots: bool = True
@@ -323,6 +330,38 @@ class KeyIndex:
         self._open_files.close(file.path)
         self._files.remove(file.path)
         self._index_files.remove(file)
+
+
+def _run(run: EntryRun) -> _Run:
+    texts = run.texts()
+    size = int(texts.lengths.sum())
+    return _Run(run.topic, texts, run.positions, run.store_timestamp_ms, size)
+
+
+def _text_bytes(waiting: RecordEntry | _Run) -> int:
+    return waiting.text_bytes if type(waiting) is _Run else len(waiting.properties)
+
+
+def _message_count(waiting: RecordEntry | _Run) -> int:
+    return len(waiting.positions) if type(waiting) is _Run else 1
+
+
+def _keys(waiting: Sequence[RecordEntry | _Run]) -> Ints:
+    """Find the keys of messages: of those of large batches, each by itself, and of all others."""
+    found: list[Ints] = []
+    some = _Messages()
+    for kind, group in groupby(waiting, type):
+        if kind is RecordEntry:
+            some.add(cast(list[RecordEntry], list(group)))
+            continue
+        for run in cast(Iterator[_Run], group):
+            if len(run.positions) < _LARGE_RUN:
+                some.add_run(run)
+            else:
+                found += (some.keys(), run.keys())
+                some = _Messages()
+    found.append(some.keys())
+    return np.concatenate(found, axis=1)
 
 
 def is_index_name(name: str) -> bool:

@@ -50,6 +50,10 @@ class PropertyTexts:
     def __contains__(self, piece: bytes) -> bool:
         return piece in self._text
 
+    def count(self, piece: bytes) -> int:
+        """Return how often something occurs in all of them."""
+        return self._text.count(piece)
+
     def ending_with_mark(self) -> NDArray[np.bool_]:
         """Say which of the texts are empty or end with what ends an entry."""
         ended: NDArray[np.bool_] = self._bytes[self._text_ends - 1] == _MARK

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,12 @@ from hypothesis import strategies as st
 
 from turbopump.errors import InvalidArgument, StoreError
 from turbopump.message import QueueOffset
-from turbopump.store import FlushMode, Found, Store, StoreConfig
+from turbopump.store import FlushMode, Found, Store, StoreConfig, key_index
 from turbopump.store.dispatch import ANY_TAG, Watch
+from turbopump.store.key_hashes import key_hashes
 from turbopump.store.outcomes import Arrival
 from turbopump.wire.batch import BatchEntry, encode_batch
+from turbopump.wire.property_texts import Ints, PropertyTexts
 from turbopump.wire.record import Record
 from turbopump.wire.record_batch import RecordBatch, record_batch
 from unit.store.support import HOST, FaultyFiles, ManualClock, bodies, record, small_config
@@ -79,6 +82,37 @@ def test_files_are_the_same(steps: list[tuple[list[str], str, int, bool]]) -> No
                     appended = store.append_all([*single, group, *single])
                     assert len(appended[-1 - with_single].physical_offsets) == 80
         assert files(Path(root, "at-once")) == files(Path(root, "one-by-one"))
+
+
+def test_keys_are_looked_for_in_so_much_text_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+
+    def counted(topics: Sequence[bytes], texts: PropertyTexts) -> tuple[Ints, Ints]:
+        looks.append(int(texts.lengths.sum()))
+        return key_hashes(topics, texts)
+
+    monkeypatch.setattr(key_index, "key_hashes", counted)
+    groups: list[RecordBatch | list[Record]] = [
+        made([f"KEYS\x01a b c d e k{number}" for number in range(600)]),
+        [record(b"single", KEYS=f"s{number} a b c d e f g h") for number in range(40)],
+        made([f"KEYS\x01a b c d e l{number}" for number in range(600)]),
+        made([f"KEYS\x01longer{number}" for number in range(600)]),
+    ]
+    large = small_config(segment_bytes=1 << 20, index_entries=30_000)
+    for name, limits in (("whole", (1 << 20, 0)), ("parts", (1000, 1000))):
+        monkeypatch.setattr(key_index, "_TEXT_BYTES_MAX", limits[0])
+        monkeypatch.setattr(key_index, "_WORDS_MAX", limits[1])
+        looks.clear()
+        with Store.open(tmp_path / name, large, clock=ManualClock()) as store:
+            store.append_all(groups)
+            for key in ("k0", "k599", "s39", "l300", "longer599"):
+                assert len(store.messages_by_key("Topic", key, 10, 0, 1 << 60)) == 1, key
+    *parts, few_words = looks
+    assert max(parts) <= 1000 + 50
+    assert few_words > 5000, "which takes no more memory than the text does"
+    assert files(tmp_path / "whole") == files(tmp_path / "parts")
 
 
 @pytest.mark.parametrize("mode", FlushMode)
