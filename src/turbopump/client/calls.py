@@ -1,4 +1,4 @@
-"""One typed function for each request that clients make.
+"""One typed function for each request that clients make; those for locks are in `lock_calls`.
 
 An answer that means failure is raised as `RemoteError`; everything about connections is raised as
 `NetworkError`. Nothing is tried twice here: who calls knows whether that is wise.
@@ -6,7 +6,7 @@ An answer that means failure is raised as `RemoteError`; everything about connec
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -20,8 +20,6 @@ from turbopump.wire import headers
 from turbopump.wire.bodies import (
     CheckClientConfig,
     ConsumerIds,
-    LockedQueues,
-    LockQueues,
     Subscription,
     TopicRoute,
 )
@@ -420,7 +418,7 @@ def _offset(answer: Command) -> QueueOffset:
     return QueueOffset(found.offset)
 
 
-# --- groups and locks -----------------------------------------------------------------------------
+# --- groups ---------------------------------------------------------------------------------------
 
 
 async def heartbeat(caller: Caller, broker: str, body: bytes, timeout_ms: int) -> None:
@@ -465,42 +463,3 @@ async def check_subscription(
     body = CheckClientConfig(client_id=client_id, group=group, subscription_data=subscription)
     command = request(RequestCode.CHECK_CLIENT_CONFIG, body=body.encode())
     require_success(await caller.request(broker, command, timeout_ms))
-
-
-async def lock_queues(
-    caller: Caller,
-    broker: str,
-    client_id: str,
-    group: str,
-    queues: Iterable[MessageQueue],
-    timeout_ms: int,
-) -> frozenset[MessageQueue]:
-    """Lock queues for a client, all of one broker; return those that it now has (41)."""
-    command = _locking(RequestCode.LOCK_BATCH_MQ, client_id, group, queues)
-    answer = require_success(await caller.request(broker, command, timeout_ms))
-    return frozenset(LockedQueues.decode(whole_body(answer)).queues)
-
-
-async def unlock_queues(
-    caller: Caller,
-    broker: str,
-    client_id: str,
-    group: str,
-    queues: Iterable[MessageQueue],
-    timeout_ms: int,
-    *,
-    is_oneway: bool = True,
-) -> None:
-    """Give locks back (42)."""
-    command = _locking(RequestCode.UNLOCK_BATCH_MQ, client_id, group, queues)
-    if is_oneway:
-        await caller.oneway(broker, command, timeout_ms)
-    else:
-        require_success(await caller.request(broker, command, timeout_ms))
-
-
-def _locking(
-    code: RequestCode, client_id: str, group: str, queues: Iterable[MessageQueue]
-) -> Command:
-    body = LockQueues(client_id=client_id, consumer_group=group, queues=list(queues))
-    return request(code, body=body.encode())

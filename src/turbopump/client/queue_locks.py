@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Iterable
 
-from turbopump.client import calls
+from turbopump.client import lock_calls
 from turbopump.client.owned_queue import OwnedQueue
 from turbopump.client.session import Session
 from turbopump.errors import TurbopumpError
@@ -54,7 +54,7 @@ class QueueLocks:
         """Give locks back; a broker that cannot be told lets them expire."""
         for broker, of_broker in _by_broker(queues).items():
             try:
-                await calls.unlock_queues(
+                await lock_calls.unlock_queues(
                     self._session,
                     self._session.address_to_write(broker),
                     self._session.client_id,
@@ -84,7 +84,7 @@ class QueueLocks:
     ) -> frozenset[MessageQueue] | None:
         """Return the queues that are locked, None when the broker does not say."""
         try:
-            return await calls.lock_queues(
+            return await lock_calls.lock_queues(
                 self._session,
                 self._session.address_to_write(broker),
                 self._session.client_id,

@@ -19,6 +19,7 @@ from turbopump.net.network import address_text
 from turbopump.net.outbox import Outbox
 from turbopump.net.router import Router
 from turbopump.net.serving import Serving
+from turbopump.net.turn import LARGE_CHUNK_BYTES, Turn
 from turbopump.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, Buffer, Command
 from turbopump.wire.framing import FrameDecoder, encode_parts, frame_length, too_long
 
@@ -29,11 +30,6 @@ _CANCEL_GRACE_S = 0.25
 """How long cancelled handlers may take to end once the time of a drain is over."""
 
 _REASON_CHARS_MAX = 200
-
-_LARGE_CHUNK_BYTES = 64 * 1024
-_LARGE_CHUNKS_MAX = 4
-"""In one turn of the loop. While a peer sends faster than it is served, uvloop reads on and on,
-and everybody else waits: other peers, answers to this one, timers."""
 
 OnChange = Callable[["Connection"], None]
 OnServed = Callable[[int], None]
@@ -107,7 +103,7 @@ class Connection(asyncio.Protocol):
         self._draining = False
         self._quiet = asyncio.Event()
         self._chunks_heard = 0
-        self._large_chunks = 0
+        self._turn = Turn(self._adjust_reading)
 
     def __repr__(self) -> str:
         return f"<Connection {self.local_address} to {self.peer_address}>"
@@ -355,8 +351,8 @@ class Connection(asyncio.Protocol):
         else:
             # Reading paused, yet the transport had this in hand already.
             self._chunks.append(data)
-        if len(data) >= _LARGE_CHUNK_BYTES:
-            self._note_large_chunk()
+        if len(data) >= LARGE_CHUNK_BYTES:
+            self._turn.note_large()
 
     def pause_writing(self) -> None:
         self._admission.pause()
@@ -463,22 +459,11 @@ class Connection(asyncio.Protocol):
         if self._draining and self._is_quiet:
             self._quiet.set()
 
-    def _note_large_chunk(self) -> None:
-        if not self._large_chunks:
-            self._loop.call_soon(self._begin_turn)
-        self._large_chunks += 1
-        if self._large_chunks == _LARGE_CHUNKS_MAX:
-            self._adjust_reading()
-
-    def _begin_turn(self) -> None:
-        self._large_chunks = 0
-        self._adjust_reading()
-
     def _should_read(self) -> bool:
         """Not while answers cannot be written, too many handlers run, or it is others' turn."""
         return (
             self._close_reason is None
-            and self._large_chunks < _LARGE_CHUNKS_MAX
+            and not self._turn.is_over
             and self._serving.running < self._limits.handlers_running_max
             and (self._admission.writable or not self._accepted)
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusters import Recorder, cluster
-from turbopump.client import calls
+from turbopump.client import calls, lock_calls
 from turbopump.client.lite_pull_consumer import LitePullConsumer
 from turbopump.client.producer import Producer
 from turbopump.client.pull_consumer import PullConsumer
@@ -65,8 +65,8 @@ async def everything(directory: Path, recorder: Recorder) -> None:
             await lite.poll()
             await asyncio.sleep(1)
             address = session.address_to_write("broker-a")
-            await calls.lock_queues(session, address, "other@client", "cg_free", [QUEUE], 3000)
-            await calls.unlock_queues(
+            await lock_calls.lock_queues(session, address, "other@client", "cg_free", [QUEUE], 3000)
+            await lock_calls.unlock_queues(
                 session, address, "other@client", "cg_free", [QUEUE], 3000, is_oneway=False
             )
 

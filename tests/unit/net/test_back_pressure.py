@@ -12,7 +12,7 @@ from turbopump.net.connection import Connection
 from turbopump.net.router import Router
 from turbopump.testing import virtual_loop, virtual_time, wait_until
 from turbopump.testing.memory_transport import WINDOW_BYTES
-from turbopump.wire.command import Command
+from turbopump.wire.command import FLAG_ONEWAY, Command
 from turbopump.wire.framing import encode
 
 ANSWER_BYTES = 32 * 1024
@@ -174,3 +174,26 @@ async def test_frames_of_one_turn_go_out_in_few_writes() -> None:
         here.network.trace = []
         await asyncio.gather(*(connection.request(Command(ECHO), 1000) for _ in range(200)))
         assert len(here.network.trace) < 40
+
+
+@virtual_time()
+async def test_who_sends_much_gives_others_a_turn() -> None:
+    served: list[int] = []
+
+    def serve(request: Command, _: Connection) -> None:
+        served.append(request.opaque)
+
+    async with world(Router({1: serve, ECHO: echo})) as here:
+        await (await here.connect()).request(Command(ECHO), 1000)
+        peer = here.accepted
+        for number in range(6):
+            # As a transport does that has more in hand than it was asked for.
+            peer.data_received(
+                encode(Command(1, opaque=number, flag=FLAG_ONEWAY, body=bytes(70_000)))
+            )
+        assert served == [0, 1, 2, 3]
+        await wait_until(lambda: len(served) == 6)
+        assert served == list(range(6))
+        for number in range(6, 16):
+            peer.data_received(encode(Command(1, opaque=number, flag=FLAG_ONEWAY)))
+        assert served == list(range(16)), "small ones are no trouble"
