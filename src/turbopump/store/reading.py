@@ -6,7 +6,7 @@ import struct
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import accumulate, pairwise
+from itertools import accumulate, compress
 from operator import add, ne
 from typing import cast
 
@@ -122,12 +122,20 @@ def _pieces(
 
     None if one of them cannot be had.
     """
-    is_apart = map(ne, positions[1:], map(add, positions, sizes))
-    firsts = [0, *(number for number, apart in enumerate(is_apart, 1) if apart)]
+    ends = list(map(add, positions, sizes))
+    behind = list(compress(range(1, len(ends)), map(ne, ends, positions[1:])))
+    begins = [positions[number] for number in (0, *behind)]
+    stops = [*(ends[number - 1] for number in behind), ends[-1]]
+    window = log.window(begins[0])
+    if window is not None and stops[-1] <= window[1]:
+        # All in one file, as nearly always: finding it costs more than cutting a message out of it.
+        start, _, data = window
+        return [
+            data[begin - start : stop - start] for begin, stop in zip(begins, stops, strict=True)
+        ]
     pieces: list[memoryview] = []
-    for first, behind in pairwise((*firsts, len(positions))):
-        start, last = positions[first], behind - 1
-        piece = log.view(start, positions[last] + sizes[last] - start)
+    for begin, stop in zip(begins, stops, strict=True):
+        piece = log.view(begin, stop - begin)
         if piece is None:
             return None
         pieces.append(piece)
