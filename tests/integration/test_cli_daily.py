@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,18 +18,6 @@ from shells import GUIDE, Shell, masked, wait_for
 from turbopump import ClientConfig, ConsumeResult, PushConsumer, Retries
 from turbopump.admin.blocking import Admin
 from turbopump.testing import running_server
-
-
-@pytest.fixture(scope="module")
-def nameserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with running_server(tmp_path_factory.mktemp("daily"), brokers=("a", "b")) as server:
-        address = server.nameserver
-        yield address
-
-
-@pytest.fixture
-def shell(nameserver: str) -> Shell:
-    return Shell(nameserver)
 
 
 def give_up(nameserver: str, group: str, topic: str, count: int) -> None:

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,19 +15,6 @@ from typer.testing import CliRunner
 from shells import Shell
 from turbopump.cli import administration, output
 from turbopump.cli.app import app
-from turbopump.testing import running_server
-
-
-@pytest.fixture(scope="module")
-def nameserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with running_server(tmp_path_factory.mktemp("daily"), brokers=("a", "b")) as server:
-        address = server.nameserver
-        yield address
-
-
-@pytest.fixture
-def shell(nameserver: str) -> Shell:
-    return Shell(nameserver)
 
 
 def process(
