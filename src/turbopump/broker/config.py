@@ -26,6 +26,8 @@ POLL_US_MAX = 1000
 """A request that takes longer to come does not notice that somebody has to be woken for it."""
 
 _PORT_MAX = 0xFFFF
+_ANSWER_BYTES_MAX = 15 * 1024 * 1024
+"""Clients take frames of 16 MiB, of which some is needed for the rest."""
 _NAME = re.compile(r"[%|a-zA-Z0-9_.-]{1,127}")
 _NAME_ALLOWED = "1 to 127 of the characters % | a-z A-Z 0-9 _ . -, not only dots,"
 
@@ -288,10 +290,16 @@ class LimitsConfig:
     query_count_max: int = 32
     """Most messages that a query by unique key returns; a query by another key says itself how
     many it wants [defaultQueryMaxNum]."""
+    bulk_count_max: int = 1024
+    """Most messages that a pull returns which wants large answers [maxTransferCountOnBulkPull]."""
+    bulk_bytes_max: int = 1024 * 1024
+    """Most bytes that it returns [maxTransferBytesOnBulkPull]."""
 
     def __post_init__(self) -> None:
-        require_int("maxMessageSize", self.message_bytes_max, 1, 15 * 1024 * 1024)
+        require_int("maxMessageSize", self.message_bytes_max, 1, _ANSWER_BYTES_MAX)
         require_int("defaultQueryMaxNum", self.query_count_max, 1)
+        require_int("maxTransferCountOnBulkPull", self.bulk_count_max, 1)
+        require_int("maxTransferBytesOnBulkPull", self.bulk_bytes_max, 1, _ANSWER_BYTES_MAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -183,6 +183,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("busyPollMicros", "network.poll_us", _INT),
     Setting("maxMessageSize", "limits.message_bytes_max", _INT),
     Setting("defaultQueryMaxNum", "limits.query_count_max", _INT, live=True),
+    Setting("maxTransferCountOnBulkPull", "limits.bulk_count_max", _INT, live=True),
+    Setting("maxTransferBytesOnBulkPull", "limits.bulk_bytes_max", _INT, live=True),
     Setting("flushConsumerOffsetInterval", "intervals.offsets_ms", _INT, live=True),
     Setting("flushDelayOffsetInterval", "intervals.delays_ms", _INT, live=True),
     Setting("storePathRootDir", "directory", _PATH),

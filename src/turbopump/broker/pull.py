@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from turbopump.broker.arrivals import Arrivals, HeldPull
 from turbopump.broker.clients import Consumers
+from turbopump.broker.config import BrokerConfig
 from turbopump.broker.groups import Groups
 from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.offsets import Offsets
@@ -75,6 +78,19 @@ class Pulls:
         self._offsets = offsets
         self._stats = stats
         self._clock = clock
+        self._take_over(config.current)
+        config.listen(lambda _, changed: self._take_over(changed))
+
+    def _take_over(self, config: BrokerConfig) -> None:
+        """Prepare the limits of pulls that want large answers; no others are stricter."""
+        usual, most = config.store.limits, config.limits
+        self._bulk = dataclasses.replace(
+            usual,
+            memory_count_max=max(usual.memory_count_max, most.bulk_count_max),
+            memory_bytes_max=max(usual.memory_bytes_max, most.bulk_bytes_max),
+            disk_count_max=max(usual.disk_count_max, most.bulk_count_max),
+            disk_bytes_max=max(usual.disk_bytes_max, most.bulk_bytes_max),
+        )
 
     def handlers(self) -> dict[int, Handler]:
         return {RequestCode.PULL_MESSAGE: self.pull}
@@ -177,6 +193,7 @@ class Pulls:
             QueueOffset(header.queue_offset),
             header.max_msg_nums,
             pull.wanted,
+            self._bulk if header.bulk_pull else None,
         )
 
     def _hold(self, pull: Pull, outcome: ReadOutcome) -> None:

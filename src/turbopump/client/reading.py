@@ -24,12 +24,18 @@ from turbopump.wire.sysflag import PULL_LITE, PULL_SUBSCRIPTION, PULL_SUSPEND
 
 
 class QueueReader:
-    """Reads queues for a group; outside of it, names are the application's."""
+    """Reads queues for a group; outside of it, names are the application's.
 
-    def __init__(self, session: Session, group: str, times: PullTimes) -> None:
+    ``in_bulk`` lets a broker that knows how give larger answers than it gives to others.
+    """
+
+    def __init__(
+        self, session: Session, group: str, times: PullTimes, *, in_bulk: bool = False
+    ) -> None:
         self._session = session
         self._group = group
         self._times = times
+        self._in_bulk = in_bulk
         self._broker_ids: dict[MessageQueue, int] = {}
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
@@ -125,6 +131,7 @@ class QueueReader:
             subscription=wanted.sub_string,
             sub_version=0 if wanted.expression_type == TAG else wanted.sub_version,
             expression_type=wanted.expression_type,
+            bulk_pull=True if self._in_bulk else None,
         )
 
     def _wanted(self, found: Found, wanted: Subscription) -> Found | NothingMatched:

@@ -157,6 +157,8 @@ class PullMessage(Routed, frozen=True, kw_only=True):
     subscription: str | None = None
     sub_version: I64
     expression_type: str | None = None
+    bulk_pull: bool | None = None
+    """Whether large answers are welcome; ours, other brokers pass over it."""
 
 
 class PullMessageAnswer(Header, frozen=True, kw_only=True):

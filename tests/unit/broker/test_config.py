@@ -77,6 +77,8 @@ OTHER_VALUES = {
     "busyPollMicros": "75",
     "maxMessageSize": "1000",
     "defaultQueryMaxNum": "64",
+    "maxTransferCountOnBulkPull": "500",
+    "maxTransferBytesOnBulkPull": "600000",
     "flushConsumerOffsetInterval": "80",
     "flushDelayOffsetInterval": "9000",
     "storePathRootDir": "elsewhere/store",

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from brokers import SMALL_STORE, client_of, pulled, running_broker, views
-from turbopump.broker.config import AccessConfig, LongPollingConfig
+from turbopump.broker.config import AccessConfig, LimitsConfig, LongPollingConfig
 from turbopump.store.consume_queue import ConsumeQueue
 from turbopump.store.outcomes import ReadOutcome
 from turbopump.testing import MemoryNetwork, virtual_loop, virtual_time
@@ -52,6 +52,48 @@ async def test_at_most_32_messages(tmp_path: Path) -> None:
             await client.send()
         assert len(views(await client.pull(0, max_msg_nums=1000))) == 32
         assert len(views(await client.pull(0, max_msg_nums=5))) == 5
+
+
+@pytest.mark.parametrize("recent_bytes", [1, 1 << 30])
+@pytest.mark.parametrize(
+    ("most", "usual", "count"),
+    [
+        (LimitsConfig(), {}, 40),
+        (LimitsConfig(bulk_count_max=35), {}, 35),
+        # Of a hundred and some bytes each.
+        (LimitsConfig(bulk_bytes_max=500), {"memory_bytes_max": 1, "disk_bytes_max": 1}, 4),
+        (LimitsConfig(bulk_count_max=5), {"memory_count_max": 20, "disk_count_max": 20}, 20),
+    ],
+)
+def test_who_wants_large_answers_gets_more(
+    tmp_path: Path, most: LimitsConfig, usual: dict[str, int], count: int, recent_bytes: int
+) -> None:
+    reading = dataclasses.replace(SMALL_STORE.limits, recent_bytes=recent_bytes, **usual)
+    store = dataclasses.replace(SMALL_STORE, limits=reading)
+
+    @virtual_time()
+    async def run() -> None:
+        async with running_broker(tmp_path, store=store, limits=most) as (_, client):
+            for _ in range(40):
+                await client.send()
+            found = views(await client.pull(0, max_msg_nums=1000, bulk_pull=True))
+            assert [view.queue_offset for view in found] == list(range(count))
+            assert len(views(await client.pull(0, max_msg_nums=1, bulk_pull=True))) == 1
+            for plainly in (None, False):
+                others = views(await client.pull(0, max_msg_nums=1000, bulk_pull=plainly))
+                assert len(others) < 40
+
+    run()
+
+
+@virtual_time()
+async def test_limits_of_large_answers_change_while_the_broker_runs(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (_, client):
+        for _ in range(60):
+            await client.send()
+        assert len(views(await client.pull(0, max_msg_nums=1000, bulk_pull=True))) == 60
+        await client.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"maxTransferCountOnBulkPull=50")
+        assert len(views(await client.pull(0, max_msg_nums=1000, bulk_pull=True))) == 50
 
 
 @pytest.mark.parametrize(

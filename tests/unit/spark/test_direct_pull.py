@@ -455,6 +455,23 @@ def test_a_task_reads_directly_and_goes_on_when_the_connection_is_cut(
 
 
 @pytest.mark.slow
+def test_large_answers_are_wanted(
+    turbopump_server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    ask = DirectPull._ask
+
+    def noted(self: DirectPull, offset: int, count: int) -> int:
+        asked.append(offset)
+        return ask(self, offset, count)
+
+    monkeypatch.setattr(DirectPull, "_ask", noted)
+    assert len(bodies(filled(turbopump_server), WHOLE)) == 400
+    direct_connection.connections.close()
+    assert asked == [0], "and not one request for each 32"
+
+
+@pytest.mark.slow
 def test_damaged_and_missing_messages_are_left_to_the_other_way(
     turbopump_server: RunningServer,
     direct_chunks: list[tuple[int, int]],

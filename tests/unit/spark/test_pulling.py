@@ -15,6 +15,7 @@ import pytest
 from brokers import SMALL_STORE
 from clusters import Cluster, Recorder, cluster
 from turbopump.admin.administration import Admin
+from turbopump.broker.config import LimitsConfig
 from turbopump.client.calls import FoundRecords, NothingMatched, OffsetIllegal
 from turbopump.client.producer import Producer
 from turbopump.client.session import Session
@@ -38,10 +39,14 @@ COUNT = 300
 async def world_with_messages(
     directory: Path, count: int = COUNT, **limits: int
 ) -> AsyncIterator[tuple[Cluster, Session, Recorder]]:
-    """Run a cluster with messages of different sizes in one queue, every tenth of tag x."""
+    """Run a cluster with messages of different sizes in one queue, every tenth of tag x.
+
+    With limits, the broker does not make an exception of them for who wants large answers.
+    """
     store = replace(SMALL_STORE, limits=replace(ReadLimits(), **limits))
+    most = LimitsConfig(bulk_count_max=1, bulk_bytes_max=1) if limits else LimitsConfig()
     asked = Recorder()
-    async with cluster(directory, store=store) as world:
+    async with cluster(directory, store=store, limits=most) as world:
         async with Producer("pg", session=world.session()) as producer:
             for start in range(0, count, 50):
                 messages = [
@@ -78,6 +83,7 @@ async def offsets_of(pull: RangePull, tags: frozenset[str] | None = None) -> lis
     [
         ({}, {}),
         ({}, {"in_flight_max": 1}),
+        ({"memory_count_max": 32}, {}),
         ({}, {"count_max": 1, "in_flight_max": 50}),
         ({"memory_count_max": 5}, {}),
         ({"memory_count_max": 100}, {"count_max": 1000}),
@@ -117,6 +123,13 @@ async def test_an_empty_range_asks_for_nothing(tmp_path: Path) -> None:
     async with world_with_messages(tmp_path, 50) as (_, session, asked):
         assert await offsets_of(pull_of(session, 5, 5)) == []
         assert asked.of(RequestCode.PULL_MESSAGE) == []
+
+
+@virtual_time()
+async def test_large_answers_are_wanted(tmp_path: Path) -> None:
+    async with world_with_messages(tmp_path) as (_, session, asked):
+        assert len(await offsets_of(pull_of(session, 0, COUNT))) == COUNT
+        assert len(asked.of(RequestCode.PULL_MESSAGE)) == 1
 
 
 @virtual_time()

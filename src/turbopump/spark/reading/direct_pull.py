@@ -234,6 +234,7 @@ async def _master(session: Session, of: QueueRange) -> str | None:
 
 def _header(session: Session, of: QueueRange, group: str, pulling: Pulling) -> PullMessage:
     times = PullTimes(timeout_ms=pulling.timeout_ms)
-    reader = QueueReader(session, with_namespace(session.config.namespace, group), times)
+    name = with_namespace(session.config.namespace, group)
+    reader = QueueReader(session, name, times, in_bulk=True)
     wanted = subscription(reader.known_as(of.topic), pulling.expression, 0, pulling.expression_type)
     return reader.header_to_pull(of.queue, QueueOffset(of.start), wanted, pulling.count_max)

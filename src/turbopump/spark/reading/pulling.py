@@ -69,7 +69,7 @@ class RangePull:
         self._fail_on_data_loss = fail_on_data_loss
         times = PullTimes(timeout_ms=pulling.timeout_ms)
         name = with_namespace(session.config.namespace, group)
-        self._reader = QueueReader(session, name, times)
+        self._reader = QueueReader(session, name, times, in_bulk=True)
         self._queue = of.queue
         self._wanted = subscription(
             self._reader.known_as(of.topic), pulling.expression, 0, pulling.expression_type
