@@ -284,8 +284,10 @@ class Delays:
                 level.safe_offset = max(level.safe_offset, behind)
                 self.changes += 1
             elif level.offset >= behind:
-                # Not stored after all: the same messages again.
+                # Not stored after all: the same messages again, though the level may be at its end.
                 level.offset = level.safe_offset
+                if level.timer is None and self._running:
+                    self._look_in(level, RETRY_MS)
 
         appended = self._stored(groups)
         level.offset = behind

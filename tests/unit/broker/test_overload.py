@@ -77,6 +77,25 @@ def test_a_slow_and_a_failed_flush_are_told_apart(tmp_path: Path, disk: StuckDis
     run()
 
 
+def test_a_delivery_whose_flush_failed_waits_for_nobody(tmp_path: Path, disk: StuckDisk) -> None:
+    @virtual_time()
+    async def run() -> None:
+        async with running_broker(tmp_path, store=SYNC_STORE) as (broker, client):
+            sending = asyncio.create_task(client.send(named={"DELAY": "1"}))
+            await wait_until(lambda: disk.flushes)
+            broker.store._log.sync()
+            disk.flushes[-1].set_result(None)
+            assert (await sending).code == ResponseCode.SUCCESS
+            await wait_until(lambda: len(disk.flushes) == 2)
+            # Long enough for the level to find that nothing else is to be delivered.
+            await asyncio.sleep(10)
+            written = broker.store.written_end
+            disk.flushes[-1].set_exception(WriteFailed("the disk said no"))
+            await wait_until(lambda: broker.store.written_end > written)
+
+    run()
+
+
 def test_a_closing_broker_answers_what_it_has_stored(tmp_path: Path, disk: StuckDisk) -> None:
     @virtual_time()
     async def run() -> None:
