@@ -31,11 +31,12 @@ if TYPE_CHECKING:
     from turbopump.client.config import ClientConfig
     from turbopump.client.delivery.results import ConsumeContext, ConsumeResult
     from turbopump.client.outgoing import MessageRules, split_batch
-    from turbopump.client.producer import ProducerConfig, SendReceipt
+    from turbopump.client.producer_config import ProducerConfig
     from turbopump.client.pull_config import FetchLimits, LitePullConfig, PullConfig, PullTimes
     from turbopump.client.push_config import FlowLimits, Listening, Pulling, Retries
     from turbopump.client.replies import Reply
     from turbopump.client.selectors import by_chance, by_hash
+    from turbopump.client.send_hooks import SendReceipt
     from turbopump.wire.record import MessageView
 else:
     # Not before it is used: servers and tools start faster without the clients.
@@ -59,7 +60,7 @@ else:
         "NothingNew": "turbopump.client.calls",
         "OffsetIllegal": "turbopump.client.calls",
         "Producer": "turbopump.client.blocking",
-        "ProducerConfig": "turbopump.client.producer",
+        "ProducerConfig": "turbopump.client.producer_config",
         "PullConfig": "turbopump.client.pull_config",
         "PullConsumer": "turbopump.client.blocking",
         "PullTimes": "turbopump.client.pull_config",
@@ -67,7 +68,7 @@ else:
         "Pulling": "turbopump.client.push_config",
         "PushConsumer": "turbopump.client.blocking",
         "Retries": "turbopump.client.push_config",
-        "SendReceipt": "turbopump.client.producer",
+        "SendReceipt": "turbopump.client.send_hooks",
         "SendStatus": "turbopump.client.calls",
         "average": "turbopump.client.allocation",
         "average_by_circle": "turbopump.client.allocation",

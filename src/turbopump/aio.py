@@ -27,13 +27,15 @@ from turbopump.client.config import ClientConfig
 from turbopump.client.delivery.results import ConsumeContext, ConsumeResult
 from turbopump.client.lite_pull_consumer import LitePullConsumer
 from turbopump.client.outgoing import MessageRules, split_batch
-from turbopump.client.producer import Producer, ProducerConfig, SendReceipt
+from turbopump.client.producer import Producer
+from turbopump.client.producer_config import ProducerConfig
 from turbopump.client.pull_config import FetchLimits, LitePullConfig, PullConfig, PullTimes
 from turbopump.client.pull_consumer import PullConsumer
 from turbopump.client.push_config import FlowLimits, Listening, Pulling, Retries
 from turbopump.client.push_consumer import PushConsumer
 from turbopump.client.replies import Reply
 from turbopump.client.selectors import by_chance, by_hash
+from turbopump.client.send_hooks import SendReceipt
 from turbopump.client.session import Session
 from turbopump.errors import TurbopumpError
 from turbopump.message import Message, MessageQueue

@@ -17,8 +17,9 @@ from turbopump.admin.reach import ANSWER_MS, BrokerNode, Reach, gathered
 from turbopump.admin.reading import Reading, Stretch, merged
 from turbopump.admin.topics import QueueLimits, Topics
 from turbopump.client import calls
-from turbopump.client.producer import Producer, SendReceipt, To
+from turbopump.client.producer import Producer, To
 from turbopump.client.selectors import by_hash
+from turbopump.client.send_hooks import SendReceipt
 from turbopump.client.subscriptions import EVERYTHING
 from turbopump.errors import InvalidArgument, NotThere, RemoteError
 from turbopump.message import Message, MessageQueue, QueueOffset

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
-from typing import Protocol, Self, runtime_checkable
-
-from msgspec import Struct
+from typing import Self
 
 from turbopump.client import calls
 from turbopump.client.calls import SendStatus, Stored
 from turbopump.client.config import ClientConfig, own_address
 from turbopump.client.members import ProducerMember
 from turbopump.client.names import check_group, with_namespace, without_namespace
-from turbopump.client.outgoing import MessageRules, Outgoing, outgoing, outgoing_batch
+from turbopump.client.outgoing import Outgoing, outgoing, outgoing_batch
+from turbopump.client.producer_config import ProducerConfig
 from turbopump.client.queue_choice import FAILURE_LATENCY_MS, BrokerFaults, QueueChoice
 from turbopump.client.replies import Reply, reply_properties, reply_topic, request_properties
 from turbopump.client.selectors import Selector
+from turbopump.client.send_hooks import OnSent, SendHook, SendReceipt, SendScope
 from turbopump.client.session import Session
 from turbopump.client.sharing import client_config, shared_session
 from turbopump.client.tasks import Tasks
@@ -32,8 +31,7 @@ from turbopump.errors import (
     RequestTimeout,
     TurbopumpError,
 )
-from turbopump.message import Message, MessageQueue, QueueOffset
-from turbopump.net.limits import require_at_least
+from turbopump.message import Message, MessageQueue
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.headers import SendMessage
 from turbopump.wire.hosts import host
@@ -56,106 +54,6 @@ RETRIED_CODES = frozenset(
     }
 )
 """Answers after which another broker may take the message."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProducerConfig:
-    """How a producer sends.
-
-    ::
-
-        ProducerConfig(send_timeout_ms=1000, retries_max=0)
-    """
-
-    send_timeout_ms: int = 3000
-    """For one send with all its tries."""
-
-    retries_max: int = 2
-    """Further tries, each with another broker if there is one."""
-
-    retry_unless_ok: bool = False
-    """Whether to try again too when a message was stored, but not flushed or copied in time."""
-
-    avoid_slow_brokers: bool = False
-    """Whether brokers that answered slowly or not at all are left alone for a while."""
-
-    in_flight_max: int = 1000
-    """Messages that `Producer.submit` has taken and that have no answer yet; more wait."""
-
-    messages: MessageRules = field(default_factory=MessageRules)
-
-    def __post_init__(self) -> None:
-        require_at_least("send_timeout_ms", self.send_timeout_ms, 1)
-        require_at_least("retries_max", self.retries_max, 0)
-        require_at_least("in_flight_max", self.in_flight_max, 1)
-
-
-class SendReceipt(Struct, frozen=True):
-    """Where a message was stored.
-
-    ::
-
-        receipt = producer.send(Message("orders", b"hello"))
-        print(receipt.message_id, receipt.queue, receipt.queue_offset)
-    """
-
-    message_id: str
-    """The id that consumers see; those of a batch joined by ","."""
-
-    offset_id: str
-    """The id that says where the message lies; those of a batch joined by ","."""
-
-    queue: MessageQueue
-    queue_offset: QueueOffset
-    status: SendStatus = SendStatus.OK
-    region: str | None = None
-
-
-OnSent = Callable[[SendReceipt | None, Exception | None], None]
-"""Hears of a receipt, or of the error that took its place."""
-
-
-class SendHook(Protocol):
-    """Sees every message on its way out; what it raises is what the sender gets.
-
-    ::
-
-        class Count:
-            def before_send(self, group, sent, queue): ...
-            def after_send(self, group, sent, queue, outcome): ...
-    """
-
-    def before_send(self, group: str, sent: Outgoing, queue: MessageQueue) -> None:
-        """See a message before each try."""
-        ...
-
-    def after_send(
-        self, group: str, sent: Outgoing, queue: MessageQueue, outcome: SendReceipt | Exception
-    ) -> None:
-        """See what became of a try; one-way messages have no outcome and are not shown."""
-        ...
-
-
-@runtime_checkable
-class SendScope(SendHook, Protocol):
-    """A hook that also stands around each send with all its tries, and may change what is sent.
-
-    ::
-
-        class Mark:
-            @contextmanager
-            def sending(self, group, messages):
-                yield [msgspec.structs.replace(one, tags="marked") for one in messages]
-
-            def before_send(self, group, sent, queue): ...
-            def after_send(self, group, sent, queue, outcome): ...
-    """
-
-    def sending(
-        self, group: str, messages: Sequence[Message]
-    ) -> AbstractContextManager[Sequence[Message]]:
-        """Give the messages to send instead: one, or those of a batch."""
-        ...
 
 
 class Producer(ProducerMember):

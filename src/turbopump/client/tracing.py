@@ -20,7 +20,7 @@ import msgspec
 
 from turbopump.client.delivery.results import ConsumeContext, ConsumeResult
 from turbopump.client.outgoing import Outgoing
-from turbopump.client.producer import SendReceipt
+from turbopump.client.send_hooks import SendReceipt
 from turbopump.errors import MissingPackage
 from turbopump.message import Message, MessageQueue
 from turbopump.version import __version__

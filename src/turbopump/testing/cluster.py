@@ -16,7 +16,8 @@ from turbopump.broker.config import BrokerConfig
 from turbopump.broker.config_keys import parse
 from turbopump.client.calls import require_success
 from turbopump.client.config import ClientConfig
-from turbopump.client.producer import Producer, SendReceipt
+from turbopump.client.producer import Producer
+from turbopump.client.send_hooks import SendReceipt
 from turbopump.client.session import Session
 from turbopump.errors import InvalidArgument, NotRunning
 from turbopump.message import Message

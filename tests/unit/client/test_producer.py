@@ -13,8 +13,10 @@ import pytest
 from clusters import BROKERS, Cluster, Recorder, cluster
 from turbopump.client.calls import SendStatus
 from turbopump.client.outgoing import MessageRules, Outgoing
-from turbopump.client.producer import Producer, ProducerConfig, SendReceipt
+from turbopump.client.producer import Producer
+from turbopump.client.producer_config import ProducerConfig
 from turbopump.client.selectors import by_chance, by_hash
+from turbopump.client.send_hooks import SendReceipt
 from turbopump.client.session import Session
 from turbopump.errors import (
     ConnectFailed,

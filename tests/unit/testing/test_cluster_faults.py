@@ -18,7 +18,7 @@ from turbopump.aio import (
     PushConsumer,
     SendStatus,
 )
-from turbopump.client.producer import ProducerConfig
+from turbopump.client.producer_config import ProducerConfig
 from turbopump.errors import ConnectFailed, InvalidArgument, NotRunning, RemoteError, TurbopumpError
 from turbopump.testing import Cluster, running_cluster
 

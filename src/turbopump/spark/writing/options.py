@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from turbopump.client.config import NAMESERVER_VARIABLE, ClientConfig
 from turbopump.client.names import check_group, check_topic_for_sending, with_namespace
 from turbopump.client.outgoing import MessageRules
-from turbopump.client.producer import ProducerConfig
+from turbopump.client.producer_config import ProducerConfig
 from turbopump.errors import InvalidArgument
 from turbopump.net.limits import require_at_least
 from turbopump.settings import configured, keys_of

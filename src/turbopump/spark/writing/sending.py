@@ -15,8 +15,9 @@ from turbopump.client.outgoing import (
     encoded_batch,
     properties_text,
 )
-from turbopump.client.producer import RETRIED_CODES, Producer, SendReceipt
+from turbopump.client.producer import RETRIED_CODES, Producer
 from turbopump.client.queue_choice import QueueChoice
+from turbopump.client.send_hooks import SendReceipt
 from turbopump.client.session import Session
 from turbopump.errors import (
     InvalidArgument,
