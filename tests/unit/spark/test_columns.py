@@ -3,8 +3,6 @@ from __future__ import annotations
 import pickle
 import struct
 import tarfile
-from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,97 +10,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stored_rows import entries, expected, names, numbered, plain, row, rows_of, stored
 from turbopump.errors import InvalidArgument, RecordError
-from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.spark.records import arrays, property_columns, record_run
 from turbopump.spark.records import columns as record_columns
 from turbopump.spark.records.columns import RecordColumns
-from turbopump.spark.records.schema import COLUMNS, arrow_schema
-from turbopump.wire import framing, properties
+from turbopump.spark.records.schema import COLUMNS
+from turbopump.wire import framing
 from turbopump.wire.compression import deflate
 from turbopump.wire.hosts import Host, host
 from turbopump.wire.record import (
     MAGIC_V2,
-    MessageView,
     Record,
     decode_record,
-    decode_records,
     encode_blank,
 )
 from turbopump.wire.sysflag import COMPRESSED, Compression, with_compression
 from vectors import frame, load
-
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-def moment(time_ms: int) -> datetime | None:
-    try:
-        return EPOCH + timedelta(milliseconds=time_ms)
-    except OverflowError:
-        return None
-
-
-def row(view: MessageView, broker: str) -> dict[str, Any]:
-    return {
-        "topic": view.topic,
-        "broker": broker,
-        "queueId": view.queue_id,
-        "queueOffset": view.queue_offset,
-        "msgId": view.message_id,
-        "offsetMsgId": view.offset_id,
-        "tags": view.tags,
-        "keys": view.properties.get(properties.KEYS),
-        "properties": view.properties,
-        "body": view.body,
-        "bornTimestamp": moment(view.born_timestamp_ms),
-        "storeTimestamp": moment(view.store_timestamp_ms),
-        "bornHost": str(view.born_host),
-        "storeHost": str(view.store_host),
-        "reconsumeTimes": view.reconsume_times,
-        "sysFlag": view.sys_flag,
-        "size": view.size,
-    }
-
-
-def rows_of(data: bytes, columns: Sequence[str] = COLUMNS, **options: Any) -> list[dict[str, Any]]:
-    batch = RecordColumns(columns, **options).batch(data, broker="broker-a")
-    batch.validate(full=True)
-    assert batch.schema.equals(arrow_schema(columns))
-    rows = batch.to_pylist()
-    for one in rows:
-        if "properties" in one:
-            pairs = one["properties"]
-            one["properties"] = dict(pairs)
-            assert len(one["properties"]) == len(pairs)
-    return rows
-
-
-def expected(data: bytes) -> list[dict[str, Any]]:
-    return [row(view, "broker-a") for view in decode_records(data)]
-
-
-def stored(record: Record, offset: int = 0, physical: int = 0, stored_ms: int = 2) -> bytes:
-    return record.encode(QueueOffset(offset), PhysicalOffset(physical), stored_ms)
-
-
-def plain(
-    body: bytes = b"hello", text: bytes = b"", *, sys_flag: int = 0, topic: bytes = b"T"
-) -> Record:
-    return Record(
-        topic=topic,
-        queue_id=3,
-        body=body,
-        properties=text,
-        sys_flag=sys_flag,
-        born_timestamp_ms=1,
-        born_host=host("127.0.0.1", 1),
-        store_host=host("192.168.1.2", 10911),
-    )
-
-
-def numbered(texts: Iterable[bytes]) -> bytes:
-    return b"".join(stored(plain(text=text), number) for number, text in enumerate(texts))
-
 
 hosts = st.sampled_from(
     [host("127.0.0.1", 1), host("255.0.0.1", 65535), host("::1", 10911), Host(b"\xff" * 16, -1)]
@@ -112,8 +36,6 @@ i64 = st.integers(-(2**63), 2**63 - 1)
 times_ms = i64 | st.integers(0, 2**41) | st.sampled_from(
     [-62_135_596_800_000, -62_135_596_800_001, 253_402_300_799_999, 253_402_300_800_000]
 )  # fmt: skip
-names = st.sampled_from(["TAGS", "KEYS", "UNIQ_KEY", "ä", ""]) | st.text("ab\x01", max_size=2)
-entries = st.tuples(names, st.text("xyß\x01", max_size=3)).map("\x01".join)
 property_texts = (
     st.lists(entries | st.text("a\x01\x02", max_size=4), max_size=6)
     .map("\x02".join)
@@ -230,12 +152,14 @@ def test_many_messages_in_stretches_of_a_buffer(parts: list[bytes], data: st.Dat
 def test_columns_that_are_too_large_to_be_shared_are_made_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    data = numbered(f"a\x01{n}\x02b\x01{n}\x02a\x01x{n}".encode() for n in range(20))
-    shared = RecordColumns(COLUMNS).batch(data, broker="b")
+    digits = numbered(f"a\x01{n}\x02b\x01{n}\x02a\x01x{n}".encode() for n in range(20))
+    filled = numbered(f"a\x01{n:02}\x02b\x01{n:02}".encode() for n in range(20))
+    shared = [RecordColumns(COLUMNS).batch(data, broker="b") for data in (digits, filled)]
     for module in (arrays, property_columns):
         monkeypatch.setattr(module, "SHARED_MAX", 3)
-    assert RecordColumns(COLUMNS).batch(data, broker="b") == shared
-    assert rows_of(data) == expected(data)
+    assert [RecordColumns(COLUMNS).batch(data, broker="b") for data in (digits, filled)] == shared
+    assert rows_of(digits) == expected(digits)
+    assert rows_of(filled) == expected(filled)
 
 
 def test_damage_in_a_stretch_is_found_where_it_lies() -> None:

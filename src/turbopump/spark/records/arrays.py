@@ -50,14 +50,38 @@ def contents(column: Column) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint
 
 def same_width(values: npt.NDArray[Any]) -> Column:
     """Return elements of so many bytes each as binaries; nothing is copied."""
-    width = values.dtype.itemsize
-    offsets = np.arange(len(values) + 1, dtype=np.int64) * width
-    buffers = [
-        None,
-        pa.py_buffer(offsets.astype(np.int32).data),
-        pa.py_buffer(values.view(np.uint8).data),
-    ]
-    return pa.Array.from_buffers(pa.binary(), len(values), buffers)
+    return _laid_out(pa.binary(), (values.dtype.itemsize,), values)
+
+
+def same_width_texts(widths: tuple[int, ...], values: npt.NDArray[Any]) -> Column:
+    """Return elements that are strings of these widths; they must be UTF-8, nothing is copied."""
+    return _laid_out(pa.string(), widths, values)
+
+
+def _laid_out(kind: pa.DataType, widths: tuple[int, ...], values: npt.NDArray[Any]) -> Column:
+    count = len(values)
+    buffers = [None, offsets_of(widths, count), pa.py_buffer(values.view(np.uint8).data)]
+    return pa.Array.from_buffers(kind, count * len(widths), buffers)
+
+
+def offsets_of(widths: tuple[int, ...], times: int) -> pa.Buffer:
+    """Return where stretches of these widths begin that follow each other again and again.
+
+    There may be more than asked for: what was made last time is used again.
+    """
+    if times * len(widths) > SHARED_MAX:
+        return _made_offsets(widths, times)
+    return _shared_offsets(widths, power_of_two(times))
+
+
+def _made_offsets(widths: tuple[int, ...], times: int) -> pa.Buffer:
+    found = np.zeros(times * len(widths) + 1, np.int64)
+    np.cumsum(np.tile(np.array(widths), times), out=found[1:])
+    # What is more than asked for may be more than such numbers can say.
+    return pa.py_buffer(found.astype(np.int32).data)
+
+
+_shared_offsets = lru_cache(maxsize=32)(_made_offsets)
 
 
 def slices(buffer: pa.Buffer, start: Numbers, end: Numbers) -> Column:
@@ -108,13 +132,12 @@ def _made(texts: tuple[str, ...], times: int) -> Column:
 _shared = lru_cache(maxsize=32)(_made)
 
 
-def maps(firsts: npt.NDArray[np.int32], names: Column, values: Column) -> Column:
+def maps(count: int, firsts: pa.Buffer, names: Column, values: Column) -> Column:
     """Return maps of strings; ``firsts`` tells where each one's entries begin, and the end."""
     entry = [pa.field("key", pa.string(), nullable=False), pa.field("value", pa.string())]
     entries: Column = pa.StructArray.from_arrays([names, values], fields=entry)
-    buffers = [None, pa.py_buffer(firsts.data)]
     kind = pa.map_(pa.string(), pa.string())
-    return pa.Array.from_buffers(kind, len(firsts) - 1, buffers, children=[entries])
+    return pa.Array.from_buffers(kind, count, [None, firsts], children=[entries])
 
 
 def cells(column: Column) -> list[Any]:

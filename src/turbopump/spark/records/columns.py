@@ -21,7 +21,7 @@ from turbopump.spark.records.arrays import (
     numbers,
     optional,
     repeated,
-    texts,
+    same_width_texts,
 )
 from turbopump.spark.records.property_columns import PropertyColumns, property_columns
 from turbopump.spark.records.record_run import RecordRun, Span, damage_at, find_in_spans
@@ -219,10 +219,7 @@ def _offset_ids(run: RecordRun) -> Column:
 
 
 def _hex(raw: npt.NDArray[np.uint8]) -> Column:
-    count, width = raw.shape
-    digits = _HEX_PAIRS.take(raw)
-    offsets = np.arange(count + 1, dtype=np.int32) * np.int32(2 * width)
-    return texts(offsets, digits)
+    return same_width_texts((2 * raw.shape[1],), _HEX_PAIRS.take(raw))
 
 
 def _hosts(hosts: Encoded) -> Column:

@@ -21,12 +21,14 @@ from turbopump.spark.records.arrays import (
     cells,
     contents,
     maps,
+    offsets_of,
     optional,
     power_of_two,
     repeated,
     texts,
 )
 from turbopump.spark.records.record_run import Parts, RecordRun
+from turbopump.spark.records.same_layout import same_layout
 from turbopump.wire.properties import ENTRY_END, NAME_END
 
 _NAME_END = ord(NAME_END)
@@ -51,6 +53,10 @@ class PropertyColumns(Protocol):
 
 def property_columns(run: RecordRun) -> PropertyColumns:
     """Take the properties of a run of messages apart."""
+    alike = run.of_same_width(run.properties)
+    found = None if alike is None else same_layout(alike)
+    if found is not None:
+        return found
     text, offsets = _joined(run)
     marks, closes = _marks(text)
     return _same_names(text, offsets, marks, closes) or _MixedNames(text, offsets, marks, closes)
@@ -71,9 +77,9 @@ class _SameNames:
 
     def maps(self) -> Column:
         rows = self._stretches.rows
-        firsts = np.arange(rows + 1, dtype=np.int32) * np.int32(len(self._values))
+        firsts = offsets_of((len(self._values),), rows)
         values = self._stretches.of_all(list(self._values.values()))
-        return maps(firsts, repeated(tuple(self._values), rows), values)
+        return maps(rows, firsts, repeated(tuple(self._values), rows), values)
 
 
 class _Stretches:
@@ -197,7 +203,7 @@ class _MixedNames:
         if not kept.all():
             names, values = names.filter(pa.array(kept)), values.filter(pa.array(kept))
             firsts = np.concatenate(([0], np.cumsum(kept)))[firsts]
-        return maps(firsts.astype(np.int32), names, values)
+        return maps(self._count, pa.py_buffer(firsts.astype(np.int32).data), names, values)
 
     def _kept(self) -> npt.NDArray[np.bool_]:
         """Tell which entries stay: a map must not have a name twice."""

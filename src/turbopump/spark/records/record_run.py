@@ -202,32 +202,25 @@ class RecordRun:
         """Return a part of each record."""
         return slices(self._buffer, parts.start, parts.end)
 
+    def of_same_width(self, parts: Parts) -> npt.NDArray[np.void] | None:
+        """Return a part of each record, None if they differ in length or are empty."""
+        width = parts.width()
+        return None if width is None else _read(self.data, f"V{width}", parts.start)
+
     def bodies(self) -> Column:
         """Return the bodies as they are stored."""
         if self._bodies is None:
-            width = self._body_width()
-            self._bodies = (
-                self.binary(self.body)
-                if width is None
-                else same_width(_read(self.data, f"V{width}", self.body.start))
-            )
+            alike = self.of_same_width(self.body)
+            self._bodies = self.binary(self.body) if alike is None else same_width(alike)
         return self._bodies
-
-    def _body_width(self) -> int | None:
-        """Return how long all bodies are, None if they differ or are empty."""
-        widths = self.body.end - self.body.start
-        if not len(widths) or not widths[0] or (widths != widths[0]).any():
-            return None
-        return int(widths[0])
 
     def only_topic(self) -> bytes | None:
         """Return the topic that all records have, None if there are several, or no record."""
-        widths = self.topic.end - self.topic.start
-        if not len(self) or not widths[0] or (widths != widths[0]).any():
+        found = self.of_same_width(self.topic)
+        if found is None:
             return None
-        found = _read(self.data, f"V{widths[0]}", self.topic.start)
-        raw = found.view(np.uint8).reshape(len(self), -1)
-        return raw[0].tobytes() if (raw == raw[0]).all() else None
+        raw, width = found.view(np.uint8), found.dtype.itemsize
+        return raw[:width].tobytes() if (raw[width:] == raw[:-width]).all() else None
 
     def topics(self) -> tuple[list[bytes], npt.NDArray[np.int32]]:
         """Return the different topics, and for each record which one it has."""
@@ -251,7 +244,7 @@ class RecordRun:
             column = self.bodies()
             for start in range(0, count, _CHECKED_ROWS):
                 yield column.slice(start, _CHECKED_ROWS).to_numpy(zero_copy_only=False)
-        elif (width := self._body_width()) is not None:
+        elif (width := self.body.width()) is not None:
             _, data = contents(self.bodies())
             yield data.reshape(count, width)
         else:
@@ -268,6 +261,13 @@ class Parts:
     def __init__(self, start: Numbers, end: Numbers) -> None:
         self.start = start
         self.end = end
+
+    def width(self) -> int | None:
+        """Return how long all are, None if they differ or are empty."""
+        widths = self.end - self.start
+        if not len(widths) or not widths[0] or (widths != widths[0]).any():
+            return None
+        return int(widths[0])
 
     def where(self, wanted: Mask | slice) -> Parts:
         return Parts(self.start[wanted], self.end[wanted])
