@@ -56,7 +56,7 @@ class Accepted(Struct, frozen=True):
     topic: str
     queue_id: int
     sys_flag: int
-    body: bytes
+    body: bytes | memoryview
     born_host: Host
 
 
@@ -186,7 +186,9 @@ class Sends:
     # --- checks -----------------------------------------------------------------------------------
 
     def _accept(self, request: Command, peer: Connection, header: SendMessage) -> Accepted:
-        body = whole_body(request)
+        sent = request.body
+        # A batch is taken apart where it lies: it need not be copied as a whole.
+        body = sent if header.batch and isinstance(sent, memoryview) else whole_body(request)
         if len(body) > self._body_bytes_max:
             raise self._too_large(len(body))
         topic = self.admit(header)
@@ -280,7 +282,7 @@ class Sends:
         # The way of nearly all messages: their properties are not taken apart.
         kept, wait = names.taken_out(text, names.WAIT)
         stored = f"{kept}{names.ENTRY_END}{self._cluster}" if kept else self._cluster
-        record = self._record(accepted, accepted.body, stored.encode(), accepted.header.flag)
+        record = self._record(accepted, bytes(accepted.body), stored.encode(), accepted.header.flag)
         return [record], wait is None or wait.lower() == "true"
 
     def _special(self, accepted: Accepted, properties: dict[str, str]) -> tuple[list[Record], bool]:
@@ -297,7 +299,7 @@ class Sends:
             topic=accepted.topic,
             queue_id=accepted.queue_id,
             properties=properties,
-            body=accepted.body,
+            body=bytes(accepted.body),
             flag=header.flag,
             sys_flag=accepted.sys_flag,
             born_timestamp_ms=header.born_timestamp,
@@ -343,7 +345,7 @@ class Sends:
                     store_host=store_host,
                     reconsume_times=reconsumed,
                 )
-                for entry in decode_batch(accepted.body)
+                for entry in decode_batch(bytes(accepted.body))
             ]
         except BodyError as error:
             raise RemoteError(ResponseCode.MESSAGE_ILLEGAL, f"batch: {error}") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from turbopump.clock import Clock
 from turbopump.errors import InvalidArgument
@@ -16,7 +16,7 @@ from turbopump.store.queues import Queues
 from turbopump.wire.record import BLANK_BYTES, Record, RecordEntry
 from turbopump.wire.record_batch import RecordBatch
 
-Place: TypeAlias = tuple[tuple[PhysicalOffset, ...], QueueOffset, int, PhysicalOffset]
+Place: TypeAlias = tuple[Sequence[PhysicalOffset], QueueOffset, int, PhysicalOffset]
 """Where a message or a batch went: the first fields of `turbopump.store.outcomes.Appended`."""
 
 Group: TypeAlias = Sequence[Record] | RecordBatch
@@ -33,7 +33,7 @@ class Appender:
         self._queues = queues
         # Of a write that is not done yet.
         self._entries: list[RecordEntry | EntryRun] = []
-        self._parts: list[bytes] = []
+        self._parts: list[bytes | memoryview] = []
         self._size_limit = config.record_bytes_max
         # Where the next message goes, and where it has to end if it is not to open a new file.
         self._end = PhysicalOffset(0)
@@ -172,7 +172,9 @@ class Appender:
         self._end = PhysicalOffset(at + total)
         self.store_timestamp_ms = now_ms
         queue.next_offset = QueueOffset(first + len(batch))
-        return tuple(positions.tolist()), first, now_ms, self._end
+        # Not a tuple, as that would have an object for each number.
+        offsets = cast(Sequence[PhysicalOffset], positions.data)
+        return offsets, first, now_ms, self._end
 
     def _encoded(
         self, group: Sequence[Record], first: QueueOffset, now_ms: int

@@ -10,6 +10,8 @@ from collections.abc import Callable, Container, Sequence
 from functools import lru_cache
 from typing import Protocol
 
+import numpy as np
+
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.config import UNIT_BYTES
 from turbopump.store.consume_queue import ConsumeQueue, QueueKey
@@ -196,8 +198,8 @@ class Dispatcher:
         if not follows or run.physical_offset < queue.physical_end or run.topic == _SCHEDULE_TOPIC:
             return self._enter_queues(run.entries())
         texts = run.texts()
-        codes = tags_codes(texts) if len(run) >= _MANY else [*map(_tags_code, texts.parts)]
-        queue.add_units(run.units(codes), PhysicalOffset(run.physical_offset + run.size))
+        found = tags_codes(texts) if len(run) >= _MANY else [*map(_tags_code, texts.parts)]
+        queue.add_units(run.units(found), PhysicalOffset(run.physical_offset + run.size))
         if not queue.is_waiting:
             self._queues.mark_waiting(queue, run.store_timestamp_ms, run.physical_offset)
         if queue.max_offset - queue.written_offset >= QUEUE_PENDING_MAX:
@@ -206,6 +208,7 @@ class Dispatcher:
         if watch is None:
             return []
         watch.seen, wanted = queue.max_offset, watch.tags_codes
+        codes: list[int] = np.asarray(found).tolist()
         if ANY_TAG not in wanted and not any(code in wanted for code in set(codes)):
             # Nobody waits for them: the messages need not be looked at one by one.
             return []

@@ -12,7 +12,8 @@ from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.outcomes import UNIT_DTYPE
 from turbopump.wire import properties
 from turbopump.wire.hashing import tags_code
-from turbopump.wire.property_texts import Ints, PropertyTexts
+from turbopump.wire.property_columns import Hashes, Ints
+from turbopump.wire.property_texts import PropertyTexts
 from turbopump.wire.record import RecordEntry
 from turbopump.wire.record_batch import RecordBatch
 
@@ -75,7 +76,7 @@ class EntryRun(Struct, frozen=True, eq=False):
             return PropertyTexts([text + batch.shared for text in batch.texts.parts])
         return batch.texts
 
-    def units(self, codes: Sequence[int]) -> bytes:
+    def units(self, codes: Sequence[int] | Ints) -> bytes:
         """Return the units of a queue for messages with such hashes of their tags."""
         units = np.empty(len(self.batch), UNIT_DTYPE)
         units["physical_offset"] = self.positions
@@ -84,12 +85,18 @@ class EntryRun(Struct, frozen=True, eq=False):
         return units.tobytes()
 
 
-def tags_codes(texts: PropertyTexts) -> list[int]:
+def tags_codes(texts: PropertyTexts) -> Ints:
     """Return what a queue keeps of each message's tag."""
-    codes = np.zeros(len(texts.parts), np.int64)
+    if texts.columns is not None:
+        place = texts.columns.place(properties.TAGS)
+        return _signed(texts.columns.hashes(*place)) if place else np.zeros(len(texts), np.int64)
+    codes = np.zeros(len(texts), np.int64)
     owners, starts, ends = texts.values(properties.TAGS)
-    codes[owners] = texts.hashes(starts, ends).view(np.int32)
+    codes[owners] = _signed(texts.hashes(starts, ends))
     for number in texts.foreign(starts, ends):
         codes[owners[number]] = tags_code(texts.value(starts[number], ends[number]))
-    found: list[int] = codes.tolist()
-    return found
+    return codes
+
+
+def _signed(hashes: Hashes) -> Ints:
+    return hashes.view(np.int32).astype(np.int64)

@@ -93,13 +93,18 @@ class IndexFile:
         assert 0 < count <= self.room
         begin_ms = header.begin_ms if header.count > 1 else int(times_ms[0])
         slots_of = hashes % self._slot_count
-        entries = np.zeros(count, _ENTRY_DTYPE)
+        entries = np.empty(count, _ENTRY_DTYPE)
         entries["hash"] = hashes
         entries["physical_offset"] = offsets
         entries["seconds"] = np.clip((times_ms - begin_ms) // 1000, 0, _INT_MAX)
-        entries["previous"] = previous = self._predecessors(slots_of)
-        self._write(entries.tobytes(), self._entries_at + header.count * ENTRY_BYTES)
-        self._point_slots_at(slots_of)
+        slots = self._loaded_slots()
+        before = slots[slots_of]
+        try:
+            entries["previous"] = previous = self._chain(slots_of, before)
+            self._write(entries.tobytes(), self._entries_at + header.count * ENTRY_BYTES)
+        except BaseException:
+            slots[slots_of] = before
+            raise
         self.header = IndexHeader(
             begin_ms,
             int(times_ms[-1]),
@@ -158,8 +163,7 @@ class IndexFile:
         self.header = EMPTY
         if len(kept):
             slots_of = kept["hash"].astype(np.int64) % self._slot_count
-            kept["previous"] = previous = self._predecessors(slots_of)
-            self._point_slots_at(slots_of)
+            kept["previous"] = previous = self._chain(slots_of, self._slots[slots_of])
             cut = len(kept) + 1 < header.count
             last_ms = header.begin_ms + int(kept["seconds"][-1]) * 1000 + 999
             self.header = IndexHeader(
@@ -217,33 +221,31 @@ class IndexFile:
         bad = np.flatnonzero(~good)
         return entries[: int(bad[0])] if len(bad) else entries
 
-    def _predecessors(self, slots_of: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return what each new entry follows in its slot: an older entry, a new one, or 0."""
+    def _chain(
+        self, slots_of: NDArray[np.int64], before: NDArray[np.signedinteger]
+    ) -> NDArray[np.int64]:
+        """Put new entries into their slots, given what was there.
+
+        Returns what each follows: an older entry, a new one, or 0.
+        """
         first, slots = self.header.count, self._loaded_slots()
-        before = slots[slots_of]
+        numbers = np.arange(first, first + len(slots_of), dtype=_SLOT_DTYPE)
         previous = before.astype(np.int64)
         previous[(previous <= 0) | (previous >= first)] = 0
-        # Try who stays when each is put into its slot: mostly all, as slots are many.
-        numbers = np.arange(len(slots_of), dtype=_SLOT_DTYPE)
         slots[slots_of] = numbers
+        # Mostly all stay, as slots are many.
         are_over = slots[slots_of] != numbers
-        slots[slots_of] = before
         if are_over.any():
-            together = np.flatnonzero(np.isin(slots_of, slots_of[are_over]))
+            stayed = np.unique(slots[slots_of[are_over]]) - first
+            together = np.sort(np.concatenate((np.flatnonzero(are_over), stayed)))
             order = together[np.argsort(slots_of[together], kind="stable")]
-            repeats = np.flatnonzero(slots_of[order[1:]] == slots_of[order[:-1]])
-            previous[order[repeats + 1]] = first + order[repeats]
-        return previous
-
-    def _point_slots_at(self, slots_of: NDArray[np.int64]) -> None:
-        count = self.header.count
-        numbers = np.arange(count, count + len(slots_of), dtype=_SLOT_DTYPE)
-        slots = self._loaded_slots()
-        slots[slots_of] = numbers
-        # Of several in one slot the newest counts, which the assignment does not promise.
-        while (newer := numbers > slots[slots_of]).any():
-            slots[slots_of[newer]] = numbers[newer]
+            is_followed = slots_of[order[1:]] == slots_of[order[:-1]]
+            previous[order[1:][is_followed]] = first + order[:-1][is_followed]
+            # Of several in one slot the newest counts, which the assignment does not promise.
+            newest = order[np.append(~is_followed, True)]
+            slots[slots_of[newest]] = numbers[newest]
         self._dirty_pages[slots_of // _PAGE_SLOTS] = True
+        return previous
 
     def _newest_in_slot(self, slot: int) -> int:
         if self._slots is not None:

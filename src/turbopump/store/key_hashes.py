@@ -8,7 +8,8 @@ import numpy as np
 
 from turbopump.wire import properties
 from turbopump.wire.hashing import INT_MAX, string_hash
-from turbopump.wire.property_texts import POWERS_OF_31, Hashes, Ints, PropertyTexts
+from turbopump.wire.property_columns import POWERS_OF_31, Hashes, Ints, PropertyColumns
+from turbopump.wire.property_texts import PropertyTexts
 
 _MASK = 0xFFFF_FFFF
 
@@ -19,15 +20,32 @@ def key_hashes(topics: Sequence[bytes], texts: PropertyTexts) -> tuple[Ints, Int
     They stand in the order of the messages: the unique key first, then the sender's. ``topics``
     has that of each message, or one that all of them have.
     """
+    if len(topics) == 1 and texts.columns is not None:
+        return _by_column(topics[0], texts.columns)
     owners, starts, ends = _ranges(texts)
     hashes = texts.hashes(starts, ends) + _prefixes(topics, owners) * POWERS_OF_31[ends - starts]
     for number in texts.foreign(starts, ends):
         key = texts.value(starts[number], ends[number])
         topic = topics[owners[number] if len(topics) > 1 else 0].decode()
         hashes[number] = string_hash(f"{topic}#{key}") & _MASK
+    return owners, _magnitudes(hashes)
+
+
+def _by_column(topic: bytes, columns: PropertyColumns) -> tuple[Ints, Ints]:
+    """Do the same for messages whose keys stand in the same columns."""
+    unique, given = columns.place(properties.UNIQUE_KEY), columns.place(properties.KEYS)
+    places = [unique] if unique else []
+    places += columns.words(*given) if given else []
+    hashes = np.empty((len(columns), len(places)), np.uint32)
+    for number, (start, end) in enumerate(places):
+        hashes[:, number] = columns.hashes(start, end, f"{topic.decode()}#")
+    return np.repeat(np.arange(len(columns)), len(places)), _magnitudes(hashes.ravel())
+
+
+def _magnitudes(hashes: Hashes) -> Ints:
     magnitudes = np.abs(hashes.view(np.int32).astype(np.int64))
     magnitudes[magnitudes > INT_MAX] = 0
-    return owners, magnitudes
+    return magnitudes
 
 
 def _ranges(texts: PropertyTexts) -> tuple[Ints, Ints, Ints]:

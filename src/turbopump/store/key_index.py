@@ -28,7 +28,8 @@ from turbopump.store.key_hashes import key_hashes
 from turbopump.store.local_time import local_time
 from turbopump.wire import sysflag
 from turbopump.wire.hashing import index_hash
-from turbopump.wire.property_texts import Ints, PropertyTexts
+from turbopump.wire.property_columns import Ints
+from turbopump.wire.property_texts import PropertyTexts
 from turbopump.wire.record import RecordEntry
 
 RESULTS_MAX = 64
@@ -68,7 +69,7 @@ class _Run(Struct, frozen=True, eq=False):
         Without many words to a message it stays whole: what its texts were taken apart for already
         need not be done again.
         """
-        if self.text_bytes <= _TEXT_BYTES_MAX or self.texts.count(b" ") <= _WORDS_MAX:
+        if self.text_bytes <= _TEXT_BYTES_MAX or self.texts.spaces() <= _WORDS_MAX:
             return [self]
         ends = np.cumsum(self.texts.lengths)
         numbers = np.arange(_TEXT_BYTES_MAX, self.text_bytes, _TEXT_BYTES_MAX)
@@ -76,7 +77,7 @@ class _Run(Struct, frozen=True, eq=False):
         return [self._part(slice(start, end)) for start, end in pairwise(cuts) if start < end]
 
     def _part(self, some: slice) -> _Run:
-        texts = PropertyTexts(self.texts.parts[some])
+        texts = self.texts[some]
         size = int(texts.lengths.sum())
         return _Run(self.topic, texts, self.positions[some], self.store_timestamp_ms, size)
 

@@ -22,7 +22,7 @@ Units: TypeAlias = NDArray[np.void]
 class Appended(Struct, frozen=True):
     """Where and when a message or a batch was stored."""
 
-    physical_offsets: tuple[PhysicalOffset, ...]
+    physical_offsets: Sequence[PhysicalOffset]
     """Position of each message of the batch."""
     queue_offset: QueueOffset
     """Of the first message; the others of a batch follow. 0 for prepared and rolled back ones."""

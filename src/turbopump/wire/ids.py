@@ -6,6 +6,7 @@ import datetime
 import struct
 from collections.abc import Sequence
 
+import numpy as np
 from msgspec import Struct
 
 from turbopump.clock import Clock
@@ -34,7 +35,8 @@ def offset_ids(store_host: Host, offsets: Sequence[PhysicalOffset]) -> str:
     """Return the ids of messages that lie on one broker, with commas between them."""
     first = offset_id(store_host, offsets[0])
     host = first[:-_OFFSET_DIGITS]
-    positions = struct.pack(f">{len(offsets)}q", *offsets).hex(",", _OFFSET_DIGITS // 2).upper()
+    raw = np.asarray(offsets, ">i8").tobytes()
+    positions = raw.hex(",", _OFFSET_DIGITS // 2).upper()
     return host + positions.replace(",", f",{host}")
 
 

@@ -15,9 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turbopump.wire import properties
+from turbopump.wire.property_columns import (
+    ROWS_MIN,
+    Hashes,
+    Ints,
+    PropertyColumns,
+    falling_powers,
+    property_columns,
+)
 
-Ints: TypeAlias = NDArray[np.int64]
-Hashes: TypeAlias = NDArray[np.uint32]
+Equal: TypeAlias = NDArray[np.void]
+"""Pieces of bytes that have the same length, which is not 0; those of texts side by side."""
 
 _ENTRY_END = properties.ENTRY_END.encode()
 _MARK = _ENTRY_END[0]
@@ -34,28 +42,72 @@ _PADDING = bytes((_NAME_END,)) * _LONG_BYTES
 
 
 class PropertyTexts:
-    """The text forms of properties, one of each message, as one text: each entry between marks."""
+    """The text forms of properties, one of each message.
 
-    def __init__(self, parts: Sequence[bytes]) -> None:
-        self.parts = parts
-        self.lengths: Ints = np.fromiter(map(len, parts), np.int64, len(parts))
-        self._text = _ENTRY_END.join((_PADDING, *parts, _PADDING))
-        self._bytes = np.frombuffer(self._text, np.uint8)
-        # Eight bytes from each position on, as one number.
-        count = len(self._text) - _WORD_BYTES + 1
-        self._words = np.ndarray((count,), _WORD, self._text, strides=(1,))
-        # Where each text ends, at the mark behind it.
-        self._text_ends: Ints = np.cumsum(self.lengths + 1) + len(_PADDING)
+    If they are laid out alike, they are looked at as columns, see there. If not, they become one
+    text, with each entry between marks.
+    """
 
-    def __contains__(self, piece: bytes) -> bool:
-        return piece in self._text
+    def __init__(self, given: Sequence[bytes] | Equal) -> None:
+        self.given = given
+        self.lengths: Ints = (
+            np.full(len(given), given.itemsize)
+            if isinstance(given, np.ndarray)
+            else np.fromiter(map(len, given), np.int64, len(given))
+        )
 
-    def count(self, piece: bytes) -> int:
-        """Return how often something occurs in all of them."""
-        return self._text.count(piece)
+    def __len__(self) -> int:
+        return len(self.given)
+
+    def __getitem__(self, some: slice) -> PropertyTexts:
+        return PropertyTexts(self.given[some])
+
+    @cached_property
+    def parts(self) -> Sequence[bytes]:
+        """Each text by itself."""
+        return self.given.tolist() if isinstance(self.given, np.ndarray) else self.given
+
+    @cached_property
+    def columns(self) -> PropertyColumns | None:
+        """The texts as columns of letters; None unless they are surely laid out alike."""
+        given, lengths = self.given, self.lengths
+        if len(given) < ROWS_MIN or not lengths[0] or (lengths != lengths[0]).any():
+            return None
+        letters = (
+            given.view(np.uint8)
+            if isinstance(given, np.ndarray)
+            else np.frombuffer(b"".join(given), np.uint8)
+        )
+        return property_columns(letters.reshape(len(given), -1))
+
+    @cached_property
+    def _text(self) -> bytes:
+        return _ENTRY_END.join((_PADDING, *self.parts, _PADDING))
+
+    @cached_property
+    def _bytes(self) -> NDArray[np.uint8]:
+        return np.frombuffer(self._text, np.uint8)
+
+    @cached_property
+    def _text_ends(self) -> Ints:
+        """Where each text ends, at the mark behind it."""
+        ends: Ints = np.cumsum(self.lengths + 1) + len(_PADDING)
+        return ends
+
+    def has_zero(self) -> bool:
+        """Tell whether there is a zero byte in any of them."""
+        return self.columns is None and b"\0" in self._text
+
+    def spaces(self) -> int:
+        """Return how many spaces there are in all of them."""
+        if self.columns is not None:
+            return self.columns.first.count(b" ") * len(self)
+        return self._text.count(b" ")
 
     def ending_with_mark(self) -> NDArray[np.bool_]:
         """Say which of the texts are empty or end with what ends an entry."""
+        if self.columns is not None:
+            return np.full(len(self), self.columns.first.endswith(_ENTRY_END))
         ended: NDArray[np.bool_] = self._bytes[self._text_ends - 1] == _MARK
         return ended
 
@@ -64,7 +116,10 @@ class PropertyTexts:
         """Where entries start and end, and their first letters as one number."""
         marks = np.flatnonzero(self._bytes == _MARK)
         starts = marks[:-1] + 1
-        return starts, marks[1:], self._words[starts].astype(np.uint64)
+        # Eight bytes from each position on, as one number.
+        count = len(self._text) - _WORD_BYTES + 1
+        words = np.ndarray((count,), _WORD, self._text, strides=(1,))
+        return starts, marks[1:], words[starts].astype(np.uint64)
 
     def values(self, name: str) -> tuple[Ints, Ints, Ints]:
         """Return of each value of a property whose it is, and where it starts and ends.
@@ -116,14 +171,14 @@ class PropertyTexts:
     def hashes(self, starts: Ints, ends: Ints) -> Hashes:
         """Return Java's hash of each value, as if all were ASCII; none of them is empty.
 
-        It is a sum of letters times powers of 31: of many values a product with a matrix, which is
-        exact, as no sum reaches 2**53. Values of one length go together, or of similar lengths
-        where there are too many.
+        It is a sum of letters times powers of 31: of many values a product with a matrix. Values of
+        one length go together, or of similar lengths where there are too many.
         """
         lengths = ends - starts
         found = np.zeros(len(starts), np.uint32)
         for number in np.flatnonzero(lengths > _LONG_BYTES).tolist():
-            found[number] = _hash(self._bytes[starts[number] : ends[number]])
+            letters = self._bytes[starts[number] : ends[number]]
+            found[number] = letters @ falling_powers(len(letters))
         widths = np.flatnonzero(np.bincount(np.minimum(lengths, _LONG_BYTES + 1))).tolist()
         are_exact = len(widths) <= len(_WIDTHS)
         for below, width in pairwise((0, *(widths if are_exact else _WIDTHS))):
@@ -132,8 +187,7 @@ class PropertyTexts:
                 letters = self._windows(width)[ends[which] - width]
                 if not are_exact:
                     letters *= np.arange(width, 0, -1) <= lengths[which, None]
-                sums = letters @ _FALLING_POWERS[-width:]
-                found[which] = sums.astype(np.uint64).astype(np.uint32)
+                found[which] = letters @ falling_powers(width)
         return found
 
     def _windows(self, width: int) -> NDArray[np.uint8]:
@@ -151,16 +205,5 @@ class PropertyTexts:
         return self._text[start:end].decode("utf-8", "replace")
 
 
-POWERS_OF_31: Hashes = np.cumprod(
-    np.insert(np.full(properties.BYTES_MAX, 31, np.uint32), 0, 1), dtype=np.uint32
-)
-"""Modulo 2**32, for the longest properties there can be."""
-
-_FALLING_POWERS = POWERS_OF_31[_LONG_BYTES - 1 :: -1].astype(np.float64)
 _WIDTHS = (8, 16, 24, 32, 48, 64, 128, _LONG_BYTES)
 """Into which lengths are put together that are too many."""
-
-
-def _hash(letters: NDArray[np.uint8]) -> np.uint32:
-    powers = POWERS_OF_31[: len(letters)][::-1]
-    return np.sum(letters * powers, dtype=np.uint32)

@@ -19,7 +19,8 @@ from msgspec.structs import replace
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.wire import properties
 from turbopump.wire.hashing import INT_MAX
-from turbopump.wire.property_texts import Ints, PropertyTexts
+from turbopump.wire.property_columns import Ints
+from turbopump.wire.property_texts import Equal, PropertyTexts
 from turbopump.wire.record import PROPERTIES_BYTES_MAX, Record
 
 _ENTRY_END = properties.ENTRY_END.encode()
@@ -40,6 +41,9 @@ _TRIED_MORE = 4
 _TAKEN_MIN = 64
 """Fewer were not worth the try."""
 
+_COPIED_BYTES_MAX = 448
+"""Larger objects do not come from Python's own store of memory."""
+
 Messages: TypeAlias = np.ndarray[tuple[int], np.dtype[Any]]
 """Messages of a batch that have the same lengths, by what is in them."""
 
@@ -59,7 +63,7 @@ class RecordBatch(Struct, frozen=True, eq=False):
     """
 
     first: Record
-    bodies: list[bytes]
+    bodies: list[bytes] | Equal
     texts: PropertyTexts
     """Properties of each message, without the shared ones."""
     shared: bytes
@@ -74,32 +78,62 @@ class RecordBatch(Struct, frozen=True, eq=False):
 
     def records(self) -> Iterator[Record]:
         """Yield the messages one by one, for whoever has to look at each."""
-        for body, text in zip(self.bodies, self.texts.parts, strict=True):
+        bodies = self.bodies
+        parts = bodies.tolist() if isinstance(bodies, np.ndarray) else bodies
+        for body, text in zip(parts, self.texts.parts, strict=True):
             yield replace(self.first, body=body, properties=text + self.shared)
 
-    def encode(self, queue_offset: QueueOffset, positions: Ints, store_timestamp_ms: int) -> bytes:
+    def encode(
+        self, queue_offset: QueueOffset, positions: Ints, store_timestamp_ms: int
+    ) -> bytes | memoryview:
         """Return the bytes of all records, one behind the other.
 
         The first message gets the queue offset, the others follow.
         """
-        heads = self._heads(queue_offset, positions, store_timestamp_ms)
+        bodies = self.bodies
+        if isinstance(bodies, np.ndarray):
+            return self._encode_equal(bodies, queue_offset, positions, store_timestamp_ms)
+        heads = self._heads(bodies, queue_offset, positions, store_timestamp_ms)
         # What ends one record goes with what begins the next.
-        pieces = [b""] * (4 * len(self.bodies))
-        pieces[::4], pieces[1::4] = heads, self.bodies
+        pieces = [b""] * (4 * len(bodies))
+        pieces[::4], pieces[1::4] = heads, bodies
         pieces[2::4], pieces[3::4] = self._middles(), self.texts.parts
         pieces[0] = heads[0][len(self.shared) :]
         pieces.append(self.shared)
         return b"".join(pieces)
 
-    def _heads(self, queue_offset: QueueOffset, positions: Ints, time_ms: int) -> list[bytes]:
+    def _encode_equal(
+        self, bodies: Equal, queue_offset: QueueOffset, positions: Ints, time_ms: int
+    ) -> memoryview:
+        """Make the records of messages with the same lengths: the first one's, changed."""
+        first, count, text_length = self.first, len(bodies), int(self.texts.lengths[0])
+        end_bytes = len(self.shared)
+        lengths = (len(first.body), len(self._middle()), text_length, end_bytes)
+        form = _record_form(first.size - sum(lengths), *lengths)
+        like = np.frombuffer(first.encode(queue_offset, PhysicalOffset(0), time_ms), form)
+        made = np.empty(count, form)
+        for name in ("head", "middle", "end"):
+            made[name] = like[name]
+        # Small ones are copied in less time than it takes to make views of them.
+        parts = bodies.tolist() if bodies.itemsize <= _COPIED_BYTES_MAX else bodies
+        made["body_crc"] = np.fromiter(map(crc32, parts), np.int64, count) & INT_MAX
+        made["queue_offset"] = np.arange(queue_offset, queue_offset + count)
+        made["physical_offset"] = positions
+        made["body"] = bodies
+        made["text"] = self.texts.given
+        return made.view(np.uint8).data
+
+    def _heads(
+        self, bodies: list[bytes], queue_offset: QueueOffset, positions: Ints, time_ms: int
+    ) -> list[bytes]:
         """Return the fixed parts of all records, each behind the end of the record before it."""
-        first, shared, count = self.first, self.shared, len(self.bodies)
+        first, shared, count = self.first, self.shared, len(bodies)
         sample = first.encode(QueueOffset(0), PhysicalOffset(0), time_ms)
         fixed = sample[: first.size - len(first.body) - len(self._middle()) - len(first.properties)]
         made = bytearray((shared + fixed) * count)
         fields = np.frombuffer(made, _head_form(len(shared), len(fixed)))
         fields["size"] = self.sizes
-        fields["body_crc"] = np.fromiter(map(crc32, self.bodies), np.int64, count) & INT_MAX
+        fields["body_crc"] = np.fromiter(map(crc32, bodies), np.int64, count) & INT_MAX
         fields["queue_offset"] = np.arange(queue_offset, queue_offset + count)
         fields["physical_offset"] = positions
         fields["body_length"] = self.body_lengths
@@ -115,6 +149,22 @@ class RecordBatch(Struct, frozen=True, eq=False):
     def _middle(self) -> bytes:
         topic = self.first.topic
         return bytes((len(topic),)) + topic + bytes(_TEXT_LENGTH.size)
+
+
+@lru_cache(maxsize=1024)
+def _record_form(head: int, body: int, middle: int, text: int, end: int) -> np.dtype[Any]:
+    """Return where in records is what, given the lengths of all parts."""
+    places = {
+        "head": (f"V{head}", 0),
+        "body_crc": (">i4", 8),
+        "queue_offset": (">i8", 20),
+        "physical_offset": (">i8", 28),
+        "body": (f"V{body}", head),
+        "middle": (f"V{middle}", head + body),
+        "text": (f"V{text}", head + body + middle),
+        "end": (f"V{end}", head + body + middle + text),
+    }
+    return _form(places, 0, head + body + middle + text + end)
 
 
 @lru_cache(maxsize=1024)
@@ -141,36 +191,56 @@ def _cut(data: bytearray, size: int) -> list[bytes]:
     return parts
 
 
-def record_batch(like: Record, body: bytes, shared: bytes) -> RecordBatch | None:
+def record_batch(like: Record, body: bytes | memoryview, shared: bytes) -> RecordBatch | None:
     """Make a batch of what was sent; None if its messages have to be looked at one by one.
 
     ``like`` has what they have in common, ``shared`` the properties that each of them gets besides
     its own. With those that have to be looked at, something may be wrong.
     """
-    taken = None if _are_few(body) else _taken_apart(body)
+    if _are_few(body):
+        return None
+    taken = _taken_apart_equal(body) or _taken_apart(bytes(body))
     if taken is None:
         return None
-    bodies, parts, flag = taken
-    texts, count = PropertyTexts(parts), len(bodies)
+    bodies, given, flag = taken
+    texts, count = PropertyTexts(given), len(bodies)
     ended = texts.ending_with_mark()
     if not ended.any():
         shared = _ENTRY_END + shared
     elif not ended.all() or not texts.lengths.all():
         return None
     text_lengths = texts.lengths + len(shared)
-    if text_lengths.max() > PROPERTIES_BYTES_MAX or _ZERO in texts or _ZERO in shared:
+    if text_lengths.max() > PROPERTIES_BYTES_MAX or texts.has_zero() or _ZERO in shared:
         return None
-    first = replace(like, body=bodies[0], properties=parts[0] + shared, flag=flag)
-    body_lengths = np.fromiter(map(len, bodies), np.int64, count)
+    first = replace(like, body=bytes(bodies[0]), properties=bytes(given[0]) + shared, flag=flag)
+    body_lengths = (
+        np.full(count, bodies.itemsize)
+        if isinstance(bodies, np.ndarray)
+        else np.fromiter(map(len, bodies), np.int64, count)
+    )
     own_bytes = first.size - len(first.body) - len(first.properties)
     sizes = body_lengths + text_lengths + own_bytes
     return RecordBatch(first, bodies, texts, shared, body_lengths, text_lengths, sizes)
 
 
-def _are_few(body: bytes) -> bool:
+def _are_few(body: bytes | memoryview) -> bool:
     """Whether messages like the first are too few to be worth it."""
     size = int.from_bytes(body[:4], "big", signed=True)
     return size < _OWN_BYTES or len(body) < size * MESSAGES_MIN
+
+
+def _taken_apart_equal(body: bytes | memoryview) -> tuple[Equal, Equal, int] | None:
+    """Return the same as `_taken_apart` if all messages have the same lengths, None if not."""
+    size, flag, length = _HEAD.unpack_from(body)
+    text_length = size - length - _OWN_BYTES
+    if length <= 0 or text_length <= 0 or len(body) % size:
+        return None
+    count = len(body) // size
+    messages = _alike(body, 0, (size, flag, length, text_length), count)
+    if len(messages) < count:
+        return None
+    # Properties are kept longer than all the rest, and looked at side by side.
+    return messages["body"], messages["text"].copy(), flag
 
 
 def _taken_apart(body: bytes) -> tuple[list[bytes], list[bytes], int] | None:
@@ -229,7 +299,9 @@ def _take_equal(
     return at
 
 
-def _alike(body: bytes, at: int, like: tuple[int, int, int, int], tried: int) -> Messages:
+def _alike(
+    body: bytes | memoryview, at: int, like: tuple[int, int, int, int], tried: int
+) -> Messages:
     """Look at so many messages, and return those before the first that has other lengths."""
     _, _, length, text_length = like
     messages = np.frombuffer(body, _message_form(length, text_length), tried, at)

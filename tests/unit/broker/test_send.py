@@ -183,6 +183,32 @@ async def test_a_batch_is_stored_message_by_message(tmp_path: Path) -> None:
         assert all(message.properties["CLUSTER"] == "DefaultCluster" for message in messages)
 
 
+@pytest.mark.parametrize("is_even", [True, False])
+@virtual_time()
+async def test_a_large_batch_is_stored_message_by_message(tmp_path: Path, is_even: bool) -> None:
+    async with running_broker(tmp_path) as (_, client):
+        entries = [
+            BatchEntry(b"%d" % number + b"x" * 2000, b"TAGS\x01a\x02KEYS\x01k%d" % number)
+            for number in range(10 if is_even else 1, 50)
+        ]
+        answer = await client.send(encode_batch(entries), named={"WAIT": "true"}, batch=True)
+        stored = SendMessageAnswer.from_ext_fields(answer.ext_fields)
+        messages = await client.messages()
+        assert [message.body for message in messages] == [entry.body for entry in entries]
+        assert stored.msg_id == ",".join(message.offset_id for message in messages)
+        assert messages[0].keys == ["k10" if is_even else "k1"]
+        assert messages[-1].keys == ["k49"]
+
+
+@virtual_time()
+async def test_a_large_batch_that_is_damaged_is_refused(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (_, client):
+        body = encode_batch([BatchEntry(b"x" * 2000, b"TAGS\x01a")] * 50)
+        answer = await client.send(body[:-1], batch=True)
+        assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+        assert await client.messages() == []
+
+
 @virtual_time()
 async def test_retried_too_often_goes_to_the_dead_letters(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (broker, client):

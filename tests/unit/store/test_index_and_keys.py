@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turbopump.errors import InvalidArgument, StoreDamaged
 from turbopump.store import Store, parse_delay_levels
 from turbopump.store.dispatch import PropertyName, property_value
-from turbopump.store.index_file import read_header
+from turbopump.store.entry_run import tags_codes
+from turbopump.store.files import OpenFiles
+from turbopump.store.index_file import IndexFile, read_header
 from turbopump.store.key_hashes import key_hashes
 from turbopump.wire import properties
-from turbopump.wire.hashing import index_hash, string_hash
+from turbopump.wire.hashing import index_hash, string_hash, tags_code
 from turbopump.wire.property_texts import PropertyTexts
 from turbopump.wire.record import decode_record
-from unit.store.support import ManualClock, record, small_config
+from unit.store.support import FaultyFiles, ManualClock, record, small_config
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 
@@ -45,6 +50,45 @@ def test_keys_and_hashes_are_the_same_as_one_by_one(messages: list[tuple[str, st
         for number, (topic, text, _) in enumerate(messages)
         for key in keys_of(properties.decode(text))
     ]
+
+
+ENTRIES = st.lists(
+    st.tuples(
+        st.sampled_from(["UNIQ_KEY\x01", "KEYS\x01", "KEYS\x01", "TAGS\x01", "KEYS"]),
+        st.sampled_from(
+            ["", "a", "key", "a bc", " a  bc ", "x\x01y", "some-longer-key k"] * 3 + ["ü"]
+        ),
+    ).map("".join),
+    min_size=1,
+    max_size=5,
+).map("\x02".join)
+DIGITS = st.lists(st.sampled_from([b"0", b"5", b"~"]), min_size=1, max_size=7)
+LETTERS = st.lists(
+    st.sampled_from([b"0", b" ", b"\x01", b"\x02", b"\0", b"\xc3"]), min_size=1, max_size=7
+)
+
+
+@settings(max_examples=50)
+@given(TOPICS, ENTRIES.map(str.encode), st.integers(14, 40), st.data())
+def test_keys_and_tags_of_texts_of_one_length(
+    topic: str, like: bytes, count: int, data: st.DataObject
+) -> None:
+    texts = [like] * count
+    for at in data.draw(st.sets(st.integers(0, len(like) - 1), max_size=4)):
+        letters = data.draw(DIGITS | DIGITS | DIGITS | LETTERS)
+        texts = [
+            text[:at] + letters[number % len(letters)] + text[at + 1 :]
+            for number, text in enumerate(texts)
+        ]
+    numbers, hashes = key_hashes([topic.encode()], PropertyTexts(texts))
+    parsed = [properties.decode(text.decode("utf-8", "replace")) for text in texts]
+    assert list(zip(numbers.tolist(), hashes.tolist(), strict=True)) == [
+        (number, index_hash(topic, key))
+        for number, found in enumerate(parsed)
+        for key in keys_of(found)
+    ]
+    codes = tags_codes(PropertyTexts(texts)).tolist()
+    assert codes == [tags_code(found.get("TAGS")) for found in parsed]
 
 
 def keys_of(found: dict[str, str]) -> list[str]:
@@ -108,6 +152,37 @@ def test_colliding_keys_and_full_files(tmp_path: Path) -> None:
         clock.advance(700)
         store.append([record(b"300", KEYS="k0")])
         assert len(store.messages_by_key("Topic", "k0", 64, 0, 1 << 60)) == 31
+
+
+HASHES = st.lists(st.integers(0, 20), min_size=1, max_size=30)
+
+
+@settings(max_examples=25)
+@given(st.lists(st.tuples(HASHES, st.booleans()), min_size=1, max_size=4))
+def test_entries_are_chained_newest_first_and_failed_ones_leave_no_trace(
+    groups: list[tuple[list[int], bool]],
+) -> None:
+    with tempfile.TemporaryDirectory() as root:
+        disk = FaultyFiles()
+        open_files = OpenFiles(disk, 8)
+        file = IndexFile(Path(root, "index"), 7, 200, disk, open_files)
+        file.path.write_bytes(bytes(file.size))
+        wanted: dict[int, list[int]] = {}
+        at = 1
+        for hashes, is_full in groups:
+            disk.bytes_left = 10 if is_full else None
+            positions = np.arange(at, at + len(hashes))
+            at += len(hashes)
+            with pytest.raises(OSError, match="space") if is_full else nullcontext():
+                file.extend(np.array(hashes), positions, np.full(len(hashes), 1000))
+            for key_hash, position in zip(hashes, positions.tolist(), strict=True):
+                if not is_full:
+                    wanted.setdefault(key_hash, []).insert(0, position)
+            for key_hash in range(21):
+                found: list[int] = []
+                file.search(key_hash, 0, 2000, 100, found)
+                assert found == wanted.get(key_hash, [])
+        open_files.close_all()
 
 
 def test_the_index_is_repaired_after_a_crash_whatever_its_slots_say(tmp_path: Path) -> None:

@@ -37,7 +37,18 @@ ENTRIES = st.builds(
     ),
     flag=st.sampled_from([0, 0, 0, -7]),
 )
-EQUAL = st.builds(BatchEntry, body=st.binary(min_size=3, max_size=3), properties=st.just(b"A\x01b"))
+EQUAL = st.integers(0, 3).flatmap(
+    lambda size: st.lists(
+        st.builds(
+            BatchEntry,
+            body=st.binary(min_size=size, max_size=size),
+            properties=st.sampled_from([b"A\x01b"] * 6 + [b"A\x01c", b"A\x01\x02", b"A\x01\0"]),
+            flag=st.sampled_from([5] * 9 + [0]),
+        ),
+        min_size=1,
+        max_size=9,
+    )
+)
 
 
 def one_by_one(body: bytes) -> list[Record]:
@@ -77,12 +88,29 @@ def check_same(batch: RecordBatch, body: bytes) -> None:
     )
 
 
-@given(st.lists(ENTRIES, min_size=1, max_size=4) | st.lists(EQUAL, min_size=1, max_size=9))
+@given(st.lists(ENTRIES, min_size=1, max_size=4) | EQUAL)
 def test_batches_become_the_same_records(entries: list[BatchEntry]) -> None:
     body = encode_batch((entries * MESSAGES_MIN)[: MESSAGES_MIN + 3 * len(entries)])
+    for sent in (body, memoryview(body)):
+        batch = record_batch(LIKE, sent, SHARED)
+        if batch is not None:
+            check_same(batch, body)
+
+
+@pytest.mark.parametrize("body_bytes", [2, 1000])
+@pytest.mark.parametrize("end", [b"", b"\x02"])
+def test_messages_of_the_same_lengths_are_not_taken_out_one_by_one(
+    body_bytes: int, end: bytes
+) -> None:
+    body = encode_batch(
+        BatchEntry(b"%0*d" % (body_bytes, number), b"KEYS\x01k%02d" % number + end, flag=-3)
+        for number in range(100)
+    )
     batch = record_batch(LIKE, body, SHARED)
-    if batch is not None:
-        check_same(batch, body)
+    assert batch is not None
+    assert isinstance(batch.bodies, np.ndarray)
+    assert batch.texts.columns is not None
+    check_same(batch, body)
 
 
 def test_usual_batches_are_not_left_to_be_looked_at() -> None:

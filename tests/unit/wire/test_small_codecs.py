@@ -115,6 +115,9 @@ def test_offset_ids(vector: Vector) -> None:
     offset = PhysicalOffset(vector["offset"])
     assert ids.offset_id(place, offset) == vector["id"]
     assert ids.parse_offset_id(vector["id"]) == (place, offset)
+    assert ids.offset_ids(place, [offset]) == vector["id"]
+    both = ids.offset_ids(place, [PhysicalOffset(0), offset])
+    assert both == f"{ids.offset_id(place, PhysicalOffset(0))},{vector['id']}"
 
 
 @pytest.fixture
