@@ -14,6 +14,7 @@ from turbopump.broker.config import BrokerConfig
 from turbopump.broker.groups import Groups
 from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.offsets import Offsets
+from turbopump.broker.pull_row import PullRow
 from turbopump.broker.put import Draft, Put
 from turbopump.broker.stats import Stats
 from turbopump.broker.topics import Topics, is_readable
@@ -24,6 +25,7 @@ from turbopump.message import MessageQueue, QueueOffset
 from turbopump.net.connection import Connection
 from turbopump.net.router import Handler, failure
 from turbopump.store import outcomes
+from turbopump.store.config import ReadLimits
 from turbopump.store.outcomes import EVERYTHING, Filter, ReadOutcome
 from turbopump.store.store import Store
 from turbopump.wire import properties as names
@@ -34,6 +36,7 @@ from turbopump.wire.headers import NoFields, PullMessage, PullMessageAnswer
 from turbopump.wire.hosts import Host
 from turbopump.wire.names import OFFSET_MOVED_TOPIC
 from turbopump.wire.pull_answers import PullAnswers
+from turbopump.wire.pull_requests import VARYING
 from turbopump.wire.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND
 
 _MASTER = 0
@@ -106,7 +109,10 @@ class Pulls:
             )
         outcome = self._read(pull)
         if isinstance(outcome, outcomes.Found):
-            return self._hand_out(pull, outcome)
+            answer = self._hand_out(pull, outcome)
+            if answer is None and peer.row.may_begin() and _may_begin_row(pull):
+                self._begin_row(pull)
+            return answer
         may_hold = header.sys_flag & PULL_SUSPEND and not self._arrivals.is_full
         if may_hold and _code(outcome, header.queue_offset) == ResponseCode.PULL_NOT_FOUND:
             self._hold(pull, outcome)
@@ -193,8 +199,17 @@ class Pulls:
             QueueOffset(header.queue_offset),
             header.max_msg_nums,
             pull.wanted,
-            self._bulk if header.bulk_pull else None,
+            self._limits(header),
         )
+
+    def _limits(self, header: PullMessage) -> ReadLimits | None:
+        return self._bulk if header.bulk_pull else None
+
+    def _begin_row(self, pull: Pull) -> None:
+        """Have pulls behind one that was answered with messages answered together, if alike."""
+        header, row = pull.header, pull.peer.row
+        pulls = PullRow(self._store, self._stats, row, header, self._limits(header), _FOUND)
+        row.begin(VARYING, pulls.serve)
 
     def _hold(self, pull: Pull, outcome: ReadOutcome) -> None:
         header = pull.header
@@ -305,6 +320,8 @@ def _filter_of_request(header: PullMessage) -> Filter:
             ResponseCode.SYSTEM_ERROR,
             "The broker does not support consumer to filter message by SQL92",
         )
+    if header.subscription == tags.EVERYTHING:
+        return EVERYTHING
     try:
         parsed = tags.parse_tags(header.subscription)
     except InvalidArgument as error:
@@ -365,6 +382,14 @@ _FOUND = PullAnswers(ResponseCode.SUCCESS, _MASTER, _STATUS[outcomes.Found])
 def _is_plain(pull: Pull) -> bool:
     """Whether a prepared answer will do: in JSON, and seen by no hook."""
     return pull.request.serialize is Serialize.JSON and not pull.peer.is_observed
+
+
+def _may_begin_row(pull: Pull) -> bool:
+    """Whether pulls behind this one need only be answered, with all messages there are."""
+    header, request = pull.header, pull.request
+    return not (
+        pull.wanted is not EVERYTHING or header.sys_flag & PULL_COMMIT_OFFSET or request.is_oneway
+    )
 
 
 def _fields(outcome: ReadOutcome) -> PullMessageAnswer:

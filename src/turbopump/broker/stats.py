@@ -44,10 +44,10 @@ class Counter:
         self.bytes = 0
         self.times = 0
 
-    def add(self, messages: int, size: int) -> None:
+    def add(self, messages: int, size: int, times: int = 1) -> None:
         self.messages += messages
         self.bytes += size
-        self.times += 1
+        self.times += times
 
 
 class Rates(Struct, frozen=True):
@@ -106,14 +106,16 @@ class Stats:
         counter.add(messages, size)
         self.puts.add(messages, size)
 
-    def get(self, group: str, topic: str, queue_id: int, messages: int, size: int) -> None:
-        """Count messages that were handed out by one pull."""
+    def get(
+        self, group: str, topic: str, queue_id: int, messages: int, size: int, pulls: int = 1
+    ) -> None:
+        """Count messages that were handed out by one pull, or by several."""
         counter = self._get.get((topic, group, queue_id))
         if counter is None:
             counter = self._get[topic, group, queue_id] = self._table.counter()
             self._gets_of.setdefault((topic, group), []).append(counter)
-        counter.add(messages, size)
-        self.gets.add(messages, size)
+        counter.add(messages, size, pulls)
+        self.gets.add(messages, size, pulls)
 
     def missed(self) -> None:
         """Count a pull that found nothing."""

@@ -43,8 +43,13 @@ class Outbox:
         """Bytes that this side still holds in memory."""
         return self._corked_bytes + self._transport.get_write_buffer_size()
 
-    def put(self, parts: Sequence[Buffer]) -> None:
-        """Send the pieces of a frame, now or with others of this turn."""
+    @property
+    def room_bytes(self) -> int:
+        """How much fits before everything is handed to the transport."""
+        return self._bytes_max - self._corked_bytes
+
+    def put(self, parts: Sequence[Buffer], frames: int = 1) -> None:
+        """Send the pieces of one or more frames, now or with others of this turn."""
         length = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
         if self._burst == 1:
             assert not self._parts, "a frame must not overtake those before it"
@@ -53,7 +58,7 @@ class Outbox:
             return
         self._parts += parts
         self._corked_bytes += length
-        self._corked_frames += 1
+        self._corked_frames += frames
         # By bytes too: only the transport can say that the peer does not keep up.
         if self._corked_frames >= self._burst or self._corked_bytes >= self._bytes_max:
             self._burst = min(self._burst * _BURST_GROWTH, _BURST_FRAMES_MAX)
@@ -111,7 +116,7 @@ def coalesced(parts: Sequence[Buffer]) -> list[Buffer]:
             small.append(part)
             continue
         if small:
-            merged.append(b"".join(small))
+            merged.append(b"".join(small) if len(small) > 1 else small[0])
             small = []
         merged.append(part)
     if small:

@@ -20,6 +20,7 @@ from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.append import Appender, Group
 from turbopump.store.commit_log import CommitLog
 from turbopump.store.config import FlushMode, ReadLimits, StoreConfig
+from turbopump.store.consume_queue import ConsumeQueue
 from turbopump.store.directory import StoreDirectory
 from turbopump.store.dispatch import EVERY_QUEUE, Dispatcher, Listener, Watches
 from turbopump.store.entry_run import EntryRun
@@ -29,18 +30,14 @@ from turbopump.store.flush import Flusher, done
 from turbopump.store.health import Health, refusal
 from turbopump.store.key_index import KeyIndex
 from turbopump.store.lookup import offset_by_time, store_timestamp_at
-from turbopump.store.outcomes import (
-    EVERYTHING,
-    Appended,
-    Filter,
-    ReadOutcome,
-)
+from turbopump.store.outcomes import EVERYTHING, Appended, Filter, ReadOutcome
 from turbopump.store.queues import Queues
 from turbopump.store.reading import read_queue, unknown_queue
 from turbopump.store.recovery import Recovered, Recovery
 from turbopump.store.removed import RemovedTopics
 from turbopump.store.retention import Retention, Verdict
 from turbopump.store.segments import Segments
+from turbopump.store.stretch import Stretch
 from turbopump.store.upkeep import Upkeep
 from turbopump.store.write_behind import WriteBehind
 from turbopump.wire.ids import parse_offset_id
@@ -93,15 +90,10 @@ class Store:
     def _make_workers(self, files: Files) -> None:
         """Make those who work on the files."""
         config, clock = self.config, self._clock
-        self._dispatcher = Dispatcher(self._queues, self._index, config.delay_levels)
+        log, queues, index = self._log, self._queues, self._index
+        self._dispatcher = Dispatcher(queues, index, config.delay_levels)
         self._behind = WriteBehind(
-            files,
-            clock,
-            self._directory.checkpoint,
-            self._log,
-            self._queues,
-            self._index,
-            self._dispatcher.crowded,
+            files, clock, self._directory.checkpoint, log, queues, index, self._dispatcher.crowded
         )
         self._flusher = Flusher(self._log.sync)
         self._appender = Appender(config, clock, self._log, self._queues)
@@ -413,17 +405,23 @@ class Store:
         limits: ReadLimits | None = None,
     ) -> ReadOutcome:
         """Read messages of a queue from an offset on."""
-        self._catch_up()
-        queue = self._queues.find(topic, queue_id)
+        queue = self._queue(topic, queue_id)
         if queue is None:
             return unknown_queue(topic, queue_id)
         limits = limits or self.config.limits
         return read_queue(self._log, queue, offset, count_max, limits, wanted)
 
+    @disk_errors_named
+    def stretch(
+        self, topic: str, queue_id: int, at: QueueOffset, count_max: int, limits: ReadLimits | None
+    ) -> Stretch | None:
+        """Prepare to read from an offset on, part by part and at once; None if nothing is there."""
+        queue, limits = self._queue(topic, queue_id), limits or self.config.limits
+        return None if queue is None else Stretch.at(self._log, queue, at, count_max, limits)
+
     def queue_range(self, topic: str, queue_id: int) -> tuple[QueueOffset, QueueOffset]:
         """Return the first offset of a queue and the one behind its last; 0 and 0 if unknown."""
-        self._catch_up()
-        queue = self._queues.find(topic, queue_id)
+        queue = self._queue(topic, queue_id)
         if queue is None:
             return QueueOffset(0), QueueOffset(0)
         return queue.min_offset, queue.max_offset
@@ -436,15 +434,13 @@ class Store:
     @disk_errors_named
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> QueueOffset:
         """Return the offset of the message stored nearest to a moment; 0 if there is none."""
-        self._catch_up()
-        queue = self._queues.find(topic, queue_id)
+        queue = self._queue(topic, queue_id)
         return QueueOffset(0) if queue is None else offset_by_time(self._log, queue, timestamp_ms)
 
     @disk_errors_named
     def store_timestamp_ms(self, topic: str, queue_id: int, offset: QueueOffset) -> int | None:
         """Return when the message at an offset was stored; None if it is not there."""
-        self._catch_up()
-        queue = self._queues.find(topic, queue_id)
+        queue = self._queue(topic, queue_id)
         return None if queue is None else store_timestamp_at(self._log, queue, offset)
 
     @disk_errors_named
@@ -492,7 +488,12 @@ class Store:
         size = min(size_max, in_file, self.readable_end - position)
         return self._log.view(position, size) if size > 0 else None
 
+    def _queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        self._catch_up()
+        return self._queues.find(topic, queue_id)
+
     def _catch_up(self) -> None:
-        self._check_open()
+        if not self._open:
+            self._check_open()
         if self._dispatcher.first_waiting is not None:
             self.dispatch()

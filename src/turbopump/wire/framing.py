@@ -6,6 +6,7 @@ import struct
 from collections.abc import Iterator, Sequence
 
 from turbopump.errors import FrameError, InvalidArgument, WireError
+from turbopump.wire.alike import Alike, Numbers, Varying
 from turbopump.wire.command import Buffer, Command, body_parts, decode_header, encode_header
 
 FRAME_BYTES_MAX = 16 * 1024 * 1024
@@ -58,6 +59,11 @@ class FrameDecoder:
         self._missing = 0
         self._consumed = 0
         self._error: WireError | None = None
+        # The last frame that was handed out of a chunk, and where the next one begins.
+        self._chunk = b""
+        self._frame_at = 0
+        self._next_at = 0
+        self._alike: Alike | None = None
 
     @property
     def pending_bytes(self) -> int:
@@ -90,15 +96,41 @@ class FrameDecoder:
                 frame_end = at + _LENGTH_BYTES + length
                 if frame_end > end:
                     break
-                yield _command(chunk, at, frame_end, self._consumed)
-                at = frame_end
+                command = _command(chunk, at, frame_end, self._consumed)
+                self._chunk, self._frame_at, self._next_at = chunk, at, frame_end
+                yield command
+                at = self._next_at
         except WireError as error:
             self._error = error
             raise
+        self._chunk, self._next_at = b"", 0
         if at < end:
             self._keep(chunk, at)
         else:
             self._consumed += at
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether the chunk goes on with a frame that begins like the one just yielded."""
+        chunk, at, following = self._chunk, self._frame_at, self._next_at
+        return following < len(chunk) and chunk.startswith(chunk[at : at + _PREFIX.size], following)
+
+    def alike(self, varying: Varying) -> Alike | None:
+        """Return how to recognise frames like the one just yielded, None if none follows."""
+        chunk, at, following = self._chunk, self._frame_at, self._next_at
+        known = self._alike
+        if known is None or known.varying is not varying or known.numbers(chunk, at) is None:
+            other = chunk[following : following + following - at]
+            known = self._alike = Alike.to(chunk[at:following], other, varying)
+        return known
+
+    def row(self, alike: Alike) -> Iterator[Numbers]:
+        """Yield the numbers of the next frames, as far as they are alike; they are not taken."""
+        return alike.row(self._chunk, self._next_at)
+
+    def pass_over(self, size: int) -> None:
+        """Take frames of so many bytes that are read already."""
+        self._next_at += size
 
     def _begun(self, chunk: bytes, end: int) -> Command:
         """Finish the frame that earlier chunks began; the rest of this one is not copied."""

@@ -1,0 +1,215 @@
+"""Pulls that come in one chunk are answered as those that come one by one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from brokers import BROKER_HOST, running_broker
+from netkit import RawPeer
+from turbopump.broker.broker import Broker
+from turbopump.broker.pull_row import PullRow
+from turbopump.errors import DiskFailed
+from turbopump.store.store import Store
+from turbopump.testing import LinkQuality, MemoryNetwork, virtual_time
+from turbopump.wire.alike import Numbers
+from turbopump.wire.bodies import GroupConfig
+from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.command import FLAG_ONEWAY, Command, Serialize, request
+from turbopump.wire.framing import FrameDecoder, encode
+from turbopump.wire.headers import PullMessage, PullMessageAnswer
+from turbopump.wire.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION
+
+HEADER = PullMessage(
+    consumer_group="g",
+    topic="T",
+    queue_id=0,
+    queue_offset=0,
+    max_msg_nums=3,
+    sys_flag=PULL_SUBSCRIPTION,
+    commit_offset=0,
+    suspend_timeout_millis=0,
+    subscription="*",
+    sub_version=0,
+)
+
+
+def pulls(*offsets: int, first: int = 100, **changes: object) -> list[Command]:
+    """Return requests for messages from some offsets on."""
+    return [
+        replace(
+            request(
+                RequestCode.PULL_MESSAGE,
+                replace(HEADER, **{"queue_offset": offset, **changes}),
+            ),
+            opaque=first + number,
+        )
+        for number, offset in enumerate(offsets)
+    ]
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return how many pulls each row had, as they are served."""
+    counts: list[int] = []
+    serve = PullRow.serve
+
+    def counted(row: PullRow, asked: Iterator[Numbers], bytes_max: int) -> int:
+        counts.append(serve(row, asked, bytes_max))
+        return counts[-1]
+
+    monkeypatch.setattr(PullRow, "serve", counted)
+    return counts
+
+
+async def answers(network: MemoryNetwork, chunks: Sequence[bytes]) -> bytes:
+    """Return all that is answered to some chunks."""
+    peer = await network.host("10.0.0.8").connect(BROKER_HOST, 10911, RawPeer)
+    for chunk in chunks:
+        peer.transport.write(chunk)
+        await asyncio.sleep(1)
+    peer.transport.close()
+    return peer.received
+
+
+def read(received: bytes) -> list[Command]:
+    return list(FrameDecoder().feed(received))
+
+
+def following(command: Command) -> int:
+    return PullMessageAnswer.from_ext_fields(command.ext_fields).next_begin_offset
+
+
+CASES: dict[str, tuple[list[Command], int]] = {
+    "one after the other": (pulls(0, 3, 6, 9), 2),
+    "from anywhere": (pulls(5, 1, 5, 8, 2, 0), 4),
+    "up to the end": (pulls(0, 3, 6, 9, 12, 15, 18, 21), 2),
+    "up to the last": (pulls(2, 4, 6, 8, max_msg_nums=2), 3),
+    "before the first": (pulls(1, -1, 2, -9, 3), 0),
+    "none at a time": (pulls(0, 1, 2, max_msg_nums=0), 0),
+    "less than none": (pulls(0, 1, 2, max_msg_nums=-1), 0),
+    "as many as there may be": (pulls(0, 1, 2, 3, max_msg_nums=1000), 0),
+    "more than there may be": (pulls(0, 1, 2, max_msg_nums=99, bulk_pull=True), 0),
+    "of other queues": (pulls(0) + pulls(0, queue_id=1) + pulls(3), 0),
+    "of none": (pulls(0, 3, queue_id=9), 0),
+    "with tags": (pulls(0, 3, 6, subscription="a"), 0),
+    "with offsets to commit": (pulls(0, 3, 6, sys_flag=PULL_SUBSCRIPTION | PULL_COMMIT_OFFSET), 0),
+    "with numbers that get longer": (pulls(0, 3, 6, 9, first=98), 1),
+    "as others write them": (
+        [replace(each, serialize=Serialize.ROCKETMQ) for each in pulls(0, 3, 6)],
+        0,
+    ),
+    "that nobody waits for": ([replace(each, flag=FLAG_ONEWAY) for each in pulls(0, 3, 6)], 0),
+    "among others": (
+        [*pulls(0, 3), Command(RequestCode.GET_BROKER_CONFIG, opaque=7), *pulls(0, 3, 6)],
+        3,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_answers_are_the_same_as_one_by_one(tmp_path: Path, name: str, served: list[int]) -> None:
+    asked, in_rows = CASES[name]
+
+    @virtual_time()
+    async def main() -> None:
+        network = MemoryNetwork(LinkQuality(cut_chance=0))
+        async with running_broker(tmp_path, network) as (broker, client):
+            for number in range(10):
+                await client.send(named={"TAGS": "ab"[number % 2]})
+                await client.send(queue_id=1)
+            frames = [encode(each) for each in asked]
+            one_by_one = await answers(network, frames)
+            counted = totals(broker)
+            assert not any(served)
+            together = await answers(network, [b"".join(frames)])
+            assert together == one_by_one
+            assert sum(served) == in_rows
+            assert totals(broker) == tuple(2 * each for each in counted)
+            in_two = await answers(network, [b"".join(frames)[:-100], b"".join(frames)[-100:]])
+            assert in_two == one_by_one
+
+    main()
+
+
+def totals(broker: Broker) -> tuple[int, int, int]:
+    gets = broker.state.stats.gets
+    return gets.messages, gets.bytes, gets.times
+
+
+@pytest.mark.parametrize("change", ["group", "topic"])
+def test_what_changes_counts_for_the_next_chunk(tmp_path: Path, change: str) -> None:
+    @virtual_time()
+    async def main() -> None:
+        network = MemoryNetwork(LinkQuality(cut_chance=0))
+        async with running_broker(tmp_path, network) as (broker, client):
+            for _ in range(10):
+                await client.send()
+            peer = await network.host("10.0.0.8").connect(BROKER_HOST, 10911, RawPeer)
+            chunk = b"".join(encode(each) for each in pulls(0, 3, 6))
+            peer.transport.write(chunk)
+            await asyncio.sleep(1)
+            if change == "group":
+                broker.state.groups.update(GroupConfig(group_name="g", consume_enable=False))
+            else:
+                broker.state.topics.delete("T")
+            peer.transport.write(chunk)
+            await asyncio.sleep(1)
+            refused = {"group": ResponseCode.NO_PERMISSION, "topic": ResponseCode.TOPIC_NOT_EXIST}
+            codes = [each.code for each in read(peer.received)]
+            assert codes == [ResponseCode.SUCCESS] * 3 + [refused[change]] * 3
+            peer.transport.close()
+
+    main()
+
+
+@pytest.mark.parametrize("error", [DiskFailed("the disk is gone"), ValueError("a mistake")])
+def test_pulls_that_cannot_be_served_together_are_served_one_by_one(
+    tmp_path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Store, "stretch", fail)
+
+    @virtual_time()
+    async def main() -> None:
+        network = MemoryNetwork(LinkQuality(cut_chance=0))
+        async with running_broker(tmp_path, network) as (_, client):
+            for _ in range(10):
+                await client.send()
+            frames = b"".join(encode(each) for each in pulls(0, 3, 6))
+            found = read(await answers(network, [frames]))
+            assert [(each.opaque, following(each)) for each in found] == [
+                (100, 3),
+                (101, 6),
+                (102, 9),
+            ]
+
+    main()
+
+
+@virtual_time()
+async def test_who_does_not_read_gets_no_more_than_there_is_room_for(
+    tmp_path: Path, served: list[int]
+) -> None:
+    network = MemoryNetwork(LinkQuality(cut_chance=0))
+    async with running_broker(tmp_path, network) as (broker, client):
+        for _ in range(9):
+            await client.send(bytes(30_000))
+        peer = await network.host("10.0.0.8").connect(BROKER_HOST, 10911, RawPeer)
+        peer.transport.pause_reading()
+        asked = pulls(*[0, 3, 6] * 10)
+        peer.transport.write(b"".join(encode(each) for each in asked))
+        await asyncio.sleep(10)
+        (accepted,) = (each for each in broker.connections if "10.0.0.8" in each.peer_address)
+        assert 256 * 1024 <= accepted.unwritten_bytes < 600 * 1024
+        peer.transport.resume_reading()
+        await asyncio.sleep(10)
+        assert [each.opaque for each in read(peer.received)] == [each.opaque for each in asked]
+        assert max(served) <= 3
+        peer.transport.close()
