@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stored_rows import entries, expected, names, numbered, plain, row, rows_of, stored
 from turbopump.errors import InvalidArgument, RecordError
-from turbopump.spark.records import arrays, property_columns, record_run
+from turbopump.spark.records import arrays, finding, property_columns
 from turbopump.spark.records import columns as record_columns
 from turbopump.spark.records.columns import RecordColumns
 from turbopump.spark.records.schema import COLUMNS
@@ -88,7 +88,10 @@ def check_damaged(parts: list[bytes], data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(whole) - 1))
     whole[at] = data.draw(st.integers(0, 255))
     damaged = bytes(whole[: data.draw(st.sampled_from([len(whole), at]))])
-    check_crc = data.draw(st.booleans())
+    check_one_by_one(damaged, check_crc=data.draw(st.booleans()))
+
+
+def check_one_by_one(damaged: bytes, *, check_crc: bool) -> None:
     try:
         wanted: list[dict[str, Any]] = []
         while (at := sum(one["size"] for one in wanted)) < len(damaged):
@@ -184,7 +187,7 @@ def test_columns_say_what_the_messages_one_by_one_say(parts: list[bytes]) -> Non
     check_all_columns(parts)
 
 
-@given(st.lists(records(), min_size=1, max_size=3), st.data())
+@given(alike() | st.lists(records(), min_size=1, max_size=3), st.data())
 @settings(max_examples=25, deadline=None)
 def test_damage_is_found_or_does_not_matter(parts: list[bytes], data: st.DataObject) -> None:
     check_damaged(parts, data)
@@ -198,7 +201,7 @@ def test_many_columns_say_what_the_messages_one_by_one_say(parts: list[bytes]) -
 
 
 @pytest.mark.slow
-@given(st.lists(records(), min_size=1, max_size=3), st.data())
+@given(alike() | st.lists(records(), min_size=1, max_size=3), st.data())
 @settings(max_examples=1000, deadline=None)
 def test_more_damage_is_found_or_does_not_matter(parts: list[bytes], data: st.DataObject) -> None:
     check_damaged(parts, data)
@@ -324,6 +327,17 @@ def test_bodies_that_inflate_to_much_make_several_batches(monkeypatch: pytest.Mo
     assert none.num_rows == 0
 
 
+@pytest.mark.parametrize("check_crc", [True, False])
+def test_damage_among_records_that_are_alike(*, check_crc: bool) -> None:
+    one = stored(plain(text=b"KEYS\x01k"))
+    # Size, magic, flags, length of the body, of the topic, and of the properties.
+    for at in (0, 3, 7, 39, 84, 87, 93, 95, 96):
+        for bits in (0x01, 0x10, 0x20, 0xFF):
+            other = one[:at] + bytes([one[at] ^ bits]) + one[at + 1 :]
+            for parts in ([one, other, one], [other, other], [other]):
+                check_one_by_one(b"".join(parts), check_crc=check_crc)
+
+
 @pytest.mark.parametrize(
     ("damage", "position"),
     [
@@ -333,17 +347,21 @@ def test_bodies_that_inflate_to_much_make_several_batches(monkeypatch: pytest.Mo
         (b"\xff", 0),
         (struct.pack(">i", 12) + stored(plain())[4:], 84),
         (struct.pack(">i", -1) + stored(plain())[4:], 84),
+        (
+            struct.pack(">i", len(stored(plain())) + 40_000) + stored(plain())[4:] + bytes(40_000),
+            95,
+        ),
     ],
 )
 def test_something_else_than_a_record_is_placed(damage: bytes, position: int) -> None:
-    good = stored(plain())
-    with pytest.raises(RecordError) as raised:
-        rows_of(good + damage)
-    assert raised.value.position == len(good) + position
+    for good in (b"", stored(plain())):
+        with pytest.raises(RecordError) as raised:
+            rows_of(good + damage)
+        assert raised.value.position == len(good) + position
 
 
 def test_too_much_at_once_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_run, "INT_MAX", 10)
+    monkeypatch.setattr(finding, "INT_MAX", 10)
     with pytest.raises(InvalidArgument, match="at most 10"):
         rows_of(stored(plain()))
 
@@ -359,5 +377,5 @@ def test_golden_stores(name: str, tmp_path: Path) -> None:
         archive.extractall(tmp_path, filter="data")
     for path in sorted(tmp_path.rglob("commitlog/*")):
         content = path.read_bytes()
-        _, end = record_run.find_records(content)
+        _, end = finding.find_records(content)
         assert rows_of(content[:end]) == expected(content[:end])

@@ -13,7 +13,8 @@ import numpy as np
 
 from turbopump.errors import RecordError
 from turbopump.spark.offline.files import LogFile
-from turbopump.spark.records.record_run import RecordRun, damage_at, find_records
+from turbopump.spark.records.finding import damage_at, find_records
+from turbopump.spark.records.record_run import RecordRun
 from turbopump.wire.record import (
     BLANK_BYTES,
     BLANK_MAGIC,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
@@ -14,7 +13,6 @@ import pyarrow.compute as pc
 from turbopump.errors import InvalidArgument, RecordError
 from turbopump.spark.records.arrays import (
     Column,
-    Encoded,
     cells,
     in_order,
     mask_of,
@@ -23,8 +21,9 @@ from turbopump.spark.records.arrays import (
     repeated,
     same_width_texts,
 )
+from turbopump.spark.records.finding import damage_at, find_in_spans
 from turbopump.spark.records.property_columns import PropertyColumns, property_columns
-from turbopump.spark.records.record_run import RecordRun, Span, damage_at, find_in_spans
+from turbopump.spark.records.record_run import Hosts, RecordRun, Span
 from turbopump.spark.records.schema import arrow_schema
 from turbopump.wire import properties, sysflag
 from turbopump.wire.compression import inflate
@@ -222,16 +221,11 @@ def _hex(raw: npt.NDArray[np.uint8]) -> Column:
     return same_width_texts((2 * raw.shape[1],), _HEX_PAIRS.take(raw))
 
 
-def _hosts(hosts: Encoded) -> Column:
+def _hosts(hosts: Hosts, rows: int) -> Column:
     # Messages come from few clients: each address is written out once.
-    names = [_host_name(_host_bytes(raw)) for raw in cells(hosts.dictionary)]
-    if len(names) == 1:
-        return repeated((names[0],), len(hosts))
-    return pa.array(names, pa.string()).take(hosts.indices)
-
-
-def _host_bytes(raw: int | bytes) -> bytes:
-    return raw if isinstance(raw, bytes) else raw.to_bytes(8, sys.byteorder)
+    different, whose = hosts
+    names = tuple(_host_name(raw) for raw in different)
+    return repeated(names, rows) if whose is None else pa.array(names, pa.string()).take(whose)
 
 
 @lru_cache(maxsize=4096)
@@ -315,8 +309,8 @@ _COLUMNS: dict[str, Callable[[_Cells], Column]] = {
     "body": _Cells.bodies,
     "bornTimestamp": lambda made: _times(made.run.born_times_ms()),
     "storeTimestamp": lambda made: _times(made.run.store_times_ms()),
-    "bornHost": lambda made: _hosts(made.run.born_hosts()),
-    "storeHost": lambda made: _hosts(made.run.store_hosts()),
+    "bornHost": lambda made: _hosts(made.run.born_hosts(), len(made.run)),
+    "storeHost": lambda made: _hosts(made.run.store_hosts(), len(made.run)),
     "reconsumeTimes": lambda made: pa.array(made.run.reconsume_times()),
     "sysFlag": lambda made: pa.array(made.run.sys_flags()),
     "size": lambda made: pa.array(made.run.sizes.astype(np.int32)),

@@ -237,7 +237,7 @@ class _MixedNames:
 def _joined(run: RecordRun) -> tuple[npt.NDArray[np.uint8], Numbers]:
     """Return all texts in one, with an end of entry before each of them and behind the last."""
     # The byte before a text belongs to its length: room for the separator.
-    stored = run.binary(Parts(run.properties.start - 1, run.properties.end))
+    stored = run.binary(Parts(run.properties.start - 1, run.properties.length + 1))
     joined, offsets = _separated(stored)
     return (joined, offsets) if _is_utf8(joined) else _separated(_mended(stored))
 

@@ -6,9 +6,8 @@ the cost of a record is a few array elements and not Python objects.
 
 from __future__ import annotations
 
-import struct
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,7 +15,6 @@ import numpy.typing as npt
 import pyarrow as pa
 from isal.isal_zlib import crc32
 
-from turbopump.errors import InvalidArgument, RecordError
 from turbopump.spark.records.arrays import (
     Column,
     Encoded,
@@ -29,13 +27,15 @@ from turbopump.spark.records.arrays import (
 from turbopump.wire import sysflag
 from turbopump.wire.command import Buffer
 from turbopump.wire.hashing import INT_MAX
-from turbopump.wire.hosts import V4_BYTES, V6_BYTES
-from turbopump.wire.record import FIXED_BYTES, MAGIC, MAGIC_V2, decode_record
+from turbopump.wire.hosts import V4_BYTES
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 Span: TypeAlias = tuple[int, int]
+Hosts: TypeAlias = "tuple[list[bytes], Column | None]"
+"""The different ones, and for each record which one it has: None where there is only one."""
 
 _HEAD_FIELDS = (
+    ("size", ">i4", 0),
     ("magic", ">u4", 4),
     ("crc", ">i4", 8),
     ("queue_id", ">i4", 12),
@@ -51,29 +51,25 @@ _HEAD_FIELDS = (
 )
 """The fields before the body and where they lie, while both hosts are IPv4 ones: address and port
 together. Of an IPv6 one, everything behind the born host's address lies elsewhere."""
-_HEAD_BYTES = 88
-_HEAD = np.dtype(
+HEAD_BYTES = 88
+HEAD = np.dtype(
     {
         "names": [name for name, _, _ in _HEAD_FIELDS],
         "formats": [kind for _, kind, _ in _HEAD_FIELDS],
         "offsets": [at for _, _, at in _HEAD_FIELDS],
-        "itemsize": _HEAD_BYTES,
+        "itemsize": HEAD_BYTES,
     }
 )
-_PHYSICAL_OFFSET_AT = 28
 _BORN_HOST_AT = 48
 _STORE_TIME_AT = 56
 _STORE_HOST_AT = 64
 _RECONSUME_AT = 72
-_BODY_LENGTH_AT = 84
 
 _PORT_BYTES = 4
-_V6_EXTRA = V6_BYTES - V4_BYTES
-_PROPERTIES_LENGTH_BYTES = 2
 _SMALL_BYTES = 768
 """Bodies of records that are not larger on average are copied to be checked."""
 _CHECKED_ROWS = 256
-_SIZE = struct.Struct(">i")
+_NO_ROWS: Numbers = np.empty(0, np.int64)
 
 
 class RecordRun:
@@ -83,6 +79,7 @@ class RecordRun:
         "_bodies",
         "_buffer",
         "_heads",
+        "_topic",
         "body",
         "data",
         "properties",
@@ -101,6 +98,7 @@ class RecordRun:
         heads: npt.NDArray[Any],
         v6_shifts: tuple[Numbers, Numbers] | None,
         parts: tuple[Parts, Parts, Parts],
+        topic: bytes | None = None,
     ) -> None:
         self.data = data
         self.starts = starts
@@ -111,6 +109,8 @@ class RecordRun:
         self.body, self.topic, self.properties = parts
         self._buffer = buffer
         self._heads = heads
+        self._topic = topic
+        """The topic of all of them, if it is known."""
         self._bodies: Column | None = None
 
     def __len__(self) -> int:
@@ -127,6 +127,7 @@ class RecordRun:
             self._heads[wanted],
             None if shifts is None else (shifts[0][wanted], shifts[1][wanted]),
             (self.body.where(wanted), self.topic.where(wanted), self.properties.where(wanted)),
+            self._topic,
         )
 
     def queue_ids(self) -> npt.NDArray[np.int32]:
@@ -143,6 +144,8 @@ class RecordRun:
 
     def compressed_rows(self) -> npt.NDArray[np.int64]:
         """Return the numbers of the records whose bodies are compressed."""
+        if not np.bitwise_or.reduce(self._heads["sys_flag"]) & sysflag.COMPRESSED:
+            return _NO_ROWS
         return np.flatnonzero((self.sys_flags() & sysflag.COMPRESSED) != 0)
 
     def born_times_ms(self) -> npt.NDArray[np.int64]:
@@ -152,51 +155,55 @@ class RecordRun:
         if self.v6_shifts is None:
             return self._heads["store_time"].astype(np.int64)
         at = self.starts + self.v6_shifts[0] + _STORE_TIME_AT
-        return _read(self.data, ">i8", at).astype(np.int64)
+        return read_at(self.data, ">i8", at).astype(np.int64)
 
     def reconsume_times(self) -> npt.NDArray[np.int32]:
         if self.v6_shifts is None:
             return self._heads["reconsume"].astype(np.int32)
         at = self.starts + self.v6_shifts[1] + _RECONSUME_AT
-        return _read(self.data, ">i4", at).astype(np.int32)
+        return read_at(self.data, ">i4", at).astype(np.int32)
 
-    def born_hosts(self) -> Encoded:
-        """Return the born hosts: address and port together, as numbers if all are IPv4."""
+    def born_hosts(self) -> Hosts:
+        """Return the born hosts: address and port together."""
         if self.v6_shifts is None:
             return _few(self._heads["born_host"])
         start = self.starts + _BORN_HOST_AT
-        end = start + self.v6_shifts[0] + V4_BYTES + _PORT_BYTES
-        return self.binary(Parts(start, end)).dictionary_encode()
+        return self._different(Parts(start, self.v6_shifts[0] + (V4_BYTES + _PORT_BYTES)))
 
-    def store_hosts(self) -> Encoded:
+    def store_hosts(self) -> Hosts:
         """Return the store hosts in the same way."""
         if self.v6_shifts is None:
             return _few(self._heads["store_host"])
-        return self.binary(self._store_host_parts(self.v6_shifts)).dictionary_encode()
+        return self._different(self._store_host_parts(self.v6_shifts))
+
+    def _different(self, parts: Parts) -> Hosts:
+        found: Encoded = self.binary(parts).dictionary_encode()
+        return cells(found.dictionary), found.indices
 
     def _store_host_parts(self, v6_shifts: tuple[Numbers, Numbers]) -> Parts:
         start = self.starts + v6_shifts[0] + _STORE_HOST_AT
-        end = self.starts + v6_shifts[1] + _STORE_HOST_AT + V4_BYTES + _PORT_BYTES
-        return Parts(start, end)
+        return Parts(start, v6_shifts[1] - v6_shifts[0] + (V4_BYTES + _PORT_BYTES))
 
     def offset_ids(self) -> Iterator[tuple[Numbers | None, npt.NDArray[np.uint8]]]:
         """Yield the bytes of offset ids, store host and physical offset, one row for each.
 
         Ids are of two widths: the first of each pair tells which records have them, None for all.
         """
-        heads = self._heads.view(np.uint8).reshape(len(self), _HEAD_BYTES)
-        offsets = heads[:, _PHYSICAL_OFFSET_AT : _PHYSICAL_OFFSET_AT + 8]
+        offsets = self._heads["physical_offset"].view(np.uint64)
         if self.v6_shifts is None:
-            hosts = heads[:, _STORE_HOST_AT : _STORE_HOST_AT + V4_BYTES + _PORT_BYTES]
-            yield None, np.concatenate((hosts, offsets), axis=1)
+            ids = np.empty((len(self), 2), np.uint64)
+            ids[:, 0] = self._heads["store_host"]
+            ids[:, 1] = offsets
+            yield None, ids.view(np.uint8)
             return
         parts = self._store_host_parts(self.v6_shifts)
         widths = parts.end - parts.start
         for width in np.unique(widths):
             rows = np.flatnonzero(widths == width)
-            found = _read(self.data, f"V{width}", parts.start[rows])
+            found = read_at(self.data, f"V{width}", parts.start[rows])
             hosts = found.view(np.uint8).reshape(len(rows), int(width))
-            yield rows, np.concatenate((hosts, offsets[rows]), axis=1)
+            placed = offsets[rows].view(np.uint8).reshape(len(rows), 8)
+            yield rows, np.concatenate((hosts, placed), axis=1)
 
     def binary(self, parts: Parts) -> Column:
         """Return a part of each record."""
@@ -205,7 +212,7 @@ class RecordRun:
     def of_same_width(self, parts: Parts) -> npt.NDArray[np.void] | None:
         """Return a part of each record, None if they differ in length or are empty."""
         width = parts.width()
-        return None if width is None else _read(self.data, f"V{width}", parts.start)
+        return None if width is None else read_at(self.data, f"V{width}", parts.start)
 
     def bodies(self) -> Column:
         """Return the bodies as they are stored."""
@@ -215,12 +222,11 @@ class RecordRun:
         return self._bodies
 
     def only_topic(self) -> bytes | None:
-        """Return the topic that all records have, None if there are several, or no record."""
+        """Return the topic that all records have, None if there are several."""
+        if self._topic is not None:
+            return self._topic
         found = self.of_same_width(self.topic)
-        if found is None:
-            return None
-        raw, width = found.view(np.uint8), found.dtype.itemsize
-        return raw[:width].tobytes() if (raw[width:] == raw[:-width]).all() else None
+        return found[0].tobytes() if found is not None and is_constant(found) else None
 
     def topics(self) -> tuple[list[bytes], npt.NDArray[np.int32]]:
         """Return the different topics, and for each record which one it has."""
@@ -233,18 +239,18 @@ class RecordRun:
         sums = array("I")
         for bodies in self._bodies_to_check():
             sums.extend(map(crc32, bodies))
-        return _first((np.array(sums, np.int64) & INT_MAX) != self._heads["crc"])
+        return first_of((np.array(sums, np.int64) & INT_MAX) != self._heads["crc"])
 
     def _bodies_to_check(self) -> Iterator[Iterable[Buffer]]:
         """Yield bodies in the form that is made fastest, a few at a time."""
-        count = len(self)
+        count, width = len(self), self.body.width()
         if int(self.sizes.sum()) <= _SMALL_BYTES * count:
             # A column is made of them in any case. Short ones are copied faster than views are made
             # of them, and few at a time use the same memory again.
             column = self.bodies()
             for start in range(0, count, _CHECKED_ROWS):
-                yield column.slice(start, _CHECKED_ROWS).to_numpy(zero_copy_only=False)
-        elif (width := self.body.width()) is not None:
+                yield _copies(column.slice(start, _CHECKED_ROWS), width)
+        elif width is not None:
             _, data = contents(self.bodies())
             yield data.reshape(count, width)
         else:
@@ -256,184 +262,34 @@ class RecordRun:
 class Parts:
     """One stretch of bytes for each record."""
 
-    __slots__ = ("end", "start")
+    __slots__ = ("length", "start")
 
-    def __init__(self, start: Numbers, end: Numbers) -> None:
+    def __init__(self, start: Numbers, length: Numbers | int) -> None:
         self.start = start
-        self.end = end
+        self.length = length
+        """How long each is, or all are."""
+
+    @property
+    def end(self) -> Numbers:
+        return self.start + self.length
 
     def width(self) -> int | None:
         """Return how long all are, None if they differ or are empty."""
-        widths = self.end - self.start
-        if not len(widths) or not widths[0] or (widths != widths[0]).any():
+        length = self.length
+        if not len(self.start):
             return None
-        return int(widths[0])
+        if not isinstance(length, int):
+            if (length != length[0]).any():
+                return None
+            length = int(length[0])
+        return length or None
 
     def where(self, wanted: Mask | slice) -> Parts:
-        return Parts(self.start[wanted], self.end[wanted])
+        length = self.length
+        return Parts(self.start[wanted], length if isinstance(length, int) else length[wanted])
 
 
-def find_records(data: bytes | memoryview) -> tuple[RecordRun, int]:
-    """Find records that lie back to back from the start of a buffer.
-
-    Returns them and the position behind the last good one, which is the buffer's end unless
-    something else than a whole record lies there: `damage_at` tells what.
-    """
-    run, damaged_at = find_in_spans(data, [(0, len(data))])
-    return run, len(data) if damaged_at is None else damaged_at
-
-
-def find_in_spans(data: bytes | memoryview, spans: Sequence[Span]) -> tuple[RecordRun, int | None]:
-    """Find records that lie back to back in stretches of a buffer, which are in its order.
-
-    Returns those before the first one that is damaged, and where that lies, if there is one.
-    """
-    view = memoryview(data).cast("B") if isinstance(data, memoryview) else memoryview(data)
-    if len(view) > INT_MAX:
-        raise InvalidArgument(f"{len(view)} bytes of records at once: at most {INT_MAX}")
-    starts, sizes, damaged_at = _found(view, spans)
-    run, first = _checked(view, starts, sizes)
-    return run, damaged_at if first is None else first
-
-
-def damage_at(data: bytes | memoryview, at: int) -> RecordError:
-    """Return what keeps the bytes at a position from being a record."""
-    try:
-        decode_record(data, at, check_crc=True)
-    except RecordError as error:
-        return error
-    return RecordError("not a whole record", at)
-
-
-def _found(view: memoryview, spans: Sequence[Span]) -> tuple[Numbers, Numbers, int | None]:
-    """Return where records begin, how long they are, and where something else lies."""
-    starts, sizes, counts, is_even = _evenly(view, np.array(spans, np.int64).reshape(-1, 2))
-    if is_even.all():
-        return starts, sizes, None
-    found: list[Numbers] = []
-    measured: list[Numbers] = []
-    row, damaged_at = 0, None
-    for (at, end), count, even in zip(spans, counts.tolist(), is_even.tolist(), strict=True):
-        if even:
-            found.append(starts[row : row + count])
-            measured.append(sizes[row : row + count])
-        else:
-            walked, reached = _walk(view, at, end)
-            # By way of an array, which takes half the time.
-            found.append(np.frombuffer(array("q", walked), np.int64))
-            measured.append(np.diff(found[-1], append=reached))
-            if reached < end:
-                damaged_at = reached
-                break
-        row += count
-    return np.concatenate(found), np.concatenate(measured), damaged_at
-
-
-def _evenly(view: memoryview, spans: Numbers) -> tuple[Numbers, Numbers, Numbers, Mask]:
-    """Find the records of all spans at once, as if those of a span were all of the same size.
-
-    Returns their starts and sizes, how many of them are of each span, and for which ones it holds.
-    """
-    begin, length = spans[:, 0], spans[:, 1] - spans[:, 0]
-    is_even = length >= FIXED_BYTES
-    size = _read(view, ">i4", np.where(is_even, begin, 0)).astype(np.int64) if is_even.any() else 0
-    is_even &= size >= FIXED_BYTES
-    size = np.where(is_even, size, FIXED_BYTES)
-    is_even &= length % size == 0
-    counts = np.where(is_even, length // size, 0)
-    sizes = np.repeat(size, counts)
-    starts = _laid_out(begin[is_even], size[is_even], counts[is_even], sizes)
-    differ = np.flatnonzero(_read(view, ">i4", starts) != sizes)
-    is_even[np.searchsorted(np.cumsum(counts), differ, side="right")] = False
-    return starts, sizes, counts, is_even
-
-
-def _laid_out(begin: Numbers, size: Numbers, count: Numbers, sizes: Numbers) -> Numbers:
-    """Return where records start that lie back to back from each beginning on."""
-    # From one start to the next it is the record's size, from span to span something else.
-    distance = np.empty(len(sizes), np.int64)
-    distance[1:] = sizes[:-1]
-    first = np.cumsum(count) - count
-    distance[first] = begin
-    distance[first[1:]] -= (begin + (count - 1) * size)[:-1]
-    return np.cumsum(distance)
-
-
-def _walk(view: memoryview, at: int, end: int) -> tuple[list[int], int]:
-    """Follow the sizes; the last record found may have any of its other parts damaged."""
-    starts: list[int] = []
-    found = starts.append
-    size_at = _SIZE.unpack_from
-    last = end - FIXED_BYTES
-    while at <= last:
-        size = size_at(view, at)[0]
-        if size < FIXED_BYTES:
-            break
-        found(at)
-        at += size
-    if at > end:
-        at = starts.pop()
-    return starts, at
-
-
-def _checked(view: memoryview, starts: Numbers, sizes: Numbers) -> tuple[RecordRun, int | None]:
-    """Find the parts of each record, up to the first one that is damaged; return where it is."""
-    heads = _read(view, f"V{_HEAD_BYTES}", starts).view(_HEAD)
-    bad = heads["magic"] != MAGIC
-    two_bytes = bad & (heads["magic"] == MAGIC_V2) if bad.any() else None
-    if two_bytes is not None:
-        bad ^= two_bytes
-    shifts = _v6_shifts(heads)
-    if shifts is not None:
-        bad |= sizes < FIXED_BYTES + shifts[1]
-    ends = starts + sizes
-
-    body = _bodies(view, starts, heads, None if shifts is None else shifts[1], bad)
-    topic_start = body.end + (1 if two_bytes is None else np.where(two_bytes, 2, 1))
-    bad |= (body.end < body.start) | (topic_start > ends)
-
-    topic_length = _read(view, "u1", _within(topic_start - 1, bad)).astype(np.int64)
-    if two_bytes is not None:
-        long_length = _read(view, ">i2", _within(topic_start - 2, bad)).astype(np.int64)
-        topic_length = np.where(two_bytes, long_length, topic_length)
-    topic = Parts(topic_start, topic_start + topic_length)
-    properties = Parts(topic.end + _PROPERTIES_LENGTH_BYTES, ends)
-    bad |= (topic_length < 0) | (properties.start > ends)
-
-    told = _read(view, ">i2", _within(topic.end, bad))
-    bad |= told != ends - properties.start
-    parts = (body, topic, properties)
-    run = RecordRun(view, pa.py_buffer(view), starts, sizes, heads, shifts, parts)
-    first = _first(bad)
-    return (run, None) if first is None else (run.where(slice(first)), int(starts[first]))
-
-
-def _v6_shifts(heads: npt.NDArray[Any]) -> tuple[Numbers, Numbers] | None:
-    flags = heads["sys_flag"].astype(np.int32)
-    if not (flags & (sysflag.BORN_HOST_V6 | sysflag.STORE_HOST_V6)).any():
-        return None
-    born = np.where(flags & sysflag.BORN_HOST_V6, _V6_EXTRA, 0)
-    return born, born + np.where(flags & sysflag.STORE_HOST_V6, _V6_EXTRA, 0)
-
-
-def _bodies(
-    view: memoryview, starts: Numbers, heads: npt.NDArray[Any], shift: Numbers | None, bad: Mask
-) -> Parts:
-    if shift is None:
-        length, start = heads["body_length"].astype(np.int64), starts + _HEAD_BYTES
-    else:
-        at = _within(starts + shift + _BODY_LENGTH_AT, bad)
-        length = _read(view, ">i4", at).astype(np.int64)
-        start = starts + shift + _HEAD_BYTES
-    return Parts(start, start + length)
-
-
-def _within(positions: Numbers, bad: Mask) -> Numbers:
-    """Lead the positions of damaged records, which may point anywhere, to the buffer's start."""
-    return np.where(bad, 0, positions) if bad.any() else positions
-
-
-def _read(view: memoryview, kind: str, positions: Numbers) -> npt.NDArray[Any]:
+def read_at(view: memoryview, kind: str, positions: Numbers) -> npt.NDArray[Any]:
     """Return what lies at each position."""
     if not len(positions):
         return np.empty(0, kind)
@@ -445,15 +301,30 @@ def _read(view: memoryview, kind: str, positions: Numbers) -> npt.NDArray[Any]:
     return elements[positions]
 
 
-def _few(values: npt.NDArray[Any]) -> Encoded:
+def _copies(column: Column, width: int | None) -> Iterable[bytes]:
+    """Return binaries as objects, all of the same width if it is known."""
+    if width is None:
+        found: npt.NDArray[np.object_] = column.to_numpy(zero_copy_only=False)
+        return found
+    ends, data = contents(column)
+    rows: list[bytes] = data[ends[0] :].view(f"V{width}").tolist()
+    return rows
+
+
+def _few(values: npt.NDArray[Any]) -> Hosts:
     """Return values of which there are few different ones."""
     if len(values) and (values == values[0]).all():
-        same = np.zeros(len(values), np.int32)
-        return pa.DictionaryArray.from_arrays(same, pa.array(values[:1]))
+        return [values[0].tobytes()], None
     found: Encoded = pa.array(np.ascontiguousarray(values)).dictionary_encode()
-    return found
+    return [value.tobytes() for value in found.dictionary.to_numpy()], found.indices
 
 
-def _first(mask: Mask) -> int | None:
+def is_constant(values: npt.NDArray[Any]) -> bool:
+    """Whether all are the same bytes; there is at least one."""
+    raw, width = values.view(np.uint8), values.dtype.itemsize
+    return bool((raw[width:] == raw[:-width]).all())
+
+
+def first_of(mask: Mask) -> int | None:
     """Return the first row that is marked."""
     return int(mask.argmax()) if mask.any() else None
