@@ -35,7 +35,8 @@ _WAITING_MAX = 64
 is stored at once counts as one, since its messages are entered together anyway."""
 
 _MANY = 128
-"""Messages of a batch whose tags are found faster all at once than one by one."""
+"""Messages of a batch whose tags are found faster all at once than one by one, if they are not laid
+out alike."""
 
 INVISIBLE_BIT = sysflag.Transaction.PREPARED.value & sysflag.Transaction.ROLLBACK.value
 """Set in the system flag of prepared and rolled back messages, and of no others."""
@@ -198,7 +199,8 @@ class Dispatcher:
         if not follows or run.physical_offset < queue.physical_end or run.topic == _SCHEDULE_TOPIC:
             return self._enter_queues(run.entries())
         texts = run.texts()
-        found = tags_codes(texts) if len(run) >= _MANY else [*map(_tags_code, texts.parts)]
+        at_once = len(run) >= _MANY or texts.columns is not None
+        found = tags_codes(texts) if at_once else [*map(_tags_code, texts.parts)]
         queue.add_units(run.units(found), PhysicalOffset(run.physical_offset + run.size))
         if not queue.is_waiting:
             self._queues.mark_waiting(queue, run.store_timestamp_ms, run.physical_offset)

@@ -46,7 +46,8 @@ _SLOTS_INTERVAL_MS = 10_000
 """How often slots are written: all of 20 MB, if many messages have come."""
 
 _LARGE_RUN = 256
-"""So many messages of one batch are looked at by themselves."""
+_LARGE_ALIKE_RUN = 64
+"""So many messages of one batch are looked at by themselves; or if laid out alike, so many."""
 
 _ROLLBACK = sysflag.Transaction.ROLLBACK.value
 _NO_KEYS: Ints = np.empty((3, 0), np.int64)
@@ -62,6 +63,12 @@ class _Run(Struct, frozen=True, eq=False):
     positions: Ints
     store_timestamp_ms: int
     text_bytes: int
+
+    @property
+    def is_large(self) -> bool:
+        """Whether its keys are looked for by themselves."""
+        smallest = _LARGE_RUN if self.texts.columns is None else _LARGE_ALIKE_RUN
+        return len(self.positions) >= smallest
 
     def parts(self) -> list[_Run]:
         """Cut it into parts with as much text as is looked at at once; most often it is one.
@@ -356,11 +363,11 @@ def _keys(waiting: Sequence[RecordEntry | _Run]) -> Ints:
             some.add(cast(list[RecordEntry], list(group)))
             continue
         for run in cast(Iterator[_Run], group):
-            if len(run.positions) < _LARGE_RUN:
-                some.add_run(run)
-            else:
+            if run.is_large:
                 found += (some.keys(), run.keys())
                 some = _Messages()
+            else:
+                some.add_run(run)
     found.append(some.keys())
     return np.concatenate(found, axis=1)
 
