@@ -73,18 +73,7 @@ class Alike:
         """Return the numbers of the frame at a position, None if it is not like the sample."""
         if len(data) - at < self.size:
             return None
-        return self._numbers(self._cut.unpack_from(data, at))
-
-    def row(self, data: Buffer, at: int) -> Iterator[Numbers]:
-        """Yield the numbers of frames that are like the sample, one behind the other."""
-        end = len(data) - (len(data) - at) % self.size
-        for pieces in self._cut.iter_unpack(memoryview(data)[at:end]):
-            numbers = self._numbers(pieces)
-            if numbers is None:
-                return
-            yield numbers
-
-    def _numbers(self, pieces: tuple[bytes, ...]) -> Numbers | None:
+        pieces = self._cut.unpack_from(data, at)
         if pieces[::2] != self._texts:
             return None
         digits = self._pick(pieces)
@@ -92,6 +81,12 @@ class Alike:
             return None
         numbers = tuple(map(int, digits))
         return numbers if all(map(ge, numbers, self._least)) else None
+
+    def row(self, data: Buffer, at: int) -> Iterator[Numbers]:
+        """Yield the numbers of frames that are like the sample, one behind the other."""
+        while (numbers := self.numbers(data, at)) is not None:
+            yield numbers
+            at += self.size
 
 
 def _is_read(sample: bytes, spans: Sequence[Span], varying: Varying, digit: bytes) -> bool:

@@ -43,10 +43,8 @@ class Broker:
         )
         while ahead.at < ahead.end:
             ahead.ask()
-            head = ahead.asked.popleft()
-            assert head.offset <= ahead.at, "a gap"
-            ahead.learn_step(head, head.answer)
-            ahead.at = max(ahead.at, head.answer)
+            assert ahead.asked[0].offset <= ahead.at, "a gap"
+            ahead.take(ahead.asked[0].answer)
 
     @property
     def times_sent(self) -> float:

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
+
+from msgspec import Struct
 
 T = TypeVar("T")
 
@@ -24,7 +26,7 @@ SHORT_IN_A_ROW = 3
 ends before it, and one with nothing else."""
 
 
-class Asked(NamedTuple, Generic[T]):
+class Asked(Struct, Generic[T], frozen=True):
     """A request on its way, and what its answer is known by."""
 
     offset: int
@@ -73,10 +75,15 @@ class Ahead(Generic[T]):
         if len(self.asked) > self._most // 2:
             # Requests that leave together cost one write, and the broker one wake-up.
             return
-        while len(self.asked) < self._most and self._ask_next < self.end:
-            is_furthest = len(self.asked) + 1 == self._most
-            self.asked.append(self._ask(self._ask_next, self.end, is_furthest=is_furthest))
-            self._ask_next += self._step
+        self._ask_behind()
+
+    def take(self, next_offset: int) -> None:
+        """Go on from where the answer to the first request leads."""
+        asked = self.asked.popleft()
+        if next_offset - asked.offset != self._step or self._short:
+            self.learn_step(asked, next_offset)
+        if next_offset > self.at:
+            self.at = min(next_offset, self.end)
 
     def learn_step(self, asked: Asked[T], next_offset: int) -> None:
         """Expect the next answers to reach as far as the last ones, this one among them."""
@@ -107,6 +114,19 @@ class Ahead(Generic[T]):
         for offset in reversed(offsets):
             is_furthest = offset == offsets[-1]
             self.asked.appendleft(self._ask(offset, end, is_furthest=is_furthest))
+
+    def _ask_behind(self) -> None:
+        """Ask behind all asked, as `_ask` does one by one."""
+        asked, ask_for, end, step = self.asked, self._ask_for, self.end, self._step
+        usual = self._count_max if self._is_filtered else min(self._count_max, step)
+        offset = self._ask_next
+        for left in range(self._most - len(asked) - 1, -1, -1):
+            if offset >= end:
+                break
+            count = min(usual if left else self._count_max, end - offset)
+            asked.append(Asked(offset, count, ask_for(offset, count)))
+            offset += step
+        self._ask_next = offset
 
     def _ask(self, offset: int, end: int, *, is_furthest: bool) -> Asked[T]:
         count = min(self._count_max, end - offset)

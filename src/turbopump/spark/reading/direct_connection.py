@@ -12,8 +12,7 @@ from collections.abc import Iterator
 
 from turbopump.errors import ConnectionLost, RequestTimeout
 from turbopump.spark.kept import KeptConnections, connected_socket, request_numbers
-from turbopump.wire.command import Command
-from turbopump.wire.framing import read_header
+from turbopump.spark.reading.answers import Answer, AnswerReader
 
 BUFFER_BYTES = 4 * 1024 * 1024
 _RECEIVE_BYTES = 1024 * 1024
@@ -29,6 +28,7 @@ class DirectConnection:
         self._socket.setblocking(False)
         self._unsent = bytearray()
         self._numbers = request_numbers()
+        self._reader = AnswerReader()
         self._begin_anew(BUFFER_BYTES)
 
     def _begin_anew(self, size: int) -> None:
@@ -90,13 +90,11 @@ class DirectConnection:
         if found[0][1] & select.POLLOUT:
             self.flush()
 
-    def frames(self) -> Iterator[tuple[Command, int, int]]:
-        """Yield frames that are whole and have not been read: headers, and where bodies lie.
-
-        Raises WireError.
-        """
-        while isinstance(found := read_header(self.buffer, self._read_to, self._filled), tuple):
-            self._read_to = found[2]
+    def answers(self) -> Iterator[Answer]:
+        """Yield answers that are whole and have not been read; raises WireError, UnusualAnswer."""
+        read = self._reader.read
+        while isinstance(found := read(self.buffer, self._read_to, self._filled), Answer):
+            self._read_to = found.end
             yield found
         self._needed = found
 

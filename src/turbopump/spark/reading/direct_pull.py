@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from turbopump.client.names import with_namespace
 from turbopump.client.pull_config import PullTimes
 from turbopump.client.reading import QueueReader
-from turbopump.client.routes import MASTER_ID
 from turbopump.client.session import Session
 from turbopump.client.subscriptions import subscription
 from turbopump.errors import TurbopumpError
@@ -23,17 +21,14 @@ from turbopump.message import QueueOffset
 from turbopump.spark.kept import KeptConnections
 from turbopump.spark.link import Link
 from turbopump.spark.reading.ahead import Ahead
+from turbopump.spark.reading.answers import Answer, UnusualAnswer
 from turbopump.spark.reading.direct_connection import DirectConnection, connections
 from turbopump.spark.reading.options import Pulling
 from turbopump.spark.reading.planning import QueueRange
-from turbopump.wire.codes import ResponseCode
-from turbopump.wire.command import Command
-from turbopump.wire.headers import PullMessage, PullMessageAnswer
+from turbopump.wire.headers import PullMessage
 from turbopump.wire.pull_requests import PullRequests
 
 _log = logging.getLogger(__name__)
-
-_SUCCESS = int(ResponseCode.SUCCESS)
 
 ENOUGH_ROWS = 2048
 ENOUGH_BYTES = 1024 * 1024
@@ -53,19 +48,6 @@ class DirectChunk:
     spans: list[Span]
     start: int
     end: int
-
-
-class _Answer(NamedTuple):
-    """Where an answer leads and where its records lie, or they themselves once they are kept."""
-
-    next_offset: int
-    start: int
-    end: int
-    kept: bytes | None = None
-
-
-class _UnusualAnswer(Exception):
-    """What has come is not for this part to act on."""
 
 
 class DirectPull:
@@ -91,8 +73,8 @@ class DirectPull:
             count_max=pulling.count_max,
             in_flight_max=pulling.in_flight_max,
         )
-        self._missing: dict[int, int] = {}
-        self._answers: dict[int, _Answer] = {}
+        self._answers: dict[int, Answer | int] = {}
+        """To what was asked, by its number; until it comes, the offset that was asked for."""
         self._trouble: str | None = None
 
     def next_chunk(self) -> DirectChunk | None:
@@ -103,35 +85,47 @@ class DirectPull:
         self._keep_early()
         self._connection.forget()
         ahead, start = self._ahead, self._ahead.at
-        parts: list[_Answer] = []
+        parts: list[Answer] = []
         size = 0
         while ahead.at < ahead.end:
             ahead.ask()
-            head = ahead.asked[0]
-            answer = self._answers.get(head.answer)
-            if answer is None:
-                if ahead.at - start >= CHUNK_ROWS or size >= CHUNK_BYTES:
-                    break
-                is_enough = ahead.at - start >= ENOUGH_ROWS or size >= ENOUGH_BYTES
-                if not self._receive(is_enough=is_enough, is_begun=bool(parts)):
-                    break
+            taken = self._take(parts)
+            if taken is not None:
+                size += taken
                 continue
-            if parts and head.offset < ahead.at < answer.next_offset:
+            if isinstance(self._answers[ahead.asked[0].answer], Answer):
                 # What it repeats can be cut off only where a chunk begins.
                 break
-            ahead.asked.popleft()
-            del self._answers[head.answer]
-            ahead.learn_step(head, answer.next_offset)
-            if answer.next_offset > ahead.at:
-                ahead.at = min(answer.next_offset, ahead.end)
-                parts.append(answer)
-                size += answer.end - answer.start
+            if ahead.at - start >= CHUNK_ROWS or size >= CHUNK_BYTES:
+                break
+            is_enough = ahead.at - start >= ENOUGH_ROWS or size >= ENOUGH_BYTES
+            if not self._receive(is_enough=is_enough, is_begun=bool(parts)):
+                break
         self._flush()
         return self._chunk(parts, start) if parts else None
 
+    def _take(self, parts: list[Answer]) -> int | None:
+        """Take the answers that are next, return the bytes of their records; None if none is."""
+        ahead, answers = self._ahead, self._answers
+        size = None
+        while ahead.asked:
+            head = ahead.asked[0]
+            answer, at = answers[head.answer], ahead.at
+            if isinstance(answer, int) or head.offset > at:
+                break
+            if head.offset < at < answer.next_offset and parts:
+                break
+            del answers[head.answer]
+            size = size or 0
+            ahead.take(answer.next_offset)
+            if answer.next_offset > at:
+                parts.append(answer)
+                size += answer.end - answer.start
+        return size
+
     def close(self) -> None:
         """Let go of the connection; one with requests on their way is of no use to anybody."""
-        if self._trouble is None and not self._missing and not self._answers:
+        if self._trouble is None and not self._answers:
             self._connection.rest()
             self._among.give_back(self._connection)
         else:
@@ -142,7 +136,7 @@ class DirectPull:
     def _ask(self, offset: int, count: int) -> int:
         number = self._connection.next_opaque()
         self._connection.put(self._requests.frame(number, offset, count))
-        self._missing[number] = offset
+        self._answers[number] = offset
         return number
 
     def _flush(self) -> None:
@@ -167,34 +161,30 @@ class DirectPull:
             self._connection.flush()
             if not self._connection.receive(0 if is_enough else self._timeout_ms):
                 return False
-            for command, body_start, body_end in self._connection.frames():
-                self._note(command, body_start, body_end)
-        except (OSError, TurbopumpError, _UnusualAnswer) as error:
+            self._note_all()
+        except (OSError, TurbopumpError, UnusualAnswer) as error:
             self._stop(str(error))
         return True
 
-    def _note(self, command: Command, body_start: int, body_end: int) -> None:
-        offset = self._missing.pop(command.opaque, None) if command.is_response else None
-        if offset is None:
-            raise _UnusualAnswer(f"frame {command.opaque} answers nothing that was asked")
-        if command.code != _SUCCESS:
-            raise _UnusualAnswer(f"the broker answers {command.code}: {command.remark}")
-        place = PullMessageAnswer.from_ext_fields(command.ext_fields)
-        if place.suggest_which_broker_id != MASTER_ID:
-            raise _UnusualAnswer(f"broker {place.suggest_which_broker_id} is to be asked")
-        if place.next_begin_offset <= offset:
-            raise _UnusualAnswer(f"an answer leads from {offset} to {place.next_begin_offset}")
-        self._answers[command.opaque] = _Answer(place.next_begin_offset, body_start, body_end)
+    def _note_all(self) -> None:
+        answers = self._answers
+        for answer in self._connection.answers():
+            number, offset = answer.number, answers.get(answer.number)
+            if not isinstance(offset, int):
+                raise UnusualAnswer(f"frame {number} answers nothing that was asked")
+            if answer.next_offset <= offset:
+                raise UnusualAnswer(f"an answer leads from {offset} to {answer.next_offset}")
+            answers[number] = answer
 
     def _keep_early(self) -> None:
         """Copy answers that came before their turn out of the buffer."""
         data = self._connection.buffer
         for number, each in self._answers.items():
-            if each.kept is None:
+            if isinstance(each, Answer) and each.kept is None:
                 kept = bytes(data[each.start : each.end])
-                self._answers[number] = _Answer(each.next_offset, 0, len(kept), kept)
+                self._answers[number] = Answer(number, each.next_offset, 0, len(kept), kept)
 
-    def _chunk(self, parts: list[_Answer], start: int) -> DirectChunk:
+    def _chunk(self, parts: list[Answer], start: int) -> DirectChunk:
         data = self._connection.buffer
         spans = [(part.start, part.end) for part in parts]
         if any(part.kept is not None for part in parts) or spans != sorted(spans):

@@ -1,0 +1,97 @@
+"""Answers with messages as they lie in a buffer: where each leads to, and where its records lie."""
+
+from __future__ import annotations
+
+import re
+import struct
+
+from msgspec import Struct
+
+from turbopump.client.routes import MASTER_ID
+from turbopump.wire.alike import Alike, Numbers, Varying
+from turbopump.wire.codes import ResponseCode
+from turbopump.wire.command import Command, decode_header
+from turbopump.wire.framing import read_header
+from turbopump.wire.headers import PullMessageAnswer
+
+_SUCCESS = int(ResponseCode.SUCCESS)
+_LENGTH = struct.Struct(">i")
+_MARK_BYTES = 4
+"""How the header is encoded, and its length; stands before it."""
+
+
+class UnusualAnswer(Exception):
+    """What has come is not an answer with messages, or says that they are better had elsewhere."""
+
+
+class Answer(Struct, frozen=True, gc=False):
+    """Which request is answered, up to where, and where the records lie, or they themselves."""
+
+    number: int
+    next_offset: int
+    start: int
+    end: int
+    kept: bytes | None = None
+
+
+def _place(command: Command) -> PullMessageAnswer:
+    """Return where an answer leads to; raises UnusualAnswer."""
+    if not command.is_response:
+        raise UnusualAnswer(f"frame {command.opaque} answers nothing that was asked")
+    if command.code != _SUCCESS:
+        raise UnusualAnswer(f"the broker answers {command.code}: {command.remark}")
+    place = PullMessageAnswer.from_ext_fields(command.ext_fields)
+    if place.suggest_which_broker_id != MASTER_ID:
+        raise UnusualAnswer(f"broker {place.suggest_which_broker_id} is to be asked")
+    return place
+
+
+def _numbers(header: bytes) -> Numbers:
+    command = decode_header(header[_MARK_BYTES:], header[0])
+    return command.opaque, _place(command).next_begin_offset
+
+
+_VARYING = Varying(
+    (re.compile(rb'"opaque":([0-9]+)'), re.compile(rb'"nextBeginOffset":"([0-9]+)')), _numbers
+)
+"""What differs from answer to answer. The queue's limits differ now and then, but are not used."""
+
+
+class AnswerReader:
+    """Reads one answer after the other; those that are like the one before cost less."""
+
+    __slots__ = ("_alike", "_limits")
+
+    def __init__(self) -> None:
+        self._alike: Alike | None = None
+        self._limits = (-1, -1)
+
+    def read(self, data: memoryview, at: int, end: int) -> Answer | int:
+        """Read the answer at a position; while it is not whole, return where it will end.
+
+        Raises WireError, UnusualAnswer.
+        """
+        alike, header_at = self._alike, at + _LENGTH.size
+        if alike is not None and end - header_at >= alike.size:
+            numbers = alike.numbers(data, header_at)
+            body_at, frame_end = (
+                header_at + alike.size,
+                header_at + _LENGTH.unpack_from(data, at)[0],
+            )
+            if numbers is not None and body_at <= frame_end <= end:
+                return Answer(numbers[0], numbers[1], body_at, frame_end)
+        return self._read_usual(data, at, end)
+
+    def _read_usual(self, data: memoryview, at: int, end: int) -> Answer | int:
+        found = read_header(data, at, end)
+        if isinstance(found, int):
+            return found
+        command, body_at, frame_end = found
+        place = _place(command)
+        limits = place.min_offset, place.max_offset
+        if limits == self._limits:
+            # Else they may change all the time: then no two answers are alike.
+            header = bytes(data[at + _LENGTH.size : body_at])
+            self._alike = Alike.to(header, header, _VARYING)
+        self._limits = limits
+        return Answer(command.opaque, place.next_begin_offset, body_at, frame_end)
