@@ -40,14 +40,17 @@ CELLS: dict[str, Callable[[MessageView], object]] = {
 }
 
 
-def stored(rows: int, body_bytes: int) -> bytes:
-    """Return records as a broker stores them for an ordinary producer."""
+def stored(rows: int, body_bytes: int, key_digits: int = 0) -> bytes:
+    """Return records as a broker stores them for an ordinary producer.
+
+    Their keys are numbers, which grow longer unless they are filled up to so many digits.
+    """
     parts: list[bytes] = []
     at = 0
     for number in range(rows):
         text = properties.encode(
             {
-                "KEYS": f"order-{number}",
+                "KEYS": f"order-{number:0{key_digits}}",
                 "UNIQ_KEY": f"7F0000011F4418B4AAC2{number:012X}",
                 "CLUSTER": "DefaultCluster",
                 "WAIT": "true",
@@ -110,9 +113,12 @@ def main() -> None:
     pa.set_cpu_count(1)
     table = []
     for body_bytes in (128, 1024):
-        data = stored(options.rows, body_bytes)
-        for columns in (COLUMNS, ("body", "queueOffset")):
-            label = ", ".join(columns) if len(columns) < len(COLUMNS) else "all"
+        for label, columns, key_digits in (
+            ("all", COLUMNS, 0),
+            ("all, keys of one length", COLUMNS, 9),
+            ("body, queueOffset", ("body", "queueOffset"), 0),
+        ):
+            data = stored(options.rows, body_bytes, key_digits)
             figures = rates(data, columns, options.rows, options.seconds)
             table.append((f"{body_bytes} B, {label}", *(f"{figure:,.0f}" for figure in figures)))
     print_table(("rows/s of one core", "at once", "bodies unchecked", "one by one"), table)
