@@ -50,11 +50,11 @@ def falling_powers(count: int) -> Hashes:
 class PropertyColumns:
     """The properties of messages, whose entries stand in the same columns, all of them ASCII."""
 
-    def __init__(self, rows: Letters, varying: Ints) -> None:
-        self.first: bytes = rows[0].tobytes()
+    def __init__(self, rows: Letters, first: bytes, varying: list[int]) -> None:
+        self.first = first
         """The text of the first message."""
         self._rows = rows
-        self._varying: list[int] = varying.tolist()
+        self._varying = varying
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -105,7 +105,19 @@ def property_columns(rows: Letters) -> PropertyColumns | None:
     # What ends names and entries is below the space. None of them may stand where letters vary.
     if not lowest.all() or highest.max() > _ASCII_MAX or (lowest[varying] <= _SPACE).any():
         return None
-    return PropertyColumns(rows, varying)
+    first, columns = rows[0].tobytes(), varying.tolist()
+    return None if _is_in_names(first, columns) else PropertyColumns(rows, first, columns)
+
+
+def _is_in_names(first: bytes, columns: list[int]) -> bool:
+    """Tell whether any of the columns is in the name of a property, or what might be one."""
+    start = 0
+    for entry in first.split(_ENTRY_END):
+        name_end = start + len(entry.partition(_NAME_END)[0])
+        if bisect_left(columns, start) < bisect_left(columns, name_end):
+            return True
+        start += len(entry) + 1
+    return False
 
 
 def _extremes(rows: Letters, extreme: np.ufunc) -> Letters:

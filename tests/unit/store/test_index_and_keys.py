@@ -73,7 +73,8 @@ LETTERS = st.lists(
 def test_keys_and_tags_of_texts_of_one_length(
     topic: str, like: bytes, count: int, data: st.DataObject
 ) -> None:
-    texts = [like] * count
+    of_some = data.draw(st.sampled_from([b"KEYS", b"TAGS", b"KEYZ"]))
+    texts = [like if at % 3 else like.replace(b"KEYS", of_some) for at in range(count)]
     for at in data.draw(st.sets(st.integers(0, len(like) - 1), max_size=4)):
         letters = data.draw(DIGITS | DIGITS | DIGITS | LETTERS)
         texts = [

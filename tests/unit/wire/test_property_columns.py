@@ -37,7 +37,16 @@ def test_texts_that_have_to_be_looked_at_closely(form: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [b"A\x01 23", b"A\x011\x023", b"A\x0112\0", b"A\x01\xc3\xa43", b"B\x011"]
+    "other",
+    [
+        b"A\x01 23",
+        b"A\x011\x023",
+        b"A\x0112\0",
+        b"A\x01\xc3\xa43",
+        b"B\x01123",
+        b"AA123",
+        b"B\x011",
+    ],
 )
 @pytest.mark.parametrize("at", [0, 1, 15, 16, 39])
 def test_one_text_that_is_laid_out_otherwise(other: bytes, at: int) -> None:
