@@ -10,7 +10,7 @@ from turbopump.wire.framing import encode
 from turbopump.wire.headers import PullMessageAnswer
 
 _PREFIX = struct.Struct(">ii")
-_OFFSETS = ("nextBeginOffset", "minOffset", "maxOffset")
+_OFFSETS = (b"nextBeginOffset", b"minOffset", b"maxOffset")
 
 
 class PullAnswers:
@@ -26,16 +26,10 @@ class PullAnswers:
         )
         sample = Command(code).answer(code, fields, remark=remark)
         assert sample.serialize is Serialize.JSON
-        rest = encode(sample)[_PREFIX.size :].decode()
-        texts: list[str] = []
+        text = encode(sample)[_PREFIX.size :].replace(b"%", b"%%")
         for name in _OFFSETS:
-            before, mark, rest = rest.partition(f'"{name}":"')
-            texts.append(before + mark)
-            rest = rest.removeprefix("0")
-        before, mark, rest = rest.partition('"opaque":')
-        self._before_next, self._before_min, self._before_max = texts
-        self._before_opaque = before + mark
-        self._end = rest.removeprefix("0")
+            text = text.replace(b'"%b":"0"' % name, b'"%b":"%%d"' % name)
+        self._text = text.replace(b'"opaque":0', b'"opaque":%d')
 
     def frame(
         self, opaque: int, next_offset: int, min_offset: int, max_offset: int, body_bytes: int = 0
@@ -44,9 +38,6 @@ class PullAnswers:
 
         So many bytes of messages have to follow.
         """
-        header = (
-            f"{self._before_next}{next_offset}{self._before_min}{min_offset}{self._before_max}"
-            f"{max_offset}{self._before_opaque}{opaque}{self._end}"
-        ).encode()
+        header = self._text % (next_offset, min_offset, max_offset, opaque)
         # The header's own length stands behind that of the frame, and 0 above it says JSON.
         return _PREFIX.pack(len(header) + 4 + body_bytes, len(header)) + header

@@ -44,20 +44,14 @@ class PullRequests:
         same = replace(header, queue_offset=0, max_msg_nums=0)
         sample = request(RequestCode.PULL_MESSAGE, same)
         assert sample.serialize is Serialize.JSON
-        text = encode(sample)[_PREFIX.size :].decode()
+        text = encode(sample)[_PREFIX.size :].replace(b"%", b"%%")
         # Quotes within values are escaped, so each of these is there once.
-        before_offset, _, text = text.partition('"queueOffset":"0"')
-        before_count, _, text = text.partition('"maxMsgNums":"0"')
-        before_opaque, _, self._end = text.partition('"opaque":0')
-        self._before_offset = f'{before_offset}"queueOffset":"'
-        self._before_count = f'"{before_count}"maxMsgNums":"'
-        self._before_opaque = f'"{before_opaque}"opaque":'
+        for place in (b'"queueOffset":"0"', b'"maxMsgNums":"0"', b'"opaque":0'):
+            text = text.replace(place, place.replace(b"0", b"%d"))
+        self._text = text
 
     def frame(self, opaque: int, queue_offset: int, count_max: int) -> bytes:
         """Return the request with a number for so many messages from an offset on."""
-        header = (
-            f"{self._before_offset}{queue_offset}{self._before_count}{count_max}"
-            f"{self._before_opaque}{opaque}{self._end}"
-        ).encode()
+        header = self._text % (queue_offset, count_max, opaque)
         # The header's own length stands behind that of the frame, and 0 above it says JSON.
         return _PREFIX.pack(len(header) + 4, len(header)) + header

@@ -26,44 +26,40 @@ def answer(
     )
 
 
-def read_all(reader: AnswerReader, frames: list[bytes]) -> list[Answer | int | str]:
+def read_all(frames: list[bytes], *, usual: bool = False) -> list[Answer | int | str]:
     """Return what is read of frames that lie one behind the other, in a buffer with old bytes."""
     data = memoryview(bytearray(b"".join(frames) + frames[0]))
     end, at = len(data) - len(frames[0]), 0
+    reader = AnswerReader()
     found: list[Answer | int | str] = []
-    while at < end:
+    while True:
+        for each in () if usual else reader.row(data, at, end):
+            found.append(each)
+            at = each.end
         try:
-            found.append(each := reader.read(data, at, end))
+            found.append(other := reader.read(data, at, end))
         except (TurbopumpError, UnusualAnswer) as error:
             return [*found, str(error)]
-        if isinstance(each, int):
-            break
-        at = each.end
-    return found
+        if isinstance(other, int):
+            return found
+        at = other.end
 
 
-class Usual(AnswerReader):
-    """Reads every answer the usual way."""
-
-    def read(self, data: memoryview, at: int, end: int) -> Answer | int:
-        return self._read_usual(data, at, end)
-
-
-def test_answers_that_are_alike_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    reader, usual = AnswerReader(), Usual._read_usual
-    read_at: list[int] = []
-
-    def noted(self: AnswerReader, data: memoryview, at: int, end: int) -> Answer | int:
-        read_at.append(at)
-        return usual(self, data, at, end)
-
-    monkeypatch.setattr(AnswerReader, "_read_usual", noted)
+def test_answers_that_are_alike_are_read_in_a_row() -> None:
     frames = [answer(100 + n, 320 + n, body=bytes(n)) for n in range(9)]
-    found = read_all(reader, [*frames, answer(limits=(0, 1000)), answer()[:-1]])
     ends = [sum(map(len, frames[: n + 1])) for n in range(9)]
-    assert found[:9] == [Answer(100 + n, 320 + n, ends[n] - n, ends[n]) for n in range(9)]
-    # Two to see that they are alike, one whose limits are others, one that is not whole.
-    assert read_at == [0, ends[0], ends[8], ends[8] + len(answer(limits=(0, 1000)))]
+    expected = [Answer(100 + n, 320 + n, ends[n] - n, ends[n]) for n in range(9)]
+    others = answer(limits=(0, 1000)), answer()[:-1]
+    data = memoryview(b"".join((*frames, *others)))
+    reader = AnswerReader()
+    # Two, to see that they are alike.
+    for number in range(2):
+        assert list(reader.row(data, expected[number].start, len(data))) == []
+        assert reader.read(data, sum(map(len, frames[:number])), len(data)) == expected[number]
+    assert list(reader.row(data, ends[1], len(data))) == expected[2:]
+    assert list(reader.row(data, ends[1], ends[4] - 1)) == expected[2:4]
+    assert list(reader.row(data, ends[8], len(data))) == [], "its limits are others"
+    assert list(reader.row(data, ends[8] + len(others[0]), len(data))) == [], "it is not whole"
 
 
 SMALL = st.integers(-3, 12_000)
@@ -95,7 +91,7 @@ FRAMES = st.one_of(
 @given(st.lists(FRAMES, min_size=1, max_size=8), st.integers(0, 5000), st.binary(max_size=2))
 def test_all_are_read_as_usual(frames: list[bytes], at: int, edit: bytes) -> None:
     for changed in (frames, [*[answer()] * 3, *frames], [answer(), answer(), edited(at, edit)]):
-        assert read_all(AnswerReader(), changed) == read_all(Usual(), changed)
+        assert read_all(changed) == read_all(changed, usual=True)
 
 
 def edited(at: int, edit: bytes) -> bytes:
@@ -110,4 +106,4 @@ def edited(at: int, edit: bytes) -> bytes:
 def test_lengths_are_checked_as_usual(length: int) -> None:
     wrong = length.to_bytes(4, "big", signed=True) + answer()[4:]
     frames = [answer(), answer(), wrong]
-    assert read_all(AnswerReader(), frames) == read_all(Usual(), frames)
+    assert read_all(frames) == read_all(frames, usual=True)

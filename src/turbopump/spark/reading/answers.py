@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Iterator
 
 from msgspec import Struct
 
@@ -66,23 +67,26 @@ class AnswerReader:
         self._alike: Alike | None = None
         self._limits = (-1, -1)
 
+    def row(self, data: memoryview, at: int, end: int) -> Iterator[Answer]:
+        """Yield answers that lie one behind the other, as far as they are like the last one."""
+        alike = self._alike
+        if alike is None:
+            return
+        numbers_of, prefix_bytes = alike.numbers, _LENGTH.size + alike.size
+        while end - at >= prefix_bytes:
+            numbers = numbers_of(data, at + _LENGTH.size)
+            body_at = at + prefix_bytes
+            frame_end = at + _LENGTH.size + _LENGTH.unpack_from(data, at)[0]
+            if numbers is None or not body_at <= frame_end <= end:
+                return
+            yield Answer(numbers[0], numbers[1], body_at, frame_end)
+            at = frame_end
+
     def read(self, data: memoryview, at: int, end: int) -> Answer | int:
-        """Read the answer at a position; while it is not whole, return where it will end.
+        """Read any answer at a position; while it is not whole, return where it will end.
 
         Raises WireError, UnusualAnswer.
         """
-        alike, header_at = self._alike, at + _LENGTH.size
-        if alike is not None and end - header_at >= alike.size:
-            numbers = alike.numbers(data, header_at)
-            body_at, frame_end = (
-                header_at + alike.size,
-                header_at + _LENGTH.unpack_from(data, at)[0],
-            )
-            if numbers is not None and body_at <= frame_end <= end:
-                return Answer(numbers[0], numbers[1], body_at, frame_end)
-        return self._read_usual(data, at, end)
-
-    def _read_usual(self, data: memoryview, at: int, end: int) -> Answer | int:
         found = read_header(data, at, end)
         if isinstance(found, int):
             return found

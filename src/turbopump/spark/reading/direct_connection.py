@@ -92,11 +92,17 @@ class DirectConnection:
 
     def answers(self) -> Iterator[Answer]:
         """Yield answers that are whole and have not been read; raises WireError, UnusualAnswer."""
-        read = self._reader.read
-        while isinstance(found := read(self.buffer, self._read_to, self._filled), Answer):
-            self._read_to = found.end
-            yield found
-        self._needed = found
+        reader, data, end = self._reader, self.buffer, self._filled
+        while True:
+            for found in reader.row(data, self._read_to, end):
+                self._read_to = found.end
+                yield found
+            other = reader.read(data, self._read_to, end)
+            if isinstance(other, int):
+                self._needed = other
+                return
+            self._read_to = other.end
+            yield other
 
     @property
     def is_full(self) -> bool:
