@@ -43,6 +43,7 @@ class LogFile:
 def log_files(directory: Path, *, ignore_damage: bool) -> list[LogFile]:
     """Return the files of the commit log in order, without unused ones at the end.
 
+    Where damage is to be passed over, a file that seems unused may be one whose beginning is lost.
     Raises InvalidArgument if the directory is none of a store, StoreDamaged if files are missing.
     """
     log = directory / "commitlog"
@@ -58,10 +59,11 @@ def log_files(directory: Path, *, ignore_damage: bool) -> list[LogFile]:
             files.append(LogFile(str(path), int(path.name), path.stat().st_size))
         elif path.name != SPARE_NAME and not ignore_damage:
             raise StoreDamaged(f"{path} does not belong into a store: move it away")
+    if ignore_damage:
+        return files
     while files and not files[-1].is_used:
         files.pop()
-    if not ignore_damage:
-        _require_row(files)
+    _require_row(files)
     return files
 
 
