@@ -24,7 +24,7 @@ from typing import Any
 import pyarrow as pa
 
 from measure import print_table
-from spark_queries import Setting
+from spark_queries import Bodies, Setting
 from turbopump.client.outgoing import split_batch
 from turbopump.client.producer import Producer
 from turbopump.errors import RemoteError
@@ -36,7 +36,7 @@ from turbopump.spark.reading.reader import PartitionReader
 
 HERE = Path(__file__).parent
 PARTS = ("read", "stream", "write", "latency")
-BODY_BYTES = (128, 1024)
+BODIES = (Bodies(128, 128), Bodies(1024, 1024), Bodies(64, 192))
 QUEUES = 4
 """What a topic has by default."""
 READY_ROWS = 8192
@@ -67,11 +67,19 @@ def server(folder: Path) -> Iterator[tuple[str, int]]:
             process.terminate()
 
 
-async def fill(nameserver: str, topic: str, rows: int, body_bytes: int) -> None:
+async def fill(nameserver: str, rows: int, bodies: Bodies) -> None:
     """Store messages with a tag and a key, the same number in each queue."""
     async with Producer("benchmark", nameserver=nameserver) as producer:
-        body = b"x" * body_bytes
-        messages = (Message(topic, body, tags="TagA", keys=f"order-{n}") for n in range(rows))
+        longest = b"x" * bodies.most_bytes
+        messages = (
+            Message(
+                bodies.topic,
+                longest[: bodies.size(number)],
+                tags="TagA",
+                keys=f"order-{bodies.key(number)}",
+            )
+            for number in range(rows)
+        )
         for batch in split_batch(messages, count_max=500):
             await send(producer, batch)
 
@@ -88,14 +96,13 @@ async def send(producer: Producer, batch: list[Message]) -> None:
             return
 
 
-def save_ready_rows(nameserver: str, folder: Path, body_bytes: int) -> None:
+def save_ready_rows(nameserver: str, folder: Path, topic: str) -> None:
     """Save some rows of a topic as Spark gets them, for the source of ready rows."""
-    topic = f"read-{body_bytes}"
     options = SourceOptions.for_batch({"nameserver": nameserver, "topic": topic})
     first = QueueRange(topic, "broker-a", 0, 0, READY_ROWS)
     rows = pa.Table.from_batches(PartitionReader.of(options).read((first,)))
     batch = rows.combine_chunks().to_batches()[0]
-    path = str(folder / f"{body_bytes}.arrow")
+    path = str(folder / f"{topic}.arrow")
     with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
         writer.write_batch(batch)
 
@@ -125,16 +132,16 @@ def results(rows: int, parts: tuple[str, ...], numbers_of_cores: tuple[int, ...]
     """Measure everything."""
     found: list[Found] = []
     with tempfile.TemporaryDirectory() as name, server(Path(name)) as (nameserver, pid):
-        for body_bytes in BODY_BYTES:
-            run(fill(nameserver, f"read-{body_bytes}", rows, body_bytes))
-            save_ready_rows(nameserver, Path(name), body_bytes)
+        for bodies in BODIES:
+            run(fill(nameserver, rows, bodies))
+            save_ready_rows(nameserver, Path(name), bodies.topic)
         for cores in numbers_of_cores:
             setting = Setting(
                 cores=cores,
                 nameserver=nameserver,
                 broker_pid=pid,
                 folder=name,
-                body_bytes=BODY_BYTES,
+                bodies=BODIES,
                 rows=rows,
                 written_rows=rows // 3,
                 queues=QUEUES,
@@ -152,13 +159,11 @@ def results(rows: int, parts: tuple[str, ...], numbers_of_cores: tuple[int, ...]
 def print_rates(found: list[Found], part: str, title: str, ceiling: str) -> None:
     """Print a row for each query, beside the one that is the most Spark's interface can do."""
     of_part = [each for each in found if each["part"] == part]
-    most = {
-        (each["cores"], each["body_bytes"]): each for each in of_part if each["query"] == ceiling
-    }
+    most = {(each["cores"], each["bodies"]): each for each in of_part if each["query"] == ceiling}
     rows = []
     for each in of_part:
-        best = most[each["cores"], each["body_bytes"]]
-        name = f"{each['cores']}, {each['body_bytes']} B, {each['query']}"
+        best = most[each["cores"], each["bodies"]]
+        name = f"{each['cores']}, {each['bodies']}, {each['query']}"
         rates = [f"{each['rows_s']:,.0f}", f"{each['rows_s'] / best['rows_s']:.2f}"]
         costs = [f"{each[process]:.1f}" for process in ("jvm_us", "python_us", "broker_us")]
         rows.append([name, *rates, *costs, f"{spark_us(best) / spark_us(each):.2f}"])

@@ -31,8 +31,49 @@ from turbopump.spark.records.schema import spark_schema
 READ_ROUNDS = 3
 STREAM_ROUNDS = 2
 WRITE_ROUNDS = 2
+STEP = 7919
+"""From one size of varying bodies to the next: a prime number, so that all come."""
+DIGITS_MAX = 6
 LATENCY_RATE = 200
 LATENCY_WARM_S = 4.0
+
+
+@dataclass(frozen=True)
+class Bodies:
+    """How large the bodies of messages are, from and to; where that varies, keys do too."""
+
+    least_bytes: int
+    most_bytes: int
+
+    @property
+    def name(self) -> str:
+        sizes = sorted({self.least_bytes, self.most_bytes})
+        return f"{' to '.join(map(str, sizes))} B"
+
+    @property
+    def topic(self) -> str:
+        return f"read-{self.least_bytes}-{self.most_bytes}"
+
+    def size(self, number: int) -> int:
+        """Return how large that of the message with a number is."""
+        return self.least_bytes + number * STEP % (self.most_bytes - self.least_bytes + 1)
+
+    def key(self, number: int) -> int:
+        """Return the number in its key."""
+        if self.least_bytes == self.most_bytes:
+            return number
+        return number % int(10 ** (1 + number % DIGITS_MAX))
+
+    @property
+    def size_sql(self) -> str:
+        """The same for the column ``id``."""
+        return f"{self.least_bytes} + id * {STEP} % {self.most_bytes - self.least_bytes + 1}"
+
+    @property
+    def key_sql(self) -> str:
+        if self.least_bytes == self.most_bytes:
+            return "id"
+        return f"id % cast(pow(10, 1 + id % {DIGITS_MAX}) as bigint)"
 
 
 @dataclass(frozen=True)
@@ -43,8 +84,8 @@ class Setting:
     nameserver: str
     broker_pid: int
     folder: str
-    """Holds, for each size of bodies, ``<size>.arrow`` with ready rows."""
-    body_bytes: tuple[int, ...]
+    """Holds, for each kind of bodies, ``<topic>.arrow`` with ready rows."""
+    bodies: tuple[Bodies, ...]
     rows: int
     written_rows: int
     queues: int
@@ -59,7 +100,7 @@ class Result:
 
     part: str
     query: str
-    body_bytes: int
+    bodies: str
     rows_s: float
     jvm_us: float
     python_us: float
@@ -170,22 +211,22 @@ class Queries:
 
     def run(self) -> Iterator[Result]:
         parts = {"read": self.read, "stream": self.stream, "write": self.write}
-        for body_bytes in self.setting.body_bytes:
-            self.save_parquet(body_bytes)
+        for bodies in self.setting.bodies:
+            self.save_parquet(bodies)
             for name, part in parts.items():
                 if name in self.setting.parts:
-                    yield from part(body_bytes)
+                    yield from part(bodies)
 
-    def sources(self, body_bytes: int) -> dict[str, Place]:
+    def sources(self, bodies: Bodies) -> dict[str, Place]:
         setting = self.setting
         ready = {
-            "path": f"{setting.folder}/{body_bytes}.arrow",
+            "path": f"{setting.folder}/{bodies.topic}.arrow",
             "rows": str(setting.rows),
             "partitions": str(setting.queues),
         }
         topic = {
             "nameserver": setting.nameserver,
-            "topic": f"read-{body_bytes}",
+            "topic": bodies.topic,
             "startingOffsets": "earliest",
         }
         return {
@@ -193,43 +234,44 @@ class Queries:
             "topic": Place("rocketmq", topic),
             # As a broker of the original gives them, whatever it is asked for.
             "topic, pulls of 32": Place("rocketmq", {**topic, "pullBatchSize": "32"}),
-            "Parquet": Place("parquet", {"path": self.parquet(body_bytes)}),
+            "Parquet": Place("parquet", {"path": self.parquet(bodies)}),
         }
 
-    def parquet(self, body_bytes: int) -> str:
-        return f"{self.setting.folder}/{body_bytes}-{self.setting.cores}.parquet"
+    def parquet(self, bodies: Bodies) -> str:
+        return f"{self.setting.folder}/{bodies.topic}-{self.setting.cores}.parquet"
 
-    def save_parquet(self, body_bytes: int) -> None:
+    def save_parquet(self, bodies: Bodies) -> None:
         """Have the same rows in files; this also wakes everything up."""
-        source = self.sources(body_bytes)["topic"]
+        source = self.sources(bodies)["topic"]
         rows = self.spark.read.format(source.kind).options(**source.options).load()
-        rows.write.parquet(self.parquet(body_bytes))
+        rows.write.parquet(self.parquet(bodies))
 
-    def read(self, body_bytes: int) -> Iterator[Result]:
+    def read(self, bodies: Bodies) -> Iterator[Result]:
         queries = {}
-        for name, source in self.sources(body_bytes).items():
+        for name, source in self.sources(bodies).items():
             frame = self.spark.read.format(source.kind).options(**source.options).load()
             to_noop(frame)
             queries[name] = partial(to_noop, frame)
         for name, figures in best_of(READ_ROUNDS, self.setting.rows, self.meter, queries):
-            yield Result("read", name, body_bytes, *figures)
+            yield Result("read", name, bodies.name, *figures)
 
-    def stream(self, body_bytes: int) -> Iterator[Result]:
+    def stream(self, bodies: Bodies) -> Iterator[Result]:
         queries = {}
-        for name, source in self.sources(body_bytes).items():
+        for name, source in self.sources(bodies).items():
             reader = self.spark.readStream.format(source.kind).options(**source.options)
             # Files must be told their columns; our sources know them.
             is_file = source.kind == "parquet"
             frame = (reader.schema(spark_schema()) if is_file else reader).load()
             queries[name] = partial(drained, frame)
         for name, figures in best_of(STREAM_ROUNDS, self.setting.rows, self.meter, queries):
-            yield Result("stream", name, body_bytes, *figures)
+            yield Result("stream", name, bodies.name, *figures)
 
-    def write(self, body_bytes: int) -> Iterator[Result]:
+    def write(self, bodies: Bodies) -> Iterator[Result]:
         setting = self.setting
-        frame = rows_to_write(self.spark, setting.written_rows, body_bytes, setting.cores)
-        topic = {"nameserver": setting.nameserver, "topic": f"write-{setting.cores}-{body_bytes}"}
-        files = {"path": f"{setting.folder}/written-{setting.cores}-{body_bytes}"}
+        frame = rows_to_write(self.spark, setting.written_rows, bodies, setting.cores)
+        name = f"{bodies.topic}-written-{setting.cores}"
+        topic = {"nameserver": setting.nameserver, "topic": name}
+        files = {"path": f"{setting.folder}/{name}"}
         sinks = {
             "counting": Place("counting", {}),
             "converting": Place("converting", {}),
@@ -241,7 +283,7 @@ class Queries:
             written(frame, sink)
             queries[name] = partial(written, frame, sink)
         for name, figures in best_of(WRITE_ROUNDS, setting.written_rows, self.meter, queries):
-            yield Result("write", name, body_bytes, *figures)
+            yield Result("write", name, bodies.name, *figures)
 
 
 def to_noop(frame: DataFrame) -> float:
@@ -270,11 +312,11 @@ def batch_ms(progress: Sequence[StreamingQueryProgress]) -> list[float]:
     return [each["durationMs"]["triggerExecution"] for each in found if each["numInputRows"]]
 
 
-def rows_to_write(spark: SparkSession, rows: int, body_bytes: int, cores: int) -> DataFrame:
+def rows_to_write(spark: SparkSession, rows: int, bodies: Bodies, cores: int) -> DataFrame:
     return spark.range(0, rows, 1, cores).selectExpr(
-        f"cast(rpad(cast(id as string), {body_bytes}, 'x') as binary) body",
+        f"cast(rpad(cast(id as string), cast({bodies.size_sql} as int), 'x') as binary) body",
         "'created' tags",
-        "concat('order-', id) keys",
+        f"concat('order-', {bodies.key_sql}) keys",
     )
 
 
@@ -299,7 +341,7 @@ class Latency:
 def latencies(spark: SparkSession, setting: Setting) -> Iterator[Latency]:
     """Follow a topic that gets 200 messages a second, and ready rows at the same rate."""
     ready = {
-        "path": f"{setting.folder}/{setting.body_bytes[0]}.arrow",
+        "path": f"{setting.folder}/{setting.bodies[0].topic}.arrow",
         "partitions": "1",
         "rate": str(LATENCY_RATE),
     }
