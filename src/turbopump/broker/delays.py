@@ -116,6 +116,11 @@ class Level:
     def queue_id(self) -> int:
         return self.number - 1
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether it is going to be looked at."""
+        return self.timer is not None
+
 
 class Delays:
     """Delivers delayed messages: never early, and late by no more than the store needs."""
@@ -179,7 +184,7 @@ class Delays:
         if arrival.topic != SCHEDULE_TOPIC or arrival.queue_id >= len(self._levels):
             return
         level = self._levels[arrival.queue_id]
-        if level.timer is None and self._running:
+        if not level.is_watched and self._running:
             self._look_in(level, arrival.tags_code - self._clock.now_ms())
 
     def watch_clock(self) -> None:
@@ -189,14 +194,16 @@ class Delays:
             return
         self._wall_ahead_ms = ahead_ms
         for level in self._levels:
-            if level.timer is not None:
-                level.timer.cancel()
+            if level.is_watched:
                 self._look_in(level, 0)
 
     def _wall_offset_ms(self) -> int:
         return self._clock.now_ms() - self._clock.monotonic_ms()
 
     def _look_in(self, level: Level, wait_ms: int) -> None:
+        """Look at a level after a while, and not when it was to be looked at before."""
+        if level.timer is not None:
+            level.timer.cancel()
         wait_ms = max(wait_ms, 0)
         if level.look_ms is not None:
             wait_ms = min(wait_ms, level.look_ms)
@@ -214,7 +221,8 @@ class Delays:
         except Exception:  # noqa: BLE001 - whatever it was, the level must go on
             _log.exception("delay level %d: delivery failed, trying again", level.number)
             wait_ms = PAUSE_AFTER_ERROR_MS
-        if wait_ms is not None and self._running:
+        # A flush that has failed already says itself when to try again.
+        if wait_ms is not None and not level.is_watched and self._running:
             self._look_in(level, wait_ms)
 
     def _deliver_due(self, level: Level) -> int | None:
@@ -284,9 +292,9 @@ class Delays:
                 level.safe_offset = max(level.safe_offset, behind)
                 self.changes += 1
             elif level.offset >= behind:
-                # Not stored after all: the same messages again, though the level may be at its end.
+                # Not stored after all: the same messages again, whenever the next one is due.
                 level.offset = level.safe_offset
-                if level.timer is None and self._running:
+                if self._running:
                     self._look_in(level, RETRY_MS)
 
         appended = self._stored(groups)

@@ -11,8 +11,10 @@ from unittest.mock import patch
 
 import pytest
 
-from brokers import SMALL_STORE, client_of, running_broker, send_header
+from brokers import SMALL_STORE, Client, client_of, running_broker, send_header
+from turbopump.broker.broker import Broker
 from turbopump.broker.config import OverloadConfig
+from turbopump.broker.put import Put
 from turbopump.errors import NetworkError, WriteFailed
 from turbopump.store.config import FlushConfig, FlushMode
 from turbopump.store.flush import Flusher
@@ -77,23 +79,54 @@ def test_a_slow_and_a_failed_flush_are_told_apart(tmp_path: Path, disk: StuckDis
     run()
 
 
-def test_a_delivery_whose_flush_failed_waits_for_nobody(tmp_path: Path, disk: StuckDisk) -> None:
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_delivery_whose_flush_failed_waits_for_nobody(
+    tmp_path: Path, disk: StuckDisk, others: int
+) -> None:
     @virtual_time()
     async def run() -> None:
         async with running_broker(tmp_path, store=SYNC_STORE) as (broker, client):
-            sending = asyncio.create_task(client.send(named={"DELAY": "1"}))
-            await wait_until(lambda: disk.flushes)
-            broker.store._log.sync()
-            disk.flushes[-1].set_result(None)
-            assert (await sending).code == ResponseCode.SUCCESS
-            await wait_until(lambda: len(disk.flushes) == 2)
-            # Long enough for the level to find that nothing else is to be delivered.
-            await asyncio.sleep(10)
+            for _ in range(1 + others):
+                await send_delayed(broker, client, disk)
+                await asyncio.sleep(600)
+            # The level knows then that nothing else is due, or when.
+            await asyncio.sleep(7200 - (1 + others) * 600 + 10)
+            assert broker.store.has_unflushed
             written = broker.store.written_end
             disk.flushes[-1].set_exception(WriteFailed("the disk said no"))
-            await wait_until(lambda: broker.store.written_end > written)
+            await asyncio.sleep(0.2)
+            assert broker.store.written_end > written
 
     run()
+
+
+def test_a_delivery_whose_flush_fails_at_once_is_tried_again_after_a_pause(
+    tmp_path: Path, disk: StuckDisk
+) -> None:
+    @virtual_time()
+    async def run() -> None:
+        async with running_broker(tmp_path, store=SYNC_STORE) as (broker, client):
+            await send_delayed(broker, client, disk)
+            failed: Future[None] = Future()
+            failed.set_exception(WriteFailed("the disk said no"))
+            await asyncio.sleep(7190)
+            with (
+                patch.object(disk, "join", lambda _: failed),
+                patch.object(Put, "groups", autospec=True, side_effect=Put.groups) as tried,
+            ):
+                await asyncio.sleep(11)
+                assert 5 < tried.call_count <= 11, "one try each 100 ms"
+
+    run()
+
+
+async def send_delayed(broker: Broker, client: Client, disk: StuckDisk) -> None:
+    """Send a message that is due in two hours, and let its flush be done."""
+    sending = asyncio.create_task(client.send(named={"DELAY": "18"}))
+    await wait_until(lambda: broker.store.has_unflushed)
+    broker.store._log.sync()
+    disk.flushes[-1].set_result(None)
+    assert (await sending).code == ResponseCode.SUCCESS
 
 
 def test_a_closing_broker_answers_what_it_has_stored(tmp_path: Path, disk: StuckDisk) -> None:
