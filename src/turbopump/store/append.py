@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import TypeAlias, cast
 
@@ -173,7 +174,7 @@ class Appender:
         self.store_timestamp_ms = now_ms
         queue.next_offset = QueueOffset(first + len(batch))
         # Not a tuple, as that would have an object for each number.
-        offsets = cast(Sequence[PhysicalOffset], positions.data)
+        offsets = cast(Sequence[PhysicalOffset], array("q", positions.tobytes()))
         return offsets, first, now_ms, self._end
 
     def _encoded(
