@@ -16,8 +16,10 @@ from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.spark.records.columns import RecordColumns
 from turbopump.spark.records.schema import COLUMNS, arrow_schema
 from turbopump.wire import properties
+from turbopump.wire.compression import deflate
 from turbopump.wire.hosts import host
 from turbopump.wire.record import MessageView, Record, decode_records
+from turbopump.wire.sysflag import Compression, with_compression
 
 CELLS: dict[str, Callable[[MessageView], object]] = {
     "topic": lambda view: view.topic,
@@ -40,11 +42,14 @@ CELLS: dict[str, Callable[[MessageView], object]] = {
 }
 
 
-def stored(rows: int, body_bytes: int, key_digits: int = 0) -> bytes:
+def stored(
+    rows: int, body_bytes: int, key_digits: int = 0, compression: Compression | None = None
+) -> bytes:
     """Return records as a broker stores them for an ordinary producer.
 
     Their keys are numbers, which grow longer unless they are filled up to so many digits.
     """
+    flag = 0 if compression is None else with_compression(0, compression)
     parts: list[bytes] = []
     at = 0
     for number in range(rows):
@@ -57,11 +62,13 @@ def stored(rows: int, body_bytes: int, key_digits: int = 0) -> bytes:
                 "TAGS": f"tag{number % 5}",
             }
         )
+        body = number.to_bytes(8, "big") * (body_bytes // 8)
         record = Record(
             topic=b"orders",
             queue_id=number % 8,
-            body=number.to_bytes(8, "big") * (body_bytes // 8),
+            body=body if compression is None else deflate(body, compression),
             properties=text.encode(),
+            sys_flag=flag,
             born_timestamp_ms=1_700_000_000_000 + number,
             born_host=host("10.1.2.3", 40000 + number % 4),
             store_host=host("10.1.2.4", 10911),
@@ -113,12 +120,13 @@ def main() -> None:
     pa.set_cpu_count(1)
     table = []
     for body_bytes in (128, 1024):
-        for label, columns, key_digits in (
-            ("all", COLUMNS, 0),
-            ("all, keys of one length", COLUMNS, 9),
-            ("body, queueOffset", ("body", "queueOffset"), 0),
+        for label, columns, key_digits, compression in (
+            ("all", COLUMNS, 0, None),
+            ("all, keys of one length", COLUMNS, 9, None),
+            ("body, queueOffset", ("body", "queueOffset"), 0, None),
+            ("body, queueOffset, compressed", ("body", "queueOffset"), 0, Compression.ZLIB),
         ):
-            data = stored(options.rows, body_bytes, key_digits)
+            data = stored(options.rows, body_bytes, key_digits, compression)
             figures = rates(data, columns, options.rows, options.seconds)
             table.append((f"{body_bytes} B, {label}", *(f"{figure:,.0f}" for figure in figures)))
     print_table(("rows/s of one core", "at once", "bodies unchecked", "one by one"), table)

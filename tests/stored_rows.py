@@ -50,8 +50,16 @@ def row(view: MessageView, broker: str) -> dict[str, Any]:
     }
 
 
-def rows_of(data: bytes, columns: Sequence[str] = COLUMNS, **options: Any) -> list[dict[str, Any]]:
-    batch = RecordColumns(columns, **options).batch(data, broker="broker-a")
+def rows_of(
+    data: bytes,
+    columns: Sequence[str] = COLUMNS,
+    *,
+    start: int | None = None,
+    end: int | None = None,
+    **options: Any,
+) -> list[dict[str, Any]]:
+    made = RecordColumns(columns, **options)
+    batch = made.batch(data, broker="broker-a", start=start, end=end)
     batch.validate(full=True)
     assert batch.schema.equals(arrow_schema(columns))
     rows = batch.to_pylist()

@@ -6,15 +6,20 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from stored_rows import entries, expected, names, numbered, plain, row, rows_of, stored
 from turbopump.errors import InvalidArgument, RecordError
 from turbopump.spark.records import arrays, finding, property_columns
 from turbopump.spark.records import columns as record_columns
+from turbopump.spark.records.arrays import Numbers
 from turbopump.spark.records.columns import RecordColumns
+from turbopump.spark.records.record_run import Parts, RecordRun
 from turbopump.spark.records.schema import COLUMNS
 from turbopump.wire import framing
 from turbopump.wire.compression import deflate
@@ -81,6 +86,22 @@ def as_release_5(data: bytes) -> bytes:
 def check_all_columns(parts: list[bytes]) -> None:
     data = b"".join(parts)
     assert rows_of(data) == expected(data)
+
+
+def check_some_rows(parts: list[bytes], data: st.DataObject) -> None:
+    """Leave out rows, perhaps all of them."""
+    whole = b"".join(parts)
+    rows = expected(whole)
+    offsets = st.none() | st.sampled_from([0, *(one["queueOffset"] for one in rows)])
+    start, end = data.draw(offsets), data.draw(offsets)
+    tags = data.draw(st.none() | st.frozensets(st.sampled_from(["x", "xy", "none"])))
+    assert rows_of(whole, start=start, end=end, tags=tags) == [
+        one
+        for one in rows
+        if (start is None or one["queueOffset"] >= start)
+        and (end is None or one["queueOffset"] < end)
+        and (tags is None or one["tags"] in tags)
+    ]
 
 
 def check_damaged(parts: list[bytes], data: st.DataObject) -> None:
@@ -181,10 +202,13 @@ def test_damage_in_a_stretch_is_found_where_it_lies() -> None:
         made.found(buffer[: len(good)], [(2, len(good))])
 
 
-@given(st.lists(records(), max_size=6))
+@given(st.lists(records(), max_size=6), st.data())
 @settings(max_examples=25, deadline=None)
-def test_columns_say_what_the_messages_one_by_one_say(parts: list[bytes]) -> None:
+def test_columns_say_what_the_messages_one_by_one_say(
+    parts: list[bytes], data: st.DataObject
+) -> None:
     check_all_columns(parts)
+    check_some_rows(parts, data)
 
 
 @given(alike() | st.lists(records(), min_size=1, max_size=3), st.data())
@@ -194,10 +218,13 @@ def test_damage_is_found_or_does_not_matter(parts: list[bytes], data: st.DataObj
 
 
 @pytest.mark.slow
-@given(st.lists(records(), max_size=8))
+@given(alike() | st.lists(records(), max_size=8), st.data())
 @settings(max_examples=1000, deadline=None)
-def test_many_columns_say_what_the_messages_one_by_one_say(parts: list[bytes]) -> None:
+def test_many_columns_say_what_the_messages_one_by_one_say(
+    parts: list[bytes], data: st.DataObject
+) -> None:
     check_all_columns(parts)
+    check_some_rows(parts, data)
 
 
 @pytest.mark.slow
@@ -228,6 +255,16 @@ def test_a_recorded_answer_to_a_pull() -> None:
 def test_nothing_gives_an_empty_batch() -> None:
     assert rows_of(b"") == []
     assert rows_of(b"", tags=frozenset({"a"})) == []
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+@pytest.mark.parametrize("topic", [b"T", b"T\xff"])
+def test_no_row_of_those_that_are_there_is_wanted(address: str, topic: bytes) -> None:
+    at = host(address, 1)
+    data = stored(replace(plain(topic=topic), born_host=at, store_host=at))
+    assert rows_of(data, start=1) == []
+    assert rows_of(data, end=0) == []
+    assert rows_of(data, tags=frozenset({"a"})) == []
 
 
 @pytest.mark.parametrize("column", COLUMNS)
@@ -303,6 +340,31 @@ def test_plain_and_compressed_bodies_keep_their_order() -> None:
     parts = [plain(b"a"), plain(deflate(b"b" * 9, Compression.ZSTD), sys_flag=flag), plain(b"c")]
     data = b"".join(map(stored, parts))
     assert [one["body"] for one in rows_of(data)] == [b"a", b"b" * 9, b"c"]
+
+
+def test_a_run_is_looked_at_once_for_all_its_compressed_bodies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+    flags = RecordRun.sys_flags
+
+    def noted_end(parts: Parts) -> Numbers:
+        asked.append(len(parts.start))
+        return parts.start + parts.length
+
+    def noted_flags(run: RecordRun) -> npt.NDArray[np.int32]:
+        asked.append(len(run))
+        return flags(run)
+
+    monkeypatch.setattr(Parts, "end", property(noted_end))
+    monkeypatch.setattr(RecordRun, "sys_flags", noted_flags)
+    body, flag = deflate(b"b" * 9, Compression.ZLIB), with_compression(0, Compression.ZLIB)
+    one = stored(plain(body, sys_flag=flag))
+    made = RecordColumns(["body"])
+    assert made.batch(one * 3, broker="b").num_rows == 3
+    times = len(asked)
+    assert made.batch(one * 30, broker="b").num_rows == 30
+    assert len(asked) == 2 * times, "as often for many as for few"
 
 
 def test_bodies_that_inflate_to_much_make_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -179,10 +179,9 @@ class _Cells:
         return self._offset_ids
 
     def bodies(self) -> Column:
-        compressed = self.run.compressed_rows()
         if self._inflated is None:
-            self._inflated = [_inflated(self.run, row) for row in compressed.tolist()]
-        return _bodies(self.run, compressed, self._inflated)
+            self._inflated = [_inflated(self.run, *one) for one in _compressed(self.run)]
+        return _bodies(self.run, self.run.compressed_rows(), self._inflated)
 
     def message_ids(self) -> Column:
         unique = self.property(properties.UNIQUE_KEY)
@@ -208,6 +207,8 @@ def _topics(run: RecordRun) -> Column:
 
 
 def _offset_ids(run: RecordRun) -> Column:
+    if not len(run):
+        return pa.array([], pa.string())
     found, rows = [], []
     for whose, raw in run.offset_ids():
         if whose is None:
@@ -261,8 +262,8 @@ def _inflated_pieces(run: RecordRun) -> Iterator[tuple[RecordRun, list[bytes]]]:
     """
     begin = size = 0
     bodies: list[bytes] = []
-    for row in run.compressed_rows().tolist():
-        bodies.append(_inflated(run, row))
+    for row, stored, flag in _compressed(run):
+        bodies.append(_inflated(run, row, stored, flag))
         size += len(bodies[-1])
         if size >= BATCH_BYTES:
             yield run.where(slice(begin, row + 1)), bodies
@@ -274,17 +275,23 @@ def _inflated_pieces(run: RecordRun) -> Iterator[tuple[RecordRun, list[bytes]]]:
 def unreadable(run: RecordRun) -> dict[int, RecordError]:
     """Return which records have bodies that do not inflate, and why not."""
     found = {}
-    for row in run.compressed_rows().tolist():
+    for row, stored, flag in _compressed(run):
         try:
-            _inflated(run, row)
+            _inflated(run, row, stored, flag)
         except RecordError as error:
             found[row] = error
     return found
 
 
-def _inflated(run: RecordRun, row: int) -> bytes:
-    stored = bytes(run.data[int(run.body.start[row]) : int(run.body.end[row])])
-    flag = int(run.where(slice(row, row + 1)).sys_flags()[0])
+def _compressed(run: RecordRun) -> Iterator[tuple[int, bytes, int]]:
+    """Yield each compressed body: which record's it is, as it is stored, and the flags."""
+    rows = run.compressed_rows()
+    columns = rows, run.body.start[rows], run.body.end[rows], run.sys_flags()[rows]
+    for row, start, end, flag in zip(*(each.tolist() for each in columns), strict=True):
+        yield row, bytes(run.data[start:end]), flag
+
+
+def _inflated(run: RecordRun, row: int, stored: bytes, flag: int) -> bytes:
     try:
         compression = sysflag.compression_of(flag)
         return stored if compression is None else inflate(stored, compression)

@@ -222,8 +222,8 @@ class RecordRun:
         return self._bodies
 
     def only_topic(self) -> bytes | None:
-        """Return the topic that all records have, None if there are several."""
-        if self._topic is not None:
+        """Return the topic that all records have, None if there are several, or no records."""
+        if self._topic is not None and len(self):
             return self._topic
         found = self.of_same_width(self.topic)
         return found[0].tobytes() if found is not None and is_constant(found) else None
