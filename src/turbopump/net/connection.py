@@ -60,6 +60,7 @@ class Connection(asyncio.Protocol):
     _loop: asyncio.AbstractEventLoop
     _transport: asyncio.Transport
     _outbox: Outbox
+    _turn: Turn
 
     def __init__(
         self,
@@ -106,7 +107,6 @@ class Connection(asyncio.Protocol):
         self._draining = False
         self._quiet = asyncio.Event()
         self._chunks_heard = 0
-        self._turn = Turn(self._adjust_reading)
 
     def __repr__(self) -> str:
         return f"<Connection {self.local_address} to {self.peer_address}>"
@@ -336,7 +336,8 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(self._limits.write_pause_bytes)
-        self._outbox = Outbox(self._transport, self._limits, self._loop)
+        self._turn = Turn(self._loop, self._adjust_reading)
+        self._outbox = Outbox(self._transport, self._limits, self._loop, self._turn.note_written)
         self.peer_address = address_text(transport.get_extra_info("peername"))
         self.local_address = address_text(transport.get_extra_info("sockname"))
         self._touched_ms = self._clock.monotonic_ms()
@@ -388,6 +389,7 @@ class Connection(asyncio.Protocol):
         for future in self._pending.values():
             _give_up(future)
         self._admission.fail_all(self._lost())
+        self._note_quiet()
 
     def _check_idle(self) -> None:
         left_ms = self._touched_ms + self._limits.idle_ms - self._clock.monotonic_ms()
@@ -455,7 +457,9 @@ class Connection(asyncio.Protocol):
 
     @property
     def _is_quiet(self) -> bool:
-        return not self._serving.running and self._admission.is_idle
+        # While reading pauses, requests may be left that have come and are not refused yet.
+        is_read = self._reading or self._close_reason is not None
+        return is_read and not self._serving.running and self._admission.is_idle
 
     def _note_serving(self) -> None:
         self._adjust_reading()
@@ -493,3 +497,4 @@ class Connection(asyncio.Protocol):
         self._read()
         if self._reading and not self._transport.is_closing():
             self._transport.resume_reading()
+        self._note_quiet()

@@ -8,7 +8,7 @@ first frame of a turn goes out alone and at once, then the next 8 together, then
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from turbopump.net.limits import ConnectionLimits
 from turbopump.wire.command import Buffer
@@ -21,17 +21,22 @@ _BURST_FRAMES_MAX = 256
 
 
 class Outbox:
-    """Corks the frames of one turn of the loop: few system calls for many small frames."""
+    """Corks the frames of one turn of the loop: few system calls for many small frames.
+
+    ``on_write`` is told how many bytes are handed to the transport, each time before they are.
+    """
 
     def __init__(
         self,
         transport: asyncio.Transport,
         limits: ConnectionLimits,
         loop: asyncio.AbstractEventLoop,
+        on_write: Callable[[int], None],
     ) -> None:
         self._transport = transport
         self._bytes_max = limits.write_pause_bytes
         self._loop = loop
+        self._on_write = on_write
         self._parts: list[Buffer] = []
         self._corked_bytes = 0
         self._corked_frames = 0
@@ -98,6 +103,7 @@ class Outbox:
     def _write(self, parts: Sequence[Buffer], length: int) -> None:
         if self._transport.is_closing():
             return
+        self._on_write(length)
         if length <= _JOINED_BYTES_MAX:
             self._transport.write(b"".join(parts))
         else:

@@ -1,4 +1,4 @@
-"""How much one peer may have read in one turn of the loop."""
+"""How much is done for one peer before others have their turn of the loop."""
 
 from __future__ import annotations
 
@@ -7,35 +7,55 @@ from collections.abc import Callable
 
 LARGE_CHUNK_BYTES = 64 * 1024
 _LARGE_CHUNKS_MAX = 4
+WRITTEN_BYTES_MAX = 4 * 1024 * 1024
+"""Takes a few milliseconds, next to which the change of turns costs nothing."""
 
 
 class Turn:
-    """Counts the large chunks of one turn of the loop.
+    """Counts what comes from a peer in one turn of the loop, and what is written to it.
 
-    While a peer sends faster than it is served, uvloop reads on and on, and everybody else waits:
-    other peers, answers to this one, timers. ``on_change`` is called when so much has come that it
-    is others' turn, and when it is not any more.
+    While a peer sends faster than it is served, uvloop reads on and on. While it takes answers as
+    fast as they are made, a single chunk of short requests may be worth hundreds of megabytes of
+    them. Everybody else would wait: other peers, answers to this one, timers. ``on_change`` is
+    called when it is others' turn, and when it is not any more.
     """
 
-    __slots__ = ("_chunks", "_on_change")
+    __slots__ = ("_chunks", "_is_next_due", "_loop", "_on_change", "_written_bytes")
 
-    def __init__(self, on_change: Callable[[], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_change: Callable[[], None]) -> None:
+        self._loop = loop
         self._on_change = on_change
         self._chunks = 0
+        # Not of this turn alone: to begin anew in each would cost more than a turn too many.
+        self._written_bytes = 0
+        self._is_next_due = False
 
     @property
     def is_over(self) -> bool:
         """Whether it is others' turn."""
-        return self._chunks >= _LARGE_CHUNKS_MAX
+        return self._chunks >= _LARGE_CHUNKS_MAX or self._written_bytes >= WRITTEN_BYTES_MAX
 
     def note_large(self) -> None:
         """Count a chunk of `LARGE_CHUNK_BYTES` or more."""
-        if not self._chunks:
-            asyncio.get_running_loop().call_soon(self._begin)
+        self._await_next()
         self._chunks += 1
         if self._chunks == _LARGE_CHUNKS_MAX:
             self._on_change()
 
+    def note_written(self, size: int) -> None:
+        """Count bytes that are handed to the transport."""
+        before = self._written_bytes
+        self._written_bytes += size
+        if before < WRITTEN_BYTES_MAX <= self._written_bytes:
+            self._await_next()
+            self._on_change()
+
+    def _await_next(self) -> None:
+        if not self._is_next_due:
+            self._is_next_due = True
+            self._loop.call_soon(self._begin)
+
     def _begin(self) -> None:
-        self._chunks = 0
+        self._is_next_due = False
+        self._chunks = self._written_bytes = 0
         self._on_change()

@@ -45,7 +45,7 @@ ACTIONS = st.lists(
 def test_frames_go_out_whole_and_in_the_order_they_were_put(actions: list[str | int]) -> None:
     async def main() -> None:
         transport = Recorder()
-        outbox = Outbox(transport, LIMITS, virtual_loop())
+        outbox = Outbox(transport, LIMITS, virtual_loop(), lambda _: None)
         sent: list[bytes] = []
         for number, action in enumerate(actions):
             match action:
@@ -70,7 +70,7 @@ def test_frames_go_out_whole_and_in_the_order_they_were_put(actions: list[str | 
 @virtual_time()
 async def test_a_turn_is_written_in_growing_bursts() -> None:
     transport = Recorder()
-    outbox = Outbox(transport, LIMITS, virtual_loop())
+    outbox = Outbox(transport, LIMITS, virtual_loop(), lambda _: None)
     frame_bytes = len(encode(Command(1)))
     for _ in range(100):
         outbox.put(encode_parts(Command(1)))
