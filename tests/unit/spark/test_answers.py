@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from turbopump.errors import TurbopumpError
 from turbopump.spark.reading.answers import Answer, AnswerReader, UnusualAnswer
+from turbopump.wire.alike import Alike, Varying
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.command import Command, Serialize
 from turbopump.wire.framing import encode
@@ -58,13 +59,44 @@ def test_answers_that_are_alike_are_read_in_a_row() -> None:
         assert reader.read(data, sum(map(len, frames[:number])), len(data)) == expected[number]
     assert list(reader.row(data, ends[1], len(data))) == expected[2:]
     assert list(reader.row(data, ends[1], ends[4] - 1)) == expected[2:4]
-    assert list(reader.row(data, ends[8], len(data))) == [], "its limits are others"
+    assert list(reader.row(data, ends[8], len(data))) == [], "its numbers are longer"
     assert list(reader.row(data, ends[8] + len(others[0]), len(data))) == [], "it is not whole"
 
 
+@pytest.mark.parametrize("every", [1, 2, 3, 100])
+def test_a_queue_that_is_written_to_meanwhile_gives_answers_that_are_alike(
+    monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
+    made = noted_samples(monkeypatch)
+    frames = [answer(100 + n, 320 + n, (n // every, 500 + n // every)) for n in range(10)]
+    assert [each.number for each in read_all(frames)[:-1]] == [*range(100, 110)]  # type: ignore[union-attr]
+    assert made == [frames[1][4:-1]]
+
+
+def test_answers_that_all_differ_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = noted_samples(monkeypatch)
+    frames = [answer(100 + n, 320 + n, (0, 10 ** (n % 2))) for n in range(10)]
+    assert len(read_all(frames)) == 11
+    assert made == []
+
+
+def noted_samples(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Return the list of those that others are compared with."""
+    samples: list[bytes] = []
+    alike_to = Alike.to
+
+    def noted(sample: bytes, other: bytes, varying: Varying) -> Alike | None:
+        samples.append(sample)
+        return alike_to(sample, other, varying)
+
+    monkeypatch.setattr(Alike, "to", noted)
+    return samples
+
+
 SMALL = st.integers(-3, 12_000)
+LIMITS = st.sampled_from([(0, 999), (5, 998), (0, 1000), (-1, 0)])
 FRAMES = st.one_of(
-    st.builds(answer, SMALL, SMALL, st.sampled_from([(0, 999), (0, 1000)]), st.binary(max_size=9)),
+    st.builds(answer, SMALL, SMALL, LIMITS, st.binary(max_size=9)),
     st.builds(
         lambda code, flag, fields, serialize: encode(
             Command(code, flag, 100, ext_fields=fields, serialize=serialize)

@@ -19,6 +19,8 @@ _SUCCESS = int(ResponseCode.SUCCESS)
 _LENGTH = struct.Struct(">i")
 _MARK_BYTES = 4
 """How the header is encoded, and its length; stands before it."""
+_WITHOUT_VALUES = bytes.maketrans(b"123456789", b"0" * 9)
+"""Makes all numbers the same that have as many digits."""
 
 
 class UnusualAnswer(Exception):
@@ -49,23 +51,31 @@ def _place(command: Command) -> PullMessageAnswer:
 
 def _numbers(header: bytes) -> Numbers:
     command = decode_header(header[_MARK_BYTES:], header[0])
-    return command.opaque, _place(command).next_begin_offset
+    place = _place(command)
+    return command.opaque, place.next_begin_offset, place.max_offset, place.min_offset
 
 
 _VARYING = Varying(
-    (re.compile(rb'"opaque":([0-9]+)'), re.compile(rb'"nextBeginOffset":"([0-9]+)')), _numbers
+    (
+        re.compile(rb'"opaque":([0-9]+)'),
+        re.compile(rb'"nextBeginOffset":"([0-9]+)'),
+        re.compile(rb'"maxOffset":"([0-9]+)'),
+        re.compile(rb'"minOffset":"([0-9]+)'),
+    ),
+    _numbers,
 )
-"""What differs from answer to answer. The queue's limits differ now and then, but are not used."""
+"""What differs from answer to answer: the last two while the queue is written to and cleaned up. No
+one asks for these, but answers with other ones are alike all the same."""
 
 
 class AnswerReader:
     """Reads one answer after the other; those that are like the one before cost less."""
 
-    __slots__ = ("_alike", "_limits")
+    __slots__ = ("_alike", "_form")
 
     def __init__(self) -> None:
         self._alike: Alike | None = None
-        self._limits = (-1, -1)
+        self._form = b""
 
     def row(self, data: memoryview, at: int, end: int) -> Iterator[Answer]:
         """Yield answers that lie one behind the other, as far as they are like the last one."""
@@ -92,10 +102,10 @@ class AnswerReader:
             return found
         command, body_at, frame_end = found
         place = _place(command)
-        limits = place.min_offset, place.max_offset
-        if limits == self._limits:
-            # Else they may change all the time: then no two answers are alike.
-            header = bytes(data[at + _LENGTH.size : body_at])
+        header = bytes(data[at + _LENGTH.size : body_at])
+        form = header.translate(_WITHOUT_VALUES)
+        if form == self._form:
+            # Else each may differ from the one before: then it is not worth the time.
             self._alike = Alike.to(header, header, _VARYING)
-        self._limits = limits
+        self._form = form
         return Answer(command.opaque, place.next_begin_offset, body_at, frame_end)
