@@ -91,3 +91,11 @@ def test_there_are_no_gaps(sizes: list[int], count_max: int, in_flight_max: int)
     broker = Broker(sizes, 16, bytes_max=1000)
     broker.read(in_flight_max, count_max)
     assert broker.sent_bytes >= sum(sizes)
+
+
+def test_an_answer_with_more_than_was_asked_for_leads_to_the_end_of_the_range() -> None:
+    ahead: Ahead[None] = Ahead(5, 10, lambda *_: None, count_max=3, in_flight_max=2)
+    for reached in (8, 12):
+        ahead.ask()
+        ahead.take(reached)
+    assert ahead.at == ahead.end == 10

@@ -400,6 +400,14 @@ def test_damage_among_records_that_are_alike(*, check_crc: bool) -> None:
                 check_one_by_one(b"".join(parts), check_crc=check_crc)
 
 
+def test_lengths_of_bodies_that_reach_to_the_end_of_a_record() -> None:
+    one = stored(plain(text=b"KEYS\x01k"))
+    for length in range(len(one) - 88 - 3, len(one) - 88 + 2):
+        other = one[:84] + struct.pack(">i", length) + one[88:]
+        for parts in ([other], [other, other], [one, other]):
+            check_one_by_one(b"".join(parts), check_crc=False)
+
+
 @pytest.mark.parametrize(
     ("damage", "position"),
     [

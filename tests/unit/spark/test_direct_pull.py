@@ -5,20 +5,32 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import replace
+from random import Random
 
 import pytest
 
+from pull_peers import (
+    COUNT,
+    JOIN_S,
+    Replies,
+    expected,
+    found,
+    in_order,
+    offset_of,
+    peer,
+    pull_of,
+    rows_of,
+)
 from turbopump import Message, Producer
 from turbopump.errors import ConnectFailed, RecordError
-from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.spark import kept as kept_connections
 from turbopump.spark.kept import KeptConnections
 from turbopump.spark.reading import direct_connection, direct_pull
 from turbopump.spark.reading.direct_connection import DirectConnection
 from turbopump.spark.reading.direct_pull import DirectPull
-from turbopump.spark.reading.options import Pulling, SourceOptions
+from turbopump.spark.reading.options import SourceOptions
 from turbopump.spark.reading.planning import QueueRange
 from turbopump.spark.reading.reader import PartitionReader
 from turbopump.spark.records.arrays import cells
@@ -28,123 +40,7 @@ from turbopump.testing.cluster import BROKER
 from turbopump.testing.server import RunningServer
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command, Serialize, request
-from turbopump.wire.framing import FrameDecoder, encode
-from turbopump.wire.headers import PullMessage, PullMessageAnswer
-from turbopump.wire.hosts import host
-from turbopump.wire.record import Record
-
-COUNT = 500
-JOIN_S = 10.0
-
-
-def stored(offset: int) -> bytes:
-    record = Record(
-        topic=b"T",
-        queue_id=0,
-        body=b"%d" % offset * (1 + offset % 40),
-        properties=b"KEYS\x01k%d" % offset,
-        born_timestamp_ms=1,
-        born_host=host("127.0.0.1", 1),
-        store_host=host("127.0.0.1", 2),
-    )
-    return record.encode(QueueOffset(offset), PhysicalOffset(1000 * offset), 2)
-
-
-RECORDS = [stored(offset) for offset in range(COUNT)]
-
-Replies = Callable[[list[Command]], list[bytes] | None]
-"""Frames for what has just been asked; None closes the connection."""
-
-
-def found(asked: Command, count_max: int = 32, bytes_max: int = 1 << 20) -> Command:
-    """Answer as a broker does, within its own limits."""
-    header = PullMessage.from_ext_fields(asked.ext_fields)
-    offset = int(header.queue_offset)
-    records: list[bytes] = []
-    for record in RECORDS[offset : offset + min(count_max, header.max_msg_nums)]:
-        if records and sum(map(len, records)) + len(record) > bytes_max:
-            break
-        records.append(record)
-    place = PullMessageAnswer(
-        suggest_which_broker_id=0,
-        next_begin_offset=offset + len(records),
-        min_offset=0,
-        max_offset=COUNT,
-    )
-    return asked.answer(ResponseCode.SUCCESS, place, body=b"".join(records))
-
-
-def in_order(asked: list[Command]) -> list[bytes]:
-    return [encode(found(each)) for each in asked]
-
-
-@contextmanager
-def peer(replies: Replies, piece_bytes: int = 1 << 20) -> Iterator[DirectConnection]:
-    """Run a peer in a thread at the other end of the connection."""
-    near, far = socket.socketpair()
-
-    def serve() -> None:
-        decoder = FrameDecoder()
-        with far:
-            while data := far.recv(1 << 20):
-                answer = replies(list(decoder.feed(data)))
-                if answer is None:
-                    return
-                whole = b"".join(answer)
-                for at in range(0, len(whole), piece_bytes):
-                    try:
-                        far.sendall(whole[at : at + piece_bytes])
-                    except OSError:
-                        return
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    connection = DirectConnection("peer", near)
-    try:
-        yield connection
-    finally:
-        connection.close()
-        thread.join(JOIN_S)
-        assert not thread.is_alive()
-
-
-def pull_of(
-    connection: DirectConnection, start: int = 0, end: int = COUNT, **options: int
-) -> DirectPull:
-    pulling = Pulling(**options)  # type: ignore[arg-type]
-    header = PullMessage(
-        consumer_group="g",
-        topic="T",
-        queue_id=0,
-        queue_offset=0,
-        max_msg_nums=0,
-        sys_flag=0,
-        commit_offset=0,
-        suspend_timeout_millis=0,
-        subscription="*",
-        sub_version=0,
-        expression_type="TAG",
-    )
-    of = QueueRange("T", "a", 0, start, end)
-    return DirectPull(connection, of, header, pulling, KeptConnections(DirectConnection.to))
-
-
-def rows_of(pull: DirectPull) -> list[tuple[int, bytes]]:
-    """Return what comes, as the columns of each chunk say it."""
-    columns = RecordColumns(["queueOffset", "body"])
-    rows: list[tuple[int, bytes]] = []
-    while (chunk := pull.next_chunk()) is not None:
-        run = columns.found(chunk.data, chunk.spans, start=chunk.start, end=chunk.end)
-        assert len(run) == chunk.end - chunk.start
-        for batch in columns.batches_of(run, broker="a"):
-            offsets, bodies = map(cells, batch.columns)
-            rows += zip(offsets, bodies, strict=True)
-    pull.close()
-    return rows
-
-
-def expected(start: int, end: int) -> list[tuple[int, bytes]]:
-    return [(offset, b"%d" % offset * (1 + offset % 40)) for offset in range(start, end)]
+from turbopump.wire.framing import encode
 
 
 def backwards(asked: list[Command]) -> list[bytes]:
@@ -157,6 +53,18 @@ def cut_by_bytes(asked: list[Command]) -> list[bytes]:
 
 def cut_by_bytes_backwards(asked: list[Command]) -> list[bytes]:
     return cut_by_bytes(asked)[::-1]
+
+
+def of_any_length(asked: list[Command]) -> list[bytes]:
+    return [encode(found(each, Random(offset_of(each)).randint(1, 40))) for each in asked]
+
+
+def of_any_length_backwards(asked: list[Command]) -> list[bytes]:
+    return of_any_length(asked)[::-1]
+
+
+def more_than_asked_for(asked: list[Command]) -> list[bytes]:
+    return [encode(found(each, 40, is_generous=True)) for each in asked]
 
 
 def in_binary(asked: list[Command]) -> list[bytes]:
@@ -177,6 +85,9 @@ def in_binary(asked: list[Command]) -> list[bytes]:
         (backwards, {"in_flight_max": 9}),
         (cut_by_bytes, {}),
         (cut_by_bytes_backwards, {"in_flight_max": 5}),
+        (of_any_length, {}),
+        (of_any_length_backwards, {"in_flight_max": 5}),
+        (more_than_asked_for, {"count_max": 7}),
         (in_binary, {}),
     ],
 )
@@ -269,10 +180,9 @@ def test_what_is_unusual_ends_it_where_the_good_answers_end(
     def replies(asked: list[Command]) -> list[bytes] | None:
         answers: list[bytes] = []
         for each in asked:
-            header = PullMessage.from_ext_fields(each.ext_fields)
-            if header.queue_offset < 96:
+            if offset_of(each) < 96:
                 answers += in_order([each])
-            elif header.queue_offset == 96:
+            elif offset_of(each) == 96:
                 answer = unusual(each)
                 if answer is None:
                     return None
@@ -296,6 +206,15 @@ def test_an_answer_before_its_turn_does_not_hide_what_is_unusual_before_it() -> 
 
     with peer(replies) as connection:
         assert rows_of(pull_of(connection, in_flight_max=3)) == expected(0, 64)
+
+
+def test_an_answer_that_comes_twice_is_unusual() -> None:
+    def replies(asked: list[Command]) -> list[bytes]:
+        first, *others = in_order(asked)
+        return [*others, *others, first]
+
+    with peer(replies) as connection:
+        assert rows_of(pull_of(connection, in_flight_max=3)) == expected(0, 32)
 
 
 # --- connections ----------------------------------------------------------------------------------

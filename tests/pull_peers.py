@@ -1,0 +1,142 @@
+"""A peer that answers pulls as a test wants it to, and what a task reads from it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from turbopump.message import PhysicalOffset, QueueOffset
+from turbopump.spark.kept import KeptConnections
+from turbopump.spark.reading.direct_connection import DirectConnection
+from turbopump.spark.reading.direct_pull import DirectPull
+from turbopump.spark.reading.options import Pulling
+from turbopump.spark.reading.planning import QueueRange
+from turbopump.spark.records.arrays import cells
+from turbopump.spark.records.columns import RecordColumns
+from turbopump.wire.codes import ResponseCode
+from turbopump.wire.command import Command
+from turbopump.wire.framing import FrameDecoder, encode
+from turbopump.wire.headers import PullMessage, PullMessageAnswer
+from turbopump.wire.hosts import host
+from turbopump.wire.record import Record
+
+COUNT = 500
+JOIN_S = 10.0
+
+
+def stored(offset: int) -> bytes:
+    record = Record(
+        topic=b"T",
+        queue_id=0,
+        body=b"%d" % offset * (1 + offset % 40),
+        properties=b"KEYS\x01k%d" % offset,
+        born_timestamp_ms=1,
+        born_host=host("127.0.0.1", 1),
+        store_host=host("127.0.0.1", 2),
+    )
+    return record.encode(QueueOffset(offset), PhysicalOffset(1000 * offset), 2)
+
+
+RECORDS = [stored(offset) for offset in range(COUNT)]
+
+Replies = Callable[[list[Command]], list[bytes] | None]
+"""Frames for what has just been asked; None closes the connection."""
+
+
+def offset_of(asked: Command) -> int:
+    """Return from where on messages are asked for."""
+    return int(PullMessage.from_ext_fields(asked.ext_fields).queue_offset)
+
+
+def found(
+    asked: Command, count_max: int = 32, bytes_max: int = 1 << 20, *, is_generous: bool = False
+) -> Command:
+    """Answer as a broker does, within its own limits; a generous one heeds no others."""
+    header = PullMessage.from_ext_fields(asked.ext_fields)
+    offset = int(header.queue_offset)
+    records: list[bytes] = []
+    count = count_max if is_generous else min(count_max, header.max_msg_nums)
+    for record in RECORDS[offset : offset + count]:
+        if records and sum(map(len, records)) + len(record) > bytes_max:
+            break
+        records.append(record)
+    place = PullMessageAnswer(
+        suggest_which_broker_id=0,
+        next_begin_offset=offset + len(records),
+        min_offset=0,
+        max_offset=COUNT,
+    )
+    return asked.answer(ResponseCode.SUCCESS, place, body=b"".join(records))
+
+
+def in_order(asked: list[Command]) -> list[bytes]:
+    return [encode(found(each)) for each in asked]
+
+
+@contextmanager
+def peer(replies: Replies, piece_bytes: int = 1 << 20) -> Iterator[DirectConnection]:
+    """Run a peer in a thread at the other end of the connection."""
+    near, far = socket.socketpair()
+
+    def serve() -> None:
+        decoder = FrameDecoder()
+        # Who has seen enough closes the connection, with answers on their way.
+        with far, suppress(ConnectionError):
+            while data := far.recv(1 << 20):
+                answer = replies(list(decoder.feed(data)))
+                if answer is None:
+                    return
+                whole = b"".join(answer)
+                for at in range(0, len(whole), piece_bytes):
+                    far.sendall(whole[at : at + piece_bytes])
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    connection = DirectConnection("peer", near)
+    try:
+        yield connection
+    finally:
+        connection.close()
+        thread.join(JOIN_S)
+        assert not thread.is_alive()
+
+
+def pull_of(
+    connection: DirectConnection, start: int = 0, end: int = COUNT, **options: int
+) -> DirectPull:
+    pulling = Pulling(**options)  # type: ignore[arg-type]
+    header = PullMessage(
+        consumer_group="g",
+        topic="T",
+        queue_id=0,
+        queue_offset=0,
+        max_msg_nums=0,
+        sys_flag=0,
+        commit_offset=0,
+        suspend_timeout_millis=0,
+        subscription="*",
+        sub_version=0,
+        expression_type="TAG",
+    )
+    of = QueueRange("T", "a", 0, start, end)
+    return DirectPull(connection, of, header, pulling, KeptConnections(DirectConnection.to))
+
+
+def rows_of(pull: DirectPull) -> list[tuple[int, bytes]]:
+    """Return what comes, as the columns of each chunk say it."""
+    columns = RecordColumns(["queueOffset", "body"])
+    rows: list[tuple[int, bytes]] = []
+    while (chunk := pull.next_chunk()) is not None:
+        run = columns.found(chunk.data, chunk.spans, start=chunk.start, end=chunk.end)
+        assert len(run) == chunk.end - chunk.start
+        for batch in columns.batches_of(run, broker="a"):
+            offsets, bodies = map(cells, batch.columns)
+            rows += zip(offsets, bodies, strict=True)
+    pull.close()
+    return rows
+
+
+def expected(start: int, end: int) -> list[tuple[int, bytes]]:
+    return [(offset, b"%d" % offset * (1 + offset % 40)) for offset in range(start, end)]
