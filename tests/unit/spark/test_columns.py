@@ -17,7 +17,7 @@ from stored_rows import entries, expected, names, numbered, plain, row, rows_of,
 from turbopump.errors import InvalidArgument, RecordError
 from turbopump.spark.records import arrays, finding, property_columns
 from turbopump.spark.records import columns as record_columns
-from turbopump.spark.records.arrays import Numbers
+from turbopump.spark.records.arrays import Int64s
 from turbopump.spark.records.columns import RecordColumns
 from turbopump.spark.records.record_run import Parts, RecordRun
 from turbopump.spark.records.schema import COLUMNS
@@ -348,7 +348,7 @@ def test_a_run_is_looked_at_once_for_all_its_compressed_bodies(
     asked: list[int] = []
     flags = RecordRun.sys_flags
 
-    def noted_end(parts: Parts) -> Numbers:
+    def noted_end(parts: Parts) -> Int64s:
         asked.append(len(parts.start))
         return parts.start + parts.length
 

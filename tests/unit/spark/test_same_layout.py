@@ -56,6 +56,7 @@ def test_many_properties_of_the_same_length(texts: list[bytes]) -> None:
         ("KEYS\x01abcde", "KEYS\x01a\x02b\x01c", False),
         ("KEYS\x01abc", "KEYS\x01a\x01c", False),
         ("KEYS\x01a\x01c", "KEYS\x01a\x01d", False),
+        ("WAIT\x01a\x01b\x02WAIT\x01cd", "WAIT\x01a\x01b\x02WAIT\x01ce", True),
         ("KEYS\x01\x02a\x01b", "KEYS\x01\x02a\x01c", False),
         ("KEYS\x01b\x02junk", "KEYS\x01c\x02junk", False),
         ("KEYS\x01ß", "KEYS\x01ü", False),

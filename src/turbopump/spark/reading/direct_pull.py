@@ -25,6 +25,7 @@ from turbopump.spark.reading.answers import Answer, UnusualAnswer
 from turbopump.spark.reading.direct_connection import DirectConnection, connections
 from turbopump.spark.reading.options import Pulling
 from turbopump.spark.reading.planning import QueueRange
+from turbopump.spark.records.record_run import Span
 from turbopump.wire.headers import PullMessage
 from turbopump.wire.pull_requests import PullRequests
 
@@ -36,8 +37,6 @@ ENOUGH_BYTES = 1024 * 1024
 CHUNK_ROWS = 4096
 CHUNK_BYTES = 2 * 1024 * 1024
 """With so much a chunk ends even if more is there, so that it stays in the processor's cache."""
-
-Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)

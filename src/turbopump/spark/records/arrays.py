@@ -12,7 +12,7 @@ import pyarrow as pa
 Column: TypeAlias = "pa.Array[Any]"
 Encoded: TypeAlias = "pa.DictionaryArray[Any, Any]"
 """A column with each different value once."""
-Numbers: TypeAlias = npt.NDArray[np.int64]
+Int64s: TypeAlias = npt.NDArray[np.int64]
 
 SHARED_MAX = 1 << 17
 """Elements of a column that is kept for other batches."""
@@ -50,15 +50,15 @@ def contents(column: Column) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint
 
 def same_width(values: npt.NDArray[Any]) -> Column:
     """Return elements of so many bytes each as binaries; nothing is copied."""
-    return _laid_out(pa.binary(), (values.dtype.itemsize,), values)
+    return _of_widths(pa.binary(), (values.dtype.itemsize,), values)
 
 
 def same_width_texts(widths: tuple[int, ...], values: npt.NDArray[Any]) -> Column:
     """Return elements that are strings of these widths; they must be UTF-8, nothing is copied."""
-    return _laid_out(pa.string(), widths, values)
+    return _of_widths(pa.string(), widths, values)
 
 
-def _laid_out(kind: pa.DataType, widths: tuple[int, ...], values: npt.NDArray[Any]) -> Column:
+def _of_widths(kind: pa.DataType, widths: tuple[int, ...], values: npt.NDArray[Any]) -> Column:
     count = len(values)
     buffers = [None, offsets_of(widths, count), pa.py_buffer(values.view(np.uint8).data)]
     return pa.Array.from_buffers(kind, count * len(widths), buffers)
@@ -84,7 +84,7 @@ def _made_offsets(widths: tuple[int, ...], times: int) -> pa.Buffer:
 _shared_offsets = lru_cache(maxsize=32)(_made_offsets)
 
 
-def slices(buffer: pa.Buffer, start: Numbers, end: Numbers) -> Column:
+def slices(buffer: pa.Buffer, start: Int64s, end: Int64s) -> Column:
     """Return stretches of a buffer as an array of their own; they are in order, without overlap.
 
     Arrow's offsets make a chain: wanted bytes, unwanted bytes, wanted ones... Every second link is
@@ -152,7 +152,7 @@ def mask_of(column: Column) -> npt.NDArray[np.bool_]:
     return mask
 
 
-def in_order(parts: list[Column], rows: list[Numbers]) -> Column:
+def in_order(parts: list[Column], rows: list[Int64s]) -> Column:
     """Put arrays together whose elements belong to these rows."""
     order = np.argsort(np.concatenate(rows), kind="stable")
     return pa.concat_arrays(parts).take(order)

@@ -1,7 +1,7 @@
 """Where stored records and their parts lie in a buffer, and whether they are whole.
 
-One walk over the sizes finds the records; everything else is read for all of them together, so that
-the cost of a record is a few array elements and not Python objects.
+Where all records of a stretch are as large as its first, which is seen at once, they are found by
+counting; else by a walk over their sizes, the only step that takes a Python object for each.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from turbopump.errors import InvalidArgument, RecordError
-from turbopump.spark.records.arrays import Numbers
+from turbopump.spark.records.arrays import Int64s
 from turbopump.spark.records.record_run import (
     HEAD,
     HEAD_BYTES,
@@ -25,8 +25,8 @@ from turbopump.spark.records.record_run import (
     Parts,
     RecordRun,
     Span,
+    are_same,
     first_of,
-    is_constant,
     read_at,
 )
 from turbopump.wire import sysflag
@@ -104,7 +104,7 @@ def _alike(view: memoryview, spans: Sequence[Span]) -> RecordRun | None:
     # The length of the topic, the topic, and the length of the properties.
     between = read_at(view, f"V{size - left - body_end}", starts + body_end)
     told = between[0].tobytes()
-    if not is_constant(between) or _LENGTH.unpack_from(told, topic_end - body_end)[0] != left:
+    if not are_same(between) or _LENGTH.unpack_from(told, topic_end - body_end)[0] != left:
         return None
     parts = (
         Parts(starts + HEAD_BYTES, body_end - HEAD_BYTES),
@@ -126,21 +126,21 @@ def _common_size(view: memoryview, spans: Sequence[Span]) -> int | None:
     return size
 
 
-def _in_steps(spans: Sequence[Span], size: int) -> Numbers:
+def _in_steps(spans: Sequence[Span], size: int) -> Int64s:
     """Return where records start that fill the spans."""
     counts = [(end - begin) // size for begin, end in spans]
     before = accumulate(counts, initial=0)
     # How far they lie from where they would without anything between the spans.
     moved = [begin - row * size for (begin, _), row in zip(spans, before, strict=False)]
-    starts: Numbers = np.arange(sum(counts)) * size + np.repeat(moved, counts)
+    starts: Int64s = np.arange(sum(counts)) * size + np.repeat(moved, counts)
     return starts
 
 
-def _heads(view: memoryview, starts: Numbers) -> npt.NDArray[Any]:
+def _heads(view: memoryview, starts: Int64s) -> npt.NDArray[Any]:
     return read_at(view, f"V{HEAD_BYTES}", starts).view(HEAD)
 
 
-def _found(view: memoryview, spans: Sequence[Span]) -> tuple[Numbers, int | None]:
+def _found(view: memoryview, spans: Sequence[Span]) -> tuple[Int64s, int | None]:
     """Return where records begin, and where something else lies."""
     starts, counts, is_even = _evenly(view, np.array(spans, np.int64).reshape(-1, 2))
     if is_even.all():
@@ -160,7 +160,7 @@ def _found(view: memoryview, spans: Sequence[Span]) -> tuple[Numbers, int | None
     return np.frombuffer(array("q", found), np.int64), damaged_at
 
 
-def _evenly(view: memoryview, spans: Numbers) -> tuple[Numbers, Numbers, Mask]:
+def _evenly(view: memoryview, spans: Int64s) -> tuple[Int64s, Int64s, Mask]:
     """Find the records of all spans at once, as if those of a span were all of the same size.
 
     Returns their starts, how many of them are of each span, and for which ones it holds.
@@ -174,13 +174,13 @@ def _evenly(view: memoryview, spans: Numbers) -> tuple[Numbers, Numbers, Mask]:
     is_even &= length % size == 0
     counts = np.where(is_even, length // size, 0)
     sizes = np.repeat(size, counts)
-    starts = _laid_out(begin[is_even], size[is_even], counts[is_even], sizes)
+    starts = _back_to_back(begin[is_even], size[is_even], counts[is_even], sizes)
     differ = np.flatnonzero(read_at(view, ">i4", starts) != sizes)
     is_even[np.searchsorted(np.cumsum(counts), differ, side="right")] = False
     return starts, counts, is_even
 
 
-def _laid_out(begin: Numbers, size: Numbers, count: Numbers, sizes: Numbers) -> Numbers:
+def _back_to_back(begin: Int64s, size: Int64s, count: Int64s, sizes: Int64s) -> Int64s:
     """Return where records start that lie back to back from each beginning on."""
     # From one start to the next it is the record's size, from span to span something else.
     distance = np.empty(len(sizes), np.int64)
@@ -208,7 +208,7 @@ def _walk(view: memoryview, at: int, end: int, starts: list[int]) -> int:
     return starts.pop() if at > end else at
 
 
-def _checked(view: memoryview, starts: Numbers) -> tuple[RecordRun, int | None]:
+def _checked(view: memoryview, starts: Int64s) -> tuple[RecordRun, int | None]:
     """Find the parts of each record, up to the first one that is damaged; return where it is."""
     heads = _heads(view, starts)
     sizes = heads["size"].astype(np.int64)
@@ -242,7 +242,7 @@ def _checked(view: memoryview, starts: Numbers) -> tuple[RecordRun, int | None]:
     return (run, None) if first is None else (run.where(slice(first)), int(starts[first]))
 
 
-def _v6_shifts(heads: npt.NDArray[Any]) -> tuple[Numbers, Numbers] | None:
+def _v6_shifts(heads: npt.NDArray[Any]) -> tuple[Int64s, Int64s] | None:
     flags = heads["sys_flag"].astype(np.int32)
     if not (flags & _ANY_V6).any():
         return None
@@ -251,7 +251,7 @@ def _v6_shifts(heads: npt.NDArray[Any]) -> tuple[Numbers, Numbers] | None:
 
 
 def _bodies(
-    view: memoryview, starts: Numbers, heads: npt.NDArray[Any], shift: Numbers | None, bad: Mask
+    view: memoryview, starts: Int64s, heads: npt.NDArray[Any], shift: Int64s | None, bad: Mask
 ) -> Parts:
     if shift is None:
         length, start = heads["body_length"].astype(np.int64), starts + HEAD_BYTES
@@ -262,6 +262,6 @@ def _bodies(
     return Parts(start, length)
 
 
-def _within(positions: Numbers, bad: Mask) -> Numbers:
+def _within(positions: Int64s, bad: Mask) -> Int64s:
     """Lead the positions of damaged records, which may point anywhere, to the buffer's start."""
     return np.where(bad, 0, positions) if bad.any() else positions

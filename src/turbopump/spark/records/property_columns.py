@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from turbopump.spark.records.arrays import (
     SHARED_MAX,
     Column,
-    Numbers,
+    Int64s,
     cells,
     contents,
     maps,
@@ -85,7 +85,7 @@ class _SameNames:
 class _Stretches:
     """The texts between all marks, of messages that have the same number of them."""
 
-    def __init__(self, text: npt.NDArray[np.uint8], marks: Numbers, rows: int) -> None:
+    def __init__(self, text: npt.NDArray[np.uint8], marks: Int64s, rows: int) -> None:
         self.rows = rows
         self.each = (len(marks) - 1) // rows
         offsets = np.empty(2 * len(marks), np.int32)
@@ -116,7 +116,7 @@ _shared_links = lru_cache(maxsize=32)(_links)
 
 
 def _same_names(
-    text: npt.NDArray[np.uint8], offsets: Numbers, marks: Numbers, closes: npt.NDArray[np.bool_]
+    text: npt.NDArray[np.uint8], offsets: Int64s, marks: Int64s, closes: npt.NDArray[np.bool_]
 ) -> _SameNames | None:
     """Take messages apart that are alike; None if they are not, or an entry makes no sense."""
     rows = len(offsets) - 1
@@ -146,7 +146,7 @@ def _name_columns(closes: list[bool]) -> list[int] | None:
     return found if found and all(closes[at + 2] for at in found) else None
 
 
-def _are_filled(marks: Numbers, each: int, columns: list[int]) -> bool:
+def _are_filled(marks: Int64s, each: int, columns: list[int]) -> bool:
     """Whether no name and no value is empty."""
     is_filled = marks[1:] - marks[:-1] > 1
     if is_filled.all():
@@ -173,8 +173,8 @@ class _MixedNames:
     def __init__(
         self,
         text: npt.NDArray[np.uint8],
-        offsets: Numbers,
-        marks: Numbers,
+        offsets: Int64s,
+        marks: Int64s,
         closes: npt.NDArray[np.bool_],
     ) -> None:
         start, name_end, end = _entries(marks, closes)
@@ -234,7 +234,7 @@ class _MixedNames:
         return bool((np.add.reduceat(bits, filled) == joined).all())
 
 
-def _joined(run: RecordRun) -> tuple[npt.NDArray[np.uint8], Numbers]:
+def _joined(run: RecordRun) -> tuple[npt.NDArray[np.uint8], Int64s]:
     """Return all texts in one, with an end of entry before each of them and behind the last."""
     # The byte before a text belongs to its length: room for the separator.
     stored = run.binary(Parts(run.properties.start - 1, run.properties.length + 1))
@@ -247,7 +247,7 @@ def _mended(stored: Column) -> Column:
     return pa.array([b"\0" + text for text in mended], pa.binary())
 
 
-def _separated(column: Column) -> tuple[npt.NDArray[np.uint8], Numbers]:
+def _separated(column: Column) -> tuple[npt.NDArray[np.uint8], Int64s]:
     ends, data = contents(column)
     offsets = ends.astype(np.int64)
     joined = np.empty(len(data) + 1, np.uint8)
@@ -265,13 +265,13 @@ def _is_utf8(text: npt.NDArray[np.uint8]) -> bool:
     return True
 
 
-def _marks(text: npt.NDArray[np.uint8]) -> tuple[Numbers, npt.NDArray[np.bool_]]:
+def _marks(text: npt.NDArray[np.uint8]) -> tuple[Int64s, npt.NDArray[np.bool_]]:
     """Return where names and entries end, and which of these are ends of entries."""
     marks = np.flatnonzero((text - np.uint8(_NAME_END)) <= _ENTRY_END - _NAME_END)
     return marks, text[marks] == _ENTRY_END
 
 
-def _entries(marks: Numbers, closes: npt.NDArray[np.bool_]) -> tuple[Numbers, Numbers, Numbers]:
+def _entries(marks: Int64s, closes: npt.NDArray[np.bool_]) -> tuple[Int64s, Int64s, Int64s]:
     """Return where the entries that make sense start, where their names end, and where they do."""
     # What follows the end of an entry is the first mark of the next one; it ends a name, or the
     # entry has none. The text both begins and ends with the end of an entry.
@@ -287,7 +287,7 @@ def _entries(marks: Numbers, closes: npt.NDArray[np.bool_]) -> tuple[Numbers, Nu
     return (start, name_end, end) if good.all() else (start[good], name_end[good], end[good])
 
 
-def _chain(text: npt.NDArray[np.uint8], start: Numbers, name_end: Numbers, end: Numbers) -> Column:
+def _chain(text: npt.NDArray[np.uint8], start: Int64s, name_end: Int64s, end: Int64s) -> Column:
     """Return the stretches that the entries cut the text into; no byte is copied."""
     offsets = np.empty(_LINKS * len(start) + 1, np.int32)
     offsets[0:-1:_LINKS] = start

@@ -1,7 +1,7 @@
-"""Many stored records at once: where they and their parts lie in one buffer.
+"""Many stored records of one buffer, once it is known where they and their parts lie.
 
-One walk over the sizes finds the records; everything else is read for all of them together, so that
-the cost of a record is a few array elements and not Python objects.
+Each field is read for all of them together, so that the cost of a record is a few array elements
+and not Python objects. `finding` makes such runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from isal.isal_zlib import crc32
 from turbopump.spark.records.arrays import (
     Column,
     Encoded,
-    Numbers,
+    Int64s,
     cells,
     contents,
     same_width,
@@ -31,6 +31,7 @@ from turbopump.wire.hosts import V4_BYTES
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 Span: TypeAlias = tuple[int, int]
+"""Where a stretch of bytes begins, and where it ends."""
 Hosts: TypeAlias = "tuple[list[bytes], Column | None]"
 """The different ones, and for each record which one it has: None where there is only one."""
 
@@ -69,7 +70,7 @@ _PORT_BYTES = 4
 _SMALL_BYTES = 768
 """Bodies of records that are not larger on average are copied to be checked."""
 _CHECKED_ROWS = 256
-_NO_ROWS: Numbers = np.empty(0, np.int64)
+_NO_ROWS: Int64s = np.empty(0, np.int64)
 
 
 class RecordRun:
@@ -93,10 +94,10 @@ class RecordRun:
         self,
         data: memoryview,
         buffer: pa.Buffer,
-        starts: Numbers,
-        sizes: Numbers,
+        starts: Int64s,
+        sizes: Int64s,
         heads: npt.NDArray[Any],
-        v6_shifts: tuple[Numbers, Numbers] | None,
+        v6_shifts: tuple[Int64s, Int64s] | None,
         parts: tuple[Parts, Parts, Parts],
         topic: bytes | None = None,
     ) -> None:
@@ -180,11 +181,11 @@ class RecordRun:
         found: Encoded = self.binary(parts).dictionary_encode()
         return cells(found.dictionary), found.indices
 
-    def _store_host_parts(self, v6_shifts: tuple[Numbers, Numbers]) -> Parts:
+    def _store_host_parts(self, v6_shifts: tuple[Int64s, Int64s]) -> Parts:
         start = self.starts + v6_shifts[0] + _STORE_HOST_AT
         return Parts(start, v6_shifts[1] - v6_shifts[0] + (V4_BYTES + _PORT_BYTES))
 
-    def offset_ids(self) -> Iterator[tuple[Numbers | None, npt.NDArray[np.uint8]]]:
+    def offset_ids(self) -> Iterator[tuple[Int64s | None, npt.NDArray[np.uint8]]]:
         """Yield the bytes of offset ids, store host and physical offset, one row for each.
 
         Ids are of two widths: the first of each pair tells which records have them, None for all.
@@ -226,7 +227,7 @@ class RecordRun:
         if self._topic is not None and len(self):
             return self._topic
         found = self.of_same_width(self.topic)
-        return found[0].tobytes() if found is not None and is_constant(found) else None
+        return found[0].tobytes() if found is not None and are_same(found) else None
 
     def topics(self) -> tuple[list[bytes], npt.NDArray[np.int32]]:
         """Return the different topics, and for each record which one it has."""
@@ -264,13 +265,13 @@ class Parts:
 
     __slots__ = ("length", "start")
 
-    def __init__(self, start: Numbers, length: Numbers | int) -> None:
+    def __init__(self, start: Int64s, length: Int64s | int) -> None:
         self.start = start
         self.length = length
         """How long each is, or all are."""
 
     @property
-    def end(self) -> Numbers:
+    def end(self) -> Int64s:
         return self.start + self.length
 
     def width(self) -> int | None:
@@ -289,7 +290,7 @@ class Parts:
         return Parts(self.start[wanted], length if isinstance(length, int) else length[wanted])
 
 
-def read_at(view: memoryview, kind: str, positions: Numbers) -> npt.NDArray[Any]:
+def read_at(view: memoryview, kind: str, positions: Int64s) -> npt.NDArray[Any]:
     """Return what lies at each position."""
     if not len(positions):
         return np.empty(0, kind)
@@ -319,7 +320,7 @@ def _few(values: npt.NDArray[Any]) -> Hosts:
     return [value.tobytes() for value in found.dictionary.to_numpy()], found.indices
 
 
-def is_constant(values: npt.NDArray[Any]) -> bool:
+def are_same(values: npt.NDArray[Any]) -> bool:
     """Whether all are the same bytes; there is at least one."""
     raw, width = values.view(np.uint8), values.dtype.itemsize
     return bool((raw[width:] == raw[:-width]).all())

@@ -55,7 +55,7 @@ def same_layout(texts: npt.NDArray[np.void]) -> SameLayout | None:
     if layout is None:
         return None
     is_value, stored, packed = _fields(tuple(layout.values()), texts.dtype.itemsize)
-    if not (is_value | _is_constant(texts)).all():
+    if not (is_value | _same_bytes(texts)).all():
         return None
     values = texts.view(stored).astype(packed)
     has_marks = values.view(np.uint8).min() <= _ENTRY_END
@@ -63,14 +63,17 @@ def same_layout(texts: npt.NDArray[np.void]) -> SameLayout | None:
 
 
 def _layout(text: str) -> dict[str, Span] | None:
-    """Return where values lie, by name; None for a text that says something wrongly, or nothing."""
+    """Return where values lie, by name; None for a text with an entry that is none, or without any.
+
+    Separators within values are not looked for: the caller does so in all texts at once.
+    """
     found: dict[str, Span] = {}
     at = 0
     for entry in text.split(ENTRY_END):
         name, _, value = entry.partition(NAME_END)
         end = at + len(entry)
         if entry:
-            if not name or not value or NAME_END in value:
+            if not name or not value:
                 return None
             # Of a name given twice the last value counts.
             found.pop(name, None)
@@ -98,11 +101,11 @@ def _field(at: int) -> str:
     return f"value{at}"
 
 
-def _is_constant(rows: npt.NDArray[np.void]) -> Mask:
+def _same_bytes(rows: npt.NDArray[np.void]) -> Mask:
     """Return which bytes are the same in all rows."""
     table = rows.view(np.uint8).reshape(len(rows), -1)
-    is_constant: Mask = np.equal(_reduced(np.bitwise_and, table), _reduced(np.bitwise_or, table))
-    return is_constant
+    is_same: Mask = np.equal(_reduced(np.bitwise_and, table), _reduced(np.bitwise_or, table))
+    return is_same
 
 
 def _reduced(by: np.ufunc, table: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from turbopump.client.outgoing import MessageRules
-from turbopump.spark.records.arrays import Column, Numbers, cells, contents
+from turbopump.spark.records.arrays import Column, Int64s, cells, contents
 from turbopump.spark.writing.columns import SinkColumns
 from turbopump.spark.writing.entries import Pieces, entries, equal_pieces, sizes
 from turbopump.spark.writing.options import SinkOptions
@@ -40,7 +40,7 @@ class EncodedRows:
     first_row: int
     topics: Sequence[str]
     entries: Column
-    body_sizes: Numbers
+    body_sizes: Int64s
     ids: tuple[str, int]
     """What their unique ids begin with, and the counter of the first one."""
 

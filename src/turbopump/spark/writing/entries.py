@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from turbopump.spark.records.arrays import Column, Numbers, contents
+from turbopump.spark.records.arrays import Column, Int64s, contents
 from turbopump.wire import properties
 
 Pieces: TypeAlias = "list[bytes | Column]"
@@ -73,6 +73,6 @@ def equal_pieces(data: npt.NDArray[Any], size: int | None = None) -> Column:
     return pa.Array.from_buffers(pa.binary(), count, buffers)
 
 
-def sizes(column: Column) -> Numbers:
+def sizes(column: Column) -> Int64s:
     """Return the sizes of texts or binaries, of which none is null."""
     return np.diff(contents(column)[0]).astype(np.int64)
