@@ -28,6 +28,8 @@ POLL_US_MAX = 1000
 _PORT_MAX = 0xFFFF
 _ANSWER_BYTES_MAX = 15 * 1024 * 1024
 """Clients take frames of 16 MiB, of which some is needed for the rest."""
+_BULK_COUNT_MAX = 16_384
+"""So many of the smallest messages are more than the bytes that a pull usually returns."""
 _NAME = re.compile(r"[%|a-zA-Z0-9_.-]{1,127}")
 _NAME_ALLOWED = "1 to 127 of the characters % | a-z A-Z 0-9 _ . -, not only dots,"
 
@@ -298,7 +300,7 @@ class LimitsConfig:
     def __post_init__(self) -> None:
         require_int("maxMessageSize", self.message_bytes_max, 1, _ANSWER_BYTES_MAX)
         require_int("defaultQueryMaxNum", self.query_count_max, 1)
-        require_int("maxTransferCountOnBulkPull", self.bulk_count_max, 1)
+        require_int("maxTransferCountOnBulkPull", self.bulk_count_max, 1, _BULK_COUNT_MAX)
         require_int("maxTransferBytesOnBulkPull", self.bulk_bytes_max, 1, _ANSWER_BYTES_MAX)
 
 

@@ -20,6 +20,7 @@ from turbopump.store.config import UNIT_BYTES, ReadLimits
 from turbopump.store.consume_queue import UNIT, ConsumeQueue, as_units
 from turbopump.store.outcomes import (
     EVERYTHING,
+    UNIT_DTYPE,
     Filter,
     Found,
     MessagesRemoved,
@@ -36,6 +37,7 @@ from turbopump.store.outcomes import (
 from turbopump.wire.record import decode_entry
 
 _FEW_CODES = 16
+_FEW_UNITS = 128
 
 
 def read_queue(
@@ -88,23 +90,14 @@ def _run_of_all(
 
     Does what `_Scan` does at a tenth of the cost: most pulls want everything.
     """
-    units = positions_and_sizes(len(data) // UNIT_BYTES).unpack(data)
+    units = positions_and_sizes(data, 0, len(data) // UNIT_BYTES)
     recent_from = log.written - limits.recent_bytes
     first, last = units[0], units[-2]
     is_recent = first >= recent_from
     if is_recent != (last >= recent_from):
         return None
-    if is_recent:
-        bytes_max, count = limits.memory_bytes_max, min(limits.memory_count_max, count_max)
-    else:
-        bytes_max, count = limits.disk_bytes_max, min(limits.disk_count_max, count_max)
-    sizes = units[1::2]
-    size = sum(sizes)
-    if size > bytes_max:
-        count = min(count, bisect_right(list(accumulate(sizes)), bytes_max))
-    if len(sizes) > max(1, count):
-        units, sizes = units[: 2 * max(1, count)], sizes[: max(1, count)]
-        size = sum(sizes)
+    bytes_max, most = bytes_and_count_max(limits, is_recent=is_recent)
+    units, sizes, size = fitting(units, bytes_max, min(most, count_max))
     pieces = pieces_of(log, units, sizes, size)
     if pieces is None:
         return None
@@ -121,8 +114,42 @@ def _run_of_all(
     )
 
 
-@lru_cache(maxsize=4096)
-def positions_and_sizes(count: int) -> struct.Struct:
+def bytes_and_count_max(limits: ReadLimits, *, is_recent: bool) -> tuple[int, int]:
+    """Return how much an answer may have that begins with a recent message, or with an old one."""
+    if is_recent:
+        return limits.memory_bytes_max, limits.memory_count_max
+    return limits.disk_bytes_max, limits.disk_count_max
+
+
+def fitting(
+    units: Sequence[int], bytes_max: int, count_max: int
+) -> tuple[Sequence[int], Sequence[int], int]:
+    """Return the first units that fit into an answer, always one, their sizes and their bytes."""
+    sizes = units[1::2]
+    size = sum(sizes)
+    if size > bytes_max:
+        count_max = min(count_max, bisect_right(list(accumulate(sizes)), bytes_max))
+    count = max(1, count_max)
+    if len(sizes) > count:
+        units, sizes = units[: 2 * count], sizes[:count]
+        size = sum(sizes)
+    return units, sizes, size
+
+
+def positions_and_sizes(data: bytes, first: int, count: int) -> Sequence[int]:
+    """Return position and size of so many units, one behind the other."""
+    if count <= _FEW_UNITS:
+        return _few_units(count).unpack_from(data, first * UNIT_BYTES)
+    # As fast, and nothing has to be kept for each number of units that somebody asks for.
+    units = np.frombuffer(data, UNIT_DTYPE, count, first * UNIT_BYTES)
+    both = np.empty((count, 2), np.int64)
+    both[:, 0], both[:, 1] = units["physical_offset"], units["size"]
+    found: list[int] = both.ravel().tolist()
+    return found
+
+
+@lru_cache(maxsize=_FEW_UNITS + 1)
+def _few_units(count: int) -> struct.Struct:
     """Return how so many units are read, without what they keep of tags."""
     return struct.Struct(">" + "qi8x" * count)
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import accumulate
+
+from msgspec import Struct
 
 from turbopump.message import QueueOffset
 from turbopump.store.commit_log import CommitLog
 from turbopump.store.config import UNIT_BYTES, ReadLimits
 from turbopump.store.consume_queue import UNIT, ConsumeQueue
-from turbopump.store.reading import pieces_of, positions_and_sizes
+from turbopump.store.reading import bytes_and_count_max, fitting, pieces_of, positions_and_sizes
 
 _UNITS = 512
 """Looked up at once, unless a single answer may have more."""
@@ -19,41 +20,25 @@ Part = tuple[Sequence[memoryview], int, int]
 """Messages, as views into the log; the bytes of all of them, and how many they are."""
 
 
-class Stretch:
+class Stretch(Struct, frozen=True):
     """Reads for those who want everything; to be used at once, before anything else happens.
 
     What it reads is what `read_queue` finds. Whatever is not simple it leaves to that.
     """
 
-    __slots__ = (
-        "_bytes_max", "_count_max", "_data", "_file", "_first", "_log", "_start", "_units",
-        "max_offset", "min_offset",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        log: CommitLog,
-        queue: ConsumeQueue,
-        first: QueueOffset,
-        units: bytes,
-        limits: ReadLimits,
-    ) -> None:
-        self.min_offset = queue.min_offset
-        self.max_offset = queue.max_offset
-        self._log = log
-        self._first = first
-        self._data = units
-        self._units = len(units) // UNIT_BYTES
-        # Finding a file costs more than cutting messages out of it; nearly all are in the same one.
-        self._start, end, file = log.window(self._position(0)) or (0, 0, memoryview(b""))
-        self._file = file[: end - self._start]
-        recent_from = log.written - limits.recent_bytes
-        if self._position(0) >= recent_from:
-            self._bytes_max, self._count_max = limits.memory_bytes_max, limits.memory_count_max
-        else:
-            self._bytes_max, self._count_max = limits.disk_bytes_max, limits.disk_count_max
-            # Positions ascend; where other limits begin, this ends.
-            self._units = bisect_left(range(self._units), recent_from, key=self._position)
+    log: CommitLog
+    min_offset: QueueOffset
+    max_offset: QueueOffset
+    first: QueueOffset
+    data: bytes
+    units: int
+    """How many of those in ``data`` have the same limits."""
+    is_recent: bool
+    bytes_max: int
+    count_max: int
+    file_start: int
+    file: memoryview
+    """The file of the log that the first message is in."""
 
     @classmethod
     def at(
@@ -69,31 +54,54 @@ class Stretch:
         if first < queue.min_offset or left <= 0:
             return None
         most = min(count_max, max(limits.memory_count_max, limits.disk_count_max))
-        units = queue.units(first, min(left, max(_UNITS, most)))
-        return cls(log, queue, first, units, limits) if units else None
+        # With one more than can be in an answer, that tells where to stop.
+        data = queue.units(first, min(left, max(_UNITS, most + 1)))
+        if not data:
+            return None
+        units, position = len(data) // UNIT_BYTES, _position(data, 0)
+        recent_from = log.written - limits.recent_bytes
+        is_recent = position >= recent_from
+        if not is_recent:
+            # Positions ascend; where other limits begin, this ends.
+            units = bisect_left(range(units), recent_from, key=lambda at: _position(data, at))
+        bytes_max, most = bytes_and_count_max(limits, is_recent=is_recent)
+        # Finding a file costs more than cutting messages out of it; nearly all are in the same one.
+        start, end, file = log.window(position) or (0, 0, memoryview(b""))
+        return cls(
+            log=log,
+            min_offset=queue.min_offset,
+            max_offset=queue.max_offset,
+            first=first,
+            data=data,
+            units=units,
+            is_recent=is_recent,
+            bytes_max=bytes_max,
+            count_max=most,
+            file_start=start,
+            file=file[: end - start],
+        )
 
     def part(self, offset: int, count_max: int) -> Part | None:
         """Return the messages from an offset on that fit into one answer.
 
         None if not all of them can be in this stretch.
         """
-        at, count = offset - self._first, min(count_max, self._count_max)
-        if at < 0 or count < 1 or at + count > self._units:
+        at, count = offset - self.first, min(count_max, self.count_max)
+        # More recent messages may be added where the limits of older ones are reached already.
+        is_stopped = self.is_recent or count == count_max
+        if at < 0 or count < 1 or at + count + (not is_stopped) > self.units:
             return None
-        units = positions_and_sizes(count).unpack_from(self._data, at * UNIT_BYTES)
-        sizes = units[1::2]
-        size = sum(sizes)
-        if size > self._bytes_max:
-            count = max(1, bisect_right(list(accumulate(sizes)), self._bytes_max))
-            units, sizes = units[: 2 * count], sizes[:count]
-            size = sum(sizes)
-        begin = units[0] - self._start
-        if units[-2] + units[-1] - units[0] == size and begin + size <= len(self._file):
+        units = positions_and_sizes(self.data, at, count)
+        units, sizes, size = fitting(units, self.bytes_max, count)
+        count = len(sizes)
+        begin = units[0] - self.file_start
+        if units[-2] + units[-1] - units[0] == size and begin + size <= len(self.file):
             # Without a gap in all, there is none between two.
-            return (self._file[begin : begin + size],), size, count
-        pieces = pieces_of(self._log, units, sizes, size)
+            return (self.file[begin : begin + size],), size, count
+        pieces = pieces_of(self.log, units, sizes, size)
         return None if pieces is None else (pieces, size, count)
 
-    def _position(self, number: int) -> int:
-        position: int = UNIT.unpack_from(self._data, number * UNIT_BYTES)[0]
-        return position
+
+def _position(data: bytes, number: int) -> int:
+    position: int = UNIT.unpack_from(data, number * UNIT_BYTES)[0]
+    return position

@@ -203,6 +203,7 @@ def test_toml_and_lines_say_the_same(tmp_path: Path) -> None:
         ({"defaultTopicQueueNums": "0"}, ["defaultTopicQueueNums", "1 to"]),
         ({"msgTraceTopicName": "a b"}, ["msgTraceTopicName", "'a b'"]),
         ({"maxMessageSize": "99999999"}, ["maxMessageSize", "99999999"]),
+        ({"maxTransferCountOnBulkPull": "16385"}, ["maxTransferCountOnBulkPull", "1 to 16384"]),
         ({"flushDiskType": "MAYBE"}, ["flushDiskType", "ASYNC_FLUSH or SYNC_FLUSH"]),
         ({"flushIntervalCommitLog": "0"}, ["flushIntervalCommitLog", "0", "positive"]),
         ({"deleteWhen": "25"}, ["deleteWhen", "25", "0 to 23"]),

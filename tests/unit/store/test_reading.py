@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import tempfile
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from turbopump.message import QueueOffset
 from turbopump.store import Files, Filter, Found, ReadLimits, Store
+from turbopump.store.consume_queue import UNIT
 from turbopump.store.outcomes import ReadOutcome
+from turbopump.store.reading import positions_and_sizes
 from unit.store.support import ManualClock, bodies, record, small_config
 
 EACH = Filter(units=lambda units: np.ones(len(units), np.bool_))
@@ -48,6 +52,19 @@ def content(outcome: ReadOutcome) -> object:
 @pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(QUEUES, LIMITS, st.integers(-1, 20), st.integers(0, 60))
+@example(
+    # Recent messages are added where the limits of older ones are reached already.
+    queues=[(0, 0), (0, 0)],
+    limits=ReadLimits(
+        memory_bytes_max=192,
+        memory_count_max=2,
+        disk_bytes_max=1,
+        disk_count_max=1,
+        recent_bytes=96,
+    ),
+    count_max=2,
+    written=0,
+)
 def test_the_short_cut_finds_the_same(
     queues: list[tuple[int, int]], limits: ReadLimits, count_max: int, written: int
 ) -> None:
@@ -108,8 +125,42 @@ def test_a_stretch_ends_where_other_limits_begin(tmp_path: Path) -> None:
         old, recent = (store.stretch("Topic", 0, QueueOffset(at), 8, limits) for at in (0, 5))
         assert old is not None
         assert recent is not None
-        parts = [old.part(0, 8), old.part(2, 8), old.part(3, 3), recent.part(5, 8)]
-        assert [part and part[2] for part in parts] == [3, 3, None, 2]
+        parts = [old.part(0, 8), old.part(1, 8), old.part(2, 3), old.part(3, 3), recent.part(5, 8)]
+        assert [part and part[2] for part in parts] == [3, 3, 3, None, 2]
+        # Whether a recent message is added behind the last of the old ones is not decided here.
+        assert old.part(2, 4) is None
+
+
+@pytest.mark.parametrize("count", [1, 2, 128, 129, 1000])
+def test_units_are_read_alike_however_many_they_are(count: int) -> None:
+    units = [(number * 100, 2**31 - 1 - number, number) for number in range(count + 2)]
+    data = b"".join(UNIT.pack(*unit) for unit in units)
+    found = positions_and_sizes(data, 1, count)
+    assert list(found) == [each for unit in units[1 : count + 1] for each in unit[:2]]
+
+
+def test_little_is_kept_however_many_numbers_of_units_are_asked_for() -> None:
+    data = bytes(20 * 2000)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for count in range(1, 2000, 7):
+            positions_and_sizes(data, 0, count)
+        assert tracemalloc.get_traced_memory()[0] < 1024 * 1024
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_stretch_is_long_enough_for_whoever_wants_more_than_there_may_be(tmp_path: Path) -> None:
+    limits = ReadLimits(disk_count_max=600, disk_bytes_max=1 << 20, recent_bytes=1)
+    config = small_config(segment_bytes=1 << 20, queue_segment_units=2000)
+    with Store.open(tmp_path, config) as store:
+        store.append_all([[record(b"x")] for _ in range(700)])
+        stretch = store.stretch("Topic", 0, QueueOffset(0), 5000, limits)
+        assert stretch is not None
+        part = stretch.part(0, 5000)
+        assert part is not None
+        assert part[2] == 600
 
 
 def test_neighbours_are_one_piece(tmp_path: Path) -> None:
