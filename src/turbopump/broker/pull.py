@@ -110,7 +110,7 @@ class Pulls:
         outcome = self._read(pull)
         if isinstance(outcome, outcomes.Found):
             answer = self._hand_out(pull, outcome)
-            if answer is None and peer.row.may_begin() and _may_begin_row(pull):
+            if answer is None and _is_repeatable(pull) and peer.row.is_followed:
                 self._begin_row(pull)
             return answer
         may_hold = header.sys_flag & PULL_SUSPEND and not self._arrivals.is_full
@@ -384,12 +384,10 @@ def _is_plain(pull: Pull) -> bool:
     return pull.request.serialize is Serialize.JSON and not pull.peer.is_observed
 
 
-def _may_begin_row(pull: Pull) -> bool:
-    """Whether pulls behind this one need only be answered, with all messages there are."""
-    header, request = pull.header, pull.request
-    return not (
-        pull.wanted is not EVERYTHING or header.sys_flag & PULL_COMMIT_OFFSET or request.is_oneway
-    )
+def _is_repeatable(pull: Pull) -> bool:
+    """Whether pulls like this one need only be answered, with all messages there are."""
+    commits = pull.header.sys_flag & PULL_COMMIT_OFFSET
+    return pull.wanted is EVERYTHING and not commits and not pull.request.is_oneway
 
 
 def _fields(outcome: ReadOutcome) -> PullMessageAnswer:

@@ -11,7 +11,7 @@ from turbopump.message import QueueOffset
 from turbopump.net.request_row import RequestRow
 from turbopump.store.config import ReadLimits
 from turbopump.store.store import Store
-from turbopump.store.stretch import Stretch
+from turbopump.store.stretch import Part, Stretch
 from turbopump.wire.alike import Numbers
 from turbopump.wire.command import Buffer
 from turbopump.wire.headers import PullMessage
@@ -45,21 +45,16 @@ class PullRow:
 
     def serve(self, asked: Iterator[Numbers], bytes_max: int) -> int:
         """Answer pulls until there are so many bytes of messages; return how many they are."""
-        topic, queue_id, read = self._header.topic, self._header.queue_id, self._store.stretch
+        topic, queue_id = self._header.topic, self._header.queue_id
         parts: list[Buffer] = []
         pulls = messages = size = 0
         body_bytes_max = self._row.frame_bytes_max - _HEADER_BYTES_MAX
-        stretch = self._stretch
         try:
             for offset, count_max, opaque in asked:
-                part = None if stretch is None else stretch.part(offset, count_max)
-                if stretch is None or part is None:
-                    stretch = read(topic, queue_id, QueueOffset(offset), count_max, self._limits)
-                    self._stretch = stretch
-                    part = None if stretch is None else stretch.part(offset, count_max)
-                    if stretch is None or part is None:
-                        break
-                pieces, part_bytes, count = part
+                found = self._read(offset, count_max)
+                if found is None:
+                    break
+                stretch, (pieces, part_bytes, count) = found
                 if part_bytes > body_bytes_max:
                     break
                 low, high = stretch.min_offset, stretch.max_offset
@@ -78,3 +73,15 @@ class PullRow:
             self._stats.get(group, topic, queue_id, messages, size, pulls)
             self._row.answer(parts, pulls)
         return pulls
+
+    def _read(self, offset: int, count_max: int) -> tuple[Stretch, Part] | None:
+        """Read from the stretch that was read last, or else from one that begins here."""
+        stretch = self._stretch
+        if stretch is not None and (part := stretch.part(offset, count_max)) is not None:
+            return stretch, part
+        header, at = self._header, QueueOffset(offset)
+        stretch = self._store.stretch(header.topic, header.queue_id, at, count_max, self._limits)
+        self._stretch = stretch
+        if stretch is None or (part := stretch.part(offset, count_max)) is None:
+            return None
+        return stretch, part

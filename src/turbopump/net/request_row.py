@@ -42,27 +42,28 @@ class RequestRow:
         self._begun_in_vain = 0
         self._passed_over = 0
 
-    def may_begin(self) -> bool:
-        """Whether a request may follow that is like the one being served.
-
-        Looking closer costs a little: where there never is one, this says no more and more often.
-        """
-        if not self._decoder.is_followed:
-            return False
-        if self._passed_over < 2**self._begun_in_vain - 1:
-            self._passed_over += 1
-            return False
-        return True
+    @property
+    def is_followed(self) -> bool:
+        """Whether a request has come that may be like the one being served."""
+        return self._decoder.is_followed
 
     def begin(self, varying: Varying, serve: ServeRow) -> None:
         """Have requests behind the one being served handed to a function.
 
         They are like it but for the numbers that vary. What is left over, because the function does
-        not answer it, goes the usual way.
+        not answer it, goes the usual way. Nothing is raised: the one being served has its answer.
+        Looking closer costs a little; where there never is a row, it is done more and more rarely.
         """
+        if self._passed_over < 2**self._begun_in_vain - 1:
+            self._passed_over += 1
+            return
         self._begun_in_vain = min(self._begun_in_vain + 1, _BEGUN_IN_VAIN_MAX)
         self._passed_over = 0
-        alike = self._decoder.alike(varying)
+        try:
+            alike = self._decoder.alike(varying)
+        except Exception:  # noqa: BLE001 - served the usual way, they are answered at least
+            _log.exception("requests were not compared")
+            return
         if alike is not None:
             self.begun = alike, serve
 

@@ -3,6 +3,8 @@
 Reading such a frame takes no JSON: its texts are compared, and its numbers stand where they stood
 in the one before. Only frames of the same size can be alike, so numbers have as many digits as
 there; one that gets longer is read the usual way, and is what the next ones are compared with.
+Where not all numbers of so many digits are allowed, as in a request's own number of ten, frames are
+read the usual way too.
 """
 
 from __future__ import annotations
@@ -22,7 +24,12 @@ Numbers = tuple[int, ...]
 Span = tuple[int, int]
 
 _PROBES = (b"9", b"8")
-"""Digits that numbers are written with to see what they mean: the largest possible, and others."""
+"""Digits that numbers are written with to see what they mean: the largest possible, and others.
+
+Two, as one that stands elsewhere too may happen to have the same digits there.
+"""
+_DIGITS_MAX = 19
+"""No number of a frame has more, and Python refuses to read thousands."""
 
 
 class Varying(Struct, frozen=True):
@@ -62,7 +69,10 @@ class Alike:
             found = place.search(sample)
             if found is None or not (spans or other.startswith(sample[: found.start(1)])):
                 return None
-            spans.append(found.span(1))
+            start, end = found.span(1)
+            if end - start > _DIGITS_MAX:
+                return None
+            spans.append((start, end))
         alike = cls(sample, spans, varying)
         if alike.numbers(other) is None:
             return None

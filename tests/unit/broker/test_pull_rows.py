@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import struct
 from collections.abc import Iterator, Sequence
+from functools import partialmethod
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from brokers import BROKER_HOST, running_broker
+from brokers import BROKER_HOST, SMALL_STORE, running_broker
 from netkit import RawPeer
 from turbopump.broker.broker import Broker
 from turbopump.broker.pull_row import PullRow
+from turbopump.broker.stats import Stats
 from turbopump.errors import DiskFailed
-from turbopump.store.store import Store
-from turbopump.testing import LinkQuality, MemoryNetwork, virtual_time
+from turbopump.message import QueueOffset
+from turbopump.net.request_row import RequestRow
+from turbopump.net.router import Router
+from turbopump.store import Found, ReadLimits, Store
+from turbopump.testing import LinkQuality, MemoryNetwork, VirtualClock, virtual_time
 from turbopump.wire.alike import Numbers
 from turbopump.wire.bodies import GroupConfig
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import FLAG_ONEWAY, Command, Serialize, request
 from turbopump.wire.framing import FrameDecoder, encode
 from turbopump.wire.headers import PullMessage, PullMessageAnswer
+from turbopump.wire.pull_answers import PullAnswers
 from turbopump.wire.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION
+from unit.store.support import record
 
 HEADER = PullMessage(
     consumer_group="g",
@@ -134,6 +143,75 @@ def test_answers_are_the_same_as_one_by_one(tmp_path: Path, name: str, served: l
             assert in_two == one_by_one
 
     main()
+
+
+@virtual_time()
+async def test_rows_of_pulls_that_want_large_answers_get_them(
+    tmp_path: Path, served: list[int]
+) -> None:
+    network = MemoryNetwork(LinkQuality(cut_chance=0))
+    store = dataclasses.replace(SMALL_STORE, limits=ReadLimits(memory_count_max=2))
+    async with running_broker(tmp_path, network, store=store) as (_, client):
+        for _ in range(10):
+            await client.send()
+        for wanted, count in ((True, 3), (False, 2)):
+            asked = pulls(0, 1, 2, bulk_pull=wanted)
+            found = read(await answers(network, [b"".join(map(encode, asked))]))
+            assert [following(each) for each in found] == [count, count + 1, count + 2]
+        assert sum(served) == 4
+
+
+@virtual_time()
+async def test_hooks_see_each_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    class Seeing:
+        def before_request(self, address: str, command: Command) -> Command:
+            return command
+
+        def after_response(self, address: str, request: Command, response: Command) -> None:
+            seen.append(response.opaque)
+
+    network = MemoryNetwork(LinkQuality(cut_chance=0))
+    monkeypatch.setattr(Router, "__init__", partialmethod(Router.__init__, hooks=(Seeing(),)))
+    async with running_broker(tmp_path, network) as (_, client):
+        for _ in range(10):
+            await client.send()
+        seen.clear()
+        found = read(await answers(network, [b"".join(map(encode, pulls(0, 3, 6)))]))
+        assert seen == [each.opaque for each in found] == [100, 101, 102]
+
+
+@virtual_time()
+async def test_numbers_of_any_length_are_answered_once(tmp_path: Path) -> None:
+    network = MemoryNetwork(LinkQuality(cut_chance=0))
+    async with running_broker(tmp_path, network) as (_, client):
+        for _ in range(10):
+            await client.send()
+        fields = b'"extFields":{'
+        longer = fields + b'"queueOffset":"' + b"1" * 5000 + b'",'
+        headers = [encode(each)[8:].replace(fields, longer) for each in pulls(0, 3)]
+        frames = [struct.pack(">ii", len(each) + 4, len(each)) + each for each in headers]
+        found = read(await answers(network, [b"".join(frames)]))
+        assert [(each.opaque, each.code, following(each)) for each in found] == [
+            (100, ResponseCode.SUCCESS, 3),
+            (101, ResponseCode.SUCCESS, 6),
+        ]
+
+
+@pytest.mark.parametrize(("room_bytes", "pulls_served"), [(-1, 1), (0, 2)])
+def test_answers_that_are_too_long_are_left_over(
+    tmp_path: Path, room_bytes: int, pulls_served: int
+) -> None:
+    with Store.open(tmp_path, SMALL_STORE) as store:
+        for body in (b"x", b"longer"):
+            store.append([record(body, topic="T")])
+        long = store.read("T", 0, QueueOffset(1), 1)
+        assert isinstance(long, Found)
+        row = RequestRow(FrameDecoder(), 1024 + long.size + room_bytes, lambda *_: None)
+        prepared = PullAnswers(ResponseCode.SUCCESS, 0, "FOUND")
+        serving = PullRow(store, Stats("c", VirtualClock()), row, HEADER, None, prepared)
+        assert serving.serve(iter([(0, 1, 100), (1, 1, 101)]), 1 << 20) == pulls_served
 
 
 def totals(broker: Broker) -> tuple[int, int, int]:

@@ -3,6 +3,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+import pytest
+
 from turbopump.net.request_row import RequestRow
 from turbopump.wire.alike import Numbers, Varying
 from turbopump.wire.command import Buffer, Command
@@ -38,7 +40,7 @@ def rows(chunks: Sequence[bytes], most: int) -> tuple[list[int], list[int]]:
     for chunk in chunks:
         for command in decoder.feed(chunk):
             usual.append(command.opaque)
-            if row.may_begin():
+            if row.is_followed:
                 row.begin(VARYING, serve)
             while row.begun is not None:
                 row.take(bytes_max=2)
@@ -51,6 +53,18 @@ def test_requests_that_are_alike_make_a_row() -> None:
     # Each chunk begins the usual way, as does what nobody serves.
     assert rows([frames("a", "a")] * 3, most=9) == ([100] * 3, [101] * 3)
     assert rows([frames(*"aaaa")], most=0) == ([100, 101, 102, 103], [])
+
+
+def test_requests_that_cannot_be_compared_make_no_row(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(_: bytes) -> Numbers:
+        raise ValueError("a mistake")
+
+    decoder = FrameDecoder()
+    row = RequestRow(decoder, 1000, lambda *_: None)
+    for _ in decoder.feed(frames("a", "a")):
+        row.begin(Varying(VARYING.places, fail), lambda *_: 0)
+        assert row.begun is None
+    assert "a mistake" in caplog.text
 
 
 def test_where_rows_are_rare_they_are_looked_for_less_and_less() -> None:

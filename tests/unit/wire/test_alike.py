@@ -92,6 +92,10 @@ def test_what_differs_in_anything_else_is_not_alike(other: bytes) -> None:
     "how",
     [
         {"end": ',"queueOffset":"320"'},
+        {"end": ',"queueOffset":"999"'},
+        {"end": ',"queueOffset":"888"'},
+        {"offset": "1" * 20},
+        {"offset": "1" * 5000, "end": ',"queueOffset":"320"'},
         {"end": ',"queue\\u004fffset":"320"'},
         {"end": ',"maxMsgNums" : "32"'},
         {"begin": '"opaque":100,'},
