@@ -34,6 +34,7 @@ WRITE_ROUNDS = 2
 STEP = 7919
 """From one size of varying bodies to the next: a prime number, so that all come."""
 DIGITS_MAX = 6
+SCRATCH_MIB = 512
 LATENCY_RATE = 200
 LATENCY_WARM_S = 4.0
 
@@ -280,8 +281,8 @@ class Queries:
         }
         queries = {}
         for name, sink in sinks.items():
-            written(frame, sink)
-            queries[name] = partial(written, frame, sink)
+            written(frame, sink, setting.folder)
+            queries[name] = partial(written, frame, sink, setting.folder)
         for name, figures in best_of(WRITE_ROUNDS, setting.written_rows, self.meter, queries):
             yield Result("write", name, bodies.name, *figures)
 
@@ -320,10 +321,24 @@ def rows_to_write(spark: SparkSession, rows: int, bodies: Bodies, cores: int) ->
     )
 
 
-def written(frame: DataFrame, to: Place) -> float:
+def written(frame: DataFrame, to: Place, folder: str) -> float:
+    """Write everything, and return how long that took."""
+    have_memory(Path(folder, "scratch"))
     started = time.perf_counter()
     frame.write.format(to.kind).options(**to.options).mode("append").save()
     return time.perf_counter() - started
+
+
+def have_memory(scratch: Path) -> None:
+    """Have the memory at hand that files are written to.
+
+    A virtual machine may have given away what it has not used for a while. To get it back takes
+    ten times as long as writing to it, and whoever writes would seem slow by chance.
+    """
+    with scratch.open("wb") as file:
+        for _ in range(SCRATCH_MIB):
+            file.write(bytes(1 << 20))
+    scratch.unlink()
 
 
 # --- latency --------------------------------------------------------------------------------------
