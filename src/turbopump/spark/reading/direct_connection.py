@@ -14,7 +14,7 @@ from turbopump.errors import ConnectionLost, RequestTimeout
 from turbopump.spark.kept import KeptConnections, connected_socket, request_numbers
 from turbopump.spark.reading.answers import Answer, AnswerReader
 
-BUFFER_BYTES = 4 * 1024 * 1024
+BUFFER_BYTES = 8 * 1024 * 1024
 _RECEIVE_BYTES = 1024 * 1024
 """At a time: what comes at once is also decoded at once."""
 
