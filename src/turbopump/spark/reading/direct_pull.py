@@ -31,10 +31,10 @@ from turbopump.wire.pull_requests import PullRequests
 
 _log = logging.getLogger(__name__)
 
-ENOUGH_ROWS = 2048
+ENOUGH_ROWS = 4096
 ENOUGH_BYTES = 2 * 1024 * 1024
 """With so much a chunk is not worth waiting for more, and is decoded while it comes."""
-CHUNK_ROWS = 4096
+CHUNK_ROWS = 8192
 CHUNK_BYTES = 4 * 1024 * 1024
 """With so much a chunk ends even if more is there, so that it stays in the processor's cache."""
 
