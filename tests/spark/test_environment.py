@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,14 @@ print(spark.range(3).selectExpr("sum(id)").collect()[0][0], os.environ["JAVA_HOM
 assert turbopump.spark.session() is spark
 spark.stop()
 """
+
+
+WORKER_SURPRISED_BY_THE_END = re.compile(
+    r"Traceback \(most recent call last\):\n"
+    r"(  File .*daemon\.py.*\n(    .*\n)?)+"
+    r"BrokenPipeError: .*\n"
+)
+"""What PySpark's own daemon prints now and then when Spark stops before it has answered."""
 
 
 @pytest.fixture
@@ -48,4 +57,4 @@ def test_spark_runs_with_java_from_pypi_and_prints_nothing(without_java: dict[st
     total, home = done.stdout.split()
     assert total == "3"
     assert "turbopump-java-" in home
-    assert done.stderr == ""
+    assert WORKER_SURPRISED_BY_THE_END.sub("", done.stderr) == ""
