@@ -75,8 +75,9 @@ class LitePullConsumer(ConsumerMember):
         self._given_session = session
         self._subscriptions: dict[str, Subscription] = {}
         self._expressions = dict(subscriptions or {})
-        for topic in self._expressions:
+        for topic, expression in self._expressions.items():
             check_topic(topic)
+            subscription(topic, expression, 0)
         self._running: _Running | None = None
 
     # --- life -------------------------------------------------------------------------------------
@@ -130,8 +131,8 @@ class LitePullConsumer(ConsumerMember):
         running = self._require_running()
         if running.is_assigned_by_hand:
             raise InvalidArgument(f"topic {topic!r}: queues are assigned by hand, do not subscribe")
-        self._expressions[topic] = tags
         self._note_subscription(running, topic, tags)
+        self._expressions[topic] = tags
         await running.session.refresh_route(running.reader.known_as(topic))
         await running.session.heartbeat()
         running.balance_wanted.set()

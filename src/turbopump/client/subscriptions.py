@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from turbopump.filters.tags import EVERYTHING, SQL92, TAG, parse_tags
+from turbopump.filters.tags import EVERYTHING, SQL92, TAG, wanted_tags
 from turbopump.wire.bodies import Subscription
 from turbopump.wire.record import MessageView
 
@@ -14,6 +14,8 @@ __all__ = ["EVERYTHING", "SQL92", "TAG", "matching", "subscription"]
 def subscription(topic: str, expression: str, version_ms: int, kind: str = TAG) -> Subscription:
     """Make a subscription; ``version_ms`` must grow when the expression changes.
 
+    Raises InvalidArgument if the expression has no tag.
+
     ::
 
         subscription("orders", "created || paid", clock.now_ms())
@@ -22,7 +24,7 @@ def subscription(topic: str, expression: str, version_ms: int, kind: str = TAG) 
         return Subscription(
             topic=topic, sub_string=expression, sub_version=version_ms, expression_type=kind
         )
-    wanted = parse_tags(expression)
+    wanted = wanted_tags(expression, f"the tag expression of topic {topic!r}")
     return Subscription(
         topic=topic,
         sub_string=EVERYTHING if wanted.everything else expression,

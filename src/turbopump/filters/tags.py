@@ -16,6 +16,7 @@ TAG = "TAG"
 SQL92 = "SQL92"
 
 _OR = "||"
+_INSTEAD = "write tags such as 'created || paid', or '*' for every message"
 
 
 class TagFilter(Struct, frozen=True):
@@ -37,3 +38,21 @@ def parse_tags(expression: str | None) -> TagFilter:
     return TagFilter(
         everything=False, tags=tuple(tags), codes=tuple(dict.fromkeys(map(string_hash, tags)))
     )
+
+
+def wanted_tags(expression: object, what: str) -> TagFilter:
+    """Read what a user wants of a topic; ``what`` is how an error calls it.
+
+    Peers may send an expression without any tag, by which no message is wanted. Nobody writes one
+    on purpose, and a consumer with it would pass over everything and commit that.
+    """
+    if expression is not None and not isinstance(expression, str):
+        raise InvalidArgument(f"{what} is {expression!r}: {_INSTEAD}")
+    if expression and not expression.replace(_OR, "").strip():
+        raise InvalidArgument(f"{what} is {expression!r}, which has no tag: {_INSTEAD}")
+    wanted = parse_tags(expression)
+    if wanted.tags == (EVERYTHING,):
+        raise InvalidArgument(
+            f"{what} is {expression!r}, which asks for a tag named {EVERYTHING}: {_INSTEAD}"
+        )
+    return wanted

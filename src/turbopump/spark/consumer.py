@@ -6,6 +6,7 @@ import inspect
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC
 from os import PathLike, fspath
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -19,7 +20,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from turbopump.client.names import check_group, check_topic, with_namespace
 from turbopump.client.start_position import StartFrom, consume_from
 from turbopump.errors import InvalidArgument
-from turbopump.filters.tags import parse_tags
+from turbopump.filters.tags import wanted_tags
 from turbopump.spark.consuming.handling import (
     COUNTS_SCHEMA,
     ROWS_MAX,
@@ -273,13 +274,13 @@ def _tags(topics: Mapping[str, str]) -> dict[str, str]:
             f"topics is {topics!r}: topics with the tags wanted are expected, as in "
             '{"orders": "created || paid"} or {"orders": "*"}'
         )
-    for topic in topics:
+    found = {}
+    for topic, expression in topics.items():
         check_topic(topic)
-    return {
-        topic: expression
-        for topic, expression in topics.items()
-        if not parse_tags(expression).everything
-    }
+        wanted = wanted_tags(expression, f"topics: the tag expression of topic {topic!r}")
+        if not wanted.everything:
+            found[topic] = expression
+    return found
 
 
 def _starting_offsets(start_from: StartFrom) -> str:
@@ -288,7 +289,8 @@ def _starting_offsets(start_from: StartFrom) -> str:
         return "group,earliest"
     if start_from == "last":
         return "group,latest"
-    return f"group,{start_from.isoformat()}"
+    # Without a zone it is local time, as everywhere in Python; the source would take it for UTC.
+    return f"group,{start_from.astimezone(UTC).isoformat()}"
 
 
 def _checked_options(options: Mapping[str, str]) -> dict[str, str]:

@@ -35,7 +35,8 @@ class Given:
                 f"there is no option {guesses} of format {of_format}; options are "
                 f"{', '.join(by_key.values())}"
             )
-        self._values = {by_key[key.lower()]: str(text).strip() for key, text in options.items()}
+        self._written = {by_key[key.lower()]: str(text) for key, text in options.items()}
+        self._values = {name: text.strip() for name, text in self._written.items()}
 
     def __contains__(self, name: str) -> bool:
         return name in self._values
@@ -43,6 +44,10 @@ class Given:
     def __getitem__(self, name: str) -> str:
         """Return an option's text, nothing if it is not given."""
         return self._values.get(name, "")
+
+    def as_written(self, name: str) -> str:
+        """Return the same with the blanks around it."""
+        return self._written.get(name, "")
 
     def find(self, name: str, read: Callable[[str, str], T], default: D) -> T | D:
         """Return an option's value as ``read`` understands it."""

@@ -228,6 +228,9 @@ async def test_tags_and_subscriptions_while_running(tmp_path: Path) -> None:
         async with consumer_of(world) as consumer:
             await consumer.subscribe(TOPIC, "odd")
             assert numbers(await poll_all(consumer, 10)) == list(range(1, 20, 2))
+            with pytest.raises(InvalidArgument, match="is ' ', which has no tag"):
+                await consumer.subscribe("other", " ")
+            assert consumer._expressions.keys() == {TOPIC}, "what was refused is not wanted later"
             with pytest.raises(InvalidArgument, match="not both"):
                 await consumer.assign([])
             await consumer.unsubscribe(TOPIC)
@@ -235,6 +238,11 @@ async def test_tags_and_subscriptions_while_running(tmp_path: Path) -> None:
             await consumer.assign([MessageQueue(TOPIC, "a", 0)])
             with pytest.raises(InvalidArgument, match="by hand"):
                 await consumer.subscribe(TOPIC)
+
+
+def test_tags_are_checked_before_the_start() -> None:
+    with pytest.raises(InvalidArgument, match="of topic 'T' is ' ', which has no tag"):
+        LitePullConsumer("g", nameserver="127.0.0.1:1", subscriptions={TOPIC: " "})
 
 
 @virtual_time()

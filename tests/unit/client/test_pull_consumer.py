@@ -158,6 +158,8 @@ async def test_what_cannot_be_read(tmp_path: Path) -> None:
             await consumer.queues("nowhere")
         with pytest.raises(NoRoute, match="broker 'z'"):
             await consumer.pull(MessageQueue("T", "z", 0), 0)
+        with pytest.raises(InvalidArgument, match="of topic 'T' is ' ', which has no tag"):
+            await consumer.pull(QUEUE, 0, tags=" ")
     with pytest.raises(NotRunning):
         await consumer.queues("T")
 

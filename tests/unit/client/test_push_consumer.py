@@ -146,7 +146,11 @@ async def test_two_consumers_of_a_group_need_two_clients(tmp_path: Path) -> None
         ({"listener": "x"}, "listener is 'x'"),
         ({"start_from": "middle"}, "start_from is 'middle'"),
         ({"subscriptions": {"a b": "*"}}, "topic is 'a b'"),
-        ({"subscriptions": {"T": "||"}}, "has no tag"),
+        (
+            {"subscriptions": {"T": "||"}},
+            r"tag expression of topic 'T' is '\|\|', which has no tag",
+        ),
+        ({"subscriptions": {"T": " "}}, "tag expression of topic 'T' is ' ', which has no tag"),
     ],
 )
 def test_what_is_not_allowed_is_named(changes: dict[str, Any], text: str) -> None:

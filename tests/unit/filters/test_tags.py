@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from turbopump.errors import InvalidArgument
-from turbopump.filters.tags import EVERYTHING, parse_tags
+from turbopump.filters.tags import EVERYTHING, parse_tags, wanted_tags
 from vectors import Vector, load
 
 EXPRESSIONS = load("codecs.json")["tagExpressions"]
@@ -23,3 +23,30 @@ def test_expressions_as_the_original_reads_them(vector: Vector) -> None:
 
 def test_order_of_the_expression_is_kept() -> None:
     assert parse_tags("b || a").tags == ("b", "a")
+
+
+@pytest.mark.parametrize("expression", [" ", "\t", "||", "|| ||", " || ", "||||"])
+def test_who_names_no_tag_is_told_what_to_write(expression: str) -> None:
+    with pytest.raises(InvalidArgument) as raised:
+        wanted_tags(expression, "option tags")
+    assert str(raised.value) == (
+        f"option tags is {expression!r}, which has no tag: write tags such as "
+        "'created || paid', or '*' for every message"
+    )
+
+
+@pytest.mark.parametrize("expression", [" * ", "*||", "* || *"])
+def test_star_that_does_not_stand_alone_is_told(expression: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"asks for a tag named \*: write"):
+        wanted_tags(expression, "option tags")
+
+
+@pytest.mark.parametrize("expression", [7, 0, False, ["created"], b"created"])
+def test_what_is_no_text_is_told(expression: object) -> None:
+    with pytest.raises(InvalidArgument, match=r"option tags is .*: write tags such as"):
+        wanted_tags(expression, "option tags")
+
+
+@pytest.mark.parametrize("expression", ["*", "", None, "a || b", " a", "a||", "* || a"])
+def test_all_else_is_wanted_as_the_original_reads_it(expression: str | None) -> None:
+    assert wanted_tags(expression, "option tags") == parse_tags(expression)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,10 +17,13 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming.listener import QueryProgressEvent, QueryTerminatedEvent
 from pyspark.sql.streaming.query import StreamingQuery
 
+from turbopump.client.start_position import AtTime, start_in
 from turbopump.errors import InvalidArgument
 from turbopump.spark import SparkConsumer
 from turbopump.spark.consuming.handling import Counts
 from turbopump.spark.consuming.progress import METRICS, ConsumerReport, Looking, Totals
+from turbopump.spark.reading import positions
+from turbopump.spark.reading.options import SourceOptions
 
 NO_SPARK = cast("SparkSession", None)
 
@@ -60,6 +64,34 @@ def test_retry_topic_is_read_along_with_the_topics() -> None:
 )
 def test_group_goes_on_where_it_was_or_starts_where_asked(start_from: object, offsets: str) -> None:
     assert consumer(start_from=start_from).source_options["startingOffsets"] == offsets
+
+
+@pytest.fixture
+def in_tokyo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A driver whose local time is not UTC."""
+    with monkeypatch.context() as changed:
+        changed.setenv("TZ", "Asia/Tokyo")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("in_tokyo")
+@pytest.mark.parametrize(
+    "moment",
+    [
+        datetime(2026, 1, 31, 10, 0, 0, 123_000),  # noqa: DTZ001 - local time is what is tested
+        datetime(2026, 1, 31, 10, tzinfo=UTC),
+        datetime(2026, 1, 31, 10, tzinfo=timezone(timedelta(hours=-5))),
+    ],
+)
+def test_moment_to_start_from_is_the_one_of_push_consumers(moment: datetime) -> None:
+    started = SourceOptions.for_stream(consumer(start_from=moment).source_options).start
+    assert isinstance(started, positions.OfGroup)
+    assert isinstance(started.otherwise, positions.AtTime)
+    assert start_in("orders", None, moment) == AtTime(started.otherwise.timestamp_ms)
+    if moment.tzinfo is None:
+        assert datetime.fromtimestamp(started.otherwise.timestamp_ms / 1000, UTC).hour == 1
 
 
 def test_in_order_a_queue_is_never_divided() -> None:
@@ -108,6 +140,16 @@ class AsyncHandler:
         ({"topics": {}}, "topics is {}"),
         ({"topics": "orders"}, "topics is 'orders'"),
         ({"topics": {"no blanks": "*"}}, "topic is 'no blanks'"),
+        (
+            {"topics": {"orders": " "}},
+            "the tag expression of topic 'orders' is ' ', which has no tag",
+        ),
+        (
+            {"topics": {"a": "*", "b": "|| ||"}},
+            "the tag expression of topic 'b' is '|| ||', which has no tag",
+        ),
+        ({"topics": {"orders": " * "}}, "the tag expression of topic 'orders' is ' * '"),
+        ({"topics": {"orders": 7}}, "the tag expression of topic 'orders' is 7"),
         ({"checkpoint": ""}, "checkpoint is ''"),
         ({"start_from": "end"}, "start_from is 'end'"),
         ({"nameserver": "nowhere"}, "address 'nowhere'"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from turbopump.errors import InvalidArgument
@@ -27,14 +29,29 @@ def test_tags_can_differ_by_topic() -> None:
     ("tags", "told"),
     [
         ("{", "option tags is '{'"),
-        ('{"orders": 7}', "option tags is"),
+        ('{"orders": 7}', "option tags: the tag expression of topic 'orders' is 7"),
         ('{"order": "a"}', "option tags names order, which is not read"),
+        ('{"orders": " || "}', "the tag expression of topic 'orders' is ' || ', which has no tag"),
+        ('{"orders": false}', "the tag expression of topic 'orders' is False"),
     ],
 )
 def test_wrong_tags_by_topic_are_told(tags: str, told: str) -> None:
     with pytest.raises(InvalidArgument) as raised:
         parsed(tags=tags)
     assert told in str(raised.value)
+
+
+@pytest.mark.parametrize("tags", [" ", "|| ||"])
+def test_tags_without_any_tag_are_told(tags: str) -> None:
+    with pytest.raises(InvalidArgument, match=re.escape(f"option tags is {tags!r}, which has no")):
+        parsed(tags=tags)
+
+
+@pytest.mark.parametrize("tags", ["", "*", " * ", '{"orders": null, "refunds": ""}'])
+def test_no_tags_mean_everything(tags: str) -> None:
+    pulling = parsed(tags=tags).pulling
+    assert not pulling.of("orders").is_filtered
+    assert not pulling.of("refunds").is_filtered
 
 
 def test_each_queue_can_have_a_task_of_its_own() -> None:

@@ -115,6 +115,17 @@ def test_rows_without_a_wish_go_together() -> None:
     assert {send.lane for send in cut} == {"t"}
 
 
+def test_broker_alone_chooses_no_queue() -> None:
+    messages = [Message("t", b"x") for _ in range(3)]
+    rows = Rows(10, messages, queue_ids=[0, None, None], brokers=["a", None, "nobody"])
+    with pytest.raises(InvalidArgument) as raised:
+        list(sends(rows, QUEUES, CUTS, 7))
+    assert str(raised.value) == (
+        "row 12 of partition 7, column broker: 'nobody' without a queueId, which chooses the "
+        "queue: name a queue of that broker, or no broker"
+    )
+
+
 def test_delayed_large_and_retried_messages_go_alone() -> None:
     messages = [
         Message("t", b"a"),
@@ -169,7 +180,9 @@ def test_wanted_queue_is_found_or_the_others_are_named() -> None:
     two = (*QUEUES["t"], MessageQueue("t", "b", 0))
     assert chosen_queue(two, 1, None, "here") == MessageQueue("t", "a", 1)
     assert chosen_queue(two, 0, "b", "here") == MessageQueue("t", "b", 0)
-    with pytest.raises(InvalidArgument, match=r"here: queue 0 is at several brokers.*: a, b"):
+    with pytest.raises(
+        InvalidArgument, match=r"here, column queueId: queue 0 is at several brokers.*: a, b"
+    ):
         chosen_queue(two, 0, None, "here")
     with pytest.raises(InvalidArgument, match=r"queue 1 of broker 'b' is none of topic 't'.*a:0"):
         chosen_queue(two, 1, "b", "here")

@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from turbopump.errors import InvalidArgument
-from turbopump.filters.tags import parse_tags
+from turbopump.filters.tags import wanted_tags
 from turbopump.spark.option_values import (
     Given,
     boolean,
@@ -122,12 +122,12 @@ def _wanted(given: Given) -> Wanted:
     chosen = [name for name in _TOPIC_OPTIONS if name in given]
     if len(chosen) > 1:
         raise InvalidArgument(f"options {' and '.join(chosen)} exclude each other: give one")
-    tags = given.find("tags", lambda _, text: parse_tags(text), None)
+    tags = wanted_tags(given["tags"] or given.as_written("tags"), "option tags")
     wanted = Wanted(
         topics=given.find("topic", _one_topic, given.find("topics", _topics, None)),
         pattern=given.find("topicPattern", expression, None),
         internal=given.find("includeInternal", boolean, default=False),
-        tags=None if tags is None or tags.everything else frozenset(tags.tags),
+        tags=None if tags.everything else frozenset(tags.tags),
         start_ms=given.find("startingTime", _time_ms, None),
         end_ms=given.find("endingTime", _time_ms, None),
     )

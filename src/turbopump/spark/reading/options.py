@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from turbopump.client.config import ClientConfig
 from turbopump.client.names import check_group, check_topic
 from turbopump.errors import InvalidArgument
-from turbopump.filters.tags import SQL92, parse_tags
+from turbopump.filters.tags import SQL92, wanted_tags
 from turbopump.message import MessageQueue
 from turbopump.spark.option_values import (
     Given,
@@ -414,7 +414,7 @@ def _pulling(given: Given) -> Pulling:
         return replace(pulling, expression=not_empty("sql", given["sql"]), expression_type=SQL92)
     if given["tags"].startswith("{"):
         return replace(pulling, tags_by_topic=_tags_by_topic(given))
-    wanted = parse_tags(given["tags"] or None)
+    wanted = wanted_tags(given["tags"] or given.as_written("tags"), "option tags")
     return pulling if wanted.everything else pulling.only(wanted.tags)
 
 
@@ -423,8 +423,11 @@ def _tags_by_topic(given: Given) -> tuple[tuple[str, tuple[str, ...]], ...]:
     refusal = f'option tags is {text!r}: JSON such as {{"orders": "created || paid"}} is allowed'
     try:
         parsed = json.loads(text)
-        wanted = {topic: parse_tags(expression) for topic, expression in parsed.items()}
-    except (AttributeError, TypeError, json.JSONDecodeError):
+        wanted = {
+            topic: wanted_tags(expression, f"option tags: the tag expression of topic {topic!r}")
+            for topic, expression in parsed.items()
+        }
+    except (AttributeError, json.JSONDecodeError):
         raise InvalidArgument(refusal) from None
     chosen = _chosen(given)
     if isinstance(chosen, Topics) and (others := wanted.keys() - set(chosen.names)):

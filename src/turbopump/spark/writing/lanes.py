@@ -149,18 +149,23 @@ def _lanes(
                 lane = by_hash(key)(queues[topic])
         elif rows.queue_ids is not None:
             queue_id = rows.queue_ids[place]
-            if queue_id is not None:
-                broker = rows.brokers[place] if rows.brokers is not None else None
-                where = f"row {rows.first_row + place} of partition {partition}, column queueId"
-                lane = chosen_queue(queues[topic], queue_id, broker, where)
+            broker = rows.brokers[place] if rows.brokers is not None else None
+            if queue_id is not None or broker is not None:
+                row = f"row {rows.first_row + place} of partition {partition}"
+                lane = chosen_queue(queues[topic], queue_id, broker, row)
         found.setdefault(lane, []).append(place)
     return found
 
 
 def chosen_queue(
-    queues: Sequence[MessageQueue], queue_id: int, broker: str | None, where: str
+    queues: Sequence[MessageQueue], queue_id: int | None, broker: str | None, row: str
 ) -> MessageQueue:
     """Return the queue that a row asks for; raises InvalidArgument that lists those there are."""
+    if queue_id is None:
+        raise InvalidArgument(
+            f"{row}, column broker: {broker!r} without a queueId, which chooses the queue: name a "
+            "queue of that broker, or no broker"
+        )
     matching = [
         queue
         for queue in queues
@@ -168,7 +173,9 @@ def chosen_queue(
     ]
     if len(matching) == 1:
         return matching[0]
-    wanted = f"{where}: queue {queue_id}" + (f" of broker {broker!r}" if broker else "")
+    wanted = f"{row}, column queueId: queue {queue_id}" + (
+        f" of broker {broker!r}" if broker else ""
+    )
     if matching:
         brokers = ", ".join(queue.broker for queue in matching)
         raise InvalidArgument(
