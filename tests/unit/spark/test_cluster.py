@@ -19,7 +19,7 @@ from turbopump.errors import ConnectFailed, InvalidArgument, NoRoute, RequestTim
 from turbopump.message import Message, MessageQueue
 from turbopump.spark.reading.batch import plan_batch
 from turbopump.spark.reading.cluster import Cluster
-from turbopump.spark.reading.filters import Narrowing
+from turbopump.spark.reading.filters import Bounds, Narrowing
 from turbopump.spark.reading.offsets import Limits
 from turbopump.spark.reading.options import SourceOptions
 from turbopump.spark.reading.positions import AtTime, Earliest, Latest, OfGroup, parse_position
@@ -28,6 +28,8 @@ from turbopump.wire.codes import RequestCode
 from turbopump.wire.command import Command
 
 Q0 = MessageQueue("T", "a", 0)
+MINUTE_MS = 60_000
+HOUR_MS = 60 * MINUTE_MS
 
 
 @asynccontextmanager
@@ -198,6 +200,31 @@ def test_a_time_is_the_first_message_since(tmp_path: Path, pause_ms: int) -> Non
             }
 
     run()
+
+
+@virtual_time()
+async def test_times_narrow_a_batch_also_where_the_clock_was_set_back(tmp_path: Path) -> None:
+    async with world(tmp_path) as (made, producer, session):
+        await fill(producer, 10, pause_ms=1)
+        made.clock.jump_wall(-59 * MINUTE_MS)
+        for _ in range(20):
+            await fill(producer, 1)
+            made.clock.jump_wall(15 * MINUTE_MS)
+        options = SourceOptions.for_batch({"nameserver": session.config.nameserver, "topic": "T"})
+        cluster = Cluster(session, options)
+        stored = [await cluster._stored_ms(Q0, offset) for offset in range(30)]
+
+        async def planned(low: int | None, high: int | None) -> set[int]:
+            by = Narrowing(stored_ms=Bounds(low, high))
+            parts = [each for part in await plan_batch(cluster, options, by) for each in part]
+            return {offset for each in parts for offset in range(each.start, each.end)}
+
+        for at in (0, *stored[::2]):
+            since = {offset for offset, other in enumerate(stored) if other >= at}
+            assert since <= await planned(at, None)
+            assert set(range(30)) - since <= await planned(None, at)
+        # The broker's search leaves out what was stored more than an hour away.
+        assert await planned(stored[20], stored[20] + 1) == set(range(17, 24))
 
 
 @virtual_time()

@@ -15,15 +15,13 @@ from itertools import pairwise
 import numpy as np
 
 from turbopump.errors import StoreDamaged
+from turbopump.spark.clocks import CLOCK_MARGIN_MS
 from turbopump.spark.offline.files import LogFile
 from turbopump.spark.offline.options import Wanted
 from turbopump.spark.offline.walk import End, Found, LogReader, Stop, opened
 from turbopump.spark.records.record_run import RecordRun
 
 _log = logging.getLogger(__name__)
-
-_CLOCK_MARGIN_MS = 3_600_000
-"""Files are passed over by the times of their messages, allowing for a clock set back so far."""
 
 
 class Damage(Enum):
@@ -116,7 +114,8 @@ def _of_time(files: Sequence[LogFile], wanted: Wanted) -> list[LogFile]:
     if wanted.start_ms is None and wanted.end_ms is None:
         return list(files)
     times = [_first_time_ms(file) for file in files]
-    # What the next file starts with is later than everything in this one.
+    # What the next file starts with is later than everything in this one, unless a clock was set
+    # back.
     return [
         file
         for file, first_ms, next_ms in zip(files, times, [*times[1:], None], strict=True)
@@ -130,11 +129,11 @@ def _first_time_ms(file: LogFile) -> int | None:
 
 
 def _is_before(time_ms: int | None, limit_ms: int | None) -> bool:
-    return None not in (time_ms, limit_ms) and (time_ms or 0) + _CLOCK_MARGIN_MS < (limit_ms or 0)
+    return None not in (time_ms, limit_ms) and (time_ms or 0) + CLOCK_MARGIN_MS < (limit_ms or 0)
 
 
 def _is_from(time_ms: int | None, limit_ms: int | None) -> bool:
-    return None not in (time_ms, limit_ms) and (time_ms or 0) - _CLOCK_MARGIN_MS >= (limit_ms or 0)
+    return None not in (time_ms, limit_ms) and (time_ms or 0) - CLOCK_MARGIN_MS >= (limit_ms or 0)
 
 
 # --- parts of a file ------------------------------------------------------------------------------

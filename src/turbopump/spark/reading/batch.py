@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from turbopump.errors import InvalidArgument
 from turbopump.message import MessageQueue
+from turbopump.spark.clocks import CLOCK_MARGIN_MS
 from turbopump.spark.reading.cluster import Cluster
 from turbopump.spark.reading.filters import Narrowing, cut, cut_to
 from turbopump.spark.reading.options import SourceOptions
@@ -35,16 +36,20 @@ def _require_order(start: dict[MessageQueue, int], end: dict[MessageQueue, int])
 async def _offsets_of_times(
     cluster: Cluster, by: Narrowing, queues: list[MessageQueue]
 ) -> dict[MessageQueue, tuple[int, int]]:
-    """Return the offsets of what was stored in the wanted time."""
+    """Return offsets between which all lies that was stored in the wanted time.
+
+    The search takes times to ascend, which they do not where a clock was set back: what it may
+    have missed lies within the margin, and Spark leaves out the rest.
+    """
     if by.stored_ms.low is None and by.stored_ms.high is None:
         return {}
     limits = await cluster.limits(queues)
     first = {queue: ends.low for queue, ends in limits.items()}
     last = {queue: ends.high for queue, ends in limits.items()}
     if by.stored_ms.low is not None:
-        first = await cluster.since(by.stored_ms.low, limits)
+        first = await cluster.since(by.stored_ms.low - CLOCK_MARGIN_MS, limits)
     if by.stored_ms.high is not None:
-        last = await cluster.since(by.stored_ms.high, limits)
+        last = await cluster.since(by.stored_ms.high + CLOCK_MARGIN_MS, limits)
     return {queue: (first[queue], last[queue]) for queue in limits}
 
 
