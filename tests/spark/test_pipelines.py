@@ -27,6 +27,7 @@ from turbopump.spark.pipelines import Pace, lag, redrive, replay, trace
 from turbopump.spark.pipelines.pacing import SLICE_MS
 from turbopump.spark.pipelines.plots import save_lag_plot, save_trace_plot
 from turbopump.spark.pipelines.progress import Step
+from turbopump.spark.pipelines.resending import FROM, as_messages
 from turbopump.wire.record import MessageView
 
 BEGIN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -97,7 +98,10 @@ def old_messages(spark: SparkSession, offsets_ms: list[int]) -> DataFrame:
 def test_replay_keeps_content_order_and_spacing(
     spark: SparkSession, broker: Standalone, name: str
 ) -> None:
-    messages = old_messages(spark, [number * 400 for number in range(10)])
+    times_ms = [number * 400 for number in range(10)]
+    # The clock was set back: this was stored before the one in front of it, and stays behind it.
+    times_ms[6] = times_ms[4] - 300
+    messages = old_messages(spark, times_ms)
     steps: list[Step] = []
     began_ms = int(time.time() * 1000)
     report = replay(
@@ -124,7 +128,8 @@ def test_replay_keeps_content_order_and_spacing(
     assert report.started_ms >= began_ms
     for number, message in enumerate(found):
         # Never early, whatever the machine does meanwhile: each 200 ms after the one before.
-        early_ms = report.started_ms + 200 * number - message.store_timestamp_ms
+        due_ms = max(times_ms[number % 2 : number + 1 : 2]) // 2
+        early_ms = report.started_ms + due_ms - message.store_timestamp_ms
         assert early_ms <= SLICE_MS
 
 
@@ -137,6 +142,29 @@ def assert_replayed(message: MessageView, number: int) -> None:
     assert own["REPLAYED_BORN_MS"] == str(stored_ms - 5)
     assert own["UNIQ_KEY"] != "ID3"
     assert "DELAY" not in own
+
+
+def test_order_of_a_replay_is_the_same_however_rows_come(spark: SparkSession) -> None:
+    """Stamps count rows: were their order left to chance, a repeated task would swap them."""
+    rows = [
+        (topic, "a", 0, offset, b"", BEGIN + timedelta(milliseconds=stored_ms))
+        for topic in ("zoo", "ark")
+        for offset, stored_ms in enumerate([0, 1000, 500, 1500])
+    ]
+    schema = (
+        "topic string, broker string, queueId int, queueOffset long, body binary, "
+        "storeTimestamp timestamp"
+    )
+    for frame in (spark.createDataFrame(rows, schema), spark.createDataFrame(rows[::-1], schema)):
+        found = as_messages(frame.coalesce(1), F.lit("new"), {}, 1).collect()
+        assert [(row[FROM], row["queueOffset"]) for row in found] == [
+            ("ark", 0),
+            ("zoo", 0),
+            *(("ark", 1), ("ark", 2)),
+            *(("zoo", 1), ("zoo", 2)),
+            ("ark", 3),
+            ("zoo", 3),
+        ]
 
 
 def test_replay_filters_counts_and_keeps_to_the_rate(

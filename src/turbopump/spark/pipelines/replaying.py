@@ -20,6 +20,7 @@ from turbopump.spark.pipelines.pacing import Pace
 from turbopump.spark.pipelines.progress import Step, Watch, unwatched
 from turbopump.spark.pipelines.reports import Table, bytes_text, facts, moment, per_second
 from turbopump.spark.pipelines.resending import (
+    DUE_MS,
     FROM,
     NO_TIME_MS,
     SENT_SCHEMA,
@@ -159,6 +160,9 @@ class _Plan:
     span_ms: tuple[int, int] | None
     """When the first and the last was stored, as far as that is known."""
 
+    first_due_ms: int
+    """When the first of them is due, on the clock that they were stored by."""
+
     @property
     def rows(self) -> int:
         return sum(self.topics.values())
@@ -216,6 +220,7 @@ def _plan(prepared: DataFrame) -> _Plan:
             F.count(F.lit(1)).alias("rows"),
             F.min(known).alias("first"),
             F.max(known).alias("last"),
+            F.min(F.when(known.isNotNull(), F.col(DUE_MS))).alias("due"),
         )
         .collect()
     )
@@ -228,7 +233,8 @@ def _plan(prepared: DataFrame) -> _Plan:
     firsts = [row["first"] for row in counted if row["first"] is not None]
     lasts = [row["last"] for row in counted if row["last"] is not None]
     span_ms = (min(firsts), max(lasts)) if firsts else None
-    return _Plan(dict(sorted(topics.items(), key=str)), partitions, span_ms)
+    first_due_ms = min((row["due"] for row in counted if row["due"] is not None), default=0)
+    return _Plan(dict(sorted(topics.items(), key=str)), partitions, span_ms, first_due_ms)
 
 
 def _require_targets(plan: _Plan) -> None:
@@ -249,8 +255,7 @@ def _send(
     watch: Watch,
 ) -> list[Row]:
     parts = {partition: rows / plan.rows for partition, rows in plan.partitions.items()}
-    first_ms = 0 if plan.span_ms is None else plan.span_ms[0]
-    task = sender(options, Schedule(pace, parts, first_ms), write_id)
+    task = sender(options, Schedule(pace, parts, plan.first_due_ms), write_id)
     # Tasks that keep the spacing have to run at the same time, all of them.
     work = prepared.mapInArrow(task, SENT_SCHEMA, barrier=pace.speed is not None)
     targets = sorted({target for _, target in plan.topics if target is not None})
@@ -275,7 +280,7 @@ def _report(
         ),
         first_stored_ms=first_ms,
         last_stored_ms=last_ms,
-        least_s=pace.duration_s(plan.rows, (last_ms or 0) - (first_ms or 0)),
+        least_s=pace.duration_s(plan.rows, (last_ms or 0) - plan.first_due_ms),
         started_ms=min((row["startedMs"] for row in sent), default=None),
         sends=sum(row["sends"] for row in sent),
         body_bytes=sum(row["bodyBytes"] for row in sent),

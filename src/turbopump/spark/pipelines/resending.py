@@ -7,7 +7,7 @@ rows are due and their sending; through Spark's writer they would wait for its b
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import BarrierTaskContext, TaskContext
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 from pyspark.sql.column import Column
 
@@ -27,8 +27,10 @@ from turbopump.spark.writing.writer import Written, write_rows
 
 FROM = "fromTopic"
 TIME_MS = "timeMs"
+DUE_MS = "dueMs"
+"""The latest time of a row and of those before it in its queue, none of which it overtakes."""
 NO_TIME_MS = 0
-"""Of rows whose time is not known; they are due first."""
+"""Of rows whose time is not known; they are due first, or with the row before them."""
 
 SENT_SCHEMA = (
     "startedMs long, fromTopic string, topic string, rows long, sends long, bodyBytes long, "
@@ -95,8 +97,18 @@ def as_messages(
             *(F.col(each) for each in _ORDER if each in columns),
         )
         .repartition(partitions, *(["shardingKey"] if queue else []))
-        .sortWithinPartitions(TIME_MS, *(each for each in _ORDER if each in columns))
+        .withColumn(DUE_MS, _due_ms(columns))
+        # Down to the row: stamps count rows, and a task that is tried again has to give the same.
+        .sortWithinPartitions(DUE_MS, FROM, *(each for each in _ORDER if each in columns))
     )
+
+
+def _due_ms(columns: Sequence[str]) -> Column:
+    """Return when rows are due: after those before them, though a clock was set back meanwhile."""
+    if not {"queueId", "queueOffset"} <= set(columns):
+        return F.col(TIME_MS)
+    earlier = Window.partitionBy("shardingKey").orderBy("queueOffset")
+    return F.max(TIME_MS).over(earlier.rowsBetween(Window.unboundedPreceding, Window.currentRow))
 
 
 def sender(
@@ -112,7 +124,7 @@ def sender(
         pacer = Pacer(pace, start_s)
         number = 0
         for batch in ready:
-            times_ms = np.asarray(batch.column(TIME_MS), np.int64)
+            times_ms = np.asarray(batch.column(DUE_MS), np.int64)
             for due in slices(times_ms, schedule.first_ms, pace):
                 time.sleep(pacer.wait_s(due, time.time()))
                 pacer.sent(due.end - due.start, time.time())
