@@ -19,7 +19,7 @@ from turbopump.admin.blocking import Admin
 from turbopump.client.config import ClientConfig
 from turbopump.errors import SparkError
 from turbopump.message import PhysicalOffset, QueueOffset
-from turbopump.spark import ConsumerReport, GiveUp, RetryLater, SparkConsumer
+from turbopump.spark import ConsumerReport, ConsumerRun, GiveUp, RetryLater, SparkConsumer
 from turbopump.spark.consuming.handling import DEAD, Returned
 from turbopump.spark.consuming.received import Delivered
 from turbopump.spark.consuming.returning import SendBack
@@ -110,7 +110,9 @@ def test_every_message_succeeds_comes_again_or_is_a_dead_letter(place: Place) ->
             raise ValueError("no such order")
         return GiveUp() if body == "never" else True
 
-    with place.consumer(handle, topics={place.topic: "wanted"}, attempts_max=3).start() as run:
+    consumer = place.consumer(handle, topics={place.topic: "wanted"}, attempts_max=3)
+    with consumer.start(interval="170 milliseconds") as run:
+        assert _trigger(run) == "ProcessingTimeTrigger(170)"
         assert run.wait_until(lambda report: report.handled + report.dead == 4, TIMEOUT_S)
         report = run.report()
         # What a batch has done is committed by the next look for news.
@@ -135,6 +137,11 @@ def test_every_message_succeeds_comes_again_or_is_a_dead_letter(place: Place) ->
     }
     assert sum(each.committed for each in progress.queues) == 5 + 5
     assert progress.is_running
+
+
+def _trigger(run: ConsumerRun) -> str:
+    """Return when batches of a query begin; only Spark's own side knows."""
+    return str(run.query._jsq.streamingQuery().trigger().toString())
 
 
 # --- in batches -----------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import PySparkAttributeError, StreamingQueryException
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming.listener import QueryProgressEvent, QueryTerminatedEvent
 from pyspark.sql.streaming.query import StreamingQuery
@@ -163,6 +163,67 @@ def test_wrong_arguments_are_told(changes: dict[str, Any], told: str) -> None:
     with pytest.raises(InvalidArgument) as raised:
         consumer(**changes)
     assert told in str(raised.value)
+
+
+# --- into how many tasks a batch is divided -------------------------------------------------------
+
+
+class AskedForTasksError(Exception):
+    """The options that a query was to be read with."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        self.options = options
+
+
+class SparkOfCores:
+    """As much of Spark as is used until a query is read; None is a client that knows no cores."""
+
+    def __init__(self, cores: int | None) -> None:
+        self._cores = cores
+        # Spark's names, all of them; nothing is needed of what they are.
+        self.streams = self.readStream = self
+        self.addListener = self.removeListener = lambda _: None
+
+    @property
+    def sparkContext(self) -> SparkOfCores:  # noqa: N802 - Spark's name
+        if self._cores is None:
+            raise PySparkAttributeError("not there")
+        return self
+
+    @property
+    def defaultParallelism(self) -> int:  # noqa: N802 - Spark's name
+        assert self._cores is not None
+        return self._cores
+
+    def format(self, name: str) -> SparkOfCores:
+        assert name == "rocketmq"
+        return self
+
+    def options(self, **options: str) -> SparkOfCores:
+        raise AskedForTasksError(options)
+
+
+@pytest.mark.parametrize(
+    ("cores", "changes", "tasks_min"),
+    [
+        (5, {}, "5"),
+        (5, {"tasks_min": 12}, "12"),
+        (5, {"tasks_min": 1}, "1"),
+        (None, {}, "1"),
+        (None, {"tasks_min": 12}, "12"),
+        (5, {"ordered": True}, None),
+        (5, {"options": {"maxRecordsPerPartition": "100"}}, None),
+        (5, {"options": {"MAXRECORDSPERPARTITION": "100"}}, None),
+    ],
+)
+def test_batch_has_a_task_for_each_core_unless_something_else_is_said(
+    cores: int | None, changes: dict[str, Any], tasks_min: str | None
+) -> None:
+    made = consumer(spark=SparkOfCores(cores), **changes)
+    with pytest.raises(AskedForTasksError) as asked:
+        made.start()
+    assert asked.value.options.get("minPartitions") == tasks_min
+    assert asked.value.options.items() >= made.source_options.items()
 
 
 def test_ways_to_trigger_exclude_each_other() -> None:
