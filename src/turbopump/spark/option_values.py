@@ -13,10 +13,13 @@ from turbopump.errors import InvalidArgument
 T = TypeVar("T")
 D = TypeVar("D")
 
+_DIGITS_MAX = 30
+"""Of a number. Python refuses to read thousands of them, and nobody means so many."""
+
 _BYTE_UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-_BYTES = re.compile(r"(\d+)\s*([bkmg]?)b?", re.ASCII | re.IGNORECASE)
+_BYTES = re.compile(rf"(\d{{1,{_DIGITS_MAX}}})\s*([bkmg]?)b?", re.ASCII | re.IGNORECASE)
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_DURATION = re.compile(r"(\d+)\s*(ms|s|m|h|d)?", re.ASCII)
+_DURATION = re.compile(rf"(\d{{1,{_DIGITS_MAX}}})\s*(ms|s|m|h|d)?", re.ASCII)
 
 _FIRST_PLAUSIBLE_MS = 100_000_000_000
 _LAST_PLAUSIBLE_MS = 253_402_300_799_999
@@ -169,4 +172,4 @@ def _plausible_ms(name: str, text: str) -> int:
 
 
 def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdecimal()
+    return text.isascii() and text.isdecimal() and len(text) <= _DIGITS_MAX

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,28 @@ def test_every_option_is_read_in_any_case() -> None:
     assert parsed.rules().compress_from_bytes == 100
 
 
+@pytest.mark.parametrize(
+    ("key", "texts"),
+    [
+        ("batchBytes", {"1048576": 1048576, "500k": 512_000, "1m": 1 << 20, " 2 MB ": 2 << 20}),
+        ("compressFromBytes", {"4096": 4096, "4k": 4096, "1g": 1 << 30}),
+        ("bodyBytesMax", {"4194304": 4194304, "4m": 4194304, "100b": 100}),
+        ("sendTimeoutMs", {"3000": 3000, "500ms": 500, "5s": 5000, "1m": 60_000, " 7 ": 7}),
+    ],
+)
+def test_sizes_and_times_may_have_units(key: str, texts: dict[str, int]) -> None:
+    name = re.sub("[A-Z]", lambda letter: "_" + letter[0].lower(), key)
+    parsed = [SinkOptions.parse({**NAMESERVER, key: text}) for text in texts]
+    assert [getattr(each, name) for each in parsed] == list(texts.values())
+
+
+def test_all_that_is_wrong_is_told_at_once() -> None:
+    wrong = {"batchBytes": "much", "sendTimeoutMs": "soon", "retries": "many", "acks": "all"}
+    with pytest.raises(InvalidArgument) as raised:
+        SinkOptions.parse({**NAMESERVER, **wrong})
+    assert all(name in str(raised.value) for name in wrong)
+
+
 def test_nothing_is_compressed_without_a_method() -> None:
     rules = SinkOptions.parse({**NAMESERVER, "compression": "none"}).rules()
     assert rules.compress_from_bytes > rules.body_bytes_max
@@ -85,14 +108,21 @@ def test_the_drivers_environment_is_what_counts(monkeypatch: pytest.MonkeyPatch)
     [
         ("batchSize", "0", "batchSize is 0: a whole number of at least 1"),
         ("batchsize", "many", "batchSize is 'many': a whole number"),
-        ("batchBytes", "0", "batchBytes is 0"),
+        ("batchBytes", "0", "batchBytes is '0': a size such as 500k, 64m, 1g is allowed"),
+        ("batchbytes", "much", "batchBytes is 'much': a size"),
+        ("batchBytes", "1.5m", "batchBytes is '1.5m': a size"),
+        ("batchBytes", "-1", "batchBytes is '-1': a size"),
+        ("batchBytes", "", "batchBytes is '': a size"),
+        ("batchBytes", "9" * 5000, "a size"),
         ("maxInFlight", "0", "maxInFlight is 0"),
-        ("sendTimeoutMs", "0", "sendTimeoutMs is 0"),
+        ("sendTimeoutMs", "0s", "sendTimeoutMs is '0s': a time such as 500ms, 5s, 1m is allowed"),
+        ("sendTimeoutMs", "soon", "sendTimeoutMs is 'soon': a time"),
+        ("sendTimeoutMs", "5k", "sendTimeoutMs is '5k': a time"),
         ("retries", "-1", "retries is -1"),
         ("retryUnlessOk", "maybe", "retryUnlessOk is 'maybe': true or false"),
         ("compression", "rar", "compression is 'rar': lz4, zstd, zlib, none"),
-        ("compressFromBytes", "0", "compressFromBytes is 0"),
-        ("bodyBytesMax", "0", "bodyBytesMax is 0"),
+        ("compressFromBytes", "0", "compressFromBytes is '0': a size"),
+        ("bodyBytesMax", "0", "bodyBytesMax is '0': a size"),
         ("stamp", "yes", "stamp is 'yes': true, property, false"),
         ("reservedProperties", "keep", "reservedProperties is 'keep': fail, drop"),
         ("writeId", "a b", "writeId is 'a b'"),

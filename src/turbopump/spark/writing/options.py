@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from turbopump.client.config import NAMESERVER_VARIABLE, ClientConfig
@@ -13,6 +13,7 @@ from turbopump.client.producer_config import ProducerConfig
 from turbopump.errors import InvalidArgument
 from turbopump.net.limits import require_at_least
 from turbopump.settings import configured, keys_of
+from turbopump.spark.option_values import duration_ms, size_bytes
 from turbopump.wire.sysflag import Compression
 
 _OF_SPARK = frozenset({"checkpointlocation", "path", "queryname", "outputmode", "trigger"})
@@ -25,6 +26,14 @@ _CHOICES = {
     "reserved_properties": ("fail", "drop"),
     "compression": (*_COMPRESSIONS, "none"),
 }
+_WITH_UNITS = {
+    "batchBytes": size_bytes,
+    "sendTimeoutMs": duration_ms,
+    "compressFromBytes": size_bytes,
+    "bodyBytesMax": size_bytes,
+}
+"""Options that may be written as those of the source are, such as ``1m`` and ``5s``."""
+
 _LEAST = {
     "batch_size": 1,
     "batch_bytes": 1,
@@ -109,10 +118,14 @@ class SinkOptions:
         }
         # The executors may live in another environment than the driver.
         given.setdefault("nameserver", os.environ.get(NAMESERVER_VARIABLE, ""))
+        plain, problems = _without_units(given)
         try:
-            return configured(cls, given)
+            found = configured(cls, plain)
         except InvalidArgument as error:
-            raise InvalidArgument(f"options of a rocketmq sink: {error}") from error
+            raise _refusal([*problems, str(error)]) from error
+        if problems:
+            raise _refusal(problems)
+        return found
 
     def client(self) -> ClientConfig:
         """Return where the cluster is."""
@@ -140,6 +153,25 @@ OPTIONS: tuple[str, ...] = tuple(keys_of(SinkOptions))
 """The names of all options, as they are documented."""
 
 
+def _refusal(problems: Sequence[str]) -> InvalidArgument:
+    return InvalidArgument(f"options of a rocketmq sink: {'; '.join(problems)}")
+
+
 def _check_write_id(text: str) -> None:
     if not text or any(mark.isspace() or not mark.isprintable() for mark in text):
         raise InvalidArgument(f"writeId is {text!r}: a text without blanks is allowed")
+
+
+def _without_units(given: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Return options with plain numbers in place of sizes and times, and what is wrong with them.
+
+    What is wrong is left out, so that all else can be checked as well.
+    """
+    plain, problems = {}, []
+    for key, text in given.items():
+        read = _WITH_UNITS.get(key)
+        try:
+            plain[key] = text if read is None else str(read(key, text.strip()))
+        except InvalidArgument as error:
+            problems.append(str(error))
+    return plain, problems
