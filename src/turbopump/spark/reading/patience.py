@@ -16,11 +16,12 @@ _log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
+_LONGEST_FROM = 6
 
 
 def pause_s(attempt: int) -> float:
     """Return how long to wait after a failed attempt, the first being 0."""
-    return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * float(1 << attempt))
+    return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * float(1 << min(attempt, _LONGEST_FROM)))
 
 
 async def patiently(
