@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -14,11 +15,13 @@ from turbopump.client.delivery.results import ConsumeContext, ConsumeResult
 from turbopump.client.producer import Producer
 from turbopump.client.push_consumer import PushConsumer
 from turbopump.client.session import Session
-from turbopump.errors import GroupInUse
+from turbopump.errors import ConnectFailed, GroupInUse, TurbopumpError
 from turbopump.message import Message, MessageQueue
-from turbopump.spark.reading.membership import QueryMember, join_group
+from turbopump.spark.reading.membership import Joining, QueryMember, join_group
 from turbopump.spark.reading.options import SourceOptions
 from turbopump.testing import virtual_time, wait_until
+from turbopump.wire.codes import RequestCode
+from turbopump.wire.command import Command
 from turbopump.wire.record import MessageView
 
 
@@ -36,6 +39,13 @@ async def world(directory: Path) -> AsyncIterator[tuple[clusters.Cluster, Sessio
 
 def pushing(made: clusters.Cluster, group: str = "g") -> PushConsumer:
     return PushConsumer(group, handle, session=made.session("10.0.1.9"), subscriptions={"T": "*"})
+
+
+def topics_of(*names: str) -> Callable[[], Awaitable[Sequence[str]]]:
+    async def topics() -> Sequence[str]:
+        return names
+
+    return topics
 
 
 def options(session: Session, **given: str) -> SourceOptions:
@@ -65,6 +75,56 @@ async def test_a_topic_that_is_gone_keeps_no_query_from_its_group(tmp_path: Path
         )
         with pytest.raises(GroupInUse):
             await join_group(session, options(session), wanted)
+
+
+@virtual_time()
+async def test_a_broker_that_is_away_does_not_hold_up_who_goes_on(tmp_path: Path) -> None:
+    async with (
+        clusters.cluster(tmp_path, names=("a", "b")) as made,
+        made.session("10.0.1.2") as session,
+    ):
+        await made.make_topic("T", "a")
+        await made.make_topic("T", "b")
+        await session.route("T")
+        await made.crash("b")
+        joining = Joining(session, options(session), topics_of("T"))
+        with pytest.raises(TurbopumpError):
+            await Joining(session, options(session), topics_of("T")).join(is_patient=True)
+        started_ms = made.clock.monotonic_ms()
+        for _ in range(20):
+            await joining.join(is_patient=False)
+        assert made.clock.monotonic_ms() - started_ms < 500
+        assert joining.member is None
+        await made.start_broker("b")
+        await wait_until(lambda: joining.member is not None)
+        await joining.join(is_patient=False)
+        await joining.leave()
+        assert joining.member is None
+
+
+@virtual_time()
+async def test_push_consumers_are_refused_as_soon_as_brokers_tell_of_them(tmp_path: Path) -> None:
+    asked = clusters.Recorder()
+    async with (
+        world(tmp_path) as (made, _),
+        pushing(made),
+        made.session("10.0.1.3", hooks=[asked]) as session,
+    ):
+
+        def refuse(address: str, command: Command) -> None:
+            if command.code == RequestCode.GET_CONSUMER_CONNECTION_LIST:
+                raise ConnectFailed(f"{address} is away")
+
+        asked.refuse = refuse
+        joining = Joining(session, options(session), topics_of("T"))
+        await joining.join(is_patient=False)
+        await asyncio.sleep(20)
+        await joining.join(is_patient=False)
+        asked.refuse = None
+        await asyncio.sleep(10)
+        with pytest.raises(GroupInUse):
+            await joining.join(is_patient=False)
+        await joining.leave()
 
 
 @virtual_time()

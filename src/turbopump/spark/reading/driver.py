@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from turbopump.client.session import Session
-from turbopump.errors import TurbopumpError
 from turbopump.spark.link import link_to
 from turbopump.spark.reading.cluster import Cluster
 from turbopump.spark.reading.following import Following
-from turbopump.spark.reading.membership import QueryMember, join_group
+from turbopump.spark.reading.membership import Joining
 from turbopump.spark.reading.offsets import Offsets
 from turbopump.spark.reading.options import SourceOptions, Topics
 
 T = TypeVar("T")
-
-_log = logging.getLogger(__name__)
 
 
 class Driver:
@@ -31,8 +27,7 @@ class Driver:
         session = self._link.session
         self._cluster = Cluster(session, options)
         self._following = Following(self._cluster, options, session.clock)
-        self._member: QueryMember | None = None
-        self._has_joined = False
+        self._joining = Joining(session, options, self._topics)
         _stop_when_told()
 
     @property
@@ -45,29 +40,17 @@ class Driver:
     ) -> T:
         """Do something as a member of the group; raises GroupInUse if it cannot be one.
 
-        A stream that goes on from a checkpoint waits for brokers that are away, a new one fails.
+        A stream that goes on from a checkpoint works while brokers are away, a new one fails.
         """
 
-        async def joined(session: Session) -> T:
-            if not self._has_joined:
-                await self._join(session, is_first=is_first)
+        async def joined(_: Session) -> T:
+            await self._joining.join(is_patient=is_first)
             result = await work(self._following)
-            if self._member is not None:
-                self._member.reached(self._following.committed)
+            if self._joining.member is not None:
+                self._joining.member.reached(self._following.committed)
             return result
 
         return self._link.run(joined)
-
-    async def _join(self, session: Session, *, is_first: bool) -> None:
-        try:
-            topics = await self._topics()
-            self._member = await join_group(session, self._options, topics)
-        except TurbopumpError as error:
-            if is_first or not error.retriable:
-                raise
-            _log.warning("group %s is not joined yet: %s", self._options.group, error)
-        else:
-            self._has_joined = True
 
     async def _topics(self) -> Iterable[str]:
         """Return the topics wanted; one that nobody knows keeps the others from nothing."""
@@ -78,9 +61,7 @@ class Driver:
 
     def close(self) -> None:
         """Leave the group."""
-        member, self._member = self._member, None
-        if member is not None:
-            self._link.run(lambda session: session.leave(member))
+        self._link.run(lambda _: self._joining.leave())
 
 
 def _stop_when_told() -> None:

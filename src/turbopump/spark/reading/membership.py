@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from itertools import count
 
 from turbopump.client.calls import require_success
 from turbopump.client.members import ConsumerMember
@@ -20,7 +21,7 @@ from turbopump.client.subscriptions import subscription
 from turbopump.errors import GroupInUse, NoRoute, TurbopumpError
 from turbopump.message import MessageQueue
 from turbopump.spark.reading.options import SourceOptions
-from turbopump.spark.reading.patience import of_each, patiently
+from turbopump.spark.reading.patience import of_each, patiently, pause_s
 from turbopump.wire.bodies import (
     ConsumeFrom,
     ConsumerConnections,
@@ -100,8 +101,69 @@ class QueryMember(ConsumerMember):
             )
 
 
+class Joining:
+    """How a query gets into its group: at once, or beside its work once all brokers answer."""
+
+    def __init__(
+        self,
+        session: Session,
+        options: SourceOptions,
+        topics: Callable[[], Awaitable[Iterable[str]]],
+    ) -> None:
+        self._session = session
+        self._options = options
+        self._topics = topics
+        self._has_joined = False
+        self._trying: asyncio.Task[None] | None = None
+        self.member: QueryMember | None = None
+
+    async def join(self, *, is_patient: bool) -> None:
+        """Join unless that is done; raises GroupInUse, and while patient what else fails at last.
+
+        Otherwise brokers that are away are asked again beside what else is done.
+        """
+        if self._has_joined:
+            return
+        if self._trying is not None:
+            if self._trying.done():
+                self._trying.result()
+            return
+        try:
+            await self._join(self._options.pulling.retries if is_patient else 0)
+        except TurbopumpError as error:
+            if is_patient or not error.retriable:
+                raise
+            _log.warning("group %s is not joined yet: %s", self._options.group, error)
+            self._trying = asyncio.create_task(self._keep_trying())
+
+    async def _keep_trying(self) -> None:
+        for attempt in count():
+            await asyncio.sleep(pause_s(attempt))
+            try:
+                await self._join(0)
+            except TurbopumpError as error:
+                if not error.retriable:
+                    raise
+            else:
+                return
+
+    async def _join(self, retries: int) -> None:
+        topics = await self._topics()
+        self.member = await join_group(self._session, self._options, topics, retries)
+        self._has_joined = True
+
+    async def leave(self) -> None:
+        """Leave the group, or give up joining it."""
+        if self._trying is not None:
+            self._trying.cancel()
+            await asyncio.gather(self._trying, return_exceptions=True)
+        member, self.member = self.member, None
+        if member is not None:
+            await self._session.leave(member)
+
+
 async def join_group(
-    session: Session, options: SourceOptions, topics: Iterable[str]
+    session: Session, options: SourceOptions, topics: Iterable[str], retries: int = 0
 ) -> QueryMember | None:
     """Make a query a member of its group; raises GroupInUse if push consumers have it.
 
@@ -112,7 +174,7 @@ async def join_group(
         return None
     group = with_namespace(session.config.namespace, options.group)
     wanted = tuple(topics)
-    pushing = await push_members(session, group, wanted, options.pulling.retries)
+    pushing = await push_members(session, group, wanted, retries)
     if pushing:
         raise GroupInUse(
             f"group {options.group!r} is consumed by push already, by {', '.join(pushing)}: "
