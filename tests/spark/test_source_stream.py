@@ -115,6 +115,53 @@ def test_limits_of_other_kinds(
         assert len([batch for batch in into.batches.values() if batch]) > 3
 
 
+def test_a_running_stream_waits_until_there_is_enough(
+    spark: SparkSession, broker: Standalone, topic: str, tmp_path: Path
+) -> None:
+    into = Collected()
+    options = {"topic": topic, "minOffsetsPerTrigger": "50", "maxTriggerDelay": "1h"}
+    query = started(stream(spark, broker.nameserver, **options).load(), into, tmp_path)
+    try:
+        wait_for(query, lambda: 0 in into.batches)
+        for start in range(0, 60, 10):
+            fill(broker.nameserver, topic, range(start, start + 10))
+        wait_for(query, lambda: len(into.numbers) >= 50)
+    finally:
+        query.stop()
+    assert len(into.batches[0]) == 0
+    assert len(into.batches[1]) >= 50
+
+
+def test_a_stream_goes_on_when_topics_are_deleted_and_queues_closed(
+    spark: SparkSession, broker: Standalone, topic: str, tmp_path: Path
+) -> None:
+    into, gone = Collected(), made_topic(broker.nameserver, fresh_topic(), queues=1)
+    fill(broker.nameserver, gone, range(10), queues=1)
+    fill(broker.nameserver, topic, range(10, 20), queues=1)
+    options = {"topics": f"{gone},{topic}", "failOnDataLoss": "false"}
+    rows = stream(spark, broker.nameserver, **options).load()
+    query = started(rows, into, tmp_path)
+    try:
+        wait_for(query, lambda: into.numbers == list(range(20)))
+        with Admin(broker.nameserver) as admin:
+            admin.topics.delete(gone)
+            admin.topics.update(topic, queues=1, read_queues=1)
+        wait_for(query, lambda: gone not in ends_now(query))
+        fill(broker.nameserver, topic, range(20, 30), queues=1)
+        wait_for(query, lambda: into.numbers == list(range(30)))
+    finally:
+        query.stop()
+    fill(broker.nameserver, topic, range(30, 40), queues=1)
+    run_now(stream(spark, broker.nameserver, topic=topic).load(), into, tmp_path)
+    assert into.numbers == list(range(40))
+
+
+def ends_now(query: StreamingQuery) -> str:
+    progress = query.lastProgress
+    assert progress is not None
+    return str(progress["sources"][0]["endOffset"])
+
+
 def test_new_messages_and_new_queues_are_followed(
     spark: SparkSession, broker: Standalone, topic: str, tmp_path: Path
 ) -> None:

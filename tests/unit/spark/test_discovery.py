@@ -7,11 +7,19 @@ import subprocess
 import sys
 
 import pytest
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+)
 
 import pyspark_rocketmq
 from turbopump.errors import InvalidArgument
+from turbopump.spark.reading.options import SourceOptions
 from turbopump.spark.records.schema import spark_schema
-from turbopump.spark.source import BatchReader, DefaultSource
+from turbopump.spark.source import BatchReader, DefaultSource, StreamReader
 
 PROGRAM = """
 import sys
@@ -52,6 +60,23 @@ def test_a_schema_chooses_among_the_columns_of_the_options() -> None:
     for make in (source.reader, source.streamReader):
         with pytest.raises(InvalidArgument, match="schema has properties, which the options"):
             make(spark_schema(("body", "properties")))
+
+
+@pytest.mark.parametrize(
+    ("options", "limit"),
+    [
+        ({}, ReadAllAvailable()),
+        ({"minOffsetsPerTrigger": "50"}, ReadMinRows(50)),
+        ({"maxBytesPerTrigger": "1k", "minOffsetsPerTrigger": "5"}, ReadMaxBytes(1024)),
+        ({"maxOffsetsPerTrigger": "70", "maxBytesPerTrigger": "1k"}, ReadMaxRows(70)),
+    ],
+)
+def test_spark_hears_of_limits_and_so_asks_for_them(
+    options: dict[str, str], limit: ReadLimit
+) -> None:
+    # With `ReadAllAvailable` none of them is kept.
+    plain = {"nameserver": "127.0.0.1:1", "topic": "orders"}
+    assert StreamReader(SourceOptions.for_stream(plain | options)).getDefaultReadLimit() == limit
 
 
 @pytest.mark.slow

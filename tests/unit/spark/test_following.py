@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from turbopump.spark.reading.offsets import Limits, Offsets
 from turbopump.spark.reading.options import SourceOptions
 from turbopump.spark.reading.planning import ranges_between
 from turbopump.spark.reading.positions import Earliest, OfGroup, Position
+from turbopump.spark.reading.unreadable import Unreadable
 from turbopump.testing import virtual_loop, virtual_time
 
 Q0, Q1, Q2 = (MessageQueue("t", "a", number) for number in range(3))
@@ -34,14 +35,22 @@ class MadeUp:
         self.commits: list[Offsets] = []
         self.waits: list[tuple[Offsets, int]] = []
         self.arriving: dict[MessageQueue, Limits] = {}
+        self.unreadable_now: dict[MessageQueue, Unreadable] = {}
 
     async def queues(self) -> tuple[MessageQueue, ...]:
         if not self.has_route:
             raise NoRoute("nobody knows t")
         return await self.queues_known()
 
-    async def queues_known(self) -> tuple[MessageQueue, ...]:
+    async def queues_known(self, at: Offsets | None = None) -> tuple[MessageQueue, ...]:
         return tuple(sorted(self.ends.keys() - self.routeless)) if self.has_route else ()
+
+    async def unreadable(
+        self, queues: Iterable[MessageQueue], doubtful: Collection[MessageQueue]
+    ) -> dict[MessageQueue, Unreadable]:
+        assert {queue for queue in queues if queue in self.routeless} <= set(doubtful)
+        found = self.unreadable_now
+        return {queue: found[queue] for queue in queues if queue in found and queue in doubtful}
 
     async def limits(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, Limits]:
         wanted = list(queues)
@@ -253,6 +262,51 @@ async def test_available_now_tells_which_queues_of_the_checkpoint_are_nowhere(
     with caplog.at_level(logging.WARNING):
         assert await latest(loose, {Q0: 0, Q1: 0}) == {Q0: 50, Q1: 0}
     assert "t@a:1: the name servers do not know" in caplog.text
+
+
+@virtual_time()
+async def test_available_now_reads_no_queue_that_is_closed_or_deleted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cluster = MadeUp({Q0: Limits(0, 50), Q1: Limits(0, 70), Q2: Limits(0, 9)})
+    cluster.routeless = {Q1, Q2}
+    cluster.unreadable_now = {Q1: Unreadable.CLOSED}
+    cluster.ends.pop(Q2)
+    start = {Q0: 0, Q1: 70}
+    follow = following(cluster)
+    await follow.freeze()
+    assert await latest(follow, start) == {Q0: 50, Q1: 70}, "it was read to its end"
+    follow = following(cluster)
+    await follow.freeze()
+    with pytest.raises(DataLost, match=r"t@a:1 cannot be read from 60 on: .*fewer queues to read"):
+        await latest(follow, {Q0: 0, Q1: 60})
+    cluster.unreadable_now[Q2] = Unreadable.DELETED
+    with pytest.raises(DataLost, match=r"t@a:2 cannot be read from 9 on: the topic was deleted;"):
+        await latest(follow, {Q0: 0, Q2: 9})
+    loose = following(cluster, failOnDataLoss="false", group="g")
+    await loose.freeze()
+    with caplog.at_level(logging.WARNING):
+        end = await latest(loose, {Q0: 0, Q1: 60, Q2: 9})
+        assert await latest(loose, end) == end == {Q0: 50, Q1: 60}
+    assert caplog.text.count("t@a:1 cannot be read") == 1
+    assert cluster.commits[-2:] == [{Q2: 0}, {Q0: 50}], "should it come again, it begins anew"
+
+
+@virtual_time()
+async def test_nobody_waits_for_news_of_a_queue_that_is_closed() -> None:
+    cluster = MadeUp({Q0: Limits(0, 4), Q1: Limits(0, 7)})
+    cluster.routeless = {Q1}
+    cluster.unreadable_now = {Q1: Unreadable.CLOSED}
+    await latest(following(cluster), {Q0: 4, Q1: 7})
+    assert [at for at, _ in cluster.waits] == [{Q0: 4}]
+
+
+@virtual_time()
+async def test_new_queues_are_found_however_long_it_waits() -> None:
+    cluster = MadeUp({Q0: Limits(0, 4)})
+    follow = following(cluster, idleWait="10m", discoveryInterval="5s")
+    await latest(follow, {Q0: 4})
+    assert cluster.waits == [({Q0: 4}, 5000)]
 
 
 @virtual_time()

@@ -10,17 +10,20 @@ from hypothesis import strategies as st
 
 from turbopump.errors import DataLost, InvalidArgument
 from turbopump.message import MessageQueue
+from turbopump.spark.reading.assigned import assigned, assigned_among
 from turbopump.spark.reading.offsets import (
     Limits,
     backlog,
     flat,
     forward,
     inside,
+    inside_for_group,
     losses,
     moved_past,
     nested,
     shares,
 )
+from turbopump.spark.reading.options import Assigned
 from turbopump.spark.reading.positions import Explicit, offsets_named
 
 QUICKLY = settings(max_examples=50, deadline=None)
@@ -102,6 +105,35 @@ def test_offsets_of_options_lie_inside_their_queues() -> None:
         inside("startingOffsets", {A0: 4}, limits, fail_on_data_loss=True)
     assert inside("x", {A0: 11}, limits, fail_on_data_loss=False) == {A0: 10}
     assert inside("x", {A0: 4}, limits, fail_on_data_loss=False) == {A0: 5}
+
+
+def test_offsets_of_groups_lie_inside_their_queues() -> None:
+    limits = {A0: Limits(5, 10), A1: Limits(0, 3, is_certain=False)}
+    with pytest.raises(DataLost) as raised:
+        inside_for_group("billing", {A0: 25}, limits, fail_on_data_loss=True)
+    assert "group 'billing' cannot go on where it was: t@a:0 ends at 10" in str(raised.value)
+    assert "option" not in str(raised.value)
+    assert "failOnDataLoss=false" in str(raised.value)
+    assert "turbopump offset reset" in str(raised.value)
+    with pytest.raises(DataLost, match=r"group 'billing' .*begins at 5, so 1 messages"):
+        inside_for_group("billing", {A0: 4}, limits, fail_on_data_loss=True)
+    found = inside_for_group("billing", {A0: 25, A1: 9}, limits, fail_on_data_loss=False)
+    assert found == {A0: 5, A1: 9}, "a slave may lag"
+
+
+def test_assigned_queues_stay_with_their_broker() -> None:
+    b1 = MessageQueue("t", "b", 1)
+    chosen = Assigned((("t", "", 0), ("t", "", 1)))
+    with pytest.raises(InvalidArgument, match="is on several brokers"):
+        assigned(chosen, [A0, A1, B0])
+    assert assigned_among(chosen, [A0, A1, B0, b1], {A0, A1}) == (A0, A1)
+    assert assigned_among(chosen, [A0, A1, B0, b1], {A0}) == (A0, A1), "the broker of the others"
+    assert assigned_among(chosen, [B0, b1], {A0, A1}) == (), "it is only away"
+    assert assigned_among(chosen, [A0, b1], {A0}) == (A0, b1), "there is no other"
+    assert assigned_among(chosen, [A0, B0], None) == (A0, B0)
+    assert assigned_among(Assigned((("t", "b", 0),)), [A0, B0], {A0}) == (B0,)
+    with pytest.raises(InvalidArgument, match="is on several brokers"):
+        assigned_among(chosen, [A0, B0], ())
 
 
 def test_a_broker_need_not_be_named_if_there_is_one() -> None:

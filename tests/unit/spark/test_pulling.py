@@ -20,14 +20,15 @@ from turbopump.client.calls import FoundRecords, NothingMatched, OffsetIllegal
 from turbopump.client.producer import Producer
 from turbopump.client.session import Session
 from turbopump.errors import ConnectionLost, DataLost, NoRoute, RemoteError
-from turbopump.message import Message, QueueOffset
-from turbopump.spark.reading.deletion import is_topic_deleted
+from turbopump.message import Message, MessageQueue, QueueOffset
 from turbopump.spark.reading.options import Pulling
 from turbopump.spark.reading.planning import QueueRange
 from turbopump.spark.reading.pulling import RangePull
+from turbopump.spark.reading.unreadable import why_unreadable
 from turbopump.spark.records.columns import RecordColumns
 from turbopump.store.config import ReadLimits
 from turbopump.testing import virtual_time
+from turbopump.wire.bodies import TopicRoute
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command
 from turbopump.wire.headers import PullMessage
@@ -261,4 +262,61 @@ async def test_what_was_deleted_with_its_topic_is_lost(
                 assert await offsets_of(lenient) == []
         assert "the topic was deleted; going on without them" in caplog.text
         for error in (NoRoute("nobody knows T"), RemoteError(ResponseCode.NO_PERMISSION, "no")):
-            assert not await is_topic_deleted(session, "b", error), "it may only be away"
+            away = MessageQueue("T", "b", 0)
+            assert await why_unreadable(session, away, error) is None, "it may only be away"
+
+
+@virtual_time()
+async def test_what_is_in_a_queue_that_nobody_may_read_any_more_is_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world_with_messages(tmp_path, 50) as (_, session, _):
+        of = QueueRange("T", "a", 3, 2, 5)
+        await Admin(session=session).topics.update("T", queues=2, read_queues=2)
+        strict = RangePull(session, of, "g", Pulling(retries=1), fail_on_data_loss=True)
+        with pytest.raises(DataLost, match="messages 2 to 4 are gone, the topic has fewer queues"):
+            await offsets_of(strict)
+        lenient = RangePull(session, of, "g", Pulling(retries=1), fail_on_data_loss=False)
+        assert await offsets_of(lenient) == []
+        assert "the topic has fewer queues to read now; going on without them" in caplog.text
+
+
+SLAVE = "10.0.0.99:10911"
+
+
+class WithSlave(Session):
+    """Knows a slave that has what the master has; the master suggests to read from it."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.pulled_from: list[str] = []
+        self.master = ""
+
+    async def _ask_route(self, nameserver: str, topic: str) -> TopicRoute:
+        found = await super()._ask_route(nameserver, topic)
+        for broker in found.broker_datas:
+            self.master = broker.broker_addrs[0]
+            broker.broker_addrs[1] = SLAVE
+        return found
+
+    async def request(self, address: str, command: Command, timeout_ms: int) -> Command:
+        answer = await super().request(
+            self.master if address == SLAVE else address, command, timeout_ms
+        )
+        if command.code == RequestCode.PULL_MESSAGE:
+            self.pulled_from.append(address)
+            fields = {**(answer.ext_fields or {}), "suggestWhichBrokerId": "1"}
+            return command.answer(answer.code, fields, body=answer.body)
+        return answer
+
+
+@virtual_time()
+async def test_a_slave_is_read_from_when_the_master_suggests_it(tmp_path: Path) -> None:
+    async with (
+        world_with_messages(tmp_path) as (world, _, _),
+        world.session("10.0.1.4", kind=WithSlave) as session,
+    ):
+        assert isinstance(session, WithSlave)
+        pull = pull_of(session, 0, COUNT, count_max=100, in_flight_max=1)
+        assert await offsets_of(pull) == list(range(COUNT))
+        assert session.pulled_from == [session.master, SLAVE, SLAVE]

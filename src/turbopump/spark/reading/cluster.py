@@ -14,10 +14,11 @@ from turbopump.client.reading import QueueReader
 from turbopump.client.route_cache import NameServers
 from turbopump.client.session import Session
 from turbopump.client.subscriptions import subscription
-from turbopump.errors import NetworkError, NoRoute, RequestTimeout, TurbopumpError
+from turbopump.errors import NetworkError, NoRoute, RemoteError, RequestTimeout, TurbopumpError
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.spark.reading import key_search
-from turbopump.spark.reading.offsets import Limits, Offsets, inside
+from turbopump.spark.reading.assigned import assigned, assigned_among
+from turbopump.spark.reading.offsets import Limits, Offsets, inside, inside_for_group
 from turbopump.spark.reading.options import Assigned, SourceOptions, TopicPattern, Topics
 from turbopump.spark.reading.patience import of_each, of_those_who_answer, patiently
 from turbopump.spark.reading.positions import (
@@ -31,6 +32,7 @@ from turbopump.spark.reading.positions import (
     Position,
     offsets_named,
 )
+from turbopump.spark.reading.unreadable import Doubts, Unreadable
 from turbopump.wire.bodies import ConsumerOffsets, TopicList
 from turbopump.wire.codes import RequestCode
 from turbopump.wire.command import request, whole_body
@@ -62,6 +64,7 @@ class Cluster:
         self._group = group
         self._reader = QueueReader(session, group, times)
         self._servers = NameServers(session.config.nameserver_addresses, session.random)
+        self._doubts = Doubts(session, self._reader)
         self._unknown: frozenset[MessageQueue] = frozenset()
         self._routeless: frozenset[str] = frozenset()
         self._silent_until_ms: dict[str, int] = {}
@@ -73,13 +76,14 @@ class Cluster:
         """Return the queues to read, sorted; raises NoRoute for a topic that nobody knows."""
         queues = await self._queues_of(await self._topics())
         if isinstance(self._options.chosen, Assigned):
-            return _assigned(self._options.chosen.queues, queues)
+            return assigned(self._options.chosen, queues)
         return queues
 
-    async def queues_known(self) -> tuple[MessageQueue, ...]:
+    async def queues_known(self, at: Offsets | None = None) -> tuple[MessageQueue, ...]:
         """Return the queues to read of the topics that have some now; the others are logged.
 
         Brokers may be away, or a topic deleted: that is no reason to miss queues of the others.
+        ``at`` is where a stream is that has begun, and keeps to its brokers.
         """
         routeless: dict[str, NoRoute] = {}
 
@@ -95,12 +99,10 @@ class Cluster:
             text = "; ".join(map(str, routeless.values()))
             _log.warning("new queues are not looked for at the moment: %s", text)
         self._routeless = frozenset(routeless)
-        queues = tuple(sorted(queue for each in found.values() for queue in each))
+        named = sorted(queue for each in found.values() for queue in each)
+        queues = await self._doubts.without_deleted(named)
         chosen = self._options.chosen
-        if not isinstance(chosen, Assigned):
-            return queues
-        there = {place for queue in queues for place in Assigned.places(queue)}
-        return _assigned([place for place in chosen.queues if place in there], queues)
+        return assigned_among(chosen, queues, at) if isinstance(chosen, Assigned) else queues
 
     async def _topics(self) -> Iterable[str]:
         match self._options.chosen:
@@ -177,6 +179,21 @@ class Cluster:
         )
         return TopicList.decode(whole_body(require_success(answer))).topic_list
 
+    async def unreadable(
+        self, queues: Iterable[MessageQueue], doubtful: Collection[MessageQueue]
+    ) -> dict[MessageQueue, Unreadable]:
+        """Return those of the queues that can be read no longer.
+
+        Only those are asked about that are doubtful, or whose brokers refused to wait for news.
+        """
+        asked = [
+            queue
+            for queue in queues
+            if (queue in doubtful or queue in self._doubts.refused)
+            and not self._is_silent(queue.broker)
+        ]
+        return await self._doubts.settled(asked)
+
     # --- positions --------------------------------------------------------------------------------
 
     async def limits(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, Limits]:
@@ -234,6 +251,10 @@ class Cluster:
         limits = await self.limits(queues)
         found = await self._resolve(name, position, limits)
         fails = self._options.fail_on_data_loss
+        if isinstance(position, OfGroup):
+            return inside_for_group(
+                self._options.reader_group, found, limits, fail_on_data_loss=fails
+            )
         return inside(name, found, limits, fail_on_data_loss=fails)
 
     async def _resolve(
@@ -273,12 +294,6 @@ class Cluster:
         what it has not read is not before its end. What was sent back is to be tried in any case.
         """
         committed = await self.committed(limits)
-        if not self._options.fail_on_data_loss:
-            committed = {
-                # What was made anew is read as a whole, whatever was read of the old one.
-                queue: limits[queue].low if at is not None and at > limits[queue].high else at
-                for queue, at in committed.items()
-            }
         unread = {queue: ends for queue, ends in limits.items() if committed[queue] is None}
         goes_to_end = is_start and self._options.is_stream
         default = otherwise or (Latest() if goes_to_end else Earliest())
@@ -399,8 +414,15 @@ class Cluster:
         return found.messages[0].store_timestamp_ms
 
     async def bytes_per_row(self, queue: MessageQueue, offset: int) -> int:
-        """Return how large the next messages of a queue are, on the average."""
-        found = await self._messages(queue, offset, _SAMPLE_ROWS)
+        """Return how large the next messages of a queue are, on the average.
+
+        Why a broker refuses to show them is found out by who reads them.
+        """
+        try:
+            found = await self._messages(queue, offset, _SAMPLE_ROWS)
+        except RemoteError as error:
+            _log.warning("%s: the size of messages is not known: %s", queue, error)
+            return 1
         if found is None:
             return 1
         return sum(message.size for message in found.messages) // len(found.messages)
@@ -418,7 +440,8 @@ class Cluster:
     async def wait_for_news(self, at: Offsets, wait_ms: int) -> bool:
         """Return True when a message comes at one of the offsets, False when the time is over.
 
-        Brokers hold a pull of each queue and answer the one that has news.
+        Brokers hold a pull of each queue and answer the one that has news. One that refuses has
+        none: why is found out by `unreadable`, or by who reads.
         """
         held = [asyncio.ensure_future(self._held(queue, at[queue], wait_ms)) for queue in at]
         sleeping = asyncio.ensure_future(asyncio.sleep(wait_ms / 1000))
@@ -443,23 +466,21 @@ class Cluster:
             outcome = await self._reader.pull_records(
                 queue, QueueOffset(offset), wanted, 1, is_held=True, timeout_ms=wait_ms
             )
+        except RemoteError as error:
+            if not error.retriable:
+                self._doubts.refuse(queue, error)
+            return False
         except TurbopumpError as error:
             if not error.retriable:
                 raise
             return False
+        self._doubts.accept(queue)
         return outcome.max_offset > offset
 
     # --- inside -----------------------------------------------------------------------------------
 
     async def _patiently(self, call: Callable[[], Awaitable[T]], what: str) -> T:
         return await patiently(call, self._options.pulling.retries, what)
-
-
-def _assigned(
-    wanted: Iterable[tuple[str, str, int]], queues: Iterable[MessageQueue]
-) -> tuple[MessageQueue, ...]:
-    position = Explicit(tuple((topic, broker, number, 0) for topic, broker, number in wanted))
-    return tuple(sorted(offsets_named("assign", position, queues)))
 
 
 def _at(offset: int, ends: Limits) -> int:

@@ -8,7 +8,7 @@ is repeated after a failure begins where it began the first time.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,6 +27,7 @@ from turbopump.spark.reading.offsets import (
 from turbopump.spark.reading.options import SourceOptions
 from turbopump.spark.reading.patience import of_each
 from turbopump.spark.reading.positions import Earliest, OfGroup, Position
+from turbopump.spark.reading.unreadable import Unreadable
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +36,10 @@ class Questions(Protocol):
     """What is asked of a cluster: `Cluster`, normally."""
 
     async def queues(self) -> tuple[MessageQueue, ...]: ...
-    async def queues_known(self) -> tuple[MessageQueue, ...]: ...
+    async def queues_known(self, at: Offsets | None = None) -> tuple[MessageQueue, ...]: ...
+    async def unreadable(
+        self, queues: Iterable[MessageQueue], doubtful: Collection[MessageQueue]
+    ) -> dict[MessageQueue, Unreadable]: ...
     async def limits(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, Limits]: ...
     async def limits_known(
         self, queues: Iterable[MessageQueue], at: Offsets
@@ -58,6 +62,8 @@ class _Seen:
     """Queues that were not known before, and where they begin."""
     target: Offsets
     """How far there is something to read."""
+    closed: frozenset[MessageQueue] = frozenset()
+    """Queues that cannot be read, though they may be again."""
 
     @property
     def waiting(self) -> dict[MessageQueue, int]:
@@ -81,6 +87,8 @@ class Following:
         self._last_batch_ms = clock.monotonic_ms()
         self.latest_known: Offsets = {}
         """The end of each queue as far as it is known, for those who watch the lag."""
+        self._told: frozenset[str] = frozenset()
+        """What cannot be read and has been logged."""
 
     async def freeze(self) -> None:
         """Read no further than to what is there now."""
@@ -106,10 +114,8 @@ class Following:
         if not (start or has_begun or self._has_begun):
             self._has_begun = True
             return await self._beginning()
-        if not self._has_begun:
-            self._require_frozen(start)
+        seen = await self._look(start, is_first=not self._has_begun)
         self._has_begun = True
-        seen = await self._look(start)
         end = await self._end(seen, is_limited=is_limited)
         if end == start and self._frozen is None:
             if await self._wait(seen):
@@ -117,7 +123,17 @@ class Following:
             end = await self._end(seen, is_limited=is_limited)
         if end != start:
             self._last_batch_ms = self._clock.monotonic_ms()
+        await self._forget(start.keys() - end.keys())
         return end
+
+    async def _forget(self, deleted: Collection[MessageQueue]) -> None:
+        """Let the group begin again should queues that were deleted come again.
+
+        Brokers keep the old offset, which says nothing of other messages.
+        """
+        await self.commit(dict.fromkeys(deleted, 0))
+        for queue in deleted:
+            self.committed.pop(queue, None)
 
     async def _beginning(self) -> Offsets:
         """Return where the stream starts: the first batch only notes it."""
@@ -126,22 +142,61 @@ class Following:
 
     # --- looking ----------------------------------------------------------------------------------
 
-    async def _look(self, start: Offsets) -> _Seen:
-        new = await self._new_queues(start)
+    async def _look(self, start: Offsets, *, is_first: bool = False) -> _Seen:
+        queues = await self._cluster.queues_known(start)
+        new = await self._new_queues(start, queues)
         read = [queue for queue in start if self._options.chosen.has(queue)]
         limits = await self._limits(read, start)
+        doubtful = {
+            queue
+            for queue in read
+            if queue not in queues or (queue in limits and limits[queue].high < start[queue])
+        }
+        unreadable = await self._cluster.unreadable(read, doubtful)
+        if is_first:
+            self._require_frozen(read, unreadable)
+        await self._require_nothing_lost(start, limits, unreadable)
+        kept = {q: at for q, at in start.items() if unreadable.get(q) is not Unreadable.DELETED}
+        limits = {queue: ends for queue, ends in limits.items() if queue not in unreadable}
         highs = {queue: ends.high for queue, ends in limits.items()}
-        self.latest_known = {**start, **highs, **new}
-        reached = self._past_losses(start, limits)
+        self.latest_known = {**kept, **highs, **new}
+        reached = self._past_losses(kept, limits)
         # A queue that was made anew goes back in this batch, and is read in the next: what lies
         # between the two ends of a batch that goes back is nothing.
-        made_anew = {queue for queue, at in start.items() if reached[queue] < at}
+        made_anew = {queue for queue, at in kept.items() if reached[queue] < at}
         target = {
             queue: self._as_frozen(queue, high)
             for queue, high in highs.items()
             if queue not in made_anew
         }
-        return _Seen(reached, new, target)
+        return _Seen(reached, new, target, closed=frozenset(unreadable))
+
+    async def _require_nothing_lost(
+        self,
+        start: Offsets,
+        limits: Mapping[MessageQueue, Limits],
+        unreadable: Mapping[MessageQueue, Unreadable],
+    ) -> None:
+        """Refuse to go on without what cannot be read, or log it once.
+
+        Of a topic that was deleted nobody knows what was not read. A queue that is only closed
+        still has its messages, and loses nothing if all of them were read.
+        """
+        closed = [queue for queue, why in unreadable.items() if why is Unreadable.CLOSED]
+        asked = [queue for queue in closed if queue not in limits]
+        ends = {**limits, **(await self._cluster.limits_known(asked, start) if asked else {})}
+        unread = {q: ends[q].high - start[q] for q in closed if q in ends}
+        lost = [
+            f"{queue} cannot be read from {start[queue]} on: {why.value}"
+            for queue, why in sorted(unreadable.items())
+            if why is Unreadable.DELETED or unread.get(queue, 0) > 0
+        ]
+        if lost and self._options.fail_on_data_loss:
+            raise DataLost(f"{'; '.join(lost)}; failOnDataLoss=false reads the others")
+        untold = [text for text in lost if text not in self._told]
+        if untold:
+            _log.warning("%s; reading the others", "; ".join(untold))
+        self._told = frozenset(lost)
 
     async def _limits(
         self, queues: Iterable[MessageQueue], at: Offsets
@@ -157,30 +212,29 @@ class Following:
     def _as_frozen(self, queue: MessageQueue, high: int) -> int:
         return high if self._frozen is None else min(high, self._frozen[queue])
 
-    def _require_frozen(self, start: Offsets) -> None:
+    def _require_frozen(
+        self, read: Iterable[MessageQueue], unreadable: Collection[MessageQueue]
+    ) -> None:
         """Refuse to call it everything that is there when queues of the checkpoint are not."""
         if self._frozen is None:
             return
-        missing = sorted(
-            queue for queue in start.keys() - self._frozen.keys() if self._options.chosen.has(queue)
-        )
+        missing = sorted(set(read) - self._frozen.keys() - set(unreadable))
         if not missing:
             return
         text = (
             f"{', '.join(map(str, missing))}: the name servers do not know these queues of the "
-            "checkpoint, so their brokers are away, or they were deleted"
+            "checkpoint, so their brokers are away, or let nobody read them"
         )
         if self._options.fail_on_data_loss:
             raise DataLost(f"{text}; failOnDataLoss=false reads the others")
         _log.warning("%s; reading the others", text)
 
-    async def _new_queues(self, start: Offsets) -> Offsets:
+    async def _new_queues(self, start: Offsets, queues: Iterable[MessageQueue]) -> Offsets:
         """Return where queues begin that nobody has read from; they are read as a whole.
 
         A group may have read from a queue that was away when the stream began: it goes on there.
         Of a group that is shared, others have: they do not read for this stream.
         """
-        queues = await self._cluster.queues_known()
         limits = await self._limits((queue for queue in queues if queue not in start), {})
         if not limits:
             return {}
@@ -235,13 +289,13 @@ class Following:
         return {queue: min(rows[queue], max(1, given[queue] // each[queue])) for queue in rows}
 
     async def _wait(self, seen: _Seen) -> bool:
-        """Wait a while, and return whether there is news."""
-        wait_ms = self._options.idle_wait_ms
+        """Wait a while, and return whether there is news; new queues are to be found meanwhile."""
+        wait_ms = min(self._options.idle_wait_ms, self._options.client.route_interval_ms)
         if seen.waiting:
             wait_ms = min(wait_ms, max(1, self._delay_left_ms()))
         ends = {
             queue: max(at, seen.target.get(queue, at))
             for queue, at in seen.start.items()
-            if self._options.chosen.has(queue)
+            if self._options.chosen.has(queue) and queue not in seen.closed
         }
         return await self._cluster.wait_for_news(ends, wait_ms)

@@ -94,6 +94,24 @@ def losses(start: Offsets, limits: Mapping[MessageQueue, Limits]) -> list[Loss]:
     return found
 
 
+def inside_for_group(
+    group: str,
+    offsets: Offsets,
+    limits: Mapping[MessageQueue, Limits],
+    *,
+    fail_on_data_loss: bool,
+) -> dict[MessageQueue, int]:
+    """Return how far a group has come, past what is gone; raises DataLost if that matters."""
+    lost = losses(offsets, limits)
+    if lost and fail_on_data_loss:
+        text = "; ".join(map(str, lost))
+        raise DataLost(
+            f"group {group!r} cannot go on where it was: {text}; failOnDataLoss=false goes on with "
+            "what is there, and `turbopump offset reset` lets the group begin elsewhere"
+        )
+    return moved_past(offsets, limits)
+
+
 def inside(
     name: str, offsets: Offsets, limits: Mapping[MessageQueue, Limits], *, fail_on_data_loss: bool
 ) -> dict[MessageQueue, int]:

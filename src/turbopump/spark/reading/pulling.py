@@ -22,10 +22,10 @@ from turbopump.client.subscriptions import subscription
 from turbopump.errors import DataLost, NetworkError, NoRoute, RemoteError
 from turbopump.message import QueueOffset
 from turbopump.spark.reading.ahead import Ahead, Asked
-from turbopump.spark.reading.deletion import is_topic_deleted
 from turbopump.spark.reading.options import Pulling
 from turbopump.spark.reading.patience import patiently, pause_s
 from turbopump.spark.reading.planning import QueueRange
+from turbopump.spark.reading.unreadable import why_unreadable
 from turbopump.wire.command import Buffer
 
 _log = logging.getLogger(__name__)
@@ -150,17 +150,18 @@ class RangePull:
         )
 
     async def _answer(self, asked: Asked[_Answer], *, is_first: bool) -> RecordsOutcome | None:
-        """Wait for an answer, None if the topic was deleted: then everything that comes is lost.
+        """Wait for an answer, None if the queue is gone: then everything that comes is lost.
 
         What was there before makes a chunk of its own, and the next one finds out the same.
         """
         try:
             return await asked.answer
         except (NoRoute, RemoteError) as error:
-            if not await is_topic_deleted(self._session, self._queue.broker, error):
+            why = await why_unreadable(self._session, self._queue, error)
+            if why is None:
                 raise
         if is_first:
-            self.lost(self._ahead.at, self._range.end, "the topic was deleted")
+            self.lost(self._ahead.at, self._range.end, why.value)
             self._ahead.at = self._range.end
         return None
 

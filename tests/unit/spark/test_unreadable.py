@@ -1,0 +1,277 @@
+"""Streams whose queues can be read no longer, in virtual time: deleted, closed, opened again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import clusters
+from turbopump.admin.administration import Admin
+from turbopump.client.producer import Producer
+from turbopump.client.pull_config import PullTimes
+from turbopump.client.reading import QueueReader
+from turbopump.client.session import Session
+from turbopump.errors import DataLost, RemoteError
+from turbopump.message import Message, MessageQueue
+from turbopump.spark.reading.cluster import Cluster
+from turbopump.spark.reading.following import Following
+from turbopump.spark.reading.offsets import Offsets
+from turbopump.spark.reading.options import SourceOptions
+from turbopump.spark.reading.unreadable import Doubts, Unreadable
+from turbopump.testing import virtual_time
+from turbopump.wire.codes import ResponseCode
+
+T0, T3, U0 = MessageQueue("T", "a", 0), MessageQueue("T", "a", 3), MessageQueue("U", "a", 0)
+LOOSE = {"failOnDataLoss": "false"}
+
+
+@dataclass(frozen=True)
+class World:
+    """A cluster with the topics T and U, of four queues each."""
+
+    made: clusters.Cluster
+    producer: Producer
+    session: Session
+
+    @property
+    def topics(self) -> Admin:
+        return Admin(session=self.session)
+
+    def following(self, **options: str) -> Following:
+        return self.following_with(self.session, **options)
+
+    def following_with(self, session: Session, **options: str) -> Following:
+        given = {"nameserver": self.made.nameserver, "startingOffsets": "earliest"}
+        if "assign" not in options:
+            given["topics"] = "T,U"
+        chosen = SourceOptions.for_stream(given | options)
+        return Following(Cluster(session, chosen), chosen, session.clock)
+
+    async def send(self, count: int, queue: MessageQueue = T0) -> None:
+        for number in range(count):
+            message = Message(queue.topic, b"%d" % number)
+            await self.producer.send(message, to=lambda _: queue)
+
+
+@asynccontextmanager
+async def world(directory: Path) -> AsyncIterator[World]:
+    async with (
+        clusters.cluster(directory) as made,
+        Producer("pg", session=made.session()) as producer,
+        made.session("10.0.1.2", route_interval_ms=5000) as session,
+    ):
+        found = World(made, producer, session)
+        for queue in (T0, U0):
+            await made.make_topic(queue.topic)
+        yield found
+
+
+async def followed(follow: Following, start: Offsets, looks: int = 1) -> Offsets:
+    at = start
+    for _ in range(looks):
+        at = await follow.latest(at, is_limited=False, has_begun=bool(start))
+    return at
+
+
+def read(at: Offsets) -> dict[str, int]:
+    """Return the queues that were read from, in short."""
+    return {f"{queue.topic}{queue.queue_id}": offset for queue, offset in at.items() if offset}
+
+
+@virtual_time()
+async def test_an_idle_stream_goes_on_without_a_topic_that_is_deleted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world(tmp_path) as found:
+        await found.send(10)
+        await found.send(5, U0)
+        follow = found.following(**LOOSE, group="g")
+        at = await followed(follow, {}, 3)
+        assert read(at) == {"T0": 10, "U0": 5}
+        await found.topics.topics.delete("T")
+        with caplog.at_level(logging.WARNING):
+            at = await followed(follow, at, 20)
+        assert {queue.topic for queue in at} == {"U"}
+        assert caplog.text.count("T@a:0 cannot be read from 10 on: the topic was deleted") == 1
+        await found.send(1, U0)
+        at = await followed(follow, at)
+        assert at[U0] == 6
+        # It comes again, grows beyond what was read of the old one, and is read as a whole.
+        await found.made.make_topic("T")
+        await found.send(12)
+        await asyncio.sleep(60)
+        at = await followed(follow, at)
+        assert at[T0] == 0
+        assert (await followed(follow, at))[T0] == 12
+
+
+@virtual_time()
+async def test_an_idle_stream_says_that_a_topic_was_deleted_of_which_nothing_was_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world(tmp_path) as found:
+        await found.send(5, U0)
+        strict, loose = found.following(), found.following(**LOOSE)
+        at = await followed(strict, {}, 3)
+        assert read(at) == {"U0": 5}
+        assert await followed(loose, at) == at
+        await found.topics.topics.delete("T")
+        assert await followed(strict, at) == at, "the broker says so when it is to wait"
+        with pytest.raises(DataLost, match="T@a:0 cannot be read from 0 on: the topic was deleted"):
+            await followed(strict, at)
+        assert {queue.topic for queue in await followed(loose, at, 3)} == {"U"}
+        assert "T@a:0: the broker does not wait for news: code 17" in caplog.text
+
+
+@virtual_time()
+async def test_a_topic_that_was_deleted_while_the_query_was_down_is_missed(tmp_path: Path) -> None:
+    async with world(tmp_path) as found:
+        await found.send(10)
+        await found.send(5, U0)
+        at = await followed(found.following(), {}, 2)
+        await found.topics.topics.delete("T")
+        for only in ({}, {"assign": '{"T": [0]}'}):
+            async with found.made.session("10.0.1.3") as later:
+                # The broker is known by another topic, or not at all.
+                start = {queue: at[queue] for queue in at if not only or queue == T0}
+                with pytest.raises(DataLost, match="T@a:0 cannot be read from 10 on: the topic"):
+                    await followed(found.following_with(later, **only), start)
+                loose = found.following_with(later, **LOOSE, **only)
+                assert {queue.topic for queue in await followed(loose, start)} <= {"U"}
+                now = found.following_with(later, **only)
+                await now.freeze()
+                with pytest.raises(DataLost, match="the topic was deleted"):
+                    await followed(now, start)
+
+
+@virtual_time()
+async def test_a_topic_whose_only_broker_is_away_is_not_called_deleted(tmp_path: Path) -> None:
+    async with world(tmp_path) as found:
+        await found.send(10)
+        at = await followed(found.following(), {}, 2)
+        await found.made.stop_broker("a")
+        async with found.made.session("10.0.1.3") as later:
+            follow = found.following_with(later)
+            assert await followed(follow, at, 5) == at
+            await found.made.start_broker("a")
+            await asyncio.sleep(60)
+            await found.send(1)
+            assert (await followed(follow, at))[T0] == 11
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_queue_that_is_closed_after_it_was_read_is_no_loss(
+    tmp_path: Path, *, is_restarted: bool
+) -> None:
+    @virtual_time()
+    async def run() -> None:
+        async with world(tmp_path) as found, found.made.session("10.0.1.3") as later:
+            await found.send(10)
+            await found.send(4, T3)
+            follow = found.following()
+            at = await followed(follow, {}, 3)
+            assert read(at) == {"T0": 10, "T3": 4}
+            await found.topics.topics.update("T", queues=2, read_queues=2)
+            if is_restarted:
+                follow = found.following_with(later)
+            assert await followed(follow, at, 20) == at
+            await found.send(1)
+            at = await followed(follow, at)
+            assert read(at) == {"T0": 11, "T3": 4}
+            # Opened again, it goes on where it was, and so do new ones.
+            await found.topics.topics.update("T", queues=5, read_queues=5)
+            await found.send(2, T3)
+            assert (await followed(follow, at, 2))[T3] >= 4
+            await asyncio.sleep(60)
+            at = await followed(follow, at, 2)
+            assert read(at) == {"T0": 11, "T3": 6}
+            assert MessageQueue("T", "a", 4) in at
+
+    run()
+
+
+@virtual_time()
+async def test_messages_in_a_queue_that_is_closed_are_told_or_left(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world(tmp_path) as found, found.made.session("10.0.1.3") as later:
+        strict, loose = found.following(), found.following(**LOOSE)
+        await found.send(4, T3)
+        at = await followed(strict, {}, 3)
+        await found.send(2, T3)
+        await found.topics.topics.update("T", queues=2, read_queues=2)
+        await asyncio.sleep(60)
+        for follow in (strict, found.following_with(later)):
+            with pytest.raises(DataLost, match=r"T@a:3 cannot be read from 4 on: .*fewer queues"):
+                await followed(follow, at)
+        with caplog.at_level(logging.WARNING):
+            assert await followed(loose, at, 10) == at
+        assert caplog.text.count("T@a:3 cannot be read from 4 on") == 1
+        await found.topics.topics.update("T", queues=4, read_queues=4)
+        await asyncio.sleep(60)
+        assert read(await followed(loose, at)) == {"T3": 6}
+
+
+@virtual_time()
+async def test_what_was_found_out_is_doubted_when_a_broker_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world(tmp_path) as found:
+        doubts = Doubts(found.session, QueueReader(found.session, "g", PullTimes()))
+        assert await doubts.settled([T0]) == {}
+        await found.topics.topics.delete("T")
+        assert await doubts.settled([T0]) == {}, "it is believed for a while"
+        doubts.refuse(T0, RemoteError(ResponseCode.TOPIC_NOT_EXIST, "there is none"))
+        assert await doubts.settled([T0]) == {T0: Unreadable.DELETED}
+        monkeypatch.setattr(found.session, "has_master", lambda _: False)
+        assert await doubts.settled([T0]) == {}, "a slave may not have heard of it yet"
+
+
+@virtual_time()
+async def test_a_group_notes_what_is_read_unless_it_is_told_not_to(tmp_path: Path) -> None:
+    async with world(tmp_path) as found:
+        await found.send(10)
+        for option, noted in (("false", None), ("true", 10)):
+            group = f"g-{option}"
+            given = {"group": group, "commitOffsets": option}
+            follow = found.following(**given)
+            at = await followed(follow, {}, 4)
+            assert at[T0] == 10
+            await follow.commit(at)
+            options = SourceOptions.for_stream(
+                {"nameserver": found.made.nameserver, "topic": "T", "group": group}
+            )
+            assert (await Cluster(found.session, options).committed([T0])) == {T0: noted}
+
+
+@virtual_time()
+async def test_an_assigned_queue_is_not_looked_for_on_brokers_that_come_later(
+    tmp_path: Path,
+) -> None:
+    async with (
+        clusters.cluster(tmp_path, names=("a", "b")) as made,
+        Producer("pg", session=made.session()) as producer,
+        made.session("10.0.1.2", route_interval_ms=5000) as session,
+    ):
+        found = World(made, producer, session)
+        await made.make_topic("T", "a", queues=2)
+        await found.send(3)
+        follow = found.following(assign='{"T": [0, 1]}')
+        at = await followed(follow, {}, 2)
+        await made.make_topic("T", "b", queues=2)
+        await asyncio.sleep(60)
+        assert len(await session.readable_queues("T")) == 4
+        await found.send(1)
+        for each in (follow, found.following(assign='{"T": [0, 1]}')):
+            end = await followed(each, at)
+            assert read(end) == {"T0": 4}
+            assert {queue.broker for queue in end} == {"a"}
+        now = found.following(assign='{"T": [0, 1]}')
+        await now.freeze()
+        assert read(await followed(now, at)) == {"T0": 4}
