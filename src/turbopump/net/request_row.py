@@ -15,6 +15,7 @@ from turbopump.wire.framing import FrameDecoder
 _log = logging.getLogger(__name__)
 
 _BEGUN_IN_VAIN_MAX = 6
+"""After so many, one request of 64 is looked at closer."""
 
 ServeRow = Callable[[Iterator[Numbers], int], int]
 """Answers requests, given by their numbers, in their order, until there are so many bytes of
