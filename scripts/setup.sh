@@ -55,4 +55,5 @@ is_complete() {
 
 is_complete || make_venv
 export PATH="$venv/bin:$PATH"
-unset PYTHONHOME PYTHONPATH
+# Many processes are started: what one has compiled is there for the next.
+unset PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Generator
 
+import pytest
 from hypothesis import settings
 
 # In the background, a shell lets its children ignore Ctrl-C, and theirs too; some tests send it.
@@ -12,3 +14,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # How long an example takes says more about what else the machine does than about the code.
 settings.register_profile("untimed", settings(), deadline=None)
 settings.load_profile("untimed")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Let reports go from one process to another, which takes proper Unicode: some tests log other."""
+    report = yield
+    report.sections = [
+        (name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections
+    ]
+    return report

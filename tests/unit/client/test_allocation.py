@@ -89,7 +89,9 @@ members_of_group = st.lists(ids, unique=True, min_size=1, max_size=12)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "strategy", [*PLAIN.values(), *(nearby(inner) for inner in PLAIN.values())], ids=str
+    "strategy",
+    [*PLAIN.values(), *(nearby(inner) for inner in PLAIN.values())],
+    ids=[*PLAIN, *(f"{name}-nearby" for name in PLAIN)],
 )
 @given(queues=queues_of_topic, members=members_of_group)
 def test_every_queue_is_owned_exactly_once(
