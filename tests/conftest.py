@@ -18,7 +18,7 @@ settings.load_profile("untimed")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Let reports go from one process to another, which takes proper Unicode: some tests log other."""
+    """Let reports pass between processes, which takes proper Unicode: some tests log other."""
     report = yield
     report.sections = [
         (name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections
