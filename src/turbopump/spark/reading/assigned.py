@@ -23,21 +23,27 @@ def assigned_among(
     has come to others since. Without anything known all that may be meant are returned; otherwise
     InvalidArgument is raised where a broker has to be named.
     """
-    there = tuple(queues)
+    there, before = _by_place(queues), _by_place(known or ())
+    homes = {(queue.topic, queue.broker) for queue in known or ()}
     found: set[MessageQueue] = set()
     for place in chosen.queues:
-        fitting = [queue for queue in there if place in Assigned.places(queue)]
-        if known is None or len(fitting) == 0:
+        fitting = there.get(place, [])
+        if known is None or not fitting:
             found.update(fitting)
-            continue
-        begun = [queue for queue in known if place in Assigned.places(queue)]
-        if begun:
+        elif begun := before.get(place):
             found.update(queue for queue in fitting if queue in begun)
-            continue
-        homes = {queue.broker for queue in known if queue.topic == place[0]}
-        near = [queue for queue in fitting if queue.broker in homes]
-        found.update(_named([place], near or fitting))
+        else:
+            near = [queue for queue in fitting if (queue.topic, queue.broker) in homes]
+            found.update(_named([place], near or fitting))
     return tuple(sorted(found))
+
+
+def _by_place(queues: Iterable[MessageQueue]) -> dict[tuple[str, str, int], list[MessageQueue]]:
+    found: dict[tuple[str, str, int], list[MessageQueue]] = {}
+    for queue in queues:
+        for place in Assigned.places(queue):
+            found.setdefault(place, []).append(queue)
+    return found
 
 
 def _named(

@@ -186,13 +186,10 @@ class Cluster:
 
         Only those are asked about that are doubtful, or whose brokers refused to wait for news.
         """
-        asked = [
-            queue
-            for queue in queues
-            if (queue in doubtful or queue in self._doubts.refused)
-            and not self._is_silent(queue.broker)
-        ]
-        return await self._doubts.settled(asked)
+        asked = self._doubts.refused.union(doubtful).intersection(queues)
+        return await self._doubts.settled(
+            sorted(queue for queue in asked if not self._is_silent(queue.broker))
+        )
 
     # --- positions --------------------------------------------------------------------------------
 

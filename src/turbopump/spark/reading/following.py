@@ -143,7 +143,7 @@ class Following:
     # --- looking ----------------------------------------------------------------------------------
 
     async def _look(self, start: Offsets, *, is_first: bool = False) -> _Seen:
-        queues = await self._cluster.queues_known(start)
+        queues = frozenset(await self._cluster.queues_known(start))
         new = await self._new_queues(start, queues)
         read = [queue for queue in start if self._options.chosen.has(queue)]
         limits = await self._limits(read, start)

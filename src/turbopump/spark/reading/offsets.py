@@ -137,7 +137,7 @@ def moved_past(start: Offsets, limits: Mapping[MessageQueue, Limits]) -> dict[Me
     """Return where to go on when what is gone does not matter.
 
     A queue that was made anew is read from its beginning: that may repeat messages if it was not
-    made anew but lost its newest ones, and never skips any.
+    made anew but lost its newest ones.
     """
     gone = {loss.queue for loss in losses(start, limits)}
     return {queue: limits[queue].low if queue in gone else at for queue, at in start.items()}
