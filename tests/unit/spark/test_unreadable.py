@@ -130,6 +130,13 @@ async def test_an_idle_stream_says_that_a_topic_was_deleted_of_which_nothing_was
 
 
 @virtual_time()
+async def test_an_idle_stream_fails_of_what_is_wrong_with_itself(tmp_path: Path) -> None:
+    async with world(tmp_path) as found:
+        with pytest.raises(RemoteError, match="filter"):
+            await followed(found.following(sql="price > 1"), {}, 3)
+
+
+@virtual_time()
 async def test_a_topic_that_was_deleted_while_the_query_was_down_is_missed(tmp_path: Path) -> None:
     async with world(tmp_path) as found:
         await found.send(10)

@@ -32,7 +32,7 @@ from turbopump.spark.reading.positions import (
     Position,
     offsets_named,
 )
-from turbopump.spark.reading.unreadable import Doubts, Unreadable
+from turbopump.spark.reading.unreadable import Doubts, Unreadable, why_refused
 from turbopump.wire.bodies import ConsumerOffsets, TopicList
 from turbopump.wire.codes import RequestCode
 from turbopump.wire.command import request, whole_body
@@ -437,8 +437,8 @@ class Cluster:
     async def wait_for_news(self, at: Offsets, wait_ms: int) -> bool:
         """Return True when a message comes at one of the offsets, False when the time is over.
 
-        Brokers hold a pull of each queue and answer the one that has news. One that refuses has
-        none: why is found out by `unreadable`, or by who reads.
+        Brokers hold a pull of each queue and answer the one that has news. A queue that is said to
+        be gone has none: whether it is, `unreadable` finds out. Other refusals are raised.
         """
         held = [asyncio.ensure_future(self._held(queue, at[queue], wait_ms)) for queue in at]
         sleeping = asyncio.ensure_future(asyncio.sleep(wait_ms / 1000))
@@ -463,12 +463,10 @@ class Cluster:
             outcome = await self._reader.pull_records(
                 queue, QueueOffset(offset), wanted, 1, is_held=True, timeout_ms=wait_ms
             )
-        except RemoteError as error:
-            if not error.retriable:
-                self._doubts.refuse(queue, error)
-            return False
         except TurbopumpError as error:
-            if not error.retriable:
+            if isinstance(error, RemoteError) and why_refused(queue, error) is not None:
+                self._doubts.refuse(queue, error)
+            elif not error.retriable:
                 raise
             return False
         self._doubts.accept(queue)

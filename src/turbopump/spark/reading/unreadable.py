@@ -37,17 +37,22 @@ async def why_unreadable(
     all its topics.
     """
     if isinstance(error, RemoteError):
-        if error.code == ResponseCode.TOPIC_NOT_EXIST:
-            return Unreadable.DELETED
-        # The code is for everything; the words are those of all brokers.
-        is_closed = error.remark.startswith(f"queueId[{queue.queue_id}] is illegal")
-        return Unreadable.CLOSED if is_closed else None
+        return why_refused(queue, error)
     servers = NameServers(session.config.nameserver_addresses, session.random)
     command = request(RequestCode.GET_BROKER_CLUSTER_INFO)
     timeout_ms = session.config.request_timeout_ms
     answer = await servers.ask(lambda address: session.request(address, command, timeout_ms))
     there = ClusterInfo.decode(whole_body(require_success(answer))).broker_addr_table
     return Unreadable.DELETED if queue.broker in there else None
+
+
+def why_refused(queue: MessageQueue, error: RemoteError) -> Unreadable | None:
+    """Tell from a broker's refusal whether the queue is gone; None if it says nothing of that."""
+    if error.code == ResponseCode.TOPIC_NOT_EXIST:
+        return Unreadable.DELETED
+    # The code is for everything; the words are those of all brokers.
+    is_closed = error.remark.startswith(f"queueId[{queue.queue_id}] is illegal")
+    return Unreadable.CLOSED if is_closed else None
 
 
 class Doubts:
