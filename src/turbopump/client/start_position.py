@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Literal
 
 from turbopump.errors import InvalidArgument
@@ -59,8 +59,20 @@ def consume_from(start_from: StartFrom) -> ConsumeFrom:
     if start_from == "last":
         return ConsumeFrom.LAST_OFFSET
     if isinstance(start_from, datetime):
+        _require_moment(start_from)
         return ConsumeFrom.TIMESTAMP
     raise InvalidArgument(_refusal(start_from))
+
+
+def _require_moment(start_from: datetime) -> None:
+    """Refuse what is no moment in UTC, such as the first hours of the year 1 in the east."""
+    try:
+        start_from.astimezone(UTC).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise InvalidArgument(
+            f'start_from is {start_from!r}, before or after all time: use "first" for everything, '
+            'or "last"'
+        ) from None
 
 
 def _refusal(value: object) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from turbopump.wire.command import whole_body
 from turbopump.wire.record import MessageView
 
 QUEUE = MessageQueue("T", "a", 0)
+EAST = timezone(timedelta(hours=9))
 
 
 def bodies(count: int) -> list[bytes]:
@@ -145,6 +146,7 @@ async def test_two_consumers_of_a_group_need_two_clients(tmp_path: Path) -> None
         ({"group": "no blanks"}, "group is 'no blanks'"),
         ({"listener": "x"}, "listener is 'x'"),
         ({"start_from": "middle"}, "start_from is 'middle'"),
+        ({"start_from": datetime.min.replace(tzinfo=EAST)}, "before or after all time: use"),
         ({"subscriptions": {"a b": "*"}}, "topic is 'a b'"),
         (
             {"subscriptions": {"T": "||"}},

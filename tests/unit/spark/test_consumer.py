@@ -25,6 +25,7 @@ from turbopump.spark.consuming.progress import METRICS, ConsumerReport, Looking,
 from turbopump.spark.reading import positions
 from turbopump.spark.reading.options import SourceOptions
 
+EAST, WEST = timezone(timedelta(hours=9)), timezone(timedelta(hours=-5))
 NO_SPARK = cast("SparkSession", None)
 
 
@@ -82,7 +83,7 @@ def in_tokyo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     [
         datetime(2026, 1, 31, 10, 0, 0, 123_000),  # noqa: DTZ001 - local time is what is tested
         datetime(2026, 1, 31, 10, tzinfo=UTC),
-        datetime(2026, 1, 31, 10, tzinfo=timezone(timedelta(hours=-5))),
+        datetime(2026, 1, 31, 10, tzinfo=WEST),
     ],
 )
 def test_moment_to_start_from_is_the_one_of_push_consumers(moment: datetime) -> None:
@@ -152,6 +153,8 @@ class AsyncHandler:
         ({"topics": {"orders": 7}}, "the tag expression of topic 'orders' is 7"),
         ({"checkpoint": ""}, "checkpoint is ''"),
         ({"start_from": "end"}, "start_from is 'end'"),
+        ({"start_from": datetime.min.replace(tzinfo=EAST)}, "before or after all time: use"),
+        ({"start_from": datetime.max.replace(tzinfo=WEST)}, "before or after all time: use"),
         ({"nameserver": "nowhere"}, "address 'nowhere'"),
         ({"options": {"startingOffsets": "earliest"}}, "use the argument start_from"),
         ({"options": {"minPartitions": "4"}}, "use the argument tasks_min"),
