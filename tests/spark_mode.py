@@ -10,7 +10,11 @@ from __future__ import annotations
 import json
 import sys
 
+from pyspark.sql import SparkSession
+
 import turbopump.spark
+from turbopump.errors import InvalidArgument
+from turbopump.spark import pipelines
 
 ROWS = 300
 
@@ -48,9 +52,20 @@ def main() -> None:
         start_from="first",
     )
     handled = consumer.run(available_now=True).handled
+    if "remote" in mode:
+        _see_pipelines_refused(spark)
     counts = [found.n, found.bodies, copied.count(), once.count(), handled]
     spark.stop()
     sys.stdout.write(json.dumps(counts) + "\n")
+
+
+def _see_pipelines_refused(spark: SparkSession) -> None:
+    try:
+        pipelines.lag(spark, "127.0.0.1:1")
+    except InvalidArgument as error:
+        assert "Spark Connect" in str(error)
+    else:
+        raise AssertionError("a pipeline ran on Spark Connect")
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from turbopump.wire.record import MessageView
 BEGIN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 PNG = b"\x89PNG\r\n"
 WAIT_S = 30.0
+NOBODY = "127.0.0.1:1"
 
 
 @pytest.fixture
@@ -144,7 +145,7 @@ def assert_replayed(message: MessageView, number: int) -> None:
     assert "DELAY" not in own
 
 
-def test_order_of_a_replay_is_the_same_however_rows_come(spark: SparkSession) -> None:
+def test_order_of_a_replay_is_left_to_nobody(spark: SparkSession) -> None:
     """Stamps count rows: were their order left to chance, a repeated task would swap them."""
     rows = [
         (topic, "a", 0, offset, b"", BEGIN + timedelta(milliseconds=stored_ms))
@@ -155,16 +156,17 @@ def test_order_of_a_replay_is_the_same_however_rows_come(spark: SparkSession) ->
         "topic string, broker string, queueId int, queueOffset long, body binary, "
         "storeTimestamp timestamp"
     )
-    for frame in (spark.createDataFrame(rows, schema), spark.createDataFrame(rows[::-1], schema)):
-        found = as_messages(frame.coalesce(1), F.lit("new"), {}, 1).collect()
-        assert [(row[FROM], row["queueOffset"]) for row in found] == [
-            ("ark", 0),
-            ("zoo", 0),
-            *(("ark", 1), ("ark", 2)),
-            *(("zoo", 1), ("zoo", 2)),
-            ("ark", 3),
-            ("zoo", 3),
-        ]
+    frame = spark.createDataFrame(rows, schema).coalesce(1)
+    found = as_messages(frame, F.lit("new"), {}, 1).collect()
+    # Offset 2 was stored before offset 1, by a clock that was set back.
+    assert [(row[FROM], row["queueOffset"]) for row in found] == [
+        ("ark", 0),
+        ("zoo", 0),
+        *(("ark", 1), ("ark", 2)),
+        *(("zoo", 1), ("zoo", 2)),
+        ("ark", 3),
+        ("zoo", 3),
+    ]
 
 
 def test_replay_filters_counts_and_keeps_to_the_rate(
@@ -284,11 +286,15 @@ def test_redrive_sends_each_letter_once(
     first = redrive(spark, group, broker.nameserver, where=condition)
     assert (first.chosen, first.sent, first.sent_before, first.gone) == (6, 6, 0, 0)
     # All of them now: those of before are recognised, also by a later run of another filter.
-    second = redrive(spark, group, broker.nameserver, rate_per_s=50.0)
+    began_ms = int(time.time() * 1000)
+    second = redrive(spark, group, broker.nameserver, rate_per_s=20.0)
     assert (second.chosen, second.sent, second.sent_before) == (12, 6, 6)
     copies = [
         each for each in stored(broker.nameserver, name) if "REDRIVEN_FROM" in each.properties
     ]
+    times_ms = [each.store_timestamp_ms for each in copies if each.store_timestamp_ms >= began_ms]
+    # One is begun every 50 ms at most; only the first may be stored late.
+    assert max(times_ms) - min(times_ms) >= 4 * 50 - 10
     assert Counter(each.body for each in copies) == Counter(b"order %d" % n for n in range(12))
     assert {each.properties["own"] for each in copies} == {"kept"}
     assert {each.reconsume_times for each in copies} == {0}
@@ -296,11 +302,23 @@ def test_redrive_sends_each_letter_once(
     elsewhere = f"{name}-again"
     with Admin(broker.nameserver) as admin:
         admin.topics.create(elsewhere, queues=1)
+    letters = sorted(stored(broker.nameserver, f"%DLQ%{group}"), key=lambda each: each.queue_offset)
+    since_ms, until_ms = letters[1].store_timestamp_ms, letters[-2].store_timestamp_ms
+    expected = {
+        each.body for each in letters[:-1] if since_ms <= each.store_timestamp_ms < until_ms
+    }
     again = redrive(
-        spark, group, broker.nameserver, where="queueOffset < 2", to=elsewhere, again=True
+        spark,
+        group,
+        broker.nameserver,
+        where="queueOffset < 11",
+        since=datetime.fromtimestamp(since_ms / 1000, UTC),
+        until=datetime.fromtimestamp(until_ms / 1000, UTC),
+        to=elsewhere,
+        again=True,
     )
-    assert [(each.topic, each.sent) for each in again.topics] == [(elsewhere, 2)]
-    assert len(stored(broker.nameserver, elsewhere)) == 2
+    assert (again.chosen, again.sent) == (len(expected), len(expected))
+    assert {each.body for each in stored(broker.nameserver, elsewhere)} == expected
 
 
 def test_redrive_says_what_is_wrong(
@@ -354,6 +372,10 @@ def test_lag_is_sampled_kept_and_drawn(
     assert told.exit_code == 0, told.stderr
     report = json.loads(told.stdout)
     assert report["samples"] == 3
+    windows = [each for each in report["by_window"] if each["topic"] == name]
+    assert sum(each["samples"] for each in windows) == 3
+    assert windows[-1]["lag_last"] == 5
+    assert all(each["window_ms"] % 10_000 == 0 for each in windows)
     (later,) = [each for each in report["groups"] if each["topic"] == name]
     figures = ("samples", "lag_max", "lag_last", "arrived", "consumed")
     assert [later[figure] for figure in figures] == [3, 5, 5, 5, 0]
@@ -365,6 +387,9 @@ def test_lag_is_sampled_kept_and_drawn(
         lag(spark, broker.nameserver, samples=0)
     with pytest.raises(InvalidArgument, match="every_s is -1"):
         lag(spark, broker.nameserver, every_s=-1)
+    for wrong in ("soon", "", "1 month", "-1 seconds"):
+        with pytest.raises(InvalidArgument, match=f"window is {wrong!r}: a length such as '30 sec"):
+            lag(spark, NOBODY, window=wrong)
 
 
 # --- trace ----------------------------------------------------------------------------------------
@@ -433,7 +458,17 @@ def test_trace_is_analysed_by_topic_group_and_tag(
     picture = tmp_path / "trace.png"
     save_trace_plot(report, picture)
     assert picture.read_bytes().startswith(PNG)
-    told = run("trace", "--topic", name, "--since", "1800000060000")
+    between = ["--since", "1800000005000", "--until", "1800000060000"]
+    told = run("trace", "--topic", name, *between, "--window", "2 seconds", "--json")
     assert told.exit_code == 0, told.stderr
-    assert "audit" in told.stdout
-    assert "even" in told.stdout
+    second_half = json.loads(told.stdout)
+    sent = {each["tag"]: (each["sent"], each["failed"]) for each in second_half["sends"]}
+    assert sent == {"even": (25, 0), None: (25, 0)}
+    consumed = {(each["group"], each["tag"]): each for each in second_half["consumptions"]}
+    assert {of: each["consumed"] for of, each in consumed.items()} == {
+        ("billing", "even"): 25,
+        ("billing", None): 25,
+    }
+    assert len({each["window_ms"] for each in second_half["sends_by_window"]}) == 3
+    with pytest.raises(InvalidArgument, match="window is 'soon'"):
+        trace(spark, {"nameserver": NOBODY}, window="soon")

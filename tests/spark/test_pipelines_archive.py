@@ -255,12 +255,16 @@ def test_command_archives_and_reports(
     monkeypatch.setattr(SparkSession, "stop", lambda _: None)
     send(producer, topic, range(12))
     line = ["pipeline", "archive", topic, "--to", str(tmp_path / "a"), "--partition-by", "tags"]
+    line += ["--checkpoint", str(tmp_path / "progress")]
     line += ["--nameserver", broker.nameserver, "--option", "columns=body,tags,queueOffset"]
     told = CliRunner().invoke(app, [*line, "--json"])
     assert told.exit_code == 0, told.stderr
     report = json.loads(told.stdout)
     assert (report["rows"], report["body_bytes"], report["first_stored_ms"]) == (12, 14, None)
     assert "messages archived: " in told.stderr
+    assert report["checkpoint"] == str(tmp_path / "progress")
+    assert (tmp_path / "progress" / "commits").is_dir()
+    assert not (tmp_path / "a" / "_checkpoint").exists()
     frame = read_archive(spark, tmp_path / "a")
     assert numbers(frame.where("tags = 'odd'")) == Counter(range(1, 12, 2))
 

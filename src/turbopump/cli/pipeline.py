@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,6 +38,7 @@ app = typer.Typer()
 
 _MASTER = "local[*]"
 _MIB = 1024 * 1024
+_MIB_MAX = 1024**3
 _ANY = "*"
 
 WhereOption = Annotated[
@@ -129,8 +133,8 @@ def archive(
             **({"maxOffsetsPerTrigger": str(batch)} if batch is not None else {}),
             **parsed_pairs(option or (), "--option"),
         }
-        if every is not None and not 0 < every < float("inf"):
-            raise InvalidArgument(f"--every is {every}: a number of seconds above 0 is allowed")
+        _require_above_0("--every", every, most=threading.TIMEOUT_MAX)
+        _require_above_0("--batch", batch)
         _require_topics(nameserver, topics)
         with spark_run("archive", master, conf) as run:
             from turbopump.spark import pipelines
@@ -163,12 +167,13 @@ def compact(
 ) -> None:
     """Merge the small files of an archive; it may go on being written and read meanwhile."""
     with reported():
+        _require_above_0("--target-mib", target_mib, most=_MIB_MAX)
         _require_archive(str(directory))
         with spark_run("compact", master, conf) as run:
             from turbopump.spark import pipelines
 
             report = pipelines.compact(
-                run.spark, directory, target_bytes=round(target_mib * _MIB), watch=run.watch
+                run.spark, directory, target_bytes=ceil(target_mib * _MIB), watch=run.watch
             )
         print_report(report, as_json=json)
 
@@ -203,6 +208,8 @@ def replay(
     """Send an archive to topics again: as fast as possible, at a rate, or as it once came."""
     with reported():
         targets = _targets(to)
+        _require_above_0("--rate", rate)
+        _require_above_0("--speed", speed)
         first, last = _moment(since), _moment(until)
         _require_nameserver(nameserver)
         _require_archive(directory)
@@ -250,6 +257,7 @@ def redrive(
 ) -> None:
     """Send dead letters that match on their way again, each once; on all cores of a cluster."""
     with reported():
+        _require_above_0("--rate", rate)
         first, last = _moment(since), _moment(until)
         _require_group(nameserver, group)
         if not dry_run:
@@ -297,6 +305,8 @@ def lag(
 ) -> None:
     """Show how far groups are behind over time, and how fast they consume."""
     with reported():
+        _require_above_0("--samples", samples)
+        _require_above_0("--every", every, most=threading.TIMEOUT_MAX, or_0=True)
         for group in groups or ():
             _require_group(nameserver, group)
         _require_nameserver(nameserver)
@@ -357,6 +367,16 @@ def trace(
 
 
 # --- before Spark is started, which takes a while -------------------------------------------------
+
+
+def _require_above_0(
+    option: str, value: float | None, *, most: float | None = None, or_0: bool = False
+) -> None:
+    if value is None or 0 < value <= (most or sys.float_info.max) or (or_0 and value == 0):
+        return
+    limit = "" if most is None else f", {most:.0f} at most"
+    least = "0 or more" if or_0 else "a number above 0"
+    raise InvalidArgument(f"{option} is {value}: {least} is allowed{limit}")
 
 
 def _require_topics(nameserver: str, topics: Sequence[str]) -> None:

@@ -1,20 +1,28 @@
-"""What `turbopump pipeline` refuses, before it starts Spark."""
+"""What `turbopump pipeline` refuses before it starts Spark, and what it asks pipelines for."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 from typer.core import TyperGroup
 from typer.testing import CliRunner, Result
 
+from turbopump.admin import Destination
 from turbopump.cli import pipeline, spark_runs
 from turbopump.cli.app import app
 from turbopump.errors import InvalidArgument
+from turbopump.spark import pipelines
+from turbopump.spark.pipelines import progress
 
 NOBODY = "127.0.0.1:1"
 ROOT = Path(__file__).parents[3]
@@ -47,6 +55,17 @@ def test_nobody_answers(arguments: list[str]) -> None:
     ("arguments", "named"),
     [
         (["archive", "orders", "--to", "x", "--every", "0"], "--every is 0.0"),
+        (["archive", "orders", "--to", "x", "--every", "1e300"], "--every is 1e+300"),
+        (["archive", "orders", "--to", "x", "--batch", "0"], "--batch is 0"),
+        (["compact", ".", "--target-mib", "0"], "--target-mib is 0.0"),
+        (["compact", ".", "--target-mib", "nan"], "--target-mib is nan"),
+        (["compact", ".", "--target-mib", "inf"], "--target-mib is inf"),
+        (["replay", ".", "--to", "copy", "--rate", "0"], "--rate is 0.0"),
+        (["replay", ".", "--to", "copy", "--speed", "-1"], "--speed is -1.0"),
+        (["redrive", "billing", "--rate", "inf"], "--rate is inf"),
+        (["lag", "--samples", "0"], "--samples is 0"),
+        (["lag", "--every", "-1"], "--every is -1.0"),
+        (["lag", "--every", "nan"], "--every is nan"),
         (["archive", "orders", "--to", "x", "--option", "tags"], "--option 'tags'"),
         (["compact", "/nowhere"], "archive is '/nowhere': there is no such directory"),
         (["replay", "x", "--to", "a=b", "--to", "a=c"], "--to 'a=c'"),
@@ -60,9 +79,102 @@ def test_bad_input_is_named(
     arguments: list[str], named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pipeline, "_require_nameserver", lambda _: None)
+    monkeypatch.setattr(pipeline, "spark_run", None)
     result = run(*arguments)
     assert result.exit_code == 2
     assert named in result.stderr
+
+
+@dataclass(slots=True)
+class Called:
+    """What a command called, in place of pipelines."""
+
+    calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
+
+    def instead_of(self, name: str) -> Callable[..., None]:
+        return lambda *values, **named: self.calls.append((name, values, named))
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> Called:
+    found = Called()
+    for check in ("_require_nameserver", "_require_topics", "_require_group", "_require_archive"):
+        monkeypatch.setattr(pipeline, check, lambda *_: None)
+    for name in ("archive", "compact", "replay", "redrive", "lag", "trace"):
+        # Into the module's names, because asking it for the old ones would import all of PySpark.
+        monkeypatch.setitem(vars(pipelines), name, found.instead_of(name))
+    run = spark_runs.Run(None, progress.unwatched, threading.Event())  # type: ignore[arg-type]
+    monkeypatch.setattr(pipeline, "spark_run", lambda *_: nullcontext(run))
+    monkeypatch.setattr(pipeline, "print_report", lambda *_, **__: None)
+    return found
+
+
+def done(called: Called, *arguments: str) -> list[tuple[str, tuple[Any, ...], dict[str, Any]]]:
+    """Run a command and return the pipelines that it called, without the session."""
+    environment = {"TURBOPUMP_NAMESERVER": NOBODY}
+    result = CliRunner().invoke(app, ["pipeline", *arguments], env=environment)
+    assert result.exit_code == 0, result.output
+    return [(name, values[1:], named) for name, values, named in called.calls]
+
+
+def test_options_of_an_archive_reach_it(called: Called) -> None:
+    line = ["--to", "x", "--compact", "--batch", "50", "--group", "g", "--from", "latest"]
+    line += ["--checkpoint", "c", "--every", "60", "--partition-by", "topic, hour"]
+    line += ["--option", "tags=paid"]
+    (first, (path, source), named), second = done(called, "archive", "a", "b", *line)
+    assert (first, path) == ("archive", "x")
+    assert source == {
+        "nameserver": NOBODY,
+        "topics": "a,b",
+        "startingOffsets": "latest",
+        "group": "g",
+        "maxOffsetsPerTrigger": "50",
+        "tags": "paid",
+    }
+    assert (named["checkpoint"], named["every_s"]) == ("c", 60.0)
+    assert named["partition_by"] == ("topic", "hour")
+    assert second[:2] == ("compact", ("x",))
+
+
+def test_an_archive_without_options(called: Called) -> None:
+    ((name, (path, source), named),) = done(called, "archive", "orders", "--to", "x")
+    assert (name, path, named["every_s"], named["checkpoint"]) == ("archive", "x", None, None)
+    assert source == {"nameserver": NOBODY, "topics": "orders", "startingOffsets": "earliest"}
+
+
+def test_options_of_a_replay_reach_it(called: Called) -> None:
+    line = ["--to", "a=b", "--rate", "500", "--speed", "10", "--where", "true", "--dry-run"]
+    line += ["--since", "1800000000000", "--until", "1800000001000"]
+    ((name, values, named),) = done(called, "replay", "x", *line)
+    assert (name, values) == ("replay", ("x", {"nameserver": NOBODY}, {"a": "b"}))
+    assert named["pace"] == pipelines.Pace(500.0, 10.0)
+    assert (named["where"], named["is_dry_run"]) == ("true", True)
+    assert [named[each].timestamp() for each in ("since", "until")] == [1.8e9, 1.8e9 + 1]
+
+
+def test_options_of_a_redrive_reach_it(called: Called) -> None:
+    line = ["--to", "retry", "--rate", "5", "--again", "--where", "true", "--yes"]
+    line += ["--since", "1800000000000", "--until", "1800000001000"]
+    ((name, values, named),) = done(called, "redrive", "billing", *line)
+    assert (name, values) == ("redrive", ("billing", NOBODY))
+    assert (named["to"], named["rate_per_s"], named["again"]) == (Destination.RETRY, 5.0, True)
+    assert (named["where"], named["is_dry_run"]) == ("true", False)
+    assert [named[each].timestamp() for each in ("since", "until")] == [1.8e9, 1.8e9 + 1]
+
+
+def test_options_of_the_others_reach_them(called: Called) -> None:
+    lag = ["lag", "billing", "--samples", "3", "--every", "0", "--window", "1 day"]
+    trace = ["trace", "--topic", "t", "--window", "1 hour", "--option", "retries=2"]
+    done(called, "compact", "x", "--target-mib", "1.5")
+    done(called, *lag, "--history", "h")
+    done(called, *trace, "--since", "1800000000000", "--until", "1800000001000")
+    (of_compact, of_lag, of_trace) = (named for _, _, named in called.calls)
+    assert of_compact["target_bytes"] == 3 * 1024 * 1024 // 2
+    assert (of_lag["samples"], of_lag["every_s"], of_lag["window"]) == (3, 0.0, "1 day")
+    assert (of_lag["history"], called.calls[1][1][1:]) == ("h", (NOBODY, ["billing"]))
+    source = {"nameserver": NOBODY, "topic": "t", "retries": "2"}
+    assert (of_trace["window"], called.calls[2][1][1:]) == ("1 hour", (source,))
+    assert [of_trace[each].timestamp() for each in ("since", "until")] == [1.8e9, 1.8e9 + 1]
 
 
 def test_missing_pyspark_is_told_with_what_to_do(

@@ -25,6 +25,7 @@ from turbopump.spark.pipelines.layout import (
     parsed_folder,
 )
 from turbopump.spark.pipelines.settings import ArchiveSettings, noted_settings
+from turbopump.spark.pipelines.wishes import require_driver
 from turbopump.spark.records.schema import COLUMNS, spark_schema
 
 _JOURNAL = ".json"
@@ -55,6 +56,7 @@ def read_archive(spark: SparkSession, path: str | os.PathLike[str]) -> DataFrame
     Each row is there once, also while small files are merged or when a merge was interrupted
     halfway, which other readers of the directory see as repeated rows.
     """
+    require_driver(spark, "read_archive")
     text = full_path(path)
     directory = local_directory(text)
     if directory is None:

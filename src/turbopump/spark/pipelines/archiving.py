@@ -29,6 +29,7 @@ from turbopump.spark.pipelines.layout import BATCH, CHECKPOINT, batch_value
 from turbopump.spark.pipelines.progress import Step, Watch, unwatched
 from turbopump.spark.pipelines.reports import Table, bytes_text, facts, moment, per_second
 from turbopump.spark.pipelines.settings import ArchiveSettings, keep_settings
+from turbopump.spark.pipelines.wishes import require_driver, require_interval
 
 PARTITION_BY = ("topic", "date")
 
@@ -93,6 +94,9 @@ def archive(
     at the start is archived; with it, a batch is written every so many seconds until ``stop`` is
     set. The next run goes on where the checkpoint says, ``_checkpoint`` below ``path`` by default.
     """
+    require_driver(spark, "archive")
+    if every_s is not None:
+        require_interval(every_s)
     text = full_path(path)
     noted = full_path(f"{text.rstrip('/')}/{CHECKPOINT}" if checkpoint is None else checkpoint)
     started_s = time.monotonic()

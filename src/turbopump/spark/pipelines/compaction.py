@@ -40,6 +40,7 @@ from turbopump.spark.pipelines.files import (
 from turbopump.spark.pipelines.layout import COMPACTION, Alike, BatchFolder, Merge, merges
 from turbopump.spark.pipelines.progress import Step, Watch, unwatched
 from turbopump.spark.pipelines.reports import Table, bytes_text, facts
+from turbopump.spark.pipelines.wishes import require_driver
 
 TARGET_BYTES = 128 * 1024 * 1024
 
@@ -102,6 +103,7 @@ def compact(
     May run while an archive query writes into the same directory; two compactions exclude each
     other.
     """
+    require_driver(spark, "compact")
     directory = local_directory(full_path(path))
     if directory is None or not directory.is_dir():
         raise InvalidArgument(

@@ -23,6 +23,7 @@ from turbopump.spark.pipelines.failures import explained_failures
 from turbopump.spark.pipelines.files import full_path
 from turbopump.spark.pipelines.progress import Step, Watch, unwatched
 from turbopump.spark.pipelines.reports import Cell, Table, facts
+from turbopump.spark.pipelines.wishes import require_driver, require_interval, require_window
 
 _ARROW_TYPES: dict[str, pa.DataType] = {
     "time_ms": pa.int64(),
@@ -125,10 +126,11 @@ def lag(
     With ``history``, a directory of Parquet files, the samples are added to it, and those of
     earlier runs count too.
     """
+    require_driver(spark, "lag")
     if samples < 1:
         raise InvalidArgument(f"samples is {samples}: at least 1 is allowed")
-    if not 0 <= every_s < float("inf"):
-        raise InvalidArgument(f"every_s is {every_s}: 0 or more is allowed")
+    require_interval(every_s)
+    require_window(spark, window)
     started_s = time.monotonic()
     client = ClientConfig(nameserver)
     taken = _taken(client, groups, samples, every_s, watch, stop or threading.Event())

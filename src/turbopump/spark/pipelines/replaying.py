@@ -30,6 +30,7 @@ from turbopump.spark.pipelines.resending import (
     sender,
 )
 from turbopump.spark.pipelines.stored import StoredSince
+from turbopump.spark.pipelines.wishes import require_driver
 from turbopump.spark.writing.options import SinkOptions
 
 ANY_TOPIC = "*"
@@ -125,6 +126,7 @@ def replay(
     recognisable. ``where`` is a Spark SQL condition, ``since`` and ``until`` bound the time
     at which messages were stored, the end excluded. Old topic, id and times become properties.
     """
+    require_driver(spark, "replay")
     started_s = time.monotonic()
     pace = pace or Pace()
     options = SinkOptions.parse({**_SINK, **sink})

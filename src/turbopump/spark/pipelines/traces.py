@@ -19,6 +19,7 @@ from turbopump.spark.pipelines.failures import explained_failures
 from turbopump.spark.pipelines.progress import Step, Watch, unwatched
 from turbopump.spark.pipelines.reports import Cell, Table, facts
 from turbopump.spark.pipelines.trace_records import Kind, TraceRecord, parsed
+from turbopump.spark.pipelines.wishes import require_driver, require_window
 
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
 
@@ -150,6 +151,8 @@ def trace(
     ``source`` are the options of the source, the topic is RMQ_SYS_TRACE_TOPIC unless given. Times
     are those of the clients; ``since`` and ``until`` bound the time of sends and calls.
     """
+    require_driver(spark, "trace")
+    require_window(spark, window)
     started_s = time.monotonic()
     options = {"columns": "body", **source}
     if not {"topic", "topics", "topicPattern", "assign"} & set(options):
