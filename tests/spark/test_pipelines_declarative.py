@@ -1,4 +1,4 @@
-"""The declared archive of the examples, run as people run it; minutes, so only in long runs."""
+"""The declared archive of the examples, run as people run it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
-import pytest
 
 from servers import Standalone
 from turbopump import Message, Producer
@@ -57,7 +56,6 @@ def rows(table: Path) -> int:
     return sum(pq.read_metadata(file).num_rows for file in table.rglob("*.parquet"))
 
 
-@pytest.mark.long
 def test_each_run_takes_what_arrived_since_the_last(broker: Standalone, tmp_path: Path) -> None:
     project = tmp_path / "project"
     shutil.copytree(PROJECT, project)
