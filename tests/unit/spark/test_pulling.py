@@ -20,18 +20,17 @@ from turbopump.client.calls import FoundRecords, NothingMatched, OffsetIllegal
 from turbopump.client.producer import Producer
 from turbopump.client.session import Session
 from turbopump.errors import ConnectionLost, DataLost, NoRoute, RemoteError
-from turbopump.message import Message, MessageQueue, QueueOffset
+from turbopump.message import Message, QueueOffset
 from turbopump.spark.reading.options import Pulling
 from turbopump.spark.reading.planning import QueueRange
 from turbopump.spark.reading.pulling import RangePull
-from turbopump.spark.reading.unreadable import why_unreadable
 from turbopump.spark.records.columns import RecordColumns
 from turbopump.store.config import ReadLimits
 from turbopump.testing import virtual_time
 from turbopump.wire.bodies import TopicRoute
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command
-from turbopump.wire.headers import PullMessage
+from turbopump.wire.headers import NoFields, PullMessage
 
 COUNT = 300
 
@@ -261,9 +260,10 @@ async def test_what_was_deleted_with_its_topic_is_lost(
                 lenient = pull_of(each, 0, 50, retries=1, fail_on_data_loss=False)
                 assert await offsets_of(lenient) == []
         assert "the topic was deleted; going on without them" in caplog.text
-        for error in (NoRoute("nobody knows T"), RemoteError(ResponseCode.NO_PERMISSION, "no")):
-            away = MessageQueue("T", "b", 0)
-            assert await why_unreadable(session, away, error) is None, "it may only be away"
+        away = QueueRange("T", "b", 0, 0, 5)
+        pull = RangePull(session, away, "g", Pulling(retries=0), fail_on_data_loss=False)
+        with pytest.raises(NoRoute, match="broker 'b' is not known"):
+            await offsets_of(pull)
 
 
 @virtual_time()
@@ -320,3 +320,46 @@ async def test_a_slave_is_read_from_when_the_master_suggests_it(tmp_path: Path) 
         pull = pull_of(session, 0, COUNT, count_max=100, in_flight_max=1)
         assert await offsets_of(pull) == list(range(COUNT))
         assert session.pulled_from == [session.master, SLAVE, SLAVE]
+
+
+class WithIgnorantSlave(WithSlave):
+    """Has a slave that has not heard of the topic yet, or of its newest queues."""
+
+    refusal = ResponseCode.TOPIC_NOT_EXIST, "topic[T] not exist"
+
+    async def request(self, address: str, command: Command, timeout_ms: int) -> Command:
+        answer = await super().request(address, command, timeout_ms)
+        if address == SLAVE and command.code == RequestCode.PULL_MESSAGE:
+            code, remark = self.refusal
+            return command.answer(code, NoFields(), remark=remark)
+        return answer
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [WithIgnorantSlave.refusal, (ResponseCode.SYSTEM_ERROR, "queueId[0] is illegal, topic:[T]")],
+)
+def test_a_slave_is_not_believed_that_a_queue_is_gone(
+    tmp_path: Path, refusal: tuple[ResponseCode, str]
+) -> None:
+    @virtual_time()
+    async def run() -> None:
+        async with (
+            world_with_messages(tmp_path) as (world, _, _),
+            world.session("10.0.1.4", kind=WithIgnorantSlave) as session,
+        ):
+            assert isinstance(session, WithIgnorantSlave)
+            session.refusal = refusal
+            for in_flight_max in (1, 4):
+                pull = pull_of(
+                    session,
+                    0,
+                    COUNT,
+                    count_max=50,
+                    in_flight_max=in_flight_max,
+                    fail_on_data_loss=False,
+                )
+                assert await offsets_of(pull) == list(range(COUNT))
+            assert SLAVE in session.pulled_from
+
+    run()

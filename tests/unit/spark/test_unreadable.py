@@ -17,17 +17,23 @@ from turbopump.client.producer import Producer
 from turbopump.client.pull_config import PullTimes
 from turbopump.client.reading import QueueReader
 from turbopump.client.session import Session
-from turbopump.errors import DataLost, RemoteError
+from turbopump.errors import DataLost, NoRoute, RemoteError
 from turbopump.message import Message, MessageQueue
+from turbopump.nameserver.routes import Registration
 from turbopump.spark.reading.cluster import Cluster
 from turbopump.spark.reading.following import Following
 from turbopump.spark.reading.offsets import Offsets
-from turbopump.spark.reading.options import SourceOptions
-from turbopump.spark.reading.unreadable import Doubts, Unreadable
+from turbopump.spark.reading.options import Pulling, SourceOptions
+from turbopump.spark.reading.planning import QueueRange
+from turbopump.spark.reading.pulling import RangePull
+from turbopump.spark.reading.unreadable import Doubts, Unreadable, asked_of_master
 from turbopump.testing import virtual_time
-from turbopump.wire.codes import ResponseCode
+from turbopump.wire.bodies import DataVersion
+from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.command import Command
 
 T0, T3, U0 = MessageQueue("T", "a", 0), MessageQueue("T", "a", 3), MessageQueue("U", "a", 0)
+B0 = MessageQueue("T", "b", 0)
 LOOSE = {"failOnDataLoss": "false"}
 
 
@@ -226,18 +232,166 @@ async def test_messages_in_a_queue_that_is_closed_are_told_or_left(
 
 
 @virtual_time()
-async def test_what_was_found_out_is_doubted_when_a_broker_refuses(
+async def test_a_topic_that_was_deleted_stays_away_when_its_broker_restarts(tmp_path: Path) -> None:
+    async with world(tmp_path) as found:
+        await found.send(10)
+        follow = found.following(**LOOSE)
+        at = await followed(follow, await followed(follow, {}, 3))
+        await found.topics.topics.delete("T")
+        at = await followed(follow, at, 3)
+        await found.made.crash("a")
+        await followed(follow, at, 20)
+        await found.made.start_broker("a")
+        for _ in range(20):
+            at = await followed(follow, at)
+            assert {queue.topic for queue in at} == {"U"}
+
+
+# --- whom to believe ------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def world_of_two(directory: Path, nameservers: int = 1) -> AsyncIterator[World]:
+    """Run brokers a and b, each with one queue of T; b's has ten messages."""
+    async with (
+        clusters.cluster(directory, names=("a", "b"), nameservers=nameservers) as made,
+        Producer("pg", session=made.session()) as producer,
+        made.session("10.0.1.2", route_interval_ms=5000) as session,
+    ):
+        found = World(made, producer, session)
+        for queue in (T0, B0):
+            await made.make_topic("T", queue.broker, queues=1)
+        await found.send(10, B0)
+        yield found
+
+
+def lose(found: World, nameserver: int, *, knows_slave: bool = False) -> None:
+    """Let a name server lose broker b until it registers again; a slave may be there before it."""
+    routes = found.made.nameservers[nameserver]._routes
+    assert routes.remove(found.made.broker("b").address)
+    if knows_slave:
+        slave = Registration(
+            name="b",
+            address="10.0.0.77:10911",
+            cluster="DefaultCluster",
+            broker_id=1,
+            ha_address="",
+            version=DataVersion(timestamp=1, counter=1),
+        )
+        routes.register(slave, found.made.clock.monotonic_ms())
+
+
+@pytest.mark.parametrize("options", [{}, LOOSE])
+@pytest.mark.parametrize(("nameservers", "knows_slave"), [(2, False), (1, True)])
+def test_a_broker_that_name_servers_lost_is_no_deleted_topic(
+    tmp_path: Path, options: dict[str, str], nameservers: int, *, knows_slave: bool
+) -> None:
+    @virtual_time()
+    async def run() -> None:
+        async with world_of_two(tmp_path, nameservers) as found:
+            follow = found.following(topics="T", **options)
+            at = await followed(follow, {}, 3)
+            assert at == {T0: 0, B0: 10}
+            for nameserver in range(nameservers):
+                lose(found, nameserver, knows_slave=knows_slave)
+                assert await followed(follow, at, 50) == at
+                await asyncio.sleep(60)
+            await found.send(1, B0)
+            assert await followed(follow, at) == {T0: 0, B0: 11}
+
+    run()
+
+
+@pytest.mark.parametrize(("nameservers", "knows_slave"), [(2, False), (1, True)])
+def test_a_task_gives_up_nothing_for_a_broker_that_name_servers_lost(
+    tmp_path: Path, nameservers: int, *, knows_slave: bool
+) -> None:
+    @virtual_time()
+    async def run() -> None:
+        async with world_of_two(tmp_path, nameservers) as found:
+            lose(found, 0, knows_slave=knows_slave)
+            outcomes = [await outcome_in_task(found, f"10.0.1.{number}") for number in range(3, 9)]
+            # Some ask the other name server, which knows the broker.
+            assert set(outcomes) == ({"no route", "all"} if nameservers > 1 else {"no route"})
+
+    run()
+
+
+async def outcome_in_task(found: World, host: str) -> str:
+    async with found.made.session(host) as session:
+        of = QueueRange("T", "b", 0, 0, 10)
+        pull = RangePull(session, of, "g", Pulling(retries=0), fail_on_data_loss=False)
+        try:
+            return "lost" if await pull.next_chunk() is None else "all"
+        except NoRoute:
+            return "no route"
+        finally:
+            await pull.close()
+
+
+@virtual_time()
+async def test_a_broker_at_an_address_that_was_another_ones_is_not_believed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    async with world_of_two(tmp_path) as found:
+        reader = QueueReader(found.session, "g", PullTimes())
+        only_b = MessageQueue("V", "b", 0)
+        await found.made.make_topic("V", "b", queues=1)
+        await found.session.route("V")
+        elsewhere = found.made.broker("a").address
+        monkeypatch.setattr(found.session, "address_to_write", lambda _: elsewhere)
+        assert await asked_of_master(found.session, reader, only_b) is None
+        await found.topics.topics.delete("V")
+        assert await asked_of_master(found.session, reader, only_b) is Unreadable.DELETED
+
+
+@virtual_time()
+async def test_other_refusals_say_nothing_of_a_queue(tmp_path: Path) -> None:
+    asked = clusters.Recorder()
+    async with world(tmp_path) as found, found.made.session("10.0.1.3", [asked]) as session:
+        reader = QueueReader(session, "g", PullTimes())
+        await session.route("T")
+
+        def refuse(_address: str, command: Command) -> None:
+            if command.code == RequestCode.PULL_MESSAGE:
+                raise RemoteError(ResponseCode.NO_PERMISSION, "no")
+
+        asked.refuse = refuse
+        with pytest.raises(RemoteError, match="no"):
+            await asked_of_master(session, reader, T0)
+
+
+@virtual_time()
+async def test_what_was_found_out_is_doubted_when_a_broker_refuses(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    refusal = RemoteError(ResponseCode.TOPIC_NOT_EXIST, "there is none")
     async with world(tmp_path) as found:
         doubts = Doubts(found.session, QueueReader(found.session, "g", PullTimes()))
         assert await doubts.settled([T0]) == {}
         await found.topics.topics.delete("T")
         assert await doubts.settled([T0]) == {}, "it is believed for a while"
-        doubts.refuse(T0, RemoteError(ResponseCode.TOPIC_NOT_EXIST, "there is none"))
-        assert await doubts.settled([T0]) == {T0: Unreadable.DELETED}
-        monkeypatch.setattr(found.session, "has_master", lambda _: False)
-        assert await doubts.settled([T0]) == {}, "a slave may not have heard of it yet"
+        for _ in range(2):
+            doubts.refuse(T0, refusal)
+            assert await doubts.settled([T0]) == {T0: Unreadable.DELETED}
+        await found.made.crash("a")
+        for _ in range(3):
+            doubts.refuse(T0, refusal)
+            assert await doubts.settled([T0]) == {T0: Unreadable.DELETED}, "nobody says otherwise"
+        assert caplog.text.count("does not wait for news") == 1
+        assert doubts.refused == {T0}
+
+
+@virtual_time()
+async def test_a_slave_is_left_when_the_master_knows_better(tmp_path: Path) -> None:
+    async with world(tmp_path) as found:
+        reader = QueueReader(found.session, "g", PullTimes())
+        reader._broker_ids[T0] = 1
+        doubts = Doubts(found.session, reader)
+        doubts.refuse(T0, RemoteError(ResponseCode.TOPIC_NOT_EXIST, "not here yet"))
+        assert await doubts.settled([T0]) == {}
+        assert doubts.refused == frozenset()
+        assert not reader.back_to_master(T0), "the master is asked next in any case"
 
 
 @virtual_time()

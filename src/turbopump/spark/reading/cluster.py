@@ -469,7 +469,6 @@ class Cluster:
             elif not error.retriable:
                 raise
             return False
-        self._doubts.accept(queue)
         return outcome.max_offset > offset
 
     # --- inside -----------------------------------------------------------------------------------

@@ -19,13 +19,13 @@ from turbopump.client.pull_config import PullTimes
 from turbopump.client.reading import QueueReader
 from turbopump.client.session import Session
 from turbopump.client.subscriptions import subscription
-from turbopump.errors import DataLost, NetworkError, NoRoute, RemoteError
+from turbopump.errors import DataLost, NetworkError, NoRoute, RemoteError, TurbopumpError
 from turbopump.message import QueueOffset
 from turbopump.spark.reading.ahead import Ahead, Asked
 from turbopump.spark.reading.options import Pulling
 from turbopump.spark.reading.patience import patiently, pause_s
 from turbopump.spark.reading.planning import QueueRange
-from turbopump.spark.reading.unreadable import why_unreadable
+from turbopump.spark.reading.unreadable import Unreadable, asked_of_master, why_refused
 from turbopump.wire.command import Buffer
 
 _log = logging.getLogger(__name__)
@@ -157,13 +157,26 @@ class RangePull:
         try:
             return await asked.answer
         except (NoRoute, RemoteError) as error:
-            why = await why_unreadable(self._session, self._queue, error)
-            if why is None:
-                raise
+            why = await self._why_gone(error)
+        if why is None:
+            self._reader.back_to_master(self._queue)
+            return await self._pull(asked.offset, asked.limit or self._pulling.count_max)
         if is_first:
             self.lost(self._ahead.at, self._range.end, why.value)
             self._ahead.at = self._range.end
         return None
+
+    async def _why_gone(self, error: NoRoute | RemoteError) -> Unreadable | None:
+        """Return why the queue cannot be read, None if only a slave said so; else raises again."""
+        if isinstance(error, RemoteError) and why_refused(self._queue, error) is None:
+            raise error
+        try:
+            why = await asked_of_master(self._session, self._reader, self._queue)
+        except TurbopumpError as failure:
+            raise error from failure
+        if why is None and isinstance(error, NoRoute):
+            raise error
+        return why
 
     async def _take(self, asked: Asked[_Answer], outcome: RecordsOutcome) -> Buffer | None:
         """Go on to where an answer leads; return its records if it has some."""

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Iterable
 from enum import Enum
 
-from turbopump.client.calls import require_success
+from turbopump.client import calls
 from turbopump.client.reading import QueueReader
-from turbopump.client.route_cache import NameServers
+from turbopump.client.routes import MASTER_ID
 from turbopump.client.session import Session
 from turbopump.client.subscriptions import subscription
 from turbopump.errors import NetworkError, NoRoute, RemoteError, TurbopumpError
@@ -28,22 +28,56 @@ class Unreadable(Enum):
     CLOSED = "the topic has fewer queues to read now"
 
 
-async def why_unreadable(
-    session: Session, queue: MessageQueue, error: NoRoute | RemoteError
+async def asked_of_master(
+    session: Session, reader: QueueReader, queue: MessageQueue
 ) -> Unreadable | None:
-    """Tell from what a pull failed with whether the queue is gone; None if that says nothing.
+    """Ask a queue's master whether it can be read, None if so; raises when no master tells.
 
-    Without a route its topic was deleted if the broker is there: a broker tells name servers of
-    all its topics.
+    Nobody else is believed: a name server may have lost a broker for a while, and a slave may not
+    have heard of a new topic yet.
     """
-    if isinstance(error, RemoteError):
-        return why_refused(queue, error)
-    servers = NameServers(session.config.nameserver_addresses, session.random)
-    command = request(RequestCode.GET_BROKER_CLUSTER_INFO)
-    timeout_ms = session.config.request_timeout_ms
-    answer = await servers.ask(lambda address: session.request(address, command, timeout_ms))
-    there = ClusterInfo.decode(whole_body(require_success(answer))).broker_addr_table
-    return Unreadable.DELETED if queue.broker in there else None
+    known, why = None, None
+    if session.has_master(queue.broker):
+        known = session.address_to_write(queue.broker)
+        why = await _asked_at(known, session, reader, queue)
+        if why is not Unreadable.DELETED:
+            return why
+    # An address from long ago may be another broker's by now.
+    address = await _master_address(session, queue.broker)
+    return why if address == known else await _asked_at(address, session, reader, queue)
+
+
+async def _asked_at(
+    address: str, session: Session, reader: QueueReader, queue: MessageQueue
+) -> Unreadable | None:
+    """Pull at the end of a queue, which is harmless, and see what the broker says."""
+    inside, timeout_ms = reader.inside(queue), session.config.request_timeout_ms
+    end = await calls.max_offset(session, address, inside, timeout_ms)
+    header = reader.header_to_pull(queue, end, subscription(inside.topic, "*", 0), 1)
+    try:
+        await calls.pull_records(session, address, header, timeout_ms)
+    except RemoteError as error:
+        why = why_refused(queue, error)
+        if why is None:
+            raise
+        return why
+    return None
+
+
+async def _master_address(session: Session, broker: str) -> str:
+    """Return where a master is by the first name server that knows it; raises NoRoute."""
+    for server in session.config.nameserver_addresses:
+        command = request(RequestCode.GET_BROKER_CLUSTER_INFO)
+        try:
+            answer = await session.request(server, command, session.config.request_timeout_ms)
+            info = ClusterInfo.decode(whole_body(calls.require_success(answer)))
+        except (NetworkError, RemoteError) as error:
+            _log.info("name server %s: %s; asking the next one", server, error)
+            continue
+        data = info.broker_addr_table.get(broker)
+        if data is not None and MASTER_ID in data.broker_addrs:
+            return data.broker_addrs[MASTER_ID]
+    raise NoRoute(f"broker {broker!r} has no master that a name server knows")
 
 
 def why_refused(queue: MessageQueue, error: RemoteError) -> Unreadable | None:
@@ -77,10 +111,6 @@ class Doubts:
         _log.warning("%s: the broker does not wait for news: %s", queue, error)
         self._refused[queue] = str(error)
         self._found.pop(queue, None)
-
-    def accept(self, queue: MessageQueue) -> None:
-        """Note that a broker waits for news of a queue."""
-        self._refused.pop(queue, None)
 
     async def without_deleted(self, queues: Iterable[MessageQueue]) -> tuple[MessageQueue, ...]:
         """Return queues but those found to be deleted: old routes have them still.
@@ -116,32 +146,14 @@ class Doubts:
         return age_ms < self._session.config.route_interval_ms
 
     async def _look(self, queue: MessageQueue) -> None:
-        why = await self._ask(queue)
-        self._found[queue] = self._session.clock.monotonic_ms(), why
-        if why is None:
-            self.accept(queue)
-
-    async def _ask(self, queue: MessageQueue) -> Unreadable | None:
-        """Pull at the end of a queue, which is harmless, and see what its broker says."""
-        self._reader.back_to_master(queue)
-        everything = subscription(self._reader.known_as(queue.topic), "*", 0)
+        """Ask about a queue; what was found before counts while nobody tells."""
         try:
-            end = await self._reader.max_offset(queue)
-            await self._reader.pull_records(queue, end, everything, 1, is_held=False)
-        except (NoRoute, RemoteError) as error:
-            return await self._certainly(queue, error)
-        except NetworkError:
-            return None
-        return None
-
-    async def _certainly(
-        self, queue: MessageQueue, error: NoRoute | RemoteError
-    ) -> Unreadable | None:
-        if isinstance(error, RemoteError) and not self._session.has_master(queue.broker):
-            # A slave may not have heard of a new topic yet.
-            return None
-        try:
-            return await why_unreadable(self._session, queue, error)
+            why = await asked_of_master(self._session, self._reader, queue)
         except TurbopumpError as failure:
-            _log.info("%s: whether it was deleted is not known: %s", queue, failure)
-            return None
+            _log.info("%s: whether it can be read is not known: %s", queue, failure)
+            why = self._last(queue)
+        else:
+            if why is None:
+                self._refused.pop(queue, None)
+                self._reader.back_to_master(queue)
+        self._found[queue] = self._session.clock.monotonic_ms(), why
