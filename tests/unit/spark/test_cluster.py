@@ -13,9 +13,18 @@ import pytest
 
 import clusters
 from brokers import SMALL_STORE
+from turbopump.admin.administration import Admin
 from turbopump.client.producer import Producer
 from turbopump.client.session import Session
-from turbopump.errors import ConnectFailed, DataLost, InvalidArgument, NoRoute, RequestTimeout
+from turbopump.errors import (
+    ConnectFailed,
+    DataLost,
+    InvalidArgument,
+    NoRoute,
+    RemoteError,
+    RequestTimeout,
+    TurbopumpError,
+)
 from turbopump.message import Message, MessageQueue
 from turbopump.spark.reading.batch import plan_batch
 from turbopump.spark.reading.cluster import Cluster
@@ -24,7 +33,7 @@ from turbopump.spark.reading.offsets import Limits
 from turbopump.spark.reading.options import SourceOptions
 from turbopump.spark.reading.positions import AtTime, Earliest, Latest, OfGroup, parse_position
 from turbopump.testing import virtual_time
-from turbopump.wire.codes import RequestCode
+from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command
 
 Q0 = MessageQueue("T", "a", 0)
@@ -275,6 +284,74 @@ async def test_the_size_of_messages_is_estimated(tmp_path: Path) -> None:
         found = asking(session)
         assert 100 < await found.bytes_per_row(Q0, 0) < 300
         assert await found.bytes_per_row(Q0, 3) == 1
+
+
+@virtual_time()
+async def test_the_size_of_messages_in_a_queue_that_is_closed_is_not_known(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world(tmp_path) as (_, producer, session):
+        await fill(producer, 1)
+        closed = MessageQueue("T", "a", 3)
+        await Admin(session=session).topics.update("T", queues=2, read_queues=2)
+        assert await asking(session).bytes_per_row(closed, 0) == 1
+        assert "T@a:3: the size of messages is not known" in caplog.text
+
+
+@virtual_time()
+async def test_a_broker_that_is_silent_is_not_asked_what_it_has_no_longer(tmp_path: Path) -> None:
+    asked = clusters.Recorder()
+    async with (
+        clusters.cluster(tmp_path) as made,
+        made.session("10.0.1.2", hooks=[asked]) as session,
+    ):
+        await made.make_topic("T")
+        found = asking(session)
+        await found.queues()
+
+        def refuse(address: str, command: Command) -> None:
+            raise RequestTimeout(f"{address} does not answer {command.code}")
+
+        asked.refuse = refuse
+        assert await found.limits_known([Q0], {}) == {}
+        asked.refuse = None
+        asked.requests.clear()
+        assert await found.unreadable([Q0], [Q0]) == {}
+        assert asked.requests == []
+        await asyncio.sleep(60)
+        await found.unreadable([Q0], [Q0])
+        assert asked.of(RequestCode.PULL_MESSAGE)
+
+
+@virtual_time()
+async def test_what_brokers_do_not_note_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = clusters.Recorder()
+    async with (
+        clusters.cluster(tmp_path) as made,
+        made.session("10.0.1.2", hooks=[asked]) as session,
+    ):
+        await made.make_topic("T")
+        found = asking(session, group="g")
+        refusal: TurbopumpError = ConnectFailed("the broker is away")
+
+        def refuse(_address: str, command: Command) -> None:
+            if command.code == RequestCode.UPDATE_CONSUMER_OFFSET:
+                raise refusal
+
+        asked.refuse = refuse
+        for _ in range(3):
+            assert await found.commit({Q0: 5}) == {}
+        assert caplog.text.count("T@a:0: offset 5 not committed: the broker is away") == 1
+        refusal = RemoteError(ResponseCode.TOPIC_NOT_EXIST, "there is none")
+        assert await found.commit({Q0: 5}) == {}
+        assert await found.commit({Q0: 0}) == {Q0: 0}, "there the group begins at the beginning"
+        asked.refuse = None
+        assert await found.commit({Q0: 5}) == {Q0: 5}
+        asked.refuse = refuse
+        assert await found.commit({Q0: 6}) == {}
+        assert caplog.text.count("there is none") == 2
 
 
 @virtual_time()

@@ -36,6 +36,7 @@ class MadeUp:
         self.waits: list[tuple[Offsets, int]] = []
         self.arriving: dict[MessageQueue, Limits] = {}
         self.unreadable_now: dict[MessageQueue, Unreadable] = {}
+        self.is_deaf = False
 
     async def queues(self) -> tuple[MessageQueue, ...]:
         if not self.has_route:
@@ -83,7 +84,20 @@ class MadeUp:
 
     async def commit(self, offsets: Offsets) -> Offsets:
         self.commits.append(dict(offsets))
-        return {queue: at for queue, at in offsets.items() if queue not in self.away}
+        noted = {queue: at for queue, at in offsets.items() if queue not in self.away}
+        if self.is_deaf:
+            return {}
+        self.group |= noted
+        return noted
+
+    def delete(self, queue: MessageQueue) -> None:
+        """Delete it as brokers do that keep the group's offset."""
+        del self.ends[queue]
+        self.unreadable_now[queue] = Unreadable.DELETED
+
+    def make(self, queue: MessageQueue, limits: Limits) -> None:
+        self.ends[queue] = limits
+        del self.unreadable_now[queue]
 
     async def bytes_per_row(self, queue: MessageQueue, _offset: int) -> int:
         return 100 if queue == Q0 else 10
@@ -290,6 +304,107 @@ async def test_available_now_reads_no_queue_that_is_closed_or_deleted(
         assert await latest(loose, end) == end == {Q0: 50, Q1: 60}
     assert caplog.text.count("t@a:1 cannot be read") == 1
     assert cluster.commits[-2:] == [{Q2: 0}, {Q0: 50}], "should it come again, it begins anew"
+
+
+async def planned(follow: Following, start: Offsets) -> Offsets:
+    """Plan a batch as Spark does, which commits the last one after it has asked for the next."""
+    end = await follow.latest(start, is_limited=True)
+    if end != start:
+        await follow.commit(start)
+    return end
+
+
+@virtual_time()
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_a_queue_that_comes_again_is_read_as_a_whole(*, is_restarted: bool) -> None:
+    cluster = MadeUp({Q0: Limits(0, 50), Q1: Limits(0, 10)})
+    loose = {"failOnDataLoss": "false", "group": "g"}
+    follow = following(cluster, **loose)
+    at = await planned(follow, {Q0: 50, Q1: 9})
+    assert await planned(follow, at) == at == {Q0: 50, Q1: 10}
+    cluster.delete(Q1)
+    at = await planned(follow, at)
+    assert await planned(follow, at) == at == {Q0: 50}
+    assert cluster.group == {Q0: 50, Q1: 0}
+    cluster.make(Q1, Limits(0, 12))
+    if is_restarted:
+        follow = following(cluster, **loose)
+    at = await planned(follow, at)
+    assert at == {Q0: 50, Q1: 0}
+    at = await planned(follow, at)
+    assert await planned(follow, at) == at == {Q0: 50, Q1: 12}
+    assert cluster.group == at
+
+
+@virtual_time()
+async def test_a_deleted_queue_leaves_once_the_broker_has_noted_that_the_group_begins_again() -> (
+    None
+):
+    cluster = MadeUp({Q0: Limits(0, 50), Q1: Limits(0, 10)})
+    follow = following(cluster, failOnDataLoss="false", group="g")
+    start = {Q0: 50, Q1: 10}
+    assert await planned(follow, start) == start
+    cluster.delete(Q1)
+    cluster.is_deaf = True
+    assert await planned(follow, start) == start
+    assert cluster.waits[-1][0] == {Q0: 50}
+    # It comes again meanwhile, and is known to be another one.
+    cluster.make(Q1, Limits(0, 12))
+    at = await planned(follow, start)
+    assert at == {Q0: 50, Q1: 0}
+    assert await planned(follow, at) == {Q0: 50, Q1: 12}
+    cluster.delete(Q1)
+    assert await planned(follow, start) == start
+    cluster.is_deaf = False
+    assert await planned(follow, start) == {Q0: 50}
+    assert cluster.group[Q1] == 0
+
+
+@virtual_time()
+async def test_an_empty_queue_that_comes_again_is_committed_as_any() -> None:
+    cluster = MadeUp({Q0: Limits(0, 50), Q1: Limits(0, 0)})
+    follow = following(cluster, failOnDataLoss="false", group="g")
+    start = {Q0: 50, Q1: 0}
+    cluster.is_deaf = True
+    cluster.delete(Q1)
+    assert await planned(follow, start) == start
+    cluster.make(Q1, Limits(0, 3))
+    at = await planned(follow, start)
+    cluster.is_deaf = False
+    assert await planned(follow, at) == at == {Q0: 50, Q1: 3}
+    assert cluster.group == at
+
+
+@virtual_time()
+async def test_without_commits_a_queue_that_comes_again_does_not_go_on_where_the_group_was() -> (
+    None
+):
+    cluster = MadeUp({Q0: Limits(0, 50), Q1: Limits(0, 10)})
+    cluster.group = {Q1: 10}
+    follow = following(cluster, failOnDataLoss="false", group="g", commitOffsets="false")
+    cluster.delete(Q1)
+    at = await planned(follow, {Q0: 50, Q1: 10})
+    assert at == {Q0: 50}
+    cluster.make(Q1, Limits(0, 12))
+    assert await planned(follow, at) == {Q0: 50, Q1: 0}
+    assert cluster.commits == []
+
+
+@virtual_time()
+async def test_a_closed_queue_that_was_made_anew_begins_again() -> None:
+    cluster = MadeUp({Q0: Limits(0, 4), Q1: Limits(0, 0)})
+    cluster.routeless = {Q1}
+    cluster.unreadable_now = {Q1: Unreadable.CLOSED}
+    with pytest.raises(DataLost, match="t@a:1 ends at 0 although it has been read to 7"):
+        await latest(following(cluster), {Q0: 4, Q1: 7})
+    assert await latest(following(cluster, failOnDataLoss="false"), {Q0: 4, Q1: 7}) == {
+        Q0: 4,
+        Q1: 0,
+    }
+    cluster.ends[Q1] = Limits(0, 0, is_certain=False)
+    assert await latest(following(cluster), {Q0: 4, Q1: 7}) == {Q0: 4, Q1: 7}
+    cluster.ends[Q1] = Limits(8, 8)
+    assert await latest(following(cluster), {Q0: 4, Q1: 8}) == {Q0: 4, Q1: 8}
 
 
 @virtual_time()

@@ -34,7 +34,7 @@ from turbopump.spark.reading.positions import (
 )
 from turbopump.spark.reading.unreadable import Doubts, Unreadable, why_refused
 from turbopump.wire.bodies import ConsumerOffsets, TopicList
-from turbopump.wire.codes import RequestCode
+from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import request, whole_body
 from turbopump.wire.names import RETRY_PREFIX
 
@@ -67,6 +67,7 @@ class Cluster:
         self._doubts = Doubts(session, self._reader)
         self._unknown: frozenset[MessageQueue] = frozenset()
         self._routeless: frozenset[str] = frozenset()
+        self._uncommitted: dict[MessageQueue, str] = {}
         self._silent_until_ms: dict[str, int] = {}
         self._topics_found: tuple[int, tuple[str, ...]] | None = None
 
@@ -334,7 +335,7 @@ class Cluster:
     async def commit(self, offsets: Offsets) -> Offsets:
         """Tell brokers how far the group has come; return what they have noted.
 
-        One that does not is logged only: the checkpoint knows, and the next batch tells again.
+        One that does not is logged once: the checkpoint knows, and the next batch tells again.
         """
         noted = await of_each(offsets, lambda queue: self._commit(queue, offsets[queue]))
         return {queue: offsets[queue] for queue, is_noted in noted.items() if is_noted}
@@ -346,8 +347,14 @@ class Cluster:
             await self._reader.commit(queue, QueueOffset(offset))
         except TurbopumpError as error:
             self._note_silence(queue.broker, error)
-            _log.warning("%s: offset %d not committed: %s", queue, offset, error)
+            if offset == 0 and _is_of_no_topic(error):
+                # Without its topic the broker has nothing of the group, which is the beginning.
+                return True
+            if self._uncommitted.get(queue) != str(error):
+                _log.warning("%s: offset %d not committed: %s", queue, offset, error)
+            self._uncommitted[queue] = str(error)
             return False
+        self._uncommitted.pop(queue, None)
         return True
 
     # --- keys -------------------------------------------------------------------------------------
@@ -479,3 +486,7 @@ class Cluster:
 
 def _at(offset: int, ends: Limits) -> int:
     return {EARLIEST_OFFSET: ends.low, LATEST_OFFSET: ends.high}.get(offset, offset)
+
+
+def _is_of_no_topic(error: TurbopumpError) -> bool:
+    return isinstance(error, RemoteError) and error.code == ResponseCode.TOPIC_NOT_EXIST

@@ -8,7 +8,7 @@ is repeated after a failure begins where it began the first time.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -64,6 +64,8 @@ class _Seen:
     """How far there is something to read."""
     closed: frozenset[MessageQueue] = frozenset()
     """Queues that cannot be read, though they may be again."""
+    anew: frozenset[MessageQueue] = frozenset()
+    """Queues that begin again, after they were deleted."""
 
     @property
     def waiting(self) -> dict[MessageQueue, int]:
@@ -76,14 +78,23 @@ class Following:
     Queues that a checkpoint knows and the options no longer choose stay where they are.
     """
 
-    def __init__(self, cluster: Questions, options: SourceOptions, clock: Clock) -> None:
+    def __init__(
+        self,
+        cluster: Questions,
+        options: SourceOptions,
+        clock: Clock,
+        may_commit: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._cluster = cluster
         self._options = options
         self._clock = clock
+        self._may_commit = may_commit
         self._has_begun = False
         self._frozen: Offsets | None = None
         self.committed: dict[MessageQueue, int] = {}
         """What brokers have noted of the group."""
+        self._left: frozenset[MessageQueue] = frozenset()
+        """Queues that were deleted and have not come again."""
         self._last_batch_ms = clock.monotonic_ms()
         self.latest_known: Offsets = {}
         """The end of each queue as far as it is known, for those who watch the lag."""
@@ -97,10 +108,15 @@ class Following:
         self.latest_known = self._frozen
 
     async def commit(self, offsets: Offsets) -> None:
-        """Tell brokers how far the group has come, where that has changed."""
-        if not self._options.commit_offsets:
+        """Tell brokers how far the group has come, where that has changed.
+
+        Of queues that have left, the old offset says nothing: Spark commits it once more when
+        the batch is planned that leaves them out.
+        """
+        if not (self._options.commit_offsets and self._may_commit()):
             return
-        changed = {queue: at for queue, at in offsets.items() if self.committed.get(queue) != at}
+        wanted = {**offsets, **dict.fromkeys(self._left, 0)}
+        changed = {queue: at for queue, at in wanted.items() if self.committed.get(queue) != at}
         if changed:
             self.committed.update(await self._cluster.commit(changed))
 
@@ -123,17 +139,21 @@ class Following:
             end = await self._end(seen, is_limited=is_limited)
         if end != start:
             self._last_batch_ms = self._clock.monotonic_ms()
-        await self._forget(start.keys() - end.keys())
+        self._left -= seen.anew
         return end
 
-    async def _forget(self, deleted: Collection[MessageQueue]) -> None:
+    async def _forget(self, deleted: Iterable[MessageQueue]) -> frozenset[MessageQueue]:
         """Let the group begin again should queues that were deleted come again.
 
-        Brokers keep the old offset, which says nothing of other messages.
+        Brokers may keep the old offset. Those queues are returned of which it is noted, so that
+        none leaves the checkpoint that another process would go on with at the old offset.
         """
-        await self.commit(dict.fromkeys(deleted, 0))
-        for queue in deleted:
-            self.committed.pop(queue, None)
+        leaving = frozenset(deleted)
+        self._left |= leaving
+        await self.commit({})
+        if not self._options.commit_offsets:
+            return leaving
+        return frozenset(queue for queue in leaving if self.committed.get(queue) == 0)
 
     async def _beginning(self) -> Offsets:
         """Return where the stream starts: the first batch only notes it."""
@@ -155,26 +175,43 @@ class Following:
         unreadable = await self._cluster.unreadable(read, doubtful)
         if is_first:
             self._require_frozen(read, unreadable)
-        await self._require_nothing_lost(start, limits, unreadable)
-        kept = {q: at for q, at in start.items() if unreadable.get(q) is not Unreadable.DELETED}
+        closed = await self._closed(start, limits, unreadable)
+        self._require_nothing_lost(start, closed, unreadable)
+        deleted = (queue for queue, why in unreadable.items() if why is Unreadable.DELETED)
+        gone = await self._forget(deleted)
+        kept = {queue: at for queue, at in start.items() if queue not in gone}
         limits = {queue: ends for queue, ends in limits.items() if queue not in unreadable}
+        shrunk = {queue: ends for queue, ends in closed.items() if ends.high < start[queue]}
+        again = {queue: limits[queue].low for queue in self._left & kept.keys() & limits.keys()}
+        reached = {**self._past_losses(kept, {**limits, **shrunk}), **again}
         highs = {queue: ends.high for queue, ends in limits.items()}
         self.latest_known = {**kept, **highs, **new}
-        reached = self._past_losses(kept, limits)
         # A queue that was made anew goes back in this batch, and is read in the next: what lies
         # between the two ends of a batch that goes back is nothing.
-        made_anew = {queue for queue, at in kept.items() if reached[queue] < at}
         target = {
             queue: self._as_frozen(queue, high)
             for queue, high in highs.items()
-            if queue not in made_anew
+            if reached[queue] >= kept[queue]
         }
-        return _Seen(reached, new, target, closed=frozenset(unreadable))
+        anew = self._left & (new.keys() | again.keys())
+        return _Seen(reached, new, target, closed=frozenset(unreadable), anew=anew)
 
-    async def _require_nothing_lost(
+    async def _closed(
         self,
         start: Offsets,
         limits: Mapping[MessageQueue, Limits],
+        unreadable: Mapping[MessageQueue, Unreadable],
+    ) -> Mapping[MessageQueue, Limits]:
+        """Return the ends of queues that are closed, as far as they are known."""
+        closed = [queue for queue, why in unreadable.items() if why is Unreadable.CLOSED]
+        asked = [queue for queue in closed if queue not in limits]
+        ends = {**limits, **(await self._cluster.limits_known(asked, start) if asked else {})}
+        return {queue: ends[queue] for queue in closed if queue in ends}
+
+    def _require_nothing_lost(
+        self,
+        start: Offsets,
+        closed: Mapping[MessageQueue, Limits],
         unreadable: Mapping[MessageQueue, Unreadable],
     ) -> None:
         """Refuse to go on without what cannot be read, or log it once.
@@ -182,10 +219,7 @@ class Following:
         Of a topic that was deleted nobody knows what was not read. A queue that is only closed
         still has its messages, and loses nothing if all of them were read.
         """
-        closed = [queue for queue, why in unreadable.items() if why is Unreadable.CLOSED]
-        asked = [queue for queue in closed if queue not in limits]
-        ends = {**limits, **(await self._cluster.limits_known(asked, start) if asked else {})}
-        unread = {q: ends[q].high - start[q] for q in closed if q in ends}
+        unread = {queue: ends.high - start[queue] for queue, ends in closed.items()}
         lost = [
             f"{queue} cannot be read from {start[queue]} on: {why.value}"
             for queue, why in sorted(unreadable.items())
@@ -233,7 +267,8 @@ class Following:
         """Return where queues begin that nobody has read from; they are read as a whole.
 
         A group may have read from a queue that was away when the stream began: it goes on there.
-        Of a group that is shared, others have: they do not read for this stream.
+        Of a group that is shared, others have: they do not read for this stream. Nor does what it
+        has read of a queue that was deleted say anything of one that is made anew.
         """
         limits = await self._limits((queue for queue in queues if queue not in start), {})
         if not limits:
@@ -242,7 +277,9 @@ class Following:
         position: Position = Earliest()
         if options.group is not None and not options.allow_shared_group:
             position = options.start if isinstance(options.start, Earliest) else OfGroup(Earliest())
-        return await self._cluster.resolve("startingOffsets", position, limits)
+        read = [queue for queue in limits if queue not in self._left]
+        found = await self._cluster.resolve("startingOffsets", position, read)
+        return {**found, **{queue: limits[queue].low for queue in self._left & limits.keys()}}
 
     def _past_losses(self, start: Offsets, limits: Mapping[MessageQueue, Limits]) -> Offsets:
         lost = losses(start, limits)
