@@ -18,9 +18,14 @@ settings.load_profile("untimed")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Let reports pass between processes, which takes proper Unicode: some tests log other."""
+    """Let reports pass between processes, which takes proper Unicode: some tests have other."""
     report = yield
-    report.sections = [
-        (name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections
-    ]
+    report.sections = [(name, _proper(text)) for name, text in report.sections]
+    failure = str(report.longrepr)
+    if failure != _proper(failure):
+        report.longrepr = _proper(failure)
     return report
+
+
+def _proper(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()
