@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,12 +18,17 @@ from turbopump.client.push_consumer import PushConsumer
 from turbopump.client.session import Session
 from turbopump.errors import ConnectFailed, GroupInUse, TurbopumpError
 from turbopump.message import Message, MessageQueue
-from turbopump.spark.reading.membership import Joining, QueryMember, join_group
+from turbopump.spark.reading import driver
+from turbopump.spark.reading.cluster import Cluster
+from turbopump.spark.reading.following import Following
+from turbopump.spark.reading.membership import Joining, QueryMember, join_group, other_members
 from turbopump.spark.reading.options import SourceOptions
 from turbopump.testing import virtual_time, wait_until
 from turbopump.wire.codes import RequestCode
 from turbopump.wire.command import Command
 from turbopump.wire.record import MessageView
+
+A0 = MessageQueue("T", "a", 0)
 
 
 async def handle(_messages: Sequence[MessageView], _context: ConsumeContext) -> ConsumeResult:
@@ -127,6 +133,104 @@ async def test_push_consumers_are_refused_as_soon_as_brokers_tell_of_them(tmp_pa
         await joining.leave()
 
 
+@asynccontextmanager
+async def world_of_two(directory: Path) -> AsyncIterator[tuple[clusters.Cluster, Session]]:
+    """Run two brokers with one queue of a topic each."""
+    async with (
+        clusters.cluster(directory, names=("a", "b")) as made,
+        made.session("10.0.1.2", route_interval_ms=5000) as session,
+    ):
+        for broker in ("a", "b"):
+            await made.make_topic("T", broker, queues=1)
+        await session.route("T")
+        yield made, session
+
+
+@virtual_time()
+async def test_a_broker_that_is_away_hides_no_push_consumers(tmp_path: Path) -> None:
+    async with world_of_two(tmp_path) as (made, session), pushing(made):
+        await asyncio.sleep(5)
+        await made.crash("b")
+        joining = Joining(session, options(session), topics_of("T"))
+        with pytest.raises(GroupInUse, match=r"by push already, by 10\.0\.1\.9@"):
+            await joining.join(is_patient=False)
+        assert not joining.has_joined
+
+
+class Linked:
+    """A link whose work the test awaits itself."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def run(self, work: Callable[[Session], Any]) -> Any:
+        return work(self.session)
+
+
+@virtual_time()
+async def test_nothing_is_committed_before_the_group_is_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world_of_two(tmp_path) as (made, session):
+        monkeypatch.setattr(driver, "link_to", lambda _: Linked(session))
+        monkeypatch.setattr(driver, "_stop_when_told", lambda: None)
+        query: Any = driver.Driver(options(session, idleWait="100ms"))
+        async with Producer("pg", session=made.session()) as producer:
+            for _ in range(3):
+                await producer.send(Message("T", b"hello"), to=lambda _: A0)
+        await made.crash("b")
+        at = {A0: 2, MessageQueue("T", "b", 0): 0}
+
+        async def look(follow: Following) -> Mapping[MessageQueue, int]:
+            await follow.commit(at)
+            return await follow.latest(at, is_limited=True)
+
+        group = Cluster(session, options(session))
+        for _ in range(3):
+            assert (await query.run(look))[A0] == 3
+        assert await group.committed([A0]) == {A0: None}
+        await made.start_broker("b")
+        await asyncio.sleep(20)
+        await query.run(look)
+        assert await group.committed([A0]) == {A0: 2}
+        await query._joining.leave()
+
+
+@virtual_time()
+async def test_who_has_left_does_not_join_afterwards(tmp_path: Path) -> None:
+    async with world_of_two(tmp_path) as (made, session):
+        await made.crash("b")
+        joining = Joining(session, options(session), topics_of("T"))
+        await joining.join(is_patient=False)
+        await joining.leave()
+        await made.start_broker("b")
+        await asyncio.sleep(60)
+        assert joining.member is None
+        assert not session.members.consumers
+
+
+@virtual_time()
+async def test_joining_that_is_given_up_leaves_no_member(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world(tmp_path) as (made, session), made.session("10.0.1.3") as other:
+        beat = session.heartbeat
+
+        async def slow() -> None:
+            await beat()
+            await asyncio.sleep(600)
+
+        monkeypatch.setattr(session, "heartbeat", slow)
+        joining = asyncio.create_task(join_group(session, options(session), ["T"]))
+        await asyncio.sleep(5)
+        assert await other_members(other, "g", ["T"]) == [session.client_id]
+        joining.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await joining
+        assert await other_members(other, "g", ["T"]) == []
+        assert not session.members.consumers
+
+
 @virtual_time()
 async def test_two_queries_may_follow_each_other_in_a_group(tmp_path: Path) -> None:
     async with world(tmp_path) as (made, session), made.session("10.0.1.3") as before:
@@ -167,4 +271,14 @@ async def test_operators_see_where_a_query_is(tmp_path: Path) -> None:
 async def test_without_a_group_nothing_is_joined(tmp_path: Path) -> None:
     async with world(tmp_path) as (_, session):
         plain = {"nameserver": session.config.nameserver, "topic": "T"}
-        assert await join_group(session, SourceOptions.for_stream(plain), ["T"]) is None
+        alone = SourceOptions.for_stream(plain)
+        assert await join_group(session, alone, ["T"]) is None
+
+        async def topics() -> Sequence[str]:
+            raise AssertionError("nobody needs to know them")
+
+        for each in (alone, options(session, allowSharedGroup="true")):
+            joining = Joining(session, each, topics)
+            await joining.join(is_patient=True)
+            assert joining.has_joined
+            assert joining.member is None

@@ -179,8 +179,9 @@ async def test_a_topic_that_was_deleted_while_the_query_was_down_is_missed(tmp_p
                 start = {queue: at[queue] for queue in at if not only or queue == T0}
                 with pytest.raises(DataLost, match="T@a:0 cannot be read from 10 on: the topic"):
                     await followed(found.following_with(later, **only), start)
-                loose = found.following_with(later, **LOOSE, **only)
-                assert {queue.topic for queue in await followed(loose, start)} <= {"U"}
+                for group in ({}, {"group": "g"}):
+                    loose = found.following_with(later, **LOOSE, **only, **group)
+                    assert {queue.topic for queue in await followed(loose, start)} <= {"U"}
                 now = found.following_with(later, **only)
                 await now.freeze()
                 with pytest.raises(DataLost, match="the topic was deleted"):

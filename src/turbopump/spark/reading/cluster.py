@@ -16,7 +16,7 @@ from turbopump.client.session import Session
 from turbopump.client.subscriptions import subscription
 from turbopump.errors import NetworkError, NoRoute, RemoteError, RequestTimeout, TurbopumpError
 from turbopump.message import MessageQueue, QueueOffset
-from turbopump.spark.reading import key_search
+from turbopump.spark.reading import commits, key_search
 from turbopump.spark.reading.assigned import assigned, assigned_among
 from turbopump.spark.reading.offsets import Limits, Offsets, inside, inside_for_group
 from turbopump.spark.reading.options import Assigned, SourceOptions, TopicPattern, Topics
@@ -34,7 +34,7 @@ from turbopump.spark.reading.positions import (
 )
 from turbopump.spark.reading.unreadable import Doubts, Unreadable, why_refused
 from turbopump.wire.bodies import ConsumerOffsets, TopicList
-from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.codes import RequestCode
 from turbopump.wire.command import request, whole_body
 from turbopump.wire.names import RETRY_PREFIX
 
@@ -344,12 +344,11 @@ class Cluster:
         if self._is_silent(queue.broker):
             return False
         try:
-            await self._reader.commit(queue, QueueOffset(offset))
+            await commits.commit(
+                self._session, self._reader, self._group, queue, QueueOffset(offset)
+            )
         except TurbopumpError as error:
             self._note_silence(queue.broker, error)
-            if offset == 0 and _is_of_no_topic(error):
-                # Without its topic the broker has nothing of the group, which is the beginning.
-                return True
             if self._uncommitted.get(queue) != str(error):
                 _log.warning("%s: offset %d not committed: %s", queue, offset, error)
             self._uncommitted[queue] = str(error)
@@ -486,7 +485,3 @@ class Cluster:
 
 def _at(offset: int, ends: Limits) -> int:
     return {EARLIEST_OFFSET: ends.low, LATEST_OFFSET: ends.high}.get(offset, offset)
-
-
-def _is_of_no_topic(error: TurbopumpError) -> bool:
-    return isinstance(error, RemoteError) and error.code == ResponseCode.TOPIC_NOT_EXIST

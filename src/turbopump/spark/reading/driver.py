@@ -26,8 +26,11 @@ class Driver:
         self._link = link_to(options.client)
         session = self._link.session
         self._cluster = Cluster(session, options)
-        self._following = Following(self._cluster, options, session.clock)
         self._joining = Joining(session, options, self._topics)
+        # Before it is a member, whoever has the group may have come further.
+        self._following = Following(
+            self._cluster, options, session.clock, lambda: self._joining.has_joined
+        )
         _stop_when_told()
 
     @property

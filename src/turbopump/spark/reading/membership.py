@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from itertools import count
 
 from turbopump.client.calls import require_success
@@ -21,7 +22,7 @@ from turbopump.client.subscriptions import subscription
 from turbopump.errors import GroupInUse, NoRoute, TurbopumpError
 from turbopump.message import MessageQueue
 from turbopump.spark.reading.options import SourceOptions
-from turbopump.spark.reading.patience import of_each, patiently, pause_s
+from turbopump.spark.reading.patience import of_those_who_answer, patiently, pause_s
 from turbopump.wire.bodies import (
     ConsumeFrom,
     ConsumerConnections,
@@ -113,7 +114,8 @@ class Joining:
         self._session = session
         self._options = options
         self._topics = topics
-        self._has_joined = False
+        self.has_joined = False
+        """Whether it is a member; one without a group, or of a shared one, need not be."""
         self._trying: asyncio.Task[None] | None = None
         self.member: QueryMember | None = None
 
@@ -122,7 +124,7 @@ class Joining:
 
         Otherwise brokers that are away are asked again beside what else is done.
         """
-        if self._has_joined:
+        if self.has_joined:
             return
         if self._trying is not None:
             if self._trying.done():
@@ -148,9 +150,10 @@ class Joining:
                 return
 
     async def _join(self, retries: int) -> None:
-        topics = await self._topics()
-        self.member = await join_group(self._session, self._options, topics, retries)
-        self._has_joined = True
+        if _own_group(self._options) is not None:
+            topics = await self._topics()
+            self.member = await join_group(self._session, self._options, topics, retries)
+        self.has_joined = True
 
     async def leave(self) -> None:
         """Leave the group, or give up joining it."""
@@ -170,47 +173,75 @@ async def join_group(
     None if it has no group, or shares it: a member that reads all queues would only keep the push
     consumers from the queues that they believe it has.
     """
-    if options.group is None or options.allow_shared_group:
+    own = _own_group(options)
+    if own is None:
         return None
-    group = with_namespace(session.config.namespace, options.group)
+    group = with_namespace(session.config.namespace, own)
     wanted = tuple(topics)
     pushing = await push_members(session, group, wanted, retries)
     if pushing:
         raise GroupInUse(
-            f"group {options.group!r} is consumed by push already, by {', '.join(pushing)}: "
+            f"group {own!r} is consumed by push already, by {', '.join(pushing)}: "
             "stop them, choose another group, or set allowSharedGroup=true if both are to get "
             "every message, which leaves the offsets to them"
         )
     member = QueryMember(session, group, options, wanted)
-    await session.join(member)
+    try:
+        await session.join(member)
+    except BaseException:
+        # Given up in the midst of it, some brokers may have heard of it already.
+        await session.leave(member)
+        raise
     return member
+
+
+def _own_group(options: SourceOptions) -> str | None:
+    return None if options.allow_shared_group else options.group
 
 
 async def push_members(
     session: Session, group: str, topics: Iterable[str], retries: int = 0
 ) -> list[str]:
     """Return the client ids of a group's members if it is consumed by push."""
-    found = [
-        each
-        for each in await _connections(session, group, topics, retries)
-        if each.consume_type is not ConsumeType.PULL
-    ]
-    return _client_ids(session, found)
+    found = await _connections(session, group, topics, retries)
+    return found.members_but(session.client_id, ConsumeType.PULL)
 
 
 async def other_members(session: Session, group: str, topics: Iterable[str]) -> list[str]:
     """Return the client ids of a group's members but for this one."""
-    return _client_ids(session, await _connections(session, group, topics, retries=1))
+    found = await _connections(session, group, topics, retries=1)
+    return found.members_but(session.client_id)
 
 
-def _client_ids(session: Session, found: Iterable[ConsumerConnections]) -> list[str]:
-    everybody = {member.client_id for each in found for member in each.connection_set}
-    return sorted(everybody - {session.client_id})
+@dataclass(frozen=True, slots=True)
+class _Connections:
+    """What brokers tell of the members of a group."""
+
+    told: Collection[ConsumerConnections]
+    failures: Collection[TurbopumpError]
+    """Why others tell nothing."""
+
+    def members_but(self, client_id: str, kind: ConsumeType | None = None) -> list[str]:
+        """Return the client ids of all others, or of those not of a kind.
+
+        Raises what failed only if nobody is found: one who is there does not go with a broker
+        that is away.
+        """
+        found = {
+            member.client_id
+            for each in self.told
+            if each.consume_type is not kind
+            for member in each.connection_set
+        }
+        found.discard(client_id)
+        if self.failures and not found:
+            raise next(iter(self.failures))
+        return sorted(found)
 
 
 async def _connections(
     session: Session, group: str, topics: Iterable[str], retries: int
-) -> list[ConsumerConnections]:
+) -> _Connections:
     """Ask each broker of the topics who consumes with a group."""
     addresses: set[str] = set()
     for topic in topics:
@@ -221,13 +252,14 @@ async def _connections(
             # group's first member comes. A wrong name is told by those who look for its queues.
             continue
         addresses |= {by_id[MASTER_ID] for by_id in route.brokers.values() if MASTER_ID in by_id}
-    found = await of_each(
+    found, failed = await of_those_who_answer(
         sorted(addresses),
         lambda address: patiently(
             lambda: _connections_at(session, address, group), retries, f"members of {group}"
         ),
     )
-    return [each for each in found.values() if each is not None]
+    told = [each for each in found.values() if each is not None]
+    return _Connections(told, failed.values())
 
 
 async def _connections_at(session: Session, address: str, group: str) -> ConsumerConnections | None:

@@ -43,7 +43,7 @@ async def asked_of_master(
         if why is not Unreadable.DELETED:
             return why
     # An address from long ago may be another broker's by now.
-    address = await _master_address(session, queue.broker)
+    address = await master_address(session, queue.broker)
     return why if address == known else await _asked_at(address, session, reader, queue)
 
 
@@ -64,7 +64,7 @@ async def _asked_at(
     return None
 
 
-async def _master_address(session: Session, broker: str) -> str:
+async def master_address(session: Session, broker: str) -> str:
     """Return where a master is by the first name server that knows it; raises NoRoute."""
     for server in session.config.nameserver_addresses:
         command = request(RequestCode.GET_BROKER_CLUSTER_INFO)

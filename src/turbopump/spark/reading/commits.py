@@ -1,0 +1,41 @@
+"""Telling a broker how far a group has come in a queue."""
+
+from __future__ import annotations
+
+from turbopump.client import calls
+from turbopump.client.reading import QueueReader
+from turbopump.client.session import Session
+from turbopump.errors import NoRoute, RemoteError
+from turbopump.message import MessageQueue, QueueOffset
+from turbopump.spark.reading.unreadable import master_address
+from turbopump.wire.codes import ResponseCode
+
+
+async def commit(
+    session: Session, reader: QueueReader, group: str, queue: MessageQueue, offset: QueueOffset
+) -> None:
+    """Tell how far a group has come, also in a topic that was deleted.
+
+    A broker without the topic has nothing of the group in it, which is as good as the beginning.
+    ``group`` is its name as brokers know it.
+    """
+    try:
+        await _told(session, reader, group, queue, offset)
+    except RemoteError as error:
+        if offset or error.code != ResponseCode.TOPIC_NOT_EXIST:
+            raise
+
+
+async def _told(
+    session: Session, reader: QueueReader, group: str, queue: MessageQueue, offset: QueueOffset
+) -> None:
+    try:
+        await reader.commit(queue, offset)
+    except NoRoute:
+        if offset:
+            raise
+        # Of a topic that was deleted there is no route, though its broker may be there.
+        address = await master_address(session, queue.broker)
+        timeout_ms = session.config.request_timeout_ms
+        inside = reader.inside(queue)
+        await calls.commit_offset(session, address, group, inside, offset, timeout_ms)
