@@ -118,6 +118,14 @@ def test_the_drivers_environment_is_what_counts(monkeypatch: pytest.MonkeyPatch)
         ("sendTimeoutMs", "0s", "sendTimeoutMs is '0s': a time such as 500ms, 5s, 1m is allowed"),
         ("sendTimeoutMs", "soon", "sendTimeoutMs is 'soon': a time"),
         ("sendTimeoutMs", "5k", "sendTimeoutMs is '5k': a time"),
+        ("sendTimeoutMs", "40000d", "sendTimeoutMs is 3456000000000: at most 2147483647 is"),
+        ("batchBytes", "9999999999g", "batchBytes is 10737418238926258176: at most 2147483647"),
+        ("batchBytes", "2g", "batchBytes is 2147483648: at most 2147483647 is allowed"),
+        ("compressFromBytes", "2g", "compressFromBytes is 2147483648: at most 2147483647"),
+        ("bodyBytesMax", "2g", "bodyBytesMax is 2147483648: at most 2147483647 is allowed"),
+        ("batchSize", "2147483648", "batchSize is 2147483648: at most 2147483647 is allowed"),
+        ("maxInFlight", "2147483648", "maxInFlight is 2147483648: at most 2147483647"),
+        ("retries", "2147483648", "retries is 2147483648: at most 2147483647 is allowed"),
         ("retries", "-1", "retries is -1"),
         ("retryUnlessOk", "maybe", "retryUnlessOk is 'maybe': true or false"),
         ("compression", "rar", "compression is 'rar': lz4, zstd, zlib, none"),
@@ -138,6 +146,31 @@ def test_what_makes_no_sense_is_named(key: str, value: str, words: str) -> None:
     with pytest.raises(InvalidArgument, match="options of a rocketmq sink") as raised:
         SinkOptions.parse({**NAMESERVER, key: value})
     assert words in str(raised.value)
+
+
+def test_the_largest_numbers_are_allowed() -> None:
+    largest = {"sendTimeoutMs": "2147483647", "batchBytes": "2147483647"}
+    found = SinkOptions.parse({**NAMESERVER, **largest})
+    assert (found.send_timeout_ms, found.batch_bytes) == (2**31 - 1, 2**31 - 1)
+
+
+def test_numbers_and_truths_need_not_be_texts() -> None:
+    given: dict[str, object] = {
+        "batchBytes": 65536,
+        "sendTimeoutMs": 500,
+        "retries": 2,
+        "retryUnlessOk": True,
+        "stamp": False,
+    }
+    found = SinkOptions.parse({**NAMESERVER, **given})
+    assert (found.batch_bytes, found.send_timeout_ms, found.retries) == (65536, 500, 2)
+    assert (found.retry_unless_ok, found.stamp) == (True, "false")
+
+
+@pytest.mark.parametrize("key", ["batchBytes", "topic", "retries", "nameserver"])
+def test_none_is_no_value(key: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"{key} is None: leave it out to have its default"):
+        SinkOptions.parse({**NAMESERVER, key: None})
 
 
 def test_every_option_is_documented() -> None:

@@ -19,7 +19,6 @@ from turbopump.wire.sysflag import Compression
 _OF_SPARK = frozenset({"checkpointlocation", "path", "queryname", "outputmode", "trigger"})
 """Options that Spark itself reads and hands on to every sink."""
 
-_NEVER_COMPRESSED_BYTES = 2**31 - 1
 _COMPRESSIONS = {one.name.lower(): one for one in Compression}
 _CHOICES = {
     "stamp": ("true", "property", "false"),
@@ -43,6 +42,8 @@ _LEAST = {
     "compress_from_bytes": 1,
     "body_bytes_max": 1,
 }
+_MOST = 2**31 - 1
+"""Of all numbers. The system waits no longer at once than so many ms; frames have no more bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,10 @@ class SinkOptions:
             if value not in allowed:
                 raise InvalidArgument(f"{keys[name]} is {value!r}: {', '.join(allowed)} is allowed")
         for name, least in _LEAST.items():
-            require_at_least(keys[name], getattr(self, name), least)
+            value = getattr(self, name)
+            require_at_least(keys[name], value, least)
+            if value > _MOST:
+                raise InvalidArgument(f"{keys[name]} is {value}: at most {_MOST} is allowed")
         self.client()
         check_group(self.group)
         if self.topic is not None:
@@ -108,8 +112,11 @@ class SinkOptions:
             _check_write_id(self.write_id)
 
     @classmethod
-    def parse(cls, options: Mapping[str, str]) -> SinkOptions:
-        """Read options as Spark hands them over, in any case; raises InvalidArgument."""
+    def parse(cls, options: Mapping[str, object]) -> SinkOptions:
+        """Read options as Spark hands them over, in any case; raises InvalidArgument.
+
+        Who calls by himself may give numbers and truths as they are, as to ``DataFrameWriter``.
+        """
         by_lower = {key.lower(): key for key in OPTIONS}
         given = {
             by_lower.get(key.lower(), key): value
@@ -118,7 +125,7 @@ class SinkOptions:
         }
         # The executors may live in another environment than the driver.
         given.setdefault("nameserver", os.environ.get(NAMESERVER_VARIABLE, ""))
-        plain, problems = _without_units(given)
+        plain, problems = _plain_texts(given)
         try:
             found = configured(cls, plain)
         except InvalidArgument as error:
@@ -136,9 +143,8 @@ class SinkOptions:
         method = _COMPRESSIONS.get(self.compression)
         return MessageRules(
             body_bytes_max=self.body_bytes_max,
-            compress_from_bytes=_NEVER_COMPRESSED_BYTES
-            if method is None
-            else self.compress_from_bytes,
+            # Without a method, a size that no body has.
+            compress_from_bytes=_MOST if method is None else self.compress_from_bytes,
             compression=method or Compression.ZLIB,
         )
 
@@ -162,16 +168,23 @@ def _check_write_id(text: str) -> None:
         raise InvalidArgument(f"writeId is {text!r}: a text without blanks is allowed")
 
 
-def _without_units(given: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+def _plain_texts(given: Mapping[str, object]) -> tuple[dict[str, str], list[str]]:
     """Return options with plain numbers in place of sizes and times, and what is wrong with them.
 
     What is wrong is left out, so that all else can be checked as well.
     """
     plain, problems = {}, []
-    for key, text in given.items():
-        read = _WITH_UNITS.get(key)
+    for key, value in given.items():
         try:
-            plain[key] = text if read is None else str(read(key, text.strip()))
+            plain[key] = _plain_text(key, value)
         except InvalidArgument as error:
             problems.append(str(error))
     return plain, problems
+
+
+def _plain_text(key: str, value: object) -> str:
+    if value is None:
+        raise InvalidArgument(f"{key} is None: leave it out to have its default")
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    read = _WITH_UNITS.get(key)
+    return text if read is None else str(read(key, text.strip()))
