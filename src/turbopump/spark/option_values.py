@@ -77,6 +77,15 @@ def not_empty(name: str, text: str) -> str:
     return text
 
 
+def one_topic(name: str, text: str) -> str:
+    """Take the name of a topic, unless it is several."""
+    if "," in text:
+        raise InvalidArgument(
+            f"option {name} is {text!r}: one topic is allowed; several are for option topics"
+        )
+    return not_empty(name, text)
+
+
 def expression(name: str, text: str) -> str:
     """Take a regular expression, unless it is none."""
     try:

@@ -47,7 +47,13 @@ def test_tags_without_any_tag_are_told(tags: str) -> None:
         parsed(tags=tags)
 
 
-@pytest.mark.parametrize("tags", ["", "*", " * ", '{"orders": null, "refunds": ""}'])
+@pytest.mark.parametrize("tags", [" * ", '{"orders": " * "}'])
+def test_star_is_everything_only_without_blanks_as_elsewhere(tags: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"' \* ', which asks for a tag named \*: write"):
+        parsed(tags=tags)
+
+
+@pytest.mark.parametrize("tags", ["", "*", '{"orders": null, "refunds": ""}'])
 def test_no_tags_mean_everything(tags: str) -> None:
     pulling = parsed(tags=tags).pulling
     assert not pulling.of("orders").is_filtered

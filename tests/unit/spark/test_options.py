@@ -62,6 +62,12 @@ def test_topics_are_chosen_in_one_of_four_ways() -> None:
     assert assigned == Assigned((("a", "broker-b", 0), ("a", "broker-b", 1), ("c", "", 2)))
 
 
+@pytest.mark.parametrize("text", ["a,b", "a, b"])
+def test_several_topics_have_an_option_of_their_own(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="several are for option topics"):
+        instead_of_topic(topic=text)
+
+
 def test_queues_of_a_checkpoint_are_still_chosen_or_not() -> None:
     queue, retry = MessageQueue("a", "b1", 2), MessageQueue("%RETRY%a", "b1", 0)
     assert Topics(("a",)).has(queue)

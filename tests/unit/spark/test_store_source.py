@@ -382,6 +382,8 @@ def test_a_path_may_be_an_address(store: Path) -> None:
         ({"ignoreDamage": "1"}, "true or false"),
         ({"tags": "||"}, r"option tags is '\|\|', which has no tag"),
         ({"tags": " "}, "option tags is ' ', which has no tag"),
+        ({"topic": "a,b"}, "one topic is allowed; several are for option topics"),
+        ({"tags": " * "}, r"option tags is ' \* ', which asks for a tag named \*"),
         ({"columns": "offset"}, "no 'offset'"),
         ({"startingTime": "yesterday"}, "ISO time"),
         ({"startingTime": "2026-01-02", "endingTime": "2026-01-01"}, "not after"),

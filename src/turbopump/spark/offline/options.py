@@ -16,6 +16,7 @@ from turbopump.spark.option_values import (
     expression,
     moment_ms,
     not_empty,
+    one_topic,
     positive,
     size_bytes,
     text_of,
@@ -122,7 +123,7 @@ def _wanted(given: Given) -> Wanted:
     chosen = [name for name in _TOPIC_OPTIONS if name in given]
     if len(chosen) > 1:
         raise InvalidArgument(f"options {' and '.join(chosen)} exclude each other: give one")
-    tags = wanted_tags(given["tags"] or given.as_written("tags"), "option tags")
+    tags = wanted_tags(given.as_written("tags"), "option tags")
     wanted = Wanted(
         topics=given.find("topic", _one_topic, given.find("topics", _topics, None)),
         pattern=given.find("topicPattern", expression, None),
@@ -140,7 +141,7 @@ def _wanted(given: Given) -> Wanted:
 
 
 def _one_topic(name: str, text: str) -> frozenset[str]:
-    return frozenset({not_empty(name, text)})
+    return frozenset({one_topic(name, text)})
 
 
 def _topics(name: str, text: str) -> frozenset[str]:

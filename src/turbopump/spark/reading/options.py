@@ -20,6 +20,7 @@ from turbopump.spark.option_values import (
     expression,
     natural,
     not_empty,
+    one_topic,
     positive,
     size_bytes,
     text_of,
@@ -371,8 +372,9 @@ def _chosen(given: Given) -> Chosen:
         return TopicPattern(expression("topicPattern", given["topicPattern"]))
     if "assign" in given:
         return Assigned(tuple(sorted(set(_assigned(given["assign"])))))
-    text = given["topic"] if "topic" in given else given["topics"]
-    names = [text] if "topic" in given else [name.strip() for name in text.split(",")]
+    names = [name.strip() for name in given["topics"].split(",")]
+    if "topic" in given:
+        names = [one_topic("topic", given["topic"])]
     for name in names:
         check_topic(name)
     return Topics(tuple(dict.fromkeys(names)))
@@ -414,7 +416,7 @@ def _pulling(given: Given) -> Pulling:
         return replace(pulling, expression=not_empty("sql", given["sql"]), expression_type=SQL92)
     if given["tags"].startswith("{"):
         return replace(pulling, tags_by_topic=_tags_by_topic(given))
-    wanted = wanted_tags(given["tags"] or given.as_written("tags"), "option tags")
+    wanted = wanted_tags(given.as_written("tags"), "option tags")
     return pulling if wanted.everything else pulling.only(wanted.tags)
 
 
