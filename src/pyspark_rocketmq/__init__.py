@@ -25,7 +25,8 @@ except Exception as error:  # noqa: BLE001 - whatever it is
         def _refuse(self, *_: Any, **__: Any) -> Any:
             raise ImportError(
                 f'format("rocketmq") cannot be used here: {_WHY}; PySpark 4.2 or newer and '
-                "`pip install turbopump[spark]` are needed where drivers and executors run"
+                "turbopump with its extra spark, in a checkout: pip install '.[spark]', are needed "
+                "where drivers and executors run"
             )
 
         schema = reader = writer = _refuse

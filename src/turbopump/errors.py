@@ -176,6 +176,14 @@ class ForkedClient(ClientError):
 class MissingPackage(ClientError, ImportError):
     """An optional package is needed for this; the text says how to install it."""
 
+    @classmethod
+    def of_extra(cls, extra: str, wrong: str) -> MissingPackage:
+        """Return an error for a package that comes with an extra of Turbopump."""
+        return cls(
+            f"{wrong}: install turbopump with its extra {extra}, in a checkout: "
+            f"pip install '.[{extra}]'"
+        )
+
 
 class SparkError(TurbopumpError):
     """The Spark pipeline cannot go on as it is."""

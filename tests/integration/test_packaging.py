@@ -258,7 +258,7 @@ def test_without_spark_the_pipeline_says_what_to_install(environment: Path, tmp_
         "except ImportError as error:\n    print(error)\n"
     )
     told = run(environment / "bin" / "python", "-c", program, at=tmp_path)
-    assert "pip install turbopump[spark]" in told
+    assert "extra spark, in a checkout: pip install '.[spark]'" in told
 
 
 # --- the image ------------------------------------------------------------------------------------

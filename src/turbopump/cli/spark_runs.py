@@ -6,7 +6,7 @@ import logging
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,7 +18,7 @@ import typer
 
 from turbopump.cli.output import Column, Output
 from turbopump.cli.texts import parsed_pairs
-from turbopump.errors import MissingPackage
+from turbopump.errors import InvalidArgument, MissingPackage, SparkError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,20 +58,46 @@ def spark_run(title: str, master: str, conf: Sequence[str] | None) -> Iterator[R
     """Start Spark, show progress on stderr, and end in order at the first signal."""
     settings = parsed_pairs(conf or (), "--conf")
     if find_spec("pyspark") is None:
-        raise MissingPackage("pipelines need PySpark: pip install turbopump[spark]")
-    from turbopump.spark.local import session
+        raise MissingPackage.of_extra("spark", "pipelines need PySpark")
+    _require_no_connect(master)
     from turbopump.spark.pipelines.progress import Step, shown
 
     for name in _NOISY:
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     with shown() as watch:
         watch(Step("starting Spark"))
-        spark = session(f"turbopump pipeline {title}", master=master, settings=settings)
+        spark = _started(f"turbopump pipeline {title}", master, settings)
         try:
             with _stop_event() as stop:
                 yield Run(spark, watch, stop)
         finally:
             spark.stop()
+
+
+def _require_no_connect(master: str) -> None:
+    if master.startswith("sc:"):
+        raise InvalidArgument(
+            f"--master is {master!r}: pipelines do not run on Spark Connect, because they need "
+            "Spark's driver in their own process: local[N], spark://HOST:PORT or another master "
+            "is allowed"
+        )
+
+
+def _started(app_name: str, master: str, settings: Mapping[str, str]) -> SparkSession:
+    """Start Spark; what it says in pages of Java if it cannot becomes one line."""
+    from py4j.protocol import Py4JError, Py4JJavaError
+    from pyspark.errors import PySparkException
+
+    from turbopump.spark.local import session
+    from turbopump.spark.pipelines.failures import first_line
+
+    try:
+        return session(app_name, master=master, settings=settings)
+    except (Py4JError, PySparkException) as error:
+        said = error.java_exception.toString() if isinstance(error, Py4JJavaError) else str(error)
+        raise SparkError(
+            f"Spark does not start with master {master!r}: {first_line(said)}"
+        ) from error
 
 
 def print_report(report: Report, *, as_json: bool) -> None:

@@ -5,7 +5,7 @@ context travels in the message's properties, by the names that the configured pr
 ``traceparent``, ``tracestate`` and ``baggage``, unless it is set up otherwise. Names of spans and
 attributes are those of the semantic conventions for messaging.
 
-Needs the package opentelemetry-api: ``pip install turbopump[tracing]``.
+Needs the package opentelemetry-api: ``pip install '.[tracing]'`` in a checkout.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ try:
     from opentelemetry.context import Context, attach, detach
     from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
 except ImportError as missing:
-    raise MissingPackage(
-        "turbopump.client.tracing needs opentelemetry-api: pip install turbopump[tracing]"
+    raise MissingPackage.of_extra(
+        "tracing", "turbopump.client.tracing needs opentelemetry-api"
     ) from missing
 
 Attributes: TypeAlias = dict[str, str | int | Sequence[str]]

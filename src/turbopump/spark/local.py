@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import warnings
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 from turbopump.errors import InvalidArgument, MissingPackage
@@ -14,8 +16,8 @@ from turbopump.spark.java import ensure_java
 try:
     from pyspark.sql import SparkSession
 except ImportError as error:
-    raise MissingPackage(
-        "PySpark is not installed, or not all of what it needs: `pip install turbopump[spark]`"
+    raise MissingPackage.of_extra(
+        "spark", "PySpark is not installed, or not all of what it needs"
     ) from error
 
 SETTINGS: Mapping[str, str] = {
@@ -46,6 +48,18 @@ LOCAL_SETTINGS: Mapping[str, str] = {
 
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _LOGGING = Path(__file__).with_name("log4j2.properties")
+
+_CONNECT = "sc://"
+_CONNECT_PACKAGES = ("grpc", "grpc_status", "google.rpc", "zstandard")
+"""What PySpark imports for a client of Spark Connect, besides what it needs anyway."""
+
+_COUNT = r"0*[1-9]\d*"
+_MASTER = re.compile(
+    rf"local(\[({_COUNT}|\*)(\s*,\s*{_COUNT})?\])?"
+    rf"|local-cluster\[\s*{_COUNT}\s*(,\s*{_COUNT}\s*){{2}}\]"
+    r"|(spark|k8s)://.+|yarn",
+    re.ASCII,
+)
 
 
 def session(
@@ -80,12 +94,59 @@ def session_settings(master: str, own: Mapping[str, str]) -> dict[str, str]:
     return {**SETTINGS, **local, **own, _JAVA_OPTIONS: options}
 
 
+def require_master(master: str) -> None:
+    """Raise InvalidArgument unless it has the form of a master that Spark knows.
+
+    Spark says so too, but only after Java has started, and with pages of traces.
+    """
+    if master.startswith(_CONNECT):
+        raise InvalidArgument(
+            f"master is {master!r}, a server of Spark Connect, which is no master: "
+            f'session(remote="{master}") makes a client of it'
+        )
+    if _MASTER.fullmatch(master) is None:
+        raise InvalidArgument(
+            f"master is {master!r}: local[N], local[*], spark://HOST:PORT, "
+            "k8s://https://HOST:PORT or yarn is allowed"
+        )
+
+
+def _require_connect() -> None:
+    """Raise MissingPackage unless PySpark can be a client of Spark Connect.
+
+    PySpark itself takes a program that is no file, as of ``python -c``, for its own doctests, and
+    without these packages ends it as if all were well.
+    """
+    missing = [name for name in _CONNECT_PACKAGES if not _is_there(name)]
+    if missing:
+        raise MissingPackage(
+            f"a client of Spark Connect needs {', '.join(missing)}, which the extra spark of "
+            "turbopump does not bring: pip install 'pyspark[connect]'"
+        )
+
+
+def _is_there(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:
+        # Not even what it is in.
+        return False
+
+
+def _require_remote(remote: str) -> None:
+    if not remote.startswith((_CONNECT, "local")):
+        raise InvalidArgument(f"remote is {remote!r}: sc://host:port or local[n] is allowed")
+    _require_connect()
+
+
 def _made(app_name: str, master: str, remote: str | None, own: Mapping[str, str]) -> SparkSession:
+    if remote is None:
+        require_master(master)
+    else:
+        _require_remote(remote)
     builder = SparkSession.builder.appName(app_name)
-    if remote is not None and not remote.startswith("local"):
+    if remote is not None and remote.startswith(_CONNECT):
         # The server has settings of its own; only those of queries can be changed from here.
-        if not remote.startswith("sc://"):
-            raise InvalidArgument(f"remote is {remote!r}: sc://host:port or local[n] is allowed")
         queries = {name: value for name, value in SETTINGS.items() if name.startswith("spark.sql.")}
         settings = {**queries, **own}
     else:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import typer
+from pyspark.errors import PySparkRuntimeError
 from typer.core import TyperGroup
 from typer.testing import CliRunner, Result
 
@@ -183,7 +184,54 @@ def test_missing_pyspark_is_told_with_what_to_do(
     monkeypatch.setattr(spark_runs, "find_spec", lambda _: None)
     result = run("compact", str(tmp_path))
     assert result.exit_code == 1
-    assert "pip install turbopump[spark]" in result.stderr
+    assert "extra spark, in a checkout: pip install '.[spark]'" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("master", "told"),
+    [
+        ("sc://h:15002", "--master is 'sc://h:15002': pipelines do not run on Spark Connect"),
+        ("foo", "master is 'foo': local[N]"),
+        ("local[x]", "master is 'local[x]': local[N]"),
+    ],
+)
+def test_masters_that_cannot_be_are_told(tmp_path: Path, master: str, told: str) -> None:
+    result = run("compact", str(tmp_path), "--master", master)
+    assert result.exit_code == 2
+    assert told in result.stderr
+
+
+def test_what_keeps_spark_from_starting_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def session(*_: object, **__: object) -> None:
+        raise PySparkRuntimeError("[JAVA_GATEWAY_EXITED] Java has exited.\n\nmore of it")
+
+    monkeypatch.setattr("turbopump.spark.local.session", session)
+    result = run("compact", str(tmp_path), "--master", "yarn")
+    assert result.exit_code == 1
+    assert (
+        "Spark does not start with master 'yarn': [JAVA_GATEWAY_EXITED] Java has exited.\n"
+        in result.stderr
+    )
+    assert "more of it" not in result.stderr
+
+
+@pytest.mark.slow
+def test_what_java_refuses_is_one_line(tmp_path: Path) -> None:
+    # A process of its own: this one may have a session already, which is taken as it is.
+    wrong = ["--master", "local[1]", "--conf", "spark.scheduler.mode=x"]
+    done = subprocess.run(
+        [sys.executable, "-m", "turbopump", "pipeline", "compact", str(tmp_path), *wrong],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "Spark does not start with master 'local[1]': " in done.stderr
+    assert "spark.scheduler.mode" in done.stderr
+    assert "\tat " not in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.slow

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
-from turbopump.errors import InvalidArgument
+from turbopump.errors import InvalidArgument, MissingPackage
 from turbopump.spark import local
-from turbopump.spark.local import LOCAL_SETTINGS, SETTINGS, session_settings
+from turbopump.spark.local import LOCAL_SETTINGS, SETTINGS, require_master, session_settings
 
 LOGGING = "-Dlog4j2.configurationFile=file:"
 
@@ -34,6 +36,76 @@ def test_remote_that_is_none() -> None:
         local._made("x", "local", "spark://x", {})
 
 
+@pytest.mark.parametrize("name", ["grpc", "grpc_status", "google", "google.rpc", "zstandard"])
+@pytest.mark.parametrize("remote", ["local[2]", "sc://127.0.0.1:1"])
+def test_missing_packages_of_connect_are_told(
+    name: str, remote: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hide(name, monkeypatch)
+    told = rf"Connect needs {name}.*: pip install 'pyspark\[connect\]'"
+    with pytest.raises(MissingPackage, match=told):
+        local._made("x", "local", remote, {})
+
+
+def hide(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a package seem not to be installed, as `find_spec` sees it."""
+
+    def found(wanted: str) -> object:
+        if wanted == name:
+            return None
+        if wanted.startswith(f"{name}."):
+            raise ModuleNotFoundError(name)
+        return find_spec(wanted)
+
+    monkeypatch.setattr(local, "find_spec", found)
+
+
+def test_a_program_without_connect_does_not_end_in_silence() -> None:
+    # PySpark takes a program without a file for its own doctests, and exits with 0.
+    program = (
+        "import sys; sys.modules['grpc'] = None\n"
+        "import turbopump.spark\n"
+        "try:\n    turbopump.spark.session(remote='sc://127.0.0.1:1')\n"
+        "except turbopump.errors.MissingPackage as error:\n    print(error)\n"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert "pip install 'pyspark[connect]'" in told.stdout
+
+
+@pytest.mark.parametrize(
+    "master",
+    [
+        "local",
+        "local[*]",
+        "local[2]",
+        "local[2, 3]",
+        "local[*,3]",
+        "local-cluster[2, 1, 1024]",
+        "spark://a:7077,b:7077",
+        "k8s://https://10.0.0.1:6443",
+        "yarn",
+    ],
+)
+def test_masters_that_spark_knows(master: str) -> None:
+    require_master(master)
+
+
+@pytest.mark.parametrize(
+    "master", ["", "foo", "local[x]", "local[0]", "local[]", "local-cluster[2]", "spark://", "Yarn"]
+)
+def test_masters_that_spark_would_refuse(master: str) -> None:
+    told = re.escape(f"master is {master!r}: local[N], local[*], spark://HOST:PORT,")
+    with pytest.raises(InvalidArgument, match=told):
+        local._made("x", master, None, {})
+
+
+def test_a_server_of_connect_is_no_master() -> None:
+    with pytest.raises(InvalidArgument, match=r'session\(remote="sc://h:15002"\)'):
+        local._made("x", "sc://h:15002", None, {})
+
+
 def test_missing_pyspark_says_how_to_install_it() -> None:
     program = (
         "import sys; sys.modules['pyspark'] = None\n"
@@ -44,4 +116,4 @@ def test_missing_pyspark_says_how_to_install_it() -> None:
     told = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert "pip install turbopump[spark]" in told.stdout
+    assert "extra spark, in a checkout: pip install '.[spark]'" in told.stdout

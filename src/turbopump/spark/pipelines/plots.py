@@ -112,7 +112,7 @@ def _figure(rows: int) -> Figure:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as missing:
-        raise MissingPackage("plots need matplotlib: pip install turbopump[spark]") from missing
+        raise MissingPackage.of_extra("spark", "plots need matplotlib") from missing
     figure = Figure(figsize=(10, 2.8 * rows + 0.6), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
