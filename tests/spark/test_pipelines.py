@@ -27,7 +27,7 @@ from turbopump.spark.pipelines import Pace, lag, redrive, replay, trace
 from turbopump.spark.pipelines.pacing import SLICE_MS
 from turbopump.spark.pipelines.plots import save_lag_plot, save_trace_plot
 from turbopump.spark.pipelines.progress import Step
-from turbopump.spark.pipelines.resending import FROM, as_messages
+from turbopump.spark.pipelines.resending import FROM, as_messages, in_order
 from turbopump.wire.record import MessageView
 
 BEGIN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -157,7 +157,7 @@ def test_order_of_a_replay_is_left_to_nobody(spark: SparkSession) -> None:
         "storeTimestamp timestamp"
     )
     frame = spark.createDataFrame(rows, schema).coalesce(1)
-    found = as_messages(frame, F.lit("new"), {}, 1).collect()
+    found = in_order(as_messages(frame, F.lit("new"), {}, 1)).collect()
     # Offset 2 was stored before offset 1, by a clock that was set back.
     assert [(row[FROM], row["queueOffset"]) for row in found] == [
         ("ark", 0),

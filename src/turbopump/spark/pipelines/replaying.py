@@ -27,6 +27,7 @@ from turbopump.spark.pipelines.resending import (
     TIME_MS,
     Schedule,
     as_messages,
+    in_order,
     sender,
 )
 from turbopump.spark.pipelines.stored import StoredSince
@@ -259,7 +260,7 @@ def _send(
     parts = {partition: rows / plan.rows for partition, rows in plan.partitions.items()}
     task = sender(options, Schedule(pace, parts, plan.first_due_ms), write_id)
     # Tasks that keep the spacing have to run at the same time, all of them.
-    work = prepared.mapInArrow(task, SENT_SCHEMA, barrier=pace.speed is not None)
+    work = in_order(prepared).mapInArrow(task, SENT_SCHEMA, barrier=pace.speed is not None)
     targets = sorted({target for _, target in plan.topics if target is not None})
     with StoredSince(options.client(), targets, "messages sent", plan.rows, watch):
         return work.collect()

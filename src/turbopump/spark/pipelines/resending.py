@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 from pyspark.sql.column import Column
 
+from turbopump.spark.clocks import CLOCK_MARGIN_MS
 from turbopump.spark.pipelines.pacing import Pace, Pacer, slices
 from turbopump.spark.writing.columns import SinkColumns
 from turbopump.spark.writing.options import SinkOptions
@@ -28,7 +29,11 @@ from turbopump.spark.writing.writer import Written, write_rows
 FROM = "fromTopic"
 TIME_MS = "timeMs"
 DUE_MS = "dueMs"
-"""The latest time of a row and of those before it in its queue, none of which it overtakes."""
+"""The latest time of a row and of those before it in its queue, none of which it overtakes.
+
+Where that would be more than ``CLOCK_MARGIN_MS`` late it is the row's own time: no clock is set
+back so far, rather those before belong to another queue of the same name, or one had a wrong time.
+"""
 NO_TIME_MS = 0
 """Of rows whose time is not known; they are due first, or with the row before them."""
 
@@ -51,6 +56,12 @@ _SENT_ARROW = pa.schema(_SENT_ARROW_TYPES)
 _MESSAGE = ("topic", "body", "tags", "keys", "properties", "shardingKey")
 _PLACE = ("broker", "queueId")
 _ORDER = (*_PLACE, "queueOffset")
+_QUEUE = "oldQueue"
+_LIFE = "oldQueueLife"
+"""Tells apart what was in queues of the same name: of other brokers, or of a topic made anew."""
+_LOG_PLACE = "oldLogPlace"
+_LOG_PLACE_DIGITS = 16
+"""An id that a broker gave ends with where the message lies in its log, in hexadecimal digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +78,11 @@ class Schedule:
 def as_messages(
     frame: DataFrame, target: Column, marks: Mapping[str, Column], partitions: int
 ) -> DataFrame:
-    """Return rows as the sink takes them, in their old order and those of a queue in one task.
+    """Return rows as the sink takes them, those of a queue in one task; `in_order` sorts them.
 
     ``marks`` are properties to add; one whose value is null is left out.
     """
     columns = frame.columns
-    place = ["topic", *(each for each in _PLACE if each in columns)]
-    # Rows of one queue stay in order: they go to one queue, by one task.
-    queue = [F.concat_ws("@", *place).alias("shardingKey")] if "queueId" in columns else []
     stored_ms = (
         F.unix_millis("storeTimestamp") if "storeTimestamp" in columns else F.lit(NO_TIME_MS)
     )
@@ -83,32 +91,68 @@ def as_messages(
         F.array(*map(F.lit, marks)), F.array(*(mark.cast("string") for mark in marks.values()))
     )
     fresh = F.map_filter(own, lambda name, _: ~name.isin(*marks))
-    return (
-        frame.select(
-            target.alias("topic"),
-            F.col("body"),
-            *(F.col(each) for each in ("tags", "keys") if each in columns),
-            F.map_filter(F.map_concat(fresh, added), lambda _, value: value.isNotNull()).alias(
-                "properties"
-            ),
-            *queue,
-            F.col("topic").alias(FROM),
-            F.coalesce(stored_ms, F.lit(NO_TIME_MS)).alias(TIME_MS),
-            *(F.col(each) for each in _ORDER if each in columns),
-        )
-        .repartition(partitions, *(["shardingKey"] if queue else []))
-        .withColumn(DUE_MS, _due_ms(columns))
-        # Down to the row: stamps count rows, and a task that is tried again has to give the same.
-        .sortWithinPartitions(DUE_MS, FROM, *(each for each in _ORDER if each in columns))
+    queue = _queue(columns)
+    rows = frame.select(
+        target.alias("topic"),
+        F.col("body"),
+        *(F.col(each) for each in ("tags", "keys") if each in columns),
+        F.map_filter(F.map_concat(fresh, added), lambda _, value: value.isNotNull()).alias(
+            "properties"
+        ),
+        *queue.values(),
+        F.col("topic").alias(FROM),
+        F.coalesce(stored_ms, F.lit(NO_TIME_MS)).alias(TIME_MS),
+        *(F.col(each) for each in _ORDER if each in columns),
+    ).repartition(partitions, *([_QUEUE] if queue else []))
+    return _with_due(rows)
+
+
+def _queue(columns: Sequence[str]) -> dict[str, Column]:
+    """Return what tells the queue that a row was in, and where in the log of its broker it was."""
+    if "queueId" not in columns:
+        return {}
+    place = ["topic", *(each for each in _PLACE if each in columns)]
+    # Rows of one queue stay in order: they go to one queue, by one task.
+    queue = F.when(F.col("queueId").isNotNull(), F.concat_ws("@", *place))
+    found = {
+        "shardingKey": queue,
+        _QUEUE: F.coalesce(queue, F.xxhash64("body").cast("string")),
+    }
+    if "offsetMsgId" in columns:
+        place_digits = F.lit(_LOG_PLACE_DIGITS)
+        address_digits = F.greatest(F.length("offsetMsgId") - place_digits, F.lit(0))
+        found[_LIFE] = F.left("offsetMsgId", address_digits)
+        found[_LOG_PLACE] = F.right("offsetMsgId", place_digits)
+    return {name: column.alias(name) for name, column in found.items()}
+
+
+def _with_due(rows: DataFrame) -> DataFrame:
+    """Add when rows are due: after those before them, though a clock was set back meanwhile."""
+    if not {"queueId", "queueOffset"} <= set(rows.columns):
+        return rows.withColumn(DUE_MS, F.col(TIME_MS))
+    if _LOG_PLACE not in rows.columns:
+        # An offset that is there at several times was given anew as often.
+        same = Window.partitionBy(_QUEUE, "queueOffset").orderBy(TIME_MS)
+        rows = rows.withColumn(_LIFE, F.dense_rank().over(same))
+    order = [each for each in (_LOG_PLACE, "queueOffset", TIME_MS) if each in rows.columns]
+    unknown = F.col("queueOffset").isNull()
+    earlier = Window.partitionBy(_QUEUE, _LIFE, unknown).orderBy(*order)
+    until_here = earlier.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    is_set_back = ~unknown & (F.col(DUE_MS) - F.col(TIME_MS) <= CLOCK_MARGIN_MS)
+    return rows.withColumn(DUE_MS, F.max(TIME_MS).over(until_here)).withColumn(
+        DUE_MS, F.when(is_set_back, F.col(DUE_MS)).otherwise(F.col(TIME_MS))
     )
 
 
-def _due_ms(columns: Sequence[str]) -> Column:
-    """Return when rows are due: after those before them, though a clock was set back meanwhile."""
-    if not {"queueId", "queueOffset"} <= set(columns):
-        return F.col(TIME_MS)
-    earlier = Window.partitionBy("shardingKey").orderBy("queueOffset")
-    return F.max(TIME_MS).over(earlier.rowsBetween(Window.unboundedPreceding, Window.currentRow))
+def in_order(rows: DataFrame) -> DataFrame:
+    """Sort the messages of each task, by what they are in the end and never by how they came.
+
+    Stamps count rows, and a task that is tried again has to give the same.
+    """
+    known = (*_PLACE, _LOG_PLACE, "queueOffset", TIME_MS, "keys", "tags", "body")
+    order = [each for each in known if each in rows.columns]
+    ordered = rows.sortWithinPartitions(DUE_MS, FROM, *order, F.map_entries("properties"))
+    return ordered.drop(_QUEUE, _LIFE, _LOG_PLACE)
 
 
 def sender(

@@ -1,0 +1,175 @@
+"""In which order a replay sends rows, and when each is due: by the rows alone, however they come.
+
+Stamps count rows: were their order left to chance, a task that is tried again would swap them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+
+from turbopump.spark.clocks import CLOCK_MARGIN_MS
+from turbopump.spark.pipelines.resending import DUE_MS, as_messages, in_order
+
+BEGIN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+BEGIN_MS = round(BEGIN.timestamp() * 1000)
+YEAR_MS = 365 * 24 * 3_600_000
+SCHEMA = (
+    "topic string, broker string, queueId int, queueOffset long, offsetMsgId string, body string, "
+    "storeTimestamp timestamp, tags string, properties map<string,string>"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Old:
+    """A message as it was archived; its time is after BEGIN."""
+
+    body: str
+    time_ms: int
+    offset: int | None = None
+    log_place: int | None = None
+    queue_id: int | None = 0
+    broker: str | None = "a"
+    host: str = "7F00000100002A9F"
+    topic: str = "old"
+    tags: str | None = None
+    own: str | None = None
+
+    def row(self) -> tuple[object, ...]:
+        place = None if self.log_place is None else f"{self.host}{self.log_place:016X}"
+        stored = BEGIN + timedelta(milliseconds=self.time_ms)
+        own = {} if self.own is None else {"own": self.own}
+        named = (self.topic, self.broker, self.queue_id, self.offset, place, self.body, stored)
+        return (*named, self.tags, own)
+
+
+def sent(frame: DataFrame) -> list[tuple[str, int]]:
+    """Return bodies in their order, and when they are due."""
+    found = in_order(as_messages(frame, F.lit("new"), {}, 1)).collect()
+    return [(row["body"], row[DUE_MS] - BEGIN_MS) for row in found]
+
+
+def replayed(spark: SparkSession, messages: Sequence[Old], *without: str) -> list[tuple[str, int]]:
+    """The same for rows that come in one order and in the other, which has to be the same."""
+    one, other = (
+        sent(
+            spark.createDataFrame([each.row() for each in some], SCHEMA).coalesce(1).drop(*without)
+        )
+        for some in (messages, messages[::-1])
+    )
+    assert one == other, "the order is not that of the input"
+    return one
+
+
+def as_it_was(messages: Sequence[Old]) -> list[tuple[str, int]]:
+    return [(each.body, each.time_ms) for each in messages]
+
+
+def two_lives(apart_ms: int) -> list[Old]:
+    """A topic that was deleted and made anew: its offsets begin again, its broker's log goes on."""
+    first = [Old(f"first-{n}", 100 * n, n, 1000 + n) for n in range(5)]
+    return first + [Old(f"second-{n}", apart_ms + 100 * n, n, 2000 + n) for n in range(4)]
+
+
+@pytest.mark.parametrize("apart_ms", [1000, 2 * CLOCK_MARGIN_MS], ids=["seconds", "hours"])
+@pytest.mark.parametrize("without", [(), ("offsetMsgId",)], ids=["ids", "no ids"])
+def test_a_topic_that_was_made_anew_is_sent_one_life_after_the_other(
+    spark: SparkSession, apart_ms: int, without: tuple[str, ...]
+) -> None:
+    messages = two_lives(apart_ms)
+    assert replayed(spark, messages, *without) == as_it_was(messages)
+
+
+def test_lives_are_told_apart_also_by_what_a_filter_leaves(spark: SparkSession) -> None:
+    messages = two_lives(1000)
+    messages = messages[0:5:2] + messages[6::2]
+    assert replayed(spark, messages) == as_it_was(messages)
+
+
+def test_brokers_of_two_clusters_may_have_the_same_name(spark: SparkSession) -> None:
+    hosts = ("0A00000100002A9F", "0A00000200002A9F")
+    messages = [
+        Old(f"{host}-{n}", 100 * n + 10_000 * number, n, n * 300 + number, host=host)
+        for number, host in enumerate(hosts)
+        for n in range(4)
+    ]
+    assert replayed(spark, messages) == as_it_was(messages)
+
+
+@pytest.mark.parametrize("back_ms", [500, CLOCK_MARGIN_MS - 2])
+@pytest.mark.parametrize("without", [(), ("offsetMsgId",)], ids=["ids", "no ids"])
+def test_a_queue_keeps_its_order_though_its_clock_was_set_back(
+    spark: SparkSession, back_ms: int, without: tuple[str, ...]
+) -> None:
+    """By steps, of which the largest sum is less than the margin."""
+    times_ms = [0, 1000, 1000 - back_ms // 2, 1001 - back_ms, 1500 - back_ms, 1001, 2000]
+    messages = [Old(str(n), time_ms, n, 1000 + n) for n, time_ms in enumerate(times_ms)]
+    dues_ms = [0, 1000, 1000, 1000, 1000, 1001, 2000]
+    expected = list(zip("0123456", dues_ms, strict=True))
+    assert replayed(spark, messages, *without) == expected
+
+
+def test_one_time_in_the_future_delays_no_other_message(spark: SparkSession) -> None:
+    messages = [Old(str(n), 1000 * n, n, n) for n in range(5)]
+    messages[1] = Old("1", YEAR_MS, 1, 1)
+    expected = [("0", 0), ("2", 2000), ("3", 3000), ("4", 4000), ("1", YEAR_MS)]
+    assert replayed(spark, messages) == expected
+
+
+def test_messages_without_an_offset_are_due_at_their_own_times(spark: SparkSession) -> None:
+    unknown = [Old(f"x{time_ms}", time_ms) for time_ms in (2000, 0, 1000)]
+    known = [Old("a", 500, 7), Old("b", 400, 8), Old("c", 1500, 9)]
+    expected = [("x0", 0), ("a", 500), ("b", 500), ("x1000", 1000), ("c", 1500), ("x2000", 2000)]
+    assert replayed(spark, unknown + known) == expected
+    assert replayed(spark, unknown + known, "offsetMsgId") == expected
+    expected = [("x0", 0), ("b", 400), ("a", 500), ("x1000", 1000), ("c", 1500), ("x2000", 2000)]
+    assert replayed(spark, unknown + known, "queueOffset") == expected
+
+
+def test_messages_without_a_queue_do_not_share_one(spark: SparkSession) -> None:
+    unknown = [Old(f"x{n}", 1000 - n, n, queue_id=None) for n in range(20)]
+    known = [Old("a", 500, 0, queue_id=0), Old("b", 500, 0, queue_id=1)]
+    frame = spark.createDataFrame([each.row() for each in unknown + known], SCHEMA)
+    found = as_messages(frame, F.lit("new"), {}, 2)
+    keys = {row["body"]: row["shardingKey"] for row in found.collect()}
+    assert {keys[each.body] for each in unknown} == {None}
+    assert (keys["a"], keys["b"]) == ("old@a@0", "old@a@1")
+    assert found.where("shardingKey is null").select(F.spark_partition_id()).distinct().count() == 2
+    assert [due_ms for _, due_ms in replayed(spark, unknown)] == list(range(981, 1001))
+
+
+@pytest.mark.parametrize(
+    "without",
+    [
+        (),
+        ("broker",),
+        ("broker", "queueId", "queueOffset", "offsetMsgId"),
+        ("broker", "queueId", "queueOffset", "offsetMsgId", "storeTimestamp"),
+    ],
+    ids=lambda names: f"without {len(names)}",
+)
+def test_messages_that_differ_in_anything_have_an_order(
+    spark: SparkSession, without: tuple[str, ...]
+) -> None:
+    rows = [
+        Old(body, 0, 0, broker=broker, tags=tags, own=own).row()
+        for body in ("x", "y")
+        for broker in ("a", "b")
+        for tags in (None, "t")
+        for own in (None, "1", "2")
+    ]
+    one, other = (
+        in_order(as_messages(frame.coalesce(1).drop(*without), F.lit("new"), {}, 1))
+        .select("body", "tags", "properties")
+        .collect()
+        for frame in (
+            spark.createDataFrame(rows, SCHEMA),
+            spark.createDataFrame(rows[::-1], SCHEMA),
+        )
+    )
+    assert one == other
