@@ -59,7 +59,7 @@ def spark_run(title: str, master: str, conf: Sequence[str] | None) -> Iterator[R
     settings = parsed_pairs(conf or (), "--conf")
     if find_spec("pyspark") is None:
         raise MissingPackage.of_extra("spark", "pipelines need PySpark")
-    _require_no_connect(master)
+    _check_master(master)
     from turbopump.spark.pipelines.progress import Step, shown
 
     for name in _NOISY:
@@ -74,13 +74,16 @@ def spark_run(title: str, master: str, conf: Sequence[str] | None) -> Iterator[R
             spark.stop()
 
 
-def _require_no_connect(master: str) -> None:
+def _check_master(master: str) -> None:
+    from turbopump.spark.local import require_master
+
     if master.startswith("sc:"):
         raise InvalidArgument(
             f"--master is {master!r}: pipelines do not run on Spark Connect, because they need "
             "Spark's driver in their own process: local[N], spark://HOST:PORT or another master "
             "is allowed"
         )
+    require_master(master)
 
 
 def _started(app_name: str, master: str, settings: Mapping[str, str]) -> SparkSession:
