@@ -348,6 +348,10 @@ async def test_what_brokers_do_not_note_is_told_once(
         assert await found.commit({Q0: 5}) == {}
         assert await found.commit({Q0: 0}) == {Q0: 0}, "there the group begins at the beginning"
         asked.refuse = None
+        away = MessageQueue("T", "b", 0)
+        for offset, looked_for in ((5, 0), (0, 1)):
+            assert await found.commit({away: offset}) == {}
+            assert len(asked.of(RequestCode.GET_BROKER_CLUSTER_INFO)) == looked_for
         assert await found.commit({Q0: 5}) == {Q0: 5}
         asked.refuse = refuse
         assert await found.commit({Q0: 6}) == {}

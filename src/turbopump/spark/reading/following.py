@@ -181,9 +181,8 @@ class Following:
         gone = await self._forget(deleted)
         kept = {queue: at for queue, at in start.items() if queue not in gone}
         limits = {queue: ends for queue, ends in limits.items() if queue not in unreadable}
-        shrunk = {queue: ends for queue, ends in closed.items() if ends.high < start[queue]}
         again = {queue: limits[queue].low for queue in self._left & kept.keys() & limits.keys()}
-        reached = {**self._past_losses(kept, {**limits, **shrunk}), **again}
+        reached = {**self._past_losses(kept, {**limits, **closed}), **again}
         highs = {queue: ends.high for queue, ends in limits.items()}
         self.latest_known = {**kept, **highs, **new}
         # A queue that was made anew goes back in this batch, and is read in the next: what lies
@@ -277,8 +276,7 @@ class Following:
         position: Position = Earliest()
         if options.group is not None and not options.allow_shared_group:
             position = options.start if isinstance(options.start, Earliest) else OfGroup(Earliest())
-        read = [queue for queue in limits if queue not in self._left]
-        found = await self._cluster.resolve("startingOffsets", position, read)
+        found = await self._cluster.resolve("startingOffsets", position, limits)
         return {**found, **{queue: limits[queue].low for queue in self._left & limits.keys()}}
 
     def _past_losses(self, start: Offsets, limits: Mapping[MessageQueue, Limits]) -> Offsets:

@@ -160,23 +160,20 @@ class RangePull:
             why = await self._why_gone(error)
         if why is None:
             self._reader.back_to_master(self._queue)
-            return await self._pull(asked.offset, asked.limit or self._pulling.count_max)
+            return await self._pull(asked.offset, self._pulling.count_max)
         if is_first:
             self.lost(self._ahead.at, self._range.end, why.value)
             self._ahead.at = self._range.end
         return None
 
     async def _why_gone(self, error: NoRoute | RemoteError) -> Unreadable | None:
-        """Return why the queue cannot be read, None if only a slave said so; else raises again."""
+        """Return why the queue cannot be read, None if its master has it; else raises again."""
         if isinstance(error, RemoteError) and why_refused(self._queue, error) is None:
             raise error
         try:
-            why = await asked_of_master(self._session, self._reader, self._queue)
+            return await asked_of_master(self._session, self._reader, self._queue)
         except TurbopumpError as failure:
             raise error from failure
-        if why is None and isinstance(error, NoRoute):
-            raise error
-        return why
 
     async def _take(self, asked: Asked[_Answer], outcome: RecordsOutcome) -> Buffer | None:
         """Go on to where an answer leads; return its records if it has some."""
