@@ -19,6 +19,8 @@ _DIGITS_MAX = 30
 _BYTE_UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _BYTES = re.compile(rf"(\d{{1,{_DIGITS_MAX}}})\s*([bkmg]?)b?", re.ASCII | re.IGNORECASE)
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_LONGEST_MS = 2**31 - 1
+"""As long as the system waits at once for a socket: 24 days."""
 _DURATION = re.compile(rf"(\d{{1,{_DIGITS_MAX}}})\s*(ms|s|m|h|d)?", re.ASCII)
 
 _FIRST_PLAUSIBLE_MS = 100_000_000_000
@@ -29,7 +31,9 @@ _LAST_PLAUSIBLE_MS = 253_402_300_799_999
 class Given:
     """The options that were given, by the names that are documented, in whatever case."""
 
-    def __init__(self, options: Mapping[str, str], names: Iterable[str], of_format: str) -> None:
+    def __init__(
+        self, options: Mapping[str, str | None], names: Iterable[str], of_format: str
+    ) -> None:
         by_key = {name.lower(): name for name in names}
         unknown = sorted(key for key in options if key.lower() not in by_key)
         if unknown:
@@ -38,6 +42,8 @@ class Given:
                 f"there is no option {guesses} of format {of_format}; options are "
                 f"{', '.join(by_key.values())}"
             )
+        if missing := [key for key, text in options.items() if text is None]:
+            raise InvalidArgument(f"option {', '.join(missing)} is None: leave it out, or give it")
         self._written = {by_key[key.lower()]: str(text) for key, text in options.items()}
         self._values = {name: text.strip() for name, text in self._written.items()}
 
@@ -133,9 +139,9 @@ def duration_ms(name: str, text: str) -> int:
     """Read a time that something takes; at least 1 ms."""
     match = _DURATION.fullmatch(text)
     duration = int(match[1]) * _UNIT_MS[match[2] or "ms"] if match else 0
-    if not duration:
+    if not 0 < duration <= _LONGEST_MS:
         raise InvalidArgument(
-            f"option {name} is {text!r}: a time such as 500ms, 5s, 1m is allowed; "
+            f"option {name} is {text!r}: a time such as 500ms, 5s, 1m is allowed, 24d at most; "
             "a bare number is milliseconds"
         )
     return duration

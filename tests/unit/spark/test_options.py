@@ -206,6 +206,8 @@ def test_contradictions_are_told_together() -> None:
         ({"retries": "-1"}, "option retries is '-1': a whole number from 0 on"),
         ({"failOnDataLoss": "no"}, "option failOnDataLoss is 'no': true or false"),
         ({"requestTimeout": "9" * 5000}, "a time such as"),
+        ({"requestTimeout": "25d"}, "1m is allowed, 24d at most"),
+        ({"group": None}, "option group is None: leave it out"),
         ({"requestTimeout": "soon"}, "option requestTimeout is 'soon': a time such as"),
         ({"allowSharedGroup": "true"}, "allowSharedGroup needs a group"),
         ({"columns": "body,colour"}, "there is no 'colour'"),
