@@ -134,6 +134,26 @@ def test_replay_keeps_content_order_and_spacing(
         assert early_ms <= SLICE_MS
 
 
+def test_replay_begins_at_once_though_a_clock_was_set_back(
+    spark: SparkSession, broker: Standalone, name: str
+) -> None:
+    """The earliest time is not that of the first message, which others of its queue wait for."""
+    report = replay(
+        spark,
+        old_messages(spark, [40_000, 40_000, 0, 40_100, 40_500, 40_300]),
+        {"nameserver": broker.nameserver},
+        {"old": name},
+        pace=Pace(speed=1.0),
+    )
+    assert report.sent == 6
+    assert report.least_s == pytest.approx(0.5)
+    began_ms = round(BEGIN.timestamp() * 1000)
+    assert (report.first_stored_ms, report.last_stored_ms) == (began_ms, began_ms + 40_500)
+    assert report.started_ms is not None
+    first_ms = min(each.store_timestamp_ms for each in stored(broker.nameserver, name))
+    assert first_ms - report.started_ms < 20_000, "however busy the machine is"
+
+
 def assert_replayed(message: MessageView, number: int) -> None:
     stored_ms = round(BEGIN.timestamp() * 1000) + 400 * number
     assert (message.tags, message.keys) == ("odd", [f"k{number}", f"l{number}"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Sequence
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,6 +39,7 @@ app = typer.Typer()
 _MASTER = "local[*]"
 _MIB = 1024 * 1024
 _MIB_MAX = 1024**3
+_SPEED_MIN = 0.001
 _ANY = "*"
 
 WhereOption = Annotated[
@@ -209,7 +210,7 @@ def replay(
     with reported():
         targets = _targets(to)
         _require_above_0("--rate", rate)
-        _require_above_0("--speed", speed)
+        _require_speed(speed)
         first, last = _moment(since), _moment(until)
         _require_nameserver(nameserver)
         _require_archive(directory)
@@ -377,6 +378,11 @@ def _require_above_0(
     limit = "" if most is None else f", {most:.0f} at most"
     least = "0 or more" if or_0 else "a number above 0"
     raise InvalidArgument(f"{option} is {value}: {least} is allowed{limit}")
+
+
+def _require_speed(speed: float | None) -> None:
+    if speed is not None and not _SPEED_MIN <= speed < inf:
+        raise InvalidArgument(f"--speed is {speed}: a number is allowed, {_SPEED_MIN} at least")
 
 
 def _require_topics(nameserver: str, topics: Sequence[str]) -> None:

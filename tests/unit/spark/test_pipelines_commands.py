@@ -23,7 +23,7 @@ from turbopump.cli import pipeline, spark_runs
 from turbopump.cli.app import app
 from turbopump.errors import InvalidArgument
 from turbopump.spark import pipelines
-from turbopump.spark.pipelines import progress
+from turbopump.spark.pipelines import pacing, progress
 
 NOBODY = "127.0.0.1:1"
 ROOT = Path(__file__).parents[3]
@@ -63,6 +63,8 @@ def test_nobody_answers(arguments: list[str]) -> None:
         (["compact", ".", "--target-mib", "inf"], "--target-mib is inf"),
         (["replay", ".", "--to", "copy", "--rate", "0"], "--rate is 0.0"),
         (["replay", ".", "--to", "copy", "--speed", "-1"], "--speed is -1.0"),
+        (["replay", ".", "--to", "copy", "--speed", "nan"], "--speed is nan"),
+        (["replay", ".", "--to", "copy", "--speed", "1e-300"], "--speed is 1e-300: a number is"),
         (["redrive", "billing", "--rate", "inf"], "--rate is inf"),
         (["lag", "--samples", "0"], "--samples is 0"),
         (["lag", "--every", "-1"], "--every is -1.0"),
@@ -167,14 +169,16 @@ def test_options_of_the_others_reach_them(called: Called) -> None:
     lag = ["lag", "billing", "--samples", "3", "--every", "0", "--window", "1 day"]
     trace = ["trace", "--topic", "t", "--window", "1 hour", "--option", "retries=2"]
     done(called, "compact", "x", "--target-mib", "1.5")
+    done(called, "compact", "x", "--target-mib", "1e-9")
     done(called, *lag, "--history", "h")
     done(called, *trace, "--since", "1800000000000", "--until", "1800000001000")
-    (of_compact, of_lag, of_trace) = (named for _, _, named in called.calls)
+    (of_compact, of_smallest, of_lag, of_trace) = (named for _, _, named in called.calls)
     assert of_compact["target_bytes"] == 3 * 1024 * 1024 // 2
+    assert of_smallest["target_bytes"] == 1
     assert (of_lag["samples"], of_lag["every_s"], of_lag["window"]) == (3, 0.0, "1 day")
-    assert (of_lag["history"], called.calls[1][1][1:]) == ("h", (NOBODY, ["billing"]))
+    assert (of_lag["history"], called.calls[2][1][1:]) == ("h", (NOBODY, ["billing"]))
     source = {"nameserver": NOBODY, "topic": "t", "retries": "2"}
-    assert (of_trace["window"], called.calls[2][1][1:]) == ("1 hour", (source,))
+    assert (of_trace["window"], called.calls[3][1][1:]) == ("1 hour", (source,))
     assert [of_trace[each].timestamp() for each in ("since", "until")] == [1.8e9, 1.8e9 + 1]
 
 
@@ -259,6 +263,10 @@ found = [name for name in ("pyspark", "pyarrow", "pandas", "matplotlib") if name
 assert not found, found
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_least_speed_is_that_of_pipelines() -> None:
+    assert pipeline._SPEED_MIN == pacing.SPEED_MIN
 
 
 def test_targets_of_a_replay() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from turbopump.errors import InvalidArgument
-from turbopump.spark.pipelines.pacing import SLICE_MS, Pace, Pacer, Slice, slices
+from turbopump.spark.pipelines.pacing import SLICE_MS, SPEED_MIN, Pace, Pacer, Slice, slices
 
 
 def times(*ms: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -99,5 +102,29 @@ def test_duration_is_the_longer_one() -> None:
 def test_bad_pace_is_named(value: float) -> None:
     with pytest.raises(InvalidArgument, match=f"rate_per_s is {value}: a number above 0"):
         Pace(value)
-    with pytest.raises(InvalidArgument, match="speed is"):
+    with pytest.raises(InvalidArgument, match=f"speed is {value}: a number is allowed, 0.001 at"):
         Pace(speed=value)
+
+
+@pytest.mark.parametrize("value", [1e-300, 0.0009, "3"])
+def test_bad_speed_is_named(value: Any) -> None:
+    with pytest.raises(InvalidArgument, match=f"speed is {value!r}: a number is allowed"):
+        Pace(speed=value)
+
+
+def test_bad_rate_is_named() -> None:
+    rate: Any = "3"
+    with pytest.raises(InvalidArgument, match="rate_per_s is '3': a number above 0"):
+        Pace(rate)
+
+
+def test_least_speed_and_rate_wait_for_what_is_far_away() -> None:
+    """Times that machines do not know would come out as none at all."""
+    pace = Pace(1e-300, SPEED_MIN)
+    (near, far) = slices(times(0, 10_000 * 365 * 86_400_000), 0, pace)
+    assert (near.offset_s, far.offset_s) == (0.0, 10_000 * 365 * 86_400 / SPEED_MIN)
+    pacer = Pacer(pace, 0.0)
+    assert pacer.wait_s(near, 0.0) == 0.0
+    for due in (far, near):
+        pacer.sent(1, 0.0)
+        assert 30 * 365 * 86_400 < pacer.wait_s(due, 0.0) < threading.TIMEOUT_MAX

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from turbopump.errors import InvalidArgument
 from turbopump.spark import pipelines
+from turbopump.spark.pipelines.wishes import moment_of
 
 NOBODY = "127.0.0.1:1"
 SOURCE = {"nameserver": NOBODY, "topic": "orders"}
@@ -36,9 +40,65 @@ def test_connect_is_refused_with_what_to_do(name: str, call: Callable[[Any], obj
         call(connect_session)
 
 
-@pytest.mark.parametrize("every_s", [-1, float("nan"), float("inf"), 1e300])
-def test_bad_intervals_are_named(every_s: float) -> None:
-    with pytest.raises(InvalidArgument, match=re.escape(f"every_s is {every_s}: ")):
+@pytest.mark.parametrize("every_s", [-1, float("nan"), float("inf"), 1e300, "3"])
+def test_bad_intervals_are_named(every_s: Any) -> None:
+    with pytest.raises(InvalidArgument, match=re.escape(f"every_s is {every_s!r}: ")):
         pipelines.archive(no_session, "x", SOURCE, every_s=every_s)
-    with pytest.raises(InvalidArgument, match=re.escape(f"every_s is {every_s}: ")):
+    with pytest.raises(InvalidArgument, match=re.escape(f"every_s is {every_s!r}: ")):
         pipelines.lag(no_session, NOBODY, every_s=every_s)
+
+
+def test_lag_needs_an_interval() -> None:
+    nothing: Any = None
+    with pytest.raises(InvalidArgument, match="every_s is None: 0 or more seconds"):
+        pipelines.lag(no_session, NOBODY, every_s=nothing)
+
+
+@pytest.mark.parametrize("count", ["3", 1.5, 0, None])
+def test_bad_counts_are_named(count: Any, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match=f"samples is {count!r}: a whole number"):
+        pipelines.lag(no_session, NOBODY, samples=count)
+    with pytest.raises(InvalidArgument, match=f"target_bytes is {count!r}: a whole number"):
+        pipelines.compact(no_session, tmp_path, target_bytes=count)
+
+
+def test_bounds_without_a_zone_are_local_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "Asia/Kathmandu")
+        time.tzset()
+        local = moment_of("since", datetime(2026, 1, 2, 3, 4))  # noqa: DTZ001 - without a zone
+    time.tzset()
+    assert local == datetime(2026, 1, 1, 21, 19, tzinfo=UTC)
+    zoned = datetime(2026, 1, 2, 3, 4, tzinfo=timezone(timedelta(hours=1)))
+    assert moment_of("since", zoned) == zoned
+    assert moment_of("since", None) is None
+
+
+def test_bounds_that_are_no_times_are_named() -> None:
+    wrong: Any = "2026-01-02"
+    with pytest.raises(InvalidArgument, match="since is '2026-01-02': a datetime is allowed"):
+        pipelines.replay(no_session, "x", {"nameserver": NOBODY}, {"*": "y"}, since=wrong)
+    with pytest.raises(InvalidArgument, match="until is '2026-01-02': a datetime is allowed"):
+        pipelines.redrive(no_session, "billing", NOBODY, until=wrong)
+    with pytest.raises(InvalidArgument, match="until is '2026-01-02': a datetime is allowed"):
+        pipelines.trace(no_session, SOURCE, until=wrong)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda path: pipelines.archive(no_session, path, SOURCE),
+        lambda path: pipelines.read_archive(no_session, path),
+        lambda path: pipelines.compact(no_session, path),
+        lambda path: pipelines.replay(no_session, path, {"nameserver": NOBODY}, {"*": "y"}),
+    ],
+    ids=["archive", "read_archive", "compact", "replay"],
+)
+def test_files_of_sparks_own_sink_are_left_alone(
+    call: Callable[[Path], object], tmp_path: Path
+) -> None:
+    """Spark would read nothing of an archive there, and say nothing."""
+    (tmp_path / "_spark_metadata").mkdir()
+    with pytest.raises(InvalidArgument, match=r"Spark's own file sink.*choose another directory"):
+        call(tmp_path)
+    assert [each.name for each in tmp_path.iterdir()] == ["_spark_metadata"]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from turbopump.spark.pipelines.compaction import CompactionReport, compact
     from turbopump.spark.pipelines.lags import LagReport, lag
     from turbopump.spark.pipelines.pacing import Pace
+    from turbopump.spark.pipelines.plots import save_lag_plot, save_trace_plot
     from turbopump.spark.pipelines.redriving import RedriveReport, redrive
     from turbopump.spark.pipelines.replaying import ReplayReport, replay
     from turbopump.spark.pipelines.traces import TraceReport, trace
@@ -37,6 +38,8 @@ else:
         "read_archive": "archived",
         "redrive": "redriving",
         "replay": "replaying",
+        "save_lag_plot": "plots",
+        "save_trace_plot": "plots",
         "trace": "traces",
     }
 
@@ -61,5 +64,7 @@ __all__ = [
     "read_archive",
     "redrive",
     "replay",
+    "save_lag_plot",
+    "save_trace_plot",
     "trace",
 ]

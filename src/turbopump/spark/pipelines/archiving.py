@@ -28,7 +28,11 @@ from turbopump.spark.pipelines.files import full_path, local_directory
 from turbopump.spark.pipelines.layout import BATCH, CHECKPOINT, batch_value
 from turbopump.spark.pipelines.progress import Step, Watch, unwatched
 from turbopump.spark.pipelines.reports import Table, bytes_text, facts, moment, per_second
-from turbopump.spark.pipelines.settings import ArchiveSettings, keep_settings
+from turbopump.spark.pipelines.settings import (
+    ArchiveSettings,
+    keep_settings,
+    require_no_file_list,
+)
 from turbopump.spark.pipelines.wishes import require_driver, require_interval
 
 PARTITION_BY = ("topic", "date")
@@ -98,6 +102,7 @@ def archive(
     if every_s is not None:
         require_interval(every_s)
     text = full_path(path)
+    require_no_file_list(spark, text)
     noted = full_path(f"{text.rstrip('/')}/{CHECKPOINT}" if checkpoint is None else checkpoint)
     started_s = time.monotonic()
     with explained_failures():

@@ -40,7 +40,8 @@ from turbopump.spark.pipelines.files import (
 from turbopump.spark.pipelines.layout import COMPACTION, Alike, BatchFolder, Merge, merges
 from turbopump.spark.pipelines.progress import Step, Watch, unwatched
 from turbopump.spark.pipelines.reports import Table, bytes_text, facts
-from turbopump.spark.pipelines.wishes import require_driver
+from turbopump.spark.pipelines.settings import require_no_file_list
+from turbopump.spark.pipelines.wishes import require_count, require_driver
 
 TARGET_BYTES = 128 * 1024 * 1024
 
@@ -110,8 +111,8 @@ def compact(
             f"archive is {os.fspath(path)!r}: compaction works in a directory of this machine, or "
             "one that is mounted, because it renames folders in one step"
         )
-    if target_bytes < 1:
-        raise InvalidArgument(f"target_bytes is {target_bytes}: at least 1 is allowed")
+    require_count("target_bytes", target_bytes)
+    require_no_file_list(spark, full_path(path))
     started_s = time.monotonic()
     with _alone(directory):
         finished = finish_pending(directory)

@@ -17,13 +17,18 @@ from turbopump.admin.administration import Admin
 from turbopump.admin.groups import Progress
 from turbopump.client.config import ClientConfig
 from turbopump.client.session import Session
-from turbopump.errors import InvalidArgument, NotThere
+from turbopump.errors import NotThere
 from turbopump.spark.link import link_to
 from turbopump.spark.pipelines.failures import explained_failures
 from turbopump.spark.pipelines.files import full_path
 from turbopump.spark.pipelines.progress import Step, Watch, unwatched
 from turbopump.spark.pipelines.reports import Cell, Table, facts
-from turbopump.spark.pipelines.wishes import require_driver, require_interval, require_window
+from turbopump.spark.pipelines.wishes import (
+    require_count,
+    require_driver,
+    require_interval,
+    require_window,
+)
 
 _ARROW_TYPES: dict[str, pa.DataType] = {
     "time_ms": pa.int64(),
@@ -127,8 +132,7 @@ def lag(
     earlier runs count too.
     """
     require_driver(spark, "lag")
-    if samples < 1:
-        raise InvalidArgument(f"samples is {samples}: at least 1 is allowed")
+    require_count("samples", samples)
     require_interval(every_s)
     require_window(spark, window)
     started_s = time.monotonic()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from numbers import Real
 from typing import TypeAlias
 
 import numpy as np
@@ -22,6 +23,12 @@ SLICE_MS = 50
 
 ROWS_MAX = 10_000
 
+SPEED_MIN = 0.001
+"""A day takes three years then; much slower, and times to wait for are none that machines know."""
+
+_WAIT_MAX_S = 1e9
+"""Nobody waits so long; what is longer, no machine can."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pace:
@@ -34,10 +41,13 @@ class Pace:
     """1.0 keeps the original time between messages, 10.0 makes it a tenth."""
 
     def __post_init__(self) -> None:
-        for name in ("rate_per_s", "speed"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise InvalidArgument(f"{name} is {value}: a number above 0 is allowed")
+        rate, speed = self.rate_per_s, self.speed
+        if rate is not None and not (isinstance(rate, Real) and 0 < rate < float("inf")):
+            raise InvalidArgument(f"rate_per_s is {rate!r}: a number above 0 is allowed")
+        if speed is not None and not (
+            isinstance(speed, Real) and SPEED_MIN <= speed < float("inf")
+        ):
+            raise InvalidArgument(f"speed is {speed!r}: a number is allowed, {SPEED_MIN} at least")
 
     def duration_s(self, rows: int, span_ms: int) -> float:
         """Return how long sending takes at least."""
@@ -88,7 +98,8 @@ class Pacer:
 
     def wait_s(self, due: Slice, now_s: float) -> float:
         """Return how long to wait before a slice may be sent."""
-        return max(0.0, self._start_s + due.offset_s - now_s, self._free_s - now_s)
+        wait_s = max(0.0, self._start_s + due.offset_s - now_s, self._free_s - now_s)
+        return min(wait_s, _WAIT_MAX_S)
 
     def sent(self, rows: int, now_s: float) -> None:
         """Take note that rows were begun to be sent.

@@ -33,7 +33,7 @@ from turbopump.spark.pipelines.pacing import Pace, Pacer, slices
 from turbopump.spark.pipelines.progress import Step, Watch, unwatched
 from turbopump.spark.pipelines.reports import Table, facts
 from turbopump.spark.pipelines.stored import StoredSince
-from turbopump.spark.pipelines.wishes import require_driver
+from turbopump.spark.pipelines.wishes import moment_of, require_driver
 from turbopump.wire.names import dead_letter_topic, retry_topic
 from turbopump.wire.properties import RETRY_TOPIC
 
@@ -141,6 +141,7 @@ def redrive(
     which they became dead letters. ``again`` sends also what was redriven before.
     """
     require_driver(spark, "redrive")
+    since, until = moment_of("since", since), moment_of("until", until)
     started_s = time.monotonic()
     pace = Pace(rate_per_s)
     if isinstance(to, str):

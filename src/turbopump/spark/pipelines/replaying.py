@@ -31,7 +31,7 @@ from turbopump.spark.pipelines.resending import (
     sender,
 )
 from turbopump.spark.pipelines.stored import StoredSince
-from turbopump.spark.pipelines.wishes import require_driver
+from turbopump.spark.pipelines.wishes import moment_of, require_driver
 from turbopump.spark.writing.options import SinkOptions
 
 ANY_TOPIC = "*"
@@ -128,6 +128,7 @@ def replay(
     at which messages were stored, the end excluded. Old topic, id and times become properties.
     """
     require_driver(spark, "replay")
+    since, until = moment_of("since", since), moment_of("until", until)
     started_s = time.monotonic()
     pace = pace or Pace()
     options = SinkOptions.parse({**_SINK, **sink})

@@ -14,6 +14,8 @@ from turbopump.errors import InvalidArgument, SparkError
 from turbopump.spark.pipelines.files import local_directory, write_in_one_step
 from turbopump.spark.pipelines.layout import SETTINGS_FILE
 
+_FILE_LIST = "_spark_metadata"
+
 
 class ArchiveSettings(msgspec.Struct, frozen=True):
     """What has to be the same on every run that writes into an archive."""
@@ -21,6 +23,26 @@ class ArchiveSettings(msgspec.Struct, frozen=True):
     partition_by: tuple[str, ...]
     columns: tuple[str, ...] = ()
     """Of the source; empty if they were not noted."""
+
+
+def require_no_file_list(spark: SparkSession, path: str) -> None:
+    """Raise InvalidArgument where Spark's own file sink wrote.
+
+    It left a list of its files there, and Spark reads no others: whatever else is written into such
+    a directory is not seen, and no error tells.
+    """
+    directory = local_directory(path)
+    if directory is not None:
+        is_listed = (directory / _FILE_LIST).exists()
+    else:
+        with _explained(path):
+            system, place = _file_elsewhere(spark, path, _FILE_LIST)
+            is_listed = bool(system.exists(place))
+    if is_listed:
+        raise InvalidArgument(
+            f"archive is {path!r}: it was written by Spark's own file sink, which left "
+            f"{_FILE_LIST} there, so Spark would read no other files: choose another directory"
+        )
 
 
 def keep_settings(spark: SparkSession, path: str, wanted: ArchiveSettings) -> None:

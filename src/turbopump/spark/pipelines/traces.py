@@ -19,7 +19,7 @@ from turbopump.spark.pipelines.failures import explained_failures
 from turbopump.spark.pipelines.progress import Step, Watch, unwatched
 from turbopump.spark.pipelines.reports import Cell, Table, facts
 from turbopump.spark.pipelines.trace_records import Kind, TraceRecord, parsed
-from turbopump.spark.pipelines.wishes import require_driver, require_window
+from turbopump.spark.pipelines.wishes import moment_of, require_driver, require_window
 
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
 
@@ -152,6 +152,7 @@ def trace(
     are those of the clients; ``since`` and ``until`` bound the time of sends and calls.
     """
     require_driver(spark, "trace")
+    since, until = moment_of("since", since), moment_of("until", until)
     require_window(spark, window)
     started_s = time.monotonic()
     options = {"columns": "body", **source}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from datetime import UTC, datetime
+from numbers import Real
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -28,8 +30,25 @@ def require_driver(spark: SparkSession, pipeline: str) -> None:
 
 def require_interval(every_s: float) -> None:
     """Raise InvalidArgument unless one can wait so long, and so often."""
-    if not 0 <= every_s <= threading.TIMEOUT_MAX:
-        raise InvalidArgument(f"every_s is {every_s}: 0 or more seconds are allowed")
+    if not (isinstance(every_s, Real) and 0 <= every_s <= threading.TIMEOUT_MAX):
+        raise InvalidArgument(f"every_s is {every_s!r}: 0 or more seconds are allowed")
+
+
+def require_count(name: str, value: object) -> None:
+    """Raise InvalidArgument unless something can be done so many times."""
+    if not isinstance(value, int) or value < 1:
+        raise InvalidArgument(f"{name} is {value!r}: a whole number is allowed, at least 1")
+
+
+def moment_of(name: str, value: datetime | None) -> datetime | None:
+    """Return a bound of times as one of UTC; without a zone it is local, as Python has it."""
+    if value is None:
+        return None
+    if not isinstance(value, datetime):
+        raise InvalidArgument(
+            f"{name} is {value!r}: a datetime is allowed, without a zone it is local time"
+        )
+    return value.astimezone(UTC)
 
 
 def require_window(spark: SparkSession, window: str) -> None:
