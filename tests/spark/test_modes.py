@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pyspark
+import pytest
 
 import spark_mode
 from servers import STOP_S, Standalone
@@ -45,6 +46,7 @@ def run(mode: Mapping[str, Any], nameserver: str, folder: Path) -> None:
     assert not re.search(r"[/.]turbopump[/.](client|spark|wire)", done.stderr), done.stderr
 
 
+@pytest.mark.long
 def test_local_cluster(broker: Standalone, tmp_path: Path) -> None:
     mode = {"master": "local-cluster[2,1,1024]", "settings": SMALL}
     run(mode, broker.nameserver, tmp_path / "checkpoint")
