@@ -10,19 +10,22 @@ from turbopump.message import MessageQueue, QueueOffset
 from turbopump.spark.reading.unreadable import master_address
 from turbopump.wire.codes import ResponseCode
 
+_NOTHING_KEPT = (ResponseCode.TOPIC_NOT_EXIST, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST)
+
 
 async def commit(
     session: Session, reader: QueueReader, group: str, queue: MessageQueue, offset: QueueOffset
 ) -> None:
     """Tell how far a group has come, also in a topic that was deleted.
 
-    A broker without the topic has nothing of the group in it, which is as good as the beginning.
+    A broker without the topic, or without the group, has nothing of the group in it, which is as
+    good as the beginning.
     ``group`` is its name as brokers know it.
     """
     try:
         await _told(session, reader, group, queue, offset)
     except RemoteError as error:
-        if offset or error.code != ResponseCode.TOPIC_NOT_EXIST:
+        if offset or error.code not in _NOTHING_KEPT:
             raise
 
 
@@ -38,4 +41,7 @@ async def _told(
         address = await master_address(session, queue.broker)
         timeout_ms = session.config.request_timeout_ms
         inside = reader.inside(queue)
-        await calls.commit_offset(session, address, group, inside, offset, timeout_ms)
+        # Answered, since the queue leaves the checkpoint once it is noted.
+        await calls.commit_offset(
+            session, address, group, inside, offset, timeout_ms, is_oneway=False
+        )
