@@ -15,13 +15,20 @@ import clusters
 from turbopump.client.delivery.results import ConsumeContext, ConsumeResult
 from turbopump.client.producer import Producer
 from turbopump.client.push_consumer import PushConsumer
+from turbopump.client.routes import MASTER_ID, Route
 from turbopump.client.session import Session
 from turbopump.errors import ConnectFailed, GroupInUse, TurbopumpError
 from turbopump.message import Message, MessageQueue
 from turbopump.spark.reading import driver
 from turbopump.spark.reading.cluster import Cluster
 from turbopump.spark.reading.following import Following
-from turbopump.spark.reading.membership import Joining, QueryMember, join_group, other_members
+from turbopump.spark.reading.membership import (
+    Joining,
+    QueryMember,
+    join_group,
+    other_members,
+    push_members,
+)
 from turbopump.spark.reading.options import SourceOptions
 from turbopump.testing import virtual_time, wait_until
 from turbopump.wire.codes import RequestCode
@@ -194,6 +201,75 @@ async def test_nothing_is_committed_before_the_group_is_joined(
         await query.run(look)
         assert await group.committed([A0]) == {A0: 2}
         await query._joining.leave()
+
+
+@virtual_time()
+async def test_a_broker_that_is_gone_for_good_keeps_no_query_from_committing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world_of_two(tmp_path) as (made, session):
+        await made.make_topic("U", "b", queues=1)
+        await session.route("U")
+        monkeypatch.setattr(driver, "link_to", lambda _: Linked(session))
+        monkeypatch.setattr(driver, "_stop_when_told", lambda: None)
+        plain = {"nameserver": session.config.nameserver, "topics": "T,U", "group": "g"}
+        query: Any = driver.Driver(SourceOptions.for_stream(plain))
+        await made.crash("b")
+
+        async def commit(follow: Following) -> None:
+            await follow.commit({A0: 2, MessageQueue("U", "b", 0): 0})
+
+        group = Cluster(session, options(session))
+        await query.run(commit)
+        await asyncio.sleep(3)
+        await query.run(commit)
+        assert await group.committed([A0]) == {A0: None}, "it may only be restarted"
+        await asyncio.sleep(20)
+        await query.run(commit)
+        assert await group.committed([A0]) == {A0: 2}
+        await query._joining.leave()
+
+
+@virtual_time()
+async def test_a_broker_that_name_servers_know_is_waited_for(tmp_path: Path) -> None:
+    asked = clusters.Recorder()
+    async with (
+        world(tmp_path) as (made, _),
+        made.session("10.0.1.3", hooks=[asked], route_interval_ms=5000) as session,
+    ):
+        hidden = {RequestCode.GET_CONSUMER_CONNECTION_LIST, RequestCode.GET_ROUTEINFO_BY_TOPIC}
+
+        def refuse(address: str, command: Command) -> None:
+            if command.code in hidden:
+                raise ConnectFailed(f"{address} is away")
+
+        await session.route("T")
+        asked.refuse = refuse
+        joining = Joining(session, options(session), topics_of("T"))
+        await joining.join(is_patient=False)
+        await asyncio.sleep(60)
+        assert not joining.has_joined, "name servers do not answer"
+        hidden.remove(RequestCode.GET_ROUTEINFO_BY_TOPIC)
+        await asyncio.sleep(60)
+        assert not joining.has_joined, "name servers know it"
+        asked.refuse = None
+        await asyncio.sleep(10)
+        assert joining.has_joined
+        await joining.leave()
+
+
+@virtual_time()
+async def test_a_broker_that_has_moved_is_asked_where_it_is(tmp_path: Path) -> None:
+    async with world(tmp_path) as (made, session), pushing(made):
+        await asyncio.sleep(5)
+        route = await session.route("T")
+        old = Route("T", route.writable, route.readable, {"a": {MASTER_ID: "10.0.0.99:10911"}})
+        session._routes._take(old)
+        session._routes._answers.clear()
+        with pytest.raises(TurbopumpError, match=r"10\.0\.0\.99"):
+            await push_members(session, "g", ["T"])
+        found = await push_members(session, "g", ["T"], without_lost=True)
+        assert [each.split("@")[0] for each in found] == ["10.0.1.9"]
 
 
 @virtual_time()

@@ -19,7 +19,7 @@ from turbopump.client.names import with_namespace
 from turbopump.client.routes import MASTER_ID
 from turbopump.client.session import Session
 from turbopump.client.subscriptions import subscription
-from turbopump.errors import GroupInUse, NoRoute, TurbopumpError
+from turbopump.errors import GroupInUse, NetworkError, NoRoute, RemoteError, TurbopumpError
 from turbopump.message import MessageQueue
 from turbopump.spark.reading.options import SourceOptions
 from turbopump.spark.reading.patience import of_those_who_answer, patiently, pause_s
@@ -35,6 +35,9 @@ from turbopump.wire.command import request, whole_body
 from turbopump.wire.headers import ConsumerGroup
 
 _log = logging.getLogger(__name__)
+
+_Answers = tuple[Mapping[str, ConsumerConnections | None], Mapping[str, TurbopumpError]]
+"""What brokers tell by their addresses, and why others tell nothing."""
 
 
 class QueryMember(ConsumerMember):
@@ -139,20 +142,28 @@ class Joining:
             self._trying = asyncio.create_task(self._keep_trying())
 
     async def _keep_trying(self) -> None:
+        clock, patience_ms = self._session.clock, self._session.config.route_interval_ms
+        lost_ms = clock.monotonic_ms() + patience_ms
         for attempt in count():
             await asyncio.sleep(pause_s(attempt))
             try:
-                await self._join(0)
+                # Not at once: name servers also lose a broker that is only restarted.
+                await self._join(0, without_lost=clock.monotonic_ms() >= lost_ms)
             except TurbopumpError as error:
                 if not error.retriable:
                     raise
             else:
                 return
 
-    async def _join(self, retries: int) -> None:
+    async def _join(self, retries: int, *, without_lost: bool = False) -> None:
         if _own_group(self._options) is not None:
-            topics = await self._topics()
-            self.member = await join_group(self._session, self._options, topics, retries)
+            self.member = await join_group(
+                self._session,
+                self._options,
+                await self._topics(),
+                retries,
+                without_lost=without_lost,
+            )
         self.has_joined = True
 
     async def leave(self) -> None:
@@ -166,19 +177,25 @@ class Joining:
 
 
 async def join_group(
-    session: Session, options: SourceOptions, topics: Iterable[str], retries: int = 0
+    session: Session,
+    options: SourceOptions,
+    topics: Iterable[str],
+    retries: int = 0,
+    *,
+    without_lost: bool = False,
 ) -> QueryMember | None:
     """Make a query a member of its group; raises GroupInUse if push consumers have it.
 
     None if it has no group, or shares it: a member that reads all queues would only keep the push
-    consumers from the queues that they believe it has.
+    consumers from the queues that they believe it has. ``without_lost`` waits for no broker that
+    is away and that no name server knows.
     """
     own = _own_group(options)
     if own is None:
         return None
     group = with_namespace(session.config.namespace, own)
     wanted = tuple(topics)
-    pushing = await push_members(session, group, wanted, retries)
+    pushing = await push_members(session, group, wanted, retries, without_lost=without_lost)
     if pushing:
         raise GroupInUse(
             f"group {own!r} is consumed by push already, by {', '.join(pushing)}: "
@@ -200,10 +217,15 @@ def _own_group(options: SourceOptions) -> str | None:
 
 
 async def push_members(
-    session: Session, group: str, topics: Iterable[str], retries: int = 0
+    session: Session,
+    group: str,
+    topics: Iterable[str],
+    retries: int = 0,
+    *,
+    without_lost: bool = False,
 ) -> list[str]:
     """Return the client ids of a group's members if it is consumed by push."""
-    found = await _connections(session, group, topics, retries)
+    found = await _connections(session, group, topics, retries, without_lost=without_lost)
     return found.members_but(session.client_id, ConsumeType.PULL)
 
 
@@ -240,26 +262,62 @@ class _Connections:
 
 
 async def _connections(
-    session: Session, group: str, topics: Iterable[str], retries: int
+    session: Session, group: str, topics: Iterable[str], retries: int, *, without_lost: bool = False
 ) -> _Connections:
-    """Ask each broker of the topics who consumes with a group."""
-    addresses: set[str] = set()
-    for topic in topics:
-        try:
-            route = await session.route(with_namespace(session.config.namespace, topic))
-        except NoRoute:
-            # Nobody consumes it: it was deleted, or is a retry topic, which brokers make when the
-            # group's first member comes. A wrong name is told by those who look for its queues.
-            continue
-        addresses |= {by_id[MASTER_ID] for by_id in route.brokers.values() if MASTER_ID in by_id}
-    found, failed = await of_those_who_answer(
-        sorted(addresses),
-        lambda address: patiently(
-            lambda: _connections_at(session, address, group), retries, f"members of {group}"
-        ),
-    )
-    told = [each for each in found.values() if each is not None]
-    return _Connections(told, failed.values())
+    """Ask each broker of the topics who consumes with a group.
+
+    ``without_lost`` passes over one that does not answer and that name servers do not know: it is
+    gone for good, though the route of a topic that only it had is kept.
+    """
+
+    async def ask(addresses: Iterable[str]) -> _Answers:
+        return await of_those_who_answer(
+            sorted(addresses),
+            lambda address: patiently(
+                lambda: _connections_at(session, address, group), retries, f"members of {group}"
+            ),
+        )
+
+    names = {with_namespace(session.config.namespace, topic) for topic in topics}
+    masters = {name: await _masters(session, name) for name in sorted(names)}
+    asked = _together(masters.values())
+    found, failed = await ask(asked)
+    if not (failed and without_lost):
+        return _Connections(_told(found), failed.values())
+    doubtful = {name: known for name, known in masters.items() if known & failed.keys()}
+    listed = _together([await _masters_now(session, *each) for each in doubtful.items()])
+    moved, moved_failed = await ask(listed - asked)
+    away = [error for address, error in failed.items() if address in listed]
+    return _Connections(_told({**found, **moved}), [*away, *moved_failed.values()])
+
+
+def _told(found: Mapping[str, ConsumerConnections | None]) -> list[ConsumerConnections]:
+    return [each for each in found.values() if each is not None]
+
+
+def _together(addresses: Iterable[frozenset[str]]) -> frozenset[str]:
+    return frozenset().union(*addresses)
+
+
+async def _masters(session: Session, name: str) -> frozenset[str]:
+    """Return where the masters of a topic are, named as brokers know it."""
+    try:
+        route = await session.route(name)
+    except NoRoute:
+        # Nobody consumes it: it was deleted, or is a retry topic, which brokers make when the
+        # group's first member comes. A wrong name is told by those who look for its queues.
+        return frozenset()
+    return frozenset(by_id[MASTER_ID] for by_id in route.brokers.values() if MASTER_ID in by_id)
+
+
+async def _masters_now(session: Session, name: str, known: frozenset[str]) -> frozenset[str]:
+    """Return where the masters of a topic are by a name server; as ``known`` if none tells."""
+    try:
+        has_route = await session.refresh_route(name)
+    except (NetworkError, RemoteError) as error:
+        _log.info("topic %s: whether its brokers are there is not known: %s", name, error)
+        return known
+    return await _masters(session, name) if has_route else frozenset()
 
 
 async def _connections_at(session: Session, address: str, group: str) -> ConsumerConnections | None:
