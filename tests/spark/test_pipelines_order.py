@@ -14,6 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
 from turbopump.spark.clocks import CLOCK_MARGIN_MS
+from turbopump.spark.pipelines.progress import Step
+from turbopump.spark.pipelines.replaying import replay
 from turbopump.spark.pipelines.resending import DUE_MS, as_messages, in_order
 
 BEGIN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -30,9 +32,9 @@ class Old:
     """A message as it was archived; its time is after BEGIN."""
 
     body: str
-    time_ms: int
+    time_ms: int | None
     offset: int | None = None
-    log_place: int | None = None
+    log_place: int | str | None = None
     queue_id: int | None = 0
     broker: str | None = "a"
     host: str = "7F00000100002A9F"
@@ -41,8 +43,10 @@ class Old:
     own: str | None = None
 
     def row(self) -> tuple[object, ...]:
-        place = None if self.log_place is None else f"{self.host}{self.log_place:016X}"
-        stored = BEGIN + timedelta(milliseconds=self.time_ms)
+        place = self.log_place
+        if isinstance(place, int):
+            place = f"{self.host}{place:016X}"
+        stored = None if self.time_ms is None else BEGIN + timedelta(milliseconds=self.time_ms)
         own = {} if self.own is None else {"own": self.own}
         named = (self.topic, self.broker, self.queue_id, self.offset, place, self.body, stored)
         return (*named, self.tags, own)
@@ -67,7 +71,7 @@ def replayed(spark: SparkSession, messages: Sequence[Old], *without: str) -> lis
 
 
 def as_it_was(messages: Sequence[Old]) -> list[tuple[str, int]]:
-    return [(each.body, each.time_ms) for each in messages]
+    return [(each.body, each.time_ms or 0) for each in messages]
 
 
 def two_lives(apart_ms: int) -> list[Old]:
@@ -119,6 +123,56 @@ def test_one_time_in_the_future_delays_no_other_message(spark: SparkSession) -> 
     messages[1] = Old("1", YEAR_MS, 1, 1)
     expected = [("0", 0), ("2", 2000), ("3", 3000), ("4", 4000), ("1", YEAR_MS)]
     assert replayed(spark, messages) == expected
+
+
+@pytest.mark.parametrize("without", [(), ("offsetMsgId",)], ids=["ids", "no ids"])
+def test_a_message_without_a_time_is_due_with_the_one_before_it(
+    spark: SparkSession, without: tuple[str, ...]
+) -> None:
+    messages = [Old(str(n), None if n == 2 else 1000 * n, n, n) for n in range(4)]
+    expected = [("0", 0), ("1", 1000), ("2", 1000), ("3", 3000)]
+    assert replayed(spark, messages, *without) == expected
+
+
+def test_offsets_may_be_texts(spark: SparkSession) -> None:
+    rows = [Old(str(n), 0, n).row() for n in range(12)]
+    frame = spark.createDataFrame(rows, SCHEMA).drop("offsetMsgId")
+    texts = frame.withColumn("queueOffset", F.col("queueOffset").cast("string"))
+    assert [body for body, _ in sent(texts)] == list(map(str, range(12)))
+
+
+def test_ids_that_no_broker_gave_say_nothing(spark: SparkSession) -> None:
+    messages = [Old(str(n), 0, n, f"id-{9 - n}") for n in range(8)]
+    assert replayed(spark, messages) == as_it_was(messages)
+
+
+def test_queues_that_are_constants_stay_in_their_task(spark: SparkSession) -> None:
+    rows = [Old(str(n), 0, n, n).row() for n in range(9)]
+    constants = {"topic": F.lit("old"), "broker": F.lit("a"), "queueId": F.lit(0)}
+    frame = spark.createDataFrame(rows, SCHEMA).withColumns(constants)
+    prepared = as_messages(frame, F.lit("new"), {}, 4)
+    place = F.spark_partition_id().alias("place")
+    [counted] = prepared.groupBy(place).count().collect()
+    [task] = in_order(prepared).select(place).distinct().collect()
+    assert (counted["count"], counted["place"]) == (9, task["place"])
+
+
+def test_a_queue_is_not_held_in_memory(spark: SparkSession) -> None:
+    frame = spark.createDataFrame([Old("x", 0, 0, 0).row()], SCHEMA)
+    rows = "spark.sql.windowExec.buffer.in.memory.threshold"
+    seen: list[str | None] = []
+
+    def watch(_: Step) -> None:
+        seen.append(spark.conf.get(rows, None))
+
+    options = {"nameserver": "127.0.0.1:1"}
+    for before in (None, "5"):
+        if before is not None:
+            spark.conf.set(rows, before)
+        replay(spark, frame, options, {"*": "new"}, is_dry_run=True, watch=watch)
+        assert spark.conf.get(rows, None) == before
+    spark.conf.unset(rows)
+    assert set(seen) == {"16"}
 
 
 def test_messages_without_an_offset_are_due_at_their_own_times(spark: SparkSession) -> None:

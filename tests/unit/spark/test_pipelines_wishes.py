@@ -88,11 +88,9 @@ def test_bounds_that_are_no_times_are_named() -> None:
     "call",
     [
         lambda path: pipelines.archive(no_session, path, SOURCE),
-        lambda path: pipelines.read_archive(no_session, path),
         lambda path: pipelines.compact(no_session, path),
-        lambda path: pipelines.replay(no_session, path, {"nameserver": NOBODY}, {"*": "y"}),
     ],
-    ids=["archive", "read_archive", "compact", "replay"],
+    ids=["archive", "compact"],
 )
 def test_files_of_sparks_own_sink_are_left_alone(
     call: Callable[[Path], object], tmp_path: Path

@@ -27,7 +27,6 @@ from turbopump.spark.pipelines.layout import (
 from turbopump.spark.pipelines.settings import (
     ArchiveSettings,
     noted_settings,
-    require_no_file_list,
 )
 from turbopump.spark.pipelines.wishes import require_driver
 from turbopump.spark.records.schema import COLUMNS, spark_schema
@@ -62,7 +61,6 @@ def read_archive(spark: SparkSession, path: str | os.PathLike[str]) -> DataFrame
     """
     require_driver(spark, "read_archive")
     text = full_path(path)
-    require_no_file_list(spark, text)
     directory = local_directory(text)
     if directory is None:
         return _read(spark, text, [text])

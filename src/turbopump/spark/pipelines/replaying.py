@@ -27,6 +27,7 @@ from turbopump.spark.pipelines.resending import (
     TIME_MS,
     Schedule,
     as_messages,
+    few_rows_in_memory,
     in_order,
     sender,
 )
@@ -137,7 +138,8 @@ def replay(
             f"topic is {options.topic!r}: where messages go is said by to, "
             f"{{{ANY_TOPIC!r}: {options.topic!r}}} sends all of them there"
         )
-    with explained_failures():
+    session = messages.sparkSession if isinstance(messages, DataFrame) else spark
+    with explained_failures(), few_rows_in_memory(session):
         frame = messages if isinstance(messages, DataFrame) else read_archive(spark, messages)
         chosen = _chosen(frame, where, since, until, needs_times=pace.speed is not None)
         partitions = spark.sparkContext.defaultParallelism

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 
@@ -15,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import BarrierTaskContext, TaskContext
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 from pyspark.sql.column import Column
 
@@ -55,13 +56,17 @@ _SENT_ARROW = pa.schema(_SENT_ARROW_TYPES)
 
 _MESSAGE = ("topic", "body", "tags", "keys", "properties", "shardingKey")
 _PLACE = ("broker", "queueId")
-_ORDER = (*_PLACE, "queueOffset")
 _QUEUE = "oldQueue"
 _LIFE = "oldQueueLife"
 """Tells apart what was in queues of the same name: of other brokers, or of a topic made anew."""
 _LOG_PLACE = "oldLogPlace"
 _LOG_PLACE_DIGITS = 16
 """An id that a broker gave ends with where the message lies in its log, in hexadecimal digits."""
+_IDS = "^([0-9A-F]{32}|[0-9A-F]{56})$"
+"""Those of brokers, which have an address before that; others may give other ids."""
+_WINDOW_ROWS = "spark.sql.windowExec.buffer.in.memory.threshold"
+_WINDOW_ROWS_MAX = 16
+"""Whole messages, up to 4 MB each; Spark would keep 4,096 of them in the memory of each task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +107,8 @@ def as_messages(
         *queue.values(),
         F.col("topic").alias(FROM),
         F.coalesce(stored_ms, F.lit(NO_TIME_MS)).alias(TIME_MS),
-        *(F.col(each) for each in _ORDER if each in columns),
+        *(F.col(each) for each in _PLACE if each in columns),
+        *([F.col("queueOffset").cast("long")] if "queueOffset" in columns else []),
     ).repartition(partitions, *([_QUEUE] if queue else []))
     return _with_due(rows)
 
@@ -114,15 +120,17 @@ def _queue(columns: Sequence[str]) -> dict[str, Column]:
     place = ["topic", *(each for each in _PLACE if each in columns)]
     # Rows of one queue stay in order: they go to one queue, by one task.
     queue = F.when(F.col("queueId").isNotNull(), F.concat_ws("@", *place))
+    # By something of the row, though it is nothing: Spark takes no constant for what divides rows.
+    nothing = F.coalesce(F.left(F.col("body").cast("string"), F.lit(0)), F.lit(""))
     found = {
         "shardingKey": queue,
-        _QUEUE: F.coalesce(queue, F.xxhash64("body").cast("string")),
+        _QUEUE: F.coalesce(F.concat(queue, nothing), F.xxhash64("body").cast("string")),
     }
     if "offsetMsgId" in columns:
+        known = F.when(F.col("offsetMsgId").rlike(_IDS), F.col("offsetMsgId"))
         place_digits = F.lit(_LOG_PLACE_DIGITS)
-        address_digits = F.greatest(F.length("offsetMsgId") - place_digits, F.lit(0))
-        found[_LIFE] = F.left("offsetMsgId", address_digits)
-        found[_LOG_PLACE] = F.right("offsetMsgId", place_digits)
+        found[_LIFE] = F.left(known, F.length(known) - place_digits)
+        found[_LOG_PLACE] = F.right(known, place_digits)
     return {name: column.alias(name) for name, column in found.items()}
 
 
@@ -138,10 +146,25 @@ def _with_due(rows: DataFrame) -> DataFrame:
     unknown = F.col("queueOffset").isNull()
     earlier = Window.partitionBy(_QUEUE, _LIFE, unknown).orderBy(*order)
     until_here = earlier.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    is_set_back = ~unknown & (F.col(DUE_MS) - F.col(TIME_MS) <= CLOCK_MARGIN_MS)
+    late_ms = F.col(DUE_MS) - F.col(TIME_MS)
+    is_set_back = ~unknown & ((F.col(TIME_MS) == NO_TIME_MS) | (late_ms <= CLOCK_MARGIN_MS))
     return rows.withColumn(DUE_MS, F.max(TIME_MS).over(until_here)).withColumn(
         DUE_MS, F.when(is_set_back, F.col(DUE_MS)).otherwise(F.col(TIME_MS))
     )
+
+
+@contextmanager
+def few_rows_in_memory(spark: SparkSession) -> Iterator[None]:
+    """Let Spark write rows to disk early while it compares those of a queue."""
+    before = spark.conf.get(_WINDOW_ROWS, None)
+    spark.conf.set(_WINDOW_ROWS, _WINDOW_ROWS_MAX)
+    try:
+        yield
+    finally:
+        if before is None:
+            spark.conf.unset(_WINDOW_ROWS)
+        else:
+            spark.conf.set(_WINDOW_ROWS, before)
 
 
 def in_order(rows: DataFrame) -> DataFrame:
