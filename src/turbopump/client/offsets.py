@@ -199,6 +199,10 @@ class LocalOffsets:
         self._path = path
         self._writing = threading.Lock()
         self._stored: dict[MessageQueue, QueueOffset] = {}
+        """What the file is to hold; it does unless `_unwritten`."""
+        self._unwritten = False
+        self._snapshots = 0
+        self._last_written = 0
         self._lock: BinaryIO | None = None
 
     async def open(self) -> None:
@@ -215,7 +219,7 @@ class LocalOffsets:
         return self._stored.get(queue)
 
     def has_news(self, queues: Collection[MessageQueue]) -> bool:
-        return any(self._is_news(queue) for queue in queues)
+        return self._unwritten or any(self._is_news(queue) for queue in queues)
 
     def _is_news(self, queue: MessageQueue) -> bool:
         offset = self.positions.of(queue)
@@ -227,24 +231,30 @@ class LocalOffsets:
         *,
         is_routine: bool = False,  # noqa: ARG002 - the file is known to hold what it held
     ) -> None:
-        changed = {
-            queue: offset
-            for queue in queues
-            if (offset := self.positions.of(queue)) is not None
-            and self._stored.get(queue) != offset
-        }
-        if not changed:
+        for queue in queues:
+            offset = self.positions.of(queue)
+            if offset is not None and self._stored.get(queue) != offset:
+                self._stored[queue] = offset
+                self._unwritten = True
+        if not self._unwritten:
             return
-        self._stored.update(changed)
+        self._snapshots += 1
+        number = self._snapshots
         try:
-            await asyncio.to_thread(self._write, dict(self._stored))
+            await asyncio.to_thread(self._write, number, dict(self._stored))
         except OSError as error:
-            _log.warning("offsets not written to %s: %s", self._path, error)
+            _log.warning("offsets not written to %s, will try again: %s", self._path, error)
+        else:
+            # A later call may have more to write, and fail.
+            if number == self._snapshots:
+                self._unwritten = False
 
-    def _write(self, offsets: Mapping[MessageQueue, QueueOffset]) -> None:
-        # A task that is cancelled leaves its thread at work.
+    def _write(self, number: int, offsets: Mapping[MessageQueue, QueueOffset]) -> None:
+        # A task that is cancelled leaves its thread at work, and threads may overtake each other.
         with self._writing:
-            write_offsets(self._path, offsets)
+            if number > self._last_written:
+                write_offsets(self._path, offsets)
+                self._last_written = number
 
 
 def offsets_path(directory: Path | None, client_id: str, group: str) -> Path:

@@ -29,8 +29,10 @@ class DaemonThreads(Executor):
         self._count_max = count_max
         self._name = name
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
-        self._idle = threading.Semaphore(0)
         self._lock = threading.Lock()
+        self._unfinished = 0
+        """Jobs submitted and not done. Counting idle threads instead would have to say which job
+        each of them is going to take, and a thread that has just finished may be faster."""
         self._threads: list[threading.Thread] = []
         self._is_shut = False
 
@@ -39,9 +41,10 @@ class DaemonThreads(Executor):
         with self._lock:
             if self._is_shut:
                 raise RuntimeError(f"no job is taken any more: the threads {self._name} are shut")
-            self._jobs.put((future, functools.partial(fn, *args, **kwargs)))
-            if not self._idle.acquire(blocking=False) and len(self._threads) < self._count_max:
+            if len(self._threads) < min(self._unfinished + 1, self._count_max):
                 self._start_thread()
+            self._unfinished += 1
+            self._jobs.put((future, functools.partial(fn, *args, **kwargs)))
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -65,8 +68,14 @@ class DaemonThreads(Executor):
         thread = threading.Thread(
             target=self._work, name=f"{self._name}_{len(self._threads)}", daemon=True
         )
+        try:
+            thread.start()
+        except RuntimeError:
+            # The system allows no more threads: those that exist do the job later.
+            if not self._threads:
+                raise
+            return
         self._threads.append(thread)
-        thread.start()
 
     def _cancel_waiting(self) -> None:
         while True:
@@ -78,30 +87,31 @@ class DaemonThreads(Executor):
                 job[0].cancel()
 
     def _work(self) -> None:
-        while True:
-            try:
-                job = self._jobs.get_nowait()
-            except Empty:
-                self._idle.release()
-                job = self._jobs.get()
-            if job is None:
-                # For the next thread, which is to end too.
-                self._jobs.put(None)
-                return
-            _do(job)
+        while (job := self._jobs.get()) is not None:
+            _do(job, self._note_done)
             # Not kept while it waits: it may hold what others want to be rid of.
             del job
+        # For the next thread, which is to end too.
+        self._jobs.put(None)
+
+    def _note_done(self) -> None:
+        with self._lock:
+            self._unfinished -= 1
 
 
-def _do(job: Job) -> None:
+def _do(job: Job, note_done: Callable[[], None]) -> None:
+    """Run a job; it counts as done before its waiters know, as they may submit the next one."""
     future, call = job
     if not future.set_running_or_notify_cancel():
+        note_done()
         return
     try:
         result = call()
     except BaseException as error:  # noqa: BLE001 - whoever waits for the job is to see it
+        note_done()
         future.set_exception(error)
     else:
+        note_done()
         future.set_result(result)
 
 

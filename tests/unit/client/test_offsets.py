@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -108,6 +110,57 @@ async def test_a_directory_that_cannot_be_written_is_logged(
     store.positions.advance(QUEUE, QueueOffset(4))
     await store.persist([QUEUE])
     assert "offsets not written" in caplog.text
+
+
+@virtual_time()
+async def test_offsets_that_could_not_be_written_are_written_when_they_can_be(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "g").write_text("")
+    store = LocalOffsets(tmp_path / "g" / "offsets.json")
+    await store.open()
+    store.positions.advance(QUEUE, QueueOffset(4))
+    await store.persist([QUEUE])
+    # A queue that is released before the next attempt keeps its offset.
+    store.positions.forget(QUEUE)
+    assert await store.stored(QUEUE) == 4
+    assert store.has_news([OTHER])
+    (tmp_path / "g").unlink()
+    await store.persist([OTHER], is_routine=True)
+    assert read_offsets(tmp_path / "g" / "offsets.json") == {QUEUE: 4}
+    assert not store.has_news([OTHER])
+
+
+@virtual_time()
+async def test_a_failed_write_is_repeated_although_an_earlier_one_ends_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, begun, release = tmp_path / "g" / "offsets.json", threading.Event(), threading.Event()
+
+    def slow(where: Path, offsets: Mapping[MessageQueue, QueueOffset]) -> None:
+        if QUEUE in offsets and OTHER in offsets:
+            raise OSError(28, "No space left on device", str(where))
+        begun.set()
+        assert release.wait(10)
+        write_offsets(where, offsets)
+
+    store = LocalOffsets(path)
+    await store.open()
+    monkeypatch.setattr("turbopump.client.offsets.write_offsets", slow)
+    store.positions.advance(QUEUE, QueueOffset(4))
+    store.positions.advance(OTHER, QueueOffset(5))
+    async with asyncio.TaskGroup() as group:
+        group.create_task(store.persist([QUEUE]))
+        await asyncio.to_thread(begun.wait, 10)
+        group.create_task(store.persist([OTHER]))
+        await asyncio.sleep(0)
+        release.set()
+    assert read_offsets(path) == {QUEUE: 4}
+    assert store.has_news([])
+    monkeypatch.undo()
+    await store.persist([])
+    assert read_offsets(path) == {QUEUE: 4, OTHER: 5}
+    store.close()
 
 
 @virtual_time()

@@ -126,6 +126,23 @@ def test_quick_jobs_are_run_by_one_thread() -> None:
     assert len(names) <= 3, "a busy machine may make one look stuck"
 
 
+def test_four_threads_stay_four_however_often_jobs_come_and_end() -> None:
+    done: list[int] = []
+
+    async def main() -> None:
+        workers: ThreadWorkers[int] = ThreadWorkers(lambda _: None, done.extend, 4)
+        for number in range(1000):
+            workers.submit([number])
+            # No pause: the worker that has done a job is about to end when the next one comes.
+            while len(done) <= number:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        names = [each.name for each in threading.enumerate()]
+        await workers.close(1000)
+        assert sum(name.startswith("turbopump-listener") for name in names) <= 4
+
+    asyncio.run(main())
+
+
 def test_fewer_threads_from_now_on() -> None:
     lock, gate = threading.Lock(), threading.Event()
     running = most = 0

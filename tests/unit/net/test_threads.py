@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 import threading
@@ -26,6 +27,63 @@ def test_a_thread_that_is_idle_is_used_again_and_there_are_not_more_than_allowed
     threads = DaemonThreads(1, "one")
     jobs = [threads.submit(lambda: threading.current_thread().name) for _ in range(20)]
     assert {job.result(WAIT_S) for job in jobs} == {"one_0"}
+    threads.shutdown()
+
+
+@pytest.mark.parametrize("chains", [1, 4])
+def test_a_job_submitted_by_the_callback_of_another_needs_no_further_thread(chains: int) -> None:
+    """The finishing thread is about to be free, and no idle one is lost to the count."""
+    threads, lengths, lock = DaemonThreads(50, "chain"), [0] * chains, threading.Lock()
+    finished = threading.Semaphore(0)
+    together = threading.Barrier(chains, timeout=WAIT_S)
+
+    def follow(chain: int, _: object) -> None:
+        with lock:
+            lengths[chain] += 1
+        if lengths[chain] == 500:
+            finished.release()
+        else:
+            threads.submit(int).add_done_callback(functools.partial(follow, chain))
+
+    for chain in range(chains):
+        threads.submit(together.wait).add_done_callback(functools.partial(follow, chain))
+    assert all(finished.acquire(timeout=WAIT_S) for _ in range(chains))
+    names = {each.name for each in threading.enumerate() if each.name.startswith("chain_")}
+    assert names == {f"chain_{number}" for number in range(chains)}
+    threads.shutdown()
+
+
+def test_cancelled_and_failed_jobs_free_their_threads() -> None:
+    threads, gate = DaemonThreads(50, "freed"), threading.Event()
+    held = threads.submit(gate.wait, WAIT_S)
+    waiting = [threads.submit(gate.wait, WAIT_S) for _ in range(3)]
+    failing = threads.submit(lambda: 1 / 0)
+    assert isinstance(failing.exception(WAIT_S), ZeroDivisionError)
+    gate.set()
+    assert all(each.result(WAIT_S) for each in (held, *waiting))
+    for _ in range(20):
+        assert isinstance(threads.submit(lambda: 1 / 0).exception(WAIT_S), ZeroDivisionError)
+    assert sum(each.name.startswith("freed_") for each in threading.enumerate()) == 5
+    threads.shutdown()
+
+
+def test_when_the_system_allows_no_more_threads_those_that_exist_do_the_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    threads, gate = DaemonThreads(2, "scarce"), threading.Event()
+    with monkeypatch.context() as scarce:
+        scarce.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start"):
+            threads.submit(int, "1")
+    first = threads.submit(gate.wait, WAIT_S)
+    with monkeypatch.context() as scarce:
+        scarce.setattr(threading.Thread, "start", refuse)
+        second = threads.submit(int, "2")
+    gate.set()
+    assert (first.result(WAIT_S), second.result(WAIT_S)) == (True, 2)
     threads.shutdown()
 
 
