@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import tarfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from archives import extract
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.spark.offline.options import columns_of
 from turbopump.spark.offline.source import DefaultSource, StoreReader
@@ -25,8 +25,7 @@ Row = dict[str, Any]
 
 def unpacked(name: str, directory: Path) -> Path:
     """Unpack a store that a RocketMQ broker wrote."""
-    with tarfile.open(DATA / f"{name}.tar.gz") as archive:
-        archive.extractall(directory, filter="data")
+    extract(DATA / f"{name}.tar.gz", directory)
     return directory / name
 
 

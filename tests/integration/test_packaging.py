@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import venv
 import zipfile
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from archives import extract
 from commands import ready_addresses
 from servers import standalone
 from turbopump import __version__
@@ -158,8 +158,7 @@ def test_spark_is_an_extra(wheel: Path) -> None:
 
 def test_the_sdist_makes_the_same_wheel(distributions: tuple[Path, Path], tmp_path: Path) -> None:
     wheel, sdist = distributions
-    with tarfile.open(sdist) as archive:
-        archive.extractall(tmp_path, filter="data")
+    extract(sdist, tmp_path)
     source = tmp_path / f"turbopump-{__version__}"
     for name in ("LICENSE", "Dockerfile", "scripts/test", "requirements/dev.lock", "tests/data"):
         assert (source / name).exists(), name

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pickle
 import struct
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from archives import extract
 from stored_rows import entries, expected, names, numbered, plain, row, rows_of, stored
 from turbopump.errors import InvalidArgument, RecordError
 from turbopump.spark.records import arrays, finding, property_columns
@@ -443,8 +443,7 @@ def test_it_can_be_sent_to_another_process() -> None:
 
 @pytest.mark.parametrize("name", ["store", "store_v6", "store_trimmed"])
 def test_golden_stores(name: str, tmp_path: Path) -> None:
-    with tarfile.open(Path(__file__).parents[2] / "data/store" / f"{name}.tar.gz") as archive:
-        archive.extractall(tmp_path, filter="data")
+    extract(Path(__file__).parents[2] / "data/store" / f"{name}.tar.gz", tmp_path)
     for path in sorted(tmp_path.rglob("commitlog/*")):
         content = path.read_bytes()
         _, end = finding.find_records(content)

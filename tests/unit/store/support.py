@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import os
-import tarfile
 from pathlib import Path
 from typing import Any
 
+from archives import extract
 from turbopump.message import QueueOffset
 from turbopump.store import (
     Files,
@@ -157,11 +157,7 @@ def bodies(store: Store, topic: str = "Topic", queue_id: int = 0) -> list[bytes]
 
 def unpack(archive: str, into: Path) -> Path:
     """Unpack one of the golden store directories."""
-    with tarfile.open(DATA / f"{archive}.tar.gz") as tar:
-        if hasattr(tarfile, "data_filter"):
-            # Not in the first releases of Python 3.11, which extract in this way by themselves.
-            tar.extraction_filter = tarfile.data_filter
-        tar.extractall(into)
+    extract(DATA / f"{archive}.tar.gz", into)
     (found,) = (path for path in into.iterdir() if path.is_dir())
     return found
 
