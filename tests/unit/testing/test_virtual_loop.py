@@ -120,14 +120,16 @@ async def test_a_failing_thread_lets_time_go_on() -> None:
 
 @virtual_time()
 async def test_time_stands_still_until_the_thread_of_a_cancelled_job_ends() -> None:
-    release, ended = threading.Event(), threading.Event()
+    started, release, ended = threading.Event(), threading.Event(), threading.Event()
 
     def work() -> None:
+        started.set()
         release.wait(10)
         ended.set()
 
     job = virtual_loop().run_in_executor(None, work)
-    await asyncio.sleep(0)
+    # A job that no thread has taken yet would be cancelled for good.
+    assert started.wait(10)
     job.cancel()
     threading.Timer(0.05, release.set).start()
     await asyncio.sleep(3600)
