@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from turbopump.broker.broker import Broker
 from turbopump.broker.config import BrokerConfig, IdentityConfig
 from turbopump.net.pool import ConnectionPool
-from turbopump.store.config import StoreConfig
+from turbopump.store.config import FlushConfig, FlushMode, StoreConfig
+from turbopump.store.files import Files
+from turbopump.store.flush import Flusher
+from turbopump.store.store import Store
 from turbopump.testing import MemoryNetwork, virtual_loop
 from turbopump.wire import properties
 from turbopump.wire.codes import RequestCode, ResponseCode
@@ -36,6 +41,34 @@ SMALL_STORE = StoreConfig(
 )
 
 
+SYNC_STORE = replace(SMALL_STORE, flush=FlushConfig(mode=FlushMode.SYNC))
+
+
+class StuckDisk:
+    """Flushes that wait until a test lets them go."""
+
+    def __init__(self) -> None:
+        self.flushes: list[Future[None]] = []
+
+    def join(self, _flusher: Flusher) -> Future[None]:
+        if not self.flushes or self.flushes[-1].done():
+            self.flushes.append(Future())
+        return self.flushes[-1]
+
+    def flush(self, store: Store) -> None:
+        """Have what was written forced to disk, and everyone told who waits for it."""
+        store._log.sync()
+        self.flushes[-1].set_result(None)
+
+
+@contextmanager
+def stuck_disk() -> Iterator[StuckDisk]:
+    """Let all stores that are used meanwhile have such a disk."""
+    stuck = StuckDisk()
+    with patch.object(Flusher, "join", lambda flusher: stuck.join(flusher)):
+        yield stuck
+
+
 def config_at(directory: Path, **changes: Any) -> BrokerConfig:
     """Return a configuration for tests; ``changes`` replace whole sections."""
     identity = IdentityConfig(broker_name="broker-a", bind_host=BROKER_HOST, port=10911)
@@ -45,14 +78,17 @@ def config_at(directory: Path, **changes: Any) -> BrokerConfig:
 
 @asynccontextmanager
 async def running_broker(
-    directory: Path, network: MemoryNetwork | None = None, **changes: Any
+    directory: Path,
+    network: MemoryNetwork | None = None,
+    files: Files | None = None,
+    **changes: Any,
 ) -> AsyncIterator[tuple[Broker, Client]]:
     """Run a broker, and give a client that is connected to it."""
     network = network or MemoryNetwork()
     clock = virtual_loop().clock
     config = config_at(directory, **changes)
     async with (
-        Broker(config, network.host(BROKER_HOST), clock, seed=1) as broker,
+        Broker(config, network.host(BROKER_HOST), clock, seed=1, files=files) as broker,
         client_of(network, broker.address) as client,
     ):
         yield broker, client
@@ -112,6 +148,12 @@ class Client:
         header = send_header(topic, queue_id, named, **fields)
         code = RequestCode.SEND_BATCH_MESSAGE if header.batch else RequestCode.SEND_MESSAGE_V2
         return await self.ask(code, header, body)
+
+    async def send_oneway(self, body: bytes = b"hello", **named: str) -> None:
+        """Send a message that is never answered."""
+        command = request(RequestCode.SEND_MESSAGE_V2, send_header(named=named), body)
+        connection = await self.pool.connection(self.address)
+        connection.oneway(command)
 
     async def pull(
         self,

@@ -216,9 +216,11 @@ class Broker:
         with ExitStack() as rest:
             # In this order from the last to the first, and each of them whatever became of others.
             rest.callback(self.store.close)
+            rest.callback(self.path.delays.save)
+            # Delayed messages count as delivered once their copies are on disk.
+            rest.callback(self.store.flush)
             rest.callback(self.state.groups.persist_now)
             rest.callback(self.state.offsets.persist_now)
-            rest.callback(self.path.delays.save)
 
     async def _leave(self) -> None:
         """Tell name servers and clients that it is over, whether they listen or not."""

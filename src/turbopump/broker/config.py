@@ -257,7 +257,11 @@ class OverloadConfig:
     send_wait_max_ms: int = 200
     """How long a send may wait before it is refused [waitTimeMillsInSendQueue]."""
     sends_waiting_max: int = 10_000
-    """How many sends may wait; more are refused at once [sendThreadPoolQueueCapacity]."""
+    """How many sends may wait for the disk in synchronous mode, with ``WAIT=false`` too; more are
+    refused at once [sendThreadPoolQueueCapacity]."""
+    unflushed_bytes_max: int = 256 * 1024 * 1024
+    """Bytes that may wait for the disk in synchronous mode; further sends are refused
+    [unflushedBytesMax]."""
     sync_flush_timeout_ms: int = 5000
     """How long a send waits for the disk in synchronous mode [syncFlushTimeout]."""
     connections_max: int = 10_000
@@ -267,6 +271,7 @@ class OverloadConfig:
         require_bool("brokerFastFailureEnable", self.fast_failure)
         require_int("waitTimeMillsInSendQueue", self.send_wait_max_ms, 1)
         require_int("sendThreadPoolQueueCapacity", self.sends_waiting_max, 1)
+        require_int("unflushedBytesMax", self.unflushed_bytes_max, 1)
         require_int("syncFlushTimeout", self.sync_flush_timeout_ms, 1)
         require_int("connectionsMax", self.connections_max, 1)
 

@@ -178,6 +178,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("brokerFastFailureEnable", "overload.fast_failure", _BOOL, live=True),
     Setting("waitTimeMillsInSendQueue", "overload.send_wait_max_ms", _INT, live=True),
     Setting("sendThreadPoolQueueCapacity", "overload.sends_waiting_max", _INT),
+    Setting("unflushedBytesMax", "overload.unflushed_bytes_max", _INT),
     Setting("syncFlushTimeout", "overload.sync_flush_timeout_ms", _INT),
     Setting("connectionsMax", "overload.connections_max", _INT),
     Setting("busyPollMicros", "network.poll_us", _INT),

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from turbopump.broker.config_file import ConfigFile
+from turbopump.broker.durability import Outcome
 from turbopump.broker.put import Draft, Put, record_of
 from turbopump.clock import Clock
 from turbopump.errors import RecordError, RemoteError
-from turbopump.message import QueueOffset
+from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store import outcomes
 from turbopump.store.config import ReadLimits
 from turbopump.store.outcomes import Appended, Arrival, Filter, Units
@@ -46,6 +48,9 @@ WATCH_MS = 5000
 _LOOK_MS_MIN = 1000
 _LOOKS_PER_DELAY = 20
 """A short delay needs a closer look at the clock than everybody's."""
+
+_MARKS_MAX = 64
+"""Runs of a level whose flush is waited for each by itself; later ones count together."""
 
 _CLOCK_SET_MS = 100
 """Clocks that are merely kept right move less than this against the time that passes."""
@@ -88,6 +93,7 @@ class Level:
 
     __slots__ = (
         "delay_ms",
+        "delivered",
         "head",
         "held_until_ms",
         "look_ms",
@@ -105,7 +111,10 @@ class Level:
         """The longest wait between two looks at the clock; None leaves it to `watch_clock`."""
         self.offset = QueueOffset(0)
         self.safe_offset = QueueOffset(0)
-        """Up to here what was delivered is as durable as the store's mode promises."""
+        """Up to here what was delivered is on disk: a power failure must not lose messages whose
+        turn has come but whose copies are newer than the last flush."""
+        self.delivered: deque[tuple[PhysicalOffset, QueueOffset]] = deque()
+        """Progress that counts once the log is flushed to a position."""
         self.head: tuple[QueueOffset, int] | None = None
         """When the message at an offset is due: known, it need not be read at every look."""
         self.timer: asyncio.TimerHandle | None = None
@@ -115,6 +124,22 @@ class Level:
     @property
     def queue_id(self) -> int:
         return self.number - 1
+
+    def note_delivered(self, log_end: PhysicalOffset, behind: QueueOffset) -> None:
+        """Note that messages before an offset are stored in their topics, before ``log_end``."""
+        if len(self.delivered) >= _MARKS_MAX:
+            self.delivered.pop()
+        self.delivered.append((log_end, behind))
+
+    def settle(self, flushed_end: PhysicalOffset) -> None:
+        """Take over the progress that is on disk."""
+        while self.delivered and self.delivered[0][0] <= flushed_end:
+            self.safe_offset = max(self.safe_offset, self.delivered.popleft()[1])
+
+    def go_on_at(self, offset: QueueOffset) -> None:
+        """Go on elsewhere, because the messages up to there are gone."""
+        self.offset = self.safe_offset = offset
+        self.delivered.clear()
 
     @property
     def is_watched(self) -> bool:
@@ -142,7 +167,9 @@ class Delays:
 
     @property
     def progress(self) -> DelayOffsets:
-        """The next offset to be delivered, by level; levels never used are left out."""
+        """Up to where delivery is on disk, by level; levels never used are left out."""
+        for level in self._levels:
+            level.settle(self._store.flushed_end)
         used = {level.number: int(level.safe_offset) for level in self._levels if level.offset}
         # Levels that are not configured at the moment may be again, and must not start anew then.
         return DelayOffsets(offset_table={**self._saved, **used})
@@ -163,7 +190,8 @@ class Delays:
         if progress.offset_table != self._saved:
             self._file.save(progress.encode())
             self._saved = dict(progress.offset_table)
-        self._saved_changes = changes
+        if not any(level.delivered for level in self._levels):
+            self._saved_changes = changes
 
     def start(self) -> None:
         """Deliver what is due, and from now on what becomes due."""
@@ -227,6 +255,8 @@ class Delays:
 
     def _deliver_due(self, level: Level) -> int | None:
         """Return how long to wait before the next look; None when the queue is empty."""
+        if self._put.busy() is not None:
+            return RETRY_MS
         now_ms = self._clock.now_ms()
         if level.head is not None and level.head[0] == level.offset:
             head_ms = level.head[1]
@@ -267,7 +297,7 @@ class Delays:
                 return None
 
     def _go_on_at(self, level: Level, offset: QueueOffset) -> None:
-        level.offset = level.safe_offset = offset
+        level.go_on_at(offset)
         self.changes += 1
 
     def _until(self, level: Level, head_ms: int | None, now_ms: int) -> int:
@@ -284,25 +314,26 @@ class Delays:
 
     def _deliver(self, level: Level, found: outcomes.Found) -> None:
         records = [_delivered(message) for message in found.messages]
-        groups = [[record] for record in records if record is not None]
         behind = QueueOffset(found.queue_offsets[-1] + 1)
 
-        def done(error: BaseException | None) -> None:
-            if error is None:
-                level.safe_offset = max(level.safe_offset, behind)
+        def done(outcome: Outcome) -> None:
+            if isinstance(outcome, Appended):
+                level.note_delivered(outcome.end_offset, behind)
                 self.changes += 1
             elif level.offset >= behind:
                 # Not stored after all: the same messages again, whenever the next one is due.
+                level.settle(self._store.flushed_end)
                 level.offset = level.safe_offset
                 if self._running:
                     self._look_in(level, RETRY_MS)
 
-        appended = self._stored(groups)
+        appended = self._stored([[record] for record in records if record is not None])
         level.offset = behind
         if appended:
-            self._put.when_durable(appended[-1], done)
+            self._put.settled(appended, done)
         else:
-            done(None)
+            level.note_delivered(self._store.flushed_end, behind)
+            self.changes += 1
 
     def _stored(self, groups: Sequence[Sequence[Record]]) -> list[Appended]:
         """Store messages; one that can never be stored must not keep the others for ever."""

@@ -1,4 +1,7 @@
-"""Answers that wait until what they promise is on disk."""
+"""The gate of acknowledgements: decides when whoever stored a message may be told so.
+
+Nothing else in the broker reports that a message is stored, or knows what a mode promises.
+"""
 
 from __future__ import annotations
 
@@ -6,95 +9,188 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from concurrent.futures import Future
+from enum import Enum
+from typing import TypeAlias, TypeVarTuple
 
-from turbopump.errors import StoreClosed
+from msgspec import Struct
+
+from turbopump.errors import RemoteError, StoreClosed
 from turbopump.net.deadlines import Deadline, Deadlines
+from turbopump.store.config import FlushMode
+from turbopump.store.outcomes import Appended
+from turbopump.store.store import Store
+from turbopump.wire.codes import ResponseCode
 
-OnDone = Callable[[BaseException | None], None]
-"""Told once: None when the message is durable, else why it is not."""
+Ts = TypeVarTuple("Ts")
 
 
-class NotDurableYet(Exception):
-    """The flush takes longer than a sender should wait; the message is stored all the same."""
+class Promise(Enum):
+    """What must be true before a message is acknowledged."""
+
+    WRITTEN = "written"
+    """The operating system has it, so it survives the end of the process. For senders that do not
+    wait for the disk (``WAIT=false``)."""
+    DURABLE = "durable"
+    """What the broker's mode promises: on disk with SYNC_FLUSH, else `WRITTEN`. Reported as `Late`
+    after ``syncFlushTimeout``."""
+    DURABLE_EVENTUALLY = "durable eventually"
+    """The same without a time limit: for the broker's own work, which no peer waits for."""
+
+
+class Late(Struct, frozen=True):
+    """Stored, but the promise was not kept in time. It may still be, or the message may be lost."""
+
+    appended: Appended
+    code: ResponseCode
+    remark: str
+
+
+Outcome: TypeAlias = Appended | Late | RemoteError
+"""The message is stored as promised, or not yet, or not at all."""
+
+OnOutcome = Callable[[Outcome, *Ts], None]
+"""Called once, on the loop, with the outcome and the arguments that were given along with it."""
+
+
+class Limits(Struct, frozen=True):
+    """How long a promise may take, and how much may wait for the disk in synchronous mode."""
+
+    timeout_ms: int
+    sends_max: int
+    bytes_max: int
+
+
+class _Waiter:
+    """One report that waits for a flush."""
+
+    __slots__ = ("_appended", "_args", "_on_outcome", "deadline")
+
+    def __init__(
+        self, appended: Appended, on_outcome: Callable[..., None], args: tuple[object, ...]
+    ) -> None:
+        self._appended = appended
+        self._on_outcome: Callable[..., None] | None = on_outcome
+        self._args = args
+        self.deadline: Deadline | None = None
+
+    def settle(self, error: BaseException | None) -> None:
+        """Report that the flush is done or has failed."""
+        if self.deadline is not None:
+            self.deadline.cancel()
+        self._report(self._appended if error is None else _not_stored(error))
+
+    def expire(self) -> None:
+        """Report that the flush takes too long."""
+        remark = "FLUSH_DISK_TIMEOUT: stored, but not on disk within syncFlushTimeout"
+        self._report(Late(self._appended, ResponseCode.FLUSH_DISK_TIMEOUT, remark))
+
+    def _report(self, outcome: Outcome) -> None:
+        on_outcome, self._on_outcome = self._on_outcome, None
+        if on_outcome is not None:
+            on_outcome(outcome, *self._args)
+
+
+class _Flush:
+    """What waits for one flush."""
+
+    __slots__ = ("sends", "waiters")
+
+    def __init__(self) -> None:
+        self.sends = 0
+        self.waiters: list[_Waiter] = []
 
 
 class Durability:
-    """Waits for flushes without blocking the loop: one wake-up a flush, however many wait for it.
+    """Acknowledges what is stored: at once, or when the flush that it shares with others is done.
 
-    ``after_flush`` runs on the loop after each flush, before anybody is told: the messages are
-    readable from then on. ``waiting_max`` bounds how many sends may wait; `is_full` says that the
-    disk does not keep up.
+    In asynchronous mode the operating system's word is enough. It bounds its dirty pages itself and
+    then slows down writes. In synchronous mode each unflushed message also has an entry in memory,
+    whether its sender waits or not, so these are bounded here: `busy` says when no more are taken.
     """
 
-    def __init__(
-        self,
-        deadlines: Deadlines,
-        after_flush: Callable[[], None],
-        timeout_ms: int,
-        waiting_max: int,
-    ) -> None:
+    def __init__(self, store: Store, deadlines: Deadlines, limits: Limits) -> None:
+        self._store = store
         self._deadlines = deadlines
-        self._after_flush = after_flush
-        self._timeout_ms = timeout_ms
-        self._waiting_max = waiting_max
-        self._by_flush: dict[Future[None], list[OnDone]] = {}
-        self._count = 0
+        self._limits = limits
+        self._is_synchronous = store.config.flush.mode is FlushMode.SYNC
+        self._by_flush: dict[Future[None], _Flush] = {}
+        self._unflushed = 0
         self._settled = asyncio.Event()
 
     def __len__(self) -> int:
-        return self._count
+        """Return how many sends wait for the disk; 0 in asynchronous mode."""
+        return self._unflushed
 
-    @property
-    def is_full(self) -> bool:
-        """Whether no more sends may wait."""
-        return self._count >= self._waiting_max
+    def busy(self) -> RemoteError | None:
+        """Return why nothing more should be stored now; None if the disk keeps up."""
+        if not self._unflushed:
+            return None
+        unflushed_bytes = self._store.written_end - self._store.readable_end
+        if self._unflushed < self._limits.sends_max and unflushed_bytes < self._limits.bytes_max:
+            return None
+        return RemoteError(
+            ResponseCode.SYSTEM_BUSY,
+            f"[OVERLOAD]{self._unflushed} messages of {unflushed_bytes} bytes wait for the disk"
+            " already: start flow control for a while",
+        )
 
     async def settle(self, timeout_ms: int) -> None:
-        """Wait until nobody waits any more, but no longer than that."""
+        """Wait until no flush is outstanding, for up to ``timeout_ms``."""
         if self._by_flush:
             self._settled.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._settled.wait(), timeout_ms / 1000)
 
-    def watch(self, durable: Future[None], on_done: OnDone | None = None) -> None:
-        """Take notice of a flush, and call back on the loop when it is done or has failed."""
-        waiting = self._by_flush.get(durable)
-        if waiting is None:
-            waiting = self._by_flush[durable] = []
+    def acknowledge(
+        self,
+        appended: Appended,
+        promise: Promise,
+        on_outcome: OnOutcome[*Ts],
+        *args: *Ts,
+        sends: int = 1,
+    ) -> None:
+        """Report the outcome as soon as the promise is kept, or cannot be.
+
+        ``sends`` is how many sends ``appended`` stands for, being the last of them.
+        """
+        if not self._is_synchronous:
+            on_outcome(appended, *args)
+            return
+        flush = self._outstanding(appended.durable)
+        flush.sends += sends
+        self._unflushed += sends
+        if promise is Promise.WRITTEN:
+            on_outcome(appended, *args)
+            return
+        waiter = _Waiter(appended, on_outcome, args)
+        flush.waiters.append(waiter)
+        if promise is Promise.DURABLE:
+            waiter.deadline = self._deadlines.add(self._limits.timeout_ms, waiter.expire)
+
+    def _outstanding(self, durable: Future[None]) -> _Flush:
+        flush = self._by_flush.get(durable)
+        if flush is None:
+            flush = self._by_flush[durable] = _Flush()
             loop = asyncio.get_running_loop()
-            durable.add_done_callback(lambda flush: _tell(loop, self._done, flush))
-        if on_done is not None:
-            waiting.append(on_done)
+            durable.add_done_callback(lambda done: _tell(loop, self._done, done))
+        return flush
 
-    def when_done(self, durable: Future[None], on_done: OnDone) -> None:
-        """Call back for a sender: when the flush is done, has failed, or takes too long."""
-        self.watch(durable, self._bounded(on_done))
-
-    def _bounded(self, on_done: OnDone) -> OnDone:
-        self._count += 1
-        told = False
-
-        def once(error: BaseException | None) -> None:
-            nonlocal told
-            if not told:
-                told = True
-                self._count -= 1
-                deadline.cancel()
-                on_done(error)
-
-        deadline: Deadline = self._deadlines.add(self._timeout_ms, lambda: once(NotDurableYet()))
-        return once
-
-    def _done(self, flush: Future[None]) -> None:
-        error = flush.exception()
+    def _done(self, durable: Future[None]) -> None:
+        flush = self._by_flush.pop(durable)
+        self._unflushed -= flush.sends
+        error = durable.exception()
         if error is None:
-            # A flush that ends after the store is closed has nobody left to read.
+            # Readable before anybody is told. After the store is closed, nobody is left to read.
             with contextlib.suppress(StoreClosed):
-                self._after_flush()
-        for on_done in self._by_flush.pop(flush):
-            on_done(error)
+                self._store.dispatch()
+        for waiter in flush.waiters:
+            waiter.settle(error)
         if not self._by_flush:
             self._settled.set()
+
+
+def _not_stored(error: BaseException) -> RemoteError:
+    return RemoteError(ResponseCode.SERVICE_NOT_AVAILABLE, f"not stored: {error}")
 
 
 def _tell(

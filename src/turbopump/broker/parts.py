@@ -18,7 +18,7 @@ from turbopump.broker.client_requests import ClientRequests
 from turbopump.broker.clients import Consumers, Producers
 from turbopump.broker.config_file import ConfigFile
 from turbopump.broker.delays import Delays
-from turbopump.broker.durability import Durability
+from turbopump.broker.durability import Durability, Limits
 from turbopump.broker.groups import Groups
 from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.offset_requests import OffsetRequests
@@ -87,11 +87,15 @@ class MessagePath:
         self.deadlines = Deadlines(clock)
         self.lag = LoopLag(clock)
         self.arrivals = Arrivals(clock, config.long_polling.held_max)
+        overload = config.overload
         self.durability = Durability(
+            store,
             self.deadlines,
-            store.dispatch,
-            config.overload.sync_flush_timeout_ms,
-            config.overload.sends_waiting_max,
+            Limits(
+                timeout_ms=overload.sync_flush_timeout_ms,
+                sends_max=overload.sends_waiting_max,
+                bytes_max=overload.unflushed_bytes_max,
+            ),
         )
         self.put = put = Put(store, self.durability, len(levels))
         self.delays = Delays(store, put, state.file("delayOffset.json"), levels, clock)
@@ -99,7 +103,6 @@ class MessagePath:
             config=state.live,
             store_host=store_host,
             put=put,
-            durability=self.durability,
             lag=self.lag,
             topics=state.topics,
             groups=state.groups,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 
 import msgspec
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 from turbopump.broker.arrivals import Arrivals, HeldPull
 from turbopump.broker.clients import Consumers
 from turbopump.broker.config import BrokerConfig
+from turbopump.broker.durability import Outcome, Promise
 from turbopump.broker.groups import Groups
 from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.offsets import Offsets
@@ -296,8 +298,9 @@ class Pulls:
             "offsetRequest": header.queue_offset,
         }
         group = header.consumer_group
-        try:
-            self._put.message(
+        # Only a note: a store that refuses writes must still answer reads.
+        with contextlib.suppress(RemoteError):
+            record = self._put.record(
                 Draft(
                     topic=OFFSET_MOVED_TOPIC,
                     queue_id=0,
@@ -308,9 +311,11 @@ class Pulls:
                     store_host=self._store_host,
                 )
             )
-        except RemoteError:
-            # Only a note: a store that refuses writes must still answer reads.
-            return
+            self._put.now([record], Promise.WRITTEN, _unreported)
+
+
+def _unreported(_: Outcome) -> None:
+    """Ignore what becomes of a note."""
 
 
 def _filter_of_request(header: PullMessage) -> Filter:

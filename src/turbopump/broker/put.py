@@ -8,10 +8,9 @@ from typing import TypeVarTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from turbopump.broker.durability import Durability, OnDone
+from turbopump.broker.durability import Durability, OnOutcome, Promise
 from turbopump.errors import InvalidArgument, RemoteError, StoreError, WriteRefused
 from turbopump.store.append import Group
-from turbopump.store.config import FlushMode
 from turbopump.store.outcomes import Appended
 from turbopump.store.store import Store
 from turbopump.wire import properties as names
@@ -29,11 +28,8 @@ BURST_MAX = 64
 
 Ts = TypeVarTuple("Ts")
 
-OnStored = Callable[[Appended | RemoteError, bool, *Ts], None]
-"""Told where a message was stored or why it was not, and whether it is durable already."""
-
-_Waiting = tuple[Group, Callable[..., None], tuple[object, ...]]
-"""Records to be appended, and whom to tell with which arguments."""
+_Waiting = tuple[Group, Promise, Callable[..., None], tuple[object, ...]]
+"""Records to be appended, what their sender is promised, and where the outcome goes."""
 
 
 class Draft(Struct, frozen=True, kw_only=True):
@@ -55,6 +51,11 @@ def delay_level_of(properties: Mapping[str, str]) -> int:
     """Return the delay level a message asks for; 0 when it asks for none that makes sense."""
     text = properties.get(names.DELAY, "0")
     return int(text) if text.isdecimal() else 0
+
+
+def waits_for_disk(properties: Mapping[str, str]) -> bool:
+    """Return whether a message's sender wants to wait for the disk."""
+    return properties.get(names.WAIT, "true").lower() == "true"
 
 
 def diverted(draft: Draft, levels: int) -> Draft:
@@ -103,13 +104,12 @@ def _refusal(error: InvalidArgument | StoreError) -> RemoteError:
 
 
 class Put:
-    """Appends messages; the store's refusals become answers."""
+    """Appends messages; what becomes of them is reported through the gate of acknowledgements."""
 
     def __init__(self, store: Store, durability: Durability, delay_levels: int) -> None:
         self._store = store
         self._durability = durability
         self._delay_levels = delay_levels
-        self._is_synchronous = store.config.flush.mode is FlushMode.SYNC
         self._burst: list[_Waiting] = []
         self._burst_bytes = 0
         self._burst_size = 1
@@ -118,26 +118,38 @@ class Put:
         """Make a message's record, for the delay topic if it wants delay."""
         return record_of(diverted(draft, self._delay_levels))
 
-    def message(self, draft: Draft) -> Appended:
-        """Append one message, to the delay topic if it wants delay."""
-        return self.records([self.record(draft)])
+    def busy(self) -> RemoteError | None:
+        """Return why nothing more should be stored now; None if the disk keeps up."""
+        return self._durability.busy()
 
-    def records(self, records: Group) -> Appended:
-        """Append records together: all of them or none."""
-        return self.groups([records])[0]
+    def now(self, records: Group, promise: Promise, on_outcome: OnOutcome[*Ts], *args: *Ts) -> None:
+        """Append records immediately: all of them or none."""
+        busy = self._durability.busy()
+        if busy is not None:
+            on_outcome(busy, *args)
+            return
+        try:
+            appended = self._store.append(records, told_later=True)
+        except (InvalidArgument, StoreError) as error:
+            on_outcome(_refusal(error), *args)
+            return
+        self._durability.acknowledge(appended, promise, on_outcome, *args)
+        # Whoever waits for messages is told after their senders, who wait longer already.
+        self._store.dispatch()
 
-    def soon(self, records: Group, on_stored: OnStored[*Ts], *args: *Ts) -> None:
+    def soon(
+        self, records: Group, promise: Promise, on_outcome: OnOutcome[*Ts], *args: *Ts
+    ) -> None:
         """Append records at the next `settle` at the latest, with one write for several requests.
 
-        ``on_stored`` is called with the outcome and the arguments. Requests arrive in bursts, and
-        writing them one by one costs half as much again. But the first of a burst is not kept
-        waiting for the last: groups grow from one to `BURST_MAX`.
+        Requests arrive in bursts, and writing them one by one costs half as much again. But the
+        first of a burst is not kept waiting for the last: groups grow from one to `BURST_MAX`.
         """
         if self._burst_size == 1:
             self._burst_size = BURST_GROWTH
-            self._append_first(records, on_stored, *args)
+            self.now(records, promise, on_outcome, *args)
             return
-        self._burst.append((records, on_stored, args))
+        self._burst.append((records, promise, on_outcome, args))
         if type(records) is RecordBatch:
             self._burst_bytes += int(records.body_lengths.sum())
         else:
@@ -153,66 +165,41 @@ class Put:
         if self._burst:
             self._append_burst()
 
-    def _append_first(self, records: Group, on_stored: OnStored[*Ts], *args: *Ts) -> None:
-        """Append what came alone so far: the same as a burst, without what only several need."""
-        try:
-            appended = self._store.append(records, told_later=True)
-        except (InvalidArgument, StoreError) as error:
-            on_stored(_refusal(error), False, *args)
-            return
-        on_stored(appended, self._is_durable(appended), *args)
-        self._store.dispatch()
-
     def _append_burst(self) -> None:
         burst, self._burst, self._burst_bytes = self._burst, [], 0
+        busy = self._durability.busy()
+        if busy is not None:
+            for _, _, on_outcome, args in burst:
+                on_outcome(busy, *args)
+            return
         try:
-            groups = [records for records, _, _ in burst]
-            appended, is_durable = self._append(groups, told_later=True)
+            appended = self.groups([records for records, _, _, _ in burst])
         except RemoteError as error:
             self._append_one_by_one(burst, error)
             return
-        for (_, on_stored, args), stored in zip(burst, appended, strict=True):
-            on_stored(stored, is_durable, *args)
-        # Whoever waits for messages is told after their senders, who wait longer already.
+        acknowledge = self._durability.acknowledge
+        for (_, promise, on_outcome, args), stored in zip(burst, appended, strict=True):
+            acknowledge(stored, promise, on_outcome, *args)
         self._store.dispatch()
 
     def _append_one_by_one(self, burst: Sequence[_Waiting], error: RemoteError) -> None:
         """Find out whom the refusal of a whole burst concerns: perhaps only one of them."""
-        for records, on_stored, args in burst:
-            try:
-                outcome: Appended | RemoteError = (
-                    error if len(burst) == 1 else self.records(records)
-                )
-            except RemoteError as own:
-                outcome = own
-            on_stored(outcome, isinstance(outcome, Appended) and outcome.durable.done(), *args)
+        for records, promise, on_outcome, args in burst:
+            if len(burst) == 1:
+                on_outcome(error, *args)
+            else:
+                self.now(records, promise, on_outcome, *args)
 
     def groups(self, groups: Sequence[Group]) -> list[Appended]:
-        """Append several such groups with one write."""
-        return self._append(groups)[0]
-
-    def _append(
-        self, groups: Sequence[Group], *, told_later: bool = False
-    ) -> tuple[list[Appended], bool]:
-        """Append groups; tell also whether they are durable already, as all share the flush."""
+        """Append several groups with one write; raises what is refused. See `settled`."""
         try:
-            appended = self._store.append_all(groups, told_later=told_later)
+            return self._store.append_all(groups, told_later=True)
         except (InvalidArgument, StoreError) as error:
             raise _refusal(error) from error
-        return appended, self._is_durable(appended[0])
 
-    def _is_durable(self, appended: Appended) -> bool:
-        """Tell whether a message is as durable as it has to be; if not, take notice when it is."""
-        if not self._is_synchronous:
-            return True
-        is_durable = appended.durable.done()
-        if not is_durable:
-            self._durability.watch(appended.durable)
-        return is_durable
-
-    def when_durable(self, appended: Appended, on_done: OnDone) -> None:
-        """Call back when a message is as durable as the store's mode promises, or cannot be."""
-        if appended.durable.done():
-            on_done(appended.durable.exception())
-        else:
-            self._durability.watch(appended.durable, on_done)
+    def settled(self, appended: Sequence[Appended], on_outcome: OnOutcome[()]) -> None:
+        """Report once what became of all that was appended, however long the flush takes."""
+        self._durability.acknowledge(
+            appended[-1], Promise.DURABLE_EVENTUALLY, on_outcome, sends=len(appended)
+        )
+        self._store.dispatch()

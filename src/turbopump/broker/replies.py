@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from turbopump.broker.clients import Producers
+from turbopump.broker.durability import Late, Outcome, Promise
 from turbopump.broker.live_config import LiveConfig
-from turbopump.broker.put import Draft, Put
+from turbopump.broker.put import Draft, Put, waits_for_disk
 from turbopump.broker.send import Sends, host_of
 from turbopump.clock import Clock
-from turbopump.errors import NetworkError
+from turbopump.errors import NetworkError, RemoteError
 from turbopump.net.connection import Connection
 from turbopump.net.router import Handler
+from turbopump.store.outcomes import Appended
 from turbopump.wire import properties as names
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command, whole_body
@@ -60,9 +64,15 @@ class Replies:
         self._sends.admit(header)
         properties = names.decode(header.properties or "")
         failure = await self._push(request, peer, header, properties)
-        answer = self._keep(request, peer, header, properties)
+        kept = await self._keep(request, peer, header, properties)
+        if isinstance(kept, RemoteError):
+            raise kept
+        appended = kept.appended if isinstance(kept, Late) else kept
+        answer = self._answer(header, appended)
         if failure is not None:
             return request.answer(ResponseCode.SYSTEM_ERROR, answer, remark=failure)
+        if isinstance(kept, Late):
+            return request.answer(kept.code, answer, remark=kept.remark)
         return request.answer(ResponseCode.SUCCESS, answer)
 
     async def _push(
@@ -107,28 +117,41 @@ class Replies:
         )
         return make_request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, pushed, whole_body(request))
 
-    def _keep(
+    async def _keep(
         self, request: Command, peer: Connection, header: SendMessage, properties: dict[str, str]
-    ) -> SendMessageAnswer:
-        queue_id = max(header.queue_id, 0)
-        identity = self._config.current.identity
-        kept = self._put.message(
-            Draft(
-                topic=header.topic,
-                queue_id=queue_id,
-                properties=properties,
-                body=whole_body(request),
-                flag=header.flag,
-                born_timestamp_ms=header.born_timestamp,
-                born_host=host_of(peer.peer_address),
-                store_host=self._store_host,
-                reconsume_times=header.reconsume_times or 0,
-            )
+    ) -> Outcome:
+        draft = Draft(
+            topic=header.topic,
+            queue_id=_queue_id(header),
+            properties=properties,
+            body=whole_body(request),
+            flag=header.flag,
+            born_timestamp_ms=header.born_timestamp,
+            born_host=host_of(peer.peer_address),
+            store_host=self._store_host,
+            reconsume_times=header.reconsume_times or 0,
         )
+        kept: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        promise = Promise.DURABLE if waits_for_disk(properties) else Promise.WRITTEN
+        self._put.now([self._put.record(draft)], promise, _finish, kept)
+        return await kept
+
+    def _answer(self, header: SendMessage, kept: Appended) -> SendMessageAnswer:
+        identity = self._config.current.identity
         return SendMessageAnswer(
             region=identity.region,
             trace_on=identity.trace_on,
             msg_id=offset_id(self._store_host, kept.physical_offset),
-            queue_id=queue_id,
+            queue_id=_queue_id(header),
             queue_offset=kept.queue_offset,
         )
+
+
+def _queue_id(header: SendMessage) -> int:
+    return max(header.queue_id, 0)
+
+
+def _finish(outcome: Outcome, kept: asyncio.Future[Outcome]) -> None:
+    # It is cancelled when the connection closes meanwhile.
+    if not kept.done():
+        kept.set_result(outcome)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from random import Random
 
+from turbopump.broker.durability import Late, Outcome, Promise
 from turbopump.broker.groups import Groups
 from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.put import Draft, Put
@@ -17,7 +20,7 @@ from turbopump.net.router import Handler
 from turbopump.store.store import Store
 from turbopump.wire import properties as names
 from turbopump.wire.bodies import GroupConfig, TopicConfig
-from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.codes import Language, RequestCode, ResponseCode
 from turbopump.wire.command import Command
 from turbopump.wire.headers import SendBack
 from turbopump.wire.names import dead_letter_topic, retry_topic
@@ -55,8 +58,12 @@ class Retries:
     def handlers(self) -> dict[int, Handler]:
         return {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
 
-    def send_back(self, request: Command, _peer: Connection) -> Command:
-        """Store a failed message anew, for a later try or as a dead letter."""
+    def send_back(self, request: Command, peer: Connection) -> Command | None:
+        """Store a failed message again, for a later try or as a dead letter.
+
+        Answered when that is as durable as the broker's mode promises, whatever the WAIT property
+        of the copy says: the consumer commits the failed message then.
+        """
         header = SendBack.from_ext_fields(request.ext_fields)
         group = self._group(header.group)
         if group.retry_queue_nums <= 0:
@@ -75,9 +82,27 @@ class Retries:
         if target.write_queue_nums < 1:
             raise _not_writable(target.topic_name)
         queue_id = self._chance.randrange(target.write_queue_nums)
-        self._put.message(_again(failed, target.topic_name, queue_id, level))
-        self._stats.sent_back(header.group, failed.topic)
-        return request.answer(ResponseCode.SUCCESS)
+        record = self._put.record(_again(failed, target.topic_name, queue_id, level))
+        note = partial(self._stats.sent_back, header.group, failed.topic)
+        self._put.soon([record], Promise.DURABLE, self._stored, request, peer, note)
+        return None
+
+    def _stored(
+        self, outcome: Outcome, request: Command, peer: Connection, note: Callable[[], None]
+    ) -> None:
+        """Answer a send-back: anything but success makes the consumer keep the message.
+
+        One that is stored late is a failure too: should its flush fail, the message would be lost.
+        The consumer tries again, so if the flush succeeds, there are two copies.
+        """
+        if isinstance(outcome, Late):
+            outcome = RemoteError(ResponseCode.SYSTEM_ERROR, outcome.remark)
+        if not isinstance(outcome, RemoteError):
+            note()
+            peer.answer(request, request.answer(ResponseCode.SUCCESS))
+        elif request.language != Language.GO:
+            # The Go client takes every answer for success, and tries again only without one.
+            peer.answer(request, request.answer(outcome.code, remark=outcome.remark))
 
     def _group(self, name: str) -> GroupConfig:
         group = self._groups.find(name)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from functools import lru_cache
 from random import Random
 
 from msgspec import Struct
 
 from turbopump.broker.config import BrokerConfig
-from turbopump.broker.durability import Durability, NotDurableYet
+from turbopump.broker.durability import Late, Outcome, Promise
 from turbopump.broker.groups import Groups
 from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.overload import LoopLag
-from turbopump.broker.put import Draft, Put, delay_level_of
+from turbopump.broker.put import Draft, Put, delay_level_of, waits_for_disk
 from turbopump.broker.stats import Stats
 from turbopump.broker.topics import Topics
 from turbopump.clock import Clock
@@ -25,7 +26,7 @@ from turbopump.wire import properties as names
 from turbopump.wire.batch import decode_batch
 from turbopump.wire.bodies import TopicConfig
 from turbopump.wire.codes import RequestCode, ResponseCode
-from turbopump.wire.command import Command, Serialize, whole_body
+from turbopump.wire.command import FLAG_ONEWAY, Command, Serialize, whole_body
 from turbopump.wire.headers import BrokerTraits, SendMessage, SendMessageAnswer, SendMessageV2
 from turbopump.wire.hosts import Host, host, split_address
 from turbopump.wire.ids import offset_ids
@@ -41,9 +42,13 @@ from turbopump.wire.schema import ExtFields
 from turbopump.wire.send_answers import SendAnswers
 from turbopump.wire.sysflag import MULTI_TAGS, Transaction, transaction_of
 
+_log = logging.getLogger(__name__)
+
 _ENTRY_END = names.ENTRY_END.encode()
 UNIT_TOPIC = 1
 UNIT_RETRY_TOPIC = 2
+
+_LOG_DROPPED_MS = 10_000
 
 _CLIENT_LIMITS_RETRIES_SINCE = 121
 """From this version number on, a client's own limit of retries counts."""
@@ -69,7 +74,6 @@ class Sends:
         config: LiveConfig,
         store_host: Host,
         put: Put,
-        durability: Durability,
         lag: LoopLag,
         topics: Topics,
         groups: Groups,
@@ -80,7 +84,6 @@ class Sends:
         self._config = config
         self._store_host = store_host
         self._put = put
-        self._durability = durability
         self._lag = lag
         self._topics = topics
         self._groups = groups
@@ -88,6 +91,8 @@ class Sends:
         self._clock = clock
         self._chance = chance
         self._is_closed = False
+        self._dropped = 0
+        self._log_dropped_from_ms = 0
         self._take_over(config.current)
         config.listen(lambda _, changed: self._take_over(changed))
 
@@ -123,6 +128,9 @@ class Sends:
             self._refuse_when_busy()
             accepted = self._accept(request, peer, header)
             records, waits = self._batch(accepted) if header.batch else self._single(accepted)
+            # Retried copies inherit WAIT=false: their consumer commits the original once they are
+            # acknowledged, so the broker's mode decides.
+            durable = waits or header.topic.startswith(RETRY_PREFIX)
         except WriteRefused as error:
             # A new topic that could not be saved.
             refused = RemoteError(ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
@@ -130,37 +138,52 @@ class Sends:
         except RemoteError as error:
             return self._refusal(request, error)
 
-        self._put.soon(records, self._stored, request, peer, accepted, len(records), waits)
+        promise = Promise.DURABLE if durable else Promise.WRITTEN
+        self._put.soon(records, promise, self._stored, request, peer, accepted, len(records))
         return None
 
     def _stored(
         self,
-        outcome: Appended | RemoteError,
-        is_durable: bool,
+        outcome: Outcome,
         request: Command,
         peer: Connection,
         accepted: Accepted,
         count: int,
-        waits: bool,
     ) -> None:
-        """Answer, unless the message has to reach the disk first."""
+        """Answer a send."""
         if isinstance(outcome, RemoteError):
             peer.answer(request, self._refusal(request, outcome))
             return
-        at, queue_id = outcome.physical_offsets[0], accepted.queue_id
-        if waits and not is_durable:
-            self._answer_later(request, peer, outcome, self._fields(outcome, queue_id))
-        elif count == 1 and request.serialize is Serialize.JSON and not peer.is_observed:
-            frame = self._answers.frame(request.opaque, at, queue_id, outcome.queue_offset)
-            peer.answer_encoded(request, frame)
+        queue_id = accepted.queue_id
+        if isinstance(outcome, Late):
+            appended = outcome.appended
+            fields = self._fields(appended, queue_id)
+            peer.answer(request, request.answer(outcome.code, fields, remark=outcome.remark))
         else:
-            fields = self._fields(outcome, queue_id)
-            peer.answer(request, request.answer(ResponseCode.SUCCESS, fields))
-        self._stats.put(accepted.topic, queue_id, count, outcome.end_offset - at)
+            appended = outcome
+            if count == 1 and request.serialize is Serialize.JSON and not peer.is_observed:
+                at = appended.physical_offsets[0]
+                frame = self._answers.frame(request.opaque, at, queue_id, appended.queue_offset)
+                peer.answer_encoded(request, frame)
+            else:
+                fields = self._fields(appended, queue_id)
+                peer.answer(request, request.answer(ResponseCode.SUCCESS, fields))
+        size = appended.end_offset - appended.physical_offsets[0]
+        self._stats.put(accepted.topic, queue_id, count, size)
 
     def _refusal(self, request: Command, error: RemoteError) -> Command:
         self._stats.put_failed()
+        if request.flag & FLAG_ONEWAY:
+            self._note_dropped(error)
         return request.answer(error.code, self._traits, remark=error.remark)
+
+    def _note_dropped(self, error: RemoteError) -> None:
+        """Log that one-way sends are dropped, as no client learns of it: at most once in 10 s."""
+        self._dropped += 1
+        now_ms = self._clock.monotonic_ms()
+        if now_ms >= self._log_dropped_from_ms:
+            _log.warning("%d one-way sends dropped, the last one with %s", self._dropped, error)
+            self._dropped, self._log_dropped_from_ms = 0, now_ms + _LOG_DROPPED_MS
 
     def close(self) -> None:
         """Take no more messages; what was taken is still answered."""
@@ -169,12 +192,6 @@ class Sends:
     def _refuse_when_busy(self) -> None:
         if self._is_closed:
             raise RemoteError(ResponseCode.SERVICE_NOT_AVAILABLE, "the broker is closing")
-        if self._durability.is_full:
-            raise RemoteError(
-                ResponseCode.SYSTEM_BUSY,
-                f"[OVERLOAD]{len(self._durability)} messages wait for the disk already:"
-                " start flow control for a while",
-            )
         waited_ms = self._lag.lag_ms
         if self._wait_max_ms is not None and waited_ms > self._wait_max_ms:
             raise RemoteError(
@@ -289,7 +306,7 @@ class Sends:
         """Return the record of a message that may be delayed or part of a transaction."""
         if properties.get(names.TRANSACTION_PREPARED, "").lower() == "true":
             raise self._forbidden("sending transaction message")
-        waits = properties.get(names.WAIT, "true").lower() == "true"
+        waits = waits_for_disk(properties)
         if delay_level_of(properties) == 0:
             # Delayed messages keep it, as the original's do.
             properties.pop(names.WAIT, None)
@@ -318,7 +335,7 @@ class Sends:
                 ResponseCode.MESSAGE_ILLEGAL,
                 "a batch must have messages, and neither a delay nor a transaction",
             )
-        waits = shared.get(names.WAIT, "true").lower() == "true"
+        waits = waits_for_disk(shared)
         shared[names.CLUSTER] = self._config.current.identity.cluster
         of_all = names.encode(shared).encode()
         like = self._record(accepted, b"", b"", 0)
@@ -374,30 +391,6 @@ class Sends:
     def _fields(self, appended: Appended, queue_id: int) -> ExtFields:
         ids = offset_ids(self._store_host, appended.physical_offsets)
         return SendMessageAnswer.fields_of(self._traits, ids, queue_id, appended.queue_offset)
-
-    def _answer_later(
-        self, request: Command, peer: Connection, appended: Appended, fields: ExtFields
-    ) -> None:
-        """Answer when the message is on disk, or surely is not."""
-
-        def done(error: BaseException | None) -> None:
-            peer.answer(request, self._late_answer(request, fields, error))
-
-        self._durability.when_done(appended.durable, done)
-
-    def _late_answer(
-        self, request: Command, stored: ExtFields, error: BaseException | None
-    ) -> Command:
-        match error:
-            case None:
-                return request.answer(ResponseCode.SUCCESS, stored)
-            case NotDurableYet():
-                remark = "stored, but not on disk within syncFlushTimeout"
-                return request.answer(ResponseCode.FLUSH_DISK_TIMEOUT, stored, remark=remark)
-            case _:
-                remark = f"not stored: {error}"
-                code = ResponseCode.SERVICE_NOT_AVAILABLE
-                return request.answer(code, self._traits, remark=remark)
 
 
 @lru_cache(maxsize=16384)

@@ -170,22 +170,27 @@ class Store:
         """
         if not self._open:
             return
-        self._open = False
         try:
+            self.flush()
             clean = self._settle()
             self._flusher.stop()
             if clean and self._flusher.failure is None and self._behind.failure is None:
                 self._directory.mark_stopped()
         finally:
+            self._open = False
             self._flusher.stop()
             self._let_go()
 
-    def _settle(self) -> bool:
-        """Make everything durable and dispatched; tell whether that worked."""
+    def flush(self) -> None:
+        """Wait until everything written so far is on disk, or cannot be (see `refusal`)."""
+        self._check_open()
         if not self._health.is_well():
             self._health.probe()
         self._upkeep.flush()
         self._flusher.wait_idle()
+
+    def _settle(self) -> bool:
+        """Have everything flushed dispatched and written; tell whether that is all there is."""
         self._dispatcher.advance(self._log.flushed)
         try:
             self._behind.write_all(_CLOSING_MS_MAX)
@@ -380,9 +385,9 @@ class Store:
         return self._log.written
 
     @property
-    def has_unflushed(self) -> bool:
-        """Whether the log has messages that a power failure would take."""
-        return self._log.flushed < self._log.written
+    def flushed_end(self) -> PhysicalOffset:
+        """Position up to which messages survive a power failure."""
+        return self._log.flushed
 
     @property
     def is_flushing(self) -> bool:

@@ -19,7 +19,8 @@ def marks(
     has messages in hand, and when pulls are held for others than push consumers, or not held at the
     moment: their programs may count what they do.
     """
-    if network.is_disturbed or any(broker.store.has_unflushed for broker in brokers):
+    stores = [broker.store for broker in brokers]
+    if network.is_disturbed or any(store.flushed_end < store.written_end for store in stores):
         return None
     consumers = [each for client in clients for each in client.members.consumers.values()]
     queues = 0

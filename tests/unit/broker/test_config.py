@@ -72,6 +72,7 @@ OTHER_VALUES = {
     "brokerFastFailureEnable": "false",
     "waitTimeMillsInSendQueue": "40",
     "sendThreadPoolQueueCapacity": "50",
+    "unflushedBytesMax": "55",
     "syncFlushTimeout": "60",
     "connectionsMax": "70",
     "busyPollMicros": "75",

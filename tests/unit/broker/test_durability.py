@@ -1,78 +1,154 @@
+"""The gate of acknowledgements: who is told when, and what happens if the disk does not answer."""
+
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
 
-from turbopump.broker.durability import Durability, NotDurableYet
+import pytest
+
+from brokers import SMALL_STORE
+from turbopump.broker.durability import Durability, Late, Limits, Outcome, Promise
 from turbopump.broker.overload import LoopLag
-from turbopump.errors import WriteFailed
+from turbopump.errors import RemoteError, WriteFailed
 from turbopump.net.deadlines import Deadlines
+from turbopump.store.config import FlushConfig, FlushMode
+from turbopump.store.outcomes import Appended
+from turbopump.store.store import Store
 from turbopump.testing import virtual_loop, virtual_time
+from turbopump.wire.codes import ResponseCode
+from unit.store.support import record
+
+ALL = (Promise.WRITTEN, Promise.DURABLE, Promise.DURABLE_EVENTUALLY)
 
 
-class Watcher:
-    def __init__(self, waiting_max: int = 10) -> None:
-        self.flushed = 0
-        deadlines = Deadlines(virtual_loop().clock)
-        self.durability = Durability(deadlines, self._after, 5000, waiting_max)
-        self.told: list[BaseException | None] = []
+class Gate:
+    """A gate in front of a store whose flushes a test finishes."""
 
-    def _after(self) -> None:
-        self.flushed += 1
+    def __init__(self, store: Store, limits: Limits) -> None:
+        self.store = store
+        self.flush: Future[None] = Future()
+        self.gate = Durability(store, Deadlines(virtual_loop().clock), limits)
+        self.outcomes: list[tuple[Outcome, Promise]] = []
 
+    def store_one(self, promise: Promise) -> Appended:
+        with patch.object(self.store._flusher, "join", lambda: self.flush):
+            appended = self.store.append([record(b"body")])
+        self.gate.acknowledge(appended, promise, self._note, promise)
+        return appended
 
-@virtual_time()
-async def test_everyone_who_waits_for_a_flush_is_told_once() -> None:
-    watcher = Watcher()
-    flush: Future[None] = Future()
-    for _ in range(3):
-        watcher.durability.when_done(flush, watcher.told.append)
-    assert len(watcher.durability) == 3
-    flush.set_result(None)
-    await asyncio.sleep(10)
-    assert watcher.told == [None, None, None]
-    assert watcher.flushed == 1
-    assert len(watcher.durability) == 0
+    def _note(self, outcome: Outcome, promise: Promise) -> None:
+        self.outcomes.append((outcome, promise))
 
+    @property
+    def told(self) -> list[Promise]:
+        return [promise for _, promise in self.outcomes]
 
-@virtual_time()
-async def test_a_failed_flush_is_an_error_for_everyone_and_nothing_becomes_readable() -> None:
-    watcher = Watcher()
-    flush: Future[None] = Future()
-    watcher.durability.when_done(flush, watcher.told.append)
-    watcher.durability.watch(flush, watcher.told.append)
-    failure = WriteFailed("the disk said no")
-    flush.set_exception(failure)
-    await asyncio.sleep(10)
-    assert watcher.told == [failure, failure]
-    assert watcher.flushed == 0
+    @property
+    def readable(self) -> int:
+        return self.store.queue_range("Topic", 0)[1]
 
 
-@virtual_time()
-async def test_a_slow_flush_is_reported_after_its_time_and_only_then() -> None:
-    watcher = Watcher(waiting_max=1)
-    flush: Future[None] = Future()
-    watcher.durability.when_done(flush, watcher.told.append)
-    assert watcher.durability.is_full
-    await asyncio.sleep(4.99)
-    assert not watcher.told
-    await asyncio.sleep(0.2)
-    assert isinstance(watcher.told[0], NotDurableYet)
-    assert not watcher.durability.is_full
-    flush.set_result(None)
-    await asyncio.sleep(1)
-    assert len(watcher.told) == 1
-    assert watcher.flushed == 1, "readable all the same, once it is on disk"
+@contextmanager
+def gate(
+    directory: Path, mode: FlushMode = FlushMode.SYNC, sends_max: int = 10, bytes_max: int = 2**20
+) -> Iterator[Gate]:
+    config = replace(SMALL_STORE, flush=FlushConfig(mode=mode))
+    with Store.open(directory, config, clock=virtual_loop().clock) as store:
+        yield Gate(store, Limits(timeout_ms=5000, sends_max=sends_max, bytes_max=bytes_max))
 
 
 @virtual_time()
-async def test_flushes_nobody_waits_for_are_noticed() -> None:
-    watcher = Watcher()
-    flush: Future[None] = Future()
-    watcher.durability.watch(flush)
-    flush.set_result(None)
-    await asyncio.sleep(0.1)
-    assert watcher.flushed == 1
+async def test_asynchronous_flush_keeps_nobody_waiting(tmp_path: Path) -> None:
+    with gate(tmp_path, FlushMode.ASYNC, sends_max=1, bytes_max=1) as at:
+        for promise in ALL:
+            at.store_one(promise)
+        assert at.told == list(ALL)
+        assert all(isinstance(outcome, Appended) for outcome, _ in at.outcomes)
+        assert len(at.gate) == 0
+        assert at.gate.busy() is None, "the page cache is the kernel's to bound"
+
+
+@virtual_time()
+async def test_with_synchronous_flush_everyone_is_told_once_when_it_is_readable(
+    tmp_path: Path,
+) -> None:
+    with gate(tmp_path) as at:
+        for promise in ALL:
+            at.store_one(promise)
+        assert at.told == [Promise.WRITTEN]
+        assert (len(at.gate), at.readable) == (3, 0)
+        at.store._log.sync()
+        at.flush.set_result(None)
+        await asyncio.sleep(10)
+        assert at.told == list(ALL)
+        assert all(isinstance(outcome, Appended) for outcome, _ in at.outcomes)
+        assert (len(at.gate), at.readable) == (0, 3)
+
+
+@pytest.mark.parametrize("fails_before", [False, True])
+@virtual_time()
+async def test_a_failed_flush_is_an_error_for_everyone_who_waits(
+    tmp_path: Path, fails_before: bool
+) -> None:
+    with gate(tmp_path) as at:
+        if fails_before:
+            at.flush.set_exception(WriteFailed("the disk said no"))
+        at.store_one(Promise.DURABLE)
+        at.store_one(Promise.DURABLE_EVENTUALLY)
+        if not fails_before:
+            at.flush.set_exception(WriteFailed("the disk said no"))
+        await asyncio.sleep(10)
+        assert at.told == [Promise.DURABLE, Promise.DURABLE_EVENTUALLY]
+        for outcome, _ in at.outcomes:
+            assert isinstance(outcome, RemoteError)
+            assert outcome.code == ResponseCode.SERVICE_NOT_AVAILABLE
+            assert "not stored: the disk said no" in outcome.remark
+        assert at.readable == 0
+
+
+@virtual_time()
+async def test_a_slow_flush_is_late_only_for_peers_and_stays_unflushed(tmp_path: Path) -> None:
+    with gate(tmp_path, sends_max=2) as at:
+        stored = at.store_one(Promise.DURABLE)
+        at.store_one(Promise.DURABLE_EVENTUALLY)
+        await asyncio.sleep(4.99)
+        assert not at.told
+        await asyncio.sleep(0.2)
+        [(late, _)] = at.outcomes
+        assert isinstance(late, Late)
+        assert (late.code, late.appended) == (ResponseCode.FLUSH_DISK_TIMEOUT, stored)
+        busy = at.gate.busy()
+        assert busy is not None, "they are as unflushed as before"
+        assert busy.code == ResponseCode.SYSTEM_BUSY
+        at.store._log.sync()
+        at.flush.set_result(None)
+        await asyncio.sleep(1)
+        assert at.told == [Promise.DURABLE, Promise.DURABLE_EVENTUALLY]
+        assert at.readable == 2, "readable all the same, once it is on disk"
+        assert at.gate.busy() is None
+
+
+@pytest.mark.parametrize("promise", ALL)
+@virtual_time()
+async def test_unflushed_messages_are_bounded_whatever_they_were_promised(
+    tmp_path: Path, promise: Promise
+) -> None:
+    with gate(tmp_path / "count", sends_max=2) as at:
+        at.store_one(promise)
+        assert at.gate.busy() is None
+        at.store_one(promise)
+        assert at.gate.busy() is not None
+    with gate(tmp_path / "bytes", bytes_max=100) as at:
+        at.store_one(promise)
+        busy = at.gate.busy()
+        assert busy is not None
+        assert "[OVERLOAD]1 messages of " in busy.remark
 
 
 @virtual_time()

@@ -5,41 +5,31 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import Future
-from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 
-from brokers import SMALL_STORE, Client, client_of, running_broker, send_header
+from brokers import (
+    SYNC_STORE,
+    Client,
+    StuckDisk,
+    client_of,
+    running_broker,
+    send_header,
+    stuck_disk,
+)
 from turbopump.broker.broker import Broker
 from turbopump.broker.config import OverloadConfig
 from turbopump.broker.put import Put
 from turbopump.errors import NetworkError, WriteFailed
-from turbopump.store.config import FlushConfig, FlushMode
-from turbopump.store.flush import Flusher
 from turbopump.testing import MemoryNetwork, virtual_loop, virtual_time, wait_until
 from turbopump.wire.codes import RequestCode, ResponseCode
-
-SYNC_STORE = replace(SMALL_STORE, flush=FlushConfig(mode=FlushMode.SYNC))
-
-
-class StuckDisk:
-    """Flushes that wait until a test lets them go."""
-
-    def __init__(self) -> None:
-        self.flushes: list[Future[None]] = []
-
-    def join(self, _flusher: Flusher) -> Future[None]:
-        if not self.flushes or self.flushes[-1].done():
-            self.flushes.append(Future())
-        return self.flushes[-1]
 
 
 @pytest.fixture
 def disk() -> Iterator[StuckDisk]:
-    stuck = StuckDisk()
-    with patch.object(Flusher, "join", lambda flusher: stuck.join(flusher)):
+    with stuck_disk() as stuck:
         yield stuck
 
 
@@ -91,7 +81,7 @@ def test_a_delivery_whose_flush_failed_waits_for_nobody(
                 await asyncio.sleep(600)
             # The level knows then that nothing else is due, or when.
             await asyncio.sleep(7200 - (1 + others) * 600 + 10)
-            assert broker.store.has_unflushed
+            assert has_unflushed(broker)
             written = broker.store.written_end
             disk.flushes[-1].set_exception(WriteFailed("the disk said no"))
             await asyncio.sleep(0.2)
@@ -120,10 +110,14 @@ def test_a_delivery_whose_flush_fails_at_once_is_tried_again_after_a_pause(
     run()
 
 
+def has_unflushed(broker: Broker) -> bool:
+    return broker.store.flushed_end < broker.store.written_end
+
+
 async def send_delayed(broker: Broker, client: Client, disk: StuckDisk) -> None:
     """Send a message that is due in two hours, and let its flush be done."""
     sending = asyncio.create_task(client.send(named={"DELAY": "18"}))
-    await wait_until(lambda: broker.store.has_unflushed)
+    await wait_until(lambda: has_unflushed(broker))
     broker.store._log.sync()
     disk.flushes[-1].set_result(None)
     assert (await sending).code == ResponseCode.SUCCESS
@@ -155,13 +149,83 @@ def test_too_many_sends_that_wait_for_the_disk(tmp_path: Path, disk: StuckDisk) 
             await asyncio.sleep(0.1)
             refused = await client.send()
             assert refused.code == ResponseCode.SYSTEM_BUSY
-            assert "[OVERLOAD]3 messages wait for the disk" in (refused.remark or "")
+            assert "[OVERLOAD]3 messages of " in (refused.remark or "")
             disk.flushes[-1].set_result(None)
             assert [answer.code for answer in await asyncio.gather(*sending)] == [0, 0, 0]
             last = asyncio.create_task(client.send())
             await wait_until(lambda: not disk.flushes[-1].done())
             disk.flushes[-1].set_result(None)
             assert (await last).code == ResponseCode.SUCCESS
+
+    run()
+
+
+@pytest.mark.parametrize(
+    "bound", [OverloadConfig(sends_waiting_max=3), OverloadConfig(unflushed_bytes_max=350)]
+)
+def test_unflushed_messages_are_bounded_although_nobody_waits(
+    tmp_path: Path, disk: StuckDisk, bound: OverloadConfig
+) -> None:
+    @virtual_time()
+    async def run() -> None:
+        async with running_broker(tmp_path, store=SYNC_STORE, overload=bound) as (broker, client):
+            answers = [await client.send(named={"WAIT": "false"}) for _ in range(6)]
+            assert [answer.code for answer in answers] == [0, 0, 0, 2, 2, 2]
+            written = broker.store.written_end
+            await client.send_oneway()
+            assert (await client.send()).code == ResponseCode.SYSTEM_BUSY
+            await asyncio.sleep(10)
+            assert (await client.send()).code == ResponseCode.SYSTEM_BUSY, "the disk still hangs"
+            assert broker.store.written_end == written
+            broker.store._log.sync()
+            disk.flushes[-1].set_result(None)
+            await asyncio.sleep(0)
+            assert (await client.send(named={"WAIT": "false"})).code == ResponseCode.SUCCESS
+            assert len(await client.messages()) == 3
+
+    run()
+
+
+def test_dropped_one_way_sends_are_logged_and_counted(
+    tmp_path: Path, disk: StuckDisk, caplog: pytest.LogCaptureFixture
+) -> None:
+    @virtual_time()
+    async def run() -> None:
+        bound = OverloadConfig(sends_waiting_max=1)
+        async with running_broker(tmp_path, store=SYNC_STORE, overload=bound) as (broker, client):
+            await client.send(named={"WAIT": "false"})
+            for _ in range(5):
+                await client.send_oneway()
+            assert (await client.send()).code == ResponseCode.SYSTEM_BUSY
+            assert broker.state.stats.failures.times == 6
+            dropped = [line for line in caplog.messages if "one-way sends dropped" in line]
+            assert len(dropped) == 1, "one line in 10 s"
+            disk.flushes[-1].set_result(None)
+
+    run()
+
+
+def test_delayed_deliveries_do_not_pile_up_while_the_disk_hangs(
+    tmp_path: Path, disk: StuckDisk
+) -> None:
+    @virtual_time()
+    async def run() -> None:
+        bound = OverloadConfig(sends_waiting_max=2)
+        async with running_broker(tmp_path, store=SYNC_STORE, overload=bound) as (broker, client):
+            for level in (1, 2, 3):
+                sending = asyncio.create_task(client.send(named={"DELAY": str(level)}))
+                await wait_until(lambda: has_unflushed(broker))
+                broker.store._log.sync()
+                disk.flushes[-1].set_result(None)
+                assert (await sending).code == ResponseCode.SUCCESS
+            flushed = len(disk.flushes)
+            await asyncio.sleep(60)
+            assert len(disk.flushes) == flushed + 1
+            assert len(broker.path.durability) == 2, "the third waits for its turn"
+            broker.store._log.sync()
+            disk.flushes[-1].set_result(None)
+            await asyncio.sleep(1)
+            assert len(broker.path.durability) == 1
 
     run()
 

@@ -276,6 +276,34 @@ def test_a_flush_that_fails_is_an_error_for_the_sender(careful: Cluster) -> None
     assert b"3" in bodies(careful)
 
 
+def test_a_failed_message_is_not_lost_when_the_flush_of_its_retry_fails(careful: Cluster) -> None:
+    handled: list[int] = []
+
+    async def handle(messages: Sequence[MessageView], context: ConsumeContext) -> ConsumeResult:
+        handled.append(messages[0].reconsume_times)
+        if len(handled) > 1:
+            return ConsumeResult.SUCCESS
+        careful.disk().fail_syncs(errno.EIO)
+        return ConsumeResult.RETRY_LATER
+
+    async def fail() -> None:
+        await careful.send(Message("orders", b"1"))
+        consumer = PushConsumer(
+            "billing",
+            handle,
+            nameserver=careful.nameserver,
+            subscriptions={"orders": "*"},
+            start_from="first",
+        )
+        async with consumer:
+            await careful.until(lambda: handled)
+            await careful.advance(seconds=2)
+            careful.disk().heal()
+            await careful.until(lambda: len(handled) == 2, minutes=2)
+
+    careful.run(fail())
+
+
 def test_a_slow_disk_makes_senders_wait_in_virtual_time(careful: Cluster) -> None:
     async def send() -> tuple[float, float]:
         loop = asyncio.get_running_loop()

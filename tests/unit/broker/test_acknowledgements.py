@@ -1,0 +1,185 @@
+"""What is stored for a peer is acknowledged when it is as durable as the mode promises."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from brokers import SYNC_STORE, Client, StuckDisk, running_broker, send_header, stuck_disk
+from turbopump.broker.broker import Broker
+from turbopump.broker.config import OverloadConfig
+from turbopump.broker.replies import Replies
+from turbopump.errors import RequestTimeout, WriteFailed
+from turbopump.testing import virtual_time, wait_until
+from turbopump.wire.batch import BatchEntry, encode_batch
+from turbopump.wire.bodies import GroupConfig
+from turbopump.wire.codes import Language, RequestCode, ResponseCode
+from turbopump.wire.command import Command, request
+from turbopump.wire.headers import SendBack
+from turbopump.wire.record import MessageView
+
+Ask = Callable[[Client, MessageView], Awaitable[Command]]
+
+ASK: dict[str, Ask] = {
+    "send": lambda client, _: client.send(),
+    "delayed send": lambda client, _: client.send(named={"DELAY": "18"}),
+    "batch": lambda client, _: client.send(encode_batch([BatchEntry(b"1")] * 3), batch=True),
+    "send-back": lambda client, failed: client.send_back(failed),
+    "dead letter": lambda client, failed: client.send_back(failed, delay_level=-1),
+    # What clients do when a send-back fails; the copy has WAIT=false if it was retried before.
+    "retry sent as a new message": lambda client, _: client.send(
+        topic="%RETRY%g", named={"WAIT": "false"}
+    ),
+    "dead letter sent as a new message": lambda client, _: client.send(
+        topic="%RETRY%g", named={"WAIT": "false"}, reconsume_times=16
+    ),
+    "reply": lambda client, _: client.ask(
+        RequestCode.SEND_REPLY_MESSAGE_V2, send_header(topic="DefaultCluster_REPLY_TOPIC"), b"pong"
+    ),
+}
+SENT_BACK = ("send-back", "dead letter")
+
+
+async def failing_message(broker: Broker, client: Client, disk: StuckDisk) -> MessageView:
+    """Return a message that is on disk, and that its consumer cannot handle."""
+    broker.state.groups.update(GroupConfig(group_name="g"))
+    sending = asyncio.create_task(client.send(b"fails"))
+    await wait_until(lambda: len(broker.path.durability) == 1)
+    disk.flush(broker.store)
+    assert (await sending).code == ResponseCode.SUCCESS
+    [message] = await client.messages()
+    return message
+
+
+@pytest.fixture
+def pushed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let replies reach the client that asked."""
+
+    async def push(*_: object) -> None:
+        return None
+
+    monkeypatch.setattr(Replies, "_push", push)
+
+
+@pytest.mark.usefixtures("pushed")
+@pytest.mark.parametrize("what", ASK)
+def test_not_before_the_flush_and_not_after_it_failed(tmp_path: Path, what: str) -> None:
+    @virtual_time()
+    async def run(disk: StuckDisk) -> None:
+        async with running_broker(tmp_path, store=SYNC_STORE) as (broker, client):
+            failed = await failing_message(broker, client, disk)
+            asking = asyncio.ensure_future(ASK[what](client, failed))
+            await wait_until(lambda: len(broker.path.durability) > 0)
+            await asyncio.sleep(1)
+            assert not asking.done()
+            disk.flush(broker.store)
+            assert (await asking).code == ResponseCode.SUCCESS
+
+            asking = asyncio.ensure_future(ASK[what](client, failed))
+            await wait_until(lambda: len(broker.path.durability) > 0)
+            disk.flushes[-1].set_exception(WriteFailed("the disk said no"))
+            answer = await asking
+            assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+            assert "the disk said no" in (answer.remark or "")
+
+    with stuck_disk() as disk:
+        run(disk)
+
+
+@pytest.mark.usefixtures("pushed")
+@pytest.mark.parametrize("what", ASK)
+def test_a_slow_flush_is_no_success(tmp_path: Path, what: str) -> None:
+    """Senders are told that it is stored; consumers must not commit what may still be lost."""
+
+    @virtual_time()
+    async def run(disk: StuckDisk) -> None:
+        overload = OverloadConfig(sync_flush_timeout_ms=1000)
+        async with running_broker(tmp_path, store=SYNC_STORE, overload=overload) as (
+            broker,
+            client,
+        ):
+            failed = await failing_message(broker, client, disk)
+            answer = await ASK[what](client, failed)
+            assert "FLUSH_DISK_TIMEOUT" in (answer.remark or "")
+            if what in SENT_BACK:
+                assert answer.code == ResponseCode.SYSTEM_ERROR
+            else:
+                assert answer.code == ResponseCode.FLUSH_DISK_TIMEOUT
+                assert "msgId" in (answer.ext_fields or {})
+            disk.flush(broker.store)
+
+    with stuck_disk() as disk:
+        run(disk)
+
+
+@pytest.mark.parametrize("what", ASK)
+def test_busy_while_too_much_waits_for_the_disk(tmp_path: Path, what: str) -> None:
+    @virtual_time()
+    async def run(disk: StuckDisk) -> None:
+        overload = OverloadConfig(sends_waiting_max=1)
+        async with running_broker(tmp_path, store=SYNC_STORE, overload=overload) as (
+            broker,
+            client,
+        ):
+            failed = await failing_message(broker, client, disk)
+            await client.send(named={"WAIT": "false"})
+            written = broker.store.written_end
+            assert (await ASK[what](client, failed)).code == ResponseCode.SYSTEM_BUSY
+            assert broker.store.written_end == written
+            disk.flush(broker.store)
+
+    with stuck_disk() as disk:
+        run(disk)
+
+
+def test_the_go_client_gets_no_answer_rather_than_an_error(tmp_path: Path) -> None:
+    """It takes any answer to a send-back for success, and tries again after none."""
+
+    @virtual_time()
+    async def run(disk: StuckDisk) -> None:
+        async with running_broker(tmp_path, store=SYNC_STORE) as (broker, client):
+            failed = await failing_message(broker, client, disk)
+            header = SendBack(
+                offset=failed.physical_offset, group="g", delay_level=0, origin_topic="T"
+            )
+            command = request(RequestCode.CONSUMER_SEND_MSG_BACK, header)
+            asking = asyncio.ensure_future(
+                client.pool.request(client.address, replace(command, language=Language.GO), 3000)
+            )
+            await wait_until(lambda: len(broker.path.durability) > 0)
+            disk.flushes[-1].set_exception(WriteFailed("the disk said no"))
+            with pytest.raises(RequestTimeout):
+                await asking
+
+    with stuck_disk() as disk:
+        run(disk)
+
+
+def test_the_progress_of_delays_waits_for_the_disk_in_asynchronous_mode_too(tmp_path: Path) -> None:
+    """Else a power failure would lose messages that were acknowledged long before it."""
+
+    def saved() -> str:
+        return (tmp_path / "config" / "delayOffset.json").read_text().replace(" ", "")
+
+    @virtual_time()
+    async def run() -> None:
+        async with running_broker(tmp_path) as (broker, client):
+            await client.send(b"delayed", named={"DELAY": "1"})
+            broker.store.flush()
+            flushed = broker.store.flushed_end
+            with stuck_disk():
+                await asyncio.sleep(30)
+                assert len(await client.messages()) == 1
+                assert broker.store.flushed_end == flushed
+                assert broker.path.delays.progress.offset_table == {1: 0}
+                assert '"1":1' not in saved()
+            broker.store.flush()
+            assert broker.path.delays.progress.offset_table == {1: 1}
+            await asyncio.sleep(10)
+            assert '"1":1' in saved()
+
+    run()
