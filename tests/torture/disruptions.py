@@ -1,0 +1,109 @@
+"""Kills, restarts and pauses of a broker, and kills of consumers, under load."""
+
+from __future__ import annotations
+
+from torture.load import MEMBERS, RATE, Load
+from torture.scenario import Row, Scenario
+
+ASYNC = {"flushDiskType": "ASYNC_FLUSH"}
+SYNC = {"flushDiskType": "SYNC_FLUSH"}
+
+IN_FLIGHT = 120
+"""Redeliveries that one disruption may cause: what listeners run, what was not yet committed (a
+client commits every 0.5 s, a broker saves every 0.2 s), and queues that change their owner."""
+
+
+def kill_sync(scenario: Scenario) -> Row:
+    return _killed(scenario, SYNC)
+
+
+def kill_async(scenario: Scenario) -> Row:
+    return _killed(scenario, ASYNC)
+
+
+def _killed(scenario: Scenario, settings: dict[str, str]) -> Row:
+    """Kill the broker again and again, also while it starts."""
+    load, chance = Load(scenario, settings), scenario.chance
+    load.start()
+    kills, during_start = 0, 0
+    while scenario.left_s > 0 or not kills:
+        load.pause(chance.uniform(0.2, 4.0))
+        load.broker.kill()
+        kills += 1
+        if chance.random() < 0.25:
+            load.broker.launch()
+            load.pause(chance.uniform(0.1, 0.6))
+            load.broker.kill()
+            during_start += 1
+        load.pause(chance.uniform(0.0, 1.0))
+        load.broker.start()
+        scenario.say(f"{kills} kills")
+        load.wait_for_progress()
+    row = Row(scenario.name, f"{kills} kills, {during_start} while starting")
+    return load.finish(row, redelivered_max=IN_FLIGHT * (kills + during_start))
+
+
+def restart_sync(scenario: Scenario) -> Row:
+    return _restarted(scenario, SYNC)
+
+
+def restart_async(scenario: Scenario) -> Row:
+    return _restarted(scenario, ASYNC)
+
+
+def _restarted(scenario: Scenario, settings: dict[str, str]) -> Row:
+    """Stop the broker cleanly and start it again."""
+    load, chance = Load(scenario, settings), scenario.chance
+    load.start()
+    row, restarts = Row(scenario.name), 0
+    while scenario.left_s > 0 or not restarts:
+        load.pause(chance.uniform(0.2, 5.0))
+        code = load.broker.stop()
+        row.expect(code == 0, f"the broker exited with {code} after SIGTERM")
+        load.pause(chance.choice((0.0, 0.0, chance.uniform(0.0, 2.0))))
+        load.broker.start()
+        restarts += 1
+        scenario.say(f"{restarts} restarts")
+        load.wait_for_progress()
+    row.did = f"{restarts} restarts"
+    return load.finish(row, redelivered_max=IN_FLIGHT * restarts)
+
+
+def stopped(scenario: Scenario) -> Row:
+    """Take the processor away from the broker for up to 1.5 s; no send may be refused for it."""
+    load, chance = Load(scenario, ASYNC), scenario.chance
+    load.start()
+    pauses = 0
+    while scenario.left_s > 0 or not pauses:
+        load.pause(chance.uniform(0.1, 1.0))
+        load.broker.pause()
+        load.pause(chance.choice((0.05, 0.25, 0.5, 1.5)))
+        load.broker.resume()
+        pauses += 1
+        scenario.say(f"{pauses} pauses")
+    row = Row(scenario.name, f"{pauses} pauses")
+    row = load.finish(row, redelivered_max=0)
+    errors = sorted(load.accounts.errors.values())
+    row.expect(not errors, f"{len(errors)} sends failed, such as: {errors[:1]}")
+    return row
+
+
+def consumer_killed(scenario: Scenario) -> Row:
+    """Kill members, and add new ones, which now and then leave in order."""
+    load, chance = Load(scenario, ASYNC), scenario.chance
+    load.start()
+    kills, leaves = 0, 0
+    while scenario.left_s > 0 or not kills:
+        load.pause(chance.uniform(0.5, 4.0))
+        victim = load.members.pop(chance.randrange(len(load.members)))
+        if kills and chance.random() < 0.3:
+            victim.terminate()
+            leaves += 1
+        else:
+            victim.kill()
+            kills += 1
+        load.members.append(load.member(chance.choice(("threads", "async"))))
+        scenario.say(f"{kills} kills")
+    row = Row(scenario.name, f"{kills} kills, {leaves} left in order")
+    # Each change of the group moves queues, and a killed member has not committed for 0.5 s.
+    return load.finish(row, redelivered_max=int((kills + leaves) * (RATE + MEMBERS * 20)))

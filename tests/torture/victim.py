@@ -1,0 +1,27 @@
+"""A client that asks for a topic's route: ``python -m torture.victim NAMESERVER TOPIC``.
+
+Exits with 0 if it was told that the topic cannot be used, or if it can.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+
+from turbopump import Message, Producer, ProducerConfig, TurbopumpError
+
+_MEMORY_MAX = 2 * 2**30
+
+
+def main(nameserver: str, topic: str) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_MAX, _MEMORY_MAX))
+    config = ProducerConfig(send_timeout_ms=3000, retries_max=0)
+    try:
+        with Producer("victim", nameserver=nameserver, config=config) as producer:
+            producer.send(Message(topic, b"hello"))
+    except TurbopumpError as error:
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
