@@ -23,6 +23,7 @@ from turbopump.broker.client_requests import ClientRequests
 from turbopump.broker.clients import Consumers, Producers
 from turbopump.broker.config import BrokerConfig, IdentityConfig, TopicsConfig
 from turbopump.broker.config_file import ConfigFile
+from turbopump.broker.group_members import GroupMembers
 from turbopump.broker.groups import Groups
 from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.offset_requests import OffsetRequests
@@ -183,6 +184,8 @@ class Parts:
         self.consumers = Consumers()
         self.producers = Producers()
         self.locks = QueueLocks()
+        self.members_file = FakeFile()
+        self.members = GroupMembers(self.members_file, self.consumers, self.locks, self.clock)
         self.store = FakeStore()
         self.delays = DelayOffsets()
         self.announced: list[TopicConfig] = []
@@ -191,6 +194,7 @@ class Parts:
             consumers=self.consumers,
             producers=self.producers,
             locks=self.locks,
+            members=self.members,
             topics=self.topics,
             groups=self.groups,
             clock=self.clock,

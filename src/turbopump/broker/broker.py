@@ -198,6 +198,22 @@ class Broker:
         every(WATCH_MS, self.path.delays.watch_clock)
         every(SAMPLE_INTERVAL_MS, self.state.stats.sample)
         every(SWEEP_INTERVAL_MS, self._administration.clients.sweep)
+        self._await_absent()
+
+    def _await_absent(self) -> None:
+        """Give the members of before a restart time to reconnect, if there are any."""
+        absent, wait_ms = self.state.consumers.absent, self.config.groups.member_reconnect_ms
+        if not absent:
+            return
+        count = len({client_id for _, client_id in absent})
+        groups = len({group for group, _ in absent})
+        _log.info("%d clients of %d groups have %d ms to reconnect", count, groups, wait_ms)
+
+        async def forget_absent() -> None:
+            await asyncio.sleep(wait_ms / 1000)
+            self._administration.clients.forget_absent()
+
+        self._periodic.keep(forget_absent())
 
     async def close(self) -> None:
         """Leave the routes, answer who waits, let go of the clients, and write everything down."""
@@ -221,6 +237,7 @@ class Broker:
             rest.callback(self.store.flush)
             rest.callback(self.state.groups.persist_now)
             rest.callback(self.state.offsets.persist_now)
+            rest.callback(self.state.members.persist_now)
 
     async def _leave(self) -> None:
         """Tell name servers and clients that it is over, whether they listen or not."""

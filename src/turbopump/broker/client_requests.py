@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 from turbopump.broker.clients import ConsumerGroup, Consumers, Member, Peer, Producers
 from turbopump.broker.config import GroupsConfig
+from turbopump.broker.group_members import GroupMembers
 from turbopump.broker.groups import Groups, check_group_name, check_producer_group_name
 from turbopump.broker.queue_locks import QueueLocks
 from turbopump.broker.requests import answer_with, body_of
@@ -59,6 +60,7 @@ class ClientRequests:
         consumers: Consumers,
         producers: Producers,
         locks: QueueLocks,
+        members: GroupMembers,
         topics: Topics,
         groups: Groups,
         clock: Clock,
@@ -68,6 +70,7 @@ class ClientRequests:
         self._consumers = consumers
         self._producers = producers
         self._locks = locks
+        self._members = members
         self._topics = topics
         self._groups = groups
         self._clock = clock
@@ -109,6 +112,7 @@ class ClientRequests:
             self._consumers.heartbeat(member, data)
         for producer in beat.producer_data_set:
             self._producers.heartbeat(member, producer.group_name)
+        self._members.save_soon()
         return request.answer(ResponseCode.SUCCESS)
 
     def _beat_of(self, request: Command, peer: Connection) -> Heartbeat:
@@ -131,6 +135,8 @@ class ClientRequests:
             self._producers.unregister(peer, header.producer_group)
         if header.consumer_group is not None:
             self._consumers.unregister(peer, header.consumer_group)
+            self._members.unregister_absent(header.client_id, header.consumer_group)
+            self._members.save_soon()
         return request.answer(ResponseCode.SUCCESS, headers.NoFields())
 
     def connection_closed(self, connection: Peer) -> None:
@@ -138,6 +144,20 @@ class ClientRequests:
         self._beats.pop(connection, None)
         self._producers.connection_closed(connection)
         self._consumers.connection_closed(connection)
+        self._members.save_soon()
+
+    def forget_absent(self) -> None:
+        """Drop members of before a restart that have not reconnected in time."""
+        gone = self._members.forget_absent()
+        if gone:
+            names = ", ".join(f"{client_id} of {group}" for group, client_id in gone[:10])
+            _log.warning(
+                "%d members did not reconnect within %d ms of the start and are dropped: %s%s",
+                len(gone),
+                self.config.member_reconnect_ms,
+                names,
+                ", ..." if len(gone) > 10 else "",
+            )
 
     def sweep(self) -> None:
         """Close the connections of silent clients; to be called every `SWEEP_INTERVAL_MS`."""
@@ -146,6 +166,7 @@ class ClientRequests:
         if now_ms >= self._none_silent_before_ms or expiry_ms != self._swept_expiry_ms:
             self._close_silent(now_ms, expiry_ms)
         self._locks.forget_expired(now_ms)
+        self._members.save_soon()
 
     def _close_silent(self, now_ms: int, expiry_ms: int) -> None:
         silent = self._consumers.expired(now_ms, expiry_ms)
@@ -204,6 +225,8 @@ class ClientRequests:
             RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, headers.ConsumerGroup(consumer_group=name)
         )
         for member in tuple(group.members.values()):
+            if member.is_absent:
+                continue
             try:
                 member.connection.oneway(notice)
             except NetworkError as error:
@@ -240,12 +263,14 @@ class ClientRequests:
         granted = self._locks.lock(
             asked.consumer_group, asked.client_id, queues, self._clock.monotonic_ms()
         )
+        self._members.save_soon()
         return answer_with(request, LockedQueues(queues=granted))
 
     def unlock(self, request: Command, _peer: Connection) -> Command:
         """Give up a client's locks."""
         asked = body_of(request, LockQueues)
         self._locks.unlock(asked.consumer_group, asked.client_id, asked.queues)
+        self._members.save_soon()
         return request.answer(ResponseCode.SUCCESS)
 
     # --- subscriptions ----------------------------------------------------------------------------

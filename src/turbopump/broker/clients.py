@@ -2,6 +2,9 @@
 
 A heartbeat puts a connection into groups; leaving, closing or silence takes it out. Nothing here
 waits or sends: changes are told to a function, which does.
+
+After a restart the members of consumer groups are remembered: until they reconnect, an `AbsentPeer`
+keeps their place, so that the member list is complete from the first request on.
 """
 
 from __future__ import annotations
@@ -13,7 +16,9 @@ from types import MappingProxyType
 from typing import Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from turbopump.errors import ConnectionLost
 from turbopump.wire.bodies import (
     ConsumeFrom,
     ConsumerData,
@@ -36,6 +41,25 @@ class Peer(Protocol):
     def close(self, reason: str = ...) -> None: ...
 
 
+class AbsentPeer:
+    """Keeps the place of a member that has not reconnected since the broker started."""
+
+    def __init__(self) -> None:
+        self.peer_address = "not reconnected"
+
+    def oneway(self, command: Command) -> None:  # noqa: ARG002 - as in `Peer`
+        raise self._lost()
+
+    async def request(self, command: Command, timeout_ms: int) -> Command:  # noqa: ARG002 - as in `Peer`
+        raise self._lost()
+
+    def close(self, reason: str = "") -> None:
+        """Do nothing: there is no connection."""
+
+    def _lost(self) -> ConnectionLost:
+        return ConnectionLost("the client has not reconnected since the broker restarted")
+
+
 class Member(Struct, frozen=True, eq=False):
     """One client in one group, as its last heartbeat described it."""
 
@@ -51,6 +75,11 @@ class Member(Struct, frozen=True, eq=False):
     @property
     def address(self) -> str:
         return self.connection.peer_address
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether it is remembered from before a restart and has not reconnected yet."""
+        return isinstance(self.connection, AbsentPeer)
 
 
 class ConsumerGroup(Struct, frozen=True, eq=False):
@@ -103,6 +132,10 @@ class Consumers(_Joined):
         super().__init__()
         self._listeners: list[OnGroupChange] = []
         self._groups: dict[str, ConsumerGroup] = {}
+        self._absent: dict[str, AbsentPeer] = {}
+        """By client id."""
+        self.changes = 0
+        """How often anything changed that is worth remembering over a restart."""
 
     @property
     def groups(self) -> Mapping[str, ConsumerGroup]:
@@ -142,24 +175,77 @@ class Consumers(_Joined):
         return {name for name, group in self._groups.items() if topic in group.subscriptions}
 
     def heartbeat(self, member: Member, data: ConsumerData) -> None:
-        """Put a connection into a group, and let its subscriptions be the group's."""
-        known = self._groups.get(data.group_name)
-        old = {} if known is None else known.subscriptions
+        """Put a connection into a group, and let its subscriptions be the group's.
+
+        A client that is remembered takes its own place: the list of members stays the same.
+        """
+        name = data.group_name
+        known = self._groups.get(name)
         members = {} if known is None else known.members
-        is_new = member.connection not in members
+        is_new = member.connection not in members and not self._vacate(member.client_id, name)
         members[member.connection] = member
-        self._joined.setdefault(member.connection, set()).add(data.group_name)
-        subscriptions = merged(old, data.subscription_data_set)
-        group = self._groups[data.group_name] = ConsumerGroup(
+        self._joined.setdefault(member.connection, set()).add(name)
+        old = {} if known is None else known.subscriptions
+        group = self._groups[name] = ConsumerGroup(
             data.consume_type,
             data.message_model,
             data.consume_from_where,
-            subscriptions,
+            merged(old, data.subscription_data_set),
             members,
         )
+        if is_new or known is None or not _is_same(known, group):
+            self.changes += 1
         # A mere replacement of a subscription moves no queue, so nobody needs to know.
-        if is_new or subscriptions.keys() != old.keys():
-            self._tell(data.group_name, group)
+        if is_new or group.subscriptions.keys() != old.keys():
+            self._tell(name, group)
+
+    # --- members that have not reconnected --------------------------------------------------------
+
+    def remember(self, name: str, group: ConsumerGroup, members: Iterable[Member]) -> None:
+        """Take in a group as it was before a restart; its members are absent until they return."""
+        self._groups[name] = group
+        for member in members:
+            absent = self._absent.setdefault(member.client_id, AbsentPeer())
+            group.members[absent] = replace(member, connection=absent)
+            self._joined.setdefault(absent, set()).add(name)
+
+    @property
+    def absent(self) -> list[tuple[str, str]]:
+        """The remembered members that have not returned: group and client id of each."""
+        return [
+            (name, client_id)
+            for client_id, absent in self._absent.items()
+            for name in sorted(self.joined(absent))
+        ]
+
+    def unregister_absent(self, client_id: str, group: str) -> bool:
+        """Take a remembered client out of a group; return whether it was one."""
+        if not self._vacate(client_id, group):
+            return False
+        self._left(group)
+        return True
+
+    def forget_absent(self) -> list[tuple[str, str]]:
+        """Drop all members that have not returned; return the group and client id of each."""
+        gone = self.absent
+        for name, client_id in gone:
+            self._vacate(client_id, name)
+        for name in dict.fromkeys(name for name, _ in gone):
+            self._left(name)
+        return gone
+
+    def _vacate(self, client_id: str, name: str) -> bool:
+        """Take away the place that is kept for a client in a group, without telling the others."""
+        absent = self._absent.get(client_id)
+        if absent is None or name not in self.joined(absent):
+            return False
+        del self._groups[name].members[absent]
+        self._joined[absent].discard(name)
+        if not self._joined[absent]:
+            del self._joined[absent], self._absent[client_id]
+        return True
+
+    # --- those who are silent ---------------------------------------------------------------------
 
     def expired(self, now_ms: int, expiry_ms: int) -> list[Peer]:
         """Return the connections with a group that has heard nothing from them for too long.
@@ -173,11 +259,17 @@ class Consumers(_Joined):
         return min((member.heartbeat_ms for member in self._members()), default=now_ms)
 
     def _members(self) -> Iterator[Member]:
-        return (member for group in self._groups.values() for member in group.members.values())
+        """Return those who can be silent: who is absent has a time limit of its own."""
+        members = (member for group in self._groups.values() for member in group.members.values())
+        return (member for member in members if not member.is_absent)
 
     def _leave(self, connection: Peer, name: str) -> None:
+        del self._groups[name].members[connection]
+        self._left(name)
+
+    def _left(self, name: str) -> None:
+        self.changes += 1
         group = self._groups[name]
-        del group.members[connection]
         if group.members:
             self._tell(name, group)
         else:
@@ -244,6 +336,16 @@ class Producers(_Joined):
         del seats[group, gone.connection]
         if not seats:
             del self._by_client_id[gone.client_id]
+
+
+def _is_same(old: ConsumerGroup, new: ConsumerGroup) -> bool:
+    """Whether a heartbeat has left a group as it was, apart from its members."""
+    return (
+        old.consume_type is new.consume_type
+        and old.message_model is new.message_model
+        and old.consume_from is new.consume_from
+        and old.subscriptions == new.subscriptions
+    )
 
 
 def merged(

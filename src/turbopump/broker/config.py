@@ -218,6 +218,9 @@ class GroupsConfig:
     """A client without a heartbeat for so long is disconnected [channelExpiredTimeout]."""
     lock_expiry_ms: int = 60_000
     """A queue's lock that is not renewed for so long is free again [rebalanceLockMaxLiveTime]."""
+    member_reconnect_ms: int = 35_000
+    """How long after a start the members from before it count as members, and as owners of their
+    locks, although they have not sent a heartbeat; 0 forgets them [memberReconnectTimeout]."""
 
     def __post_init__(self) -> None:
         require_bool("autoCreateSubscriptionGroup", self.auto_create)
@@ -225,6 +228,7 @@ class GroupsConfig:
         require_bool("notifyConsumerIdsChangedEnable", self.notify_changes)
         require_int("channelExpiredTimeout", self.client_expiry_ms, 1000)
         require_int("rebalanceLockMaxLiveTime", self.lock_expiry_ms, 1000)
+        require_int("memberReconnectTimeout", self.member_reconnect_ms, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

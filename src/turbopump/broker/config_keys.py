@@ -171,6 +171,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("notifyConsumerIdsChangedEnable", "groups.notify_changes", _BOOL, live=True),
     Setting("channelExpiredTimeout", "groups.client_expiry_ms", _INT, live=True),
     Setting("rebalanceLockMaxLiveTime", "groups.lock_expiry_ms", _INT, live=True),
+    Setting("memberReconnectTimeout", "groups.member_reconnect_ms", _INT),
     Setting("longPollingEnable", "long_polling.enabled", _BOOL, live=True),
     Setting("shortPollingTimeMills", "long_polling.short_hold_ms", _INT, live=True),
     Setting("longPollingSweepInterval", "long_polling.sweep_interval_ms", _INT, live=True),

@@ -19,6 +19,7 @@ from turbopump.broker.clients import Consumers, Producers
 from turbopump.broker.config_file import ConfigFile
 from turbopump.broker.delays import Delays
 from turbopump.broker.durability import Durability, Limits
+from turbopump.broker.group_members import GroupMembers
 from turbopump.broker.groups import Groups
 from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.offset_requests import OffsetRequests
@@ -64,6 +65,9 @@ class State:
         self.consumers = Consumers()
         self.producers = Producers()
         self.locks = QueueLocks(config.groups.lock_expiry_ms)
+        self.members = GroupMembers(
+            self.file("groupMembers.json"), self.consumers, self.locks, clock
+        )
 
     def file(self, name: str) -> ConfigFile:
         """Return the file of a table."""
@@ -74,6 +78,9 @@ class State:
         self.topics.load()
         self.groups.load()
         self.offsets.load()
+        groups = self.live.current.groups
+        if groups.member_reconnect_ms:
+            self.members.load(groups.groups_max)
 
 
 class MessagePath:
@@ -181,6 +188,7 @@ class Administration:
             consumers=consumers,
             producers=producers,
             locks=state.locks,
+            members=state.members,
             topics=topics,
             groups=groups,
             clock=clock,

@@ -12,21 +12,30 @@ from turbopump.message import MessageQueue
 class _Lock(Struct, frozen=True):
     client_id: str
     renewed_ms: int
+    is_remembered: bool = False
+    """Held before a restart, and not renewed since."""
 
 
 class QueueLocks:
-    """Locks by group and queue, in memory only. Times are of a clock that never goes back."""
+    """Locks by group and queue. Times are of a clock that never goes back."""
 
     def __init__(self, expiry_ms: int = 60_000) -> None:
         self.expiry_ms = expiry_ms
         self._groups: dict[str, dict[MessageQueue, _Lock]] = {}
+        self.changes = 0
+        """How often any queue has come to another client, or become free."""
 
     def lock(
         self, group: str, client_id: str, queues: Iterable[MessageQueue], now_ms: int
     ) -> list[MessageQueue]:
         """Lock or renew for a client; return those queues that it now has."""
-        free = (None, client_id)
-        granted = [queue for queue in queues if self.holder(group, queue, now_ms) in free]
+        granted: list[MessageQueue] = []
+        for queue in queues:
+            holder = self.holder(group, queue, now_ms)
+            if holder is None:
+                self.changes += 1
+            if holder in (None, client_id):
+                granted.append(queue)
         if granted:
             lock = _Lock(client_id, now_ms)
             self._groups.setdefault(group, {}).update(dict.fromkeys(granted, lock))
@@ -39,7 +48,33 @@ class QueueLocks:
             lock = held.get(queue)
             if lock is not None and lock.client_id == client_id:
                 del held[queue]
+                self.changes += 1
         self._drop_if_empty(group)
+
+    def remember(
+        self, group: str, client_id: str, queues: Iterable[MessageQueue], now_ms: int
+    ) -> None:
+        """Give a client the locks it had before a restart, as if it had just renewed them."""
+        lock = _Lock(client_id, now_ms, is_remembered=True)
+        self._groups.setdefault(group, {}).update(dict.fromkeys(queues, lock))
+        self._drop_if_empty(group)
+
+    def forget_remembered(self, group: str, client_id: str) -> None:
+        """Free the queues that a client held before a restart and has not locked since."""
+        held = self._groups.get(group, {})
+        for queue, lock in tuple(held.items()):
+            if lock.is_remembered and lock.client_id == client_id:
+                del held[queue]
+                self.changes += 1
+        self._drop_if_empty(group)
+
+    def held(self, group: str, now_ms: int) -> dict[str, list[MessageQueue]]:
+        """Return the locked queues of a group by client."""
+        found: dict[str, list[MessageQueue]] = {}
+        for queue, lock in self._groups.get(group, {}).items():
+            if not self._is_over(lock, now_ms):
+                found.setdefault(lock.client_id, []).append(queue)
+        return found
 
     def holder(self, group: str, queue: MessageQueue, now_ms: int) -> str | None:
         """Return the client that has a queue."""
@@ -52,6 +87,7 @@ class QueueLocks:
             for queue, lock in tuple(held.items()):
                 if self._is_over(lock, now_ms):
                     del held[queue]
+                    self.changes += 1
             self._drop_if_empty(group)
 
     def _is_over(self, lock: _Lock, now_ms: int) -> bool:

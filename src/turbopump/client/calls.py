@@ -423,8 +423,12 @@ def _offset(answer: Command) -> QueueOffset:
 
 async def heartbeat(caller: Caller, broker: str, body: bytes, timeout_ms: int) -> None:
     """Tell a broker which groups this client belongs to (34): an encoded `Heartbeat`."""
-    command = request(RequestCode.HEART_BEAT, body=body)
-    require_success(await caller.request(broker, command, timeout_ms))
+    require_success(await caller.request(broker, heartbeat_command(body), timeout_ms))
+
+
+def heartbeat_command(body: bytes) -> Command:
+    """Return the request that tells a broker which groups this client belongs to (34)."""
+    return request(RequestCode.HEART_BEAT, body=body)
 
 
 async def unregister(

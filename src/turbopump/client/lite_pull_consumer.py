@@ -11,10 +11,10 @@ from datetime import datetime
 from types import TracebackType
 from typing import Self
 
-from turbopump.client import calls
 from turbopump.client.allocation import Strategy, allocated, average
 from turbopump.client.config import ClientConfig
 from turbopump.client.fetching import Fetching
+from turbopump.client.group_list import group_members
 from turbopump.client.members import ConsumerMember
 from turbopump.client.names import check_group, check_topic, with_namespace
 from turbopump.client.pending import Pending
@@ -413,9 +413,7 @@ class LitePullConsumer(ConsumerMember):
         session = running.session
         route = await session.route(running.reader.known_as(topic))
         address = session.any_address(route)
-        members = await calls.consumer_ids(
-            session, address, self.group, session.config.request_timeout_ms
-        )
+        members = await group_members(session, address, self.group)
         share = allocated(self._strategy, route.readable, members, session.client_id)
         return list(map(running.reader.shown, share))
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from turbopump.client import calls
 from turbopump.client.allocation import Strategy, allocated
+from turbopump.client.group_list import group_members
 from turbopump.client.owned_queue import OwnedQueue
 from turbopump.client.session import Session
 from turbopump.errors import NoRoute, TurbopumpError
@@ -179,7 +179,6 @@ class Rebalancer:
         """Ask a broker who is in the group, once for all topics of a round."""
         known = self._members_at.get(address)
         if known is None:
-            timeout_ms = self._session.config.request_timeout_ms
-            known = await calls.consumer_ids(self._session, address, self._group, timeout_ms)
+            known = await group_members(self._session, address, self._group)
             self._members_at[address] = known
         return known

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Coroutine, Mapping, Sequence
 from random import Random
 from types import TracebackType
 from typing import Any, Self
@@ -163,11 +163,9 @@ class Session:
 
     async def heartbeat(self) -> None:
         """Tell all known brokers which groups are here; a broker that fails is logged."""
-        body = self._heartbeat_body()
-        timeout_ms = self.config.request_timeout_ms
         self._told = frozenset(self._heartbeat_addresses())
         beats = [
-            _logged(calls.heartbeat(self, address, body, timeout_ms), f"no heartbeat to {address}")
+            _logged(self.heartbeat_to(address), f"no heartbeat to {address}")
             for address in sorted(self._told)
         ]
         if len(beats) == 1:
@@ -176,6 +174,11 @@ class Session:
         async with asyncio.TaskGroup() as group:
             for beat in beats:
                 group.create_task(beat)
+
+    async def heartbeat_to(self, address: str) -> None:
+        """Tell one broker which groups are here; raises TurbopumpError."""
+        timeout_ms = self.config.request_timeout_ms
+        await calls.heartbeat(self, address, self._heartbeat_body(), timeout_ms)
 
     def _heartbeat_body(self) -> bytes:
         beat = self.members.heartbeat(self.client_id)
@@ -276,9 +279,22 @@ class Session:
             PoolConfig(limits=limits, tls=self.config.tls),
             router=Pushed(self.members, self.replies.arrived).router(),
             hooks=self._hooks,
+            greeting=self._greeting,
             clock=self.clock,
             random=self.random,
         )
+
+    def _greeting(self, address: str) -> Command | None:
+        """Return the heartbeat that goes first on a new connection to a broker.
+
+        A broker that restarted, or dropped the connection, knows nothing of this client: asked for
+        the members of a group, it would name only the others, who would share all queues.
+        """
+        if not (self.members.producers or self.members.consumers):
+            return None
+        if address not in self._heartbeat_addresses():
+            return None
+        return calls.heartbeat_command(self._heartbeat_body())
 
     async def _ask_route(self, nameserver: str, topic: str) -> TopicRoute:
         return await calls.route(self, nameserver, topic, self.config.request_timeout_ms)
@@ -304,9 +320,9 @@ class Session:
             await self.heartbeat()
             wait_ms = self.config.heartbeat_interval_ms
 
-    def _heartbeat_addresses(self) -> Iterable[str]:
+    def _heartbeat_addresses(self) -> Collection[str]:
         """Return the masters, and slaves too when there are consumers, who may read from them."""
-        return list(_addresses(self._routes.brokers, masters_only=not self.members.consumers))
+        return _addresses(self._routes.brokers, masters_only=not self.members.consumers)
 
 
 def _addresses(brokers: Mapping[str, Mapping[int, str]], *, masters_only: bool) -> dict[str, None]:

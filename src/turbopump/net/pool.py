@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from random import Random
 from types import TracebackType
@@ -24,6 +24,9 @@ from turbopump.wire.command import Command
 from turbopump.wire.hosts import split_address
 
 _log = logging.getLogger(__name__)
+
+Greeting = Callable[[str], Command | None]
+"""Returns the one-way request that is to be the first on a new connection to an address, if any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ class ConnectionPool:
     """Connections by address, made when they are first needed and made again when they are lost.
 
     ``router`` serves what peers ask of this side over its own connections; ``hooks`` see the
-    requests that are sent.
+    requests that are sent. ``greeting`` introduces this side on every new connection.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class ConnectionPool:
         *,
         router: Router | None = None,
         hooks: Sequence[Hook] = (),
+        greeting: Greeting | None = None,
         clock: Clock = SYSTEM_CLOCK,
         random: Random | None = None,
     ) -> None:
@@ -87,6 +91,7 @@ class ConnectionPool:
         self._config = config or PoolConfig()
         self._router = router or Router()
         self._hooks = tuple(hooks)
+        self._greeting = greeting
         self._clock = clock
         self._random = random or Random()  # noqa: S311 - spreads load, keeps no secret
         self._deadlines = Deadlines(clock)
@@ -205,7 +210,7 @@ class ConnectionPool:
         """Try once; a failure is noted, not raised, since nobody may be waiting any more."""
         host, port = split_address(peer.address)
         try:
-            peer.connection = await self._network.connect(
+            connection = await self._network.connect(
                 host, port, functools.partial(self._new_connection, peer), tls=self._config.tls
             )
         except ConnectFailed as error:
@@ -213,7 +218,19 @@ class ConnectionPool:
             return None
         finally:
             peer.dial = None
-        return peer.connection
+        # Before anybody has the connection: nothing can be written ahead of it.
+        self._greet(peer.address, connection)
+        peer.connection = connection
+        return connection
+
+    def _greet(self, address: str, connection: Connection) -> None:
+        command = None if self._greeting is None else self._greeting(address)
+        if command is None:
+            return
+        try:
+            connection.oneway(command)
+        except Exception as error:  # noqa: BLE001 - perhaps a hook's; the connection is fine anyway
+            _log.warning("%s: connected, but not greeted: %s", address, error)
 
     def _new_connection(self, peer: _Peer) -> Connection:
         return Connection(

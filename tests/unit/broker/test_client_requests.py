@@ -343,6 +343,7 @@ def test_sql_is_compiled_once_there_is_a_compiler(parts: Parts) -> None:
         consumers=parts.consumers,
         producers=parts.producers,
         locks=parts.locks,
+        members=parts.members,
         topics=parts.topics,
         groups=parts.groups,
         clock=parts.clock,

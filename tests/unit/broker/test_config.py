@@ -65,6 +65,7 @@ OTHER_VALUES = {
     "notifyConsumerIdsChangedEnable": "false",
     "channelExpiredTimeout": "5000",
     "rebalanceLockMaxLiveTime": "30000",
+    "memberReconnectTimeout": "5000",
     "longPollingEnable": "false",
     "shortPollingTimeMills": "10",
     "longPollingSweepInterval": "20",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clusters import BROKERS, Recorder, cluster
+from clusters import BROKERS, Cluster, Recorder, cluster
 from consumers import Seen, committed, consuming, make_topic, send, sleep_ms
 from turbopump.client.allocation import ConsistentHash, FixedQueues, average_by_circle
 from turbopump.client.push_consumer import PushConsumer
@@ -159,6 +159,53 @@ async def test_a_group_that_cannot_be_asked_keeps_its_queues(tmp_path: Path) -> 
             world.network.heal()
             await send(world, [b"x"] * 4)
             await wait_until(lambda: seen.count == 5, 120)
+
+
+def forget_client(world: Cluster, host: str) -> None:
+    """Let a broker lose sight of a client whose connection stays open."""
+    broker = world.brokers["a"]
+    for connection in broker.connections:
+        if connection.peer_address.startswith(f"{host}:"):
+            broker.state.consumers.connection_closed(connection)
+
+
+@virtual_time()
+async def test_a_member_that_is_missing_from_the_list_says_so_before_it_drops_anything(
+    tmp_path: Path,
+) -> None:
+    async with cluster(tmp_path) as world:
+        await make_topic(world)
+        async with (
+            consuming(world, Seen(), "10.0.1.1") as first,
+            consuming(world, Seen(), "10.0.1.2") as second,
+        ):
+            await wait_until(lambda: is_shared_evenly([first, second], 4), 5)
+            before = dict(first._running.owned)  # type: ignore[union-attr]
+            forget_client(world, "10.0.1.1")
+            await first._running.rebalancer.balance()  # type: ignore[union-attr]
+            assert first._running.owned == before  # type: ignore[union-attr]
+            assert len(world.brokers["a"].state.consumers.members("g")) == 2
+
+
+@virtual_time()
+async def test_a_member_that_is_not_listed_after_its_heartbeat_drops_its_queues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with cluster(tmp_path) as world:
+        await make_topic(world)
+        async with (
+            consuming(world, Seen(), "10.0.1.1") as first,
+            consuming(world, Seen(), "10.0.1.2") as second,
+        ):
+            await wait_until(lambda: is_shared_evenly([first, second], 4), 5)
+            consumers = world.brokers["a"].state.consumers
+            with monkeypatch.context() as patch:
+                patch.setattr(consumers, "heartbeat", lambda member, data: None)
+                forget_client(world, "10.0.1.1")
+                await wait_until(lambda: owned(first) == set(), 30)
+                assert "it owns no queues until the list names it" in caplog.text
+                await wait_until(lambda: len(owned(second)) == 4, 30)
+            await wait_until(lambda: is_shared_evenly([first, second], 4), 60)
 
 
 @virtual_time()

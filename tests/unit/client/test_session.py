@@ -150,10 +150,60 @@ async def test_new_topics_of_known_brokers_cause_no_heartbeats(tmp_path: Path) -
         cluster(tmp_path) as world,
         Producer("pg", session=world.session(hooks=[recorder])) as producer,
     ):
+        await producer.send(Message("T", b"x"))
+        await asyncio.sleep(0.5)
+        # One as the first request on the connection, and one that is answered.
+        assert len(heartbeats(recorder)) == 2
         for number in range(20):
             await producer.send(Message(f"T{number}", b"x"))
-        await asyncio.sleep(0.5)
-        assert len(heartbeats(recorder)) == 1
+        await asyncio.sleep(0.4)
+        assert len(heartbeats(recorder)) == 2
+
+
+@virtual_time()
+async def test_a_new_connection_to_a_broker_begins_with_a_heartbeat(tmp_path: Path) -> None:
+    recorder = Recorder()
+    async with cluster(tmp_path) as world:
+        await make_topic(world)
+        async with world.session(hooks=[recorder]) as session:
+            await session.route("T")
+            await session.join(Reader())
+            address = session.address_to_write("a")
+            for _ in range(5):
+                assert world.network.cut("10.0.1.1", "10.0.0.1") == 1
+                await asyncio.sleep(0.1)
+                recorder.requests.clear()
+                asked = [calls.consumer_ids(session, address, "g", 1000) for _ in range(3)]
+                assert await asyncio.gather(*asked) == [[session.client_id]] * 3
+                codes = [command.code for _, command in recorder.requests]
+                assert codes == [
+                    RequestCode.HEART_BEAT,
+                    *[RequestCode.GET_CONSUMER_LIST_BY_GROUP] * 3,
+                ]
+
+
+@virtual_time()
+async def test_sessions_without_members_and_name_servers_get_no_heartbeat_first(
+    tmp_path: Path,
+) -> None:
+    recorder = Recorder()
+    async with cluster(tmp_path) as world:
+        await make_topic(world)
+        async with world.session(hooks=[recorder]) as session:
+            await session.route("T")
+            await calls.min_offset(
+                session, session.address_to_write("a"), MessageQueue("T", "a", 0), 1000
+            )
+            # The one that all sessions send to brokers that they hear of.
+            assert len(heartbeats(recorder)) == 1
+            await session.join(Reader())
+            assert world.network.cut("10.0.1.1") == 2
+            await asyncio.sleep(0.1)
+            recorder.requests.clear()
+            await session.refresh_route("T")
+            assert [command.code for _, command in recorder.requests] == [
+                RequestCode.GET_ROUTEINFO_BY_TOPIC
+            ]
 
 
 def test_a_session_belongs_to_one_event_loop() -> None:

@@ -11,23 +11,30 @@ from hypothesis import strategies as st
 
 from netkit import ECHO, NEVER, SLOW, World, echo, slow, slow_echo, world
 from turbopump.errors import ConnectFailed, ConnectionLost, InvalidArgument, RequestTimeout
+from turbopump.net.connection import Connection
 from turbopump.net.limits import ConnectionLimits
-from turbopump.net.pool import ConnectionPool, PoolConfig
+from turbopump.net.pool import ConnectionPool, Greeting, PoolConfig
 from turbopump.net.router import Router
 from turbopump.testing import virtual_loop, virtual_time, wait_until
 from turbopump.wire.command import Command
 
+GREETING = 9999
+
 
 @asynccontextmanager
 async def pooled(
-    config: PoolConfig | None = None, router: Router | None = None
+    config: PoolConfig | None = None,
+    router: Router | None = None,
+    greeting: Greeting | None = None,
+    server: Router | None = None,
 ) -> AsyncIterator[tuple[World, ConnectionPool]]:
-    async with world() as here:
+    async with world(server) as here:
         loop = virtual_loop()
         async with ConnectionPool(
             here.network.host("client"),
             config,
             router=router,
+            greeting=greeting,
             clock=loop.clock,
             random=loop.random,
         ) as pool:
@@ -249,3 +256,45 @@ async def test_oneway_requests_connect_too_within_their_time() -> None:
         await asyncio.sleep(1)
         with pytest.raises(ConnectFailed, match="not connected within 200 ms"):
             await pool.oneway(here.server.address, Command(NEVER), 200)
+
+
+@virtual_time()
+async def test_a_greeting_goes_first_on_every_connection() -> None:
+    served: list[int] = []
+
+    def note(request: Command, _: Connection) -> Command:
+        served.append(request.code)
+        return request.answer(0)
+
+    server = Router({GREETING: note, ECHO: note})
+    async with pooled(greeting=lambda _: Command(GREETING), server=server) as (here, pool):
+        address = here.server.address
+        for _ in range(3):
+            served.clear()
+            calls = (pool.request(address, Command(ECHO), 1000) for _ in range(3))
+            await asyncio.gather(*calls)
+            assert served == [GREETING, ECHO, ECHO, ECHO]
+            here.network.cut("client", "server")
+            await asyncio.sleep(0.01)
+
+
+@virtual_time()
+async def test_a_greeting_that_cannot_be_sent_leaves_the_connection_usable(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    too_large = Command(GREETING, body=bytes(20 * 1024 * 1024))
+    async with pooled(greeting=lambda _: too_large) as (here, pool):
+        assert (await pool.request(here.server.address, Command(ECHO), 1000)).code == 0
+    assert "connected, but not greeted" in caplog.text
+
+
+@virtual_time()
+async def test_only_those_are_greeted_that_are_to_be() -> None:
+    asked: list[str] = []
+
+    def greeting(address: str) -> None:
+        asked.append(address)
+
+    async with pooled(greeting=greeting) as (here, pool):
+        assert (await pool.request(here.server.address, Command(ECHO), 1000)).code == 0
+        assert asked == [here.server.address]

@@ -70,6 +70,14 @@ class ResetRequests:
         if not members:
             remark = f"Consumer not online, so can not reset offset, Group: {header.group}"
             raise RemoteError(ResponseCode.CONSUMER_NOT_ONLINE, remark)
+        absent = [member.client_id for member in members if member.is_absent]
+        if absent:
+            # It would go on from where it is, and commit that over the reset.
+            remark = (
+                f"client {absent[0]} of {header.group} has not reconnected since the broker"
+                " restarted, so it cannot be reset: try again in a minute"
+            )
+            raise RemoteError(ResponseCode.SYSTEM_ERROR, remark)
         too_old = [member for member in members if member.version < RESETTABLE_SINCE]
         if too_old:
             remark = f"the client {too_old[0].client_id} is too old to be reset"
