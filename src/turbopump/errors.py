@@ -108,6 +108,9 @@ class ListenFailed(NetworkError):
 class ConnectFailed(NetworkError):
     """Nobody answered at the address, or it is still in the pause after an earlier failure."""
 
+    retry_after_ms: int = 0
+    """How long the next attempt to connect has to wait."""
+
 
 class NoNameServer(ConnectFailed):
     """None of the name servers answered; the text says which were asked."""

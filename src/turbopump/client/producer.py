@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from turbopump.client import calls
 from turbopump.client.calls import SendStatus, Stored
@@ -20,6 +20,7 @@ from turbopump.client.queue_choice import FAILURE_LATENCY_MS, BrokerFaults, Queu
 from turbopump.client.replies import Reply, reply_properties, reply_topic, request_properties
 from turbopump.client.selectors import Selector
 from turbopump.client.send_hooks import OnSent, SendHook, SendReceipt, SendScope
+from turbopump.client.send_retries import SendRetries
 from turbopump.client.session import Session
 from turbopump.client.sharing import client_config, shared_session
 from turbopump.client.tasks import Tasks
@@ -32,7 +33,6 @@ from turbopump.errors import (
     TurbopumpError,
 )
 from turbopump.message import Message, MessageQueue
-from turbopump.wire.codes import ResponseCode
 from turbopump.wire.headers import SendMessage
 from turbopump.wire.hosts import host
 from turbopump.wire.ids import UniqueIds
@@ -43,17 +43,7 @@ _log = logging.getLogger(__name__)
 To = MessageQueue | Selector | None
 """Where to: a queue, a function that chooses one, or None for the next in turn."""
 
-RETRIED_CODES = frozenset(
-    {
-        ResponseCode.SYSTEM_ERROR,
-        ResponseCode.SERVICE_NOT_AVAILABLE,
-        ResponseCode.NO_PERMISSION,
-        ResponseCode.TOPIC_NOT_EXIST,
-        ResponseCode.NO_BUYER_ID,
-        ResponseCode.NOT_IN_CURRENT_UNIT,
-    }
-)
-"""Answers after which another broker may take the message."""
+R = TypeVar("R", bound=SendReceipt | None)
 
 
 class Producer(ProducerMember):
@@ -133,7 +123,8 @@ class Producer(ProducerMember):
         """Send a message and return where it was stored.
 
         Without ``to`` the queues of the topic take turns and a failed try is repeated elsewhere;
-        with it there is one try, since order would suffer from a second.
+        with it there is one try, since order would suffer from a second. In both cases the send
+        waits within its time for a broker that is busy, restarting or not reachable.
 
         ::
 
@@ -154,7 +145,7 @@ class Producer(ProducerMember):
         with self._around(messages) as given:
             ids = [running.ids.next() for _ in given]
             sent = outgoing_batch(given, ids, self._config.messages, self._client.namespace)
-            return await self._deliver(running, sent, to, timeout_ms)
+            return await self._deliver(running, sent, to, timeout_ms, self._try)
 
     async def send_ready(
         self, sent: Outgoing, *, to: To = None, timeout_ms: int | None = None
@@ -165,7 +156,8 @@ class Producer(ProducerMember):
 
             await producer.send_ready(encoded_batch("orders", message_id, body, rules))
         """
-        return await self._deliver(self._require_running(), sent, to, timeout_ms)
+        running = self._require_running()
+        return await self._deliver(running, sent, to, timeout_ms, self._try)
 
     async def submit(
         self,
@@ -208,14 +200,7 @@ class Producer(ProducerMember):
         running = self._require_running()
         with self._around([message]) as (given,):
             sent = self._ready(running, given, None)
-            limit_ms = timeout_ms or self._config.send_timeout_ms
-            queue = await self._queue(running, sent, to, None, self._end_ms(running, limit_ms))
-            address = running.session.address_to_write(queue.broker)
-            for hook in self._hooks:
-                hook.before_send(self.group, sent, queue)
-            await calls.send_oneway(
-                running.session, address, self._header(running, sent, queue), sent.body, limit_ms
-            )
+            await self._deliver(running, sent, to, timeout_ms, self._try_oneway)
 
     async def request(
         self, message: Message, *, to: To = None, timeout_ms: int | None = None
@@ -287,11 +272,11 @@ class Producer(ProducerMember):
         extra: Mapping[str, str] | None = None,
     ) -> SendReceipt:
         if not self._scopes:
-            return await self._deliver(
-                running, self._ready(running, message, extra), to, timeout_ms
-            )
+            ready = self._ready(running, message, extra)
+            return await self._deliver(running, ready, to, timeout_ms, self._try)
         with self._around([message]) as (given,):
-            return await self._deliver(running, self._ready(running, given, extra), to, timeout_ms)
+            ready = self._ready(running, given, extra)
+            return await self._deliver(running, ready, to, timeout_ms, self._try)
 
     def _ready(
         self, running: _Running, message: Message, extra: Mapping[str, str] | None
@@ -308,31 +293,45 @@ class Producer(ProducerMember):
             yield messages
 
     async def _deliver(
-        self, running: _Running, sent: Outgoing, to: To, timeout_ms: int | None
-    ) -> SendReceipt:
+        self,
+        running: _Running,
+        sent: Outgoing,
+        to: To,
+        timeout_ms: int | None,
+        attempt: Callable[[_Running, Outgoing, MessageQueue, int], Awaitable[R]],
+    ) -> R:
         clock = running.session.clock
         limit_ms = timeout_ms or self._config.send_timeout_ms
         end_ms = self._end_ms(running, limit_ms)
-        tries = 1 if to is not None else 1 + self._config.retries_max
-        avoided: str | None = None
-        for tries_left in reversed(range(tries)):
-            queue = await self._queue(running, sent, to, avoided, end_ms)
-            left_ms = end_ms - clock.monotonic_ms()
-            if left_ms <= 0:
-                raise RequestTimeout(f"no broker took the message within {limit_ms} ms")
+        retries: SendRetries | None = None
+        while True:
+            queue = None
             try:
-                receipt = await self._try(running, sent, queue, left_ms)
+                avoided = () if retries is None else retries.avoided
+                queue = await self._queue(running, sent, to, avoided, end_ms)
+                left_ms = end_ms - clock.monotonic_ms()
+                if left_ms <= 0:
+                    raise RequestTimeout(f"no broker took the message within {limit_ms} ms")
+                receipt = await attempt(running, sent, queue, left_ms)
             except (NetworkError, NoRoute, RemoteError) as error:
-                if not tries_left or not _is_retried(error) or clock.monotonic_ms() >= end_ms:
+                retries = retries or self._retries(running, sent, to, end_ms)
+                if not retries.after_error(error, queue):
                     raise
                 _log.info("message %s to %s: %s; trying again", sent.message_id, queue, error)
             else:
-                if receipt.status is SendStatus.OK or not self._config.retry_unless_ok:
+                if receipt is None or receipt.status is SendStatus.OK:
                     return receipt
-                if not tries_left or clock.monotonic_ms() >= end_ms:
+                retries = retries or self._retries(running, sent, to, end_ms)
+                if not self._config.retry_unless_ok or not retries.after_failure(queue):
                     return receipt
-            avoided = queue.broker
-        raise AssertionError("the last try returns or raises")
+            if to is not None and queue is not None:
+                # Whatever a function would choose now: the messages before are in this queue.
+                to = queue
+            await retries.pause()
+
+    def _retries(self, running: _Running, sent: Outgoing, to: To, end_ms: int) -> SendRetries:
+        is_chosen = to is not None
+        return SendRetries(running.session, sent.topic, self._config, end_ms, is_chosen=is_chosen)
 
     async def _try(
         self, running: _Running, sent: Outgoing, queue: MessageQueue, timeout_ms: int
@@ -356,13 +355,22 @@ class Producer(ProducerMember):
             hook.after_send(self.group, sent, queue, receipt)
         return receipt
 
+    async def _try_oneway(
+        self, running: _Running, sent: Outgoing, queue: MessageQueue, timeout_ms: int
+    ) -> None:
+        address = running.session.address_to_write(queue.broker)
+        for hook in self._hooks:
+            hook.before_send(self.group, sent, queue)
+        header = self._header(running, sent, queue)
+        await calls.send_oneway(running.session, address, header, sent.body, timeout_ms)
+
     def _end_ms(self, running: _Running, timeout_ms: int | None) -> int:
         """Return until when something may take."""
         limit_ms = timeout_ms or self._config.send_timeout_ms
         return running.session.clock.monotonic_ms() + limit_ms
 
     async def _queue(
-        self, running: _Running, sent: Outgoing, to: To, avoided: str | None, end_ms: int
+        self, running: _Running, sent: Outgoing, to: To, avoided: Collection[str], end_ms: int
     ) -> MessageQueue:
         if isinstance(to, MessageQueue):
             if not running.session.has_broker(to.broker):
@@ -445,10 +453,6 @@ def unique_ids(session: Session) -> UniqueIds:
     ip = host(own_address(), 0).ip
     maker = session.random.getrandbits(32)
     return UniqueIds(session.clock, ip, session.pid, maker)
-
-
-def _is_retried(error: NetworkError | NoRoute | RemoteError) -> bool:
-    return not isinstance(error, RemoteError) or error.code in RETRIED_CODES
 
 
 def _settle(

@@ -21,7 +21,13 @@ class ProducerConfig:
     """For one send with all its tries."""
 
     retries_max: int = 2
-    """Further tries, each with another broker if there is one."""
+    """Further tries after a failure, each with another broker if there is one.
+
+    Tries that no broker took, as it was busy, restarting or not reachable, do not count.
+    """
+
+    wait_for_brokers: bool = True
+    """Whether to wait within the send's timeout for a broker that is busy or not reachable."""
 
     retry_unless_ok: bool = False
     """Whether to try again too when a message was stored, but not flushed or copied in time."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -64,18 +64,18 @@ class QueueChoice:
         self._counters: dict[str, int] = {}
 
     def next(
-        self, queues: Sequence[MessageQueue], avoided: str | None = None, now_ms: int = 0
+        self, queues: Sequence[MessageQueue], avoided: Collection[str] = (), now_ms: int = 0
     ) -> MessageQueue:
-        """Return the next queue, of another broker than the avoided one if there is any."""
+        """Return the next queue, of another broker than the avoided ones if there is any."""
         assert queues, "a route to send has queues"
         if self._faults is not None:
             return self._next_available(queues, self._faults, now_ms)
         queue = self._advance(queues)
-        if avoided is None or queue.broker != avoided:
+        if not avoided or queue.broker not in avoided:
             return queue
         for _ in range(len(queues) - 1):
             other = self._advance(queues)
-            if other.broker != avoided:
+            if other.broker not in avoided:
                 return other
         return queue
 

@@ -34,6 +34,8 @@ _log = logging.getLogger(__name__)
 
 _FIRST_HEARTBEAT_MS = 1000
 _UNREGISTER_TIMEOUT_MS = 3000
+_BACKOFF_MAX_MS = 500
+"""Far less than a send may take, which waits for a broker that restarts."""
 
 
 class Session:
@@ -276,7 +278,7 @@ class Session:
         limits = ConnectionLimits(requests_in_flight_max=self.config.requests_in_flight_max)
         return ConnectionPool(
             self._network,
-            PoolConfig(limits=limits, tls=self.config.tls),
+            PoolConfig(backoff_max_ms=_BACKOFF_MAX_MS, limits=limits, tls=self.config.tls),
             router=Pushed(self.members, self.replies.arrived).router(),
             hooks=self._hooks,
             greeting=self._greeting,

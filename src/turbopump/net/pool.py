@@ -123,7 +123,7 @@ class ConnectionPool:
             peer.dial = asyncio.create_task(self._dial(peer))
         connection = await self._dialled(peer.dial)
         if connection is None:
-            raise ConnectFailed(self._failure_text(peer))
+            raise self._failure(peer)
         return connection
 
     def request(
@@ -260,8 +260,10 @@ class ConnectionPool:
 
     def _require_try_allowed(self, peer: _Peer) -> None:
         if self._clock.monotonic_ms() < peer.next_try_ms:
-            raise ConnectFailed(self._failure_text(peer))
+            raise self._failure(peer)
 
-    def _failure_text(self, peer: _Peer) -> str:
+    def _failure(self, peer: _Peer) -> ConnectFailed:
         left_ms = max(peer.next_try_ms - self._clock.monotonic_ms(), 0)
-        return f"{peer.last_error}; next try in {left_ms} ms"
+        failure = ConnectFailed(f"{peer.last_error}; next try in {left_ms} ms")
+        failure.retry_after_ms = left_ms
+        return failure

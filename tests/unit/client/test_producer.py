@@ -208,12 +208,10 @@ def refusing(code: int, times: int = 1 << 30) -> Any:
     ("code", "tries"),
     [
         (ResponseCode.SYSTEM_ERROR, 3),
-        (ResponseCode.SERVICE_NOT_AVAILABLE, 3),
         (ResponseCode.NO_PERMISSION, 3),
         (ResponseCode.TOPIC_NOT_EXIST, 3),
         (204, 3),
         (205, 3),
-        (ResponseCode.SYSTEM_BUSY, 1),
         (ResponseCode.MESSAGE_ILLEGAL, 1),
     ],
 )
@@ -242,6 +240,151 @@ async def test_a_chosen_queue_is_tried_once(tmp_path: Path) -> None:
         with pytest.raises(RemoteError):
             await producer.send(Message("T", b"x"), to=by_hash("k"))
         assert len(recorder.of(SEND)) == 1
+
+
+REFUSALS = [ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, 215]
+
+
+@pytest.mark.parametrize("code", REFUSALS)
+@pytest.mark.parametrize("to", [None, MessageQueue("T", "a", 1), by_hash("k")])
+@virtual_time()
+async def test_a_busy_broker_is_tried_again_after_pauses_that_grow(
+    tmp_path: Path, code: int, to: Any
+) -> None:
+    recorder = Recorder(refuse=refusing(code, times=5))
+    config = ProducerConfig(retries_max=0)
+    async with (
+        cluster(tmp_path) as world,
+        Producer("pg", session=world.session(hooks=[recorder]), config=config) as producer,
+    ):
+        start_ms = world.clock.monotonic_ms()
+        await producer.send(Message("T", b"x"), to=to)
+        elapsed_ms = world.clock.monotonic_ms() - start_ms
+        assert (20 + 40 + 80 + 160 + 320) / 2 <= elapsed_ms <= 700
+        assert len(recorder.of(SEND)) == 6
+        assert len(await stored(world)) == 1
+
+
+@pytest.mark.parametrize("code", REFUSALS)
+@virtual_time()
+async def test_a_broker_that_stays_busy_is_told_when_the_time_is_up(
+    tmp_path: Path, code: int
+) -> None:
+    recorder = Recorder(refuse=refusing(code))
+    async with (
+        cluster(tmp_path) as world,
+        Producer("pg", session=world.session(hooks=[recorder])) as producer,
+    ):
+        start_ms = world.clock.monotonic_ms()
+        with pytest.raises(RemoteError) as caught:
+            await producer.send(Message("T", b"x"))
+        assert caught.value.code == code
+        assert 2400 < world.clock.monotonic_ms() - start_ms <= 3000
+        assert 7 <= len(recorder.of(SEND)) <= 20
+
+
+@virtual_time()
+async def test_another_broker_takes_what_a_busy_one_refuses_without_a_pause(tmp_path: Path) -> None:
+    def refuse(address: str, command: Command) -> None:
+        if command.code == SEND and address.startswith(("10.0.0.1:", "10.0.0.3:")):
+            raise RemoteError(ResponseCode.SYSTEM_BUSY, "[TIMEOUT_CLEAN_QUEUE]broker busy")
+
+    async with (
+        cluster(tmp_path, ("a", "b", "c")) as world,
+        Producer("pg", session=world.session(hooks=[Recorder(refuse=refuse)])) as producer,
+    ):
+        start_ms = world.clock.monotonic_ms()
+        receipts = [await producer.send(Message("T", b"x")) for _ in range(10)]
+        assert {receipt.queue.broker for receipt in receipts} == {"b"}
+        assert world.clock.monotonic_ms() - start_ms < 20
+
+
+@virtual_time()
+async def test_brokers_that_are_slow_and_busy_are_not_asked_without_a_pause(tmp_path: Path) -> None:
+    recorder = Recorder(refuse=refusing(ResponseCode.SYSTEM_BUSY))
+    config = ProducerConfig(avoid_slow_brokers=True)
+    async with (
+        cluster(tmp_path, BROKERS) as world,
+        Producer("pg", session=world.session(hooks=[recorder]), config=config) as producer,
+    ):
+        with pytest.raises(RemoteError, match="code 2"):
+            await producer.send(Message("T", b"x"))
+        assert len(recorder.of(SEND)) <= 40
+
+
+@virtual_time()
+async def test_who_does_not_want_to_wait_hears_of_a_busy_broker_at_once(tmp_path: Path) -> None:
+    recorder = Recorder(refuse=refusing(ResponseCode.SYSTEM_BUSY))
+    config = ProducerConfig(wait_for_brokers=False)
+    async with (
+        cluster(tmp_path) as world,
+        Producer("pg", session=world.session(hooks=[recorder]), config=config) as producer,
+    ):
+        with pytest.raises(RemoteError, match="code 2"):
+            await producer.send(Message("T", b"x"))
+        assert len(recorder.of(SEND)) == 1
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+@virtual_time()
+async def test_sends_wait_for_their_only_broker_while_it_restarts(
+    tmp_path: Path, is_killed: bool
+) -> None:
+    async with cluster(tmp_path) as world, Producer("pg", session=world.session()) as producer:
+        queue = (await producer.send(Message("T", b"0"))).queue
+        await (world.crash() if is_killed else world.stop_broker())
+        # Long enough that the name server does not know the topic any more, nor the broker.
+        await asyncio.sleep(150)
+        sends: list[asyncio.Future[Any]] = [
+            asyncio.create_task(producer.send(Message("T", b"1"))),
+            asyncio.create_task(producer.send(Message("T", b"2"), to=queue)),
+            asyncio.create_task(producer.send(Message("T", b"3"), to=by_hash("k"))),
+            asyncio.create_task(producer.send_batch([Message("T", b"4"), Message("T", b"5")])),
+            asyncio.create_task(producer.send_oneway(Message("T", b"6"))),
+            await producer.submit(Message("T", b"7")),
+        ]
+        await asyncio.sleep(2.4)
+        assert not any(each.done() for each in sends)
+        await world.start_broker()
+        await asyncio.gather(*sends)
+        await asyncio.sleep(0.1)
+        bodies = sorted(message.body for message in await stored(world))
+        assert bodies == [b"%d" % number for number in range(8)]
+
+
+@virtual_time()
+async def test_a_broker_that_does_not_come_back_is_told_when_the_time_is_up(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world, Producer("pg", session=world.session()) as producer:
+        queue = (await producer.send(Message("T", b"0"))).queue
+        await world.stop_broker()
+        start_ms = world.clock.monotonic_ms()
+        for to in (None, queue):
+            with pytest.raises(ConnectFailed, match="connection refused; next try in"):
+                await producer.send(Message("T", b"x"), to=to, timeout_ms=2000)
+        assert 3000 < world.clock.monotonic_ms() - start_ms <= 4000
+        with pytest.raises(ConnectFailed):
+            await producer.send_oneway(Message("T", b"x"), timeout_ms=2000)
+        assert 4500 < world.clock.monotonic_ms() - start_ms <= 6000
+
+
+@virtual_time()
+async def test_a_broker_that_has_moved_is_found_while_a_send_waits(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        session = world.session()
+        async with Producer("pg", session=session) as producer:
+            await producer.send(Message("T", b"0"))
+            session._routes._brokers = {"a": {0: "10.0.0.9:10911"}}
+            assert (await producer.send(Message("T", b"1"))).status is SendStatus.OK
+
+
+@virtual_time()
+async def test_the_first_send_waits_for_a_name_server_that_starts(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world, Producer("pg", session=world.session()) as producer:
+        world.network.refuse("ns0")
+        waiting = asyncio.create_task(producer.send(Message("T", b"x")))
+        await asyncio.sleep(1)
+        world.network.accept("ns0")
+        assert (await waiting).status is SendStatus.OK
 
 
 @virtual_time()
@@ -286,8 +429,10 @@ async def test_slow_brokers_are_left_alone_for_a_while(tmp_path: Path) -> None:
 @virtual_time()
 async def test_an_unreachable_name_server_and_an_unknown_topic(tmp_path: Path) -> None:
     async with cluster(tmp_path, ()) as world, Producer("pg", session=world.session()) as producer:
+        start_ms = world.clock.monotonic_ms()
         with pytest.raises(NoRoute, match="'T' has no queue"):
             await producer.send(Message("T", b"x"))
+        assert world.clock.monotonic_ms() - start_ms < 100, "no matter of waiting"
         world.network.refuse("ns0")
         world.network.cut("ns0")
         with pytest.raises(ConnectFailed):

@@ -38,7 +38,7 @@ def test_the_avoided_broker_is_taken_only_if_it_is_the_only_one(
     brokers = {queue.broker for queue in queues}
     for _ in range(20):
         avoided = choice.next(queues).broker
-        assert (choice.next(queues, avoided).broker != avoided) == (len(brokers) > 1)
+        assert (choice.next(queues, {avoided}).broker != avoided) == (len(brokers) > 1)
 
 
 @pytest.mark.parametrize(

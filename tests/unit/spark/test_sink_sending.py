@@ -126,14 +126,44 @@ async def test_a_busy_broker_is_given_time_and_order_is_kept(tmp_path: Path, cod
 @virtual_time()
 async def test_limit_of_tries_ends_in_the_brokers_words(tmp_path: Path) -> None:
     refusal = Refusal(ResponseCode.SYSTEM_BUSY)
-    async with sending(tmp_path, refusal, retries=2, max_in_flight=1) as (task, world):
+    limits: dict[str, Any] = {"retries": 2, "max_in_flight": 1, "send_timeout_ms": 50}
+    async with sending(tmp_path, refusal, **limits) as (task, world):
         with pytest.raises(SparkError) as raised:
             await sent(task, numbered(25, 100))
         text = str(raised.value)
         assert "10 rows, 100 to 109, of partition 3 could not be sent to T@a:" in text
         assert "code 2: in the broker's words" in text
-        assert refusal.seen == 3
+        assert refusal.seen == 4, "one within its time, and two retries of the next"
         assert not stored(world)
+
+
+@virtual_time()
+async def test_a_busy_broker_is_given_the_time_of_a_send_without_any_retry(tmp_path: Path) -> None:
+    refusal = Refusal(ResponseCode.SYSTEM_BUSY, times=4)
+    async with sending(tmp_path / "passing", refusal, retries=0) as (task, world):
+        await task.take(numbered(10))
+        assert (await task.finish()).repeated == 4
+        assert len(stored(world)) == 10
+    refusal = Refusal(ResponseCode.SYSTEM_BUSY)
+    async with sending(tmp_path / "lasting", refusal, retries=0) as (task, world):
+        start_ms = world.clock.monotonic_ms()
+        with pytest.raises(SparkError, match="code 2: in the broker's words"):
+            await sent(task, numbered(10))
+        assert 3000 <= world.clock.monotonic_ms() - start_ms < 5000
+
+
+@virtual_time()
+async def test_a_broker_that_restarts_is_waited_for_without_any_retry(tmp_path: Path) -> None:
+    async with sending(tmp_path, retries=0) as (task, world):
+        await task.take(numbered(10))
+        await task.finish()
+        await world.stop_broker()
+        await asyncio.sleep(1)
+        await task.take(numbered(10, 10))
+        await asyncio.sleep(1)
+        await world.start_broker()
+        await task.finish()
+        assert sorted(int(message.body) for message in stored(world)) == list(range(20))
 
 
 @virtual_time()

@@ -40,7 +40,8 @@ def careful(tmp_path: Path) -> Iterator[Cluster]:
 
 def impatient(world: Cluster) -> Producer:
     """A producer that tries once."""
-    return Producer("shop", nameserver=world.nameserver, config=ProducerConfig(retries_max=0))
+    config = ProducerConfig(retries_max=0, wait_for_brokers=False)
+    return Producer("shop", nameserver=world.nameserver, config=config)
 
 
 class Billing:

@@ -66,7 +66,7 @@ class DirectSending:
         self._choice = QueueChoice(link.session.random)
         self._targets = Targets({}, {})
         self._fresh_until_ms = 0
-        self._unreachable: str | None = None
+        self._unreachable: frozenset[str] = frozenset()
         self._avoided_until_ms = 0
         self._connections: dict[str, PlainConnection] = {}
         self._unanswered: dict[_Number, _Unanswered] = {}
@@ -145,7 +145,7 @@ class DirectSending:
 
     def _next_queue(self, queues: Sequence[MessageQueue]) -> MessageQueue:
         is_avoided = self._clock.monotonic_ms() < self._avoided_until_ms
-        return self._choice.next(queues, self._unreachable if is_avoided else None)
+        return self._choice.next(queues, self._unreachable if is_avoided else ())
 
     def _command(self, send: EncodedSend, queue: MessageQueue) -> Command:
         topic, namespace = topic_of(send.lane), self._options.namespace
@@ -215,7 +215,7 @@ class DirectSending:
         if error.retriable:
             self._sending.window.busy(cuts)
         if isinstance(error, NetworkError | NoRoute):
-            self._unreachable = queue.broker
+            self._unreachable = frozenset({queue.broker})
             self._avoided_until_ms = self._clock.monotonic_ms() + AVOIDED_MS
         self._failed.append(FirstTry(send, queue, error))
 

@@ -151,7 +151,10 @@ class SinkOptions:
     def producer(self) -> ProducerConfig:
         """Return how to send; what fails is tried again here, not by the producer."""
         return ProducerConfig(
-            send_timeout_ms=self.send_timeout_ms, retries_max=0, messages=self.rules()
+            send_timeout_ms=self.send_timeout_ms,
+            retries_max=0,
+            wait_for_brokers=False,
+            messages=self.rules(),
         )
 
 

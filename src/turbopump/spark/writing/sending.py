@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,10 +16,12 @@ from turbopump.client.outgoing import (
     encoded_batch,
     properties_text,
 )
-from turbopump.client.producer import RETRIED_CODES, Producer
+from turbopump.client.producer import Producer
 from turbopump.client.queue_choice import QueueChoice
 from turbopump.client.send_hooks import SendReceipt
+from turbopump.client.send_retries import RETRIED_CODES, is_refusal
 from turbopump.client.session import Session
+from turbopump.clock import Clock
 from turbopump.errors import (
     InvalidArgument,
     NetworkError,
@@ -86,6 +89,26 @@ class FirstTry:
         if isinstance(self.outcome, SendStatus):
             return self.outcome
         raise self.outcome
+
+
+class Patience:
+    """How often one send is tried again.
+
+    ``retries`` times, and as often as brokers only refuse while the send's timeout is not over.
+    """
+
+    def __init__(self, options: SinkOptions, clock: Clock) -> None:
+        self._left = options.retries
+        self._clock = clock
+        self._refused_until_ms = clock.monotonic_ms() + options.send_timeout_ms
+
+    def allows(self, error: Passing | None = None) -> bool:
+        """Note a try that failed, or was not stored as wanted; return whether to try again."""
+        is_refused = error is not None and is_refusal(error)
+        if is_refused and self._clock.monotonic_ms() < self._refused_until_ms:
+            return True
+        self._left -= 1
+        return self._left >= 0
 
 
 class Sending:
@@ -192,7 +215,8 @@ class Sending:
         """Send until it is stored; raises SparkError with the words of the last failure."""
         queue: MessageQueue | None = None if tried is None else tried.queue
         refused: set[str] = set()
-        for tries_left in reversed(range(1 + self._options.retries)):
+        patience = Patience(self._options, self._session.clock)
+        for pauses in itertools.count():
             try:
                 if tried is not None:
                     first, tried = tried, None
@@ -205,16 +229,16 @@ class Sending:
             except (NetworkError, NoRoute, RemoteError) as error:
                 if queue is not None:
                     refused.add(queue.broker)
-                if not tries_left or not self._is_worth_a_try(send, error, refused):
+                if not self._is_worth_a_try(send, error, refused) or not patience.allows(error):
                     raise self._failed(send, queue, str(error)) from error
                 why = str(error)
             else:
                 if status is SendStatus.OK or not self._options.retry_unless_ok:
                     break
                 why = f"stored, but {status.name}"
-                if not tries_left:
+                if not patience.allows():
                     raise self._failed(send, queue, why)
-            await self._pause(send, why, self._options.retries - tries_left)
+            await self._pause(send, why, pauses)
         self.tally.add(send)
 
     async def _send(self, send: Send | EncodedSend, queue: MessageQueue) -> SendReceipt:
@@ -246,7 +270,7 @@ class Sending:
             return send.lane
         queues = await self._producer.queues(topic_of(send.lane))
         now_ms = self._session.clock.monotonic_ms()
-        return self._choice.next(queues, None if failed is None else failed.broker, now_ms)
+        return self._choice.next(queues, () if failed is None else {failed.broker}, now_ms)
 
     def _is_worth_a_try(self, send: Send | EncodedSend, error: Passing, refused: set[str]) -> bool:
         if error.retriable:
@@ -280,15 +304,16 @@ class Sending:
             raise InvalidArgument(
                 f"row {row} of partition {self._partition}, column topic: {error}"
             ) from error
-        for tries in range(self._options.retries):
+        patience = Patience(self._options, self._session.clock)
+        for pauses in itertools.count():
             try:
                 return await self._producer.queues(topic)
             except (NetworkError, NoRoute) as error:
-                await self._pause(send, str(error), tries)
-        try:
-            return await self._producer.queues(topic)
-        except (NetworkError, NoRoute) as error:
-            raise self._failed(send, None, str(error)) from error
+                # A topic that no name server knows is a mistake more often than a restart.
+                if not patience.allows(None if isinstance(error, NoRoute) else error):
+                    raise self._failed(send, None, str(error)) from error
+                await self._pause(send, str(error), pauses)
+        raise AssertionError("it returns or raises")
 
     # --- words ------------------------------------------------------------------------------------
 

@@ -1,0 +1,120 @@
+"""When a send is tried again: which failures, how often, and after which pause."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from turbopump.client.producer_config import ProducerConfig
+from turbopump.client.session import Session
+from turbopump.errors import (
+    ConnectFailed,
+    NetworkError,
+    NoRoute,
+    Overloaded,
+    RemoteError,
+    TurbopumpError,
+)
+from turbopump.message import MessageQueue
+from turbopump.wire.codes import ResponseCode
+
+RETRIED_CODES = frozenset(
+    {
+        ResponseCode.SYSTEM_ERROR,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.NO_PERMISSION,
+        ResponseCode.TOPIC_NOT_EXIST,
+        ResponseCode.NO_BUYER_ID,
+        ResponseCode.NOT_IN_CURRENT_UNIT,
+    }
+)
+"""Answers after which another broker may take the message."""
+
+SendFailure = NetworkError | NoRoute | RemoteError
+
+_FIRST_PAUSE_MS = 20
+_LONGEST_PAUSE_MS = 500
+
+
+def is_refusal(error: SendFailure) -> bool:
+    """Tell whether nothing was stored, and a later try may well succeed.
+
+    Busy, starting and closing brokers answer so; others could not be reached or found. Repeating
+    such a send cannot duplicate the message.
+    """
+    return isinstance(error, ConnectFailed | NoRoute | Overloaded) or (
+        isinstance(error, RemoteError) and error.retriable
+    )
+
+
+class SendRetries:
+    """What has gone wrong with one send so far.
+
+    Refusals are repeated until the time is up, without a pause as long as there is a broker that
+    has not refused. Failures after which the message may be stored are repeated a number of times,
+    but never with a queue that was chosen: the message would come behind those sent meanwhile.
+    """
+
+    def __init__(
+        self, session: Session, topic: str, config: ProducerConfig, end_ms: int, *, is_chosen: bool
+    ) -> None:
+        self.avoided: frozenset[str] = frozenset()
+        """Brokers to take for the next try only if there are no others."""
+        self._session = session
+        self._topic = topic
+        self._left = 0 if is_chosen else config.retries_max
+        self._end_ms = end_ms
+        self._waits = config.wait_for_brokers
+        self._is_chosen = is_chosen
+        self._pause_ms = 0
+        self._pauses = 0
+
+    def after_error(self, error: SendFailure, queue: MessageQueue | None) -> bool:
+        """Note a failure, and the queue if one was found; return whether to try again."""
+        if not (self._waits and is_refusal(error)):
+            is_retried = not isinstance(error, RemoteError) or error.code in RETRIED_CODES
+            return is_retried and self.after_failure(queue)
+        if isinstance(error, NoRoute) and self._session.cached_route(self._topic) is None:
+            # No name server has ever known the topic: a mistake, or at least no restart.
+            return False
+        self._pause_ms = 0
+        if queue is None or queue.broker in self.avoided or not self._has_others(queue.broker):
+            self._pause_ms = self._next_pause_ms(error)
+            self.avoided = frozenset()
+        if queue is not None:
+            self.avoided |= {queue.broker}
+        # A try without time for its answer would only hide why the one before failed.
+        return self._session.clock.monotonic_ms() + self._pause_ms < self._end_ms
+
+    def after_failure(self, queue: MessageQueue | None) -> bool:
+        """Note a try after which the message may be stored; return whether to try again."""
+        self._pause_ms = 0
+        self._left -= 1
+        self.avoided = frozenset() if queue is None else frozenset({queue.broker})
+        return self._left >= 0 and self._session.clock.monotonic_ms() < self._end_ms
+
+    async def pause(self) -> None:
+        """Wait, and ask meanwhile where the topic is: a broker may come back elsewhere."""
+        if not self._pause_ms:
+            return
+        clock = self._session.clock
+        end_ms = clock.monotonic_ms() + self._pause_ms
+        with suppress(TimeoutError, TurbopumpError):
+            async with asyncio.timeout(self._pause_ms / 1000):
+                await self._session.refresh_route(self._topic)
+        await asyncio.sleep(max(end_ms - clock.monotonic_ms(), 0) / 1000)
+
+    def _has_others(self, broker: str) -> bool:
+        """Whether another broker may take the message that has not refused it."""
+        route = self._session.cached_route(self._topic)
+        if self._is_chosen or route is None:
+            return False
+        return any(each.broker not in {broker, *self.avoided} for each in route.writable)
+
+    def _next_pause_ms(self, error: SendFailure) -> int:
+        longest_ms = min(_FIRST_PAUSE_MS << self._pauses, _LONGEST_PAUSE_MS)
+        self._pauses += 1
+        # By chance, or all that were refused together would come back together.
+        pause_ms = longest_ms - self._session.random.randrange(longest_ms // 2 + 1)
+        # Sooner, the pool would not even try to connect.
+        return max(pause_ms, error.retry_after_ms) if isinstance(error, ConnectFailed) else pause_ms
