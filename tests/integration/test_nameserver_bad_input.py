@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -19,13 +21,33 @@ from nameserver_peers import (
 )
 from turbopump.errors import NetworkError
 from turbopump.testing import MemoryNetwork, virtual_time
+from turbopump.wire.bodies import BrokerRegistration, DataVersion, TopicConfig, TopicConfigTable
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import request, whole_body
-from turbopump.wire.registration import encode_compressed
+from turbopump.wire.registration import INFLATED_BYTES_MAX, encode_compressed
 
 Code = RequestCode
 
 
+def of_topic(**fields: Any) -> BrokerRegistration:
+    topic = TopicConfig(**{"topic_name": "T", **fields})
+    table = TopicConfigTable(data_version=DataVersion(), topic_config_table={"T": topic})
+    return BrokerRegistration(topic_config_serialize_wrapper=table)
+
+
+def with_topic(**fields: Any) -> bytes:
+    return of_topic(**fields).encode()
+
+
+def many_filter_servers() -> bytes:
+    return replace(of_topic(), filter_server_list=["a:1"] * 1001).encode()
+
+
+def _sized(data: bytes) -> bytes:
+    return len(data).to_bytes(4, "big") + data
+
+
+@functools.cache
 def damaged_registrations() -> dict[str, tuple[dict[str, str], bytes, str]]:
     """By name: fields to change (empty removes one), the body, and what the answer must name."""
     good = registration_body(T=6)
@@ -36,10 +58,35 @@ def damaged_registrations() -> dict[str, tuple[dict[str, str], bytes, str]]:
         "no name": ({"brokerName": ""}, good, "brokerName"),
         "no id": ({"brokerId": ""}, good, "brokerId"),
         "odd id": ({"brokerId": "first"}, good, "'first'"),
-        "negative id": ({"brokerId": "-1"}, good, "brokerId is -1"),
+        "negative id": ({"brokerId": "-1"}, good, "brokerId must be 0"),
         "blank cluster": ({"clusterName": " "}, good, "clusterName"),
         "lines in a name": ({"brokerName": "a\nb"}, good, "printable"),
         "odd address": ({"brokerAddr": "nowhere"}, good, "'nowhere'"),
+        "port 0": ({"brokerAddr": "10.0.0.1:0"}, good, "port of 1 to 65535"),
+        "blank in a host": ({"brokerAddr": "10.0. 0.1:1"}, good, "brokerAddr"),
+        "long name": ({"brokerName": "b" * 600}, good, "1 to 512"),
+        "long cluster": ({"clusterName": "b" * 600}, good, "1 to 512"),
+        "long address": ({"brokerAddr": "b" * 600 + ":1"}, good, "brokerAddr"),
+        "absurd queues": ({}, with_topic(read_queue_nums=2**31 - 1), "expected 0 to 65536"),
+        "negative queues": ({}, with_topic(write_queue_nums=-1), "writeQueueNums -1"),
+        "odd perm": ({}, with_topic(perm=4096), "perm of topic T must be 0 to 15"),
+        "long topic": ({}, with_topic(topic_name="T" * 600), "topicName"),
+        "many filter servers": ({}, many_filter_servers(), "filterServerList"),
+        "compressed absurd queues": (
+            {"compressed": "true"},
+            encode_compressed(of_topic(write_queue_nums=2**31 - 1)),
+            "expected 0 to 65536",
+        ),
+        "many compressed topics": (
+            {"compressed": "true"},
+            zlib.compress(_sized(b"{}") + (2**31 - 1).to_bytes(4, "big")),
+            "at most 100000 topics",
+        ),
+        "zlib that grows": (
+            {"compressed": "true"},
+            zlib.compress(bytes(INFLATED_BYTES_MAX + 1)),
+            "inflates to more",
+        ),
         "no json": ({}, b"{", "JSON"),
         "no object": ({}, b"[]", "BrokerRegistration"),
         "no topics": ({}, b"{}", "BrokerRegistration"),
@@ -133,3 +180,32 @@ async def test_connections_beyond_the_limit_are_closed(tmp_path: Path) -> None:
         with pytest.raises(NetworkError):
             await other.topics(server)
         await one.topics(server)
+
+
+@pytest.mark.parametrize("code", [Code.REGISTER_BROKER, Code.QUERY_DATA_VERSION, 60])
+@virtual_time()
+async def test_oversized_body_is_refused_and_the_connection_stays_open(
+    tmp_path: Path, code: int
+) -> None:
+    network = MemoryNetwork()
+    async with name_server_on(network, config_at(tmp_path)) as server, peer_on(network) as peer:
+        large = request(code, peer.registration(), b"{" * 100_000)
+        answer = await peer.pool.request(server.address, large, TIMEOUT_MS)
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        wanted = (
+            "object keys" if code == Code.REGISTER_BROKER else "at most 65536 bytes, got 100000"
+        )
+        assert wanted in (answer.remark or "")
+        await peer.topics(server)
+        (connection,) = server._server.connections
+        assert connection.is_open
+
+
+@pytest.mark.slow
+@virtual_time()
+async def test_registration_with_very_many_topics(tmp_path: Path) -> None:
+    network = MemoryNetwork()
+    async with name_server_on(network, config_at(tmp_path)) as server, peer_on(network) as peer:
+        body = registration_body(**{f"topic-{number}": 6 for number in range(30_000)})
+        answer = await peer.ask(server, Code.REGISTER_BROKER, peer.registration(), body)
+        assert answer.code == ResponseCode.SUCCESS

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from turbopump.admin.reach import ANSWER_MS, TOOLS_GROUP, BrokerNode, Reach, gathered
-from turbopump.broker.config import QUEUES_MAX
 from turbopump.client import calls
 from turbopump.client.names import check_topic
 from turbopump.client.pull_config import PullTimes
@@ -18,6 +17,7 @@ from turbopump.errors import AlreadyThere, InvalidArgument, RemoteError
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.wire import headers
 from turbopump.wire.bodies import (
+    QUEUES_MAX,
     GroupList,
     TopicConfig,
     TopicConfigTable,

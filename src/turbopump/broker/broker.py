@@ -34,6 +34,7 @@ from turbopump.store.files import Files
 from turbopump.store.outcomes import Arrival
 from turbopump.store.store import Store
 from turbopump.wire.bodies import DataVersion, TopicConfig
+from turbopump.wire.body_limits import BODY_BYTES_MAX
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.command import Command
 from turbopump.wire.hosts import Host, host
@@ -77,7 +78,7 @@ class Broker:
         self._ready = False
         self._advertised: Host | None = None
         self._warned_of: set[str] = set()
-        self._router = Router(unknown=self._unknown)
+        self._router = Router(unknown=self._unknown, body_bytes_max=BODY_BYTES_MAX)
         self._pool = ConnectionPool(network, clock=clock)
         self._server = Server(
             network,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from turbopump.errors import InvalidArgument
 from turbopump.store.config import StoreConfig
+from turbopump.wire.bodies import QUEUES_MAX
 from turbopump.wire.hosts import ANY_HOST, split_address
 
 PERM_READ = 4
@@ -19,7 +20,6 @@ PERM_INHERIT = 1
 RECORD_EXTRA_BYTES = 64 * 1024
 """What a stored message may need beyond its body: properties, topic and the fixed fields."""
 
-QUEUES_MAX = 65_536
 """Most queues of one topic on one broker: each costs a directory and files."""
 
 POLL_US_MAX = 1000

@@ -12,7 +12,6 @@ from turbopump.broker.config import (
     PERM_INHERIT,
     PERM_READ,
     PERM_WRITE,
-    QUEUES_MAX,
     IdentityConfig,
     TopicsConfig,
 )
@@ -20,7 +19,7 @@ from turbopump.broker.config_file import ConfigFile
 from turbopump.clock import Clock
 from turbopump.errors import InvalidArgument, RemoteError
 from turbopump.message import MessageQueue
-from turbopump.wire.bodies import DataVersion, TopicConfig, TopicConfigTable
+from turbopump.wire.bodies import QUEUES_MAX, DataVersion, TopicConfig, TopicConfigTable
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.names import (
     BENCHMARK_TOPIC,

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from turbopump.message import MessageQueue
-from turbopump.wire.bodies import QueueData, TopicRoute
+from turbopump.wire.bodies import QUEUES_MAX, QueueData, TopicRoute
+
+_log = logging.getLogger(__name__)
 
 MASTER_ID = 0
 PERM_WRITE = 0b010
 PERM_READ = 0b100
+
+TOPIC_QUEUES_MAX = 4 * QUEUES_MAX
+"""Most queues of a topic on all brokers; what a route says beyond is not believed."""
+
+_COUNT_DIGITS_MAX = 9
+"""Of a number in a text; whatever is longer is too large as well when it is cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +48,13 @@ def route_of(topic: str, found: TopicRoute) -> Route:
         writable=_ordered(topic, found.order_topic_conf)
         if found.order_topic_conf
         else _writable(topic, queue_datas, brokers),
-        readable=tuple(
-            MessageQueue(topic, data.broker_name, number)
-            for data in queue_datas
-            if data.perm & PERM_READ
-            for number in range(data.read_queue_nums)
+        readable=_queues(
+            topic,
+            (
+                (data.broker_name, data.read_queue_nums)
+                for data in queue_datas
+                if data.perm & PERM_READ
+            ),
         ),
         brokers=brokers,
     )
@@ -68,23 +79,43 @@ def address_to_read(addresses: Mapping[int, str], broker_id: int) -> str | None:
 
 def _ordered(topic: str, text: str) -> tuple[MessageQueue, ...]:
     """Read ``broker:queues;broker:queues``, the fixed queues of an ordered topic."""
-    queues: list[MessageQueue] = []
-    for entry in text.split(";"):
-        broker, _, count = entry.partition(":")
-        if count.isdecimal():
-            queues += (MessageQueue(topic, broker, number) for number in range(int(count)))
-    return tuple(queues)
+    entries = (entry.partition(":") for entry in text.split(";"))
+    return _queues(
+        topic,
+        (
+            (broker, int(count[:_COUNT_DIGITS_MAX]))
+            for broker, _, count in entries
+            if count.isdecimal()
+        ),
+    )
 
 
 def _writable(
     topic: str, queue_datas: list[QueueData], brokers: Mapping[str, Mapping[int, str]]
 ) -> tuple[MessageQueue, ...]:
-    return tuple(
-        MessageQueue(topic, data.broker_name, number)
-        for data in queue_datas
-        if data.perm & PERM_WRITE and MASTER_ID in brokers.get(data.broker_name, {})
-        for number in range(data.write_queue_nums)
+    return _queues(
+        topic,
+        (
+            (data.broker_name, data.write_queue_nums)
+            for data in queue_datas
+            if data.perm & PERM_WRITE and MASTER_ID in brokers.get(data.broker_name, {})
+        ),
     )
+
+
+def _queues(topic: str, counts: Iterable[tuple[str, int]]) -> tuple[MessageQueue, ...]:
+    """Number the queues of brokers, as far as there can be so many.
+
+    A broker that cannot have what it says is left out: all of a smaller number might be wrong too.
+    """
+    queues: list[MessageQueue] = []
+    for broker, count in counts:
+        if 0 <= count <= min(QUEUES_MAX, TOPIC_QUEUES_MAX - len(queues)):
+            queues += (MessageQueue(topic, broker, number) for number in range(count))
+        else:
+            text = "topic %s: ignored %d queues of broker %s, expected up to %d, %d of all brokers"
+            _log.warning(text, topic, count, broker, QUEUES_MAX, TOPIC_QUEUES_MAX)
+    return tuple(queues)
 
 
 def _shrunk(data: QueueData, queues_wanted: int) -> QueueData:

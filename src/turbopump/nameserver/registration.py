@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from functools import lru_cache, partial
 
 from turbopump.clock import Clock
@@ -12,21 +13,34 @@ from turbopump.nameserver.routes import MASTER_ID, Master, Registration, RouteTa
 from turbopump.net.connection import Connection
 from turbopump.net.router import Handler
 from turbopump.wire import headers
-from turbopump.wire.bodies import BrokerRegistration, DataVersion, KeyValues, TopicConfigTable
+from turbopump.wire.bodies import (
+    QUEUES_MAX,
+    BrokerRegistration,
+    DataVersion,
+    KeyValues,
+    TopicConfig,
+    TopicConfigTable,
+)
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command, whole_body
 from turbopump.wire.hashing import body_crc
 from turbopump.wire.hosts import split_address
-from turbopump.wire.registration import decode_compressed
+from turbopump.wire.registration import TOPICS_MAX, decode_inflated, inflate_registration
 
 _log = logging.getLogger(__name__)
 
 COMBINED_BODY_VERSION = 37
 """3.0.11: older brokers send their topics and nothing else."""
 
-
 _REMEMBERED_BYTES_MAX = 64 * 1024
-"""Bodies above this are read each time they come."""
+"""Bodies above this, once inflated, are read each time they come."""
+
+_NAME_CHARS_MAX = 512
+"""Of brokers, clusters, topics and addresses: twice what any peer creates."""
+
+_FILTER_SERVERS_MAX = 1000
+_PERM_MAX = 15
+_SHOWN_CHARS_MAX = 200
 
 
 class BrokerConnections:
@@ -153,19 +167,31 @@ def _contents(
 ) -> tuple[TopicConfigTable, tuple[str, ...] | None]:
     """Return the topics and filter servers; None when the form has no place for the latter."""
     if version < COMBINED_BODY_VERSION:
-        return TopicConfigTable.decode(body) if body else _NO_TOPICS, None
+        table = TopicConfigTable.decode(body) if body else _NO_TOPICS
+        _require_plausible_topics(table.topic_config_table)
+        return table, None
     if not body:
         return _NO_TOPICS, ()
-    if len(body) > _REMEMBERED_BYTES_MAX:
-        registration = _decoded(body, compressed=bool(header.compressed))
-    else:
-        registration = _remembered(body, compressed=bool(header.compressed))
+    is_inflated = bool(header.compressed)
+    if is_inflated:
+        body = inflate_registration(body)
+    decode = _remembered if len(body) <= _REMEMBERED_BYTES_MAX else _decoded
+    registration = decode(body, is_inflated=is_inflated)
     servers = tuple(registration.filter_server_list)
     return registration.topic_config_serialize_wrapper, servers
 
 
-def _decoded(body: bytes, *, compressed: bool) -> BrokerRegistration:
-    return decode_compressed(body) if compressed else BrokerRegistration.decode(body)
+def _decoded(body: bytes, *, is_inflated: bool) -> BrokerRegistration:
+    registration = decode_inflated(body) if is_inflated else BrokerRegistration.decode(body)
+    _require_plausible_topics(registration.topic_config_serialize_wrapper.topic_config_table)
+    servers = registration.filter_server_list
+    if len(servers) > _FILTER_SERVERS_MAX or any(len(each) > _NAME_CHARS_MAX for each in servers):
+        raise RemoteError(
+            ResponseCode.SYSTEM_ERROR,
+            f"filterServerList must have at most {_FILTER_SERVERS_MAX} addresses"
+            f" of at most {_NAME_CHARS_MAX} characters",
+        )
+    return registration
 
 
 _remembered = lru_cache(maxsize=64)(_decoded)
@@ -174,17 +200,51 @@ _remembered = lru_cache(maxsize=64)(_decoded)
 _NO_TOPICS = TopicConfigTable(data_version=DataVersion())
 
 
+# --- what no broker says --------------------------------------------------------------------------
+
+
 def _require_plausible(header: headers.RegisterBroker) -> None:
-    problem = None
-    names = (header.broker_name, header.cluster_name)
-    if not all(name.strip() and name.isprintable() for name in names):
-        problem = f"brokerName and clusterName are {names}: printable texts are allowed"
-    elif header.broker_id < MASTER_ID:
-        problem = f"brokerId is {header.broker_id}: 0 is a master, a slave has more"
-    if problem is None:
-        try:
-            split_address(header.broker_addr)
-        except InvalidArgument as error:
-            problem = f"brokerAddr: {error}"
+    problem = _problem_with_names(header) or _problem_with_address(header.broker_addr)
+    if header.broker_id < MASTER_ID:
+        problem = f"brokerId must be 0 for a master or more for a slave, got {header.broker_id}"
     if problem is not None:
         raise RemoteError(ResponseCode.SYSTEM_ERROR, problem)
+
+
+def _problem_with_names(header: headers.RegisterBroker) -> str | None:
+    for key, name in (("brokerName", header.broker_name), ("clusterName", header.cluster_name)):
+        if not name.strip() or not name.isprintable() or len(name) > _NAME_CHARS_MAX:
+            shown = name[:_SHOWN_CHARS_MAX]
+            return f"{key} must be 1 to {_NAME_CHARS_MAX} printable characters, got {shown!r}"
+    if len(header.ha_server_addr) > _NAME_CHARS_MAX:
+        return f"haServerAddr must be at most {_NAME_CHARS_MAX} characters"
+    return None
+
+
+def _problem_with_address(address: str) -> str | None:
+    try:
+        host, port = split_address(address)
+    except InvalidArgument as error:
+        return f"brokerAddr: {error}"
+    if port == 0 or len(address) > _NAME_CHARS_MAX or not host.isprintable() or " " in host:
+        shown = address[:_SHOWN_CHARS_MAX]
+        return f"brokerAddr must be a host and a port of 1 to 65535, got {shown!r}"
+    return None
+
+
+def _require_plausible_topics(topics: Mapping[str, TopicConfig]) -> None:
+    """Refuse numbers that would make each client of a topic run out of memory."""
+    problem = None
+    if len(topics) > TOPICS_MAX:
+        problem = f"a broker must have at most {TOPICS_MAX} topics, got {len(topics)}"
+    for topic in topics.values():
+        name, read, write = topic.topic_name, topic.read_queue_nums, topic.write_queue_nums
+        if not name or len(name) > _NAME_CHARS_MAX or not name.isprintable():
+            problem = f"topicName must be 1 to {_NAME_CHARS_MAX} printable characters"
+        elif not 0 <= read <= QUEUES_MAX or not 0 <= write <= QUEUES_MAX:
+            counts = f"readQueueNums {read}, writeQueueNums {write}"
+            problem = f"{counts} of topic {name}: expected 0 to {QUEUES_MAX}"
+        elif not 0 <= topic.perm <= _PERM_MAX:
+            problem = f"perm of topic {name} must be 0 to {_PERM_MAX}, got {topic.perm}"
+        if problem is not None:
+            raise RemoteError(ResponseCode.SYSTEM_ERROR, problem)

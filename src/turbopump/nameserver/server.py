@@ -21,6 +21,7 @@ from turbopump.net.connection import Connection
 from turbopump.net.network import Network
 from turbopump.net.router import Router
 from turbopump.net.server import Server, ServerConfig
+from turbopump.wire.body_limits import BODY_BYTES_MAX
 
 _log = logging.getLogger(__name__)
 
@@ -102,7 +103,8 @@ class NameServer:
                 **route_handlers(self._routes, self._kv, self._config),
                 **kv_handlers(self._kv),
                 **config_handlers(self._config),
-            }
+            },
+            body_bytes_max=BODY_BYTES_MAX,
         )
 
     async def _scan(self) -> None:

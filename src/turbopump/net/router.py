@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from turbopump.errors import InvalidArgument, RemoteError, WireError, WriteRefused
 from turbopump.net.hooks import Hook
+from turbopump.wire.body_limits import DEFAULT_BODY_BYTES_MAX
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.command import Command
 
@@ -46,6 +47,10 @@ def _nothing_to_settle() -> None:
 class Router:
     """Handlers by request code, and the hooks around them.
 
+    ``body_bytes_max`` says, by request code, how long a body may be; other codes have
+    `DEFAULT_BODY_BYTES_MAX`, and without the mapping nothing is checked. A longer body is answered
+    with an error; the connection stays open.
+
     ``settle`` is called after all requests that came in one chunk have been handed to their
     handlers, and before the last answers are written: for those who do better with many at a time.
     """
@@ -57,8 +62,10 @@ class Router:
         unknown: Handler = not_supported,
         hooks: Sequence[Hook] = (),
         settle: Callable[[], None] = _nothing_to_settle,
+        body_bytes_max: Mapping[int, int] | None = None,
     ) -> None:
         self.settle = settle
+        self._body_bytes_max = body_bytes_max
         self._handlers: dict[int, Handler] = {}
         self._unknown = unknown
         self.hooks = tuple(hooks)
@@ -74,9 +81,19 @@ class Router:
 
     def outcome(self, request: Command, peer: Connection) -> Outcome:
         """Run the handler of a request; raises what hook and handler raise."""
+        if len(request.body) > DEFAULT_BODY_BYTES_MAX:
+            self._check_body(request)
         for hook in self.hooks:
             request = hook.before_request(peer.peer_address, request)
         return self._handlers.get(request.code, self._unknown)(request, peer)
+
+    def _check_body(self, request: Command) -> None:
+        if self._body_bytes_max is None:
+            return
+        most = self._body_bytes_max.get(request.code, DEFAULT_BODY_BYTES_MAX)
+        if len(request.body) > most:
+            remark = f"body of request {request.code} must be at most {most} bytes"
+            raise RemoteError(ResponseCode.SYSTEM_ERROR, f"{remark}, got {len(request.body)}")
 
 
 def failure(request: Command, peer: Connection, error: Exception) -> Command:

@@ -10,6 +10,9 @@ from msgspec import field
 from turbopump.message import MessageQueue
 from turbopump.wire.schema import I32, I64, Body
 
+QUEUES_MAX = 65_536
+"""Most queues of a topic on one broker; more in a route is damage or an attack."""
+
 # --- topics and routes ----------------------------------------------------------------------------
 
 

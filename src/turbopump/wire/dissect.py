@@ -20,7 +20,7 @@ from turbopump.wire.framing import FrameDecoder, encode
 from turbopump.wire.properties import decode as decode_properties
 from turbopump.wire.properties import encode as encode_properties
 from turbopump.wire.record import FIXED_BYTES, MAGIC, MAGIC_V2, MessageView, decode_records
-from turbopump.wire.schema import I32, Body, with_object_keys
+from turbopump.wire.schema import I32, Body
 
 Fields = dict[str, Any]
 
@@ -263,7 +263,7 @@ class _BatchFields(Struct, rename="camel", forbid_unknown_fields=True):
 
 def _checked_json(kind: type[Body], body: dict[str, Any]) -> bytes:
     # Keys that were objects before they had to be texts become objects again.
-    value = with_object_keys(body)
+    value = lenient_json.with_object_keys(body)
     kind.from_value(value)
     return lenient_json.dumps(value, bare_keys=True).encode()
 
@@ -289,11 +289,8 @@ _HEX_DIGITS = frozenset("0123456789abcdefABCDEF")
 
 def _position(reason: str, text: str) -> int:
     """Find the byte that msgspec complains of: it tells a number, a member's name, or the end."""
-    number = reason.rpartition("byte ")[2].rstrip(")")
-    if number.isdecimal():
-        return int(number)
-    if "truncated" in reason:
-        return len(text.encode("utf-8", "replace"))
+    if "byte " in reason or "truncated" in reason:
+        return lenient_json.error_position(reason, text)
     named = re.search(r"\$\.(\w+)|unknown field `(\w+)`", reason)
     return _member_position(text, named[1] or named[2]) if named else 0
 

@@ -11,6 +11,9 @@ from turbopump.wire.command import Buffer, Command, body_parts, decode_header, e
 
 FRAME_BYTES_MAX = 16 * 1024 * 1024
 
+HEADER_BYTES_MAX = 1024 * 1024
+"""Far more than the 32 kB of properties that a message may have, however they are escaped."""
+
 _PREFIX = struct.Struct(">ii")
 _LENGTH = struct.Struct(">i")
 _MARK = struct.Struct(">I")
@@ -31,8 +34,10 @@ def encode_parts(command: Command, frame_bytes_max: int = FRAME_BYTES_MAX) -> li
     header = encode_header(command)
     parts = body_parts(command.body) if command.body else ()
     length = _LENGTH_BYTES + len(header) + sum(map(len, parts))
-    if length > frame_bytes_max or len(header) > _HEADER_LENGTH_BITS:
+    if length > frame_bytes_max:
         raise too_long(length, frame_bytes_max)
+    if len(header) > HEADER_BYTES_MAX:
+        raise InvalidArgument(f"header must be at most {HEADER_BYTES_MAX} bytes, got {len(header)}")
     return [_PREFIX.pack(length, command.serialize << 24 | len(header)) + header, *parts]
 
 
@@ -184,8 +189,8 @@ def read_header(
         raise FrameError(f"frame of {length} bytes: 4 to {frame_bytes_max} are allowed", at)
     frame_end = at + _LENGTH_BYTES + length
     header_end = at + _PREFIX.size + (mark & _HEADER_LENGTH_BITS)
-    if header_end > frame_end:
-        raise FrameError(f"header of {header_end - at - 8} bytes in a frame of {length}", at + 4)
+    if header_end > frame_end or header_end - at - _PREFIX.size > HEADER_BYTES_MAX:
+        raise _wrong_header(at, header_end, frame_end)
     if frame_end > end:
         return frame_end
     header = bytes(data[at + _PREFIX.size : header_end])
@@ -197,11 +202,8 @@ def _command(data: bytes | memoryview, at: int, end: int, consumed: int) -> Comm
     (mark,) = _MARK.unpack_from(data, at + _LENGTH_BYTES)
     header_at = at + _PREFIX.size
     header_end = header_at + (mark & _HEADER_LENGTH_BITS)
-    if header_end > end:
-        raise FrameError(
-            f"header of {header_end - header_at} bytes in a frame of {end - at - 4}",
-            consumed + at + _LENGTH_BYTES,
-        )
+    if header_end > end or header_end - header_at > HEADER_BYTES_MAX:
+        raise _wrong_header(at, header_end, end).shifted(consumed)
     try:
         header = bytes(data[header_at:header_end])
         if end - header_end < _LARGE_BYTES:
@@ -209,3 +211,10 @@ def _command(data: bytes | memoryview, at: int, end: int, consumed: int) -> Comm
         return decode_header(header, mark >> 24, memoryview(data)[header_end:end])
     except WireError as error:
         raise error.shifted(consumed + header_at) from error
+
+
+def _wrong_header(at: int, header_end: int, frame_end: int) -> FrameError:
+    length, place = header_end - at - _PREFIX.size, at + _LENGTH_BYTES
+    if header_end > frame_end:
+        return FrameError(f"header of {length} bytes in a frame of {frame_end - at - 4}", place)
+    return FrameError(f"header must be at most {HEADER_BYTES_MAX} bytes, got {length}", place)

@@ -1,13 +1,17 @@
 """JSON as Java peers write it: bare integers and whole objects as keys, and references.
 
-`loads` reads both that and proper JSON; `dumps` writes either. An object used as a key is read as
-an `ObjectKey`, a mapping that can be hashed.
+`loads` reads both that and proper JSON; `dumps` writes either. An integer used as a key is read as
+its text, an object used as a key as an `ObjectKey`, a mapping that can be hashed. Texts are hashed
+with a secret, integers are not: keys that share a hash could be chosen by a peer.
+
+The cost of reading grows with the length of the input and nothing else. Whoever changes a pattern
+here keeps its repetitions possessive (``*+``), so that no text makes it go back.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -16,12 +20,22 @@ from turbopump.errors import BodyError
 
 DEPTH_MAX = 64
 
-_SPACE = re.compile(r"[ \t\r\n]*")
-_STRING = re.compile(r'"(?:[^"\\\x00-\x1f]|\\.)*"')
-_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
-_WORDS = {"true": True, "false": False, "null": None}
-_WORD = re.compile("true|false|null")
+_BLANK = r"[ \t\r\n]*+"
+_STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+'
+_INTEGER_KEY = rf"-?+[0-9]++(?={_BLANK}:)"
+_OBJECT_KEY = rf'\{{[^{{}}\[\]"]*+(?:{_STRING}"[^{{}}\[\]"]*+)*+\}}(?={_BLANK}:)'
+_OTHER = (
+    rf'[^"{{0-9-]++|{_STRING}(?:"|\\?\Z)|-?+[0-9]++(?!{_BLANK}:)|-(?![0-9])|(?!{_OBJECT_KEY})\{{'
+)
+_BARE_KEY = re.compile(rf"((?:{_OTHER})*+)(?:({_INTEGER_KEY})|({_OBJECT_KEY})|\Z)", re.DOTALL)
+"""What stands before the next bare key, and the key; or all the rest of the text."""
+
+_OPENING = '"{'
+"""How an object that was a bare key begins once it has quotes."""
+
 _REFERENCE = "$ref"
+_EXPANDED_PER_CHARACTER = 4
+"""How many values references may stand for, for each character of the text."""
 _QUEUE_FIELDS = {"topic", "brokerName", "queueId"}
 _QUEUE_RENDERING = "MessageQueue [topic={topic}, brokerName={brokerName}, queueId={queueId}]"
 _PATH_STEP = re.compile(r"\.((?:[^.\[\]\\]|\\.)+)|\[([0-9]{1,9})\]")
@@ -32,10 +46,12 @@ _encode = msgspec.json.encode
 class ObjectKey(Mapping[str, Any]):
     """An object that stood where only a text may stand: as the key of another object."""
 
-    __slots__ = ("_fields",)
+    __slots__ = ("_fields", "_identity")
 
     def __init__(self, fields: dict[str, Any]) -> None:
         self._fields = fields
+        # Of texts: 1 and "1" differ, and a peer cannot choose what shares a hash.
+        self._identity = frozenset((name, repr(value)) for name, value in fields.items())
 
     def __getitem__(self, name: str) -> Any:
         return self._fields[name]
@@ -46,8 +62,11 @@ class ObjectKey(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._fields)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ObjectKey) and self._identity == other._identity
+
     def __hash__(self) -> int:
-        return hash(frozenset((str(name), str(value)) for name, value in self._fields.items()))
+        return hash(self._identity)
 
     def __repr__(self) -> str:
         return f"ObjectKey({self._fields!r})"
@@ -59,13 +78,19 @@ def loads(data: bytes | str, *, references: bool = True) -> Any:
     ``references`` says whether objects that only refer to another part are replaced by it.
     """
     text = _checked_text(data)
+    quoted = None
     try:
         value = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        value = _Parser(text).document()
+    except RecursionError as error:
+        raise _too_deep() from error
+    except msgspec.DecodeError:
+        quoted = _BARE_KEY.sub(_quoted, text)
+        value = _decoded_quoted(quoted, text)
     if text.count("[") + text.count("{") > DEPTH_MAX:
         _check_depth(value)
-    return _Resolver(value).resolved() if references and _REFERENCE in text else value
+    if quoted is not None and _OPENING in quoted:
+        value = with_object_keys(value)
+    return _Resolver(value, len(text)).resolved() if references and _REFERENCE in text else value
 
 
 def _checked_text(data: bytes | str) -> str:
@@ -91,7 +116,11 @@ def _check_depth(value: Any) -> None:
         ]
         if not level:
             return
-    raise BodyError(f"not JSON: nested deeper than {DEPTH_MAX}")
+    raise _too_deep()
+
+
+def _too_deep() -> BodyError:
+    return BodyError(f"not JSON: nested deeper than {DEPTH_MAX}")
 
 
 def dumps(value: Any, *, bare_keys: bool = False) -> str:
@@ -121,124 +150,77 @@ def _key(key: Any, bare: bool) -> str:
     return text if bare else _encode(text).decode()
 
 
-class _Parser:
-    """Reads one document; every method starts at ``_at`` and leaves it behind what it read."""
+# --- bare keys ------------------------------------------------------------------------------------
 
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._at = 0
-        self._depth = 0
 
-    def document(self) -> Any:
-        self._space()
-        value = self._value()
-        self._space()
-        if self._at < len(self._text):
-            raise self._error("nothing more was expected")
-        return value
+def _decoded_quoted(quoted: str, text: str) -> Any:
+    """Read JSON whose bare keys were given quotes; errors tell where they are in ``text``."""
+    try:
+        return msgspec.json.decode(quoted)
+    except RecursionError as error:
+        raise _too_deep() from error
+    except msgspec.DecodeError as error:
+        at = _position_before_quoting(text, error_position(str(error), quoted))
+        seen = text.encode()[at : at + 12].decode(errors="replace")
+        reason = str(error).partition(" (byte")[0].removeprefix("JSON is malformed: ")
+        raise BodyError(f"not JSON: {reason}, found {seen!r}", at) from error
 
-    def _value(self) -> Any:
-        match self._text[self._at : self._at + 1]:
-            case "{":
-                return self._nested(self._object)
-            case "[":
-                return self._nested(self._array)
-            case '"':
-                return self._string()
-            case _:
-                return self._scalar()
 
-    def _nested(self, read: Callable[[], Any]) -> Any:
-        if self._depth >= DEPTH_MAX:
-            raise self._error(f"nested deeper than {DEPTH_MAX}")
-        self._depth += 1
-        self._at += 1
-        self._space()
-        value = read()
-        self._depth -= 1
-        return value
+def _quoted(match: re.Match[str]) -> str:
+    before, integer, fields = match.groups()
+    if integer:
+        return f'{before}"{integer}"'
+    return f"{before}{_encode(fields).decode()}" if fields else before
 
-    def _object(self) -> dict[Any, Any]:
-        found: dict[Any, Any] = {}
-        while not self._ends("}", first=not found):
-            key = self._value()
-            if isinstance(key, dict):
-                key = ObjectKey(key)
-            elif isinstance(key, bool) or not isinstance(key, str | int):
-                raise self._error("a key must be a text, an integer or an object")
-            self._expect(":")
-            found[key] = self._value()
-        return found
 
-    def _array(self) -> list[Any]:
-        found: list[Any] = []
-        while not self._ends("]", first=not found):
-            found.append(self._value())
-        return found
+def error_position(reason: str, text: str) -> int:
+    """Find the byte that msgspec complains of; where it does not tell, the text ends too early."""
+    number = reason.rpartition("byte ")[2].rstrip(")")
+    return int(number) if number.isdecimal() else len(text.encode())
 
-    def _ends(self, bracket: str, *, first: bool) -> bool:
-        self._space()
-        if self._text.startswith(bracket, self._at):
-            self._at += 1
-            return True
-        if not first:
-            self._expect(",")
-        return False
 
-    def _string(self) -> str:
-        match = _STRING.match(self._text, self._at)
-        if match is None:
-            raise self._error("text is not closed or has a bare control character")
-        try:
-            value: str = msgspec.json.decode(match[0], type=str)
-        except msgspec.DecodeError as error:
-            raise self._error(str(error)) from error
-        self._at = match.end()
-        return value
+def _position_before_quoting(text: str, position: int) -> int:
+    """Return where a byte of the text with quotes was before it had them."""
+    quoted_end = bare_end = 0
+    for match in _BARE_KEY.finditer(text):
+        next_end = quoted_end + len(_quoted(match).encode())
+        if next_end > position:
+            break
+        quoted_end, bare_end = next_end, bare_end + len(match[0].encode())
+    return bare_end + position - quoted_end
 
-    def _scalar(self) -> Any:
-        for pattern, read in ((_NUMBER, msgspec.json.decode), (_WORD, _WORDS.__getitem__)):
-            match = pattern.match(self._text, self._at)
-            if match is not None:
-                return self._read_scalar(match, read)
-        raise self._error("a value was expected")
 
-    def _read_scalar(self, match: re.Match[str], read: Callable[[str], Any]) -> Any:
-        try:
-            value = read(match[0])
-        except msgspec.DecodeError as error:
-            raise self._error(str(error)) from error
-        self._at = match.end()
-        return value
+def with_object_keys(value: Any) -> Any:
+    """Turn keys that are the text of an object into that object."""
+    if isinstance(value, dict):
+        return {_opened(key): with_object_keys(item) for key, item in value.items()}
+    return [with_object_keys(item) for item in value] if isinstance(value, list) else value
 
-    def _expect(self, mark: str) -> None:
-        self._space()
-        if not self._text.startswith(mark, self._at):
-            raise self._error(f"{mark!r} was expected")
-        self._at += 1
-        self._space()
 
-    def _space(self) -> None:
-        match = _SPACE.match(self._text, self._at)
-        if match is not None:
-            self._at = match.end()
+def _opened(key: Any) -> Any:
+    if not isinstance(key, str) or not key.startswith("{"):
+        return key
+    try:
+        fields = loads(key, references=False)
+    except BodyError:
+        return key
+    return ObjectKey(fields) if isinstance(fields, dict) else key
 
-    def _error(self, reason: str) -> BodyError:
-        seen = self._text[self._at : self._at + 12]
-        found = repr(seen) if seen else "the end"
-        position = len(self._text[: self._at].encode("utf-8", "surrogatepass"))
-        return BodyError(f"not JSON: {reason}, found {found}", position)
+
+# --- references -----------------------------------------------------------------------------------
 
 
 class _Resolver:
     """Puts in place of each reference what it refers to; one that leads nowhere becomes None.
 
-    Every path is followed once, and every object's queues are listed once, so that the time grows
-    with the text and not with its square.
+    Every path is followed once, every object's queues are listed once, and what all references
+    together stand for is bounded, so that the time grows with the text and not with its square.
     """
 
-    def __init__(self, root: Any) -> None:
+    def __init__(self, root: Any, text_chars: int) -> None:
         self._root = root
+        self._values_left = _EXPANDED_PER_CHARACTER * text_chars
+        self._sizes: dict[int, int] = {}
         self._followed: dict[str, Any] = {}
         self._queues: dict[int, dict[str, Any]] = {}
 
@@ -261,7 +243,18 @@ class _Resolver:
         value = self._followed[path]
         # A reference to another one, or to something that contains it, would never end.
         endless = _is_reference(value) or any(value is ancestor for ancestor in ancestors)
-        return None if endless else value
+        if endless:
+            return None
+        self._charge(value)
+        return value
+
+    def _charge(self, value: Any) -> None:
+        size = self._sizes.get(id(value))
+        if size is None:
+            size = self._sizes[id(value)] = _size(value, self._values_left)
+        self._values_left -= size
+        if self._values_left < 0:
+            raise BodyError("references stand for far more than the text itself")
 
     def _follow(self, path: str) -> Any:
         value = self._root
@@ -292,3 +285,16 @@ class _Resolver:
 
 def _is_reference(value: Any) -> bool:
     return isinstance(value, dict) and len(value) == 1 and isinstance(value.get(_REFERENCE), str)
+
+
+def _size(value: Any, at_most: int) -> int:
+    """Count the values that a value consists of, until there are too many."""
+    count, left = 0, [value]
+    while left and count <= at_most:
+        each = left.pop()
+        count += 1
+        if isinstance(each, dict):
+            left += each.values()
+        elif isinstance(each, list):
+            left += each
+    return count

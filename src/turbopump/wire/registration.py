@@ -5,11 +5,17 @@ from __future__ import annotations
 import struct
 import zlib
 
-from turbopump.errors import BodyError
+from turbopump.errors import BodyError, RecordError
 from turbopump.wire import lenient_json
 from turbopump.wire.bodies import BrokerRegistration, DataVersion, TopicConfig, TopicConfigTable
 from turbopump.wire.compression import inflate
 from turbopump.wire.sysflag import Compression
+
+TOPICS_MAX = 100_000
+"""Most topics of one broker."""
+
+INFLATED_BYTES_MAX = 16 * 1024 * 1024
+"""As much as an uncompressed registration can have; that is 160 bytes for each topic."""
 
 _LEVEL = 9
 _LENGTH = struct.Struct(">i")
@@ -33,9 +39,25 @@ def encode_compressed(registration: BrokerRegistration) -> bytes:
 
 def decode_compressed(data: bytes) -> BrokerRegistration:
     """Read the compressed form."""
-    reader = _Reader(inflate(data, Compression.ZLIB))
+    return decode_inflated(inflate_registration(data))
+
+
+def inflate_registration(data: bytes) -> bytes:
+    """Return what is compressed; raises BodyError also when it is too much."""
+    try:
+        return inflate(data, Compression.ZLIB, INFLATED_BYTES_MAX)
+    except RecordError as error:
+        raise BodyError(f"registration: {error.reason}") from error
+
+
+def decode_inflated(data: bytes) -> BrokerRegistration:
+    """Read what was compressed."""
+    reader = _Reader(data)
     version = DataVersion.decode(reader.sized())
-    topics = [_parse_topic_line(reader.sized()) for _ in range(reader.number())]
+    count = reader.number()
+    if count > TOPICS_MAX:
+        raise BodyError(f"registration must have at most {TOPICS_MAX} topics, got {count}")
+    topics = [_parse_topic_line(reader.sized()) for _ in range(count)]
     servers = lenient_json.loads(reader.sized()) or []
     if not isinstance(servers, list):
         raise BodyError("registration's filter servers are not a list")

@@ -71,7 +71,9 @@ class Body(Struct, frozen=True, rename="camel", kw_only=True):
     def decode(cls, data: bytes) -> Self:
         """Read the JSON, proper or Java's; unknown members are passed over."""
         value = lenient_json.loads(data)
-        return cls.from_value(with_object_keys(value) if _QUOTED_OBJECT in data else value)
+        return cls.from_value(
+            lenient_json.with_object_keys(value) if _QUOTED_OBJECT in data else value
+        )
 
     @classmethod
     def from_value(cls, value: object) -> Self:
@@ -112,20 +114,3 @@ def _without_none(value: Any) -> Any:
     if isinstance(value, list | tuple | frozenset | set):
         return [_without_none(item) for item in value]
     return value
-
-
-def with_object_keys(value: Any) -> Any:
-    """Turn keys that are the text of an object into that object."""
-    if isinstance(value, Mapping):
-        return {_opened(key): with_object_keys(item) for key, item in value.items()}
-    return [with_object_keys(item) for item in value] if isinstance(value, list) else value
-
-
-def _opened(key: Any) -> Any:
-    if not isinstance(key, str) or not key.startswith("{"):
-        return key
-    try:
-        fields = lenient_json.loads(key)
-    except BodyError:
-        return key
-    return lenient_json.ObjectKey(fields) if isinstance(fields, dict) else key

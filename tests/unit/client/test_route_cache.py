@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from turbopump.client.route_cache import NameServers, RouteCache
-from turbopump.client.routes import Route
+from turbopump.client.routes import TOPIC_QUEUES_MAX, Route, route_of
 from turbopump.client.tasks import Tasks
 from turbopump.errors import ConnectFailed, NoRoute, NotRunning, RemoteError
 from turbopump.testing import virtual_time
@@ -125,3 +125,38 @@ async def test_closing_ends_those_who_wait_for_a_route() -> None:
     await known.tasks.stop()
     with pytest.raises(NotRunning, match="closed while"):
         await waiting
+
+
+@pytest.mark.parametrize("queues", [2**31 - 1, 65_537, -1, -(2**31)])
+@virtual_time()
+async def test_absurd_numbers_of_queues_are_not_believed(
+    queues: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    known = Known()
+    absurd, good = found("10.0.0.1:1", "a", queues), found("10.0.0.2:1", "b", 3)
+    known.topics["T"] = TopicRoute(
+        broker_datas=[*absurd.broker_datas, *good.broker_datas],
+        queue_datas=[*absurd.queue_datas, *good.queue_datas],
+    )
+    route = await known.cache.existing("T")
+    assert [queue.broker for queue in route.readable] == ["b"] * 3
+    assert [queue.broker for queue in route.writable] == ["b"] * 3
+    assert f"ignored {queues} queues of broker a" in caplog.text
+
+
+@virtual_time()
+async def test_queues_of_all_brokers_together_are_bounded() -> None:
+    known = Known()
+    known.topics["T"] = TopicRoute(
+        queue_datas=[
+            QueueData(broker_name=f"b{n}", perm=4, read_queue_nums=65_536, write_queue_nums=1)
+            for n in range(1000)
+        ]
+    )
+    assert len((await known.cache.existing("T")).readable) == TOPIC_QUEUES_MAX
+
+
+def test_absurd_order_is_not_believed() -> None:
+    text = "a:2;b:2147483647;c:" + "9" * 5000 + ";d:-1;e:1"
+    route = route_of("T", TopicRoute(order_topic_conf=text))
+    assert [queue.broker for queue in route.writable] == ["a", "a", "e"]

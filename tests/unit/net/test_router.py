@@ -97,3 +97,26 @@ def test_a_code_has_one_handler() -> None:
     router = handlers()
     with pytest.raises(InvalidArgument, match="request code 310 has a handler already"):
         router.add(ECHO, never)
+
+
+@pytest.mark.parametrize(("size", "code"), [(65_536, 0), (65_537, 1), (100_000, 1)])
+@virtual_time()
+async def test_bodies_of_other_codes_have_the_default_limit(size: int, code: int) -> None:
+    async with world(Router({ECHO: echo}, body_bytes_max={1: 3_000_000})) as here:
+        connection = await here.connect()
+        answer = await connection.request(Command(ECHO, body=b"x" * size), 1000)
+        assert answer.code == code
+        if code:
+            assert (
+                answer.remark == f"body of request {ECHO} must be at most 65536 bytes, got {size}"
+            )
+        assert (await connection.request(Command(ECHO), 1000)).code == 0
+
+
+@pytest.mark.parametrize(("size", "code"), [(200_000, 0), (200_001, 1)])
+@virtual_time()
+async def test_a_code_has_a_limit_of_its_own(size: int, code: int) -> None:
+    async with world(Router({ECHO: echo}, body_bytes_max={ECHO: 200_000})) as here:
+        connection = await here.connect()
+        answer = await connection.request(Command(ECHO, body=b"x" * size), 1000)
+        assert answer.code == code

@@ -106,16 +106,16 @@ def test_members_that_are_null_or_of_another_type() -> None:
     ("header", "complaint"),
     [
         (b'{"code":9,"extFields":{"a":' + b"[" * 900 + b"]" * 900 + b"}}", "nested deeper"),
-        ('{"code":9,"language":1,1:2\u0661}'.encode(), "',' was expected"),
+        ('{"code":9,"language":1,1:2\u0661}'.encode(), "expected ',' or '}'"),
         (b'{"code":1e999}', "out of range"),
-        (b"", "a value was expected"),
+        (b"", "truncated"),
         (b"[1]", "not a JSON object"),
         (b'{"flag":0}', "missing required field `code`"),
         (b'{"code":"x"}', "Expected `int`"),
         (b'{"code":1,"opaque":4294967296}', "opaque"),
         (b'{"code":1,"extFields":[]}', "extFields"),
         (b'{"code":1,"remark":"\xff"}', "UTF-8"),
-        (b"{" * 500, "nested deeper"),
+        (b"{" * 500, "object keys must be strings"),
     ],
 )
 def test_unreadable_json_headers(header: bytes, complaint: str) -> None:

@@ -185,3 +185,14 @@ def test_a_header_is_read_where_it_lies_once_its_frame_is_whole() -> None:
     for bad in (b"\0\0\0\3\0\0\0\0", b"\x7f\0\0\0\0\0\0\0", b"\0\0\0\x08\0\0\0\x09", b"\xff" * 8):
         with pytest.raises(FrameError):
             framing.read_header(memoryview(bad), 0, 8)
+
+
+def test_header_that_no_peer_needs_is_refused() -> None:
+    header = b'{"code":1,"remark":"' + b"x" * framing.HEADER_BYTES_MAX + b'"}'
+    frame = (4 + len(header)).to_bytes(4, "big") + len(header).to_bytes(4, "big") + header
+    with pytest.raises(FrameError, match="header must be at most 1048576 bytes"):
+        framing.decode(frame)
+    with pytest.raises(FrameError, match="header must be at most 1048576 bytes"):
+        framing.read_header(memoryview(frame), 0, len(frame))
+    with pytest.raises(InvalidArgument, match="header must be at most"):
+        framing.encode(Command(1, remark="x" * framing.HEADER_BYTES_MAX))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from turbopump.errors import BodyError
 from turbopump.message import MessageQueue
-from turbopump.wire.lenient_json import DEPTH_MAX, ObjectKey, _Parser, dumps, loads
+from turbopump.wire.lenient_json import DEPTH_MAX, ObjectKey, dumps, loads
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=10)
 scalars = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | texts
@@ -31,19 +31,20 @@ def test_reads_and_writes_proper_json(value: Any) -> None:
     assert json.loads(dumps(value)) == value
 
 
-@given(proper, st.sampled_from([None, 2]))
-def test_own_parser_agrees_with_the_strict_one(value: Any, indent: int | None) -> None:
-    assert _Parser(json.dumps(value, indent=indent)).document() == value
-
-
 @given(lenient)
 def test_bare_keys_round_trip(value: Any) -> None:
-    assert _Parser(dumps(value, bare_keys=True)).document() == value
+    assert loads(dumps(value, bare_keys=True)) == loads(dumps(value)) == _with_text_keys(value)
+
+
+def _with_text_keys(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _with_text_keys(item) for key, item in value.items()}
+    return [_with_text_keys(item) for item in value] if isinstance(value, list) else value
 
 
 def test_keys_of_every_kind() -> None:
     read = loads('{"t":{0:"a",-1:"b"},"q":{{"topic":"T","queueId":1}:{"x":1.5}},"e":{}, "l":[ ]}')
-    assert read["t"] == {0: "a", -1: "b"}
+    assert read["t"] == {"0": "a", "-1": "b"}
     assert read["q"] == {ObjectKey({"topic": "T", "queueId": 1}): {"x": 1.5}}
     assert read["q"][ObjectKey({"queueId": 1, "topic": "T"})] == {"x": 1.5}
     assert (read["e"], read["l"]) == ({}, [])
@@ -61,7 +62,7 @@ def test_writing_keys_that_are_not_texts() -> None:
 
 def test_pretty_files_of_the_original() -> None:
     text = '{\n\t"offsetTable":{{\n\t\t\t"queueId":3,\n\t\t\t"topic":"T"\n\t\t}:0,\n\t\t1:2\n\t}\n}'
-    assert loads(text) == {"offsetTable": {ObjectKey({"queueId": 3, "topic": "T"}): 0, 1: 2}}
+    assert loads(text) == {"offsetTable": {ObjectKey({"queueId": 3, "topic": "T"}): 0, "1": 2}}
 
 
 @pytest.mark.parametrize(
@@ -99,13 +100,15 @@ def test_reference_to_the_value_of_a_queue() -> None:
         ('{"é":x}', 6),
         ("[1,]", 3),
         ("[1 2]", 3),
-        ("{}x", 2),
-        ('"a', 0),
-        ('{0:"\\x"}', 3),
-        ("{null:1}", 5),
-        ("{[1]:1}", 4),
-        ("nul", 0),
+        ("{}x", 3),
+        ('"a', 2),
+        ('{0:"\\x"}', 6),
+        ("{null:1}", 1),
+        ("{[1]:1}", 1),
+        ("nul", 3),
         ("'a'", 0),
+        ('{1:2,-30 : {{"é":1} :x}}', 22),
+        ('{1:2,"é":{{"a":1}:2}', 21),
     ],
 )
 def test_errors_tell_the_byte(text: str, position: int) -> None:
@@ -129,6 +132,7 @@ def test_nesting_is_bounded() -> None:
         "{1:" + "9" * 6000 + "}",
         "[" * 500 + "]" * 500,
         "[" * 500 + '{"$ref":"$"}' + "]" * 500,
+        "[" * 500 + "{{}:1}" + "]" * 500,
         "[1\u0661]",
         "{true:1}",
         '"\ud800"',
