@@ -21,6 +21,10 @@ class Clock(Protocol):
         """Return milliseconds since an arbitrary moment; never goes back. For durations."""
         ...
 
+    def uptime_ms(self) -> int:
+        """Do as `monotonic_ms`, but count the time too that the machine was suspended."""
+        ...
+
 
 class SystemClock:
     """The machine's clock."""
@@ -30,6 +34,9 @@ class SystemClock:
 
     def monotonic_ms(self) -> int:
         return time.monotonic_ns() // 1_000_000
+
+    def uptime_ms(self) -> int:
+        return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
 
 
 SYSTEM_CLOCK: Clock = SystemClock()

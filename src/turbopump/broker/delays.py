@@ -1,8 +1,9 @@
 """Delayed messages: kept in one queue a level, put into their own topic when their time has come.
 
 A level's queue is in order of delivery, because all its messages wait equally long. So one timer a
-level is enough: it is set for the queue's head, and a run delivers everything that is due. Should
-somebody set the clock meanwhile, `Delays.watch_clock` notices.
+level is enough: it is set for the queue's head, and a run delivers everything that is due. What
+counts is the time that has passed since a message was stored (`turbopump.store.elapsed`), also when
+the clock was set meanwhile.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from turbopump.errors import RecordError, RemoteError
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store import outcomes
 from turbopump.store.config import ReadLimits
+from turbopump.store.elapsed import CLOCK_SET_MS, ElapsedTime
 from turbopump.store.outcomes import Appended, Arrival, Filter, Units
 from turbopump.store.store import Store
 from turbopump.wire import properties as names
@@ -43,17 +45,10 @@ PAUSE_AFTER_ERROR_MS = 10_000
 """How long to wait after an error that nobody expected."""
 
 WATCH_MS = 5000
-"""How often to look whether somebody has set the clock."""
-
-_LOOK_MS_MIN = 1000
-_LOOKS_PER_DELAY = 20
-"""A short delay needs a closer look at the clock than everybody's."""
+"""How often to check whether the clock was set or the machine suspended."""
 
 _MARKS_MAX = 64
 """Runs of a level whose flush is waited for each by itself; later ones count together."""
-
-_CLOCK_SET_MS = 100
-"""Clocks that are merely kept right move less than this against the time that passes."""
 
 _RUN_LIMITS = ReadLimits(
     memory_bytes_max=8 * 1024 * 1024,
@@ -71,17 +66,18 @@ class Due:
     happens when the clock was set back after they were stored.
     """
 
-    def __init__(self, now_ms: int, delay_ms: int, *, forgive: bool) -> None:
-        self._now_ms = now_ms
-        self._latest_ms = now_ms + delay_ms
+    def __init__(self, elapsed: ElapsedTime, delay_ms: int, *, forgive: bool) -> None:
+        self._elapsed = elapsed
+        self.now_ms = elapsed.now_ms()
+        self._latest_ms = self.now_ms + delay_ms
         self._forgive = forgive
         self.head_ms: int | None = None
         """When the first of them is to be delivered."""
 
     def __call__(self, units: Units) -> NDArray[np.bool_]:
-        times = units["tags_code"]
+        times = units["tags_code"] - self._elapsed.shifts_ms(units["physical_offset"])
         self.head_ms = int(times[0])
-        due = times <= self._now_ms
+        due = times <= self.now_ms
         if self._forgive:
             due |= times > self._latest_ms
         front: NDArray[np.bool_] = np.logical_and.accumulate(due)
@@ -96,7 +92,6 @@ class Level:
         "delivered",
         "head",
         "held_until_ms",
-        "look_ms",
         "number",
         "offset",
         "safe_offset",
@@ -106,9 +101,6 @@ class Level:
     def __init__(self, number: int, delay_ms: int) -> None:
         self.number = number
         self.delay_ms = delay_ms
-        look_ms = max(delay_ms // _LOOKS_PER_DELAY, _LOOK_MS_MIN)
-        self.look_ms = look_ms if look_ms < WATCH_MS else None
-        """The longest wait between two looks at the clock; None leaves it to `watch_clock`."""
         self.offset = QueueOffset(0)
         self.safe_offset = QueueOffset(0)
         """Up to here what was delivered is on disk: a power failure must not lose messages whose
@@ -119,7 +111,8 @@ class Level:
         """When the message at an offset is due: known, it need not be read at every look."""
         self.timer: asyncio.TimerHandle | None = None
         self.held_until_ms: int | None = None
-        """Set when the head lies further ahead than its delay: the clock was set back."""
+        """Set when the head lies further ahead than its delay: the clock was set back before the
+        start."""
 
     @property
     def queue_id(self) -> int:
@@ -163,7 +156,8 @@ class Delays:
         """How often the progress of any level has changed."""
         self._saved_changes = 0
         self._running = False
-        self._wall_ahead_ms = self._wall_offset_ms()
+        self._shift_ms = store.elapsed.shift_ms
+        self._missed_ms = self._timers_missed_ms()
 
     @property
     def progress(self) -> DelayOffsets:
@@ -213,30 +207,32 @@ class Delays:
             return
         level = self._levels[arrival.queue_id]
         if not level.is_watched and self._running:
-            self._look_in(level, arrival.tags_code - self._clock.now_ms())
+            self._look_in(level, min(arrival.tags_code - self._clock.now_ms(), level.delay_ms))
 
     def watch_clock(self) -> None:
-        """Look at all levels if the clock was set; to be called every `WATCH_MS`."""
-        ahead_ms = self._wall_offset_ms()
-        if abs(ahead_ms - self._wall_ahead_ms) < _CLOCK_SET_MS:
+        """Look at all levels if the clock was set or timers are late; call it every `WATCH_MS`."""
+        elapsed = self._store.elapsed
+        # The store does so itself while messages come.
+        elapsed.check(self._store.written_end, self._clock.now_ms())
+        shift_ms, self._shift_ms = self._shift_ms, elapsed.shift_ms
+        missed_ms, self._missed_ms = self._missed_ms, self._timers_missed_ms()
+        if self._shift_ms == shift_ms and self._missed_ms - missed_ms < CLOCK_SET_MS:
             return
-        self._wall_ahead_ms = ahead_ms
         for level in self._levels:
+            level.head = None
             if level.is_watched:
                 self._look_in(level, 0)
 
-    def _wall_offset_ms(self) -> int:
-        return self._clock.now_ms() - self._clock.monotonic_ms()
+    def _timers_missed_ms(self) -> int:
+        """Return a number that grows by the time that timers do not count: the machine slept."""
+        return self._clock.uptime_ms() - int(asyncio.get_running_loop().time() * 1000)
 
     def _look_in(self, level: Level, wait_ms: int) -> None:
         """Look at a level after a while, and not when it was to be looked at before."""
         if level.timer is not None:
             level.timer.cancel()
-        wait_ms = max(wait_ms, 0)
-        if level.look_ms is not None:
-            wait_ms = min(wait_ms, level.look_ms)
         loop = asyncio.get_running_loop()
-        level.timer = loop.call_later(wait_ms / 1000, self._run, level)
+        level.timer = loop.call_later(max(wait_ms, 0) / 1000, self._run, level)
 
     def _run(self, level: Level) -> None:
         """Deliver what is due of a level, or as much as one turn allows, and set the next look."""
@@ -257,14 +253,14 @@ class Delays:
         """Return how long to wait before the next look; None when the queue is empty."""
         if self._put.busy() is not None:
             return RETRY_MS
-        now_ms = self._clock.now_ms()
+        now_ms = self._store.elapsed.now_ms()
         if level.head is not None and level.head[0] == level.offset:
             head_ms = level.head[1]
             if now_ms < head_ms <= now_ms + level.delay_ms:
                 return self._until(level, head_ms, now_ms)
         held = level.held_until_ms
-        forgive = held is not None and self._clock.monotonic_ms() >= held
-        due = Due(now_ms, level.delay_ms, forgive=forgive)
+        forgive = held is not None and now_ms >= held
+        due = Due(self._store.elapsed, level.delay_ms, forgive=forgive)
         outcome = self._store.read(
             SCHEDULE_TOPIC,
             level.queue_id,
@@ -305,11 +301,12 @@ class Delays:
         if wait_ms <= level.delay_ms:
             level.held_until_ms = None
         elif level.held_until_ms is None:
-            # No message waits longer than its delay, so the clock was set back. How long this one
-            # has waited is unknown: once more its full delay is late perhaps, but never early.
-            level.held_until_ms = self._clock.monotonic_ms() + level.delay_ms
+            # No message waits longer than its delay, so the clock was set back before the start.
+            # How long this one has waited is unknown: once more its full delay is late perhaps,
+            # but never early.
+            level.held_until_ms = now_ms + level.delay_ms
         if level.held_until_ms is not None:
-            wait_ms = min(wait_ms, level.held_until_ms - self._clock.monotonic_ms())
+            wait_ms = min(wait_ms, level.held_until_ms - now_ms)
         return wait_ms
 
     def _deliver(self, level: Level, found: outcomes.Found) -> None:

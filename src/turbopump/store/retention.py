@@ -15,6 +15,7 @@ from turbopump.message import PhysicalOffset
 from turbopump.store.commit_log import CommitLog
 from turbopump.store.config import RetentionConfig
 from turbopump.store.directory import StoreDirectory
+from turbopump.store.elapsed import ElapsedTime
 from turbopump.store.files import Files
 from turbopump.store.health import Health
 from turbopump.store.key_index import KeyIndex
@@ -38,6 +39,7 @@ class Retention:
         self,
         config: RetentionConfig,
         clock: Clock,
+        elapsed: ElapsedTime,
         files: Files,
         directory: StoreDirectory,
         log: CommitLog,
@@ -47,6 +49,7 @@ class Retention:
     ) -> None:
         self._config = config
         self._clock = clock
+        self._elapsed = elapsed
         self._files = files
         # Queues may lie on another disk than the log; deleting segments would not help there.
         self._disks = (directory.commit_log, directory.root)
@@ -58,12 +61,12 @@ class Retention:
 
     def run(self, dispatched_to: PhysicalOffset, *, at_any_hour: bool) -> Verdict:
         """Delete what may go, one by one; return how many did and whether the disk is full."""
-        newest_ms = self._newest_per_segment(dispatched_to)
+        ages_ms = self._ages_ms(dispatched_to)
         deleted = 0
         try:
             while (
-                deleted < min(self._config.segments_per_run_max, len(newest_ms))
-                and self._judge(newest_ms[deleted:], at_any_hour).segments
+                deleted < min(self._config.segments_per_run_max, len(ages_ms))
+                and self._judge(ages_ms[deleted:], at_any_hour).segments
             ):
                 self._log.drop_first()
                 deleted += 1
@@ -74,10 +77,10 @@ class Retention:
             self._follow_deletion()
         return Verdict(deleted, full)
 
-    def _judge(self, newest_ms: Sequence[int], at_any_hour: bool) -> Verdict:
+    def _judge(self, ages_ms: Sequence[int], at_any_hour: bool) -> Verdict:
         used = self._files.used_ratio(self._disks[0])
         now_ms = self._clock.now_ms()
-        return judge(self._config, newest_ms, now_ms, used, at_any_hour=at_any_hour)
+        return judge(self._config, ages_ms, now_ms, used, at_any_hour=at_any_hour)
 
     def _refuse_if_full(self) -> bool:
         used = max(self._files.used_ratio(disk) for disk in self._disks)
@@ -85,15 +88,22 @@ class Retention:
         self._health.disk_is_full(used if full else None)
         return full
 
-    def _newest_per_segment(self, dispatched_to: PhysicalOffset) -> list[int]:
-        """Return, for each segment that is complete and on disk, when its last message came."""
+    def _ages_ms(self, dispatched_to: PhysicalOffset) -> list[int]:
+        """Return, for each segment that is complete and on disk, how old its last message is."""
         flushed = self._log.flushed
         return [
             # The next one's first message: practically the same moment, and quickly found.
-            self._log.first_store_timestamp_ms(following) or self._clock.now_ms()
+            self._age_ms(PhysicalOffset(following))
             for start, following in itertools.pairwise(self._log.starts)
             if following <= min(flushed, dispatched_to)
         ]
+
+    def _age_ms(self, start: PhysicalOffset) -> int:
+        """Return how old the first message of a segment is; 0 when it has none yet."""
+        timestamp_ms = self._log.first_store_timestamp_ms(start)
+        if not timestamp_ms:
+            return 0
+        return self._elapsed.now_ms() - self._elapsed.stored_ms(start, timestamp_ms)
 
     def _follow_deletion(self) -> None:
         """Have all queues and the index follow, also if one cannot: that one tries again later."""
@@ -116,27 +126,27 @@ class Retention:
 
 def judge(
     config: RetentionConfig,
-    newest_ms: Sequence[int],
+    ages_ms: Sequence[int],
     now_ms: int,
     used_ratio: float,
     *,
     at_any_hour: bool = False,
 ) -> Verdict:
-    """Decide, given the store time of the newest message of each segment that may be deleted.
+    """Decide, given the age of the newest message of each segment that may be deleted.
 
-    Oldest first, and not of the segment being written. ``at_any_hour`` is for an operator who does
-    not want to wait.
+    Oldest first, and not of the segment being written. ``now_ms`` is the wall clock's time.
+    ``at_any_hour`` is for an operator who does not want to wait.
     """
     expired = 0
-    for newest in newest_ms:
-        if now_ms - newest < config.reserved_ms:
+    for age_ms in ages_ms:
+        if age_ms < config.reserved_ms:
             break
         expired += 1
     due = at_any_hour or _hour(now_ms) in config.delete_hours or used_ratio > config.early_ratio
     count = expired if due else 0
     if used_ratio > config.forced_ratio:
         # However young: but one only, and then look at the disk again.
-        count = max(count, min(1, len(newest_ms)))
+        count = max(count, min(1, len(ages_ms)))
     return Verdict(min(count, config.segments_per_run_max), used_ratio > config.full_ratio)
 
 

@@ -23,6 +23,7 @@ from turbopump.store.config import FlushMode, ReadLimits, StoreConfig
 from turbopump.store.consume_queue import ConsumeQueue
 from turbopump.store.directory import StoreDirectory
 from turbopump.store.dispatch import EVERY_QUEUE, Dispatcher, Listener, Watches
+from turbopump.store.elapsed import ElapsedTime
 from turbopump.store.entry_run import EntryRun
 from turbopump.store.failures import disk_errors_named
 from turbopump.store.files import Files, OpenFiles
@@ -57,6 +58,7 @@ class Store:
     def __init__(self, directory: Path, config: StoreConfig, clock: Clock, files: Files) -> None:
         self.config = config
         self._clock = clock
+        self.elapsed = ElapsedTime(clock)
         self._directory = StoreDirectory(directory, files)
         self._open_files = OpenFiles(files, config.open_files_max)
         self._make_files(files)
@@ -103,6 +105,7 @@ class Store:
         self._retention = Retention(
             config.retention,
             clock,
+            self.elapsed,
             files,
             self._directory,
             self._log,
@@ -145,6 +148,7 @@ class Store:
                 self._index.load()
             self._behind.load()
             self.recovered = self._recover()
+            self.elapsed.begin(self._log.written)
             self._directory.mark_running()
         except BaseException:
             self._let_go()
@@ -271,7 +275,7 @@ class Store:
         entries = self._appender.complete_records(followed_to)
         if entries:
             self._appender.store_timestamp_ms = entries[-1].store_timestamp_ms
-        self._follow(entries, self._appender.store_timestamp_ms, told_later=False)
+        self._follow(entries, self._clock.now_ms(), told_later=False)
 
     def check(self, records: Sequence[Record]) -> None:
         """Refuse what `append` would refuse because of the messages themselves."""
@@ -309,8 +313,9 @@ class Store:
         durable = self._flusher.join() if self._synchronous else self._done
         if is_much and not told_later and not self._synchronous:
             self.dispatch()
-        if not -_TICK_MS < now_ms - self._ticked_ms < _TICK_MS:
-            self.tick()
+        # Also when the clock was set: these are the first messages to have the new time.
+        if entries and not 0 <= now_ms - self._ticked_ms < _TICK_MS:
+            self._tick(entries[0].physical_offset, now_ms)
         return durable
 
     # Upkeep
@@ -334,9 +339,14 @@ class Store:
         It never waits for the disk unless something is broken.
         """
         self._check_open()
-        self._ticked_ms = self._clock.now_ms()
+        self._tick(self._log.written, self._clock.now_ms())
+
+    def _tick(self, position: PhysicalOffset, now_ms: int) -> None:
+        self._ticked_ms = now_ms
         self.dispatch()
         self._upkeep.run()
+        # Mending may have cut the log.
+        self.elapsed.check(min(position, self._log.written), now_ms)
 
     def listen(self, listener: Listener | None, watched: Watches = EVERY_QUEUE) -> None:
         """Have somebody told, within `append` and `dispatch`, of messages that became readable.

@@ -27,6 +27,10 @@ class VirtualClock:
         """Return milliseconds since virtual time began."""
         return self._monotonic_ms
 
+    def uptime_ms(self) -> int:
+        """Return the same: virtual machines of this kind are never suspended."""
+        return self._monotonic_ms
+
     def monotonic_s(self) -> float:
         """Return seconds since virtual time began, as event loops count them."""
         return self.elapsed_s

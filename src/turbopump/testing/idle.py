@@ -80,6 +80,10 @@ class WakingClock:
         """Return milliseconds since virtual time began in which something may have happened."""
         return self._clock.monotonic_ms() - self.skipped_ms
 
+    def uptime_ms(self) -> int:
+        """Return milliseconds since virtual time began, with what was left out."""
+        return self._clock.monotonic_ms()
+
 
 class IdleTime:
     """Tells how much time can be left out; whose ``marks`` these are lives by ``clock``."""

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from brokers import SMALL_STORE, Client, running_broker
+from brokers import BROKER_HOST, SMALL_STORE, Client, client_of, config_at, running_broker
 from turbopump.broker.broker import Broker
 from turbopump.broker.config import LimitsConfig
 from turbopump.errors import WriteFailed
 from turbopump.store.config import parse_delay_levels
-from turbopump.testing import virtual_loop, virtual_time
+from turbopump.testing import MemoryNetwork, VirtualClock, virtual_loop, virtual_time
 from turbopump.wire.codes import ResponseCode
 
 
@@ -122,39 +122,104 @@ async def test_a_store_that_refuses_is_tried_again(tmp_path: Path, monkeypatch: 
         assert len(await client.messages()) == 1
 
 
+@pytest.mark.parametrize("is_idle", [False, True])
+@pytest.mark.parametrize("set_by_s", [-3600, -1, 25, 3600])
 @virtual_time()
-async def test_a_clock_set_back_makes_nothing_early_and_nothing_wait_forever(
-    tmp_path: Path,
+async def test_delays_follow_the_time_that_passes_though_the_clock_is_set(
+    tmp_path: Path, set_by_s: int, is_idle: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running_broker(tmp_path) as (broker, client):
-        await send_delayed(client, 3)
-        await send_delayed(client, 3)
-        await asyncio.sleep(5)
-        virtual_loop().clock.jump_wall(-3_600_000)
-        await asyncio.sleep(4.9)
-        assert delivered(broker) == 0
-        await asyncio.sleep(7)
-        assert delivered(broker) == 2, "late by at most the delay once more"
-        await send_delayed(client, 3)
-        await asyncio.sleep(9.9)
-        assert delivered(broker) == 2
-        await asyncio.sleep(0.3)
-        assert delivered(broker) == 3
-
-
-@pytest.mark.parametrize(
-    ("level", "delay_ms", "within_s"), [(4, 30_000, 1.6), (18, 7_200_000, 5.1)]
-)
-@virtual_time()
-async def test_a_clock_set_forward_is_noticed_soon(
-    tmp_path: Path, level: int, delay_ms: int, within_s: float
-) -> None:
-    async with running_broker(tmp_path) as (broker, client):
-        await send_delayed(client, level)
-        await asyncio.sleep(5)
-        virtual_loop().clock.jump_wall(delay_ms)
-        await asyncio.sleep(within_s)
+        await send_delayed(client, 4, b"before")
+        await asyncio.sleep(6)
+        virtual_loop().clock.jump_wall(set_by_s * 1000)
+        if is_idle:
+            await asyncio.sleep(6)
+            await send_delayed(client, 4, b"after")
+        else:
+            await send_delayed(client, 4, b"after")
+            await asyncio.sleep(6)
+        await asyncio.sleep(17.9)
+        assert delivered(broker) == 0, "29.9 s"
+        await asyncio.sleep(0.2)
+        assert [message.body for message in await client.messages()] == [b"before"]
+        await asyncio.sleep(11.7 if is_idle else 5.7)
         assert delivered(broker) == 1
+        await asyncio.sleep(0.3)
+        assert delivered(broker) == 2
+    way = "forward" if set_by_s > 0 else "back"
+    told = [line for line in caplog.messages if "the clock was set" in line]
+    assert len(told) == 1
+    assert f"{way} by {abs(set_by_s)}.0 s" in told[0]
+
+
+@pytest.mark.parametrize("set_by_s", [-3600, 3600])
+@virtual_time()
+async def test_of_messages_stored_before_the_start_the_stored_times_count(
+    tmp_path: Path, set_by_s: int
+) -> None:
+    async with running_broker(tmp_path) as (_, client):
+        await send_delayed(client, 4)
+        await asyncio.sleep(5)
+    virtual_loop().clock.jump_wall(set_by_s * 1000)
+    async with running_broker(tmp_path) as (broker, _):
+        await asyncio.sleep(29.9)
+        if set_by_s > 0:
+            assert delivered(broker) == 1, "it seems to have waited for an hour"
+        else:
+            assert delivered(broker) == 0
+            await asyncio.sleep(0.3)
+            assert delivered(broker) == 1, "late by at most the delay once more"
+
+
+@pytest.mark.parametrize("set_by_s", [-3600, 3600])
+@virtual_time()
+async def test_messages_of_an_earlier_run_do_not_become_early_by_a_clock_that_is_set(
+    tmp_path: Path, set_by_s: int
+) -> None:
+    async with running_broker(tmp_path) as (_, client):
+        await send_delayed(client, 4)
+        await asyncio.sleep(5)
+    async with running_broker(tmp_path) as (broker, _):
+        virtual_loop().clock.jump_wall(set_by_s * 1000)
+        await asyncio.sleep(24.8)
+        assert delivered(broker) == 0
+        await asyncio.sleep(0.4 if set_by_s > 0 else 35)
+        assert delivered(broker) == 1
+
+
+class SuspendedClock:
+    """A clock of a machine that was suspended: its timers did not run meanwhile."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
+        self.suspended_ms = 0
+
+    def now_ms(self) -> int:
+        return self._clock.now_ms() + self.suspended_ms
+
+    def monotonic_ms(self) -> int:
+        return self._clock.monotonic_ms()
+
+    def uptime_ms(self) -> int:
+        return self._clock.monotonic_ms() + self.suspended_ms
+
+
+@virtual_time()
+async def test_time_in_suspension_counts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    network = MemoryNetwork()
+    clock = SuspendedClock(virtual_loop().clock)
+    async with (
+        Broker(config_at(tmp_path), network.host(BROKER_HOST), clock) as broker,
+        client_of(network, broker.address) as client,
+    ):
+        await send_delayed(client, 5)
+        await asyncio.sleep(1)
+        clock.suspended_ms += 50_000
+        await asyncio.sleep(8.8)
+        assert delivered(broker) == 0
+        await asyncio.sleep(0.4)
+        assert delivered(broker) == 1
+        assert not [line for line in caplog.messages if "the clock was set" in line]
 
 
 @virtual_time()

@@ -52,6 +52,9 @@ class CoarseClock:
     def monotonic_ms(self) -> int:
         return -(-SYSTEM_CLOCK.monotonic_ms() // self.TICK_MS) * self.TICK_MS
 
+    def uptime_ms(self) -> int:
+        return -(-SYSTEM_CLOCK.monotonic_ms() // self.TICK_MS) * self.TICK_MS
+
 
 @contextmanager
 def linked(broker: ScriptedBroker, clock: Clock = SYSTEM_CLOCK) -> Iterator[Link]:

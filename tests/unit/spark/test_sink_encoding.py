@@ -45,6 +45,9 @@ class StandingClock:
     def monotonic_ms(self) -> int:
         return 0
 
+    def uptime_ms(self) -> int:
+        return 0
+
 
 def ids() -> UniqueIds:
     return UniqueIds(StandingClock(), b"\x0a\x00\x00\x01", 77, 99)

@@ -56,6 +56,9 @@ class ManualClock:
     def monotonic_ms(self) -> int:
         return self.elapsed_ms
 
+    def uptime_ms(self) -> int:
+        return self.elapsed_ms
+
     def advance(self, by_ms: int) -> None:
         self.wall_ms += by_ms
         self.elapsed_ms += by_ms

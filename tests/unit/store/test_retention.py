@@ -32,9 +32,9 @@ NOON = FOUR + 8 * HOUR_MS
     ],
 )
 def test_judgement(now_ms: int, ratio: float, any_hour: bool, expected: Verdict) -> None:
-    newest_ms = [FOUR - 80 * HOUR_MS, FOUR - 72 * HOUR_MS, FOUR - 66 * HOUR_MS, FOUR - HOUR_MS]
+    ages_ms = [now_ms - FOUR + hours * HOUR_MS for hours in (80, 72, 66, 1)]
     config = RetentionConfig()
-    assert judge(config, newest_ms, now_ms, ratio, at_any_hour=any_hour) == expected
+    assert judge(config, ages_ms, now_ms, ratio, at_any_hour=any_hour) == expected
 
 
 def test_a_run_deletes_only_so_many() -> None:
@@ -42,11 +42,53 @@ def test_a_run_deletes_only_so_many() -> None:
         segments_per_run_max=3, delete_hours=frozenset({12}), reserved_ms=HOUR_MS,
         early_ratio=0.2, forced_ratio=0.3, full_ratio=0.4,
     )  # fmt: skip
-    assert judge(config, [0] * 9, NOON, 0.0) == Verdict(3, False)
-    assert judge(config, [0] * 9, FOUR, 0.0) == Verdict(0, False)
-    assert judge(config, [0] * 9, FOUR, 0.25) == Verdict(3, False)
-    assert judge(config, [NOON] * 9, FOUR, 0.35) == Verdict(1, False)
+    assert judge(config, [HOUR_MS] * 9, NOON, 0.0) == Verdict(3, False)
+    assert judge(config, [HOUR_MS] * 9, FOUR, 0.0) == Verdict(0, False)
+    assert judge(config, [HOUR_MS] * 9, FOUR, 0.25) == Verdict(3, False)
+    assert judge(config, [0] * 9, FOUR, 0.35) == Verdict(1, False)
     assert judge(config, [], FOUR, 0.45) == Verdict(0, True)
+
+
+@pytest.mark.parametrize("set_by_ms", [-100 * HOUR_MS, -HOUR_MS, HOUR_MS, 100 * HOUR_MS])
+def test_ages_follow_the_time_that_passes_though_the_clock_is_set(
+    tmp_path: Path, set_by_ms: int
+) -> None:
+    clock = ManualClock(NOON)
+
+    def fill(store: Store) -> None:
+        for _ in range(30):
+            clock.advance(1000)
+            store.append([record(b"x" * 900)])
+        store.flush()
+
+    with Store.open(tmp_path, small_config(), clock=clock) as store:
+        fill(store)
+        clock.wall_ms += set_by_ms
+        fill(store)
+        assert store.retain(at_any_hour=True).segments == 0
+        before = len(store._log.starts)
+        clock.advance(72 * HOUR_MS - 20_000)
+        deleted = store.retain(at_any_hour=True).segments
+        assert 0 < deleted < before - 1, "those of before the clock was set, and no others"
+        clock.advance(20_000)
+        store.retain(at_any_hour=True)
+        assert len(store._log.starts) == 1
+
+
+@pytest.mark.parametrize("set_by_ms", [-100 * HOUR_MS, 100 * HOUR_MS])
+def test_what_was_stored_before_the_start_counts_as_young_as_it_may_be(
+    tmp_path: Path, set_by_ms: int
+) -> None:
+    clock = ManualClock(NOON)
+    with Store.open(tmp_path, small_config(), clock=clock) as store:
+        for _ in range(30):
+            store.append([record(b"x" * 900)])
+    clock.advance(73 * HOUR_MS)
+    with Store.open(tmp_path, small_config(), clock=clock) as store:
+        clock.wall_ms += set_by_ms
+        store.tick()
+        is_young = set_by_ms < 0
+        assert (store.retain(at_any_hour=True).segments == 0) == is_young
 
 
 def test_queues_and_index_follow_the_log(tmp_path: Path) -> None:

@@ -155,6 +155,9 @@ class HandClock:
     def monotonic_ms(self) -> int:
         return self.at_ms
 
+    def uptime_ms(self) -> int:
+        return self.at_ms
+
 
 def epoch_ms(
     year: int, month: int, day: int, hour: int = 0, minute: int = 0, second: int = 0
