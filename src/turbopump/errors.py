@@ -4,6 +4,7 @@
 
     TurbopumpError
     ├── InvalidArgument            a value given by the caller is not allowed (also a ValueError)
+    │   └── InvalidExpression      a filter expression cannot be compiled; knows the position
     ├── WireError                  bytes that are not what the protocol says; knows the position
     │   ├── FrameError             a length is wrong: the stream cannot be followed further
     │   ├── HeaderError            a frame's header is not readable, or a field is missing or wrong
@@ -61,6 +62,18 @@ class TurbopumpError(Exception):
 
 class InvalidArgument(TurbopumpError, ValueError):
     """A value given by the caller is not allowed; the text says which, and what is allowed."""
+
+
+class InvalidExpression(InvalidArgument):
+    """A filter expression cannot be compiled; ``position`` counts characters from its start."""
+
+    def __init__(self, reason: str, position: int) -> None:
+        super().__init__(reason, position)
+        self.reason = reason
+        self.position = position
+
+    def __str__(self) -> str:
+        return f"{self.reason} (at character {self.position + 1})"
 
 
 class WireError(TurbopumpError):

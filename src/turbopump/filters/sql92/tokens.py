@@ -1,0 +1,124 @@
+"""Cutting an expression's text into tokens, one at a time and the longest that fits."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+
+from msgspec import Struct
+
+from turbopump.errors import InvalidExpression
+
+
+class Kind(Enum):
+    """What a token is; the value is how errors name it."""
+
+    KEYWORD = "keyword"
+    IDENTIFIER = "property name"
+    INTEGER = "integer"
+    FLOAT = "number"
+    STRING = "string"
+    SYMBOL = "operator"
+    END = "end of expression"
+
+
+class Token(Struct, frozen=True):
+    """``text`` is as written, keywords in upper case; positions count characters from 0."""
+
+    kind: Kind
+    text: str
+    position: int
+
+    def __str__(self) -> str:
+        return self.kind.value if self.kind is Kind.END else repr(self.text)
+
+
+_KEYWORDS = frozenset({"NOT", "AND", "OR", "BETWEEN", "IN", "TRUE", "FALSE", "NULL", "IS"})
+
+# A line comment needs its line end: without one, its dashes are minus signs, as in RocketMQ.
+_SKIPPED = re.compile(r"(?:[ \t\n\r\f]|--[^\n\r]*[\n\r]|/\*(?:[^*]|\*(?!/))*+\*/)*+")
+
+_TOKEN = re.compile(
+    r"""
+      (?P<FLOAT>   (?:[0-9]+\.[0-9]* | \.[0-9]+) (?:[eE][+-]?[0-9]+)? | [0-9]+[eE][+-]?[0-9]+ )
+    | (?P<INTEGER> (?:0|[1-9][0-9]*)[lL]? )
+    | (?P<STRING>  '(?:''|[^'])*+' )
+    | (?P<IDENTIFIER> [A-Za-z_$][A-Za-z0-9_$]* )
+    | (?P<SYMBOL>  <> | >= | <= | [=<>(),+-] )
+    """,
+    re.VERBOSE,
+)
+
+
+class Tokens:
+    """The tokens of a text, with one to look at ahead.
+
+    What lies behind the last token asked for is never looked at, so garbage there goes unnoticed,
+    as in RocketMQ.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._ahead: list[Token] = []
+        self._position = 0
+
+    def peek(self, ahead: int = 0) -> Token:
+        """Return a coming token without taking it."""
+        while len(self._ahead) <= ahead:
+            self._ahead.append(self._cut())
+        return self._ahead[ahead]
+
+    def take(self) -> Token:
+        """Return the next token and go past it."""
+        self.peek()
+        return self._ahead.pop(0)
+
+    def take_if(self, *texts: str) -> Token | None:
+        """Take the next token if it is one of some keywords or operators."""
+        token = self.peek()
+        is_wanted = token.kind in {Kind.KEYWORD, Kind.SYMBOL} and token.text in texts
+        return self.take() if is_wanted else None
+
+    def expect(self, text: str) -> None:
+        """Take a keyword or an operator, or raise."""
+        if self.take_if(text) is None:
+            raise unexpected(self.peek(), text)
+
+    def _cut(self) -> Token:
+        start = self._position + _skipped(self._text, self._position)
+        if start == len(self._text):
+            self._position = start
+            return Token(Kind.END, "", start)
+        match = _TOKEN.match(self._text, start)
+        if match is None:
+            raise _unreadable(self._text, start)
+        self._position = match.end()
+        assert match.lastgroup is not None
+        return _token(Kind[match.lastgroup], match.group(), start)
+
+
+def unexpected(found: Token, *expected: str) -> InvalidExpression:
+    """Return the error for a token where only others may be."""
+    return InvalidExpression(f"expected {' or '.join(expected)}, found {found}", found.position)
+
+
+def _token(kind: Kind, text: str, position: int) -> Token:
+    if kind is Kind.IDENTIFIER and text.upper() in _KEYWORDS:
+        return Token(Kind.KEYWORD, text.upper(), position)
+    return Token(kind, text, position)
+
+
+def _skipped(text: str, position: int) -> int:
+    match = _SKIPPED.match(text, position)
+    return 0 if match is None else match.end() - position
+
+
+def _unreadable(text: str, position: int) -> InvalidExpression:
+    rest = text[position : position + 2]
+    if rest.startswith("'"):
+        return InvalidExpression("the string has no closing quote", position)
+    if rest == "/*":
+        return InvalidExpression("the comment has no end, */", position)
+    hint = {"!": "; for 'not equal' write <>", '"': "; strings have single quotes"}
+    found = rest[0]
+    return InvalidExpression(f"{found!r} is not part of SQL92{hint.get(found, '')}", position)
