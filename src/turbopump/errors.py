@@ -25,6 +25,7 @@
     │   └── WriteRefused           nothing was stored, nothing is acknowledged; ``retriable``
     │       ├── DiskFull           no space is left, or more is used than the configured ratio
     │       └── WriteFailed        writing or flushing failed, or has not been mended since
+    ├── ServerFailed               a server cannot do any more what it promises, and has closed
     ├── ClientError                a client cannot be used as it was
     │   ├── NotRunning             it is not started, or closed already
     │   ├── ForkedClient           it was made in the parent process; make another one here
@@ -175,6 +176,10 @@ class DiskFull(WriteRefused):
 
 class WriteFailed(WriteRefused):
     """Writing or flushing failed, now or earlier and not mended since; the cause is attached."""
+
+
+class ServerFailed(TurbopumpError):
+    """Raised out of a server's context when work that it cannot do without keeps failing."""
 
 
 class ClientError(TurbopumpError):

@@ -17,13 +17,12 @@ from turbopump.broker.config import BrokerConfig
 from turbopump.broker.delays import WATCH_MS
 from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.parts import Administration, MessagePath, State
-from turbopump.broker.periodic import Periodic
 from turbopump.broker.registration import Registration
 from turbopump.broker.stats import SAMPLE_INTERVAL_MS
 from turbopump.broker.topics import is_readable
 from turbopump.broker.upkeep import Upkeep
 from turbopump.clock import SYSTEM_CLOCK, Clock
-from turbopump.errors import InvalidArgument
+from turbopump.errors import InvalidArgument, ServerFailed
 from turbopump.net.connection import Connection
 from turbopump.net.network import Network
 from turbopump.net.pool import ConnectionPool
@@ -33,6 +32,7 @@ from turbopump.net.sockets import SocketNetwork
 from turbopump.store.files import Files
 from turbopump.store.outcomes import Arrival
 from turbopump.store.store import Store
+from turbopump.supervisor import Supervisor
 from turbopump.wire.bodies import DataVersion, TopicConfig
 from turbopump.wire.body_limits import BODY_BYTES_MAX
 from turbopump.wire.codes import ResponseCode
@@ -93,11 +93,17 @@ class Broker:
             on_connect=self._connected,
             on_disconnect=self._disconnected,
         )
-        self._periodic = Periodic()
+        self._work = Supervisor(self._fatal)
+        self.failure: ServerFailed | None = None
+        """Why it can no longer do what it promises; its context is left with this error."""
+        self._entered: tuple[asyncio.Task[object], int] | None = None
         self._swept: tuple[int, DataVersion] | None = None
 
     async def __aenter__(self) -> Self:
+        task = asyncio.current_task()
+        assert task is not None, "a broker is started by a task"
         await self.start()
+        self._entered = task, task.cancelling()
         return self
 
     async def __aexit__(
@@ -106,7 +112,12 @@ class Broker:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        entered, self._entered = self._entered, None
         await self.close()
+        if self.failure is not None and entered is not None:
+            task, cancelled = entered
+            if task.uncancel() <= cancelled and kind is asyncio.CancelledError:
+                raise self.failure from self.failure.__cause__
 
     @property
     def address(self) -> str:
@@ -150,16 +161,10 @@ class Broker:
 
     async def _register(self) -> None:
         """Give name servers a moment to take notice; those that do not are told again later."""
-        told = asyncio.Event()
-
-        async def stay_registered() -> None:
-            await self._registration.register_all()
-            told.set()
-            await self._registration.run()
-
-        self._periodic.keep(stay_registered())
+        self._registration.start(self._work)
         try:
-            await asyncio.wait_for(told.wait(), _REGISTER_MS / 1000)
+            async with asyncio.timeout(_REGISTER_MS / 1000):
+                await self._registration.wait_tried()
         except TimeoutError:
             _log.warning("not all name servers answered: starting without waiting for them")
 
@@ -168,7 +173,8 @@ class Broker:
         self.state.load()
         self.path = MessagePath(self.state, self.store, store_host, self._clock, self._chance)
         self.path.delays.load()
-        self._upkeep = Upkeep(self.store, self._clock)
+        watch = self._work.watch("store upkeep", is_essential=True)
+        self._upkeep = Upkeep(self.store, self._clock, watch)
         self._registration = Registration(
             config=self.config,
             topics=self.state.topics,
@@ -177,7 +183,13 @@ class Broker:
             ha_address=str(Host(store_host.ip, store_host.port + 1)),
         )
         self._administration = Administration(
-            self.state, self.path, self.store, self._registration, self.address, self._clock
+            self.state,
+            self.path,
+            self.store,
+            self._registration,
+            self.address,
+            self._clock,
+            self._work,
         )
         self.state.topics.listen(self._registration.topic_changed)
         self.state.topics.listen(self._release_unreadable)
@@ -188,17 +200,17 @@ class Broker:
                 self._router.add(code, handler)
 
     def _run(self) -> None:
-        every = self._periodic.every
+        every = self._work.every
         self.store.listen(self._arrived, self.path.arrivals.queues)
         self.path.delays.start()
         self._upkeep.note_message()
-        every(_RETENTION_INTERVAL_MS, self._retain, first_ms=_RETENTION_FIRST_MS)
-        every(lambda: self.config.long_polling.sweep_interval_ms, self._sweep)
-        every(lambda: self.config.intervals.offsets_ms, self._persist_offsets)
-        every(lambda: self.config.intervals.delays_ms, self.path.delays.save)
-        every(WATCH_MS, self.path.delays.watch_clock)
-        every(SAMPLE_INTERVAL_MS, self.state.stats.sample)
-        every(SWEEP_INTERVAL_MS, self._administration.clients.sweep)
+        every("retention", _RETENTION_INTERVAL_MS, self._retain, first_ms=_RETENTION_FIRST_MS)
+        every("held pulls", lambda: self.config.long_polling.sweep_interval_ms, self._sweep)
+        every("offsets", lambda: self.config.intervals.offsets_ms, self._persist_offsets)
+        every("delay progress", lambda: self.config.intervals.delays_ms, self.path.delays.save)
+        every("clock watch", WATCH_MS, self.path.delays.watch_clock)
+        every("statistics", SAMPLE_INTERVAL_MS, self.state.stats.sample)
+        every("silent clients", SWEEP_INTERVAL_MS, self._administration.clients.sweep)
         self._await_absent()
 
     def _await_absent(self) -> None:
@@ -214,14 +226,14 @@ class Broker:
             await asyncio.sleep(wait_ms / 1000)
             self._administration.clients.forget_absent()
 
-        self._periodic.keep(forget_absent())
+        self._work.keep("absent members", forget_absent)
 
     async def close(self) -> None:
         """Leave the routes, answer who waits, let go of the clients, and write everything down."""
         if not self._ready:
             return
         self._ready = False
-        await self._periodic.stop()
+        await self._work.stop()
         self._upkeep.stop()
         self.path.delays.stop()
         self.path.sends.close()
@@ -249,6 +261,18 @@ class Broker:
             _log.warning("name servers do not answer: they will notice that the broker is gone")
         await self._pool.close()
         await self._server.drain(_DRAIN_MS)
+
+    def _fatal(self, name: str, error: BaseException) -> None:
+        """End the broker: the user of its context is cancelled, and gets the failure."""
+        if self.failure is None:
+            self.failure = ServerFailed(
+                f"broker {self.config.identity.broker_name} ends: {name} keeps failing with"
+                f" {error!r}; nothing acknowledged is lost, start it again"
+            )
+            self.failure.__cause__ = error
+            _log.critical("%s", self.failure)
+            if self._entered is not None:
+                self._entered[0].cancel()
 
     # --- what happens -----------------------------------------------------------------------------
 

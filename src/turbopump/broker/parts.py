@@ -41,6 +41,7 @@ from turbopump.net.deadlines import Deadlines
 from turbopump.net.router import Handler
 from turbopump.store.files import Files
 from turbopump.store.store import Store
+from turbopump.supervisor import Supervisor
 from turbopump.wire.hosts import Host
 
 
@@ -179,6 +180,7 @@ class Administration:
         registration: Registration,
         address: str,
         clock: Clock,
+        work: Supervisor,
     ) -> None:
         config = state.live.current
         topics, groups, offsets = state.topics, state.groups, state.offsets
@@ -200,6 +202,7 @@ class Administration:
             delay_progress=lambda: path.delays.progress,
             clock=clock,
             load=lambda: path.load,
+            work=lambda: work.watches,
         )
         self._requests: tuple[_Requests, ...] = (
             self.clients,

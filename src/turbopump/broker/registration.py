@@ -13,6 +13,7 @@ from msgspec import Struct
 from turbopump.broker.config import AccessConfig, BrokerConfig
 from turbopump.broker.topics import Topics
 from turbopump.errors import NetworkError, WireError, WriteRefused
+from turbopump.supervisor import Supervisor
 from turbopump.wire import headers
 from turbopump.wire.bodies import (
     BrokerRegistration,
@@ -52,8 +53,8 @@ class NameServers(Protocol):
 class Registration:
     """Registers with all name servers: at the start, every 30 s, and whenever a topic changes.
 
-    `register_all` once, then `run` for as long as the broker lives, then `unregister`. A name
-    server that cannot be reached holds up neither the broker nor the others.
+    `start`, and `unregister` when the work is stopped. A name server that cannot be reached holds
+    up neither the broker nor the others.
     """
 
     def __init__(
@@ -79,15 +80,15 @@ class Registration:
         """The registration of all topics as it was made last, and what of."""
         self._heralds = [_Herald(self, pool, server) for server in config.registration.name_servers]
 
-    async def register_all(self) -> None:
-        """Tell every name server once, all at the same time; failures are logged."""
-        await asyncio.gather(*(herald.register() for herald in self._heralds))
+    def start(self, work: Supervisor) -> None:
+        """Tell every name server now, and keep it informed until the work is stopped."""
+        for herald in self._heralds:
+            work.keep(f"registration with {herald.server}", herald.run)
 
-    async def run(self) -> None:
-        """Keep every name server informed, until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            for herald in self._heralds:
-                group.create_task(herald.run())
+    async def wait_tried(self) -> None:
+        """Wait until every name server was tried; failures are logged."""
+        for herald in self._heralds:
+            await herald.tried.wait()
 
     async def announce(self, topic: TopicConfig) -> None:
         """Tell of one changed topic and wait a while until each name server has been told."""
@@ -198,7 +199,9 @@ class _Herald:
     def __init__(self, registration: Registration, pool: NameServers, server: str) -> None:
         self._registration = registration
         self._pool = pool
-        self._server = server
+        self.server = server
+        self.tried = asyncio.Event()
+        """Set when it was told for the first time, or could not be."""
         self._told: _Told | None = None
         self._changed: dict[str, None] = {}
         self._news = asyncio.Event()
@@ -218,6 +221,8 @@ class _Herald:
         self._news.set()
 
     async def run(self) -> None:
+        # At once, also after an error: what the name server knows then is anybody's guess.
+        await self.register()
         while True:
             config = self._registration.config.registration
             pause_ms = config.interval_ms if self._is_reached else RETRY_MS
@@ -240,20 +245,21 @@ class _Herald:
             for told in waiting:
                 if not told.done():
                     told.set_result(None)
+            self.tried.set()
         self._note(failure)
 
     async def unregister(self) -> None:
         """Tell the name server that the broker goes."""
         try:
             async with asyncio.timeout(UNREGISTER_TIMEOUT_MS / 1000):
-                connection = await self._pool.connection(self._server)
+                connection = await self._pool.connection(self.server)
                 await connection.request(self._registration.unregistration(), UNREGISTER_TIMEOUT_MS)
         except (NetworkError, TimeoutError) as error:
-            _log.info("name server %s is not told that the broker goes: %s", self._server, error)
+            _log.info("name server %s is not told that the broker goes: %s", self.server, error)
 
     async def _try(self, timeout_ms: int, only_if_changed: bool) -> str | None:
         """Register; return why it did not work, or None."""
-        connection = await self._pool.connection(self._server)
+        connection = await self._pool.connection(self.server)
         if only_if_changed and await self._is_current(connection, timeout_ms):
             return None
         changed, self._changed = self._changed, {}
@@ -266,7 +272,7 @@ class _Herald:
         self._told = _Told(connection, version)
         body = whole_body(answer)
         if body:
-            self._registration.note_ordered(self._server, KeyValues.decode(body).table)
+            self._registration.note_ordered(self.server, KeyValues.decode(body).table)
         return None
 
     def _partial(
@@ -294,11 +300,11 @@ class _Herald:
     def _note(self, failure: str | None) -> None:
         """Log when a name server comes within reach or gets out of it, not each time."""
         if failure is None and self._is_reached is not True:
-            _log.info("registered with name server %s", self._server)
+            _log.info("registered with name server %s", self.server)
         elif failure is not None and self._is_reached is not False:
             _log.warning(
                 "name server %s cannot be told, tried again every %d s: %s",
-                self._server,
+                self.server,
                 RETRY_MS // 1000,
                 failure,
             )

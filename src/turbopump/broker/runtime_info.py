@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -13,6 +13,7 @@ from turbopump.broker.config import BrokerConfig
 from turbopump.broker.stats import Rates, Stats
 from turbopump.clock import Clock
 from turbopump.message import PhysicalOffset, QueueOffset
+from turbopump.supervisor import Watch
 from turbopump.version import __version__
 from turbopump.wire.bodies import DelayOffsets
 from turbopump.wire.codes import VERSION
@@ -81,6 +82,7 @@ class RuntimeInfo:
         delay_progress: Callable[[], DelayOffsets],
         clock: Clock,
         load: Callable[[], Load] = Load,
+        work: Callable[[], Iterable[Watch]] = tuple,
     ) -> None:
         self.config = config
         self._stats = stats
@@ -88,6 +90,7 @@ class RuntimeInfo:
         self._delay_progress = delay_progress
         self._clock = clock
         self._load = load
+        self._work = work
         self._boot_ms = clock.now_ms()
         self._boot_monotonic_ms = clock.monotonic_ms()
 
@@ -102,6 +105,7 @@ class RuntimeInfo:
             **self._disk(self.config.directory),
             **self._waiting(self._load()),
             **self._delays(),
+            **self._background(),
         }
 
     def _life(self) -> dict[str, str]:
@@ -184,6 +188,15 @@ class RuntimeInfo:
             _, high = self._store.queue_range(SCHEDULE_TOPIC, level - 1)
             found[f"scheduleMessageOffset_{level}"] = f"{offset},{high}"
         return found
+
+    def _background(self) -> dict[str, str]:
+        watches = tuple(self._work())
+        return {
+            "backgroundWork": ", ".join(watch.name for watch in watches),
+            "backgroundFailures": "; ".join(
+                watch.described() for watch in watches if watch.failures
+            ),
+        }
 
 
 def _both(one: Rates, other: Rates) -> Rates:

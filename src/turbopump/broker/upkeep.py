@@ -6,6 +6,7 @@ import asyncio
 
 from turbopump.clock import Clock
 from turbopump.store.store import Store
+from turbopump.supervisor import Watch
 
 _TICK_MS = 100
 _CALM_MS = 1000
@@ -21,10 +22,11 @@ class Upkeep:
     An idle broker costs nothing, and hours without messages pass at once in virtual time.
     """
 
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(self, store: Store, clock: Clock, watch: Watch) -> None:
         flush = store.config.flush
         self._store = store
         self._clock = clock
+        self._watch = watch
         self._quiet_after_ms = (
             flush.thorough_interval_ms + 2 * flush.queue_interval_ms + _SURELY_DONE_MS
         )
@@ -33,6 +35,7 @@ class Upkeep:
         self._timer: asyncio.TimerHandle | None = None
         self._is_calm = False
         """Whether the timer runs for as long as without messages."""
+        self._is_stopped = False
 
     def note_message(self) -> None:
         """Begin to tick, or go on."""
@@ -44,12 +47,15 @@ class Upkeep:
             self._bring_forward(self._timer)
 
     def stop(self) -> None:
-        """Tick no more."""
+        """Tick no more, whatever arrives."""
+        self._is_stopped = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _tick_in(self, wait_ms: int) -> None:
+        if self._is_stopped:
+            return
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(wait_ms / 1000, self._tick)
 
@@ -61,7 +67,13 @@ class Upkeep:
 
     def _tick(self) -> None:
         self._timer = None
-        self._store.tick()
+        try:
+            self._store.tick()
+        except Exception as error:  # noqa: BLE001 - nothing would be flushed any more
+            self._is_calm = False
+            self._tick_in(self._watch.failed(error))
+            return
+        self._watch.succeeded()
         quiet_ms = self._clock.monotonic_ms() - self._message_ms
         is_sick = self._store.refusal is not None
         if quiet_ms <= self._quiet_after_ms or is_sick:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import assert_never
@@ -27,9 +28,9 @@ from turbopump.client.rebalance import Rebalancer
 from turbopump.client.session import Session
 from turbopump.client.start_position import At, AtEnd, AtTime, start_in
 from turbopump.client.stats import SAMPLE_INTERVAL_MS, ConsumerStats
-from turbopump.client.tasks import Tasks
 from turbopump.errors import TurbopumpError
 from turbopump.message import MessageQueue, QueueOffset
+from turbopump.supervisor import Supervisor
 from turbopump.wire import properties
 from turbopump.wire.bodies import Subscription
 from turbopump.wire.names import retry_topic
@@ -75,7 +76,7 @@ class Consumption:
         self._settings = settings
         self._refresh_subscription = refresh_subscription
         self._locks = locks
-        self._tasks = Tasks()
+        self._tasks = Supervisor()
         self._pullers: dict[OwnedQueue, asyncio.Task[None]] = {}
         self._limits: dict[str, QueueLimits] = {}
         self._beating: asyncio.Task[None] | None = None
@@ -110,15 +111,18 @@ class Consumption:
     async def start(self) -> None:
         """Own this client's share of the queues, and look after it from now on."""
         tasks, interval_ms = self._tasks, self._session.config.persist_interval_ms
-        tasks.every(interval_ms, self._persist_news, first_ms=_PERSIST_FIRST_MS)
-        tasks.every(SAMPLE_INTERVAL_MS, self._sample, first_ms=0)
+        tasks.every("offset commits", interval_ms, self._persist_news, first_ms=_PERSIST_FIRST_MS)
+        self._sample()
+        tasks.every("statistics", SAMPLE_INTERVAL_MS, self._sample)
         if self._locks is not None:
-            tasks.every(RENEW_INTERVAL_MS, self._renew_locks, first_ms=RENEW_FIRST_MS)
+            tasks.every(
+                "lock renewal", RENEW_INTERVAL_MS, self._renew_locks, first_ms=RENEW_FIRST_MS
+            )
         if isinstance(self.delivery, ConcurrentDelivery):
             timeout_ms = self._settings.listening.timeout_minutes * _MS_PER_MINUTE
-            tasks.every(timeout_ms, self._send_expired_back)
+            tasks.every("send-back of expired messages", timeout_ms, self._send_expired_back)
         await self.rebalancer.balance()
-        tasks.start(self.rebalancer.run())
+        tasks.keep("rebalance", self.rebalancer.run)
 
     async def stop(self, wait_ms: int) -> None:
         """Stop pulling, let listeners end, and keep how far they have come."""
@@ -174,7 +178,7 @@ class Consumption:
         await self._forget(owned)
         if self._locks is not None:
             self._to_unlock[owned.queue] = None
-            self._tasks.start(self._unlock(owned))
+            self._tasks.keep(f"unlock of {owned.queue}", functools.partial(self._unlock, owned))
         return True
 
     async def gain(self, queues: Sequence[MessageQueue]) -> list[OwnedQueue]:
@@ -208,7 +212,9 @@ class Consumption:
                 self._pull(owned)
 
     def _pull(self, owned: OwnedQueue) -> None:
-        self._pullers[owned] = self._tasks.start(Puller(owned, self._surroundings).run())
+        self._pullers[owned] = self._tasks.keep(
+            f"pull of {owned.queue}", lambda: Puller(owned, self._surroundings).run()
+        )
 
     async def _gain_one(self, queue: MessageQueue) -> OwnedQueue | None:
         self.offsets.positions.forget(queue)
@@ -283,7 +289,9 @@ class Consumption:
 
     def _offset_illegal(self, owned: OwnedQueue, offset: QueueOffset) -> None:
         owned.drop()
-        self._tasks.start(self._correct(owned, offset))
+        self._tasks.keep(
+            f"correction of {owned.queue}", functools.partial(self._correct, owned, offset)
+        )
 
     async def _correct(self, owned: OwnedQueue, offset: QueueOffset) -> None:
         await asyncio.sleep(_BEFORE_OTHER_OFFSET_MS / 1000)

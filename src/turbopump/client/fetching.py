@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable
 
@@ -10,9 +11,9 @@ from turbopump.client.calls import Found
 from turbopump.client.pending import Pending
 from turbopump.client.reading import QueueReader
 from turbopump.client.start_position import StartFrom
-from turbopump.client.tasks import Tasks
 from turbopump.errors import RemoteError, TurbopumpError
 from turbopump.message import MessageQueue, QueueOffset
+from turbopump.supervisor import Supervisor
 from turbopump.wire.bodies import Subscription
 from turbopump.wire.codes import ResponseCode
 
@@ -40,14 +41,16 @@ class Fetching:
         self._subscription_of = subscription_of
         self._start_from = start_from
         self._count_max = count_max
-        self._tasks = Tasks()
+        self._tasks = Supervisor()
         self._by_queue: dict[MessageQueue, asyncio.Task[None]] = {}
         self._room = asyncio.Event()
 
     def start(self, queue: MessageQueue) -> None:
         """Begin to fetch a queue, or begin anew: a pull that is held would hold up a seek."""
         self.stop(queue)
-        self._by_queue[queue] = self._tasks.start(self._fetch(queue))
+        self._by_queue[queue] = self._tasks.keep(
+            f"fetching {queue}", functools.partial(self._fetch, queue)
+        )
 
     def stop(self, queue: MessageQueue) -> None:
         """Fetch a queue no more; what is on its way is thrown away."""

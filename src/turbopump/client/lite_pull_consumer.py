@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -24,10 +25,10 @@ from turbopump.client.session import Session
 from turbopump.client.sharing import client_config, shared_session
 from turbopump.client.start_position import StartFrom, consume_from
 from turbopump.client.subscriptions import EVERYTHING, subscription
-from turbopump.client.tasks import Tasks
 from turbopump.errors import InvalidArgument, NotRunning, TurbopumpError
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.net.limits import require_at_least
+from turbopump.supervisor import Supervisor
 from turbopump.wire.bodies import ConsumerData, ConsumeType, MessageModel, Subscription
 from turbopump.wire.record import MessageView
 
@@ -99,7 +100,7 @@ class LitePullConsumer(ConsumerMember):
             await session.close()
             raise
         self._running = running
-        running.tasks.start(self._keep_balanced(running))
+        running.tasks.keep("rebalance", functools.partial(self._keep_balanced, running))
 
     async def close(self) -> None:
         """Commit what was given out, if commits are automatic, and leave the group."""
@@ -476,7 +477,7 @@ class _Running:
     pending: Pending
     fetching: Fetching
     committed_ms: int
-    tasks: Tasks = field(default_factory=Tasks)
+    tasks: Supervisor = field(default_factory=Supervisor)
     balance_wanted: asyncio.Event = field(default_factory=asyncio.Event)
     is_assigned_by_hand: bool = False
     is_closed: bool = False

@@ -23,7 +23,6 @@ from turbopump.client.send_hooks import OnSent, SendHook, SendReceipt, SendScope
 from turbopump.client.send_retries import SendRetries
 from turbopump.client.session import Session
 from turbopump.client.sharing import client_config, shared_session
-from turbopump.client.tasks import Tasks
 from turbopump.errors import (
     NetworkError,
     NoRoute,
@@ -33,6 +32,7 @@ from turbopump.errors import (
     TurbopumpError,
 )
 from turbopump.message import Message, MessageQueue
+from turbopump.supervisor import Supervisor
 from turbopump.wire.headers import SendMessage
 from turbopump.wire.hosts import host
 from turbopump.wire.ids import UniqueIds
@@ -432,7 +432,7 @@ class _Running:
 
     def __init__(self, session: Session, config: ProducerConfig) -> None:
         self.session = session
-        self.tasks = Tasks()
+        self.tasks = Supervisor()
         self.places = asyncio.Semaphore(config.in_flight_max)
         self._faults = BrokerFaults() if config.avoid_slow_brokers else None
         self.choice = QueueChoice(session.random, self._faults)

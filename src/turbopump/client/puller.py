@@ -178,11 +178,13 @@ class Puller:
     async def _take(self, outcome: PullOutcome, wanted: Subscription, spent_ms: int) -> None:
         owned, around = self._owned, self._around
         owned.broker_id = outcome.broker_id
+        if isinstance(outcome, Found):
+            # Before the offset: should that fail, the same messages are pulled again.
+            self._give(outcome, wanted)
         owned.next_offset = outcome.next_offset
         match outcome:
             case Found():
                 around.stats.pulled(owned.queue.topic, len(outcome.messages), spent_ms)
-                self._give(outcome, wanted)
                 if around.pulling.interval_ms:
                     await self._pause(around.pulling.interval_ms)
             case NothingNew() | NothingMatched():

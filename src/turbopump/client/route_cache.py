@@ -9,8 +9,8 @@ from random import Random
 from typing import TypeVar
 
 from turbopump.client.routes import Route, borrowed_route, route_of
-from turbopump.client.tasks import Tasks
 from turbopump.errors import NetworkError, NoRoute, NotRunning, RemoteError
+from turbopump.supervisor import Supervisor
 from turbopump.wire.bodies import TopicRoute
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.names import TEMPLATE_TOPIC
@@ -52,7 +52,7 @@ class RouteCache:
     """Routes by topic, and the addresses of the brokers in them."""
 
     def __init__(
-        self, servers: NameServers, ask: AskRoute, tasks: Tasks, on_change: OnChange
+        self, servers: NameServers, ask: AskRoute, tasks: Supervisor, on_change: OnChange
     ) -> None:
         self._servers = servers
         self._ask = ask

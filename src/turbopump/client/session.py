@@ -17,7 +17,6 @@ from turbopump.client.pushed import Pushed
 from turbopump.client.replies import Replies
 from turbopump.client.route_cache import NameServers, RouteCache
 from turbopump.client.routes import MASTER_ID, Route, address_to_read
-from turbopump.client.tasks import Tasks
 from turbopump.clock import SYSTEM_CLOCK, Clock
 from turbopump.errors import ForkedClient, NoRoute, NotRunning, TurbopumpError
 from turbopump.message import MessageQueue
@@ -26,6 +25,7 @@ from turbopump.net.limits import ConnectionLimits
 from turbopump.net.network import Network
 from turbopump.net.pool import ConnectionPool, PoolConfig
 from turbopump.net.sockets import SocketNetwork
+from turbopump.supervisor import Supervisor
 from turbopump.wire.bodies import Heartbeat, TopicRoute
 from turbopump.wire.command import Command
 from turbopump.wire.headers import UnregisterClient
@@ -69,7 +69,7 @@ class Session:
         self.replies = Replies(self.random)
         self._network = network or SocketNetwork()
         self._hooks = tuple(hooks)
-        self._tasks = Tasks()
+        self._tasks = Supervisor()
         self._routes = RouteCache(
             NameServers(config.nameserver_addresses, self.random),
             self._ask_route,
@@ -103,8 +103,8 @@ class Session:
             self._loop = asyncio.get_running_loop()
             self._heartbeat_wanted = asyncio.Event()
             interval_ms = self.config.route_interval_ms
-            self._tasks.every(interval_ms, self.refresh_routes)
-            self._tasks.start(self._beat())
+            self._tasks.every("route refresh", interval_ms, self.refresh_routes)
+            self._tasks.keep("heartbeat", self._beat)
 
     async def close(self) -> None:
         """Leave it; the last one waits for answers in flight and closes the connections."""

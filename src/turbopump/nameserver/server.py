@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 from contextlib import AsyncExitStack
@@ -21,12 +20,13 @@ from turbopump.net.connection import Connection
 from turbopump.net.network import Network
 from turbopump.net.router import Router
 from turbopump.net.server import Server, ServerConfig
+from turbopump.supervisor import Supervisor
 from turbopump.wire.body_limits import BODY_BYTES_MAX
 
 _log = logging.getLogger(__name__)
 
-FIRST_SCAN_S = 5.0
-SCAN_INTERVAL_S = 10.0
+FIRST_SCAN_MS = 5000
+SCAN_INTERVAL_MS = 10_000
 DRAIN_TIMEOUT_MS = 1000
 
 
@@ -63,6 +63,7 @@ class NameServer:
             clock=clock,
             on_disconnect=self._on_disconnect,
         )
+        self._work = Supervisor()
         self._running = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -70,9 +71,8 @@ class NameServer:
         async with AsyncExitStack() as starting:
             starting.callback(self._writer.close)
             await starting.enter_async_context(self._server)
-            tasks = await starting.enter_async_context(asyncio.TaskGroup())
-            scan = tasks.create_task(self._scan())
-            starting.callback(scan.cancel)
+            starting.push_async_callback(self._work.stop)
+            self._work.every("silent brokers", self._pause_ms, self._scan, first_ms=FIRST_SCAN_MS)
             self._running = starting.pop_all()
         return self
 
@@ -82,12 +82,7 @@ class NameServer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if isinstance(error, asyncio.CancelledError):
-            # The task group must see it: it may be its own, because a task failed.
-            await self._running.__aexit__(kind, error, traceback)
-        else:
-            # It must not see anything else: it would wrap the user's error in a group.
-            await self._running.aclose()
+        await self._running.aclose()
 
     @property
     def address(self) -> str:
@@ -107,20 +102,19 @@ class NameServer:
             body_bytes_max=BODY_BYTES_MAX,
         )
 
-    async def _scan(self) -> None:
-        """Remove silent brokers for ever."""
-        await asyncio.sleep(FIRST_SCAN_S)
-        while True:
-            for address in self._routes.expire(self._clock.monotonic_ms()):
-                _log.warning("broker at %s removed: silent for %d ms", address, SILENCE_MAX_MS)
-                connection = self._connections.pop(address)
-                if connection is not None:
-                    connection.close("the broker was silent for too long")
-            # Not before anybody can be: brokers that show that they live only make it later.
-            silent_ms = self._routes.silent_from_ms(self._clock.monotonic_ms())
-            wait_s = (silent_ms - self._clock.monotonic_ms()) / 1000
-            scans = max(1, math.ceil(wait_s / SCAN_INTERVAL_S))
-            await asyncio.sleep(scans * SCAN_INTERVAL_S)
+    def _scan(self) -> None:
+        """Remove silent brokers."""
+        for address in self._routes.expire(self._clock.monotonic_ms()):
+            _log.warning("broker at %s removed: silent for %d ms", address, SILENCE_MAX_MS)
+            connection = self._connections.pop(address)
+            if connection is not None:
+                connection.close("the broker was silent for too long")
+
+    def _pause_ms(self) -> int:
+        """Scan not before anybody can be silent: brokers that are heard only make it later."""
+        now_ms = self._clock.monotonic_ms()
+        wait_ms = self._routes.silent_from_ms(now_ms) - now_ms
+        return max(1, math.ceil(wait_ms / SCAN_INTERVAL_MS)) * SCAN_INTERVAL_MS
 
     def _on_disconnect(self, connection: Connection) -> None:
         for address in self._connections.pop_all(connection):

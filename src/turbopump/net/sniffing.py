@@ -14,6 +14,7 @@ import ssl
 from collections.abc import Callable, Sequence
 
 from turbopump.net.tls import HANDSHAKE_FIRST_BYTE
+from turbopump.supervisor import Supervisor
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +46,9 @@ class SniffingListener:
         self._handshake_timeout_s = handshake_timeout_s
         # A dict as an ordered set: the oldest is dropped first.
         self._undecided: dict[asyncio.Task[None], None] = {}
-        self._accepting = [asyncio.create_task(self._accept(at)) for at in self._listening]
+        self._work = Supervisor()
+        for at in self._listening:
+            self._work.keep(f"accepting at port {self.port}", functools.partial(self._accept, at))
 
     @property
     def host(self) -> str:
@@ -57,7 +60,8 @@ class SniffingListener:
 
     async def close(self) -> None:
         """Take no more connections; those that have sent a byte live on."""
-        tasks = [*self._accepting, *self._undecided]
+        await self._work.stop()
+        tasks = list(self._undecided)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

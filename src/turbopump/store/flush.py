@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
 from turbopump.errors import WriteFailed
 from turbopump.message import PhysicalOffset
+
+_log = logging.getLogger(__name__)
 
 
 def done() -> Future[None]:
@@ -104,10 +107,11 @@ class Flusher:
         try:
             while self._serve():
                 pass
-        except BaseException as error:
-            # A mistake in the program: nobody may wait forever because of it.
+        except BaseException as error:  # noqa: BLE001 - nobody may wait for ever because of a bug
+            _log.critical(
+                "the flusher failed: messages are refused until it is started again", exc_info=error
+            )
             self._die(error)
-            raise
 
     def _serve(self) -> bool:
         """Do what is asked for; False when there will be nothing more."""

@@ -19,6 +19,8 @@ QUIET_S = 150.0
 """Longer than it takes brokers and name servers to miss somebody, which is 120 s and a look."""
 
 _LOOK_EVERY_S = 5.0
+_BUSY_S = 0.5
+"""What is under way for no longer than this only repeats what was before."""
 _STEP_MS = 60_000
 """So much is left out at once: then those who wait for a fact look whether it is so by now."""
 
@@ -28,14 +30,13 @@ _AWAKE_S = 30.0
 
 _REPEATING = frozenset(
     {
-        "turbopump.broker.periodic",
         "turbopump.broker.registration",
         "turbopump.broker.upkeep",
         "turbopump.client.rebalance",
         "turbopump.client.session",
-        "turbopump.client.tasks",
         "turbopump.nameserver.server",
         "turbopump.net.deadlines",
+        "turbopump.supervisor",
     }
 )
 """Modules whose timers, in a cluster in which nothing happens, only repeat what was before."""
@@ -94,6 +95,7 @@ class IdleTime:
         self._seen: object = None
         self._quiet_from_s = 0.0
         self._look_from_s = 0.0
+        self._busy_from_s = math.inf
 
     def note_event(self, now_s: float) -> None:
         """Note that something happens that is not only repeated."""
@@ -107,6 +109,12 @@ class IdleTime:
         if now_s < self._look_from_s:
             return 0
         marks = self._marks()
+        if marks is not None:
+            self._busy_from_s = math.inf
+        elif now_s - self._busy_from_s < _BUSY_S:
+            # Perhaps only a pull that is about to be held again.
+            self._busy_from_s = min(self._busy_from_s, now_s)
+            return 0
         if marks is None or marks != self._seen:
             self._seen = marks
             self._quiet_from_s = now_s

@@ -321,8 +321,9 @@ def test_one_flush_serves_many(tmp_path: Path) -> None:
         assert len(bodies(store)) == 52
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_flusher_that_dies_of_a_mistake_leaves_nobody_waiting(tmp_path: Path) -> None:
+def test_a_flusher_that_dies_of_a_mistake_leaves_nobody_waiting(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     class WrongFiles(FaultyFiles):
         wrong = False
 
@@ -337,6 +338,7 @@ def test_a_flusher_that_dies_of_a_mistake_leaves_nobody_waiting(tmp_path: Path) 
         with pytest.raises(WriteFailed, match="a mistake"):
             store.append([record(b"lost")]).durable.result()
         store._flusher.wait_idle()
+        assert "the flusher failed: messages are refused" in caplog.text
         with pytest.raises(WriteFailed, match="a mistake"):
             store.append([record(b"refused")])
         files.wrong = False

@@ -185,7 +185,7 @@ async def test_other_brokers_reset_running_groups_by_time_only(
         seen = Seen()
         async with consuming(world, seen):
             await wait_until(lambda: seen.count == 3, 60)
-            await virtual_sleep(10)
+            await virtual_sleep(11)
             with pytest.raises(AdministrationError, match=r"broker a at .* by time only"):
                 await admin.offsets.reset("g", "T", AtOffset(1))
             await admin.offsets.reset("g", "T", AtTime(datetime.fromtimestamp(0, UTC)))

@@ -11,13 +11,16 @@ import pytest
 from brokers import BROKER_HOST, config_at, running_broker
 from turbopump.broker.broker import Broker
 from turbopump.broker.config import IdentityConfig, RegistrationConfig
-from turbopump.errors import InvalidArgument, ListenFailed
+from turbopump.broker.stats import Stats
+from turbopump.errors import InvalidArgument, ListenFailed, ServerFailed
 from turbopump.net.connection import Connection
 from turbopump.net.deadlines import Deadlines
 from turbopump.net.router import Router, silence
 from turbopump.net.server import Server, ServerConfig
 from turbopump.testing import MemoryNetwork, virtual_loop, virtual_time
-from turbopump.wire.codes import ResponseCode
+from turbopump.wire.bodies import KeyValues
+from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.command import whole_body
 
 
 @virtual_time()
@@ -104,3 +107,40 @@ async def test_no_false_alarm_for_names_of_the_same_address(
         async with running_broker(tmp_path) as (_, client):
             await client.send()
     assert not [record for record in caplog.records if "brokerIP1" in record.message]
+
+
+@virtual_time()
+async def test_a_broker_ends_when_it_can_no_longer_keep_its_promises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise LookupError("a bug")
+
+    async def run() -> None:
+        async with running_broker(tmp_path) as (broker, client):
+            assert (await client.send()).code == ResponseCode.SUCCESS
+            monkeypatch.setattr(broker.store, "tick", fail)
+            await asyncio.sleep(600)
+
+    with pytest.raises(ServerFailed, match=r"broker broker-a ends: store upkeep keeps failing"):
+        await run()
+    assert "LookupError: a bug" in caplog.text
+    monkeypatch.undo()
+    async with running_broker(tmp_path) as (broker, _):
+        assert broker.queue_end("T", 0) == 1, "closed in order, and nothing lost"
+
+
+@virtual_time()
+async def test_background_work_and_its_failures_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Stats) -> None:
+        raise LookupError("a bug")
+
+    monkeypatch.setattr(Stats, "sample", fail)
+    async with running_broker(tmp_path) as (_, client):
+        await asyncio.sleep(12)
+        answer = await client.ask(RequestCode.GET_BROKER_RUNTIME_INFO)
+        told = KeyValues.decode(whole_body(answer)).table
+    assert {"offsets", "retention", "store upkeep"} <= set(told["backgroundWork"].split(", "))
+    assert told["backgroundFailures"] == "statistics: 1 failures, the last LookupError('a bug')"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -20,6 +20,7 @@ from turbopump.net.connection import Connection
 from turbopump.net.pool import ConnectionPool
 from turbopump.net.router import Handler, Router
 from turbopump.net.server import Server, ServerConfig
+from turbopump.supervisor import Supervisor
 from turbopump.testing import MemoryNetwork, virtual_loop, virtual_time, wait_until
 from turbopump.wire import headers
 from turbopump.wire.bodies import BrokerRegistration, KeyValues, TopicConfig
@@ -106,23 +107,24 @@ class World:
             ha_address="10.0.0.9:10912",
         )
         self.topics.listen(self.registration.topic_changed)
+        self.work = Supervisor()
+
+    async def start(self) -> None:
+        self.registration.start(self.work)
+        await self.registration.wait_tried()
 
 
 @asynccontextmanager
 async def world(*, started: bool = True, **settings: Any) -> AsyncIterator[World]:
     made = World(**settings)
-    running = None
     try:
         if started:
             for server in made.servers:
                 await server.start()
-            await made.registration.register_all()
-            running = asyncio.create_task(made.registration.run())
+            await made.start()
         yield made
     finally:
-        if running is not None:
-            running.cancel()
-            await asyncio.wait([running])
+        await made.work.stop()
         await made.pool.close()
         for server in made.servers:
             await server.stop()
@@ -221,8 +223,7 @@ async def test_name_servers_out_of_reach_are_logged_once_and_tried_again(
 ) -> None:
     caplog.set_level(logging.INFO, "turbopump.broker")
     async with world(started=False) as w:
-        await w.registration.register_all()
-        running = asyncio.create_task(w.registration.run())
+        await w.start()
         await asyncio.sleep(300)
         warnings = [r for r in caplog.records if r.levelname == "WARNING"]
         assert {host for host in HOSTS for r in warnings if host in r.getMessage()} == set(HOSTS)
@@ -231,8 +232,6 @@ async def test_name_servers_out_of_reach_are_logged_once_and_tried_again(
             await server.start()
         await wait_until(lambda: all(server.told for server in w.servers), 30)
         assert sum("registered with" in r.getMessage() for r in caplog.records) == 2
-        running.cancel()
-        await asyncio.wait([running])
 
 
 @virtual_time()
@@ -244,9 +243,34 @@ async def test_a_name_server_that_refuses_is_no_reason_to_fail(
             await server.start()
         w.servers[0].code = ResponseCode.SYSTEM_ERROR
         w.servers[1].body = b"garbage"
-        await w.registration.register_all()
+        await w.start()
         assert "code 1" in caplog.text
         assert len([r for r in caplog.records if r.name.startswith("turbopump.broker")]) == 2
+
+
+@virtual_time()
+async def test_a_bug_ends_registration_with_no_name_server(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    note, bugs = Registration.note_ordered, [LookupError("a bug")] * 2
+
+    def fail(self: Registration, server: str, names: Iterable[str]) -> None:
+        if server.startswith(HOSTS[0]) and bugs:
+            raise bugs.pop()
+        note(self, server, names)
+
+    async with world() as w:
+        for server in w.servers:
+            server.body = KeyValues(table={"T": "broker-a:4"}).encode()
+        monkeypatch.setattr(Registration, "note_ordered", fail)
+        await asyncio.sleep(200)
+        for server in w.servers:
+            told_s = [at_s for at_s in server.at_s if at_s > 100]
+            assert len(told_s) >= 3, "every 30 s again, and both of them"
+        assert not bugs
+    name = f"registration with {HOSTS[0]}:9876"
+    assert caplog.text.count(f"{name} failed and is started again") == 2
+    assert [watch.name for watch in w.work.watches if watch.failures] == [name]
 
 
 @virtual_time()
@@ -322,10 +346,11 @@ async def test_without_name_servers_there_is_nothing_to_wait_for() -> None:
             address="10.0.0.9:10911",
             ha_address="10.0.0.9:10912",
         )
-        await registration.register_all()
+        work = Supervisor()
+        registration.start(work)
+        await registration.wait_tried()
         await registration.announce(TopicConfig(topic_name="T"))
         registration.announce_all()
-        await registration.run()
         await registration.unregister()
 
 

@@ -10,6 +10,7 @@ import pytest
 from turbopump.broker.upkeep import Upkeep
 from turbopump.store.config import FlushConfig, StoreConfig
 from turbopump.store.store import Store
+from turbopump.supervisor import Supervisor
 from turbopump.testing import virtual_loop, virtual_time
 
 FLUSH = FlushConfig(interval_ms=2000, queue_interval_ms=3000)
@@ -22,7 +23,7 @@ async def test_a_message_after_a_calm_makes_ticks_frequent_at_once(
     loop, ticks = virtual_loop(), list[float]()
     with Store.open(tmp_path, StoreConfig(flush=FLUSH), clock=loop.clock) as store:
         monkeypatch.setattr(store, "tick", lambda: ticks.append(loop.time()))
-        upkeep = Upkeep(store, loop.clock)
+        upkeep = Upkeep(store, loop.clock, Supervisor().watch("store upkeep"))
 
         async def ticks_of(seconds: float) -> list[float]:
             ticks.clear()
@@ -43,3 +44,26 @@ async def test_a_message_after_a_calm_makes_ticks_frequent_at_once(
         await asyncio.sleep(60)
         assert await ticks_of(60) == []
         upkeep.stop()
+        upkeep.note_message()
+        assert await ticks_of(60) == [], "a message on its way at the end wakes nobody"
+
+
+@virtual_time()
+async def test_ticks_go_on_after_a_bug(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop, ticks = virtual_loop(), list[float]()
+
+    def fail() -> None:
+        ticks.append(round(loop.time(), 1))
+        if len(ticks) <= 2:
+            raise LookupError("a bug")
+
+    with Store.open(tmp_path, StoreConfig(flush=FLUSH), clock=loop.clock) as store:
+        monkeypatch.setattr(store, "tick", fail)
+        upkeep = Upkeep(store, loop.clock, Supervisor().watch("store upkeep"))
+        upkeep.note_message()
+        await asyncio.sleep(6)
+        upkeep.stop()
+    assert ticks == pytest.approx([0.1, 1.1, 3.1, 5.1])
+    assert caplog.text.count("store upkeep failed") == 2

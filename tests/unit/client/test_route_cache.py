@@ -9,8 +9,8 @@ import pytest
 
 from turbopump.client.route_cache import NameServers, RouteCache
 from turbopump.client.routes import TOPIC_QUEUES_MAX, Route, route_of
-from turbopump.client.tasks import Tasks
 from turbopump.errors import ConnectFailed, NoRoute, NotRunning, RemoteError
+from turbopump.supervisor import Supervisor
 from turbopump.testing import virtual_time
 from turbopump.wire.bodies import BrokerData, QueueData, TopicRoute
 from turbopump.wire.codes import ResponseCode
@@ -33,7 +33,7 @@ class Known:
         self.down: set[str] = set()
         self.asked: list[str] = []
         self.changes: list[Route] = []
-        self.tasks = Tasks()
+        self.tasks = Supervisor()
         self.cache = RouteCache(
             NameServers(servers or ("ns",), Random(1)), self.ask, self.tasks, self.changes.append
         )

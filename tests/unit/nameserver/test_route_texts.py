@@ -85,6 +85,26 @@ async def silence_s(server: NameServer, broker: Peer) -> float:
 
 
 @virtual_time()
+async def test_silent_brokers_are_removed_after_a_bug_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    network, expire, bugs = MemoryNetwork(), RouteTable.expire, [LookupError("a bug")] * 2
+
+    def fail(self: RouteTable, now_ms: int) -> list[str]:
+        if bugs:
+            raise bugs.pop()
+        return expire(self, now_ms)
+
+    monkeypatch.setattr(RouteTable, "expire", fail)
+    async with (
+        name_server_on(network, config_at(tmp_path)) as server,
+        peer_on(network) as broker,
+    ):
+        assert 120 < await silence_s(server, broker) < 140
+    assert caplog.text.count("silent brokers failed and is started again") == 2
+
+
+@virtual_time()
 async def test_silent_brokers_are_removed_whenever_they_came(tmp_path: Path) -> None:
     network = MemoryNetwork()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import Iterable, Sequence
 
@@ -22,8 +23,8 @@ from turbopump.client.owned_queue import OwnedQueue
 from turbopump.client.push_config import Listening
 from turbopump.client.send_back import SendingBack
 from turbopump.client.stats import ConsumerStats
-from turbopump.client.tasks import Tasks
 from turbopump.clock import Clock
+from turbopump.supervisor import Supervisor
 from turbopump.wire.record import MessageView
 
 _log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class ConcurrentDelivery:
         """None when broadcasting: what fails is logged and gone."""
         self._stats = stats
         self._clock = clock
-        self._tasks = Tasks()
+        self._tasks = Supervisor()
         self._workers: Workers[Batch] = (
             TaskWorkers(self._acall, self._settle, config.threads)
             if listener.is_async
@@ -135,7 +136,10 @@ class ConcurrentDelivery:
             failed = len(messages) - count
             self._stats.called(owned.queue.topic, count, failed, verdict.spent_ms)
             if failed:
-                self._tasks.start(self._give_back(batch, messages[count:]))
+                self._tasks.keep(
+                    f"send-back of {owned.queue}",
+                    functools.partial(self._give_back, batch, messages[count:]),
+                )
                 messages = messages[:count]
             done.setdefault(owned, []).extend(messages)
         for owned, messages in done.items():

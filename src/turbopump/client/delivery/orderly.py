@@ -7,6 +7,7 @@ made of them is then acted on in the same order, as if each had been taken by it
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import groupby
@@ -31,8 +32,8 @@ from turbopump.client.owned_queue import OwnedQueue
 from turbopump.client.push_config import Listening, Retries
 from turbopump.client.send_back import SendingBack
 from turbopump.client.stats import ConsumerStats
-from turbopump.client.tasks import Tasks
 from turbopump.clock import Clock
+from turbopump.supervisor import Supervisor
 from turbopump.wire.record import MessageView
 
 _log = logging.getLogger(__name__)
@@ -93,7 +94,7 @@ class OrderlyDelivery:
         """None when broadcasting: every member has every queue, and no queue is locked."""
         self._stats = stats
         self._clock = clock
-        self._tasks = Tasks()
+        self._tasks = Supervisor()
         self._workers: Workers[Run] = (
             TaskWorkers(self._arun, self._settle_all, config.threads)
             if listener.is_async
@@ -130,7 +131,7 @@ class OrderlyDelivery:
         if owned.is_dropped:
             return
         if not self._may_consume(owned):
-            self._tasks.start(self._wait_for_lock(owned))
+            self._keep("wait for the lock", owned, self._wait_for_lock)
             return
         messages = owned.cache.peek(self._config.batch_max * _BATCHES_PER_RUN)
         if not messages:
@@ -151,6 +152,12 @@ class OrderlyDelivery:
             await asyncio.sleep(_LOCK_REFUSED_MS / 1000)
         await asyncio.sleep(_GO_ON_AFTER_LOCK_MS / 1000)
         self._next(owned)
+
+    def _keep(
+        self, what: str, owned: OwnedQueue, work: Callable[[OwnedQueue], Awaitable[None]]
+    ) -> None:
+        """Have something done, after errors again: it is what makes a queue go on."""
+        self._tasks.keep(f"{what} of {owned.queue}", functools.partial(work, owned))
 
     async def _go_on_after(self, owned: OwnedQueue, pause_ms: int) -> None:
         await asyncio.sleep(pause_ms / 1000)
@@ -202,9 +209,10 @@ class OrderlyDelivery:
         if last is None or last.step.goes_on:
             self._next(owned)
         elif last.step is OrderlyStep.SUSPEND:
-            self._tasks.start(self._suspend(owned, last))
+            self._keep("pause", owned, functools.partial(self._suspend, call=last))
         else:
-            self._tasks.start(self._go_on_after(owned, self._pause_ms(last)))
+            pause_ms = self._pause_ms(last)
+            self._keep("pause", owned, functools.partial(self._go_on_after, pause_ms=pause_ms))
 
     def _act(self, owned: OwnedQueue, step: OrderlyStep) -> None:
         match step:

@@ -1,0 +1,288 @@
+"""Background work with one owner: named, restarted after errors, and counted.
+
+What is due at about the same time is done together in one turn of the loop; only what waits for
+something has a task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import math
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from turbopump.errors import TurbopumpError
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+_MOMENTS_PER_S = 20
+"""What is due between two of them is done together: an idle process wakes once, not six times."""
+
+BACKOFF_FIRST_MS = 1000
+BACKOFF_MAX_MS = 60_000
+"""The pause after a failure; it doubles from the first to the longest while failures follow."""
+
+FATAL_FAILURES = 6
+"""So many failures in a row of essential work mean that the owner cannot go on."""
+
+Action = Callable[[], Awaitable[None] | None]
+
+Interval = int | Callable[[], int]
+"""Milliseconds; a function is asked again before each pause, as settings may change."""
+
+OnFatal = Callable[[str, BaseException], None]
+"""Told which essential work keeps failing, and its last error."""
+
+
+class Watch:
+    """The failures of one piece of background work: logged with its name, and counted."""
+
+    __slots__ = ("_in_a_row", "_supervisor", "failures", "is_essential", "last_error", "name")
+
+    def __init__(self, supervisor: Supervisor, name: str, *, is_essential: bool) -> None:
+        self._supervisor = supervisor
+        self._in_a_row = 0
+        self.name = name
+        self.is_essential = is_essential
+        self.failures = 0
+        """How often it has failed; each time it was started again."""
+        self.last_error: BaseException | None = None
+
+    def succeeded(self) -> None:
+        """Note that it works, or works again."""
+        if self._in_a_row:
+            _log.warning("%s works again after %d failures", self.name, self._in_a_row)
+            self._in_a_row = 0
+
+    def failed(self, error: BaseException, *, is_restarted: bool = True) -> int:
+        """Note a failure; return after how many milliseconds to try again, at the earliest."""
+        self.failures += 1
+        self._in_a_row += 1
+        self.last_error = error
+        what = "%s failed and is started again" if is_restarted else "%s failed"
+        _log.error(what, self.name, exc_info=error)
+        self._supervisor.note_failure(self, error, self._in_a_row)
+        return min(BACKOFF_FIRST_MS << min(self._in_a_row - 1, 16), BACKOFF_MAX_MS)
+
+    def described(self) -> str:
+        """Return its name, and its failures if there are any."""
+        if self.last_error is None:
+            return self.name
+        return f"{self.name}: {self.failures} failures, the last {self.last_error!r}"
+
+
+class Supervisor:
+    """Owns repeated work, work that runs for long and single tasks, until `stop` ends them.
+
+    An unexpected error is logged with its traceback and the name of the work, is counted, and the
+    work is started again after a pause that grows. When essential work keeps failing, ``on_fatal``
+    is told: its owner can no longer do what it promises.
+    """
+
+    def __init__(self, on_fatal: OnFatal | None = None) -> None:
+        self._on_fatal = on_fatal
+        self._tasks: dict[asyncio.Future[Any], None] = {}
+        self._repeated: dict[_Repeated, None] = {}
+        self._due: dict[int, list[_Repeated]] = {}
+        """By the moment, each of which has a timer."""
+        self._timers: dict[int, asyncio.TimerHandle] = {}
+        self._watches: dict[str, Watch] = {}
+
+    @property
+    def watches(self) -> tuple[Watch, ...]:
+        """What is under way, and what has failed at any time, by name."""
+        return tuple(watch for _, watch in sorted(self._watches.items()))
+
+    def watch(self, name: str, *, is_essential: bool = False) -> Watch:
+        """Count the failures of work that has a timer or a thread of its own."""
+        found = self._watches.get(name)
+        if found is None:
+            found = self._watches[name] = Watch(self, name, is_essential=is_essential)
+        return found
+
+    def every(
+        self, name: str, interval: Interval, action: Action, *, first_ms: int | None = None
+    ) -> None:
+        """Repeat an action; the pause begins when it is done. The first comes after a pause too."""
+        pause_ms = _interval_ms(interval) if first_ms is None else first_ms
+        repeated = _Repeated(self.watch(name), interval, action, pause_ms)
+        self._repeated[repeated] = None
+        self._set_timer(repeated, pause_ms)
+
+    def keep(self, name: str, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        """Run something until it returns or is cancelled; after an error it is run again."""
+        return self._own(self._kept(self.watch(name), work))
+
+    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Own a task that is run once; an error that is a bug is logged, and counted."""
+        return self._own(work)
+
+    async def wait(self) -> None:
+        """Wait until all tasks that run now are done, however they end."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def stop(self) -> None:
+        """End all work, also what is started meanwhile; not the task that asks."""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        self._due.clear()
+        self._repeated.clear()
+        current = asyncio.current_task()
+        while tasks := [task for task in self._tasks if task is not current]:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def note_failure(self, watch: Watch, error: BaseException, in_a_row: int) -> None:
+        """Hear of a failure from its watch."""
+        self._watches[watch.name] = watch
+        # A disk or a peer that fails may be mended, and whoever depends on it is refused till then.
+        is_bug = not isinstance(error, OSError | TurbopumpError)
+        if is_bug and watch.is_essential and in_a_row >= FATAL_FAILURES and self._on_fatal:
+            self._on_fatal(watch.name, error)
+
+    # --- tasks ------------------------------------------------------------------------------------
+
+    def _own(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(work)
+        self._tasks[task] = None
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.pop(task, None)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None and not isinstance(error, TurbopumpError):
+            name = getattr(task.get_coro(), "__qualname__", repr(task))
+            self.watch(name).failed(error, is_restarted=False)
+
+    async def _kept(self, watch: Watch, work: Callable[[], Awaitable[None]]) -> None:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        try:
+            while True:
+                began_s = loop.time()
+                try:
+                    await work()
+                except asyncio.CancelledError as error:
+                    if task.cancelling():
+                        raise
+                    # Not this task, but something that it waited for.
+                    failure: BaseException = error
+                except Exception as error:  # noqa: BLE001 - whatever it was, the work must go on
+                    failure = error
+                else:
+                    return
+                if loop.time() - began_s > BACKOFF_MAX_MS / 1000:
+                    watch.succeeded()
+                await asyncio.sleep(watch.failed(failure) / 1000)
+        finally:
+            if not watch.failures:
+                self._watches.pop(watch.name, None)
+
+    # --- what is repeated -------------------------------------------------------------------------
+
+    def _set_timer(self, repeated: _Repeated, pause_ms: int) -> None:
+        loop = asyncio.get_running_loop()
+        # Never early; rounded before, since seconds as floats may lie a hair behind the moment.
+        self._set_at(
+            math.ceil(round((loop.time() + pause_ms / 1000) * _MOMENTS_PER_S, 6)), repeated
+        )
+
+    def _set_at(self, moment: int, repeated: _Repeated) -> None:
+        if repeated not in self._repeated:
+            return
+        together = self._due.get(moment)
+        if together is None:
+            together = self._due[moment] = []
+            loop = asyncio.get_running_loop()
+            self._timers[moment] = loop.call_at(moment / _MOMENTS_PER_S, self._act_all, moment)
+        together.append(repeated)
+
+    def _act_all(self, moment: int) -> None:
+        del self._timers[moment]
+        together = self._due.pop(moment)
+        moment = _caught_up(moment)
+        for repeated in together:
+            pending = repeated.act()
+            if pending is None:
+                pause = repeated.pause_ms() * _MOMENTS_PER_S / 1000
+                self._set_at(moment + math.ceil(pause), repeated)
+            else:
+                self._tasks[task := asyncio.ensure_future(pending)] = None
+                task.add_done_callback(functools.partial(self._finished, repeated))
+
+    def _finished(self, repeated: _Repeated, task: asyncio.Future[None]) -> None:
+        self._tasks.pop(task, None)
+        if repeated in self._repeated:
+            repeated.finish(task)
+            self._set_timer(repeated, repeated.pause_ms())
+
+
+class _Repeated:
+    """An action, and its pauses."""
+
+    __slots__ = ("_action", "_backoff_ms", "_interval", "_last_ms", "_watch")
+
+    def __init__(self, watch: Watch, interval: Interval, action: Action, first_ms: int) -> None:
+        self._watch = watch
+        self._interval = interval
+        self._action = action
+        self._last_ms = first_ms
+        self._backoff_ms = 0
+
+    def act(self) -> Awaitable[None] | None:
+        """Do it once; what takes no time needs no task, which would be woken in vain."""
+        try:
+            pending = self._action()
+        except Exception as error:  # noqa: BLE001 - no failure may end what is repeated
+            self._failed(error)
+            return None
+        if pending is None:
+            self._succeeded()
+        return pending
+
+    def finish(self, done: asyncio.Future[None]) -> None:
+        """Note how it ended. Nobody has cancelled it, but perhaps what it waited for."""
+        error = asyncio.CancelledError() if done.cancelled() else done.exception()
+        if error is None:
+            self._succeeded()
+        else:
+            self._failed(error)
+
+    def pause_ms(self) -> int:
+        """Return the next pause: as long as the last one, if that is all that can be found out."""
+        try:
+            self._last_ms = _interval_ms(self._interval)
+        except Exception:  # noqa: BLE001 - neither this action may end by it, nor those after it
+            _log.exception("%s: its pause stays at %d ms", self._watch.name, self._last_ms)
+        return max(self._last_ms, self._backoff_ms)
+
+    def _succeeded(self) -> None:
+        if self._backoff_ms:
+            self._backoff_ms = 0
+            self._watch.succeeded()
+
+    def _failed(self, error: BaseException) -> None:
+        if isinstance(error, TurbopumpError):
+            # A peer that does not answer, or a full disk: no bug, so as often as ever.
+            _log.warning("%s: %s", self._watch.name, error)
+        else:
+            self._backoff_ms = self._watch.failed(error)
+
+
+def _caught_up(moment: int) -> int:
+    """Return from when to count on: a machine that was asleep need not make up for it."""
+    now = math.floor(asyncio.get_running_loop().time() * _MOMENTS_PER_S)
+    return now if now > moment + _MOMENTS_PER_S else moment
+
+
+def _interval_ms(interval: Interval) -> int:
+    return interval if isinstance(interval, int) else interval()
