@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import secrets
 import shutil
 import signal
@@ -20,6 +19,7 @@ from rich.console import Console
 from torture.mounts import make_private
 from torture.plan import KINDS, chosen_kinds, run_all
 from torture.report import show
+from torture.scenario import Row
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
@@ -29,9 +29,8 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--minutes", type=float, default=10.0, help="how long, about")
     parser.add_argument("--seed", type=int, help="repeat the decisions of another run")
-    parser.add_argument(
-        "--only", metavar="KINDS", default="", help=f"comma-separated: {', '.join(KINDS)}"
-    )
+    names = ", ".join(kind.names[0] for kind in KINDS)
+    parser.add_argument("--only", metavar="KINDS", default="", help=f"comma-separated: {names}")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     parser.add_argument("--dir", type=Path, help="where to put stores, logs and journals")
     return parser.parse_args(given)
@@ -50,8 +49,12 @@ def main() -> int:
     seed = secrets.randbits(32) if options.seed is None else options.seed
     directory = options.dir or Path(tempfile.mkdtemp(prefix="torture-"))
     console.print(f"seed {seed}, {options.minutes:g} minutes, in {directory}")
-    rows = run_all(console, kinds, directory, random.Random(seed), options.minutes * 60)
-    show(console, rows)
+    rows: list[Row] = []
+    try:
+        rows.extend(run_all(console, kinds, directory, seed, options.minutes * 60))
+    finally:
+        # Also of a run that is interrupted.
+        show(console, rows)
     if options.json:
         json.dump({"seed": seed, "rows": [asdict(row) for row in rows]}, sys.stdout, indent=1)
     if any(row.broken for row in rows):

@@ -119,7 +119,16 @@ class Broker:
         self.texts.append(self.process.log_text())
 
 
-def start_nameserver(processes: Processes) -> tuple[Process, str]:
-    """Start a name server; return its process and its address."""
-    process = processes.turbopump("nameserver", "nameserver", "--port", "0")
-    return process, process.ready_line(START_S).partition("nameserver=")[2]
+class NameServer:
+    """``turbopump nameserver``, started and ended again and again at one port."""
+
+    def __init__(self, processes: Processes) -> None:
+        self.address = ""
+        self._processes = processes
+        self.start()
+
+    def start(self) -> None:
+        """Start, and wait until the name server is ready; raises `NotReady`."""
+        port = self.address.rpartition(":")[2] or "0"
+        self.process = self._processes.turbopump("nameserver", "nameserver", "--port", port)
+        self.address = self.process.ready_line(START_S).partition("nameserver=")[2]

@@ -6,7 +6,7 @@ import re
 import signal
 
 from torture.accounts import Accounts
-from torture.cluster import START_S, Broker, start_nameserver
+from torture.cluster import START_S, Broker, NameServer
 from torture.leaver import WAITING
 from torture.messages import WORK, identity_of
 from torture.peer import ask as ask_plainly
@@ -21,7 +21,7 @@ _EXIT_S = 60.0
 
 def exit_without_close(scenario: Scenario) -> Row:
     """End producers and consumers in the ways that programs end."""
-    _, nameserver = start_nameserver(scenario.processes)
+    nameserver = NameServer(scenario.processes).address
     broker = Broker(scenario.processes, scenario.directory / "broker", nameserver)
     broker.start()
     row, exits, signals = Row(scenario.name), 0, 0

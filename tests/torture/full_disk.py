@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from torture.disruptions import ASYNC, IN_FLIGHT
-from torture.load import Load
+from torture.disruptions import ASYNC, COPIES_OF_KILL, IN_FLIGHT
+from torture.load import Allowed, Load
 from torture.messages import WORK
 from torture.mounts import NotPermitted, fill, small_disk
 from torture.processes import NotReady
@@ -55,7 +55,7 @@ def _filled(scenario: Scenario) -> Row:
         healed = load.wait_for_progress(HEALED_S)
         row.expect(healed, f"no message went through within {HEALED_S:g} s after space was freed")
     row.did = f"{fills} times full, {starts} starts on a full disk"
-    return load.finish(row, redelivered_max=IN_FLIGHT * (fills + starts))
+    return load.finish(row, allowed=Allowed(IN_FLIGHT, COPIES_OF_KILL) * (fills + starts))
 
 
 def _are_refused(load: Load) -> bool:

@@ -6,7 +6,7 @@ from collections import Counter
 
 from torture.attacks import ATTACKS, Broken, Target
 from torture.disruptions import ASYNC
-from torture.load import Load
+from torture.load import NOTHING, Load
 from torture.peer import NoAnswer
 from torture.scenario import Row, Scenario
 
@@ -18,9 +18,8 @@ def attacked(scenario: Scenario) -> Row:
     """Attack again and again; those who behave must not notice."""
     load, chance = Load(scenario, ASYNC), scenario.chance
     load.start()
-    target = Target(
-        load.broker.address, load.nameserver, chance, scenario.processes, watch=load.pause
-    )
+    addresses = load.broker.address, load.nameserver.address
+    target = Target(*addresses, chance, scenario.processes, watch=load.pause)
     row, counts = Row(scenario.name), Counter[str]()
     while scenario.left_s > 0 or not counts:
         for attack in chance.sample(ATTACKS, len(ATTACKS)):
@@ -36,7 +35,7 @@ def attacked(scenario: Scenario) -> Row:
             counts[name] += 1
             row.expect(load.broker.process.returncode is None, f"{name}: the broker ended")
     row.did = f"{counts.total()} attacks of {len(counts)} kinds"
-    row = load.finish(row, redelivered_max=0)
+    row = load.finish(row, allowed=NOTHING)
     silence_ms = load.accounts.longest_silence_ms()
     row.notes.append(f"longest silence {silence_ms:.0f} ms")
     row.expect(silence_ms <= SILENCE_MS_MAX, f"no acknowledgement for {silence_ms:.0f} ms")

@@ -6,9 +6,10 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 
 from torture.accounts import Accounts
-from torture.cluster import START_S, Broker, start_nameserver
+from torture.cluster import START_S, Broker, NameServer
 from torture.messages import FLOWS, WORK, Fate, fate_of
 from torture.peer import ask
 from torture.processes import Process
@@ -37,6 +38,21 @@ _THREADS_MAX = 64
 _FILES_MAX = 1000
 
 
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """How many duplicates trouble may cause; delivery is at least once."""
+
+    redelivered: int
+    copies: int
+    """Dead letters beyond one for each failing message."""
+
+    def __mul__(self, times: int) -> Allowed:
+        return Allowed(self.redelivered * times, self.copies * times)
+
+
+NOTHING = Allowed(0, 0)
+
+
 class Load:
     """Everything that runs while trouble is made."""
 
@@ -59,20 +75,24 @@ class Load:
         self.member_threads = 0
         self._count = 0
         self._first_rss: dict[int, int] = {}
-        self._nameserver_process, self.nameserver = start_nameserver(scenario.processes)
+        self.nameserver = NameServer(scenario.processes)
         home = scenario.directory / "broker"
-        self.broker = Broker(scenario.processes, home, self.nameserver, settings, module, env)
+        self.broker = Broker(
+            scenario.processes, home, self.nameserver.address, settings, module, env
+        )
 
     def start(self) -> None:
         """Start the broker, the members and a sender; wait until messages flow."""
         self.broker.start()
         for topic in FLOWS:
             self._create(topic)
-        for number in range(MEMBERS):
-            self.members.append(self.member("threads" if number == 0 else "async"))
+        self.members += [self._worker("member", each) for each in ("threads", "async", "async")]
+        for member in self.members:
+            member.ready_line(START_S)
         # Members that join under load may share a queue for a moment; here they have no load yet.
         self.pause(JOIN_S)
         self.senders.append(self._worker("sender", f"s{self._count}", str(RATE)))
+        self.senders[0].ready_line(START_S)
         self.wait_for_progress()
 
     def _create(self, topic: str) -> None:
@@ -85,18 +105,17 @@ class Load:
         )
 
     def member(self, listeners: str = "async") -> Process:
-        """Start one more member of all groups."""
-        return self._worker("member", listeners)
+        """Start one more member of all groups, and wait until it has joined."""
+        process = self._worker("member", listeners)
+        process.ready_line(START_S)
+        return process
 
     def _worker(self, role: str, *arguments: str) -> Process:
         name = f"{role}-{self._count}"
         self._count += 1
         journal = self.scenario.directory / f"{name}.journal"
-        process = self.scenario.processes.python(
-            name, f"torture.{role}", [self.nameserver, str(journal), *arguments]
-        )
-        process.ready_line(START_S)
-        return process
+        arguments = (self.nameserver.address, str(journal), *arguments)
+        return self.scenario.processes.python(name, f"torture.{role}", arguments)
 
     # --- time passes ------------------------------------------------------------------------------
 
@@ -123,7 +142,7 @@ class Load:
         return False
 
     def _sample(self) -> None:
-        for server in (self.broker.process, self._nameserver_process):
+        for server in (self.broker.process, self.nameserver.process):
             usage = server.usage()
             if usage is not None:
                 first = self._first_rss.setdefault(server.pid, usage.rss_bytes)
@@ -137,7 +156,7 @@ class Load:
 
     # --- the end ----------------------------------------------------------------------------------
 
-    def finish(self, row: Row, *, redelivered_max: int) -> Row:
+    def finish(self, row: Row, *, allowed: Allowed) -> Row:
         """Stop sending, wait until everything was consumed, and compare."""
         for sender in self.senders:
             row.expect(sender.terminate() == 0, f"{sender.name} did not end: {sender.log_text()}")
@@ -153,7 +172,7 @@ class Load:
             row.expect(code == 0, f"{member.name} exited with {code}: {member.log_text()[-500:]}")
         code = self.broker.stop()
         row.expect(code == 0, f"the broker exited with {code} after SIGTERM")
-        self._judge(row, dead, redelivered_max)
+        self._judge(row, dead, allowed)
         return row
 
     def _drained(self) -> Counter[str]:
@@ -176,7 +195,7 @@ class Load:
                 return dead
             self.pause(_POLL_S)
 
-    def _judge(self, row: Row, dead: Counter[str], redelivered_max: int) -> None:
+    def _judge(self, row: Row, dead: Counter[str], allowed: Allowed) -> None:
         accounts = self.accounts
         missing = accounts.missing(dead)
         must_die = accounts.must_die()
@@ -194,12 +213,13 @@ class Load:
         row.expect(not wrong, f"{len(wrong)} dead letters that did not fail: {sorted(wrong)[:5]}")
         doubled = dead.total() - len(dead)
         row.expect(
-            doubled <= redelivered_max // 25,
-            f"{dead.total()} dead letters of {len(dead)} failing messages",
+            doubled <= allowed.copies,
+            f"{dead.total()} dead letters of {len(dead)} failing messages, "
+            f"at most {allowed.copies} more were expected",
         )
         row.expect(
-            row.duplicated <= redelivered_max,
-            f"{row.duplicated} redeliveries, at most {redelivered_max} were expected",
+            row.duplicated <= allowed.redelivered,
+            f"{row.duplicated} redeliveries, at most {allowed.redelivered} were expected",
         )
         for what, found in (
             ("overlapping calls of orderly listeners", accounts.overlaps()),

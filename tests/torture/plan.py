@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -12,80 +13,89 @@ from rich.live import Live
 
 from torture import clock, damage, disruptions, exits, full_disk, hostile
 from torture.processes import Processes
-from torture.scenario import Kind, Row, Scenario
-
-KINDS: Mapping[str, tuple[tuple[str, Kind, float], ...]] = {
-    "kill": (
-        ("kill, SYNC_FLUSH", disruptions.kill_sync, 1.0),
-        ("kill, ASYNC_FLUSH", disruptions.kill_async, 1.0),
-    ),
-    "restart": (
-        ("restart, SYNC_FLUSH", disruptions.restart_sync, 0.7),
-        ("restart, ASYNC_FLUSH", disruptions.restart_async, 0.7),
-    ),
-    "stop": (("stop", disruptions.stopped, 0.5),),
-    "consumer-kill": (("consumer-kill", disruptions.consumer_killed, 0.5),),
-    "damage": (("damage", damage.damaged, 1.0),),
-    "hostile": (("hostile", hostile.attacked, 0.8),),
-    "full-disk": (("full-disk", full_disk.full_disk, 0.5),),
-    "clock": (("clock", clock.jumping, 1.0),),
-    "exit-without-close": (("exit-without-close", exits.exit_without_close, 0.2),),
-}
-"""By the name for ``--only``: rows of the table, what makes them, and their weight."""
-
-_OVERHEAD_S = 12.0
-"""Of a scenario beside its time for trouble: starting, draining, stopping."""
+from torture.scenario import Row, Scenario, Trouble
 
 
-def chosen_kinds(only: str) -> list[tuple[str, Kind, float]]:
-    """Return what to run; raises ValueError for a kind that does not exist."""
-    names = [name.strip() for name in only.split(",") if name.strip()] or list(KINDS)
-    unknown = [name for name in names if name not in KINDS]
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One row of the table."""
+
+    name: str
+    trouble: Trouble
+    weight: float
+    """Its share of the time for trouble, relative to the others."""
+    overhead_s: float = 14.0
+    """How long it takes beside that: starting, draining, stopping."""
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """What ``--only`` may call it: its whole name, or the first word."""
+        return self.name.replace(" ", "-"), self.name.partition(" ")[0]
+
+
+KINDS = (
+    Kind("kill sync", disruptions.kill_sync, 1.0),
+    Kind("kill async", disruptions.kill_async, 1.0),
+    Kind("restart sync", disruptions.restart_sync, 0.7),
+    Kind("restart async", disruptions.restart_async, 0.7),
+    Kind("stop", disruptions.stopped, 0.4),
+    # The lock of a member that died lasts a minute.
+    Kind("consumer-kill", disruptions.consumer_killed, 0.6, overhead_s=90.0),
+    Kind("nameserver", disruptions.nameserver_killed, 0.4),
+    Kind("damage", damage.damaged, 1.2, overhead_s=5.0),
+    Kind("hostile", hostile.attacked, 0.8),
+    Kind("full-disk", full_disk.full_disk, 0.6),
+    Kind("clock", clock.jumping, 0.6),
+    Kind("exit-without-close", exits.exit_without_close, 0.2, overhead_s=5.0),
+)
+
+
+def chosen_kinds(only: str) -> list[Kind]:
+    """Return what to run; ``kill`` stands for all kinds whose first word it is.
+
+    Raises ValueError for a kind that does not exist.
+    """
+    names = [name.strip().replace(" ", "-") for name in only.split(",") if name.strip()]
+    found = {name: [kind for kind in KINDS if name in kind.names] for name in names}
+    unknown = [name for name, kinds in found.items() if not kinds]
     if unknown:
-        raise ValueError(f"unknown kinds: {', '.join(unknown)}; expected {', '.join(KINDS)}")
-    return [each for name in names for each in KINDS[name]]
+        known = ", ".join(kind.names[0] for kind in KINDS)
+        raise ValueError(f"unknown kinds: {', '.join(unknown)}; expected {known}")
+    return [kind for kinds in found.values() for kind in kinds] or list(KINDS)
 
 
 def run_all(
-    console: Console,
-    kinds: Sequence[tuple[str, Kind, float]],
-    directory: Path,
-    chance: random.Random,
-    seconds: float,
-) -> list[Row]:
+    console: Console, kinds: Sequence[Kind], directory: Path, seed: int, seconds: float
+) -> Iterator[Row]:
     """Run all, one after another; one that fails in itself is a row too."""
-    rows = []
-    for place, (name, kind, weight) in enumerate(kinds):
-        share = weight / sum(each for _, _, each in kinds)
-        budget_s = max(1.0, (seconds - _OVERHEAD_S * len(kinds)) * share)
-        folder = directory / f"{place:02d}-{name.replace(', ', '-').lower()}"
+    for_trouble_s = seconds - sum(kind.overhead_s for kind in kinds)
+    weights = sum(kind.weight for kind in kinds)
+    for place, kind in enumerate(kinds):
+        folder = directory / f"{place:02d}-{kind.names[0]}"
         folder.mkdir(parents=True)
-        # One seed for each: what another kind draws, and what the time allows, must not matter.
-        own = random.Random(f"{chance.random()}{name}")
-        rows.append(_run(console, name, kind, folder, own, budget_s))
-    return rows
+        budget_s = max(1.0, for_trouble_s * kind.weight / weights)
+        # A seed for each: what other kinds draw, and whether they run at all, does not matter.
+        yield _run(console, kind, folder, random.Random(f"{seed} {kind.name}"), budget_s)
 
 
-def _run(
-    console: Console, name: str, kind: Kind, folder: Path, chance: random.Random, seconds: float
-) -> Row:
+def _run(console: Console, kind: Kind, folder: Path, chance: random.Random, seconds: float) -> Row:
     begin = time.monotonic()
     # No thread that refreshes: processes are forked from here.
     with (
-        Live(name, console=console, auto_refresh=False, transient=True) as live,
+        Live(kind.name, console=console, auto_refresh=False, transient=True) as live,
         Processes(folder) as processes,
     ):
 
         def say(text: str) -> None:
-            live.update(f"{name}: {text}", refresh=True)
+            live.update(f"{kind.name}: {text}", refresh=True)
 
-        scenario = Scenario(name, folder, chance, seconds, processes, say)
+        scenario = Scenario(kind.name, folder, chance, seconds, processes, say)
         try:
-            row = kind(scenario)
+            row = kind.trouble(scenario)
         except Exception as error:  # noqa: BLE001 - the other kinds still have something to tell
             console.print_exception()
-            row = Row(name, broken=[f"{type(error).__name__}: {error}"])
+            row = Row(kind.name, broken=[f"{type(error).__name__}: {error}"])
     row.seconds = time.monotonic() - begin
     result = f"[red]{len(row.broken)} promises broken[/red]" if row.broken else "[green]✓[/green]"
-    console.print(f"{name}: {row.skipped or row.did}, {row.seconds:.0f} s", result)
+    console.print(f"{kind.name}: {row.skipped or row.did}, {row.seconds:.0f} s", result)
     return row

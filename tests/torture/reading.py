@@ -8,18 +8,24 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from brokers import Client
-from torture.messages import identity_of
+from brokers import Client, views
+from torture.messages import WORK, identity_of
 from turbopump.errors import TurbopumpError
 from turbopump.net.loop import run
 from turbopump.net.pool import ConnectionPool
 from turbopump.net.sockets import SocketNetwork
+from turbopump.wire.codes import ResponseCode
 from turbopump.wire.names import dead_letter_topic
 from turbopump.wire.record import MessageView
 
 T = TypeVar("T")
 
-UNREADABLE = (TurbopumpError, TimeoutError, OSError)
+
+class Unexpected(Exception):
+    """A broker answered a pull as it must not."""
+
+
+UNREADABLE = (TurbopumpError, TimeoutError, OSError, Unexpected)
 """What reading raises while a broker is down, or when it answers nonsense."""
 
 
@@ -41,8 +47,19 @@ def ask(address: str, question: Callable[[Client], Awaitable[T]], wait_s: float 
 
 
 def messages_of(address: str, topic: str, queue_id: int) -> list[MessageView]:
-    """Return all messages of a queue."""
-    return ask(address, lambda client: client.messages(topic, queue_id))
+    """Return all messages of a queue; none if there is no such topic."""
+    return ask(address, lambda client: _read(client, topic, queue_id))
+
+
+async def _read(client: Client, topic: str, queue_id: int) -> list[MessageView]:
+    found: list[MessageView] = []
+    while True:
+        answer = await client.pull(len(found), topic, queue_id, consumer_group=WORK)
+        if answer.code in (ResponseCode.PULL_NOT_FOUND, ResponseCode.TOPIC_NOT_EXIST):
+            return found
+        if answer.code != ResponseCode.SUCCESS:
+            raise Unexpected(f"{topic} {queue_id} at {len(found)}: {answer.code} {answer.remark}")
+        found += views(answer)
 
 
 def dead_letters(address: str, group: str) -> Counter[str]:

@@ -15,7 +15,7 @@ def show(console: Console, rows: Sequence[Row]) -> None:
     table = Table(title="What was tried, and what came of it")
     table.add_column("kind", no_wrap=True)
     table.add_column("what happened")
-    for name in ("tried", "acknowledged", "lost", "duplicated", "dead letters"):
+    for name in ("tried", "acknowledged", "lost", "duplicated", "dead of failing"):
         table.add_column(name, justify="right")
     table.add_column("also")
     table.add_column("result")

@@ -61,4 +61,5 @@ class Scenario:
         return self._end - time.monotonic()
 
 
-Kind = Callable[[Scenario], Row]
+Trouble = Callable[[Scenario], Row]
+"""Makes trouble for as long as the scenario says, and reports what came of it."""

@@ -1,0 +1,41 @@
+"""The short form of ``scripts/torture``."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent.parent
+DEADLINE_S = 300.0
+"""Much more than it takes, except on a machine that is busy with something else."""
+
+
+def torture(directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "torture", "--json", "--dir", str(directory / "run"), *options],
+        env={**os.environ, "PYTHONPATH": str(TESTS)},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["kill-async"])
+def test_promises_hold(tmp_path: Path, kind: str) -> None:
+    run = torture(tmp_path, "--minutes", "0.3", "--seed", "1", "--only", kind)
+    assert run.returncode == 0, run.stderr
+    [row] = json.loads(run.stdout)["rows"]
+    assert row["acknowledged"] > 0
+    assert row["lost"] == 0
+
+
+def test_an_unknown_kind_is_named(tmp_path: Path) -> None:
+    run = torture(tmp_path, "--only", "kill,typhoon")
+    assert run.returncode == 2
+    assert "typhoon" in run.stderr
