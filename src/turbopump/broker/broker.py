@@ -194,7 +194,7 @@ class Broker:
         self.state.topics.listen(self._registration.topic_changed)
         self.state.topics.listen(self._release_unreadable)
         self._live.listen(self._config_changed)
-        self._router.settle = self.path.put.settle
+        self._router.settle = self.path.settle
         for part in (self.path, self._administration):
             for code, handler in part.handlers().items():
                 self._router.add(code, handler)
@@ -240,7 +240,7 @@ class Broker:
         self.path.arrivals.release_all()
         await self.path.durability.settle(_SETTLE_MS)
         await self._leave()
-        self.path.lag.stop()
+        self.path.work_ahead.stop()
         self.path.deadlines.close()
         with ExitStack() as rest:
             # In this order from the last to the first, and each of them whatever became of others.

@@ -259,7 +259,7 @@ class OverloadConfig:
     fast_failure: bool = True
     """Whether sends that waited too long are refused [brokerFastFailureEnable]."""
     send_wait_max_ms: int = 200
-    """How long a send may wait before it is refused [waitTimeMillsInSendQueue]."""
+    """How much work on other requests a send may wait behind, in ms [waitTimeMillsInSendQueue]."""
     sends_waiting_max: int = 10_000
     """How many sends may wait for the disk in synchronous mode, with ``WAIT=false`` too; more are
     refused at once [sendThreadPoolQueueCapacity]."""

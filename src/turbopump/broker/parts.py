@@ -24,7 +24,7 @@ from turbopump.broker.groups import Groups
 from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.offset_requests import OffsetRequests
 from turbopump.broker.offsets import Offsets
-from turbopump.broker.overload import LoopLag
+from turbopump.broker.overload import WorkAhead
 from turbopump.broker.pull import Pulls
 from turbopump.broker.put import Put
 from turbopump.broker.queries import Queries
@@ -93,7 +93,7 @@ class MessagePath:
         config = state.live.current
         levels = config.store.delay_levels
         self.deadlines = Deadlines(clock)
-        self.lag = LoopLag(clock)
+        self.work_ahead = WorkAhead(clock)
         self.arrivals = Arrivals(clock, config.long_polling.held_max)
         overload = config.overload
         self.durability = Durability(
@@ -111,7 +111,7 @@ class MessagePath:
             config=state.live,
             store_host=store_host,
             put=put,
-            lag=self.lag,
+            work_ahead=self.work_ahead,
             topics=state.topics,
             groups=state.groups,
             stats=state.stats,
@@ -155,9 +155,14 @@ class MessagePath:
         """What waits at the moment."""
         return Load(
             sends_waiting=len(self.durability),
-            send_wait_ms=self.lag.lag_ms,
+            send_wait_ms=self.work_ahead.wait_ms,
             pulls_held=len(self.arrivals),
         )
+
+    def settle(self) -> None:
+        """Finish what requests that came in one chunk have left; to be called after each."""
+        self.put.settle()
+        self.work_ahead.note_served()
 
     def handlers(self) -> dict[int, Handler]:
         return {

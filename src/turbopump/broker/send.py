@@ -12,7 +12,7 @@ from turbopump.broker.config import BrokerConfig
 from turbopump.broker.durability import Late, Outcome, Promise
 from turbopump.broker.groups import Groups
 from turbopump.broker.live_config import LiveConfig
-from turbopump.broker.overload import LoopLag
+from turbopump.broker.overload import WorkAhead
 from turbopump.broker.put import Draft, Put, delay_level_of, waits_for_disk
 from turbopump.broker.stats import Stats
 from turbopump.broker.topics import Topics
@@ -74,7 +74,7 @@ class Sends:
         config: LiveConfig,
         store_host: Host,
         put: Put,
-        lag: LoopLag,
+        work_ahead: WorkAhead,
         topics: Topics,
         groups: Groups,
         stats: Stats,
@@ -84,7 +84,7 @@ class Sends:
         self._config = config
         self._store_host = store_host
         self._put = put
-        self._lag = lag
+        self._work_ahead = work_ahead
         self._topics = topics
         self._groups = groups
         self._stats = stats
@@ -192,11 +192,11 @@ class Sends:
     def _refuse_when_busy(self) -> None:
         if self._is_closed:
             raise RemoteError(ResponseCode.SERVICE_NOT_AVAILABLE, "the broker is closing")
-        waited_ms = self._lag.lag_ms
+        waited_ms = self._work_ahead.wait_ms
         if self._wait_max_ms is not None and waited_ms > self._wait_max_ms:
             raise RemoteError(
                 ResponseCode.SYSTEM_BUSY,
-                f"[TIMEOUT_CLEAN_QUEUE]broker busy, requests wait for {waited_ms} ms:"
+                f"[TIMEOUT_CLEAN_QUEUE]broker busy, requests wait behind {waited_ms} ms of work:"
                 " start flow control for a while",
             )
 

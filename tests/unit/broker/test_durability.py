@@ -14,7 +14,6 @@ import pytest
 
 from brokers import SMALL_STORE
 from turbopump.broker.durability import Durability, Late, Limits, Outcome, Promise
-from turbopump.broker.overload import LoopLag
 from turbopump.errors import RemoteError, WriteFailed
 from turbopump.net.deadlines import Deadlines
 from turbopump.store.config import FlushConfig, FlushMode
@@ -149,28 +148,3 @@ async def test_unflushed_messages_are_bounded_whatever_they_were_promised(
         busy = at.gate.busy()
         assert busy is not None
         assert "[OVERLOAD]1 messages of " in busy.remark
-
-
-@virtual_time()
-async def test_lag_is_what_a_stalled_loop_makes_requests_wait() -> None:
-    clock = virtual_loop().clock
-    lag = LoopLag(clock)
-    assert lag.lag_ms == 0
-    await asyncio.sleep(0.05)
-    assert lag.lag_ms <= 0
-    clock.advance_ns(700_000_000)
-    assert lag.lag_ms >= 600, "noticed by the first request after the stall"
-    await asyncio.sleep(0)
-    await asyncio.sleep(0.005)
-    assert lag.lag_ms >= 600, "and by all that waited"
-    await asyncio.sleep(0.02)
-    assert lag.lag_ms <= 0, "but not by those that came later"
-    lag.stop()
-
-
-@virtual_time()
-async def test_lag_is_not_looked_for_while_nobody_asks() -> None:
-    lag = LoopLag(virtual_loop().clock)
-    assert lag.lag_ms == 0
-    await asyncio.sleep(1)
-    assert lag._timer is None

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -23,6 +25,8 @@ from turbopump.broker.broker import Broker
 from turbopump.broker.config import OverloadConfig
 from turbopump.broker.put import Put
 from turbopump.errors import NetworkError, WriteFailed
+from turbopump.store.outcomes import Appended
+from turbopump.store.store import Store
 from turbopump.testing import MemoryNetwork, virtual_loop, virtual_time, wait_until
 from turbopump.wire.codes import RequestCode, ResponseCode
 
@@ -230,17 +234,76 @@ def test_delayed_deliveries_do_not_pile_up_while_the_disk_hangs(
     run()
 
 
+def slow_down_appends(monkeypatch: pytest.MonkeyPatch, append_ms: int) -> None:
+    append = Store.append
+
+    def slowly(store: Store, *args: Any, **kwargs: Any) -> Appended:
+        virtual_loop().clock.advance_ns(append_ms * 1_000_000)
+        return append(store, *args, **kwargs)
+
+    monkeypatch.setattr(Store, "append", slowly)
+
+
+async def send_at_once(network: MemoryNetwork, address: str, count: int) -> list[int]:
+    """Send a message from each of so many connections, all at the same time."""
+    async with AsyncExitStack() as stack:
+        clients = [
+            await stack.enter_async_context(client_of(network, address, f"10.0.1.{number}"))
+            for number in range(count)
+        ]
+        await asyncio.gather(*[client.pool.connection(address) for client in clients])
+        answers = await asyncio.gather(*[client.send() for client in clients])
+    return [answer.code for answer in answers]
+
+
 @virtual_time()
-async def test_sends_that_waited_too_long_are_refused(tmp_path: Path) -> None:
-    async with running_broker(tmp_path) as (_, client):
+async def test_a_stall_of_the_process_refuses_nobody(tmp_path: Path) -> None:
+    network = MemoryNetwork()
+    async with running_broker(tmp_path, network) as (broker, client):
+        for stall_ms in (201, 700, 60_000):
+            await client.send()
+            await asyncio.sleep(0.01)
+            virtual_loop().clock.advance_ns(stall_ms * 1_000_000)
+            assert (await client.send()).code == ResponseCode.SUCCESS, stall_ms
+            assert await send_at_once(network, broker.address, 10) == [0] * 10
+            assert broker.path.load.send_wait_ms < 200
+
+
+@virtual_time()
+async def test_one_request_that_takes_long_refuses_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = MemoryNetwork()
+    async with running_broker(tmp_path, network) as (broker, client):
         await client.send()
-        await asyncio.sleep(0.01)
-        virtual_loop().clock.advance_ns(700_000_000)
-        refused = await client.send()
-        assert refused.code == ResponseCode.SYSTEM_BUSY
-        assert "[TIMEOUT_CLEAN_QUEUE]" in (refused.remark or "")
+        slow_down_appends(monkeypatch, 700)
+        assert await send_at_once(network, broker.address, 3) == [0] * 3
+
+
+@pytest.mark.parametrize("append_ms", [10, 100])
+@virtual_time()
+async def test_sends_that_waited_too_long_behind_others_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, append_ms: int
+) -> None:
+    network = MemoryNetwork()
+    async with running_broker(tmp_path, network) as (broker, client):
+        await client.send()
+        slow_down_appends(monkeypatch, append_ms)
+        codes = await send_at_once(network, broker.address, 200)
+        taken = codes.count(ResponseCode.SUCCESS)
+        assert taken + codes.count(ResponseCode.SYSTEM_BUSY) == 200
+        # 250 ms of work, of which one request counts for 20 at most, and not much more.
+        assert 250 / min(append_ms, 20) <= taken <= 300 / min(append_ms, 20)
         await asyncio.sleep(0.5)
         assert (await client.send()).code == ResponseCode.SUCCESS
+
+
+@virtual_time()
+async def test_busy_is_not_measured_while_no_requests_come(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (broker, client):
+        await client.send()
+        await asyncio.sleep(1)
+        assert broker.path.work_ahead._timer is None
 
 
 @virtual_time()
