@@ -36,6 +36,7 @@ from turbopump.errors import RequestTimeout, WriteFailed
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.net.connection import Connection
 from turbopump.net.router import Handler, Router, failure
+from turbopump.store.damage import DamageLog
 from turbopump.store.outcomes import EVERYTHING, UNIT_DTYPE, Filter, NoMatch, ReadOutcome
 from turbopump.testing import VirtualClock
 from turbopump.wire.bodies import (
@@ -111,6 +112,7 @@ class FakeStore:
         self.min_offset = PhysicalOffset(0)
         self.written_end = PhysicalOffset(0)
         self.readable_end = PhysicalOffset(0)
+        self.damage = DamageLog()
 
     def put(self, topic: str, queue_id: int, *times_ms: int) -> None:
         self.queues.setdefault((topic, queue_id), []).extend(times_ms)

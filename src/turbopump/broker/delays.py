@@ -289,6 +289,9 @@ class Delays:
                 # Gone before its time: one at a time, the next one may still be there.
                 self._go_on_at(level, QueueOffset(level.offset + 1))
                 return 0
+            case outcomes.MessageDamaged():
+                self._go_on_at(level, outcome.next_offset)
+                return 0
             case _:
                 return None
 

@@ -13,6 +13,7 @@ from turbopump.broker.config import BrokerConfig
 from turbopump.broker.stats import Rates, Stats
 from turbopump.clock import Clock
 from turbopump.message import PhysicalOffset, QueueOffset
+from turbopump.store.damage import DamageLog
 from turbopump.supervisor import Watch
 from turbopump.version import __version__
 from turbopump.wire.bodies import DelayOffsets
@@ -64,6 +65,9 @@ class LogStore(Protocol):
 
     @property
     def readable_end(self) -> PhysicalOffset: ...
+
+    @property
+    def damage(self) -> DamageLog: ...
 
     def message_at(self, position: PhysicalOffset) -> memoryview | None: ...
 
@@ -154,6 +158,9 @@ class RuntimeInfo:
             "dispatchBehindBytes": str(unreadable),
             "remainHowManyDataToFlush": f"{unreadable} B",
             "earliestMessageTimeStamp": self._earliest(),
+            "damagedMessages": str(store.damage.messages),
+            "repairedQueueUnits": str(store.damage.repaired_units),
+            "damagedIndexFiles": str(store.damage.index_files),
         }
 
     def _earliest(self) -> str:

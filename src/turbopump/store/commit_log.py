@@ -14,9 +14,11 @@ from turbopump.message import PhysicalOffset
 from turbopump.store.files import Files, OpenFiles, sync_path
 from turbopump.store.segment import COPIED_AT_ONCE, Segment
 from turbopump.store.segments import Segments
-from turbopump.wire.record import BLANK_BYTES, RecordEntry, decode_entry, encode_blank
+from turbopump.wire.record import BLANK_BYTES, MAGIC, RecordEntry, decode_entry, encode_blank
 
 UNWRITTEN = b"\0"
+_MAGIC_BYTES = MAGIC.to_bytes(4, "big")
+_MAGIC_AT = 4
 _SMALL_BYTES = 4 * 1024
 _ZEROED_AT_ONCE = 64 * 1024
 
@@ -112,11 +114,11 @@ class CommitLog:
 
     def view(self, position: int, size: int) -> memoryview | None:
         """Return bytes of the log, or None where no file has them (any more)."""
-        start = self._segments.start_at(position)
-        if start is None or position + size > min(start + self.segment_bytes, self.written):
+        window = self.window(position)
+        if window is None or position + size > window[1]:
             return None
-        at = position - start
-        return self._view(start)[at : at + size]
+        at = position - window[0]
+        return window[2][at : at + size]
 
     def window(self, position: int) -> tuple[int, int, memoryview] | None:
         """Return what is written of the file with a position: its start, its end and its bytes.
@@ -126,25 +128,41 @@ class CommitLog:
         start = self._segments.start_at(position)
         if start is None:
             return None
-        return start, min(start + self.segment_bytes, self.written), self._view(start)
+        view = self._view(start)
+        file_end = start + self._file_bytes(start)
+        return start, min(file_end, start + self.segment_bytes, self.written), view
+
+    def _file_bytes(self, start: int) -> int:
+        """Return the size of an open file; reading a map behind the end kills the process."""
+        return self._files.size(self._open[start].fd)
+
+    def start_at(self, position: int) -> int | None:
+        """Return the start of the file that a position lies in."""
+        return self._segments.start_at(position)
+
+    def path_at(self, position: int) -> Path | None:
+        """Return the file that a position lies in."""
+        start = self._segments.start_at(position)
+        return None if start is None else self._segments.path(start)
 
     def rest_of_segment(self, position: int) -> memoryview:
         """Return a whole file's bytes from a position on, written or not; for scans."""
         start = self._segments.start_at(position)
         assert start is not None, position
-        return self._view(start)[position - start :]
+        return self._view(start)[position - start : self._file_bytes(start)]
 
     def entry_at(self, position: PhysicalOffset, *, check_crc: bool = False) -> RecordEntry | None:
         """Read the record at a position; None when there is none."""
-        start = self._segments.start_at(position)
-        if start is None or position >= self.written:
+        window = self.window(position)
+        if window is None or position >= window[1]:
             return None
-        entry = decode_entry(self._view(start), position - start, check_crc=check_crc)
+        start, end, view = window
+        entry = decode_entry(view[: end - start], position - start, check_crc=check_crc)
         return entry if entry is not None and entry.physical_offset == position else None
 
     def first_store_timestamp_ms(self, start: int) -> int:
         """Return when the first record of a file was stored; 0 when it has none."""
-        entry = decode_entry(self._view(start))
+        entry = decode_entry(self._view(start)[: self._file_bytes(start)])
         return entry.store_timestamp_ms if entry is not None else 0
 
     def used_behind(self, end: PhysicalOffset) -> int:
@@ -317,6 +335,9 @@ def scan(
         limit = min(limit, end)
     while position < limit:
         view = log.rest_of_segment(position)
+        if not view:
+            # Cut by another process: nothing of it can be read.
+            break
         base, at = position, 0
         while base + at < limit and (entry := _good_entry(view, at, base, check_crc)) is not None:
             if base + at + entry.size > limit:
@@ -335,6 +356,44 @@ def scan(
             # The last file is full and ends with its filler.
             break
     yield PhysicalOffset(min(position, limit))
+
+
+def next_record(log: CommitLog, position: int, end: int) -> tuple[RecordEntry | None, int]:
+    """Return the record at a position, or None, and where to look next.
+
+    Behind damage, that is where the next record begins, or the end of what was to be looked at.
+    """
+    start = log.start_at(position)
+    if start is None:
+        # A file is missing: go on behind it, or behind all.
+        later = [start for start in log.starts if start > position]
+        return None, min(later[0], end) if later else end
+    window = log.window(position)
+    assert window is not None
+    _, file_end, view = window
+    view, at = view[: file_end - start], position - start
+    if position >= file_end:
+        return None, start + log.segment_bytes
+    entry = _good_entry(view, at, start, False)
+    if entry is not None:
+        return entry, position + entry.size
+    if is_blank(view, at):
+        return None, start + log.segment_bytes
+    found = _next_magic(view, at, min(end, file_end) - start, start)
+    return None, start + found
+
+
+def _next_magic(view: memoryview, at: int, end: int, start: int) -> int:
+    """Return where the next record may begin that says that it lies there, or the end."""
+    data = bytes(view[at:end])
+    found = data.find(_MAGIC_BYTES, _MAGIC_AT + 1)
+    while found >= 0:
+        record_at = at + found - _MAGIC_AT
+        if _good_entry(view, record_at, start, False) is not None:
+            return record_at
+        found = data.find(_MAGIC_BYTES, found + 1)
+    # The magic number may lie across the end: look at the last bytes again next time.
+    return max(at + 1, end - _MAGIC_AT - len(_MAGIC_BYTES) + 1)
 
 
 def is_blank(view: memoryview, at: int) -> bool:

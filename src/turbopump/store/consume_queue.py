@@ -34,7 +34,7 @@ QueueKey: TypeAlias = tuple[str, int]
 
 _RECOVERED_FILES = 3
 _SCAN_UNITS = 4096
-_AHEAD_UNITS = 256
+_AHEAD_UNITS = 512
 """What is read at once for whoever reads on with less: asking for it costs more than the units."""
 
 
@@ -42,8 +42,9 @@ class ConsumeQueue:
     """Where the messages of one queue lie. ``max_offset`` is one behind the last unit."""
 
     __slots__ = (
-        "_ahead", "_ahead_from", "_files", "_open_files", "_pending", "_segments", "is_waiting",
-        "key", "max_offset", "min_offset", "next_offset", "physical_end", "queue_id", "topic",
+        "_ahead", "_ahead_from", "_checked_from", "_checked_to", "_files", "_open_files",
+        "_pending", "_segments", "_stored_from", "is_shifted", "is_waiting", "key", "max_offset",
+        "min_offset", "next_offset", "physical_end", "queue_id", "stored_topic", "topic",
         "written_offset",
     )  # fmt: skip
 
@@ -70,6 +71,14 @@ class ConsumeQueue:
         # What was read of a file last, for whoever reads on from there.
         self._ahead = b""
         self._ahead_from = 0
+        self._checked_from = self._checked_to = 0
+        # What follows was stored by this process.
+        self._stored_from = QueueOffset(0)
+        self.stored_topic = bytes((len(topic.encode()),)) + topic.encode()
+        """The topic with its length before it, as records have it."""
+        self.is_shifted = False
+        """Whether records have other queue offsets than their units: where units were missing, as
+        in stores of Apache RocketMQ, the gap is closed."""
 
     @property
     def units_per_segment(self) -> int:
@@ -137,6 +146,46 @@ class ConsumeQueue:
             wanted = min(_AHEAD_UNITS, in_file, self.written_offset - offset)
         self._ahead_from, self._ahead = offset, self._read(start, offset, wanted)
         return self._ahead[: count * UNIT_BYTES]
+
+    def read_ahead_from(self, offset: QueueOffset) -> bytes:
+        """Return what is in memory of a file's units from an offset on."""
+        at = (offset - self._ahead_from) * UNIT_BYTES
+        return self._ahead[at:] if at >= 0 else b""
+
+    def replace_unit(
+        self, offset: QueueOffset, position: PhysicalOffset, size: int, tags_code: int
+    ) -> None:
+        """Write a unit in place of a damaged one."""
+        unit = _packed(position, size, tags_code)
+        self._forget_ahead()
+        if offset >= self.written_offset:
+            at = (offset - self.written_offset) * UNIT_BYTES
+            self._pending[at : at + UNIT_BYTES] = unit
+            return
+        start = self._segments.start_at(offset * UNIT_BYTES)
+        if start is not None:
+            fd = self._open_files.fd(self._segments.path(start))
+            self._files.write(fd, unit, offset * UNIT_BYTES - start)
+
+    def path_of(self, offset: QueueOffset) -> Path:
+        """Return the file that a unit is in."""
+        size = self._segments.segment_bytes
+        return self._segments.path(offset * UNIT_BYTES // size * size)
+
+    def is_checked(self, first: int, end: int) -> bool:
+        """Whether units need not be compared with their records while these are in memory."""
+        stored_from = self._stored_from
+        is_known = end <= self._checked_to or self._checked_to >= stored_from
+        return first >= stored_from or (self._checked_from <= first and is_known)
+
+    def note_checked(self, first: int, end: int) -> None:
+        """Remember that units match their records; one range that grows is enough for readers."""
+        if not self._checked_from <= first <= self._checked_to < end:
+            self._checked_from = first
+        self._checked_to = end
+
+    def _forget_ahead(self) -> None:
+        self._ahead = b""
 
     def unit(self, offset: QueueOffset) -> tuple[PhysicalOffset, int, int] | None:
         """Return position, size and tags code of one message; None when there is no such unit."""
@@ -232,7 +281,7 @@ class ConsumeQueue:
 
     def raise_minimum(self, log_min: PhysicalOffset) -> None:
         """Follow the log's deletion: drop files and pass over units whose messages are gone."""
-        self._ahead = b""
+        self._forget_ahead()
         while len(self._segments.starts) > 1 and self._last_position_of_first() < log_min:
             self._open_files.close(self._segments.drop_first())
         first = self._segments.starts[0] // UNIT_BYTES if self._segments.starts else 0
@@ -284,8 +333,9 @@ class ConsumeQueue:
         return count
 
     def _end_at(self, end: QueueOffset) -> None:
-        self._ahead = b""
-        self.max_offset = self.next_offset = self.written_offset = end
+        self._forget_ahead()
+        self.max_offset = self.next_offset = self.written_offset = self._stored_from = end
+        self._checked_from = self._checked_to = 0
         self.min_offset = min(self.min_offset, end)
         unit = self.unit(QueueOffset(end - 1))
         filled = unit is not None and not _is_filler(unit[1])

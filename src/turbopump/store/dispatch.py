@@ -223,6 +223,11 @@ class Dispatcher:
             if code in wanted or ANY_TAG in wanted
         ]  # fmt: skip
 
+    def code_of(self, entry: RecordEntry) -> int:
+        """Return what a unit keeps of a message's tag, or of its delivery time if it is delayed."""
+        code = _tags_code(entry.properties)
+        return self._delivery_ms(entry) or code if entry.topic == _SCHEDULE_TOPIC else code
+
     def _delivery_ms(self, entry: RecordEntry) -> int | None:
         """Return when a delayed message is due; None when it is not delayed."""
         level = _delay_level(entry.properties)

@@ -56,6 +56,10 @@ class Files:
         """Read up to ``size`` bytes; fewer only at the end of the file."""
         return os.pread(fd, size, at)
 
+    def size(self, fd: int) -> int:
+        """Return how many bytes the file has at the moment."""
+        return os.lseek(fd, 0, os.SEEK_END)
+
     def truncate(self, fd: int, size: int) -> None:
         """Cut the file, or grow it by a hole that reads as zeros."""
         os.ftruncate(fd, size)

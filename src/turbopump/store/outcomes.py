@@ -117,6 +117,10 @@ class MessagesRemoved(_Answered, frozen=True, kw_only=True):
     suggest_slave: bool
 
 
+class MessageDamaged(_Answered, frozen=True, kw_only=True):
+    """The messages before ``next_offset`` are damaged, or their places are still searched for."""
+
+
 class QueueUnknown(_Answered, frozen=True, kw_only=True):
     """No such queue can exist [NO_MATCHED_LOGIC_QUEUE]."""
 
@@ -145,6 +149,7 @@ ReadOutcome: TypeAlias = (
     Found
     | NoMatch
     | MessagesRemoved
+    | MessageDamaged
     | QueueUnknown
     | QueueEmpty
     | OffsetTooSmall

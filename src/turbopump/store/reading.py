@@ -23,6 +23,7 @@ from turbopump.store.outcomes import (
     UNIT_DTYPE,
     Filter,
     Found,
+    MessageDamaged,
     MessagesRemoved,
     NoMatch,
     OffsetTooLarge,
@@ -34,6 +35,8 @@ from turbopump.store.outcomes import (
     UnitsMissing,
     UpToDate,
 )
+from turbopump.store.unit_check import matching_units, unit_matches
+from turbopump.store.unit_repair import Settled, UnitRepair
 from turbopump.wire.record import decode_entry
 
 _FEW_CODES = 16
@@ -47,6 +50,7 @@ def read_queue(
     count_max: int,
     limits: ReadLimits,
     wanted: Filter,
+    repair: UnitRepair,
 ) -> ReadOutcome:
     """Answer a read of a queue that exists."""
     low, high = queue.min_offset, queue.max_offset
@@ -58,17 +62,42 @@ def read_queue(
         return UpToDate(next_offset=offset, min_offset=low, max_offset=high)
     if offset > high:
         return OffsetTooLarge(next_offset=high, min_offset=low, max_offset=high)
-    data = queue.units(offset, _units_to_look_at(count_max, limits, wanted))
+    count = _units_to_look_at(count_max, limits, wanted)
+    data = queue.units(offset, count)
     if not data:
         per_file = queue.units_per_segment
         following = QueueOffset((offset + per_file) // per_file * per_file)
         return UnitsMissing(next_offset=following, min_offset=low, max_offset=high)
     if wanted is EVERYTHING or wanted == EVERYTHING:
-        found = _run_of_all(log, queue, data, offset, count_max, limits)
-        if found is not None:
-            return found
-    scan = _Scan(log, count_max, limits, wanted)
-    return scan.run(data, offset).outcome(low, high)
+        good = checked_units(log, queue, offset, data, log.written - limits.recent_bytes)
+        if good < len(data) // UNIT_BYTES:
+            # The rest is left to the next read, which begins with what is damaged.
+            data = data[: max(1, good) * UNIT_BYTES]
+        if good:
+            found = _run_of_all(log, queue, data, offset, count_max, limits)
+            if found is not None:
+                return found
+    scan = _Scan(log, queue, offset, count_max, limits, wanted, repair)
+    return scan.run(data).outcome(low, high)
+
+
+def checked_units(
+    log: CommitLog, queue: ConsumeQueue, offset: QueueOffset, data: bytes, recent_from: int
+) -> int:
+    """Return how many of the units from an offset on match their records.
+
+    Messages so recent that they are in memory are compared once, not at all if this process has
+    stored them. Older ones are read from the disk again, and compared again, at every read.
+    """
+    count = len(data) // UNIT_BYTES
+    if UNIT.unpack_from(data)[0] < recent_from:
+        return matching_units(log, queue, offset, data)
+    if queue.is_checked(offset, offset + count):
+        return count
+    ahead = queue.read_ahead_from(offset)
+    good = matching_units(log, queue, offset, ahead if len(ahead) > len(data) else data)
+    queue.note_checked(offset, offset + good)
+    return min(count, good)
 
 
 def _units_to_look_at(count_max: int, limits: ReadLimits, wanted: Filter) -> int:
@@ -181,10 +210,12 @@ def _pieces(
     if window is not None and stops[-1] <= window[1]:
         # All in one file, as nearly always: finding it costs more than cutting a message out of it.
         start, _, data = window
-        return [
+        pieces = [
             data[begin - start : stop - start] for begin, stop in zip(begins, stops, strict=True)
         ]
-    pieces: list[memoryview] = []
+        # An answer must have as many bytes as it announces, whatever the units say.
+        return pieces if sum(map(len, pieces)) == sum(sizes) else None
+    pieces = []
     for begin, stop in zip(begins, stops, strict=True):
         piece = log.view(begin, stop - begin)
         if piece is None:
@@ -196,8 +227,20 @@ def _pieces(
 class _Scan:
     """One pass over a run of units; collects messages until the limits are reached."""
 
-    def __init__(self, log: CommitLog, count_max: int, limits: ReadLimits, wanted: Filter) -> None:
+    def __init__(
+        self,
+        log: CommitLog,
+        queue: ConsumeQueue,
+        offset: QueueOffset,
+        count_max: int,
+        limits: ReadLimits,
+        wanted: Filter,
+        repair: UnitRepair,
+    ) -> None:
         self._log = log
+        self._queue = queue
+        self._offset = offset
+        self._repair = repair
         self._limits = limits
         self._wanted = wanted
         self._count_max = count_max
@@ -207,8 +250,11 @@ class _Scan:
         self._bytes = 0
         self._removed = False
         self._skip_to = -1
+        self._damaged_to = 0
+        """The offset behind those that were wanted and cannot be read."""
+        self._is_searching = False
 
-    def run(self, data: bytes, offset: QueueOffset) -> _Scanned:
+    def run(self, data: bytes) -> _Scanned:
         units = as_units(data)
         stop = len(units)
         looked_at = 0
@@ -218,15 +264,20 @@ class _Scan:
                 if full_at is not None:
                     stop = full_at
                     break
-            looked_at = number + 1
             if position >= self._skip_to:
                 self._collect(number, position, size)
+            if self._is_searching:
+                stop = number
+                break
+            looked_at = number + 1
         else:
             stop = self._first_full_between(units, looked_at, stop) or stop
         last_position = int(units["physical_offset"][max(0, stop - 1)])
         return _Scanned(
-            offset,
+            self._offset,
             stop,
+            self._damaged_to,
+            self._is_searching,
             self._messages,
             self._numbers,
             self._bytes,
@@ -279,14 +330,20 @@ class _Scan:
         return count >= self._count_max or count >= count_max or self._bytes + size > bytes_max
 
     def _collect(self, number: int, position: int, size: int) -> None:
-        message = self._log.view(position, size)
-        if message is None:
+        if self._is_removed(position):
             if not self._messages:
                 self._removed = True
             # The whole file is gone: look at nothing else that was in it.
             segment_bytes = self._log.segment_bytes
             self._skip_to = position + segment_bytes - position % segment_bytes
             return
+        if not unit_matches(self._log, self._queue, self._offset + number, position, size):
+            unit = self._settled(number)
+            if unit is None:
+                return
+            position, size, _ = unit
+        message = self._log.view(position, size)
+        assert message is not None, "it was compared with its unit"
         if self._wanted.properties is not None and not self._wants(message):
             self._removed = False
             return
@@ -294,6 +351,25 @@ class _Scan:
         self._numbers.append(number)
         self._bytes += size
         self._skip_to = -1
+
+    def _is_removed(self, position: int) -> bool:
+        """Whether retention has deleted the message before the queue could follow."""
+        log_min = self._log.min_offset
+        if not 0 <= position < log_min:
+            return False
+        first = self._queue.unit(self._queue.min_offset)
+        return first is not None and first[0] < log_min
+
+    def _settled(self, number: int) -> tuple[int, int, int] | None:
+        """Have a damaged unit rebuilt; None if its message cannot be read, or not yet."""
+        offset = QueueOffset(self._offset + number)
+        settled, following = self._repair.settle(self._queue, offset)
+        if settled is Settled.READABLE:
+            return self._queue.unit(offset)
+        self._is_searching = settled is Settled.SEARCHING
+        if settled is Settled.LOST and not self._messages:
+            self._damaged_to = following
+        return None
 
     def _wants(self, message: memoryview) -> bool:
         assert self._wanted.properties is not None
@@ -304,6 +380,8 @@ class _Scan:
 class _Scanned(Struct, frozen=True):
     offset: QueueOffset
     units: int
+    damaged_to: int
+    is_searching: bool
     messages: list[memoryview]
     numbers: list[int]
     size: int
@@ -326,6 +404,11 @@ class _Scanned(Struct, frozen=True):
                 min_offset=low,
                 max_offset=high,
             )
+        if self.is_searching or self.damaged_to:
+            # Only past what is damaged: those who wait for something else go on from there.
+            if not self.is_searching:
+                following = QueueOffset(self.damaged_to)
+            return MessageDamaged(next_offset=following, min_offset=low, max_offset=high)
         nothing = MessagesRemoved if self.removed else NoMatch
         return nothing(
             suggest_slave=self.far_behind, next_offset=following, min_offset=low, max_offset=high

@@ -21,6 +21,7 @@ from turbopump.store.append import Appender, Group
 from turbopump.store.commit_log import CommitLog
 from turbopump.store.config import FlushMode, ReadLimits, StoreConfig
 from turbopump.store.consume_queue import ConsumeQueue
+from turbopump.store.damage import DamageLog
 from turbopump.store.directory import StoreDirectory
 from turbopump.store.dispatch import EVERY_QUEUE, Dispatcher, Listener, Watches
 from turbopump.store.elapsed import ElapsedTime
@@ -39,6 +40,7 @@ from turbopump.store.removed import RemovedTopics
 from turbopump.store.retention import Retention, Verdict
 from turbopump.store.segments import Segments
 from turbopump.store.stretch import Stretch
+from turbopump.store.unit_repair import UnitRepair
 from turbopump.store.upkeep import Upkeep
 from turbopump.store.write_behind import WriteBehind
 from turbopump.wire.ids import parse_offset_id
@@ -94,6 +96,9 @@ class Store:
         config, clock = self.config, self._clock
         log, queues, index = self._log, self._queues, self._index
         self._dispatcher = Dispatcher(queues, index, config.delay_levels)
+        self.damage = DamageLog()
+        """What was found to be damaged since the store was opened."""
+        self._repair = UnitRepair(log, self._dispatcher.code_of, self.damage)
         self._behind = WriteBehind(
             files, clock, self._directory.checkpoint, log, queues, index, self._dispatcher.crowded
         )
@@ -103,26 +108,13 @@ class Store:
             config, clock, self._log, self._queues, self._dispatcher, self._flusher, self._behind
         )
         self._retention = Retention(
-            config.retention,
-            clock,
-            self.elapsed,
-            files,
-            self._directory,
-            self._log,
-            self._queues,
-            self._index,
+            config.retention, clock, self.elapsed, files, self._directory, log, queues, index,
             self._health,
-        )
+        )  # fmt: skip
         self._upkeep = Upkeep(
-            config.flush,
-            clock,
-            self._log,
-            self._appender,
-            self._dispatcher,
-            self._flusher,
-            self._behind,
+            config.flush, clock, log, self._appender, self._dispatcher, self._flusher, self._behind,
             self._health,
-        )
+        )  # fmt: skip
 
     @classmethod
     def open(
@@ -158,12 +150,7 @@ class Store:
 
     def _recover(self) -> Recovered:
         recovery = Recovery(
-            self.config,
-            self._log,
-            self._queues,
-            self._index,
-            self._dispatcher,
-            self._behind,
+            self.config, self._log, self._queues, self._index, self._dispatcher, self._behind
         )
         return recovery.run(crashed=self._directory.abort.exists())
 
@@ -424,7 +411,7 @@ class Store:
         if queue is None:
             return unknown_queue(topic, queue_id)
         limits = limits or self.config.limits
-        return read_queue(self._log, queue, offset, count_max, limits, wanted)
+        return read_queue(self._log, queue, offset, count_max, limits, wanted, self._repair)
 
     @disk_errors_named
     def stretch(

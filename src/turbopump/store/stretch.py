@@ -11,10 +11,18 @@ from turbopump.message import QueueOffset
 from turbopump.store.commit_log import CommitLog
 from turbopump.store.config import UNIT_BYTES, ReadLimits
 from turbopump.store.consume_queue import UNIT, ConsumeQueue
-from turbopump.store.reading import bytes_and_count_max, fitting, pieces_of, positions_and_sizes
+from turbopump.store.reading import (
+    bytes_and_count_max,
+    checked_units,
+    fitting,
+    pieces_of,
+    positions_and_sizes,
+)
 
 _UNITS = 512
 """Looked up at once, unless a single answer may have more."""
+
+_NEAR_BYTES = 256 * 1024
 
 Part = tuple[Sequence[memoryview], int, int]
 """Messages, as views into the log; the bytes of all of them, and how many they are."""
@@ -64,6 +72,11 @@ class Stretch(Struct, frozen=True):
         if not is_recent:
             # Positions ascend; where other limits begin, this ends.
             units = bisect_left(range(units), recent_from, key=lambda at: _position(data, at))
+        chosen = data[: units * UNIT_BYTES]
+        chosen = chosen if is_recent else _near(chosen, most + 1)
+        units = checked_units(log, queue, first, chosen, recent_from)
+        if units == 0:
+            return None
         bytes_max, most = bytes_and_count_max(limits, is_recent=is_recent)
         # Finding a file costs more than cutting messages out of it; nearly all are in the same one.
         start, end, file = log.window(position) or (0, 0, memoryview(b""))
@@ -100,6 +113,13 @@ class Stretch(Struct, frozen=True):
             return (self.file[begin : begin + size],), size, count
         pieces = pieces_of(self.log, units, sizes, size)
         return None if pieces is None else (pieces, size, count)
+
+
+def _near(data: bytes, count_min: int) -> bytes:
+    """Return the units of old messages that lie close together: comparing others reads the disk."""
+    last = _position(data, 0) + _NEAR_BYTES
+    count = bisect_left(range(len(data) // UNIT_BYTES), last, key=lambda at: _position(data, at))
+    return data[: max(count, count_min) * UNIT_BYTES]
 
 
 def _position(data: bytes, number: int) -> int:

@@ -1,0 +1,186 @@
+"""Rebuild damaged units of a queue from the log, or report what the log does not have either.
+
+All work is done in bounded slices: a search that is not finished goes on with the next call.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from enum import Enum
+
+from turbopump.message import PhysicalOffset, QueueOffset
+from turbopump.store.commit_log import CommitLog, next_record
+from turbopump.store.consume_queue import FILLER_SIZE, ConsumeQueue
+from turbopump.store.damage import DamageLog
+from turbopump.store.unit_check import unit_matches
+from turbopump.wire.record import RecordEntry
+
+_log = logging.getLogger(__name__)
+
+_SLICE_BYTES = 1024 * 1024
+"""Bytes of the log that one call walks through."""
+
+_RUN_UNITS_MAX = 1024
+"""Units that are looked up in one search."""
+
+_SEARCHES_MAX = 64
+
+
+class Settled(Enum):
+    """What became of a unit that does not match its record."""
+
+    READABLE = "its message can be read"
+    LOST = "its message cannot be read"
+    SEARCHING = "the log has not been searched to the end"
+
+
+class _Search:
+    """The records of some offsets of a queue, looked for in a part of the log."""
+
+    def __init__(self, first: int, end: int, low: int, high: int) -> None:
+        self.first = first
+        self.end = end
+        self.low = low
+        self.position = low
+        self.high = high
+        self.found: dict[int, RecordEntry] = {}
+
+
+class UnitRepair:
+    """Settles what to do about damaged units."""
+
+    def __init__(
+        self, log: CommitLog, code_of: Callable[[RecordEntry], int], damage: DamageLog
+    ) -> None:
+        self._log = log
+        self._code_of = code_of
+        self._damage = damage
+        self._searches: dict[ConsumeQueue, _Search] = {}
+
+    def settle(self, queue: ConsumeQueue, offset: QueueOffset) -> tuple[Settled, QueueOffset]:
+        """Rebuild a damaged unit, or note that its message is lost.
+
+        Returns the offset to go on at: the same one if the unit is good now.
+        """
+        known = self._damage.lost_to(queue, offset)
+        if known is not None:
+            return Settled.LOST, known
+        if self._is_at_its_place(queue, offset) and self._good_unit(queue, offset) is not None:
+            return Settled.READABLE, offset
+        search = self._searches.get(queue)
+        if search is None or not search.first <= offset < search.end:
+            search = self._begin(queue, offset)
+        if not self._advance(queue, search):
+            return Settled.SEARCHING, offset
+        del self._searches[queue]
+        self._finish(queue, search)
+        known = self._damage.lost_to(queue, offset)
+        return (Settled.READABLE, offset) if known is None else (Settled.LOST, known)
+
+    def _is_at_its_place(self, queue: ConsumeQueue, offset: QueueOffset) -> bool:
+        """Look at the record at the unit's own position: perhaps only the size is wrong."""
+        unit = queue.unit(offset)
+        entry = None if unit is None else self._log.entry_at(unit[0])
+        if unit is None or entry is None or not _is_of(queue, entry):
+            return False
+        if entry.queue_offset != offset and not self._is_shifted(queue, offset, entry):
+            return False
+        if entry.size != unit[1]:
+            self._replace(queue, offset, entry)
+        return True
+
+    def _is_shifted(self, queue: ConsumeQueue, offset: QueueOffset, entry: RecordEntry) -> bool:
+        """Whether a neighbour's record has an offset that differs as much: that is no damage."""
+        for neighbour in (offset - 1, offset + 1):
+            unit = queue.unit(QueueOffset(neighbour))
+            other = None if unit is None else self._log.entry_at(unit[0])
+            if other is None or not _is_of(queue, other):
+                continue
+            if other.queue_offset - neighbour == entry.queue_offset - offset:
+                _log.warning(
+                    "topic %s, queue %d: from offset %d on, records say other queue offsets, as"
+                    " where a gap was closed",
+                    queue.topic, queue.queue_id, neighbour,
+                )  # fmt: skip
+                queue.is_shifted = True
+                return True
+        return False
+
+    def _begin(self, queue: ConsumeQueue, offset: QueueOffset) -> _Search:
+        """Look for the good units around: the records lie between those of their neighbours."""
+        low = self._log.min_offset
+        for before in range(offset - 1, max(queue.min_offset, offset - _RUN_UNITS_MAX) - 1, -1):
+            unit = self._good_unit(queue, before)
+            if unit is not None:
+                low = PhysicalOffset(unit[0] + unit[1])
+                break
+        end = min(queue.max_offset, offset + _RUN_UNITS_MAX)
+        for behind in range(offset + 1, end):
+            unit = self._good_unit(queue, behind)
+            if unit is not None:
+                end, high = QueueOffset(behind), unit[0]
+                break
+        else:
+            high = self._position_behind(queue, offset, end)
+        while len(self._searches) >= _SEARCHES_MAX:
+            del self._searches[next(iter(self._searches))]
+        search = self._searches[queue] = _Search(offset, end, low, high)
+        return search
+
+    def _position_behind(self, queue: ConsumeQueue, offset: int, behind: int) -> PhysicalOffset:
+        """Return the position of some good unit further on, or the end of the log."""
+        while behind < queue.max_offset:
+            unit = self._good_unit(queue, behind)
+            if unit is not None:
+                return unit[0]
+            behind += behind - offset
+        return self._log.written
+
+    def _good_unit(self, queue: ConsumeQueue, offset: int) -> tuple[PhysicalOffset, int] | None:
+        unit = queue.unit(QueueOffset(offset))
+        if unit is None or not unit_matches(self._log, queue, offset, unit[0], unit[1]):
+            return None
+        return unit[0], unit[1]
+
+    def _advance(self, queue: ConsumeQueue, search: _Search) -> bool:
+        """Walk on through the log; return whether it has been searched to the end."""
+        stop = min(search.high, search.position + _SLICE_BYTES)
+        while search.position < stop:
+            entry, search.position = next_record(self._log, search.position, stop)
+            if entry is not None and _is_of(queue, entry):
+                search.found.setdefault(entry.queue_offset, entry)
+                if len(search.found) == search.end - search.first:
+                    return True
+        return search.position >= search.high
+
+    def _finish(self, queue: ConsumeQueue, search: _Search) -> None:
+        """Rebuild what was found; what was not is lost, in one report for those in a row."""
+        lost_from: int | None = None
+        for offset in range(search.first, search.end):
+            entry = search.found.get(offset)
+            if entry is not None:
+                self._replace(queue, QueueOffset(offset), entry)
+            if entry is None or self._good_unit(queue, offset) is None:
+                lost_from = offset if lost_from is None else lost_from
+                continue
+            if lost_from is not None:
+                self._lose(queue, lost_from, offset)
+                lost_from = None
+        if lost_from is not None:
+            self._lose(queue, lost_from, search.end)
+
+    def _lose(self, queue: ConsumeQueue, first: int, end: int) -> None:
+        unit = queue.unit(QueueOffset(first))
+        position = -1 if unit is None or unit[1] == FILLER_SIZE else unit[0]
+        path = self._log.path_at(position)
+        place = f"{path} at {position % self._log.segment_bytes}" if path else "the commit log"
+        self._damage.lost(queue, first, end, place)
+
+    def _replace(self, queue: ConsumeQueue, offset: QueueOffset, entry: RecordEntry) -> None:
+        self._damage.repaired(queue, offset, entry.physical_offset)
+        queue.replace_unit(offset, entry.physical_offset, entry.size, self._code_of(entry))
+
+
+def _is_of(queue: ConsumeQueue, entry: RecordEntry) -> bool:
+    return entry.queue_id == queue.queue_id and entry.topic == queue.stored_topic[1:]
