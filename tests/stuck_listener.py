@@ -6,8 +6,10 @@ Arguments: the name server, and ``close``, ``aclose`` or ``wait`` for who ends i
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 import threading
+import time
 from collections.abc import Sequence
 
 from turbopump import ConsumeContext, Listening, PushConsumer, aio
@@ -17,6 +19,8 @@ begun = threading.Event()
 
 
 def handle(messages: Sequence[MessageView], context: ConsumeContext) -> None:
+    while sys.argv[2] == "wait" and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        time.sleep(0.01)
     sys.stdout.write("begun\n")
     sys.stdout.flush()
     begun.set()

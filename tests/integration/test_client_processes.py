@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import itertools
 import os
+import re
+import signal
 import subprocess
 import sys
 import threading
@@ -299,3 +301,175 @@ def test_blocking_clients_have_every_method_of_the_asynchronous_ones() -> None:
             if not member.startswith("_") and callable(value)
         }
         assert methods - inner <= set(dir(kind)), name
+
+
+def in_process(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end."""
+    return subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+SUBMITTING = """
+import sys
+from turbopump import Message, Producer, ProducerConfig
+nameserver, topic, count = sys.argv[1:]
+def heard(receipt, error):
+    if error is not None:
+        print(error)
+producer = Producer("pg", nameserver=nameserver)
+producer.start()
+for number in range(int(count)):
+    producer.submit(Message(topic, b"%d" % number), on_sent=heard)
+"""
+
+
+def stored_count(nameserver: str, topic: str) -> int:
+    with PullConsumer("counting", nameserver=nameserver) as consumer:
+        return sum(consumer.max_offset(queue) for queue in consumer.queues(topic))
+
+
+@pytest.mark.parametrize("end", ["", "sys.exit(0)", "del producer", "producer.send_oneway(late)"])
+def test_a_process_that_ends_without_close_sends_what_it_was_given(
+    server: Standalone, end: str
+) -> None:
+    topic = f"unclosed{len(end)}"
+    script = SUBMITTING + f"late = Message(topic, b'late')\n{end}\n"
+    done = in_process(script, server.nameserver, topic, "3000")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    for _ in attempts():
+        if stored_count(server.nameserver, topic) == 3000 + ("oneway" in end):
+            break
+
+
+def test_what_a_process_cannot_send_before_its_end_is_counted(tmp_path: Path) -> None:
+    script = SUBMITTING.replace(
+        'Producer("pg", nameserver=nameserver)',
+        'Producer("pg", nameserver=nameserver, config=ProducerConfig(send_timeout_ms=60_000))',
+    )
+    script = script.replace(
+        "for number", 'producer.send(Message(topic, b"first")); input("ready"); print()\nfor number'
+    )
+    with standalone(tmp_path) as server:
+        command = [sys.executable, "-c", script, server.nameserver, "lost", "30"]
+        with subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.read(5) == "ready"
+            server.process.send_signal(signal.SIGSTOP)
+            start_s = time.monotonic()
+            out, err = process.communicate("go\n", timeout=60)
+            server.process.send_signal(signal.SIGCONT)
+    assert process.returncode == 0
+    assert time.monotonic() - start_s < 20
+    assert "30 submitted messages were not sent within 5 s" in err, out + err
+
+
+def test_a_forked_child_that_ends_leaves_its_parents_messages_alone(server: Standalone) -> None:
+    script = (
+        SUBMITTING
+        + """
+import os
+child = os.fork()
+if child:
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+    )
+    done = in_process(script, server.nameserver, "forkedunclosed", "500")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert stored_count(server.nameserver, "forkedunclosed") == 500
+
+
+ASYNC = """
+import asyncio, sys
+from turbopump import Message, ProducerConfig
+from turbopump.aio import Producer
+nameserver, way = sys.argv[1:]
+producer = None
+async def main():
+    global producer
+    producer = Producer("pg", nameserver=nameserver)
+    await producer.start()
+    await producer.send(Message(way, b"first"))
+    return [await producer.submit(Message(way, b"x")) for _ in range(100)]
+if way == "run":
+    asyncio.run(main())
+elif way == "uvloop":
+    import uvloop
+    uvloop.run(main())
+else:
+    loop = asyncio.new_event_loop()
+    kept = loop.run_until_complete(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("way", "text"),
+    [
+        ("run", "submitted messages were cancelled before they were stored"),
+        ("uvloop", "submitted messages were cancelled before they were stored"),
+        ("loop", "submitted messages were not sent: their event loop ended"),
+    ],
+)
+def test_messages_of_a_loop_that_ends_are_counted(server: Standalone, way: str, text: str) -> None:
+    done = in_process(ASYNC, server.nameserver, way)
+    assert done.returncode == 0
+    told = re.findall(rf"(\d+) {text}", done.stderr)
+    assert len(told) == 1, done.stderr
+    assert 1 + 100 - int(told[0]) <= stored_count(server.nameserver, way) <= 101
+
+
+CALLBACKS = """
+import sys, threading
+from turbopump import ConsumeResult, Message, Producer, PushConsumer
+nameserver = sys.argv[1]
+class Closing:
+    def before_send(self, *_): pass
+    def after_send(self, *_): hooked.close()
+with Producer("sent", nameserver=nameserver) as producer:
+    producer.submit(Message("callbacks", b"1"), on_sent=lambda *_: producer.close())
+hooked = Producer("hooked", nameserver=nameserver, hooks=[Closing()])
+with hooked:
+    hooked.send(Message("callbacks", b"2"))
+async def ahandle(messages, context):
+    consumer.close()
+    seen.append(len(messages))
+    return ConsumeResult.SUCCESS
+def handle(messages, context):
+    consumer.close()
+    seen.append(len(messages))
+    return ConsumeResult.SUCCESS
+for each in (handle, ahandle):
+    seen = []
+    with PushConsumer(each.__name__, each, nameserver=nameserver,
+                      subscriptions={"callbacks": "*"}, start_from="first") as consumer:
+        consumer.wait()
+    assert seen, each
+class Wrapped:
+    def __init__(self, kept): self.kept = kept
+    def __del__(self): self.kept.close()
+last = Producer("last", nameserver=nameserver)
+last.start()
+last.submit(Message("callbacks", b"3"))
+wrapped = Wrapped(last)
+import atexit
+atexit.register(last.close)
+print(threading.active_count())
+"""
+
+
+def test_clients_may_be_closed_in_callbacks_hooks_listeners_and_at_the_end(
+    server: Standalone,
+) -> None:
+    done = in_process(CALLBACKS, server.nameserver)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert stored_count(server.nameserver, "callbacks") == 3

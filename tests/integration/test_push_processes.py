@@ -14,13 +14,22 @@ from pathlib import Path
 
 import pytest
 
-from servers import standalone
-from turbopump import ConsumeContext, ConsumeResult, Listening, Message, Producer, PushConsumer
+from servers import Standalone, standalone
+from turbopump import (
+    ConsumeContext,
+    ConsumeResult,
+    Listening,
+    Message,
+    Producer,
+    PullConsumer,
+    PushConsumer,
+)
 from turbopump.wire.record import MessageView
 
 pytestmark = pytest.mark.slow
 
 MEMBER = Path(__file__).parent.parent / "push_member.py"
+STOPPED = Path(__file__).parent.parent / "stopped_member.py"
 STUCK = Path(__file__).parent.parent / "stuck_listener.py"
 WAIT_S = 60.0
 
@@ -156,4 +165,65 @@ def test_a_listener_that_never_returns_does_not_keep_the_process_alive(
                 process.wait(WAIT_S)
             finally:
                 process.kill()
-    assert process.returncode == (-signal.SIGINT if way == "wait" else 0)
+    assert process.returncode == 0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    with standalone(tmp_path_factory.mktemp("stopped")) as running:
+        yield running
+
+
+@contextmanager
+def stopped(nameserver: str, way: str, listener: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a consumer whose listener has begun with the only message of its topic."""
+    topic = f"{way}-{listener}-{time.monotonic_ns()}"
+    with Producer("pg", nameserver=nameserver) as producer:
+        queue = producer.send(Message(topic, b"1")).queue
+    command = [sys.executable, str(STOPPED), nameserver, topic, way, listener]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "begun\n"
+            yield process
+        finally:
+            process.kill()
+    if process.returncode == 0:
+        with PullConsumer(topic, nameserver=nameserver) as consumer:
+            assert consumer.committed(queue) == 1
+
+
+@pytest.mark.parametrize("way", ["blocking", "aio", "uvloop"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_a_waiting_consumer_in_an_orderly_way(
+    server: Standalone, way: str, number: signal.Signals
+) -> None:
+    with stopped(server.nameserver, way, "slow") as process:
+        process.send_signal(number)
+        out, err = process.communicate(timeout=WAIT_S)
+    # It has waited for its listener and committed: nobody gets the message again.
+    assert (process.returncode, out, err) == (0, "done\nclosed\n", "")
+
+
+@pytest.mark.parametrize(
+    ("way", "number"), [("blocking", signal.SIGINT), ("aio", signal.SIGTERM), ("uvloop", 2)]
+)
+def test_a_second_signal_ends_a_consumer_that_does_not_stop(
+    server: Standalone, way: str, number: int
+) -> None:
+    with stopped(server.nameserver, way, "stuck") as process:
+        process.send_signal(number)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.5)
+        process.send_signal(number)
+        process.communicate(timeout=WAIT_S)
+    assert process.returncode == -number
+
+
+def test_a_wait_outside_of_the_main_thread_leaves_signals_alone(server: Standalone) -> None:
+    with stopped(server.nameserver, "thread", "stuck") as process:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=WAIT_S)
+    assert process.returncode == -signal.SIGTERM

@@ -6,10 +6,12 @@ import asyncio
 import concurrent.futures
 import contextvars
 import functools
+import math
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
+from time import monotonic
 from typing import Any, TypeVar
 
 from turbopump.errors import ClientError, NotRunning
@@ -20,6 +22,13 @@ T = TypeVar("T")
 _CLOSED = "the client was closed before this was done"
 
 _HEAR_SIGNALS_S = 0.5
+
+_here = threading.local()
+
+
+def is_loop_thread() -> bool:
+    """Whether this is a thread of an event loop here, where nobody may wait for it."""
+    return getattr(_here, "is_loop_thread", False)
 
 
 class LoopThread:
@@ -39,6 +48,7 @@ class LoopThread:
         self._thread.start()
 
     def _main(self) -> None:
+        _here.is_loop_thread = True
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_forever()
@@ -66,8 +76,11 @@ class LoopThread:
         while self._inbox:
             self._inbox.popleft()()
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run something on the loop and wait for its result; who stops waiting stops it."""
+    def run(self, work: Coroutine[Any, Any, T], end_s: float = math.inf) -> T:
+        """Run something on the loop and wait for its result; who stops waiting stops it.
+
+        Raises TimeoutError soon after the monotonic time ``end_s``.
+        """
         # A bare lock instead of a concurrent Future: this is half of what a blocking call costs.
         finished = threading.Lock()
         finished.acquire()
@@ -86,7 +99,8 @@ class LoopThread:
             # Not for ever at once: a signal that comes just before waiting begins does not end
             # it, and Ctrl-C would go unheard.
             while not finished.acquire(timeout=_HEAR_SIGNALS_S):
-                pass
+                if monotonic() >= end_s:
+                    raise TimeoutError("not done in time")  # noqa: TRY301 - ends it below
         except NotRunning:
             raise
         except BaseException:
@@ -148,7 +162,8 @@ class Background:
     """The loop that all clients of the process share, from the first to the last of them."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # Reentrant: a signal handler may close a client while its thread is in here.
+        self._lock = threading.RLock()
         self._current: LoopThread | None = None
         self._of_parents: list[LoopThread | None] = []
 
@@ -170,7 +185,7 @@ class Background:
 
     def after_fork(self) -> None:
         """Begin anew in a child; the parent's loop is left alone, as its sockets are shared."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._of_parents.append(self._current)
         self._current = None
 

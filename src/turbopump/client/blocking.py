@@ -8,17 +8,23 @@ share and which ends with the last of them.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import concurrent.futures
+import contextlib
 import contextvars
 import functools
+import logging
 import os
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from time import monotonic
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from turbopump.client import lite_pull_consumer, producer, pull_consumer, push_consumer
-from turbopump.client.background import LoopThread, background
+from turbopump.client.background import LoopThread, background, is_loop_thread
+from turbopump.client.stop_signals import stop_signals
 from turbopump.errors import ForkedClient, NotRunning
 from turbopump.wire.record import MessageView
 
@@ -45,6 +51,13 @@ P = ParamSpec("P")
 PROMISES_MAX = 1000
 """Of one client that are not kept yet; who wants more has to wait."""
 
+EXIT_WAIT_S = 5.0
+"""How long the end of the process waits for what clients have to do that nobody has closed."""
+
+_log = logging.getLogger(__name__)
+
+Exit = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
+
 
 # --- wrapping -------------------------------------------------------------------------------------
 
@@ -54,15 +67,18 @@ class Blocking(Generic[C]):
 
     _client: C
     _thread: LoopThread | None = None
+    _closed: concurrent.futures.Future[None] | None = None
 
     def _hold(self, client: C) -> None:
         self._client = client
         self._promises: set[concurrent.futures.Future[Any]] = set()
         self._places = threading.Semaphore(PROMISES_MAX)
-        self._starting = threading.Lock()
+        # Reentrant: a signal handler may close a client while its thread is in here.
+        self._starting = threading.RLock()
 
     def start(self) -> None:
         """Begin; not needed inside ``with``."""
+        self._wait_closed()
         with self._starting:
             if self._thread is not None:
                 self._require_own_process(self._thread)
@@ -74,12 +90,17 @@ class Blocking(Generic[C]):
                 background.leave(thread)
                 raise
             self._thread = thread
+            _open[self] = _Opened(thread, self._client, self._promises)
 
     def close(self) -> None:
-        """End; not needed inside ``with``."""
+        """End; not needed inside ``with``.
+
+        In a callback, a hook or a listener of this client it does not wait, and the client closes
+        as soon as they have returned.
+        """
         if self._thread is not None:
             self._require_own_process(self._thread)
-            self.__exit__(None, None, None)
+        self.__exit__(None, None, None)
 
     def __enter__(self) -> Self:
         self.start()
@@ -96,13 +117,35 @@ class Blocking(Generic[C]):
             return
         with self._starting:
             thread, self._thread = self._thread, None
+            if thread is not None:
+                self._closed = concurrent.futures.Future()
         if thread is None:
-            return
+            self._wait_closed()
+        elif self._is_called_back():
+            finish = functools.partial(self._finish, thread, (kind, error, traceback))
+            # Not a daemon: the process is not to end before it is done.
+            threading.Thread(target=finish, name="turbopump-close", daemon=False).start()
+        else:
+            self._finish(thread, (kind, error, traceback))
+
+    def _finish(self, thread: LoopThread, exit_: Exit) -> None:
+        assert self._closed is not None
         try:
             concurrent.futures.wait(tuple(self._promises))
-            _result(thread, self._client.__aexit__, kind, error, traceback)
+            _result(thread, self._client.__aexit__, *exit_)
         finally:
+            _open.pop(self, None)
             background.leave(thread)
+            self._closed.set_result(None)
+
+    def _wait_closed(self) -> None:
+        """Wait for another thread that closes, unless it waits for this one."""
+        if self._closed is not None and not self._is_called_back():
+            concurrent.futures.wait([self._closed])
+
+    def _is_called_back(self) -> bool:
+        """Whether this is a thread that closing would wait for."""
+        return is_loop_thread()
 
     def _kept(self, promise: concurrent.futures.Future[Any]) -> None:
         self._promises.discard(promise)
@@ -121,6 +164,44 @@ class Blocking(Generic[C]):
                 f"this {type(self).__name__} was started in process {thread.pid} and is used in "
                 f"{os.getpid()}: make producers and consumers after the fork"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """What is left to do for a client that nobody has closed."""
+
+    thread: LoopThread
+    client: Client
+    promises: set[concurrent.futures.Future[Any]]
+
+    def close(self, end_s: float) -> None:
+        """Leave in an orderly way, without the thread, which ends with the process."""
+        try:
+            self.thread.run(self.client.__aexit__(None, None, None), end_s)
+        except Exception as error:  # noqa: BLE001 - the others are to be closed too
+            _log.warning("%r was not closed before the process ended: %r", self.client, error)
+
+
+_open: dict[Blocking[Any], _Opened] = {}
+
+
+@atexit.register
+def _close_all() -> None:
+    """Give what was submitted a chance to be sent, and tell what was not."""
+    end_s = monotonic() + EXIT_WAIT_S
+    # A child has nothing to do for its parent's.
+    own = [each for each in tuple(_open.values()) if each.thread.pid == os.getpid()]
+    promises = [promise for each in own for promise in tuple(each.promises)]
+    lost = concurrent.futures.wait(promises, timeout=EXIT_WAIT_S).not_done
+    if lost:
+        _log.error(
+            "%d submitted messages were not sent within %g s of the end of the process, and are"
+            " lost unless a broker has stored them: close producers before",
+            len(lost),
+            EXIT_WAIT_S,
+        )
+    for each in own:
+        each.close(end_s)
 
 
 def _result(
@@ -318,7 +399,6 @@ class PushConsumer(Blocking[push_consumer.PushConsumer]):
     @built_by(push_consumer.PushConsumer)
     def __init__(self) -> None: ...
 
-    wait = blocking(push_consumer.PushConsumer.wait)
     subscribe = blocking(push_consumer.PushConsumer.subscribe)
     unsubscribe = blocking(push_consumer.PushConsumer.unsubscribe)
     suspend = on_loop(push_consumer.PushConsumer.suspend)
@@ -326,3 +406,14 @@ class PushConsumer(Blocking[push_consumer.PushConsumer]):
     resize = on_loop(push_consumer.PushConsumer.resize)
     assignment = on_loop(push_consumer.PushConsumer.assignment)
     commit = blocking(push_consumer.PushConsumer.commit)
+
+    def wait(self, *, handle_signals: bool = True) -> None:
+        thread = self._running()
+        begin = functools.partial(thread.post, self._client.begin_closing)
+        with stop_signals(begin) if handle_signals else contextlib.nullcontext():
+            _result(thread, self._client.wait, handle_signals=False)
+
+    wait.__doc__ = push_consumer.PushConsumer.wait.__doc__
+
+    def _is_called_back(self) -> bool:
+        return super()._is_called_back() or self._client.is_calling

@@ -240,8 +240,13 @@ class LocalOffsets:
             return
         self._snapshots += 1
         number = self._snapshots
+        offsets = dict(self._stored)
         try:
-            await asyncio.to_thread(self._write, number, dict(self._stored))
+            try:
+                await asyncio.to_thread(self._write, number, offsets)
+            except RuntimeError:
+                # The interpreter ends, and runs nothing in threads any more.
+                self._write(number, offsets)
         except OSError as error:
             _log.warning("offsets not written to %s, will try again: %s", self._path, error)
         else:

@@ -23,6 +23,7 @@ from turbopump.client.send_hooks import OnSent, SendHook, SendReceipt, SendScope
 from turbopump.client.send_retries import SendRetries
 from turbopump.client.session import Session
 from turbopump.client.sharing import client_config, shared_session
+from turbopump.client.submitted import Submitted
 from turbopump.errors import (
     NetworkError,
     NoRoute,
@@ -99,9 +100,11 @@ class Producer(ProducerMember):
         running, self._running = self._running, None
         if running is not None:
             running.session.require_own_process()
-            await running.finish()
-            await running.session.leave(self)
-            await running.session.close()
+            try:
+                await running.finish()
+            finally:
+                await running.session.leave(self)
+                await running.session.close()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -178,14 +181,14 @@ class Producer(ProducerMember):
             receipts = await asyncio.gather(*promises)
         """
         running = self._require_running()
-        await running.places.acquire()
+        await running.submitted.places.acquire()
         try:
             self._require_running()
             task = running.tasks.start(self._send(running, message, to, timeout_ms))
         except BaseException:
-            running.places.release()
+            running.submitted.places.release()
             raise
-        task.add_done_callback(lambda done: _settle(done, running.places, on_sent))
+        running.submitted.follow(task, on_sent)
         return task
 
     async def send_oneway(
@@ -433,7 +436,7 @@ class _Running:
     def __init__(self, session: Session, config: ProducerConfig) -> None:
         self.session = session
         self.tasks = Supervisor()
-        self.places = asyncio.Semaphore(config.in_flight_max)
+        self.submitted = Submitted(config.in_flight_max)
         self._faults = BrokerFaults() if config.avoid_slow_brokers else None
         self.choice = QueueChoice(session.random, self._faults)
         self.ids = unique_ids(session)
@@ -446,6 +449,7 @@ class _Running:
     async def finish(self) -> None:
         """Wait for all that was submitted; each has its own time limit."""
         await self.tasks.wait()
+        self.submitted.close()
 
 
 def unique_ids(session: Session) -> UniqueIds:
@@ -453,25 +457,3 @@ def unique_ids(session: Session) -> UniqueIds:
     ip = host(own_address(), 0).ip
     maker = session.random.getrandbits(32)
     return UniqueIds(session.clock, ip, session.pid, maker)
-
-
-def _settle(
-    done: asyncio.Task[SendReceipt], places: asyncio.Semaphore, on_sent: OnSent | None
-) -> None:
-    places.release()
-    error = NotRunning("the send was cancelled") if done.cancelled() else done.exception()
-    if on_sent is None:
-        if error is not None:
-            # The promise says so too, but nobody may ever look at it.
-            _log.warning("a submitted message was not sent: %s", error)
-    elif isinstance(error, Exception):
-        _tell(on_sent, None, error)
-    elif error is None:
-        _tell(on_sent, done.result(), None)
-
-
-def _tell(on_sent: OnSent, receipt: SendReceipt | None, error: Exception | None) -> None:
-    try:
-        on_sent(receipt, error)
-    except BaseException:  # noqa: BLE001 - the user's code must not end the loop
-        _log.exception("the callback of a send failed")

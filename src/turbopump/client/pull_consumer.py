@@ -91,8 +91,10 @@ class PullConsumer(ConsumerMember):
         """Leave the group."""
         running, self._running = self._running, None
         if running is not None:
-            await running.session.leave(self)
-            await running.session.close()
+            try:
+                await running.session.leave(self)
+            finally:
+                await running.session.close()
 
     async def __aenter__(self) -> Self:
         await self.start()

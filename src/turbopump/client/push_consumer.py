@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +32,7 @@ from turbopump.client.session import Session
 from turbopump.client.sharing import client_config, shared_session
 from turbopump.client.start_position import StartFrom, consume_from
 from turbopump.client.stats import ConsumerStats
+from turbopump.client.stop_signals import stop_signals
 from turbopump.client.subscriptions import EVERYTHING, SQL92, TAG, subscription
 from turbopump.errors import InvalidArgument, NotRunning
 from turbopump.message import MessageQueue, QueueOffset
@@ -117,6 +120,7 @@ class PushConsumer(ConsumerMember):
         self._running: Consumption | None = None
         self._listener: Listener | None = None
         self._closed = asyncio.Event()
+        self._closing: asyncio.Task[None] | None = None
         self._started_ms = 0
 
     # --- life -------------------------------------------------------------------------------------
@@ -125,6 +129,9 @@ class PushConsumer(ConsumerMember):
         """Join the group and begin; from then on no message that is sent is missed."""
         if self._running is not None:
             return
+        if self._closing is not None:
+            await asyncio.shield(self._closing)
+            self._closing = None
         session = self._given_session or shared_session(self._client, self)
         await session.start()
         try:
@@ -140,22 +147,54 @@ class PushConsumer(ConsumerMember):
             raise
 
     async def close(self) -> None:
-        """Stop pulling, wait for listeners that run, commit, leave the group."""
+        """Stop pulling, wait for listeners that run, commit, leave the group.
+
+        When the listener or a hook calls it, it does not wait: the consumer closes after that call.
+        """
+        closing = self.begin_closing()
+        if closing is not None and not self.is_calling:
+            await asyncio.shield(closing)
+
+    def begin_closing(self) -> asyncio.Task[None] | None:
+        """Close in a task of its own, which does not end with who asked for it; on the loop only.
+
+        Returns that task, and None when there is nothing to close.
+        """
         running, session = self._running, self._session
-        self._running = self._session = None
-        if running is None or session is None:
-            return
-        session.require_own_process()
+        if running is not None and session is not None:
+            session.require_own_process()
+            self._running = self._session = None
+            self._closing = asyncio.create_task(self._close(running, session))
+        return self._closing
+
+    async def _close(self, running: Consumption, session: Session) -> None:
         try:
             await running.stop(self._settings.listening.close_wait_ms)
         finally:
-            await session.leave(self)
-            await session.close()
-            self._closed.set()
+            try:
+                await session.leave(self)
+            finally:
+                await session.close()
+                self._closed.set()
 
-    async def wait(self) -> None:
-        """Wait until somebody closes the consumer."""
-        await self._closed.wait()
+    @property
+    def is_calling(self) -> bool:
+        """Whether whoever asks is called by this consumer, as its listener or a hook."""
+        return self._listener is not None and self._listener.is_calling
+
+    async def wait(self, *, handle_signals: bool = True) -> None:
+        """Wait until the consumer is closed.
+
+        In the main thread, SIGINT and SIGTERM close it: it leaves the group, waits for listeners
+        that run, commits, and this returns. A second signal ends the process. Handlers that were
+        there before are there again afterwards; ``handle_signals=False`` leaves them alone.
+        """
+        loop = asyncio.get_running_loop()
+        begin = functools.partial(loop.call_soon_threadsafe, self.begin_closing)
+        with stop_signals(begin) if handle_signals else contextlib.nullcontext():
+            await self._closed.wait()
+            if self._closing is not None:
+                await asyncio.shield(self._closing)
 
     async def __aenter__(self) -> Self:
         await self.start()

@@ -5,12 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import os
+import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from turbopump.client.blocking import Blocking, blocking, promising
+from turbopump.errors import NotRunning
+from turbopump.net.threads import DaemonThreads
 
 _caller: contextvars.ContextVar[int] = contextvars.ContextVar("caller")
 
@@ -69,6 +75,7 @@ def test_nobody_waits_for_a_loop_that_has_ended() -> None:
     program = """
 from unit.client.test_blocking import BlockingFatal
 from turbopump.errors import NotRunning
+from turbopump.net.threads import DaemonThreads
 fatal = BlockingFatal()
 fatal.__enter__()
 for _ in range(2):
@@ -86,3 +93,102 @@ for _ in range(2):
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     assert done.stdout.splitlines() == ["not running"] * 2, done.stderr
+
+
+class Calling(Probe):
+    """A client with callbacks on the loop, which closing waits for."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+        self.called = 0
+
+    async def __aexit__(self, *error: object) -> None:
+        await asyncio.sleep(0)
+        self.is_closed = True
+
+    async def call(self, callback: Callable[[], object]) -> None:
+        callback()
+        self.called += 1
+
+    async def call_later(self, callback: Callable[[], object]) -> asyncio.Future[None]:
+        return asyncio.ensure_future(self.call(callback))
+
+
+class BlockingCalling(Blocking[Calling]):
+    def __init__(self) -> None:
+        self.inner = Calling()
+        self._hold(self.inner)
+
+    call = blocking(Calling.call)
+    call_later = promising(Calling.call_later)
+
+
+def in_time(action: Callable[[], None]) -> None:
+    """Run something that might wait for ever, and fail if it does."""
+    DaemonThreads(1, "in-time").submit(action).result(30)
+
+
+def loop_threads() -> int:
+    return sum(each.name.startswith("turbopump-c") for each in threading.enumerate())
+
+
+def test_closing_inside_a_callback_begins_and_does_not_wait() -> None:
+    client = BlockingCalling()
+
+    def block() -> None:
+        with client:
+            client.call_later(client.close).result(30)
+
+    in_time(block)
+    # The end of the block has waited for what the callback began.
+    assert client.inner.is_closed
+    assert client.inner.called == 1
+    assert loop_threads() == 0
+    with pytest.raises(NotRunning):
+        client.call(print)
+    client.start()
+    client.call(client.close)
+    in_time(client.close)
+    assert client.inner.called == 2
+    assert loop_threads() == 0
+
+
+def test_closing_in_the_callback_of_a_promise_and_in_several_threads() -> None:
+    client = BlockingCalling()
+    client.start()
+    gate = threading.Event()
+    promise = client.call_later(lambda: gate.wait(30))
+    promise.add_done_callback(lambda _: client.close())
+    with ThreadPoolExecutor(4) as threads:
+        closing = [threads.submit(client.close) for _ in range(4)]
+        gate.set()
+        for each in closing:
+            each.result(30)
+    assert client.inner.is_closed
+    assert loop_threads() == 0
+
+
+def test_a_signal_handler_may_close_while_its_thread_starts_or_closes() -> None:
+    client = BlockingCalling()
+
+    async def start() -> None:
+        # The main thread holds whatever it holds while it starts.
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        await asyncio.sleep(0.05)
+
+    client.inner.start = start  # type: ignore[method-assign]
+    heard: list[int] = []
+
+    def close(number: int, _: object) -> None:
+        client.close()
+        heard.append(number)
+
+    before = signal.signal(signal.SIGUSR1, close)
+    try:
+        client.start()
+        client.close()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert heard == [signal.SIGUSR1]
+    assert client.inner.is_closed
+    assert loop_threads() == 0

@@ -105,6 +105,48 @@ async def test_closing_waits_for_listeners_and_leaves_the_group(tmp_path: Path) 
         assert left.ext_fields == {"clientID": "10.0.1.1@test", "consumerGroup": "g"}
 
 
+@pytest.mark.parametrize("orderly", [False, True])
+@virtual_time()
+async def test_a_listener_may_close_its_consumer(tmp_path: Path, orderly: bool) -> None:
+    async with cluster(tmp_path) as world:
+        await send(world, [b"1"], to=QUEUE)
+        seen, recorder = Seen(), Recorder()
+
+        async def listen(
+            messages: Sequence[MessageView], context: ConsumeContext
+        ) -> ConsumeResult | None:
+            await consumer.close()
+            await sleep_ms(100)
+            return await seen(messages, context)
+
+        session = world.session(hooks=[recorder])
+        async with consuming(world, listen, session=session, orderly=orderly) as consumer:
+            start_ms = world.clock.monotonic_ms()
+            await consumer.wait()
+            assert world.clock.monotonic_ms() - start_ms < 1000
+        # It was waited for, as for any other: its message is done with.
+        assert seen.count == 1
+        assert await committed(world) == 1
+        assert len(recorder.of(RequestCode.UNREGISTER_CLIENT)) == 1
+
+
+@virtual_time()
+async def test_closing_goes_on_when_its_caller_is_cancelled(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await send(world, bodies(2), to=QUEUE)
+        seen, recorder = Seen(), Recorder()
+        seen.hold.clear()
+        async with consuming(world, seen, session=world.session(hooks=[recorder])) as consumer:
+            await wait_until(lambda: seen.running == 2)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1):
+                    await consumer.close()
+            seen.hold.set()
+            await consumer.wait()
+        assert await committed(world) == 2
+        assert len(recorder.of(RequestCode.UNREGISTER_CLIENT)) == 1
+
+
 @virtual_time()
 async def test_closing_need_not_wait(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:

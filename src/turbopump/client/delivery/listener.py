@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
@@ -19,6 +20,9 @@ SyncListen = Callable[[Messages, ConsumeContext], ConsumeResult | None]
 AsyncListen = Callable[[Messages, ConsumeContext], Awaitable[ConsumeResult | None]]
 Listen = SyncListen | AsyncListen
 """``def handle(messages, context)`` runs in a thread, ``async def`` on the loop."""
+
+
+_calling: contextvars.ContextVar[Listener | None] = contextvars.ContextVar("calling", default=None)
 
 
 class ConsumeHook(Protocol):
@@ -44,8 +48,28 @@ class Listener:
         self._clock = clock
         self.is_async = is_async(listen)
 
+    @property
+    def is_calling(self) -> bool:
+        """Whether whoever asks is called by this listener, in its function or its hooks."""
+        return _calling.get() is self
+
     def call(self, messages: Messages, context: ConsumeContext) -> Verdict:
         """Call a plain function; for a thread of its own."""
+        before = _calling.set(self)
+        try:
+            return self._call(messages, context)
+        finally:
+            _calling.reset(before)
+
+    async def acall(self, messages: Messages, context: ConsumeContext) -> Verdict:
+        """Call a coroutine function, on the loop."""
+        before = _calling.set(self)
+        try:
+            return await self._acall(messages, context)
+        finally:
+            _calling.reset(before)
+
+    def _call(self, messages: Messages, context: ConsumeContext) -> Verdict:
         if self._hooks:
             self._begin(messages, context)
         start_ms = self._clock.monotonic_ms()
@@ -55,8 +79,7 @@ class Listener:
             return self._failed(messages, context, start_ms, error)
         return self._answered(messages, context, start_ms, answer)
 
-    async def acall(self, messages: Messages, context: ConsumeContext) -> Verdict:
-        """Call a coroutine function, on the loop."""
+    async def _acall(self, messages: Messages, context: ConsumeContext) -> Verdict:
         if self._hooks:
             self._begin(messages, context)
         start_ms = self._clock.monotonic_ms()
