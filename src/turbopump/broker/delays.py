@@ -17,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turbopump.broker.config_file import ConfigFile
+from turbopump.broker.delay_recovery import SavedDelays, delivered_end
 from turbopump.broker.durability import Outcome
 from turbopump.broker.put import Draft, Put, record_of
 from turbopump.clock import Clock
-from turbopump.errors import RecordError, RemoteError
+from turbopump.errors import RecordError, RemoteError, StoreError
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store import outcomes
 from turbopump.store.config import ReadLimits
@@ -92,6 +93,7 @@ class Level:
         "delivered",
         "head",
         "held_until_ms",
+        "log_end",
         "number",
         "offset",
         "safe_offset",
@@ -105,6 +107,8 @@ class Level:
         self.safe_offset = QueueOffset(0)
         """Up to here what was delivered is on disk: a power failure must not lose messages whose
         turn has come but whose copies are newer than the last flush."""
+        self.log_end: PhysicalOffset | None = None
+        """Where the log ended when it was delivered up to there; None if that is not known."""
         self.delivered: deque[tuple[PhysicalOffset, QueueOffset]] = deque()
         """Progress that counts once the log is flushed to a position."""
         self.head: tuple[QueueOffset, int] | None = None
@@ -127,11 +131,14 @@ class Level:
     def settle(self, flushed_end: PhysicalOffset) -> None:
         """Take over the progress that is on disk."""
         while self.delivered and self.delivered[0][0] <= flushed_end:
-            self.safe_offset = max(self.safe_offset, self.delivered.popleft()[1])
+            log_end, behind = self.delivered.popleft()
+            if behind > self.safe_offset:
+                self.safe_offset, self.log_end = behind, log_end
 
-    def go_on_at(self, offset: QueueOffset) -> None:
+    def go_on_at(self, offset: QueueOffset, log_end: PhysicalOffset) -> None:
         """Go on elsewhere, because the messages up to there are gone."""
         self.offset = self.safe_offset = offset
+        self.log_end = log_end
         self.delivered.clear()
 
     @property
@@ -152,6 +159,7 @@ class Delays:
         self._clock = clock
         self._levels = [Level(n, delay_ms) for n, delay_ms in enumerate(levels_ms, start=1)]
         self._saved: dict[int, int] = {}
+        self._log_ends: dict[int, int] = {}
         self.changes = 0
         """How often the progress of any level has changed."""
         self._saved_changes = 0
@@ -170,20 +178,46 @@ class Delays:
 
     def load(self) -> None:
         """Read how far delivery has come."""
-        saved = self._file.load(DelayOffsets)
-        self._saved = dict(saved.offset_table) if saved is not None else {}
+        saved = self._file.load(SavedDelays) or SavedDelays()
+        self._saved = dict(saved.offset_table)
+        self._log_ends = dict(saved.log_ends)
         for level in self._levels:
             level.offset = level.safe_offset = QueueOffset(self._saved.get(level.number, 0))
+            # A level that was never saved was not delivered at all when the log was empty.
+            first = None if level.number in self._saved else 0
+            log_end = self._log_ends.get(level.number, first)
+            if log_end is not None:
+                level.log_end = PhysicalOffset(log_end)
+                self._skip_delivered(level, level.log_end)
+
+    def _skip_delivered(self, level: Level, log_end: PhysicalOffset) -> None:
+        """Pass over what was delivered after the progress was saved, before a crash."""
+        try:
+            behind = delivered_end(
+                self._store, level.queue_id, level.offset, level.delay_ms, log_end
+            )
+        except StoreError as error:
+            _log.warning("delay level %d: deliveries may be repeated: %s", level.number, error)
+            return
+        if behind > level.offset:
+            _log.info("delay level %d: delivered up to %d already", level.number, behind)
+            level.offset = behind
+            level.note_delivered(self._store.written_end, behind)
+            self.changes += 1
 
     def save(self) -> None:
         """Write down how far delivery has come, if it has."""
         changes = self.changes
         if changes == self._saved_changes:
             return
-        progress = self.progress
-        if progress.offset_table != self._saved:
-            self._file.save(progress.encode())
-            self._saved = dict(progress.offset_table)
+        table = self.progress.offset_table
+        if table != self._saved:
+            ends = {
+                level.number: level.log_end for level in self._levels if level.log_end is not None
+            }
+            log_ends = {**self._log_ends, **ends}
+            self._file.save(SavedDelays(offset_table=table, log_ends=log_ends).encode())
+            self._saved, self._log_ends = dict(table), log_ends
         if not any(level.delivered for level in self._levels):
             self._saved_changes = changes
 
@@ -296,7 +330,7 @@ class Delays:
                 return None
 
     def _go_on_at(self, level: Level, offset: QueueOffset) -> None:
-        level.go_on_at(offset)
+        level.go_on_at(offset, self._store.written_end)
         self.changes += 1
 
     def _until(self, level: Level, head_ms: int | None, now_ms: int) -> int:

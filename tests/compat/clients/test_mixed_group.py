@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import pytest
 
 from compat.clients.peers import Peers, attempts
-from servers import Standalone
+from servers import Standalone, standalone
 from turbopump import (
     ConsumeContext,
     ConsumeResult,
@@ -18,6 +20,7 @@ from turbopump import (
     PushConsumer,
     SendReceipt,
 )
+from turbopump.errors import TurbopumpError
 from turbopump.wire.record import MessageView
 
 pytestmark = pytest.mark.slow
@@ -81,6 +84,44 @@ def test_members_share_the_queues_and_take_over(
             bodies = {one.body for one in got}
             if all(f"{1000 + number}-{queue_id}" in bodies for queue_id in range(4)):
                 break
+
+
+def test_a_killed_server_moves_no_queue(tmp_path: Path, cpp_of: Callable[[str], Peers]) -> None:
+    """The C++ client's heartbeat comes up to 30 s after the restart, long after ours."""
+    topic, group, ours = "Kept", "kept", Ours()
+    with ExitStack() as stack:
+        with standalone(tmp_path / "server") as first:
+            others = stack.enter_context(cpp_of(first.nameserver))
+            producer = stack.enter_context(Producer("pg", nameserver=first.nameserver))
+            producer.send(Message(topic, b"first"))
+            others.start().call("push", group=group, topic=topic)
+            consumer = stack.enter_context(
+                PushConsumer(
+                    group,
+                    ours,
+                    nameserver=first.nameserver,
+                    subscriptions={topic: "*"},
+                    start_from="first",
+                )
+            )
+            mine, theirs = _settled_shares(producer, topic, group, ours, others)
+            first.kill()
+        with standalone(tmp_path / "server", ports=first.ports):
+            for number in attempts():
+                with suppress(TurbopumpError):
+                    send_round(producer, topic, 1000 + number)
+                    break
+                threading.Event().wait(0.1)
+            wanted = {f"{1000 + number}-{queue_id}" for queue_id in range(4)}
+            # Takes 30 s: so long does the C++ client wait for the answer to a pull.
+            assert _wait_for(wanted, group, ours, others) == (mine, theirs)
+            # In all that time, ours was never given the other's queues.
+            assert mine == {
+                queue.queue_id for queue in consumer.assignment() if queue.topic == topic
+            }
+            got = [one.body for one in others.inbox.of(group) if one.body in wanted]
+            assert len(got) == len(theirs)
+            assert all(len(ours.queue_ids[body]) == 1 for body in wanted & ours.queue_ids.keys())
 
 
 def _settled_shares(

@@ -25,10 +25,8 @@ def test_server_without_any_setting(tmp_path: Path, cpp_of: Callable[[str], Peer
         assert 1000 <= later.at_ms - later.born_ms <= 2000
 
 
-@pytest.mark.parametrize(
-    "is_killed",
-    [pytest.param(False, id="stopped", marks=pytest.mark.long), pytest.param(True, id="killed")],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("is_killed", [False, True], ids=["stopped", "killed"])
 def test_clients_go_on_when_the_server_comes_back(
     tmp_path: Path, cpp_of: Callable[[str], Peers], is_killed: bool
 ) -> None:

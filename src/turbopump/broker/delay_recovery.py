@@ -1,0 +1,184 @@
+"""Finding delayed messages that were delivered before a crash, so that none is delivered twice.
+
+How far a level has come is saved now and then, so after a crash the saved offset lies behind what
+was delivered since. With it is saved where the log ended then: the copies of later messages lie
+behind that position, in the order in which they were delivered.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import Protocol
+
+from turbopump.errors import RecordError
+from turbopump.message import PhysicalOffset, QueueOffset
+from turbopump.store import outcomes
+from turbopump.store.config import ReadLimits
+from turbopump.store.outcomes import EVERYTHING, Filter, ReadOutcome
+from turbopump.wire import properties as names
+from turbopump.wire.bodies import DelayOffsets
+from turbopump.wire.names import SCHEDULE_TOPIC
+from turbopump.wire.record import MessageView, decode_record
+
+_log = logging.getLogger(__name__)
+
+EXAMINED_MAX = 200_000
+"""Most messages that are looked at for one level; beyond them, deliveries may be repeated."""
+
+_CLOCK_MARGIN_MS = 60_000
+"""How much earlier than due a copy may seem to be stored, because the clock was corrected."""
+
+_RUN_COUNT = 256
+_LIMITS = ReadLimits(
+    memory_bytes_max=8 * 1024 * 1024,
+    memory_count_max=_RUN_COUNT,
+    disk_bytes_max=8 * 1024 * 1024,
+    disk_count_max=_RUN_COUNT,
+    scan_units_max=_RUN_COUNT,
+)
+
+_Identity = tuple[str, int, str]
+"""The unique key, how often the message was tried before, and its delay level."""
+
+
+class SavedDelays(DelayOffsets, frozen=True, kw_only=True):
+    """The file (delayOffset.json); Apache RocketMQ ignores what is ours in it."""
+
+    log_ends: dict[int, int] = {}  # noqa: RUF012 - copied by msgspec
+    """By level, where the log ended when its offset was reached."""
+
+
+class _Store(Protocol):
+    def read(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: QueueOffset,
+        count_max: int,
+        wanted: Filter = ...,
+        limits: ReadLimits | None = ...,
+    ) -> ReadOutcome: ...
+
+    def queue_range(self, topic: str, queue_id: int) -> tuple[QueueOffset, QueueOffset]: ...
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> QueueOffset: ...
+
+
+def delivered_end(
+    store: _Store,
+    queue_id: int,
+    offset: QueueOffset,
+    delay_ms: int,
+    log_end: PhysicalOffset,
+    examined_max: int = EXAMINED_MAX,
+) -> QueueOffset:
+    """Return the offset behind the last delivered message of a level; ``offset`` if none is known.
+
+    Up to ``offset`` everything was delivered when the log ended at ``log_end``. A message counts as
+    delivered only if a copy is found for it alone, by its unique key: one that cannot be told from
+    others is delivered again rather than lost.
+    """
+    copies = _Copies(store, delay_ms, log_end, examined_max)
+    while not copies.is_exhausted:
+        outcome = store.read(SCHEDULE_TOPIC, queue_id, offset, _RUN_COUNT, EVERYTHING, _LIMITS)
+        if not isinstance(outcome, outcomes.Found):
+            break
+        # Messages of a level are delivered in order: those before a delivered one are, too.
+        behind = [
+            QueueOffset(at + 1)
+            for at, message in zip(outcome.queue_offsets, outcome.messages, strict=True)
+            if copies.take(message)
+        ]
+        if not behind:
+            break
+        offset = behind[-1]
+    return offset
+
+
+class _Copies:
+    """Delivered copies by queue, each queue read once, from where the first one can be."""
+
+    def __init__(
+        self, store: _Store, delay_ms: int, log_end: PhysicalOffset, examined_max: int
+    ) -> None:
+        self._store = store
+        self._delay_ms = delay_ms
+        self._log_end = log_end
+        self._left = examined_max
+        self._found: dict[tuple[str, int], Counter[_Identity]] = {}
+
+    @property
+    def is_exhausted(self) -> bool:
+        return self._left <= 0
+
+    def take(self, scheduled: memoryview) -> bool:
+        """Whether a copy of a delayed message is in its own topic; no other gets the same one."""
+        self._left -= 1
+        try:
+            view = decode_record(scheduled)
+            topic = view.properties[names.REAL_TOPIC]
+            queue_id = int(view.properties[names.REAL_QUEUE_ID])
+            identity = _identity(view)
+        except (RecordError, KeyError, ValueError):
+            return False
+        copies = self._found.get((topic, queue_id))
+        if copies is None:
+            due_ms = view.store_timestamp_ms + self._delay_ms
+            copies = self._found[topic, queue_id] = self._read(topic, queue_id, due_ms)
+        if not copies[identity]:
+            return False
+        copies[identity] -= 1
+        return True
+
+    def _read(self, topic: str, queue_id: int, due_ms: int) -> Counter[_Identity]:
+        found: Counter[_Identity] = Counter()
+        offset = self._start(topic, queue_id, due_ms)
+        while not self.is_exhausted:
+            outcome = self._store.read(topic, queue_id, offset, _RUN_COUNT, EVERYTHING, _LIMITS)
+            if not isinstance(outcome, outcomes.Found):
+                return found
+            for message in outcome.messages:
+                self._note(message, found)
+            self._left -= len(outcome.sizes)
+            offset = outcome.next_offset
+        _log.warning("too many messages in %s to find all delayed ones delivered before", topic)
+        return found
+
+    def _note(self, message: memoryview, found: Counter[_Identity]) -> None:
+        try:
+            view = decode_record(message)
+            if names.REAL_TOPIC in view.properties:
+                found[_identity(view)] += 1
+        except (RecordError, KeyError):
+            return
+
+    def _start(self, topic: str, queue_id: int, due_ms: int) -> QueueOffset:
+        """Return the offset of the first message behind the position, and not long before a time.
+
+        The position decides. But it may be days old, if the level is seldom used.
+        """
+        low, high = self._store.queue_range(topic, queue_id)
+        near = self._store.offset_by_time(topic, queue_id, due_ms - _CLOCK_MARGIN_MS)
+        low = max(low, near)
+        while low < high:
+            middle = QueueOffset((low + high) // 2)
+            if self._position(topic, queue_id, middle) >= self._log_end:
+                high = middle
+            else:
+                low = QueueOffset(middle + 1)
+        return low
+
+    def _position(self, topic: str, queue_id: int, offset: QueueOffset) -> int:
+        outcome = self._store.read(topic, queue_id, offset, 1, EVERYTHING, _LIMITS)
+        try:
+            if isinstance(outcome, outcomes.Found):
+                return decode_record(outcome.messages[0]).physical_offset
+        except RecordError:
+            pass
+        return -1
+
+
+def _identity(view: MessageView) -> _Identity:
+    named = view.properties
+    return named[names.UNIQUE_KEY], view.reconsume_times, named[names.DELAY]

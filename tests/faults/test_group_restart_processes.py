@@ -1,0 +1,299 @@
+"""A broker restarts again and again under two consumer groups, all of them real processes.
+
+Every call of a listener is on record with its time: two members at one queue, lost messages,
+doubled retries and needless redeliveries are all seen there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from brokers import Client
+from restart_member import ATTEMPTS, FIRST_LEVEL
+from servers import Standalone, standalone
+from turbopump import Message, Producer
+from turbopump.client.selectors import by_hash
+from turbopump.errors import TurbopumpError
+from turbopump.net.loop import run
+from turbopump.net.pool import ConnectionPool
+from turbopump.net.sockets import SocketNetwork
+from turbopump.wire.bodies import DelayOffsets
+from turbopump.wire.codes import RequestCode
+from turbopump.wire.command import whole_body
+from turbopump.wire.headers import QueueOfTopic
+from turbopump.wire.names import SCHEDULE_TOPIC, dead_letter_topic, retry_topic
+
+MEMBER = Path(__file__).parent.parent / "restart_member.py"
+MEMBERS = 3
+QUEUES = 4
+RESTARTS = 20
+BAD_PER_RESTART = 3
+SETTLE_NS = 1_000_000_000
+WAIT_S = 90.0
+PAUSE_S = 0.002
+RETRY = retry_topic("workers")
+SETTINGS = {"defaultTopicQueueNums": str(QUEUES)}
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a listener, as its member wrote it down."""
+
+    member: int
+    group: str
+    topic: str
+    queue_id: int
+    offset: int
+    body: str
+    attempt: int
+    begin_ns: int
+    end_ns: int
+
+    @property
+    def queue(self) -> tuple[str, str, int]:
+        return self.group, self.topic, self.queue_id
+
+
+@dataclass
+class Records:
+    """What the members have written down so far."""
+
+    paths: Sequence[Path]
+
+    def lines(self) -> Iterator[tuple[int, list[str]]]:
+        for member, path in enumerate(self.paths):
+            text = path.read_text() if path.exists() else ""
+            for line in text.splitlines(keepends=True):
+                if line.endswith("\n"):
+                    yield member, line.split()
+
+    def calls(self) -> list[Call]:
+        """Return the calls that have ended, by their beginning."""
+        begun: dict[tuple[object, ...], int] = {}
+        found: list[Call] = []
+        for member, (what, *rest) in self.lines():
+            if what == "unknown":
+                continue
+            time_ns, group, topic, queue_id, offset, body, attempt = rest
+            key = (member, group, topic, queue_id, offset, attempt)
+            if what == "begin":
+                begun[key] = int(time_ns)
+                continue
+            place = (member, group, topic, int(queue_id), int(offset), body, int(attempt))
+            found.append(Call(*place, begun.pop(key), int(time_ns)))
+        return sorted(found, key=lambda call: call.begin_ns)
+
+    @property
+    def unknown_send_backs(self) -> int:
+        return sum(words == ["unknown"] for _, words in self.lines())
+
+
+# --- the load -------------------------------------------------------------------------------------
+
+
+@dataclass
+class Load:
+    """Numbered messages, sent without a pause whether the broker is there or not."""
+
+    nameserver: str
+    acknowledged: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    bad_wanted: int = 0
+    _ended: threading.Event = field(default_factory=threading.Event)
+
+    @contextmanager
+    def running(self) -> Iterator[Load]:
+        thread = threading.Thread(target=self._run)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self._ended.set()
+            thread.join()
+
+    def _run(self) -> None:
+        with Producer("load", nameserver=self.nameserver) as producer:
+            for number in itertools.count():
+                if self._ended.wait(PAUSE_S):
+                    return
+                self._send(producer, "work", f"good-{number}")
+                self._send(producer, "ordered", f"next-{number}")
+                if self.bad_wanted > 0 and self._send(producer, "work", f"bad-{number}"):
+                    self.bad_wanted -= 1
+
+    def _send(self, producer: Producer, topic: str, body: str) -> bool:
+        try:
+            # Tried once: with a second try, a lost answer would make two messages of it.
+            producer.send(Message(topic, body.encode()), to=by_hash(body))
+        except TurbopumpError:
+            return False
+        self.acknowledged[topic].add(body)
+        return True
+
+
+def make_topics(server: Standalone) -> None:
+    """Let topics exist before their consumers start, so that these need not look for them."""
+    with Producer("maker", nameserver=server.nameserver) as producer:
+        for topic in ("work", "ordered"):
+            producer.send(Message(topic, b"first"))
+
+
+@contextmanager
+def member(nameserver: str, path: Path) -> Iterator[None]:
+    command = [sys.executable, str(MEMBER), nameserver, str(path)]
+    log = path.with_suffix(".log").open("w")
+    with (
+        log,
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+        ) as process,
+    ):
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "ready\n"
+            yield
+        finally:
+            process.kill()
+
+
+def wait_for(fact: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + WAIT_S
+    while not fact():
+        assert time.monotonic() < end, f"not within {WAIT_S} s: {what}"
+        threading.Event().wait(0.1)
+
+
+# --- what the broker has --------------------------------------------------------------------------
+
+
+async def dead_letters(server: Standalone) -> list[str]:
+    async with ConnectionPool(SocketNetwork()) as pool:
+        messages = await Client(pool, server.broker).messages(dead_letter_topic("workers"))
+        return [message.stored_body.decode() for message in messages]
+
+
+async def queue_end(client: Client, topic: str, queue_id: int) -> int:
+    header = QueueOfTopic(topic=topic, queue_id=queue_id)
+    return await client.offset(RequestCode.GET_MAX_OFFSET, header)
+
+
+async def retries_stored(server: Standalone) -> int | None:
+    """Return how many retries were ever delivered to the group, None while some are delayed."""
+    async with ConnectionPool(SocketNetwork()) as pool:
+        client = Client(pool, server.broker)
+        answer = await client.ask(RequestCode.GET_ALL_DELAY_OFFSET)
+        delivered = DelayOffsets.decode(whole_body(answer)).offset_table.get(FIRST_LEVEL, 0)
+        if delivered < await queue_end(client, SCHEDULE_TOPIC, FIRST_LEVEL - 1):
+            return None
+        return await queue_end(client, RETRY, 0)
+
+
+def is_all_done(server: Standalone, records: Records, load: Load) -> bool:
+    """Whether everything acknowledged was consumed, and every failed message is a dead letter."""
+    calls = records.calls()
+    if load.acknowledged["ordered"] - {call.body for call in calls if call.group == "orderly"}:
+        return False
+    if load.acknowledged["work"] - {call.body for call in calls if call.group == "workers"}:
+        return False
+    stored = run(retries_stored(server))
+    retried = {call.offset: call for call in calls if call.topic == RETRY}
+    if stored is None or len(retried) < stored:
+        return False
+    last = [call for call in retried.values() if call.attempt == ATTEMPTS]
+    return len(run(dead_letters(server))) >= len(last)
+
+
+# --- the test -------------------------------------------------------------------------------------
+
+
+def is_settled(records: Records) -> bool:
+    """Whether each member is at work in both groups, and no queue has changed hands lately."""
+    calls = records.calls()
+    recent = [call for call in calls if call.begin_ns > time.monotonic_ns() - SETTLE_NS]
+    queues = {(call.queue, call.member) for call in recent if call.topic != RETRY}
+    members = {(call.member, call.group) for call in recent}
+    return len(members) == 2 * MEMBERS and len(queues) == 2 * QUEUES
+
+
+def check_owners(calls: Sequence[Call]) -> None:
+    """Check that no queue has changed hands, and that order was kept."""
+    by_queue: dict[tuple[str, str, int], list[Call]] = defaultdict(list)
+    for call in calls:
+        by_queue[call.queue].append(call)
+    owners = {queue: {call.member for call in found} for queue, found in by_queue.items()}
+    assert {queue: who for queue, who in owners.items() if len(who) > 1} == {}
+    for (group, _, _), found in by_queue.items():
+        offsets = [call.offset for call in found]
+        if group == "orderly":
+            assert offsets == list(range(offsets[0], offsets[0] + len(offsets)))
+            assert all(a.end_ns <= b.begin_ns for a, b in itertools.pairwise(found))
+
+
+def check_redeliveries(calls: Sequence[Call], stops_ns: Sequence[int]) -> None:
+    """Check that only what a listener had in hand when the broker stopped came again."""
+    first: dict[tuple[object, ...], Call] = {}
+    for call in calls:
+        earlier = first.setdefault((call.queue, call.offset), call)
+        if earlier is not call:
+            assert any(earlier.begin_ns <= stop_ns <= call.begin_ns for stop_ns in stops_ns)
+            assert earlier.body.startswith("bad"), "what succeeded is not delivered again"
+
+
+def check_dead_letters(calls: Sequence[Call], letters: list[str], load: Load, unknown: int) -> None:
+    """Check that each failed message is one dead letter.
+
+    A kill while a message is on its way back leaves its member in doubt whether it was stored:
+    sent again, it may be there twice. Each of these cases is on record.
+    """
+    failed = {call.body for call in calls if call.body.startswith("bad")}
+    assert failed >= {body for body in load.acknowledged["work"] if body.startswith("bad")}
+    assert set(letters) == failed
+    assert len(letters) - len(failed) <= unknown
+
+
+@pytest.mark.slow
+def test_twenty_restarts_under_load(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    chosen = random.Random(1)
+    records = Records([tmp_path / f"member-{number}" for number in range(MEMBERS)])
+    stops_ns: list[int] = []
+    with ExitStack() as stack, ExitStack() as load_ends:
+        with standalone(tmp_path / "server", SETTINGS) as server:
+            make_topics(server)
+            for path in records.paths:
+                stack.enter_context(member(server.nameserver, path))
+            load = load_ends.enter_context(Load(server.nameserver).running())
+            wait_for(lambda: is_settled(records), "each queue has one owner")
+            settled_ns = time.monotonic_ns()
+        for number in range(RESTARTS):
+            with standalone(tmp_path / "server", SETTINGS, server.ports) as server:
+                load.bad_wanted += BAD_PER_RESTART
+                # Not to wait for something: restarts are to come in the middle of whatever is done.
+                time.sleep(chosen.uniform(0.2, 1.2))
+                stops_ns.append(time.monotonic_ns())
+                if number % 2:
+                    server.kill()
+        with standalone(tmp_path / "server", SETTINGS, server.ports) as server:
+            wait_for(lambda: load.bad_wanted == 0, "all bad messages are sent")
+            load_ends.close()
+            wait_for(lambda: is_all_done(server, records, load), "everything is consumed")
+            letters = run(dead_letters(server))
+    calls = [call for call in records.calls() if call.begin_ns >= settled_ns]
+    unknown = records.unknown_send_backs
+    record_property("outcome", f"{len(calls)} calls, {len(letters)} letters, {unknown} in doubt")
+    check_owners(calls)
+    check_redeliveries(calls, stops_ns)
+    check_dead_letters(calls, letters, load, unknown)
+    assert len(set(letters)) == RESTARTS * BAD_PER_RESTART

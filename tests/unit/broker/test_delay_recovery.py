@@ -1,0 +1,151 @@
+"""Delayed messages that were delivered shortly before a crash are not delivered again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from clusters import Cluster, cluster
+from turbopump.broker import delay_recovery
+from turbopump.message import Message
+from turbopump.testing import virtual_time
+from turbopump.wire import properties
+from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.command import request
+from turbopump.wire.headers import SendMessageV2
+
+LEVEL = 2
+DELAY_S = 5
+
+
+async def send_raw(world: Cluster, bodies: Iterable[bytes], named: dict[str, str]) -> None:
+    async with world.session("10.0.9.9") as session:
+        for body in bodies:
+            header = SendMessageV2(
+                producer_group="pg",
+                topic="T",
+                default_topic="TBW102",
+                default_topic_queue_nums=4,
+                queue_id=0,
+                sys_flag=0,
+                born_timestamp=1,
+                flag=0,
+                properties=properties.encode({**named, "DELAY": str(LEVEL)}),
+            )
+            command = request(RequestCode.SEND_MESSAGE_V2, header, body)
+            answer = await session.request(world.brokers["a"].address, command, 3000)
+            assert answer.code == ResponseCode.SUCCESS
+
+
+def counts(world: Cluster) -> Counter[bytes]:
+    return Counter(message.body for message in world.messages("T"))
+
+
+def saved(tmp_path: Path) -> dict[str, dict[str, int]]:
+    table: dict[str, dict[str, int]] = json.loads(
+        (tmp_path / "broker-1" / "config" / "delayOffset.json").read_text()
+    )
+    return table
+
+
+async def restart(world: Cluster) -> None:
+    await world.crash("a")
+    await world.start_broker("a")
+    await asyncio.sleep(2 * DELAY_S)
+
+
+@virtual_time()
+async def test_a_crash_repeats_no_delivery(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await world.make_topic("T")
+        bodies = [b"%d" % number for number in range(600)]
+        for at in range(0, 600, 100):
+            # Saved every 10 s, delivered all the time.
+            await world.send(
+                *(Message("T", body, delay_level=LEVEL) for body in bodies[at : at + 100])
+            )
+            await asyncio.sleep(3)
+        assert 0 < saved(tmp_path)["offsetTable"][str(LEVEL)] < sum(counts(world).values())
+        for _ in range(3):
+            await restart(world)
+        assert counts(world) == Counter(bodies)
+
+
+@virtual_time()
+async def test_the_first_deliveries_of_a_level_are_not_repeated_either(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await world.make_topic("T")
+        await world.send(Message("T", b"x", delay_level=LEVEL))
+        await asyncio.sleep(DELAY_S + 1)
+        assert counts(world) == {b"x": 1}
+        await restart(world)
+        assert counts(world) == {b"x": 1}
+
+
+@virtual_time()
+async def test_messages_that_are_not_delivered_yet_are_delivered(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await world.make_topic("T")
+        await world.send(Message("T", b"early", delay_level=LEVEL))
+        await asyncio.sleep(DELAY_S - 1)
+        await world.send(Message("T", b"late", delay_level=LEVEL))
+        await asyncio.sleep(2)
+        await restart(world)
+        assert counts(world) == {b"early": 1, b"late": 1}
+
+
+@virtual_time()
+async def test_the_same_message_sent_twice_is_two_messages(tmp_path: Path) -> None:
+    """A copy of one is no proof that the other was delivered."""
+    named = {"UNIQ_KEY": "0" * 32}
+    async with cluster(tmp_path) as world:
+        await world.make_topic("T")
+        await send_raw(world, [b"x"], named)
+        await asyncio.sleep(DELAY_S - 1)
+        await send_raw(world, [b"x"] * 3, named)
+        await asyncio.sleep(2)
+        assert counts(world) == {b"x": 1}
+        await restart(world)
+        assert counts(world) == {b"x": 4}
+
+
+@virtual_time()
+async def test_messages_without_a_unique_key_are_repeated_rather_than_lost(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await world.make_topic("T")
+        await send_raw(world, [b"x", b"y"], {})
+        await asyncio.sleep(DELAY_S + 1)
+        await restart(world)
+        assert counts(world) == {b"x": 2, b"y": 2}
+
+
+@virtual_time()
+async def test_a_file_without_the_ends_of_the_log_is_taken_as_it_is(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await world.make_topic("T")
+        await world.send(Message("T", b"x", delay_level=LEVEL))
+        await asyncio.sleep(20)
+        await world.send(Message("T", b"y", delay_level=LEVEL))
+        await asyncio.sleep(DELAY_S + 1)
+        await world.crash("a")
+        path = tmp_path / "broker-1" / "config" / "delayOffset.json"
+        path.write_text(json.dumps({"offsetTable": {str(LEVEL): 1}}))
+        await world.start_broker("a")
+        await asyncio.sleep(1)
+        assert counts(world) == {b"x": 1, b"y": 2}
+
+
+@virtual_time()
+async def test_looking_for_copies_is_bounded(tmp_path: Path) -> None:
+    find: Callable[..., int] = delay_recovery.delivered_end
+    async with cluster(tmp_path) as world:
+        await world.make_topic("T")
+        await send_raw(world, [b"x"] * 20, {"UNIQ_KEY": "0" * 32})
+        await asyncio.sleep(DELAY_S + 1)
+        store = world.brokers["a"].store
+        assert find(store, LEVEL - 1, 0, DELAY_S * 1000, 0) == 20
+        assert find(store, LEVEL - 1, 0, DELAY_S * 1000, 0, examined_max=0) == 0
+        assert find(store, LEVEL - 1, 0, DELAY_S * 1000, store.written_end) == 0
