@@ -364,7 +364,7 @@ class Delays:
         appended = self._stored([[record] for record in records if record is not None])
         level.offset = behind
         if appended:
-            self._put.settled(appended, done)
+            self._put.when_settled(appended, done)
         else:
             level.note_delivered(self._store.flushed_end, behind)
             self.changes += 1

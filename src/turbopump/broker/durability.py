@@ -44,6 +44,14 @@ class Late(Struct, frozen=True):
     code: ResponseCode
     remark: str
 
+    def as_failure(self) -> RemoteError:
+        """Return what a consumer is told, who would commit the original of a retried message.
+
+        Should the flush fail in the end, the message would be lost. If it succeeds, there are two
+        copies, because the consumer tries again.
+        """
+        return RemoteError(ResponseCode.SYSTEM_ERROR, self.remark)
+
 
 Outcome: TypeAlias = Appended | Late | RemoteError
 """The message is stored as promised, or not yet, or not at all."""

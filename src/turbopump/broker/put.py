@@ -191,13 +191,13 @@ class Put:
                 self.now(records, promise, on_outcome, *args)
 
     def groups(self, groups: Sequence[Group]) -> list[Appended]:
-        """Append several groups with one write; raises what is refused. See `settled`."""
+        """Append several groups with one write; raises what is refused. See `when_settled`."""
         try:
             return self._store.append_all(groups, told_later=True)
         except (InvalidArgument, StoreError) as error:
             raise _refusal(error) from error
 
-    def settled(self, appended: Sequence[Appended], on_outcome: OnOutcome[()]) -> None:
+    def when_settled(self, appended: Sequence[Appended], on_outcome: OnOutcome[()]) -> None:
         """Report once what became of all that was appended, however long the flush takes."""
         self._durability.acknowledge(
             appended[-1], Promise.DURABLE_EVENTUALLY, on_outcome, sends=len(appended)

@@ -90,13 +90,9 @@ class Retries:
     def _stored(
         self, outcome: Outcome, request: Command, peer: Connection, note: Callable[[], None]
     ) -> None:
-        """Answer a send-back: anything but success makes the consumer keep the message.
-
-        One that is stored late is a failure too: should its flush fail, the message would be lost.
-        The consumer tries again, so if the flush succeeds, there are two copies.
-        """
+        """Answer a send-back: anything but success makes the consumer keep the message."""
         if isinstance(outcome, Late):
-            outcome = RemoteError(ResponseCode.SYSTEM_ERROR, outcome.remark)
+            outcome = outcome.as_failure()
         if not isinstance(outcome, RemoteError):
             note()
             peer.answer(request, request.answer(ResponseCode.SUCCESS))

@@ -130,7 +130,7 @@ class Sends:
             records, waits = self._batch(accepted) if header.batch else self._single(accepted)
             # Retried copies inherit WAIT=false: their consumer commits the original once they are
             # acknowledged, so the broker's mode decides.
-            durable = waits or header.topic.startswith(RETRY_PREFIX)
+            durable = waits or _is_retry(header)
         except WriteRefused as error:
             # A new topic that could not be saved.
             refused = RemoteError(ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
@@ -151,6 +151,8 @@ class Sends:
         count: int,
     ) -> None:
         """Answer a send."""
+        if isinstance(outcome, Late) and _is_retry(accepted.header):
+            outcome = outcome.as_failure()
         if isinstance(outcome, RemoteError):
             peer.answer(request, self._refusal(request, outcome))
             return
@@ -391,6 +393,11 @@ class Sends:
     def _fields(self, appended: Appended, queue_id: int) -> ExtFields:
         ids = offset_ids(self._store_host, appended.physical_offsets)
         return SendMessageAnswer.fields_of(self._traits, ids, queue_id, appended.queue_offset)
+
+
+def _is_retry(header: SendMessage) -> bool:
+    """Return whether a consumer sends a failed message as a new one, for a later try."""
+    return header.topic.startswith(RETRY_PREFIX)
 
 
 @lru_cache(maxsize=16384)

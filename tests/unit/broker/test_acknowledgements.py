@@ -41,7 +41,7 @@ ASK: dict[str, Ask] = {
         RequestCode.SEND_REPLY_MESSAGE_V2, send_header(topic="DefaultCluster_REPLY_TOPIC"), b"pong"
     ),
 }
-SENT_BACK = ("send-back", "dead letter")
+BY_CONSUMERS = [what for what in ASK if "retry" in what or "dead" in what or "back" in what]
 
 
 async def failing_message(broker: Broker, client: Client, disk: StuckDisk) -> MessageView:
@@ -105,7 +105,7 @@ def test_a_slow_flush_is_no_success(tmp_path: Path, what: str) -> None:
             failed = await failing_message(broker, client, disk)
             answer = await ASK[what](client, failed)
             assert "FLUSH_DISK_TIMEOUT" in (answer.remark or "")
-            if what in SENT_BACK:
+            if what in BY_CONSUMERS:
                 assert answer.code == ResponseCode.SYSTEM_ERROR
             else:
                 assert answer.code == ResponseCode.FLUSH_DISK_TIMEOUT
@@ -183,3 +183,23 @@ def test_the_progress_of_delays_waits_for_the_disk_in_asynchronous_mode_too(tmp_
             assert '"1":1' in saved()
 
     run()
+
+
+def test_the_progress_of_delays_waits_for_the_flush_in_synchronous_mode(tmp_path: Path) -> None:
+    @virtual_time()
+    async def run(disk: StuckDisk) -> None:
+        async with running_broker(tmp_path, store=SYNC_STORE) as (broker, client):
+            sending = asyncio.create_task(client.send(named={"DELAY": "1"}))
+            await wait_until(lambda: len(broker.path.durability) == 1)
+            disk.flush(broker.store)
+            await sending
+            await asyncio.sleep(30)
+            assert broker.store.flushed_end < broker.store.written_end, "its copy is not on disk"
+            assert broker.path.delays.progress.offset_table == {1: 0}
+            disk.flush(broker.store)
+            await asyncio.sleep(1)
+            assert broker.path.delays.progress.offset_table == {1: 1}
+            assert len(await client.messages()) == 1
+
+    with stuck_disk() as disk:
+        run(disk)
