@@ -29,7 +29,7 @@ def save_json(files: Files, path: Path, value: Any, *, bare_keys: bool = False) 
 def save_text(files: Files, path: Path, text: str) -> None:
     """Replace a file: new text beside it, forced to disk; the old one becomes ``.bak``; rename."""
     files.make_directory(path.parent)
-    fresh, backup = _beside(path, ".tmp"), _beside(path, ".bak")
+    fresh, backup = _beside(path, ".tmp"), backup_of(path)
     _write_synced(files, fresh, text.encode())
     if files.exists(path):
         # A link, not a rename: at no moment may the file itself be missing.
@@ -43,7 +43,7 @@ def save_text(files: Files, path: Path, text: str) -> None:
 
 def load_json(path: Path) -> Any:
     """Read a file, or its backup if it is missing, empty or not JSON; None if neither can be."""
-    for candidate in (path, _beside(path, ".bak")):
+    for candidate in (path, backup_of(path)):
         try:
             text = candidate.read_bytes()
             if text.strip():
@@ -53,6 +53,11 @@ def load_json(path: Path) -> Any:
         except BodyError as error:
             _log.warning("%s cannot be read: %s", candidate, error)
     return None
+
+
+def backup_of(path: Path) -> Path:
+    """Return where the text before the current one is kept."""
+    return _beside(path, ".bak")
 
 
 def _beside(path: Path, suffix: str) -> Path:

@@ -51,6 +51,10 @@ class StoreDirectory:
         return self.root / "removed-topics.json"
 
     @property
+    def index_coverage(self) -> Path:
+        return self.root / "index-coverage.json"
+
+    @property
     def spare(self) -> Path:
         return self.root / SPARE_NAME
 

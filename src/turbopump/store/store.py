@@ -30,6 +30,7 @@ from turbopump.store.failures import disk_errors_named
 from turbopump.store.files import Files, OpenFiles
 from turbopump.store.flush import Flusher, done
 from turbopump.store.health import Health, refusal
+from turbopump.store.index_coverage import IndexCoverage
 from turbopump.store.key_index import KeyIndex
 from turbopump.store.lookup import offset_by_time, store_timestamp_at
 from turbopump.store.outcomes import EVERYTHING, Appended, Filter, ReadOutcome
@@ -90,6 +91,7 @@ class Store:
             if config.index_enabled
             else None
         )
+        self._coverage = IndexCoverage(self._directory.index_coverage, files)
 
     def _make_workers(self, files: Files) -> None:
         """Make those who work on the files."""
@@ -139,7 +141,9 @@ class Store:
             if self._index is not None:
                 self._index.load()
             self._behind.load()
+            is_ours = self._behind.checkpoint.end > 0
             self.recovered = self._recover()
+            self._indexed_from = self._coverage.settle(self._index, self._log, is_ours=is_ours)
             self.elapsed.begin(self._log.written)
             self._directory.mark_running()
         except BaseException:
@@ -472,6 +476,14 @@ class Store:
         positions = self._index.search(topic, key, count_max, begin_ms, end_ms)
         found = (self.message_at(PhysicalOffset(position)) for position in positions)
         return [message for message in found if message is not None]
+
+    @property
+    def index_is_complete(self) -> bool:
+        """Whether every message of the log that has keys is found by them."""
+        index = self._index
+        if index is None or not index.is_absorbed or self._behind.failure is not None:
+            return False
+        return self._indexed_from <= self._log.min_offset
 
     @property
     def indexed_to(self) -> tuple[int, PhysicalOffset]:

@@ -278,6 +278,45 @@ async def test_without_an_index_nothing_is_found_by_key(tmp_path: Path) -> None:
 
 
 @virtual_time()
+async def test_messages_stored_while_the_index_was_off_are_not_missed(tmp_path: Path) -> None:
+    without = replace(SMALL_STORE, index_enabled=False)
+    read: set[int] = set()
+    for store in (SMALL_STORE, without, SMALL_STORE):
+        async with world(tmp_path, store=store) as (_, producer, session):
+            await fill(producer, 5)
+            options = SourceOptions.for_batch({"nameserver": "10.0.0.1:9876", "topic": "T"})
+            cluster = Cluster(session, options)
+            by = Narrowing(one_of={"keys": frozenset({"k3 all"})})
+            read = {
+                offset
+                for part in await plan_batch(cluster, options, by)
+                for each in part
+                for offset in range(each.start, each.end)
+                if each.queue == Q0
+            }
+            limits = (await cluster.limits([Q0]))[Q0]
+            assert read >= set(range(3, limits.high, 5)), store
+    assert read == set(range(15)), "all, as the index does not know all"
+
+
+@virtual_time()
+async def test_an_index_of_which_the_broker_does_not_speak_is_not_relied_upon(
+    tmp_path: Path,
+) -> None:
+    class Foreign(Session):
+        """A session with a broker that knows nothing of complete indices."""
+
+        async def request(self, address: str, command: Command, timeout_ms: int) -> Command:
+            (command.ext_fields or {}).pop("wantsIndexComplete", None)
+            return await super().request(address, command, timeout_ms)
+
+    async with world(tmp_path) as (made, producer, _):
+        await fill(producer, 5)
+        async with made.session("10.0.1.3", kind=Foreign) as session:
+            assert await asking(session).places_of_key("T", "k3 all") is None
+
+
+@virtual_time()
 async def test_the_size_of_messages_is_estimated(tmp_path: Path) -> None:
     async with world(tmp_path) as (_, producer, session):
         await fill(producer, 3)
