@@ -428,6 +428,26 @@ def test_messages_of_a_loop_that_ends_are_counted(server: Standalone, way: str, 
     assert 1 + 100 - int(told[0]) <= stored_count(server.nameserver, way) <= 101
 
 
+def test_a_process_that_ends_amid_its_messages_does_not_commit_them(server: Standalone) -> None:
+    with Producer("pg", nameserver=server.nameserver) as producer:
+        queue = producer.send(Message("amid", b"1")).queue
+    script = """
+import sys
+from turbopump import LitePullConsumer
+consumer = LitePullConsumer(
+    "amid", nameserver=sys.argv[1], subscriptions={"amid": "*"}, start_from="first"
+)
+consumer.start()
+while not consumer.poll():
+    pass
+sys.exit("failed")
+"""
+    done = in_process(script, server.nameserver)
+    assert (done.returncode, done.stderr) == (1, "failed\n")
+    with PullConsumer("amid", nameserver=server.nameserver) as consumer:
+        assert not consumer.committed(queue)
+
+
 CALLBACKS = """
 import sys, threading
 from turbopump import ConsumeResult, Message, Producer, PushConsumer

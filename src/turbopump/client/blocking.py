@@ -176,8 +176,10 @@ class _Opened:
 
     def close(self, end_s: float) -> None:
         """Leave in an orderly way, without the thread, which ends with the process."""
+        # Nobody has said that the messages given out last are done with.
+        error = NotRunning("the process ended without close()")
         try:
-            self.thread.run(self.client.__aexit__(None, None, None), end_s)
+            self.thread.run(self.client.__aexit__(NotRunning, error, None), end_s)
         except Exception as error:  # noqa: BLE001 - the others are to be closed too
             _log.warning("%r was not closed before the process ended: %r", self.client, error)
 
