@@ -26,7 +26,7 @@ def torture(directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["kill-async"])
+@pytest.mark.parametrize("kind", ["kill-async", "exit-without-close"])
 def test_promises_hold(tmp_path: Path, kind: str) -> None:
     run = torture(tmp_path, "--minutes", "0.3", "--seed", "1", "--only", kind)
     assert run.returncode == 0, run.stderr

@@ -21,6 +21,7 @@ from torture.messages import (
 )
 
 _NS_PER_MS = 1_000_000
+_RETURN_MS = 2000
 _TICK_MS = 2
 """Times are cut to milliseconds, on both sides."""
 
@@ -152,6 +153,20 @@ class Accounts:
                     )
                 if busy is None or (call.end_ns or 0) > (busy.end_ns or 0):
                     busy = call
+        return found
+
+    def returns(self) -> list[str]:
+        """Return ordered queues that went to another member and soon back: both had them."""
+        found = []
+        for queue_id, calls in self._by_queue(ORDERED).items():
+            switches = [(a, b) for a, b in pairwise(calls) if a.member != b.member]
+            for (left, taken), (given, back) in pairwise(switches):
+                gap_ms = (back.begin_ns - left.begin_ns) / _NS_PER_MS
+                if left.member == back.member and gap_ms < _RETURN_MS:
+                    found.append(
+                        f"queue {queue_id}: {left.member} at {left.offset}, {taken.member} at "
+                        f"{taken.offset} to {given.offset}, {back.member} at {back.offset}"
+                    )
         return found
 
     def out_of_order(self) -> list[str]:

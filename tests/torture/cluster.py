@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from torture.messages import DELAY_LEVELS
+from torture.peer import ask
 from torture.processes import NotReady, Process, Processes
 
 START_S = 60.0
 """Enough for a recovery on a machine that is busy with something else."""
+
+_CREATE_TOPIC = 17
 
 SETTINGS = {
     # Small files, so that they fill up and disruptions hit the moment when new ones are created.
@@ -108,6 +111,14 @@ class Broker:
     def resume(self) -> None:
         """Give the processor back."""
         self.process.signal(signal.SIGCONT)
+
+    def create_topic(self, topic: str, queues: int) -> None:
+        """Create a topic, as an operator would."""
+        names = ("readQueueNums", "writeQueueNums")
+        fields = {"topic": topic, "defaultTopic": "TBW102", **dict.fromkeys(names, queues)}
+        fields |= {"perm": 6, "topicFilterType": "SINGLE_TAG"}
+        answer, _ = ask(self.address, _CREATE_TOPIC, fields)
+        assert answer["code"] == 0, answer
 
     def log_text(self) -> str:
         """Return what all starts of this broker wrote to the log."""

@@ -12,7 +12,7 @@ from brokers import Client
 from torture.cluster import Broker
 from torture.damages import Damaged, endless
 from torture.messages import body_of, message_id
-from torture.processes import NotReady
+from torture.processes import NotReady, Processes
 from torture.reading import ask
 from torture.scenario import Row, Scenario
 from torture.stores import (
@@ -58,7 +58,7 @@ def damaged(scenario: Scenario) -> Row:
         damage(case)
         name = damage.__name__.replace("_", " ")
         scenario.say(name)
-        trial = Trial(Broker(scenario.processes, home, settings=SETTINGS), case)
+        trial = Trial(scenario.processes, case)
         outcomes[trial.run()] += 1
         row.tried += len(case.messages)
         row.acknowledged += len(case.messages)
@@ -76,20 +76,24 @@ def damaged(scenario: Scenario) -> Row:
 class Trial:
     """One damaged store, and a broker that is started on it."""
 
-    broker: Broker
+    processes: Processes
     case: Damaged
     lost: int = 0
 
     def __post_init__(self) -> None:
         self.findings: list[str] = []
+        self.broker = Broker(self.processes, self.case.store.parent, settings=SETTINGS)
 
     def run(self) -> str:
         """Return what came of it in a word."""
+        outcome = "served"
         try:
             self.broker.start(_START_S)
         except NotReady as error:
             self._judge_refusal(error)
-            return "refused"
+            if not self._is_repaired():
+                return "refused"
+            outcome = "repaired"
         try:
             ask(self.broker.address, self._judge_service, wait_s=30.0)
         except (Stuck, TurbopumpError, TimeoutError, ValueError) as error:
@@ -97,7 +101,26 @@ class Trial:
         code = self.broker.stop()
         self._expect(code == 0, f"the broker exited with {code} after SIGTERM")
         self._expect("Traceback" not in self.broker.log_text(), "traceback in the log")
-        return "served"
+        return outcome
+
+    def _is_repaired(self) -> bool:
+        """Repair the store as the refusal suggests; tell whether the broker is running then."""
+        options = ["--yes", "--segment-bytes", str(self.case.segment_bytes)]
+        process = self.processes.turbopump(
+            f"repair-{self.broker.directory.name}",
+            *("store", "repair", str(self.case.store), *options),
+        )
+        code = process.wait(_START_S)
+        self._expect(code is not None, "store repair does not end")
+        self._expect("Traceback" not in process.log_text(), "traceback of store repair")
+        if code != 0:
+            return False
+        try:
+            self.broker.start(_START_S)
+        except NotReady as error:
+            self._expect("commitlog" not in error.text, f"after repair: {error.text[-300:]}")
+            return False
+        return True
 
     def _expect(self, holds: bool, otherwise: str) -> None:
         if not holds:

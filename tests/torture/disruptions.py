@@ -13,10 +13,7 @@ IN_FLIGHT = 40
 """Redeliveries that one disruption may cause: what listeners and send-backs have in flight."""
 
 COPIES = 2
-"""Further dead letters that a clean restart may cause: send-backs whose answer was lost."""
-
-COPIES_OF_KILL = 10
-"""The same of a kill, and retries delivered since the delay progress was last saved."""
+"""Further dead letters that one disruption may cause: send-backs whose answer was lost."""
 
 
 def kill_sync(scenario: Scenario) -> Row:
@@ -46,7 +43,7 @@ def _killed(scenario: Scenario, settings: dict[str, str]) -> Row:
         scenario.say(f"{kills} kills")
         load.wait_for_progress()
     row = Row(scenario.name, f"{kills} kills, {during_start} while starting")
-    return load.finish(row, allowed=Allowed(IN_FLIGHT, COPIES_OF_KILL) * (kills + during_start))
+    return load.finish(row, allowed=Allowed(IN_FLIGHT, COPIES) * (kills + during_start))
 
 
 def restart_sync(scenario: Scenario) -> Row:
@@ -130,5 +127,5 @@ def consumer_killed(scenario: Scenario) -> Row:
         scenario.say(f"{kills} kills")
     row = Row(scenario.name, f"{kills} kills, {leaves} left in order")
     # Each change of the group moves queues, and a killed member has not committed for 0.5 s.
-    moved = Allowed(int(RATE) + MEMBERS * THREADS, COPIES_OF_KILL)
+    moved = Allowed(int(RATE) + MEMBERS * THREADS, COPIES, returns=1)
     return load.finish(row, allowed=moved * (kills + leaves))

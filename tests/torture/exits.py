@@ -8,13 +8,13 @@ import signal
 from torture.accounts import Accounts
 from torture.cluster import START_S, Broker, NameServer
 from torture.leaver import WAITING
+from torture.load import QUEUES
 from torture.messages import WORK, identity_of
 from torture.peer import ask as ask_plainly
 from torture.reading import messages_of
 from torture.scenario import Row, Scenario
 
 COUNT = 3000
-_QUEUES = 8
 _MEMBERS_OF = 38
 _EXIT_S = 60.0
 
@@ -24,6 +24,7 @@ def exit_without_close(scenario: Scenario) -> Row:
     nameserver = NameServer(scenario.processes).address
     broker = Broker(scenario.processes, scenario.directory / "broker", nameserver)
     broker.start()
+    broker.create_topic(WORK, QUEUES)
     row, exits, signals = Row(scenario.name), 0, 0
     warned = 0
     while scenario.left_s > 0 or not exits:
@@ -54,7 +55,7 @@ def exit_without_close(scenario: Scenario) -> Row:
 def _stored(broker: Broker) -> set[str]:
     return {
         identity_of(message.body)
-        for queue_id in range(_QUEUES)
+        for queue_id in range(QUEUES)
         for message in messages_of(broker.address, WORK, queue_id)
     }
 

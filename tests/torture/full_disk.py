@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from torture.disruptions import ASYNC, COPIES_OF_KILL, IN_FLIGHT
+from torture.disruptions import ASYNC, COPIES, IN_FLIGHT
 from torture.load import Allowed, Load
 from torture.messages import WORK
 from torture.mounts import NotPermitted, fill, small_disk
@@ -55,7 +55,7 @@ def _filled(scenario: Scenario) -> Row:
         healed = load.wait_for_progress(HEALED_S)
         row.expect(healed, f"no message went through within {HEALED_S:g} s after space was freed")
     row.did = f"{fills} times full, {starts} starts on a full disk"
-    return load.finish(row, allowed=Allowed(IN_FLIGHT, COPIES_OF_KILL) * (fills + starts))
+    return load.finish(row, allowed=Allowed(IN_FLIGHT, COPIES) * (fills + starts))
 
 
 def _are_refused(load: Load) -> bool:

@@ -6,7 +6,10 @@ consumes until a signal comes.
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -41,9 +44,16 @@ def wait(nameserver: str) -> None:
     with PushConsumer(
         WAITING, handle, nameserver=nameserver, subscriptions={WORK: "*"}, start_from="first"
     ) as consumer:
-        sys.stdout.write("ready\n")
-        sys.stdout.flush()
+        threading.Thread(target=_say_ready, daemon=True).start()
         consumer.wait()
+
+
+def _say_ready() -> None:
+    """Say so as soon as signals are handled: before, they end any program."""
+    while signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        time.sleep(0.01)
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

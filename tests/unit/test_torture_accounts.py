@@ -113,6 +113,19 @@ def test_two_calls_at_the_same_time_on_an_ordered_queue(
     assert len(journals.read().overlaps()) == expected
 
 
+@pytest.mark.parametrize(
+    ("members", "expected"), [("1122", 0), ("121", 1), ("1212", 2), ("1221", 1), ("123", 0)]
+)
+def test_an_ordered_queue_with_two_owners_in_turn(
+    journals: Journals, members: str, expected: int
+) -> None:
+    for offset, member in enumerate(members):
+        begin_ms = 10 * offset
+        identity = f"ordered/s/{offset}"
+        journals.call(identity, begin_ms, begin_ms + 1, member=f"member-{member}", offset=offset)
+    assert len(journals.read().returns()) == expected
+
+
 @pytest.mark.parametrize(("offsets", "expected"), [((0, 1, 0, 1, 2), 0), ((0, 2, 1), 1)])
 def test_messages_out_of_order(journals: Journals, offsets: tuple[int, ...], expected: int) -> None:
     """Earlier ones may come again; a later one may not come before them."""
