@@ -123,7 +123,7 @@ class ForeignMember:
         await asyncio.sleep(first_s + 0.1)
         while True:
             self._wanted.clear()
-            await self._balance()
+            await self.balance()
             try:
                 async with asyncio.timeout(REBALANCE_S):
                     await self._wanted.wait()
@@ -133,7 +133,8 @@ class ForeignMember:
     def _notified(self, request: Command, _: Connection) -> None:
         self._wanted.set()
 
-    async def _balance(self) -> None:
+    async def balance(self) -> None:
+        """Ask who is in the group, and own what the strategy gives."""
         asked = headers.ConsumerGroup(consumer_group=self.group)
         answer = await self._try(RequestCode.GET_CONSUMER_LIST_BY_GROUP, asked)
         if answer is None or answer.code != ResponseCode.SUCCESS:

@@ -15,7 +15,7 @@ import pytest
 
 from clusters import Cluster, Recorder, cluster
 from consumers import Seen, consuming, send
-from foreign_member import ForeignMember
+from foreign_member import AFTER_ERROR_S, HEARTBEAT_S, ForeignMember
 from turbopump.client import calls
 from turbopump.client.push_consumer import PushConsumer
 from turbopump.errors import RemoteError
@@ -156,6 +156,24 @@ async def test_a_second_restart_before_anybody_returned_forgets_nobody(
         assert sorted(await ids(world)) == sorted(member.client_id for member in members)
         await asyncio.sleep(90)
         assert [member.moves for member in members] == [[], []]
+
+
+@virtual_time()
+async def test_who_joins_after_a_restart_is_noticed_by_members_without_a_heartbeat(
+    tmp_path: Path,
+) -> None:
+    """They pull again soon, and can be told over these connections."""
+    async with cluster(tmp_path) as world, foreign_group(world, (0, 1)) as members:
+        # Their heartbeats and rebalances are just over.
+        await asyncio.sleep(HEARTBEAT_S + 2)
+        for member in members:
+            await member.balance()
+            member.moves.clear()
+        await clean(world, None)
+        await asyncio.sleep(AFTER_ERROR_S + 1)
+        async with foreign(world, 9).running() as late:
+            everybody = [*members, late]
+            await wait_until(lambda: is_shared([member.owned for member in everybody]), 5)
 
 
 # --- who does not come back -----------------------------------------------------------------------

@@ -224,14 +224,15 @@ class ClientRequests:
         notice = make_request(
             RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, headers.ConsumerGroup(consumer_group=name)
         )
-        for member in tuple(group.members.values()):
-            if member.is_absent:
-                continue
+        members = (each.connection for each in group.members.values() if not each.is_absent)
+        for connection in (*members, *self._consumers.pullers(name)):
             try:
-                member.connection.oneway(notice)
+                connection.oneway(notice)
             except NetworkError as error:
                 # It looks by itself every 20 s, or is about to be noticed as gone.
-                _log.info("%s is not told of a change in %s: %s", member.address, name, error)
+                _log.info(
+                    "%s not notified that %s changed: %s", connection.peer_address, name, error
+                )
 
     # --- who is there -----------------------------------------------------------------------------
 

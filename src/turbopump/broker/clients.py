@@ -134,6 +134,8 @@ class Consumers(_Joined):
         self._groups: dict[str, ConsumerGroup] = {}
         self._absent: dict[str, AbsentPeer] = {}
         """By client id."""
+        self._pullers: dict[str, dict[Peer, None]] = {}
+        """Connections that pull for a group with absent members and are none of its members."""
         self.changes = 0
         """How often anything changed that is worth remembering over a restart."""
 
@@ -185,6 +187,7 @@ class Consumers(_Joined):
         is_new = member.connection not in members and not self._vacate(member.client_id, name)
         members[member.connection] = member
         self._joined.setdefault(member.connection, set()).add(name)
+        self._pullers.get(name, {}).pop(member.connection, None)
         old = {} if known is None else known.subscriptions
         group = self._groups[name] = ConsumerGroup(
             data.consume_type,
@@ -210,6 +213,24 @@ class Consumers(_Joined):
             self._joined.setdefault(absent, set()).add(name)
 
     @property
+    def has_absent(self) -> bool:
+        """Whether any member has not returned yet."""
+        return bool(self._absent)
+
+    def note_puller(self, name: str, connection: Peer) -> None:
+        """Note that a connection pulls for a group: it may be that of an absent member.
+
+        Which one is not known before its heartbeat, but it can be told of changes.
+        """
+        group = self._groups.get(name)
+        if group is not None and connection not in group.members:
+            self._pullers.setdefault(name, {})[connection] = None
+
+    def pullers(self, group: str) -> tuple[Peer, ...]:
+        """Return the connections that pull for a group and may be those of absent members."""
+        return tuple(self._pullers.get(group, ()))
+
+    @property
     def absent(self) -> list[tuple[str, str]]:
         """The remembered members that have not returned: group and client id of each."""
         return [
@@ -232,7 +253,13 @@ class Consumers(_Joined):
             self._vacate(client_id, name)
         for name in dict.fromkeys(name for name, _ in gone):
             self._left(name)
+        self._pullers.clear()
         return gone
+
+    def connection_closed(self, connection: Peer) -> None:
+        super().connection_closed(connection)
+        for pullers in self._pullers.values():
+            pullers.pop(connection, None)
 
     def _vacate(self, client_id: str, name: str) -> bool:
         """Take away the place that is kept for a client in a group, without telling the others."""

@@ -104,6 +104,8 @@ class Pulls:
         """Answer with messages, or hold the pull and return None."""
         header = PullMessage.from_ext_fields(request.ext_fields)
         group = self._admit(header)
+        if self._consumers.has_absent:
+            self._consumers.note_puller(header.consumer_group, peer)
         pull = Pull(request, peer, header, group, self._wanted(header, group))
         if header.sys_flag & PULL_COMMIT_OFFSET and header.commit_offset >= 0:
             self._offsets.commit(
