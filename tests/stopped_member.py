@@ -1,8 +1,9 @@
 """A consumer that waits until a signal stops it.
 
 Arguments: the name server, the topic, how to wait and the kind of the listener. It waits
-``blocking``, with ``aio`` or ``uvloop``, or in a ``thread`` that is not the main one. The listener
-says when it begins and when it ends, and is ``slow`` or ``stuck``.
+``blocking``, with ``aio`` or ``uvloop``, in a ``thread`` that is not the main one, or with its
+``own`` handler of SIGTERM. The listener says when it begins and when it ends, and is ``slow`` or
+``stuck``.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ def say(text: str) -> None:
 
 def is_waiting() -> bool:
     """Whether signals are handled by now, where they are to be."""
+    if sys.argv[3] == "own":
+        return signal.getsignal(signal.SIGINT) is not signal.default_int_handler
     return sys.argv[3] == "thread" or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
 
 
@@ -64,6 +67,14 @@ def blocking(nameserver: str) -> None:
         start_from="first",
         listening=Listening(close_wait_ms=60_000),
     ) as consumer:
+        if sys.argv[3] == "own":
+
+            def close(*_: object) -> None:
+                say("own")
+                consumer.close()
+
+            signal.signal(signal.SIGTERM, close)
+            before = handlers()
         consumer.wait()
         assert handlers() == before
     say("closed")
@@ -85,7 +96,7 @@ async def waiting(nameserver: str) -> None:
 
 
 def main(nameserver: str, way: str) -> None:
-    if way == "blocking":
+    if way in ("blocking", "own"):
         blocking(nameserver)
     elif way == "aio":
         asyncio.run(waiting(nameserver))

@@ -143,6 +143,8 @@ def test_a_backlog_is_consumed_by_threads(tmp_path: Path, orderly: bool) -> None
             orderly=orderly,
         ):
             wait_for(lambda: len(seen) == 4000, "all of the backlog")
+            names = [each.name for each in threading.enumerate()]
+            assert sum(name.startswith("turbopump-listener") for name in names) <= 20
     assert seen.total() == 4000
     if orderly:
         assert all(offsets == sorted(offsets) for offsets in orders.values())
@@ -220,6 +222,13 @@ def test_a_second_signal_ends_a_consumer_that_does_not_stop(
         process.send_signal(number)
         process.communicate(timeout=WAIT_S)
     assert process.returncode == -number
+
+
+def test_a_handler_of_the_program_itself_stays_and_may_close(server: Standalone) -> None:
+    with stopped(server.nameserver, "own", "slow") as process:
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=WAIT_S)
+    assert (process.returncode, out, err) == (0, "own\ndone\nclosed\n", "")
 
 
 def test_a_wait_outside_of_the_main_thread_leaves_signals_alone(server: Standalone) -> None:

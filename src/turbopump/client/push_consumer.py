@@ -186,8 +186,8 @@ class PushConsumer(ConsumerMember):
         """Wait until the consumer is closed.
 
         In the main thread, SIGINT and SIGTERM close it: it leaves the group, waits for listeners
-        that run, commits, and this returns. A second signal ends the process. Handlers that were
-        there before are there again afterwards; ``handle_signals=False`` leaves them alone.
+        that run, commits, and this returns. A second signal ends the process. Handlers that the
+        program has installed itself stay, and so do all of them with ``handle_signals=False``.
         """
         loop = asyncio.get_running_loop()
         begin = functools.partial(loop.call_soon_threadsafe, self.begin_closing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -15,8 +16,9 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def stop_signals(begin: Callable[[], object]) -> Iterator[None]:
     """Let the first signal begin to stop, and a second one end the process.
 
-    Handlers are the main thread's, so elsewhere this does nothing. A signal that is ignored stays
-    ignored, as ``nohup`` and shells want it for programs in the background.
+    Handlers are the main thread's, so elsewhere this does nothing. Only Python's own handlers are
+    replaced: the program, or a framework that runs it, may have installed others, and a signal that
+    is ignored stays ignored, as ``nohup`` wants it.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -31,11 +33,19 @@ def stop_signals(begin: Callable[[], object]) -> Iterator[None]:
         is_begun = True
         begin()
 
-    wanted = [each for each in _SIGNALS if signal.getsignal(each) is not signal.SIG_IGN]
+    wanted = [each for each in _SIGNALS if _is_pythons(signal.getsignal(each))]
     before = {each: signal.signal(each, handle) for each in wanted}
     try:
         yield
     finally:
         for number, handler in before.items():
-            # None is a handler that was not installed from Python, and cannot be again.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            signal.signal(number, handler)
+
+
+def _is_pythons(handler: object) -> bool:
+    """Whether nobody has said what a signal should do, other than the interpreter and asyncio."""
+    if handler in (signal.SIG_DFL, signal.default_int_handler):
+        return True
+    # `asyncio.run` cancels its main task on SIGINT, by a bound method with the task.
+    method = getattr(handler, "func", None)
+    return isinstance(getattr(method, "__self__", None), asyncio.Runner)
