@@ -30,6 +30,7 @@ SUB_APPS = {
     "message": ("turbopump.cli.message", "Send, watch and find messages."),
     "dlq": ("turbopump.cli.dlq", "Dead letters: look at them, send them on, export them."),
     "pipeline": ("turbopump.cli.pipeline", "Archive, replay, redrive and analyse, on Spark."),
+    "store": ("turbopump.cli.store", "Examine and repair the store of a stopped broker."),
     "config": ("turbopump.cli.config", "Settings of brokers and name servers, key-values."),
 }
 """Groups of commands, each the ``app`` of a module, imported when it is used."""

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from turbopump.errors import BodyError
 from turbopump.store.files import Files
 from turbopump.wire import lenient_json
+from turbopump.wire.schema import Body
 
 _log = logging.getLogger(__name__)
+
+B = TypeVar("B", bound=Body)
 
 
 def save_json(files: Files, path: Path, value: Any, *, bare_keys: bool = False) -> None:
@@ -58,6 +61,15 @@ def load_json(path: Path) -> Any:
 def backup_of(path: Path) -> Path:
     """Return where the text before the current one is kept."""
     return _beside(path, ".bak")
+
+
+def load_table(path: Path, kind: type[B]) -> B | None:
+    """Read a file that holds one body; None when it cannot be read, which its owner reports."""
+    value = load_json(path)
+    try:
+        return None if value is None else kind.from_value(value)
+    except BodyError:
+        return None
 
 
 def _beside(path: Path, suffix: str) -> Path:

@@ -9,20 +9,20 @@ import logging
 
 from msgspec import Struct
 
+from turbopump.errors import StoreDamaged
 from turbopump.message import PhysicalOffset
 from turbopump.store.checkpoint import Checkpoint
 from turbopump.store.commit_log import CommitLog, scan
 from turbopump.store.config import StoreConfig
 from turbopump.store.dispatch import INVISIBLE_BIT, Dispatcher
 from turbopump.store.key_index import KeyIndex
+from turbopump.store.losses import find_losses, vouched_end
 from turbopump.store.queues import Queues
+from turbopump.store.scan_start import scan_start
 from turbopump.store.write_behind import WriteBehind
 from turbopump.wire.record import RecordEntry
 
 _log = logging.getLogger(__name__)
-
-_CHECKPOINT_MARGIN_MS = 3000
-"""How far before the checkpoint a replay begins, as clocks are only roughly right."""
 
 
 class Recovered(Struct, frozen=True):
@@ -57,14 +57,20 @@ class Recovery:
         self._behind = behind
         self._removed = queues.removed
         self._replayed = 0
-        self._last_ms = 0
+        self._last_ms = self._newest_ms = 0
 
     def run(self, *, crashed: bool) -> Recovered:
         """Recover; afterwards everything that is in the log can be read, and is on disk."""
         if not self._log.starts:
             return self._begin_anew(crashed)
-        start = self._scan_start(crashed)
+        start = scan_start(
+            self._log,
+            self._behind.checkpoint,
+            crashed=crashed,
+            clean_check_segments=self._config.clean_check_segments,
+        )
         end, missing_from = self._find_end(start, crashed)
+        self._check_complete(end, crashed)
         self._behind.fit(end)
         cut_bytes = self._cut_log(start, end, crashed)
         shortened = self._follow_log(end, crashed)
@@ -95,35 +101,6 @@ class Recovery:
         self._removed.fit(PhysicalOffset(0), PhysicalOffset(0))
         return Recovered(crashed, PhysicalOffset(0), 0, 0)
 
-    def _scan_start(self, crashed: bool) -> PhysicalOffset:
-        starts = self._log.starts
-        if not crashed:
-            last = len(starts) - 1
-            while last > 0 and not self._log.first_store_timestamp_ms(starts[last]):
-                last -= 1
-            return PhysicalOffset(starts[max(0, last + 1 - self._config.clean_check_segments)])
-        known = self._behind.checkpoint.end
-        if starts[0] < known <= starts[-1] + self._log.segment_bytes:
-            return PhysicalOffset(max(start for start in starts if start <= known))
-        return self._scan_start_by_time()
-
-    def _scan_start_by_time(self) -> PhysicalOffset:
-        """Return where to begin after a crash of a broker that notes no positions."""
-        safe_ms = self._safe_ms()
-        chosen, newest_ms = self._log.min_offset, 0
-        for start in self._log.starts:
-            first_ms = self._log.first_store_timestamp_ms(start)
-            # Where the clock went back, a small time does not prove that a file is old.
-            if not newest_ms <= first_ms <= safe_ms:
-                break
-            chosen, newest_ms = PhysicalOffset(start), first_ms
-        return chosen
-
-    def _safe_ms(self) -> int:
-        """Return the store time up to which the log and what follows it are surely on disk."""
-        checkpoint = self._behind.checkpoint
-        return max(0, min(checkpoint.log_ms, checkpoint.queues_ms) - _CHECKPOINT_MARGIN_MS)
-
     def _find_end(
         self, start: PhysicalOffset, crashed: bool
     ) -> tuple[PhysicalOffset, PhysicalOffset]:
@@ -139,9 +116,20 @@ class Recovery:
                 end = found
                 break
             self._last_ms = found.store_timestamp_ms
+            self._newest_ms = max(self._newest_ms, self._last_ms)
             if missing_from is None and self._lacks(found, indexed):
                 missing_from = found.physical_offset
         return end, end if missing_from is None else missing_from
+
+    def _check_complete(self, end: PhysicalOffset, crashed: bool) -> None:
+        """Refuse a log that ends before what was surely on disk; nothing has been changed yet."""
+        checkpoint, queues_end = self._behind.checkpoint, self._queues.physical_end
+        vouched = vouched_end(checkpoint, queues_end, self._newest_ms, crashed=crashed)
+        if end < vouched:
+            root, size = self._log.directory.parent, self._log.segment_bytes
+            raise StoreDamaged(
+                str(find_losses(root, size) or f"{root} ends at {end}, but {vouched} was on disk")
+            )
 
     def _lacks(self, entry: RecordEntry, indexed: int | None) -> bool:
         if indexed is not None and entry.physical_offset >= indexed:

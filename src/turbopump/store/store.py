@@ -33,6 +33,7 @@ from turbopump.store.health import Health, refusal
 from turbopump.store.index_coverage import IndexCoverage
 from turbopump.store.key_index import KeyIndex
 from turbopump.store.lookup import offset_by_time, store_timestamp_at
+from turbopump.store.losses import check_files
 from turbopump.store.outcomes import EVERYTHING, Appended, Filter, ReadOutcome
 from turbopump.store.queues import Queues
 from turbopump.store.reading import read_queue, unknown_queue
@@ -135,6 +136,7 @@ class Store:
     def _start(self) -> None:
         self._directory.acquire()
         try:
+            check_files(self._directory, self.config.segment_bytes)
             self._directory.make_parts()
             self._segments.load()
             self._queues.load()

@@ -59,17 +59,20 @@ class Upkeep:
 
     def flush(self) -> None:
         """Have the log flushed, and then the checkpoint moved on."""
-        reached_ms = self._appender.store_timestamp_ms
+        # The next start must find whole messages up to there; a slave may have half of one more.
+        whole = Checkpoint(
+            log_ms=self._appender.store_timestamp_ms, log_end=self._dispatcher.followed_to
+        )
         if self._log.written > self._log.flushed:
             self._flusher.join()
-        elif self._behind.has_reached(Checkpoint(log_ms=reached_ms, log_end=self._log.flushed)):
+        elif self._behind.has_reached(whole):
             return
-        self._flusher.submit(lambda: self._reach(reached_ms))
+        self._flusher.submit(lambda: self._reach(whole))
 
-    def _reach(self, reached_ms: int) -> None:
+    def _reach(self, whole: Checkpoint) -> None:
         """Runs on the flusher's thread."""
-        if self._flusher.failure is None:
-            self._behind.reach(Checkpoint(log_ms=reached_ms, log_end=self._log.flushed))
+        if self._flusher.failure is None and self._log.flushed >= whole.log_end:
+            self._behind.reach(whole)
 
     def _write_behind(self, now_ms: int) -> None:
         try:

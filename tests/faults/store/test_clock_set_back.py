@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from turbopump.message import PhysicalOffset
 from turbopump.store import FlushMode, Store
@@ -143,6 +144,9 @@ def test_a_log_that_is_cut_takes_the_checkpoint_back(tmp_path: Path) -> None:
     store.close()
     for path in sorted((root / "commitlog").iterdir())[1:]:
         path.unlink()
+    # The power failed: queues were forced to disk, and of the log the first file only.
+    checkpoint = replace(read_checkpoint(root / "checkpoint"), log_end=PhysicalOffset(3000))
+    write_checkpoint(Files(), root / "checkpoint", checkpoint)
     again = Store.open(root, CONFIG, clock=clock)
     kept = len(bodies(again))
     assert again._behind.checkpoint.end == again.written_end

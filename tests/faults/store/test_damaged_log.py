@@ -107,6 +107,7 @@ def test_a_torn_tail_is_not_kept(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     data[end - 50] ^= 1
     log.write_bytes(data)
     (tmp_path / "abort").touch()
+    (tmp_path / "checkpoint").unlink()
     with Store.open(tmp_path, CONFIG) as store:
         assert store.recovered.cut_bytes == end - first.end_offset
         assert bodies(store) == [b"a"]

@@ -182,6 +182,8 @@ def test_markers_go_with_the_log(tmp_path: Path) -> None:
         assert set(json.loads((tmp_path / MARKERS).read_text())) == {"Other"}
     for path in (tmp_path / "commitlog").iterdir():
         path.unlink()
+    # Nothing else tells of messages.
+    (tmp_path / "checkpoint").unlink()
     with Store.open(tmp_path, ASYNC) as store:
         assert json.loads((tmp_path / MARKERS).read_text()) == {}
         store_all(store, [b"new"], "Other")

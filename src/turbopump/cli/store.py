@@ -1,0 +1,81 @@
+"""``turbopump store``: the files of a broker that does not run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import typer
+
+from turbopump.cli.administration import DryRunOption, JsonOption, YesOption, confirm, reported
+from turbopump.cli.output import Column, Output
+from turbopump.cli.texts import number_text
+
+if TYPE_CHECKING:
+    from turbopump.store.losses import Losses
+
+app = typer.Typer()
+# Without it, a group of one command would be that command.
+app.callback()(lambda: None)
+
+StoreArgument: TypeAlias = Annotated[
+    Path,
+    typer.Argument(metavar="DIR", help="The store's directory, which has commitlog in it."),
+]
+
+_LOST_TOPICS = (Column("topic", "TOPIC"), Column("messages", "LOST MESSAGES", "number"))
+
+
+@app.command()
+def repair(
+    directory: StoreArgument,
+    segment_bytes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="mappedFileSizeCommitLog of the broker, for a log without files.",
+            show_default="size of the files, or 1 GiB",
+        ),
+    ] = None,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Make a store startable again that has lost files of its commit log.
+
+    Shows which messages are lost and asks before it changes anything. Everything else is kept.
+    """
+    from turbopump.clock import SYSTEM_CLOCK
+    from turbopump.store.files import Files
+    from turbopump.store.repair import stopped_store
+
+    output = Output(as_json=json)
+    with reported(), stopped_store(directory, Files(), SYSTEM_CLOCK) as store:
+        losses = store.losses(segment_bytes)
+        if losses is None:
+            output.done({**_value(directory, None), "dry_run": dry_run}, "Nothing to repair.")
+            return
+        value = {**_value(directory, losses), "dry_run": dry_run}
+        if not json:
+            typer.echo(f"{losses.reason}.")
+        rows = [{"topic": name, "messages": lost} for name, lost in losses.topics.items()]
+        loss = f"about {number_text(losses.messages)} messages" if rows else "messages"
+        if dry_run:
+            output.one(value, rows, _LOST_TOPICS, f"Would give up {loss}.")
+            return
+        if not json:
+            output.one(value, rows, _LOST_TOPICS, f"Lost: {loss}.")
+        confirm(f"Give up {loss} of {directory}?", is_sure=yes, as_json=json)
+        backup = store.repair(losses)
+    value["backup"] = str(backup)
+    output.done(value, f"Repaired {directory}; what was changed is kept in {backup}.")
+
+
+def _value(directory: Path, losses: Losses | None) -> dict[str, Any]:
+    return {
+        "directory": str(directory),
+        "reason": losses.reason if losses is not None else None,
+        "messages": losses.messages if losses is not None else 0,
+        "topics": losses.topics if losses is not None else {},
+        "backup": None,
+    }

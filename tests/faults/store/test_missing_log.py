@@ -1,0 +1,290 @@
+"""A log that lacks what was on disk is refused, unchanged; repair accepts the loss, and no more."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from turbopump.errors import StoreDamaged
+from turbopump.message import PhysicalOffset
+from turbopump.store import Files, Found, MessagesRemoved, OffsetTooSmall, Store
+from turbopump.store.repair import stopped_store
+from turbopump.wire.record import decode_record
+from unit.store.disks import Killed, KilledFiles
+from unit.store.support import ManualClock, bodies, offset, record, small_config
+
+CONFIG = small_config(queue_segment_units=100)
+SEGMENT = 4096
+COUNT = 40
+"""Four messages fit into a file."""
+
+
+def body(number: int) -> bytes:
+    return b"%03d" % number * 300
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A stopped store with ten files."""
+    root = tmp_path / "store"
+    clock = ManualClock()
+    with Store.open(root, CONFIG, clock=clock) as store:
+        for number in range(COUNT):
+            clock.advance(1000)
+            store.append([record(body(number), topic=f"T{number % 2}", KEYS=f"k{number}")])
+    commit(root, {"T0@group": {"0": 20}, "T1@group": {"0": 7}})
+    return root
+
+
+def commit(root: Path, offsets: dict[str, dict[str, int]]) -> None:
+    text = json.dumps({"offsetTable": offsets})
+    (root / "config" / "consumerOffset.json").write_text(text)
+
+
+def committed(root: Path) -> object:
+    return json.loads((root / "config" / "consumerOffset.json").read_text())["offsetTable"]
+
+
+def log_file(root: Path, number: int) -> Path:
+    return root / "commitlog" / f"{number * SEGMENT:020d}"
+
+
+def snapshot(root: Path) -> dict[Path, bytes | None]:
+    return {
+        path.relative_to(root): path.read_bytes() if path.is_file() else None
+        for path in root.rglob("*")
+    }
+
+
+def repair(root: Path, files: Files | None = None, segment_bytes: int | None = None) -> int:
+    """Repair a store; return about how many messages are lost."""
+    with stopped_store(root, files or Files(), ManualClock()) as store:
+        losses = store.losses(segment_bytes)
+        assert losses is not None
+        store.repair(losses)
+    return losses.messages
+
+
+def empty_log(root: Path) -> None:
+    for path in (root / "commitlog").iterdir():
+        path.unlink()
+
+
+def no_log(root: Path) -> None:
+    shutil.rmtree(root / "commitlog")
+
+
+def no_end(root: Path) -> None:
+    for number in (8, 9):
+        log_file(root, number).unlink()
+
+
+def no_middle(root: Path) -> None:
+    for number in (3, 4):
+        log_file(root, number).unlink()
+
+
+def zeros_at_the_end(root: Path) -> None:
+    log_file(root, 9).write_bytes(bytes(SEGMENT))
+
+
+def damaged_end(root: Path) -> None:
+    data = bytearray(log_file(root, 9).read_bytes())
+    data[1500] ^= 1
+    log_file(root, 9).write_bytes(data)
+
+
+DAMAGES: list[Callable[[Path], None]] = [
+    empty_log,
+    no_log,
+    no_end,
+    no_middle,
+    zeros_at_the_end,
+    damaged_end,
+]
+
+
+def as_stopped(_: Path) -> None:
+    pass
+
+
+def as_crashed(root: Path) -> None:
+    (root / "abort").touch()
+
+
+def as_of_another_broker(root: Path) -> None:
+    """Have a checkpoint with times only, as Apache RocketMQ writes it."""
+    data = (root / "checkpoint").read_bytes()
+    (root / "checkpoint").write_bytes(data[:24].ljust(4096, b"\0"))
+
+
+def as_crashed_of_another_broker(root: Path) -> None:
+    as_crashed(root)
+    as_of_another_broker(root)
+
+
+STATES = [as_stopped, as_crashed, as_of_another_broker, as_crashed_of_another_broker]
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_log_that_lacks_messages_is_refused_unchanged(
+    damage: Callable[[Path], None], state: Callable[[Path], None], root: Path, tmp_path: Path
+) -> None:
+    state(root)
+    mount = tmp_path / "mount"
+    shutil.copytree(root / "commitlog", mount)
+    damage(root)
+    before = snapshot(root)
+    with pytest.raises(StoreDamaged) as refused:
+        Store.open(root, CONFIG)
+    assert snapshot(root) == before
+    text = str(refused.value)
+    assert f"turbopump store repair {root}" in text
+    assert "mounted" in text
+    assert "T0" in text
+    # The file system is mounted again: everything is there.
+    shutil.rmtree(root / "commitlog", ignore_errors=True)
+    shutil.copytree(mount, root / "commitlog")
+    with Store.open(root, CONFIG) as store:
+        assert bodies(store, "T0") == [body(number) for number in range(0, COUNT, 2)]
+        assert store.append([record(b"new", topic="T0")]).queue_offset == 20
+
+
+LOST_BY_DAMAGE: dict[Callable[[Path], None], range] = {
+    empty_log: range(COUNT),
+    no_log: range(COUNT),
+    no_end: range(32, COUNT),
+    no_middle: range(12, 20),
+    zeros_at_the_end: range(36, COUNT),
+    # Behind the damaged message, a start does not know where the next one begins.
+    damaged_end: range(37, COUNT),
+}
+
+
+def read_on(store: Store, topic: str) -> list[bytes]:
+    """Read a queue as a consumer does: go on where the answer says."""
+    at, found = offset(0), list[bytes]()
+    while at < store.queue_range(topic, 0)[1]:
+        outcome = store.read(topic, 0, at, 5)
+        assert isinstance(outcome, Found | MessagesRemoved | OffsetTooSmall), outcome
+        if isinstance(outcome, Found):
+            found += [
+                decode_record(message, check_crc=True).stored_body for message in outcome.messages
+            ]
+        assert outcome.next_offset > at
+        at = outcome.next_offset
+    return found
+
+
+def check_repaired(root: Path, lost: range) -> None:
+    """What was not lost is there, at its offset, and new messages come behind what was lost."""
+    for opened in range(2):
+        with Store.open(root, CONFIG) as store:
+            for topic in (0, 1):
+                kept = [n for n in range(topic, COUNT, 2) if n not in lost]
+                new = [b"new %d" % number for number in range(opened * 6)]
+                assert read_on(store, f"T{topic}") == [body(n) for n in kept] + new
+                for number in kept:
+                    outcome = store.read(f"T{topic}", 0, offset(number // 2), 1)
+                    assert isinstance(outcome, Found)
+                    assert bytes(outcome.messages[0]).find(body(number)) > 0
+                if not opened:
+                    for number in range(6):
+                        appended = store.append([record(b"new %d" % number, topic=f"T{topic}")])
+                        assert appended.queue_offset == 20 + number
+            for number in range(COUNT):
+                found = store.messages_by_key(f"T{number % 2}", f"k{number}", 9, 0, 1 << 60)
+                assert number in lost or len(found) == 1
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_repair_keeps_what_is_left_and_the_offsets(
+    damage: Callable[[Path], None], state: Callable[[Path], None], root: Path
+) -> None:
+    state(root)
+    damage(root)
+    lost = LOST_BY_DAMAGE[damage]
+    assert repair(root, segment_bytes=SEGMENT) == len(lost)
+    with stopped_store(root, Files(), ManualClock()) as store:
+        assert store.losses() is None
+    assert committed(root) == {"T0@group": {"0": 20}, "T1@group": {"0": 7}}
+    check_repaired(root, lost)
+
+
+def test_offsets_alone_tell_of_a_log_that_does_not_exist(root: Path) -> None:
+    shutil.rmtree(root / "consumequeue")
+    (root / "checkpoint").unlink()
+    no_log(root)
+    with pytest.raises(StoreDamaged, match=r"consumerOffset\.json says that groups have consumed"):
+        Store.open(root, CONFIG)
+    repair(root, segment_bytes=SEGMENT)
+    # New messages begin at 0, and no group is ahead of them.
+    assert committed(root) == {"T0@group": {"0": 0}, "T1@group": {"0": 0}}
+    with Store.open(root, CONFIG) as store:
+        assert store.append([record(b"new", topic="T0")]).queue_offset == 0
+        assert bodies(store, "T0") == [b"new"]
+
+
+def test_offsets_committed_before_the_first_message_are_no_loss(tmp_path: Path) -> None:
+    Store.open(tmp_path, CONFIG).close()
+    commit(tmp_path, {"T@group": {"0": 7}})
+    Store.open(tmp_path, CONFIG).close()
+
+
+def test_offsets_behind_the_end_of_their_queue_are_lowered(root: Path) -> None:
+    """Units were lost together with the log: what comes now gets offsets that were given before."""
+    commit(root, {"T0@group": {"0": 20, "3": 9}, "T1@group": {"0": 7}})
+    (root / "config" / "delayOffset.json").write_text('{"offsetTable":{"1":5}}')
+    shutil.rmtree(root / "consumequeue" / "T0")
+    empty_log(root)
+    repair(root, segment_bytes=SEGMENT)
+    assert committed(root) == {"T0@group": {"0": 0, "3": 0}, "T1@group": {"0": 7}}
+    [backup] = root.glob("repair-*")
+    kept = json.loads((backup / "config" / "consumerOffset.json").read_text())
+    assert kept["offsetTable"]["T0@group"] == {"0": 20, "3": 9}
+    assert json.loads((root / "config" / "delayOffset.json").read_text()) == {
+        "offsetTable": {"1": 0}
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", [empty_log, no_end, no_middle, damaged_end])
+def test_a_repair_killed_half_way_is_refused_or_complete(
+    damage: Callable[[Path], None], root: Path, tmp_path: Path
+) -> None:
+    damage(root)
+    for changes in range(200):
+        copy = tmp_path / f"killed{changes}"
+        shutil.copytree(root, copy)
+        try:
+            repair(copy, KilledFiles(changes), segment_bytes=SEGMENT)
+        except Killed:
+            try:
+                Store.open(copy, CONFIG).close()
+            except StoreDamaged:
+                repair(copy, segment_bytes=SEGMENT)
+            check_repaired(copy, LOST_BY_DAMAGE[damage])
+            shutil.rmtree(copy)
+            continue
+        break
+    else:
+        raise AssertionError("the repair never came to its end")
+    assert changes > 5
+
+
+def test_a_slave_with_half_a_message_at_its_end_is_complete(root: Path, tmp_path: Path) -> None:
+    with Store.open(root, CONFIG) as master, Store.open(tmp_path / "slave", CONFIG) as slave:
+        position = PhysicalOffset(0)
+        while (piece := master.raw(position, 700)) is not None and position < 9000:
+            slave.append_raw(position, piece)
+            position = PhysicalOffset(position + len(piece))
+        count = len(bodies(slave, "T0"))
+    with Store.open(tmp_path / "slave", CONFIG) as slave:
+        assert slave.written_end < position
+        assert len(bodies(slave, "T0")) == count
