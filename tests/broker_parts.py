@@ -32,7 +32,7 @@ from turbopump.broker.queue_locks import QueueLocks
 from turbopump.broker.runtime_info import RuntimeInfo
 from turbopump.broker.stats import Stats
 from turbopump.broker.topics import Topics
-from turbopump.errors import RequestTimeout, WriteFailed
+from turbopump.errors import RequestTimeout, WriteFailed, WriteRefused
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.net.connection import Connection
 from turbopump.net.router import Handler, Router, failure
@@ -113,6 +113,7 @@ class FakeStore:
         self.written_end = PhysicalOffset(0)
         self.readable_end = PhysicalOffset(0)
         self.damage = DamageLog()
+        self.refusal: WriteRefused | None = None
 
     def put(self, topic: str, queue_id: int, *times_ms: int) -> None:
         self.queues.setdefault((topic, queue_id), []).extend(times_ms)

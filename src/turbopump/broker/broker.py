@@ -44,6 +44,8 @@ _log = logging.getLogger(__name__)
 
 _RETENTION_INTERVAL_MS = 10_000
 _RETENTION_FIRST_MS = 60_000
+_RETENTION_FULL_MS = 1000
+"""When retention runs for the first time, and when it does on a disk that is full already."""
 _REGISTER_MS = 500
 _SETTLE_MS = 500
 _LEAVE_MS = 300
@@ -204,7 +206,8 @@ class Broker:
         self.store.listen(self._arrived, self.path.arrivals.queues)
         self.path.delays.start()
         self._upkeep.note_message()
-        every("retention", _RETENTION_INTERVAL_MS, self._retain, first_ms=_RETENTION_FIRST_MS)
+        first_ms = _RETENTION_FIRST_MS if self.store.refusal is None else _RETENTION_FULL_MS
+        every("retention", _RETENTION_INTERVAL_MS, self._retain, first_ms=first_ms)
         every("held pulls", lambda: self.config.long_polling.sweep_interval_ms, self._sweep)
         every("offsets", lambda: self.config.intervals.offsets_ms, self._persist_offsets)
         every("delay progress", lambda: self.config.intervals.delays_ms, self.path.delays.save)

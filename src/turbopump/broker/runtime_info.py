@@ -12,6 +12,7 @@ from msgspec import Struct
 from turbopump.broker.config import BrokerConfig
 from turbopump.broker.stats import Rates, Stats
 from turbopump.clock import Clock
+from turbopump.errors import WriteRefused
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.damage import DamageLog
 from turbopump.supervisor import Watch
@@ -68,6 +69,9 @@ class LogStore(Protocol):
 
     @property
     def damage(self) -> DamageLog: ...
+
+    @property
+    def refusal(self) -> WriteRefused | None: ...
 
     def message_at(self, position: PhysicalOffset) -> memoryview | None: ...
 
@@ -153,6 +157,8 @@ class RuntimeInfo:
         store = self._store
         unreadable = store.written_end - store.readable_end
         return {
+            # Ours: why messages are refused; empty when they are not.
+            "messagesRefused": str(store.refusal or ""),
             "commitLogMinOffset": str(store.min_offset),
             "commitLogMaxOffset": str(store.written_end),
             "dispatchBehindBytes": str(unreadable),

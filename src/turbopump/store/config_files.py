@@ -33,7 +33,12 @@ def save_text(files: Files, path: Path, text: str) -> None:
     """Replace a file: new text beside it, forced to disk; the old one becomes ``.bak``; rename."""
     files.make_directory(path.parent)
     fresh, backup = _beside(path, ".tmp"), backup_of(path)
-    _write_synced(files, fresh, text.encode())
+    try:
+        _write_synced(files, fresh, text.encode())
+    except OSError:
+        # Half a text on a full disk takes up space that others need.
+        files.remove(fresh)
+        raise
     if files.exists(path):
         # A link, not a rename: at no moment may the file itself be missing.
         spare = _beside(path, ".bak.tmp")

@@ -259,12 +259,8 @@ class ConsumeQueue:
         self.min_offset = QueueOffset(starts[0] // UNIT_BYTES)
         self._end_at(QueueOffset(end))
 
-    def truncate(self, log_end: PhysicalOffset, *, erase: bool) -> None:
-        """Drop units that point behind the end of the log.
-
-        ``erase`` also clears what a crash may have left behind the last unit, where it would come
-        to light again once the gap before it is filled.
-        """
+    def truncate(self, log_end: PhysicalOffset) -> bool:
+        """Drop units that point behind the end of the log; tell whether files still have them."""
         assert not self._pending
         end = self.max_offset
         while end > self.min_offset:
@@ -275,9 +271,22 @@ class ConsumeQueue:
                 break
             end = QueueOffset(end - 1)
         more_files = bool(self._segments.starts) and self._segments.starts[-1] > end * UNIT_BYTES
-        if erase or end < self.max_offset or more_files:
-            self._erase_behind(end)
+        has_more = end < self.max_offset or more_files
         self._end_at(end)
+        return has_more
+
+    def erase_unused(self) -> None:
+        """Clear the files behind the last unit.
+
+        What a crash left there would come to light again once the gap before it is filled.
+        """
+        position = self.written_offset * UNIT_BYTES
+        while len(self._segments.starts) > 1 and self._segments.starts[-1] >= position:
+            self._open_files.close(self._segments.drop_last())
+        if self._segments.starts and position < self._segments.end:
+            start = self._segments.starts[-1]
+            fd = self._open_files.fd(self._segments.path(start))
+            erase_behind(self._files, fd, position - start, self._segments.segment_bytes)
 
     def raise_minimum(self, log_min: PhysicalOffset) -> None:
         """Follow the log's deletion: drop files and pass over units whose messages are gone."""
@@ -340,15 +349,6 @@ class ConsumeQueue:
         unit = self.unit(QueueOffset(end - 1))
         filled = unit is not None and not _is_filler(unit[1])
         self.physical_end = PhysicalOffset(unit[0] + unit[1] if unit and filled else -1)
-
-    def _erase_behind(self, end: QueueOffset) -> None:
-        position = end * UNIT_BYTES
-        while len(self._segments.starts) > 1 and self._segments.starts[-1] >= position:
-            self._open_files.close(self._segments.drop_last())
-        if self._segments.starts and position < self._segments.end:
-            start = self._segments.starts[-1]
-            fd = self._open_files.fd(self._segments.path(start))
-            erase_behind(self._files, fd, position - start, self._segments.segment_bytes)
 
     def _last_position_of_first(self) -> int:
         last = self._segments.starts[0] // UNIT_BYTES + self.units_per_segment - 1

@@ -73,7 +73,9 @@ class StoreDirectory:
         fd = self._files.open(path) if path.exists() else self._files.open_new(path)
         try:
             self._files.lock(fd)
-            self._files.write(fd, _LOCK_TEXT, 0)
+            if self._files.read(fd, len(_LOCK_TEXT), 0) != _LOCK_TEXT:
+                # Not needlessly: the disk may be full.
+                self._files.write(fd, _LOCK_TEXT, 0)
         except BaseException as error:
             # The lock lives as long as the open file.
             self._files.close(fd)

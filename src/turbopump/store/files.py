@@ -14,11 +14,13 @@ import shutil
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from functools import wraps
 from pathlib import Path
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 from turbopump.store.file_system import sync_file_system
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _MODE = 0o644
@@ -31,13 +33,44 @@ SPARE_NAME = "spare.tmp"
 _FIRST_BYTE_LOCK = struct.pack("hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
 
 
+def _named(operation: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Have a method name its operation and its file, which is its first argument, in errors."""
+
+    def wrap(call: Callable[P, T]) -> Callable[P, T]:
+        @wraps(call)
+        def named(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                return call(*args, **kwargs)
+            except OSError as error:
+                raise _with_file(error, operation, args[1]) from error
+
+        return named
+
+    return wrap
+
+
+def _with_file(error: OSError, operation: str, file: object) -> OSError:
+    """Return the system's error with what was tried, and the path of the file or descriptor."""
+    if error.errno is None or str(error.strerror).startswith("cannot "):
+        return error
+    path = file
+    if isinstance(file, int):
+        try:
+            path = Path(f"/proc/self/fd/{file}").readlink()
+        except OSError:
+            path = f"file descriptor {file}"
+    return OSError(error.errno, f"cannot {operation}: {error.strerror}", str(path))
+
+
 class Files:
     """The real disk. A subclass may fail, lose or tear whatever passes through it."""
 
+    @_named("open")
     def open(self, path: Path) -> int:
         """Open an existing file for reading and writing."""
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
+    @_named("create")
     def open_new(self, path: Path) -> int:
         """Open a file for reading and writing; what it held is gone."""
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, _MODE)
@@ -47,19 +80,26 @@ class Files:
 
     def write(self, fd: int, data: bytes | bytearray | memoryview, at: int) -> None:
         """Write all of the data, or raise."""
-        written = os.pwrite(fd, data, at)
-        while written < len(data):
-            # A signal or a nearly full disk makes a short write; the next one tells which.
-            written += os.pwrite(fd, memoryview(data)[written:], at + written)
+        try:
+            written = os.pwrite(fd, data, at)
+            while written < len(data):
+                # A signal or a nearly full disk makes a short write; the next one tells which.
+                written += os.pwrite(fd, memoryview(data)[written:], at + written)
+        except OSError as error:
+            raise _with_file(error, "write", fd) from error
 
     def read(self, fd: int, size: int, at: int) -> bytes:
         """Read up to ``size`` bytes; fewer only at the end of the file."""
-        return os.pread(fd, size, at)
+        try:
+            return os.pread(fd, size, at)
+        except OSError as error:
+            raise _with_file(error, "read", fd) from error
 
     def size(self, fd: int) -> int:
         """Return how many bytes the file has at the moment."""
         return os.lseek(fd, 0, os.SEEK_END)
 
+    @_named("resize")
     def truncate(self, fd: int, size: int) -> None:
         """Cut the file, or grow it by a hole that reads as zeros."""
         os.ftruncate(fd, size)
@@ -72,22 +112,30 @@ class Files:
             except OSError as error:
                 if error.errno == errno.ENXIO:
                     return
-                raise
+                raise _with_file(error, "read", fd) from error
             end = os.lseek(fd, at, os.SEEK_HOLE)
             yield at, min(end, size)
             at = end
 
+    @_named("flush")
     def sync(self, fd: int) -> None:
         """Return when the file's data is on disk. Lets other threads run meanwhile."""
         os.fdatasync(fd)
 
+    @_named("map")
     def map(self, fd: int, size: int) -> mmap.mmap:
         """Map a file for reading."""
-        return mmap.mmap(fd, size, access=mmap.ACCESS_READ)
+        try:
+            return mmap.mmap(fd, size, access=mmap.ACCESS_READ)
+        except ValueError as error:
+            # Somebody has cut it.
+            raise OSError(errno.EIO, f"it is shorter than {size} bytes") from error
 
+    @_named("rename")
     def rename(self, old: Path, new: Path) -> None:
         old.replace(new)
 
+    @_named("link")
     def link(self, path: Path, name: Path) -> None:
         """Give a file a second name."""
         os.link(path, name)
@@ -95,12 +143,15 @@ class Files:
     def exists(self, path: Path) -> bool:
         return path.exists()
 
+    @_named("delete")
     def remove(self, path: Path) -> None:
         path.unlink(missing_ok=True)
 
+    @_named("create directory")
     def make_directory(self, path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
 
+    @_named("delete directory")
     def remove_directory(self, path: Path) -> None:
         """Remove a directory unless something is in it."""
         try:
@@ -109,6 +160,7 @@ class Files:
             if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT}:
                 raise
 
+    @_named("flush directory")
     def sync_directory(self, path: Path) -> None:
         """Return when the names in a directory are on disk."""
         fd = self.open_directory(path)
@@ -117,6 +169,7 @@ class Files:
         finally:
             os.close(fd)
 
+    @_named("open directory")
     def open_directory(self, path: Path) -> int:
         """Open a directory, as whatever is to be told about its file system."""
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -128,6 +181,7 @@ class Files:
         except FileNotFoundError:
             return None
 
+    @_named("flush the file system of")
     def sync_file_system(self, fd: int, instead_of: int) -> bool:
         """Return when all data and names on a directory's file system are on disk.
 
@@ -142,11 +196,13 @@ class Files:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return _UNLIMITED if limit == resource.RLIM_INFINITY else limit
 
+    @_named("look up the space on")
     def used_ratio(self, path: Path) -> float:
         """Return how much of the disk is in use, as ``df`` tells a user without privileges."""
         usage = shutil.disk_usage(path)
         return usage.used / (usage.used + usage.free)
 
+    @_named("lock")
     def lock(self, fd: int) -> None:
         """Take the lock that keeps out Java too, or raise OSError; it ends with the process.
 

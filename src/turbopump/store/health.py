@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-
 from turbopump.clock import Clock
 from turbopump.errors import DiskFull, WriteFailed, WriteRefused
 from turbopump.message import PhysicalOffset
@@ -12,6 +10,7 @@ from turbopump.store.config import FlushMode, StoreConfig
 from turbopump.store.dispatch import Dispatcher
 from turbopump.store.flush import Flusher
 from turbopump.store.queues import Queues
+from turbopump.store.unfinished import Unfinished, is_full
 from turbopump.store.write_behind import WriteBehind
 
 
@@ -31,6 +30,7 @@ class Health:
         dispatcher: Dispatcher,
         flusher: Flusher,
         behind: WriteBehind,
+        unfinished: Unfinished,
     ) -> None:
         self._config = config
         self._clock = clock
@@ -39,6 +39,7 @@ class Health:
         self._dispatcher = dispatcher
         self._flusher = flusher
         self._behind = behind
+        self._unfinished = unfinished
         self._torn_at: PhysicalOffset | None = None
         self._blocked: OSError | None = None
         self._probed_ms = 0
@@ -50,6 +51,8 @@ class Health:
         """Return why messages are refused now; None when they are not."""
         if self._disk_used_ratio is not None:
             return DiskFull(f"{self._disk_used_ratio:.0%} of the disk is used")
+        if self._unfinished.error is not None:
+            return refusal(self._unfinished.error, "opening the store could not be finished")
         if self._torn_at is not None:
             return WriteFailed("an unfinished write could not be taken back")
         failure = self._flusher.failure
@@ -65,6 +68,7 @@ class Health:
         """Whether messages are taken; tries to mend what is broken, from time to time."""
         sick = (
             self._flusher.failure is not None
+            or self._unfinished.error is not None
             or self._torn_at is not None
             or self._blocked is not None
         )
@@ -80,6 +84,7 @@ class Health:
         """Try to mend everything now; tell whether that worked."""
         self._probed_ms = self._clock.monotonic_ms()
         try:
+            self._unfinished.finish()
             if self._torn_at is not None:
                 self._log.truncate(self._torn_at)
                 self._torn_at = None
@@ -91,28 +96,29 @@ class Health:
         except OSError:
             return False
         finally:
-            self._look()
+            self.look()
         return True
 
     def torn(self, at: PhysicalOffset) -> None:
         """Note that bytes behind a position could not be taken back."""
         self._torn_at = at
-        self._look()
+        self.look()
         self._probed_ms = self._clock.monotonic_ms()
 
     def blocked(self, error: OSError) -> None:
         """Note that queues or index could not be written: they must not pile up in memory."""
         self._blocked = error
-        self._look()
+        self.look()
         self._probed_ms = self._clock.monotonic_ms()
 
     def disk_is_full(self, used_ratio: float | None) -> None:
         """Refuse messages because so much of the disk is used, or take them again."""
         self._disk_used_ratio = used_ratio
-        self._look()
+        self.look()
 
-    def _look(self) -> None:
-        troubles = (self._torn_at, self._blocked, self._disk_used_ratio)
+    def look(self) -> None:
+        """Take notice of what has gone wrong."""
+        troubles = (self._torn_at, self._blocked, self._disk_used_ratio, self._unfinished.error)
         self.untroubled = all(trouble is None for trouble in troubles)
 
     def _mend_log(self) -> None:
@@ -132,7 +138,6 @@ class Health:
 
 def refusal(error: OSError, what: str) -> WriteRefused:
     """Return the error for those whose message could not be written."""
-    full = error.errno in {errno.ENOSPC, errno.EDQUOT}
-    refused = (DiskFull if full else WriteFailed)(f"{what}: {error}")
+    refused = (DiskFull if is_full(error) else WriteFailed)(f"{what}: {error}")
     refused.__cause__ = error
     return refused

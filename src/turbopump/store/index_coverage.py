@@ -14,6 +14,7 @@ from turbopump.store.commit_log import CommitLog, scan
 from turbopump.store.config_files import backup_of, load_json, save_json
 from turbopump.store.files import Files
 from turbopump.store.key_index import KeyIndex, has_keys
+from turbopump.store.unfinished import Unfinished
 from turbopump.wire.record import RecordEntry
 
 _KEY = "completeFrom"
@@ -24,9 +25,10 @@ _LOOKED_AT_MAX = 10_000
 class IndexCoverage:
     """The position, kept on disk beside the index."""
 
-    def __init__(self, path: Path, files: Files) -> None:
+    def __init__(self, path: Path, files: Files, unfinished: Unfinished) -> None:
         self._path = path
         self._files = files
+        self._unfinished = unfinished
 
     def settle(self, index: KeyIndex | None, log: CommitLog, *, is_ours: bool) -> PhysicalOffset:
         """Find the position when a store opens, before it takes messages, and keep it.
@@ -42,7 +44,8 @@ class IndexCoverage:
         if found != before:
             # Forgotten first: what a full disk keeps from being written must not be read again.
             self._forget()
-            save_json(self._files, self._path, {_KEY: found})
+            kept = {_KEY: found}
+            self._unfinished.attempt(lambda: save_json(self._files, self._path, kept))
         return found
 
     def _forget(self) -> None:

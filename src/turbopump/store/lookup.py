@@ -26,8 +26,8 @@ def offset_by_time(log: CommitLog, queue: ConsumeQueue, timestamp_ms: int) -> Qu
     if not ranges:
         return QueueOffset(0)
     for low, high in ranges:
-        last = store_timestamp_at(log, queue, QueueOffset(high - 1))
-        if last is not None and last >= timestamp_ms:
+        last = _first_with_time(log, queue, range(high - 1, low - 1, -1))
+        if last is not None and last[0] >= timestamp_ms:
             return nearest_between(log, queue, low, high, timestamp_ms)
     return nearest_between(log, queue, *ranges[-1], timestamp_ms)
 
@@ -40,19 +40,29 @@ def nearest_between(
     later: tuple[int, QueueOffset] | None = None
     while low < high:
         middle = QueueOffset((low + high - 1) // 2)
-        time_ms = store_timestamp_at(log, queue, middle)
-        if time_ms is None:
-            # Deleted from the front of the log, hence older than whatever is left.
-            low = QueueOffset(middle + 1)
-        elif time_ms == timestamp_ms:
-            return middle
-        elif time_ms > timestamp_ms:
-            high, later = middle, (time_ms, middle)
+        found = _first_with_time(log, queue, range(middle, high))
+        if found is None:
+            high = middle
+        elif found[0] == timestamp_ms:
+            return found[1]
+        elif found[0] > timestamp_ms:
+            high, later = middle, found
         else:
-            low, earlier = QueueOffset(middle + 1), (time_ms, middle)
+            low, earlier = QueueOffset(found[1] + 1), found
     if earlier is None:
         return later[1] if later is not None else QueueOffset(0)
     if later is None:
         return earlier[1]
     nearer_later = timestamp_ms - earlier[0] > later[0] - timestamp_ms
     return later[1] if nearer_later else earlier[1]
+
+
+def _first_with_time(
+    log: CommitLog, queue: ConsumeQueue, offsets: range
+) -> tuple[int, QueueOffset] | None:
+    """Return store time and offset of the first message that is not lost."""
+    for offset in offsets:
+        time_ms = store_timestamp_at(log, queue, QueueOffset(offset))
+        if time_ms is not None:
+            return time_ms, QueueOffset(offset)
+    return None

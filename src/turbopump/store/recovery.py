@@ -19,6 +19,7 @@ from turbopump.store.key_index import KeyIndex
 from turbopump.store.losses import find_losses, vouched_end
 from turbopump.store.queues import Queues
 from turbopump.store.scan_start import scan_start
+from turbopump.store.unfinished import Unfinished
 from turbopump.store.write_behind import WriteBehind
 from turbopump.wire.record import RecordEntry
 
@@ -48,6 +49,7 @@ class Recovery:
         index: KeyIndex | None,
         dispatcher: Dispatcher,
         behind: WriteBehind,
+        unfinished: Unfinished,
     ) -> None:
         self._config = config
         self._log = log
@@ -55,12 +57,16 @@ class Recovery:
         self._index = index
         self._dispatcher = dispatcher
         self._behind = behind
+        self._unfinished = unfinished
         self._removed = queues.removed
         self._replayed = 0
         self._last_ms = self._newest_ms = 0
 
     def run(self, *, crashed: bool) -> Recovered:
-        """Recover; afterwards everything that is in the log can be read, and is on disk."""
+        """Recover; afterwards everything that is in the log can be read, and is on disk.
+
+        On a full disk it can be read too: what could not be written waits.
+        """
         if not self._log.starts:
             return self._begin_anew(crashed)
         start = scan_start(
@@ -71,7 +77,7 @@ class Recovery:
         )
         end, missing_from = self._find_end(start, crashed)
         self._check_complete(end, crashed)
-        self._behind.fit(end)
+        self._unfinished.attempt(lambda: self._behind.fit(end))
         cut_bytes = self._cut_log(start, end, crashed)
         shortened = self._follow_log(end, crashed)
         self._finish_removals(end)
@@ -87,7 +93,7 @@ class Recovery:
             queue.next_offset = queue.max_offset
             queue.raise_minimum(self._log.min_offset)
         self._queues.entered_to = end
-        self._make_durable(crashed)
+        self._unfinished.attempt(lambda: self._make_durable(crashed))
         return Recovered(crashed, end, cut_bytes, self._replayed)
 
     def _begin_anew(self, crashed: bool) -> Recovered:
@@ -97,8 +103,8 @@ class Recovery:
         if self._index is not None:
             self._index.clear()
         self._log.begin_at(PhysicalOffset(0), PhysicalOffset(0))
-        self._behind.fit(PhysicalOffset(0))
-        self._removed.fit(PhysicalOffset(0), PhysicalOffset(0))
+        self._unfinished.attempt(lambda: self._behind.fit(PhysicalOffset(0)))
+        self._unfinished.attempt(lambda: self._removed.fit(PhysicalOffset(0), PhysicalOffset(0)))
         return Recovered(crashed, PhysicalOffset(0), 0, 0)
 
     def _find_end(
@@ -146,7 +152,7 @@ class Recovery:
 
     def _finish_removals(self, end: PhysicalOffset) -> None:
         """Delete the queues of removed topics that a kill or another broker left."""
-        self._removed.fit(self._log.min_offset, end)
+        self._unfinished.attempt(lambda: self._removed.fit(self._log.min_offset, end))
         for queue in self._queues:
             last = max(0, queue.physical_end - 1)
             if self._removed.covers(queue.topic.encode(), last):
@@ -157,32 +163,37 @@ class Recovery:
         shortened = False
         for queue in self._queues:
             queue_end = queue.physical_end
-            queue.truncate(end, erase=crashed)
+            if queue.truncate(end) or crashed:
+                self._unfinished.attempt(queue.erase_unused)
             shortened |= queue.physical_end < queue_end
             queue.raise_minimum(self._log.min_offset)
-        if self._index is not None and crashed:
-            indexed = self._index.end_offset
-            self._index.repair(self._behind.checkpoint, end)
-            shortened |= self._index.end_offset < indexed
+        index = self._index
+        if index is not None and crashed:
+            indexed = index.end_offset
+            self._unfinished.attempt(lambda: index.repair(self._behind.checkpoint, end))
+            shortened |= index.end_offset < indexed
         return shortened
 
     def _cut_log(self, start: PhysicalOffset, end: PhysicalOffset, crashed: bool) -> int:
         """Forget what lies behind the end; return how much that was."""
         log = self._log
         cut_bytes = log.used_behind(end)
-        kept = ""
+        # Whatever was read here may be in memory only: it counts as unflushed until it is synced.
+        log.begin_at(end, start)
+        if crashed or cut_bytes or log.starts[-1] > end:
+            # A file made in advance goes too: it is made again when it is needed.
+            self._unfinished.attempt(lambda: self._cut_files(end, cut_bytes))
+        return cut_bytes
+
+    def _cut_files(self, end: PhysicalOffset, cut_bytes: int) -> None:
+        log, kept = self._log, ""
         if any(log.first_store_timestamp_ms(later) for later in log.starts if later > end):
             # Not just a torn tail: somebody may want to save what is in there.
             kept = f", and kept in {log.set_aside(end)}"
         if cut_bytes:
             message = "%s is torn or damaged at %d: %d bytes are cut off%s"
             _log.error(message, log.directory, end, cut_bytes, kept)
-        # Whatever was read here may be in memory only: it counts as unflushed until it is synced.
-        log.begin_at(end, start)
-        if crashed or cut_bytes or log.starts[-1] > end:
-            # A file made in advance goes too: it is made again when it is needed.
-            log.truncate(end)
-        return cut_bytes
+        log.truncate(end)
 
     def _replay(self, start: PhysicalOffset, end: PhysicalOffset) -> None:
         if start < end and not self._replay_from(start, end):
@@ -203,7 +214,8 @@ class Recovery:
                         # What it holds is deleted, and so is what it lacks: it begins here.
                         self._queues.remove(queue)
             self._dispatcher.enter_all((entry,))
-            self._behind.spill()
+            if self._unfinished.error is None:
+                self._unfinished.attempt(self._behind.spill)
             self._replayed += 1
         return True
 

@@ -5,7 +5,6 @@ Segments go one by one, with a look at the disk after each.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 from msgspec import Struct
@@ -73,7 +72,7 @@ class Retention:
                 self._to_follow = True
         finally:
             # Also when one could not be deleted: queues must not lead to those that are gone.
-            full = self._refuse_if_full()
+            full = self.refuse_if_full()
             self._follow_deletion()
         return Verdict(deleted, full)
 
@@ -82,7 +81,8 @@ class Retention:
         now_ms = self._clock.now_ms()
         return judge(self._config, ages_ms, now_ms, used, at_any_hour=at_any_hour)
 
-    def _refuse_if_full(self) -> bool:
+    def refuse_if_full(self) -> bool:
+        """Have messages refused while too much of the disk is used; return whether it is."""
         used = max(self._files.used_ratio(disk) for disk in self._disks)
         full = used > self._config.full_ratio
         self._health.disk_is_full(used if full else None)
@@ -90,20 +90,19 @@ class Retention:
 
     def _ages_ms(self, dispatched_to: PhysicalOffset) -> list[int]:
         """Return, for each segment that is complete and on disk, how old its last message is."""
-        flushed = self._log.flushed
-        return [
-            # The next one's first message: practically the same moment, and quickly found.
-            self._age_ms(PhysicalOffset(following))
-            for start, following in itertools.pairwise(self._log.starts)
-            if following <= min(flushed, dispatched_to)
-        ]
-
-    def _age_ms(self, start: PhysicalOffset) -> int:
-        """Return how old the first message of a segment is; 0 when it has none yet."""
-        timestamp_ms = self._log.first_store_timestamp_ms(start)
-        if not timestamp_ms:
-            return 0
-        return self._elapsed.now_ms() - self._elapsed.stored_ms(start, timestamp_ms)
+        end = min(self._log.flushed, dispatched_to)
+        ages_ms: list[int] = []
+        age_ms = 0
+        for following in reversed(self._log.starts[1:]):
+            # The next one's first message: practically the same moment, and quickly found. Blank
+            # files, which stand for lost ones, have none.
+            timestamp_ms = self._log.first_store_timestamp_ms(following)
+            if timestamp_ms:
+                stored_ms = self._elapsed.stored_ms(PhysicalOffset(following), timestamp_ms)
+                age_ms = self._elapsed.now_ms() - stored_ms
+            if following <= end:
+                ages_ms.append(age_ms)
+        return ages_ms[::-1]
 
     def _follow_deletion(self) -> None:
         """Have all queues and the index follow, also if one cannot: that one tries again later."""

@@ -37,11 +37,12 @@ from turbopump.store.losses import check_files
 from turbopump.store.outcomes import EVERYTHING, Appended, Filter, ReadOutcome
 from turbopump.store.queues import Queues
 from turbopump.store.reading import read_queue, unknown_queue
-from turbopump.store.recovery import Recovered, Recovery
+from turbopump.store.recovery import Recovery
 from turbopump.store.removed import RemovedTopics
 from turbopump.store.retention import Retention, Verdict
 from turbopump.store.segments import Segments
 from turbopump.store.stretch import Stretch
+from turbopump.store.unfinished import Unfinished
 from turbopump.store.unit_repair import UnitRepair
 from turbopump.store.upkeep import Upkeep
 from turbopump.store.write_behind import WriteBehind
@@ -92,32 +93,32 @@ class Store:
             if config.index_enabled
             else None
         )
-        self._coverage = IndexCoverage(self._directory.index_coverage, files)
 
     def _make_workers(self, files: Files) -> None:
         """Make those who work on the files."""
-        config, clock = self.config, self._clock
+        config, clock, directory = self.config, self._clock, self._directory
         log, queues, index = self._log, self._queues, self._index
-        self._dispatcher = Dispatcher(queues, index, config.delay_levels)
+        self._dispatcher = dispatcher = Dispatcher(queues, index, config.delay_levels)
         self.damage = DamageLog()
         """What was found to be damaged since the store was opened."""
-        self._repair = UnitRepair(log, self._dispatcher.code_of, self.damage)
-        self._behind = WriteBehind(
-            files, clock, self._directory.checkpoint, log, queues, index, self._dispatcher.crowded
+        self._repair = UnitRepair(log, dispatcher.code_of, self.damage)
+        self._behind = behind = WriteBehind(
+            files, clock, directory.checkpoint, log, queues, index, dispatcher.crowded
         )
-        self._flusher = Flusher(self._log.sync)
-        self._appender = Appender(config, clock, self._log, self._queues)
-        self._health = Health(
-            config, clock, self._log, self._queues, self._dispatcher, self._flusher, self._behind
+        self._flusher = flusher = Flusher(log.sync)
+        self._appender = appender = Appender(config, clock, log, queues)
+        self._unfinished = unfinished = Unfinished()
+        self._coverage = IndexCoverage(directory.index_coverage, files, unfinished)
+        self._health = health = Health(
+            config, clock, log, queues, dispatcher, flusher, behind, unfinished
         )
         self._retention = Retention(
-            config.retention, clock, self.elapsed, files, self._directory, log, queues, index,
-            self._health,
-        )  # fmt: skip
+            config.retention, clock, self.elapsed, files, directory, log, queues, index, health
+        )
         self._upkeep = Upkeep(
-            config.flush, clock, log, self._appender, self._dispatcher, self._flusher, self._behind,
-            self._health,
-        )  # fmt: skip
+            config.flush, clock, log, appender, dispatcher, flusher, behind, health
+        )
+        self._recovery = Recovery(config, log, queues, index, dispatcher, behind, unfinished)
 
     @classmethod
     def open(
@@ -144,21 +145,19 @@ class Store:
                 self._index.load()
             self._behind.load()
             is_ours = self._behind.checkpoint.end > 0
-            self.recovered = self._recover()
+            self.recovered = self._recovery.run(crashed=self._directory.abort.exists())
             self._indexed_from = self._coverage.settle(self._index, self._log, is_ours=is_ours)
             self.elapsed.begin(self._log.written)
-            self._directory.mark_running()
+            self._unfinished.attempt(self._directory.mark_running)
+            self._retention.refuse_if_full()
         except BaseException:
             self._let_go()
             raise
         self._flusher.start()
         self._open = True
-
-    def _recover(self) -> Recovered:
-        recovery = Recovery(
-            self.config, self._log, self._queues, self._index, self._dispatcher, self._behind
-        )
-        return recovery.run(crashed=self._directory.abort.exists())
+        if self._unfinished.error is not None:
+            # What is surely on disk may be deleted to make room.
+            self._upkeep.flush()
 
     def close(self) -> None:
         """Flush everything and let go of the directory.
@@ -171,7 +170,8 @@ class Store:
             self.flush()
             clean = self._settle()
             self._flusher.stop()
-            if clean and self._flusher.failure is None and self._behind.failure is None:
+            failures = (self._flusher.failure, self._behind.failure, self._unfinished.error)
+            if clean and not any(failures):
                 self._directory.mark_stopped()
         finally:
             self._open = False

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+
 from turbopump.clock import Clock
+from turbopump.errors import WriteRefused
 from turbopump.store.append import Appender
 from turbopump.store.checkpoint import Checkpoint
 from turbopump.store.commit_log import CommitLog
@@ -11,6 +14,8 @@ from turbopump.store.dispatch import Dispatcher
 from turbopump.store.flush import Flusher
 from turbopump.store.health import Health
 from turbopump.store.write_behind import WriteBehind
+
+_log = logging.getLogger(__name__)
 
 
 class Upkeep:
@@ -35,12 +40,14 @@ class Upkeep:
         self._flusher = flusher
         self._behind = behind
         self._health = health
+        self._refuses = False
         self._looked_ms = self._flushed_ms = self._written_ms = clock.monotonic_ms()
 
     def run(self) -> None:
         """Do what is due."""
         now_ms = self._clock.monotonic_ms()
         self._health.is_well()
+        self._report(self._health.reason())
         self._log.close_unused()
         if now_ms - self._looked_ms >= self._config.interval_ms:
             self._looked_ms = now_ms
@@ -48,6 +55,14 @@ class Upkeep:
         if now_ms - self._written_ms >= self._config.queue_interval_ms:
             self._written_ms = now_ms
             self._write_behind(now_ms)
+
+    def _report(self, refusal: WriteRefused | None) -> None:
+        """Log when messages begin to be refused, and when they are taken again."""
+        if refusal is not None and not self._refuses:
+            _log.error("messages are refused: %s", refusal)
+        elif refusal is None and self._refuses:
+            _log.warning("messages are taken again")
+        self._refuses = refusal is not None
 
     def _flush_log(self, now_ms: int) -> None:
         dirty = self._log.written - self._log.flushed

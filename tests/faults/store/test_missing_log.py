@@ -11,7 +11,7 @@ import pytest
 
 from turbopump.errors import StoreDamaged
 from turbopump.message import PhysicalOffset
-from turbopump.store import Files, Found, MessagesRemoved, OffsetTooSmall, Store
+from turbopump.store import Files, Found, MessagesRemoved, OffsetTooSmall, RetentionConfig, Store
 from turbopump.store.repair import stopped_store
 from turbopump.wire.record import decode_record
 from unit.store.disks import Killed, KilledFiles
@@ -288,3 +288,31 @@ def test_a_slave_with_half_a_message_at_its_end_is_complete(root: Path, tmp_path
     with Store.open(tmp_path / "slave", CONFIG) as slave:
         assert slave.written_end < position
         assert len(bodies(slave, "T0")) == count
+
+
+@pytest.mark.parametrize("damage", [no_middle, no_end])
+def test_a_search_by_time_passes_over_what_is_lost(
+    damage: Callable[[Path], None], root: Path
+) -> None:
+    damage(root)
+    repair(root)
+    start_ms = ManualClock().now_ms()
+    kept = [number for number in range(0, COUNT, 2) if number not in LOST_BY_DAMAGE[damage]]
+    with Store.open(root, CONFIG) as store:
+        for number in range(0, COUNT, 2):
+            found = store.offset_by_time("T0", 0, start_ms + (number + 1) * 1000)
+            nearest = min(kept, key=lambda one: abs(one - number))
+            assert abs(found - number // 2) == abs(nearest - number) // 2
+
+
+def test_what_is_older_than_a_gap_expires_like_the_rest(root: Path) -> None:
+    no_middle(root)
+    repair(root)
+    clock = ManualClock()
+    config = small_config(
+        queue_segment_units=100, retention=RetentionConfig(segments_per_run_max=99)
+    )
+    with Store.open(root, config, clock=clock) as store:
+        clock.advance(73 * 3_600_000)
+        store.retain(at_any_hour=True)
+        assert [path.name for path in (root / "commitlog").iterdir()] == [f"{9 * SEGMENT:020d}"]

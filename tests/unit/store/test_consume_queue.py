@@ -46,7 +46,8 @@ def test_units_that_were_cut_off_do_not_come_back(queue: ConsumeQueue, left: int
     extend(queue, 8)
     assert read(queue, 0, 2) == [0, 100]
     assert read(queue, 2, 2) == [200, 300]
-    queue.truncate(PhysicalOffset(left * MESSAGE_BYTES), erase=True)
+    queue.truncate(PhysicalOffset(left * MESSAGE_BYTES))
+    queue.erase_unused()
     assert queue.max_offset == left
     extend(queue, 8 - left, position=5000)
     kept = [number * MESSAGE_BYTES for number in range(left)]
