@@ -339,7 +339,7 @@ def scan(
             # Cut by another process: nothing of it can be read.
             break
         base, at = position, 0
-        while base + at < limit and (entry := _good_entry(view, at, base, check_crc)) is not None:
+        while base + at < limit and (entry := good_entry(view, at, base, check_crc)) is not None:
             if base + at + entry.size > limit:
                 break
             if end is None and UNWRITTEN in entry.properties:
@@ -374,22 +374,22 @@ def next_record(log: CommitLog, position: int, end: int) -> tuple[RecordEntry | 
     view, at = view[: file_end - start], position - start
     if position >= file_end:
         return None, start + log.segment_bytes
-    entry = _good_entry(view, at, start, False)
+    entry = good_entry(view, at, start, False)
     if entry is not None:
         return entry, position + entry.size
     if is_blank(view, at):
         return None, start + log.segment_bytes
-    found = _next_magic(view, at, min(end, file_end) - start, start)
+    found = next_magic(view, at, min(end, file_end) - start, start)
     return None, start + found
 
 
-def _next_magic(view: memoryview, at: int, end: int, start: int) -> int:
+def next_magic(view: memoryview, at: int, end: int, start: int) -> int:
     """Return where the next record may begin that says that it lies there, or the end."""
     data = bytes(view[at:end])
     found = data.find(_MAGIC_BYTES, _MAGIC_AT + 1)
     while found >= 0:
         record_at = at + found - _MAGIC_AT
-        if _good_entry(view, record_at, start, False) is not None:
+        if good_entry(view, record_at, start, False) is not None:
             return record_at
         found = data.find(_MAGIC_BYTES, found + 1)
     # The magic number may lie across the end: look at the last bytes again next time.
@@ -403,7 +403,7 @@ def is_blank(view: memoryview, at: int) -> bool:
     )
 
 
-def _good_entry(view: memoryview, at: int, base: int, check_crc: bool) -> RecordEntry | None:
+def good_entry(view: memoryview, at: int, base: int, check_crc: bool) -> RecordEntry | None:
     entry = decode_entry(view, at, check_crc=check_crc)
     if entry is None or entry.physical_offset != base + at or entry.queue_id < 0:
         return None
@@ -416,7 +416,7 @@ def _is_last(view: memoryview, behind: int, base: int) -> bool:
     The checksum covers the body only. Missing pages read as zeros, which no properties of ours
     contain. Those of others may: with something good behind it, a record counts as written.
     """
-    return not is_blank(view, behind) and _good_entry(view, behind, base, False) is None
+    return not is_blank(view, behind) and good_entry(view, behind, base, False) is None
 
 
 @lru_cache(maxsize=4096)

@@ -8,25 +8,28 @@ prove nothing after a crash: after a power failure they may be ahead of the log.
 from __future__ import annotations
 
 import itertools
+import mmap
+import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from turbopump.errors import StoreDamaged
 from turbopump.message import PhysicalOffset
-from turbopump.store.checkpoint import Checkpoint, read_checkpoint
-from turbopump.store.commit_log import CommitLog, scan
+from turbopump.store.checkpoint import read_checkpoint
+from turbopump.store.commit_log import CommitLog
 from turbopump.store.config import UNIT_BYTES, StoreConfig
 from turbopump.store.config_files import load_table
 from turbopump.store.consume_queue import FILLER_SIZE, QueueKey
 from turbopump.store.directory import StoreDirectory
 from turbopump.store.files import Files, OpenFiles
+from turbopump.store.log_end import LogEnd
 from turbopump.store.outcomes import Units
-from turbopump.store.scan_start import scan_start
 from turbopump.store.segments import Segments, segment_files
 from turbopump.store.survey import expected_size, numbered_files, queue_directories, used_units
 from turbopump.wire.bodies import ConsumerOffsets
@@ -34,6 +37,7 @@ from turbopump.wire.record import RecordEntry
 
 _TOPICS_TOLD = 5
 _FILES_TOLD = 3
+_COPIED_AT_ONCE = 1024 * 1024
 _POSITION_MAX = 1 << 60
 """A unit that points further is damaged, and proves nothing."""
 
@@ -57,12 +61,15 @@ class Losses(Struct, frozen=True):
     """Where no messages are any more."""
     missing: tuple[Range, ...] = ()
     """Which of that is missing files, with others behind them."""
-    damaged: tuple[Range, ...] = ()
-    """From where to the end of a file it cannot be read."""
+    cut: tuple[int, ...] = ()
+    """Where files begin that are too short."""
+    ends_at: int = 0
     resume_at: int = 0
-    """Where the next message goes; 0 if the log's end is intact."""
+    """Where the log ends too early, and where the next message goes; 0 if its end is intact."""
     has_log: bool = True
     """Whether the log has any files."""
+    is_size_known: bool = True
+    """Whether the files that are left tell what size they should have."""
 
     @property
     def messages(self) -> int:
@@ -70,7 +77,7 @@ class Losses(Struct, frozen=True):
 
     def __str__(self) -> str:
         command = f"turbopump store repair {self.directory}"
-        if not self.has_log and self.segment_bytes != StoreConfig().segment_bytes:
+        if not self.is_size_known:
             command += f" --segment-bytes {self.segment_bytes}"
         return (
             f"{self.directory}: {self.reason}\n"
@@ -81,30 +88,18 @@ class Losses(Struct, frozen=True):
         )
 
 
-def vouched_end(
-    checkpoint: Checkpoint, queues_end: PhysicalOffset, newest_ms: int, *, crashed: bool
-) -> PhysicalOffset:
-    """Return the position that the log must reach, whatever a crash may have taken.
-
-    ``queues_end`` is where the last message ends that a queue has a unit of, ``newest_ms`` the
-    store time of the last message found in the log.
-    """
-    if checkpoint.log_end:
-        return checkpoint.log_end
-    if not crashed or checkpoint.log_ms > newest_ms:
-        return max(queues_end, PhysicalOffset(0))
-    return PhysicalOffset(0)
-
-
 def check_files(directory: StoreDirectory, segment_bytes: int) -> None:
     """Refuse a log that lacks files; changes nothing on disk."""
     found = segment_files(directory.commit_log)
-    starts = [start for start, _ in found]
-    steps = [right - left for left, right in itertools.pairwise(starts)]
-    if starts and all(step == segment_bytes for step in steps):
+    if found and found[-1][1] == 0:
+        # Killed between making the file and giving it its size.
+        found.pop()
+    sizes = [size for _, size in found]
+    steps = [right[0] - left[0] for left, right in itertools.pairwise(found)]
+    if found and all(each == segment_bytes for each in (*sizes, *steps)):
         return
-    if any(size not in {0, segment_bytes} for _, size in found):
-        # A matter of configuration or of single files, which loading the log reports.
+    if any(size > segment_bytes for size in sizes) or any(step % segment_bytes for step in steps):
+        # The configuration has another size, which loading the log reports.
         return
     losses = find_losses(directory.root, segment_bytes)
     if losses is not None:
@@ -114,19 +109,19 @@ def check_files(directory: StoreDirectory, segment_bytes: int) -> None:
 def find_losses(root: Path, segment_bytes: int | None = None) -> Losses | None:
     """Compare the log with what vouches for it; None when nothing is missing."""
     directory = StoreDirectory(root, Files())
-    row = [(path, start, size) for path, start, size in _log_files(directory) if size]
-    size = segment_bytes or expected_size([row]) or StoreConfig().segment_bytes
+    row = [file for file in numbered_files(directory.commit_log, []) if file[2]]
+    guess = expected_size([row]) or StoreConfig().segment_bytes
+    size = segment_bytes or guess
     queues = list(queue_units(directory.queues))
     if not row:
-        return _losses_of_all(directory, size, queues)
-    for path, _, found in row:
-        if found != size:
-            raise StoreDamaged(f"{path} has {found} bytes instead of {size}: restore it")
-    return _Search(directory, size, [start for _, start, _ in row], queues).run()
-
-
-def _log_files(directory: StoreDirectory) -> list[tuple[Path, int, int]]:
-    return numbered_files(directory.commit_log, [])
+        losses = _losses_of_all(directory, size, queues)
+    else:
+        for path, _, found in row:
+            if found > size:
+                raise StoreDamaged(f"{path} has {found} bytes instead of {size}: restore it")
+        sizes = {start: found for _, start, found in row}
+        losses = _Search(directory, size, sizes, queues).run()
+    return losses and replace(losses, is_size_known=size == guess)
 
 
 # --- a log without files --------------------------------------------------------------------------
@@ -184,22 +179,20 @@ def _evidence(directory: StoreDirectory, queues: Sequence[QueueUnits]) -> str | 
 
 
 class _Search:
-    """One pass over a log that has files: gaps between them, damage, an end that is too early."""
+    """One pass over a log that has files: gaps between them, and an end that is too early."""
 
     def __init__(
         self,
         directory: StoreDirectory,
         segment_bytes: int,
-        starts: list[int],
+        sizes: Mapping[int, int],
         queues: Sequence[QueueUnits],
     ) -> None:
         self._directory = directory
         self._segment_bytes = segment_bytes
-        self._starts = starts
+        self._sizes = sizes
+        self._starts = sorted(sizes)
         self._queues = queues
-        self._checkpoint = read_checkpoint(directory.checkpoint)
-        self._crashed = directory.abort.exists()
-        self._newest_ms = 0
         self._queue_ends = {queue.key: queue.end for queue in queues}
 
     def run(self) -> Losses | None:
@@ -213,34 +206,45 @@ class _Search:
             raise StoreDamaged(
                 f"{self._directory.commit_log}: names of files do not fit their size"
             )
-        damaged, end = self._scan_last_run()
-        lost, resume_at, vouched = [*gaps, *damaged], 0, self._vouched()
+        cut = [start for start in self._starts if self._sizes[start] < size]
+        cut_before = [(start + self._sizes[start], start + size) for start in cut]
+        end, vouched = self._find_end()
+        resume_at = 0
+        lost = [*gaps, *(each for each in cut_before if each[1] <= self._starts[-1])]
         if end < vouched:
             lost.append((end, _EVERYWHERE[1]))
             resume_at = end - end % size + size if end < self._starts[-1] + size else end
-            if end < resume_at:
-                damaged.append((end, resume_at))
-        if not lost:
+        if not lost and not cut:
             return None
-        reason = self._reason(gaps, damaged, end if end < vouched else None)
-        return self._losses(reason, lost, gaps, damaged, resume_at)
-
-    def _vouched(self) -> int:
-        queues_end = max((queue.physical_end for queue in self._queues), default=-1)
-        return vouched_end(
-            self._checkpoint, PhysicalOffset(queues_end), self._newest_ms, crashed=self._crashed
+        topics = Counter[str]()
+        for queue in self._queues:
+            topics[queue.topic] += queue.count_in(lost)
+        return Losses(
+            directory=self._directory.root,
+            segment_bytes=size,
+            reason=self._reason(gaps, cut, end, vouched),
+            topics=_without_zeros(topics),
+            queue_ends=self._queue_ends,
+            lost=tuple(lost),
+            missing=tuple(gaps),
+            cut=tuple(cut),
+            ends_at=end if resume_at else 0,
+            resume_at=resume_at,
         )
 
-    def _scan_last_run(self) -> tuple[list[Range], int]:
-        """Return what is damaged in the part that a start reads, and where the log ends."""
-        files = Files()
+    def _find_end(self) -> tuple[int, int]:
+        """Return where the log ends, and where it should."""
+        files = _PaddedFiles()
         segments = Segments(
             self._directory.commit_log, self._segment_bytes, files, self._directory.spare
         )
         segments.starts = tuple(self._last_run())
         log = CommitLog(segments, files, OpenFiles(files, 8), StoreConfig().mapped_segments_max)
+        queues_end = max((queue.physical_end for queue in self._queues), default=-1)
+        checkpoint, crashed = read_checkpoint(self._directory.checkpoint), self._directory.abort
+        found = LogEnd(log, checkpoint, PhysicalOffset(queues_end), crashed=crashed.exists())
         try:
-            return self._scan(log)
+            return found.find(self._note), found.vouched
         finally:
             log.close()
 
@@ -252,70 +256,43 @@ class _Search:
             run.insert(0, start)
         return run
 
-    def _scan(self, log: CommitLog) -> tuple[list[Range], int]:
-        damaged: list[Range] = []
-        position = scan_start(log, self._checkpoint, crashed=self._crashed)
-        synced_to = (self._checkpoint.log_end or None) if self._crashed else None
-        while True:
-            end = position
-            for found in scan(log, position, check_crc=True, synced_to=synced_to):
-                if isinstance(found, RecordEntry):
-                    self._note(found)
-                else:
-                    end = found
-            following = PhysicalOffset(end + -end % self._segment_bytes)
-            more = any(log.first_store_timestamp_ms(one) for one in log.starts if one > end)
-            if not more or end >= self._vouched():
-                return damaged, end
-            if end == following:
-                following = PhysicalOffset(end + self._segment_bytes)
-            damaged.append((end, following))
-            position = following
-
     def _note(self, entry: RecordEntry) -> None:
-        self._newest_ms = max(self._newest_ms, entry.store_timestamp_ms)
         key = entry.topic.decode(), entry.queue_id
         self._queue_ends[key] = max(self._queue_ends.get(key, 0), entry.queue_offset + 1)
 
-    def _losses(
-        self,
-        reason: str,
-        lost: list[Range],
-        gaps: list[Range],
-        damaged: list[Range],
-        resume_at: int,
-    ) -> Losses:
-        topics = Counter[str]()
-        for queue in self._queues:
-            topics[queue.topic] += queue.count_in(lost)
-        return Losses(
-            directory=self._directory.root,
-            segment_bytes=self._segment_bytes,
-            reason=reason,
-            topics=_without_zeros(topics),
-            queue_ends=self._queue_ends,
-            lost=tuple(lost),
-            missing=tuple(gaps),
-            damaged=tuple(damaged),
-            resume_at=resume_at,
-        )
-
-    def _reason(self, gaps: list[Range], damaged: list[Range], early_end: int | None) -> str:
-        size, vouched = self._segment_bytes, self._vouched()
-        last_end = self._starts[-1] + size
+    def _reason(self, gaps: list[Range], cut: list[int], end: int, vouched: int) -> str:
+        size = self._segment_bytes
         missing = [start for gap in gaps for start in range(*gap, size)]
+        missing += range(self._starts[-1] + size, vouched, size)
         parts = []
-        if early_end is not None:
-            parts.append(f"it ends at position {early_end:,}, but {vouched:,} was on disk")
-            missing += range(last_end, vouched, size)
-        elif damaged:
-            parts.append(f"no message can be read at position {damaged[0][0]:,}")
         if missing:
-            names = [Segments.path_in(Path(), start).name for start in missing[:_FILES_TOLD]]
+            names = [_name(start) for start in missing[:_FILES_TOLD]]
             more = len(missing) - _FILES_TOLD
             names += [f"{more:,} more"] if more > 0 else []
-            parts.insert(0, f"files are missing: {', '.join(names)}")
+            parts.append(f"files are missing: {', '.join(names)}")
+        parts += [
+            f"{_name(start)} has {self._sizes[start]} bytes instead of {size}" for start in cut
+        ]
+        if end < vouched:
+            parts.append(f"it ends at position {end:,}, but {vouched:,} was on disk")
         return f"{self._directory.commit_log} is not complete: {'; '.join(parts)}"
+
+
+def _name(start: int) -> str:
+    return Segments.path_in(Path(), start).name
+
+
+class _PaddedFiles(Files):
+    """Maps files that are too short as if they ended with zeros."""
+
+    def map(self, fd: int, size: int) -> mmap.mmap:
+        found = os.fstat(fd).st_size
+        if found >= size:
+            return super().map(fd, size)
+        padded = mmap.mmap(-1, size)
+        for at in range(0, found, _COPIED_AT_ONCE):
+            padded.write(self.read(fd, _COPIED_AT_ONCE, at))
+        return padded
 
 
 def _told_topics(topics: dict[str, int]) -> str:
@@ -366,9 +343,10 @@ class QueueUnits:
 def lost_in(units: Units, ranges: Sequence[Range]) -> NDArray[np.bool_]:
     """Tell which units lead into some ranges of the log."""
     positions = units["physical_offset"]
+    ends = positions + units["size"]
     lost = np.zeros(len(units), np.bool_)
     for start, end in ranges:
-        lost |= (positions >= start) & (positions < end)
+        lost |= (ends > start) & (positions < end)
     lost &= units["size"] != FILLER_SIZE
     return lost
 

@@ -12,13 +12,13 @@ from msgspec import Struct
 from turbopump.errors import StoreDamaged
 from turbopump.message import PhysicalOffset
 from turbopump.store.checkpoint import Checkpoint
-from turbopump.store.commit_log import CommitLog, scan
+from turbopump.store.commit_log import CommitLog
 from turbopump.store.config import StoreConfig
 from turbopump.store.dispatch import INVISIBLE_BIT, Dispatcher
 from turbopump.store.key_index import KeyIndex
-from turbopump.store.losses import find_losses, vouched_end
+from turbopump.store.log_end import LogEnd, records
+from turbopump.store.losses import find_losses
 from turbopump.store.queues import Queues
-from turbopump.store.scan_start import scan_start
 from turbopump.store.unfinished import Unfinished
 from turbopump.store.write_behind import WriteBehind
 from turbopump.wire.record import RecordEntry
@@ -60,7 +60,7 @@ class Recovery:
         self._unfinished = unfinished
         self._removed = queues.removed
         self._replayed = 0
-        self._last_ms = self._newest_ms = 0
+        self._last_ms = 0
 
     def run(self, *, crashed: bool) -> Recovered:
         """Recover; afterwards everything that is in the log can be read, and is on disk.
@@ -69,14 +69,17 @@ class Recovery:
         """
         if not self._log.starts:
             return self._begin_anew(crashed)
-        start = scan_start(
+        found = LogEnd(
             self._log,
             self._behind.checkpoint,
+            self._queues.physical_end,
             crashed=crashed,
+            check_crc=self._config.check_crc_on_recovery,
             clean_check_segments=self._config.clean_check_segments,
         )
-        end, missing_from = self._find_end(start, crashed)
-        self._check_complete(end, crashed)
+        start = found.start
+        end, missing_from = self._find_end(found, crashed)
+        self._check_complete(found)
         self._unfinished.attempt(lambda: self._behind.fit(end))
         cut_bytes = self._cut_log(start, end, crashed)
         shortened = self._follow_log(end, crashed)
@@ -107,35 +110,31 @@ class Recovery:
         self._unfinished.attempt(lambda: self._removed.fit(PhysicalOffset(0), PhysicalOffset(0)))
         return Recovered(crashed, PhysicalOffset(0), 0, 0)
 
-    def _find_end(
-        self, start: PhysicalOffset, crashed: bool
-    ) -> tuple[PhysicalOffset, PhysicalOffset]:
+    def _find_end(self, found: LogEnd, crashed: bool) -> tuple[PhysicalOffset, PhysicalOffset]:
         """Return where the log ends, and the first message that is not entered, or the end."""
         index = self._index if crashed else None
         indexed = index.end_offset if index is not None else None
         missing_from: PhysicalOffset | None = None
-        end = start
-        synced_to = (self._behind.checkpoint.log_end or None) if crashed else None
-        check_crc = self._config.check_crc_on_recovery
-        for found in scan(self._log, start, check_crc=check_crc, synced_to=synced_to):
-            if not isinstance(found, RecordEntry):
-                end = found
-                break
-            self._last_ms = found.store_timestamp_ms
-            self._newest_ms = max(self._newest_ms, self._last_ms)
-            if missing_from is None and self._lacks(found, indexed):
-                missing_from = found.physical_offset
+
+        def see(entry: RecordEntry) -> None:
+            nonlocal missing_from
+            self._last_ms = entry.store_timestamp_ms
+            if missing_from is None and self._lacks(entry, indexed):
+                missing_from = entry.physical_offset
+
+        end = found.find(see)
         return end, end if missing_from is None else missing_from
 
-    def _check_complete(self, end: PhysicalOffset, crashed: bool) -> None:
+    def _check_complete(self, found: LogEnd) -> None:
         """Refuse a log that ends before what was surely on disk; nothing has been changed yet."""
-        checkpoint, queues_end = self._behind.checkpoint, self._queues.physical_end
-        vouched = vouched_end(checkpoint, queues_end, self._newest_ms, crashed=crashed)
+        log, end, vouched = self._log, found.end, found.vouched
         if end < vouched:
-            root, size = self._log.directory.parent, self._log.segment_bytes
-            raise StoreDamaged(
-                str(find_losses(root, size) or f"{root} ends at {end}, but {vouched} was on disk")
-            )
+            root = log.directory.parent
+            losses = find_losses(root, log.segment_bytes)
+            raise StoreDamaged(str(losses or f"{root} ends at {end}, but {vouched} was on disk"))
+        for position, behind in found.damaged:
+            message = "%s is damaged from %d to %d: the messages in there are lost"
+            _log.error(message, log.directory, position, behind)
 
     def _lacks(self, entry: RecordEntry, indexed: int | None) -> bool:
         if indexed is not None and entry.physical_offset >= indexed:
@@ -202,9 +201,7 @@ class Recovery:
 
     def _replay_from(self, start: PhysicalOffset, end: PhysicalOffset) -> bool:
         complete = start == self._log.min_offset
-        for entry in scan(self._log, start, check_crc=False, end=end):
-            if not isinstance(entry, RecordEntry):
-                break
+        for entry in records(self._log, start, end):
             if self._is_readable(entry):
                 queue = self._queues.for_record(entry.topic, entry.queue_id)
                 if entry.queue_offset > queue.max_offset:

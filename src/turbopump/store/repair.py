@@ -139,12 +139,22 @@ class StoppedStore:
         self._files.make_directory(log)
         if not losses.has_log:
             self._create(losses.resume_at, size, b"")
-        for start, end in losses.damaged:
-            self._write_blank(PhysicalOffset(start), end, size, backup)
+        for start in losses.cut:
+            self._grow(start, size)
+        if losses.ends_at < losses.resume_at and losses.has_log:
+            self._write_blank(PhysicalOffset(losses.ends_at), losses.resume_at, size, backup)
         for gap in losses.missing:
             for start in range(*gap, size):
                 self._create(start, size, encode_blank(size))
         self._files.sync_directory(log)
+
+    def _grow(self, start: int, size: int) -> None:
+        fd = self._files.open(Segments.path_in(self._directory.commit_log, start))
+        try:
+            self._files.truncate(fd, size)
+            self._files.sync(fd)
+        finally:
+            self._files.close(fd)
 
     def _create(self, start: int, size: int, data: bytes) -> None:
         path = Segments.path_in(self._directory.commit_log, start)

@@ -1,0 +1,105 @@
+"""Finding where the log ends, at a start: what is damaged is passed over, what is torn is not.
+
+Behind the position that was surely on disk, the first bytes that are no record are where a crash
+tore the log. Before it they are damage: the records behind them are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from turbopump.message import PhysicalOffset
+from turbopump.store.checkpoint import Checkpoint
+from turbopump.store.commit_log import CommitLog, good_entry, next_magic, scan
+from turbopump.store.scan_start import scan_start
+from turbopump.wire.record import RecordEntry
+
+_SEARCHED_AT_ONCE = 1024 * 1024
+
+
+class LogEnd:
+    """One pass over the last part of a log."""
+
+    def __init__(
+        self,
+        log: CommitLog,
+        checkpoint: Checkpoint,
+        queues_end: PhysicalOffset,
+        *,
+        crashed: bool,
+        check_crc: bool = True,
+        clean_check_segments: int = 1,
+    ) -> None:
+        """Prepare to read a log that has files.
+
+        ``queues_end`` is where the last message ends that a queue has a unit of.
+        """
+        self._log = log
+        self._checkpoint = checkpoint
+        self._queues_end = queues_end
+        self._crashed = crashed
+        self._check_crc = check_crc
+        self.start = scan_start(
+            log, checkpoint, crashed=crashed, clean_check_segments=clean_check_segments
+        )
+        self.end = self.start
+        self.damaged: list[tuple[PhysicalOffset, PhysicalOffset]] = []
+        """What cannot be read before the end: positions of its first byte and behind its last."""
+        self._newest_ms = 0
+
+    def find(self, see: Callable[[RecordEntry], None]) -> PhysicalOffset:
+        """Look at all records up to the end of the log, and return that."""
+        synced_to = (self._checkpoint.log_end or None) if self._crashed else None
+        position: PhysicalOffset | None = self.start
+        while position is not None:
+            for found in scan(self._log, position, check_crc=self._check_crc, synced_to=synced_to):
+                if isinstance(found, RecordEntry):
+                    self._newest_ms = max(self._newest_ms, found.store_timestamp_ms)
+                    see(found)
+                else:
+                    self.end = found
+            position = behind_damage(self._log, self.end) if self.end < self.vouched else None
+            if position is not None:
+                self.damaged.append((self.end, position))
+        return self.end
+
+    @property
+    def vouched(self) -> PhysicalOffset:
+        """The position that the log must reach, whatever a crash may have taken."""
+        if self._checkpoint.log_end:
+            return self._checkpoint.log_end
+        if not self._crashed or self._checkpoint.log_ms > self._newest_ms:
+            # Without a position, as in a store of Apache RocketMQ, the queues vouch for the log.
+            return max(self._queues_end, PhysicalOffset(0))
+        return PhysicalOffset(0)
+
+
+def records(log: CommitLog, start: PhysicalOffset, end: PhysicalOffset) -> Iterator[RecordEntry]:
+    """Return all records between two positions, passing over what is damaged."""
+    position: PhysicalOffset | None = start
+    while position is not None and position < end:
+        for found in scan(log, position, check_crc=False, end=end):
+            if isinstance(found, RecordEntry):
+                yield found
+            else:
+                position = found
+        position = behind_damage(log, position) if position < end else None
+
+
+def behind_damage(log: CommitLog, damaged: PhysicalOffset) -> PhysicalOffset | None:
+    """Return where the first record begins behind a position that has none; None if there is none.
+
+    The rest of a file is searched, then the beginnings of later ones.
+    """
+    view, at = memoryview(b""), 0
+    if damaged < log.starts[-1] + log.segment_bytes:
+        view = log.rest_of_segment(damaged)
+    while at < len(view):
+        # Part by part: a file is large, and the next record mostly near.
+        at = next_magic(view, at, min(at + _SEARCHED_AT_ONCE, len(view)), damaged)
+        if good_entry(view, at, damaged, check_crc=False) is not None:
+            return PhysicalOffset(damaged + at)
+    later = (start for start in log.starts if start > damaged)
+    return next(
+        (PhysicalOffset(start) for start in later if log.first_store_timestamp_ms(start)), None
+    )
