@@ -40,7 +40,7 @@ class Health:
         self._flusher = flusher
         self._behind = behind
         self._unfinished = unfinished
-        self._torn_at: PhysicalOffset | None = None
+        self._torn: tuple[PhysicalOffset, OSError] | None = None
         self._blocked: OSError | None = None
         self._probed_ms = 0
         self._disk_used_ratio: float | None = None
@@ -53,8 +53,8 @@ class Health:
             return DiskFull(f"{self._disk_used_ratio:.0%} of the disk is used")
         if self._unfinished.error is not None:
             return refusal(self._unfinished.error, "opening the store could not be finished")
-        if self._torn_at is not None:
-            return WriteFailed("an unfinished write could not be taken back")
+        if self._torn is not None:
+            return refusal(self._torn[1], "an unfinished write could not be taken back")
         failure = self._flusher.failure
         if failure is not None:
             refused = WriteFailed(str(failure))
@@ -69,7 +69,7 @@ class Health:
         sick = (
             self._flusher.failure is not None
             or self._unfinished.error is not None
-            or self._torn_at is not None
+            or self._torn is not None
             or self._blocked is not None
         )
         if sick and self._clock.monotonic_ms() - self._probed_ms >= self._heal_interval_ms:
@@ -85,9 +85,9 @@ class Health:
         self._probed_ms = self._clock.monotonic_ms()
         try:
             self._unfinished.finish()
-            if self._torn_at is not None:
-                self._log.truncate(self._torn_at)
-                self._torn_at = None
+            if self._torn is not None:
+                self._log.truncate(self._torn[0])
+                self._torn = None
             if self._flusher.failure is not None:
                 self._mend_log()
             if self._blocked is not None:
@@ -99,9 +99,9 @@ class Health:
             self.look()
         return True
 
-    def torn(self, at: PhysicalOffset) -> None:
+    def torn(self, at: PhysicalOffset, error: OSError) -> None:
         """Note that bytes behind a position could not be taken back."""
-        self._torn_at = at
+        self._torn = at, error
         self.look()
         self._probed_ms = self._clock.monotonic_ms()
 
@@ -118,7 +118,7 @@ class Health:
 
     def look(self) -> None:
         """Take notice of what has gone wrong."""
-        troubles = (self._torn_at, self._blocked, self._disk_used_ratio, self._unfinished.error)
+        troubles = (self._torn, self._blocked, self._disk_used_ratio, self._unfinished.error)
         self.untroubled = all(trouble is None for trouble in troubles)
 
     def _mend_log(self) -> None:

@@ -291,8 +291,8 @@ class Store:
         torn = isinstance(error, OSError)
         try:
             self._appender.undo(begin, torn=torn)
-        except OSError:
-            self._health.torn(begin)
+        except OSError as left:
+            self._health.torn(begin, left)
         if isinstance(error, OSError):
             raise refusal(error, "the commit log cannot be written") from error
         if isinstance(error, struct.error):
