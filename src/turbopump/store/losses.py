@@ -158,15 +158,15 @@ def _evidence(directory: StoreDirectory, queues: Sequence[QueueUnits]) -> str | 
     if checkpoint.log_ms or checkpoint.log_end:
         to = f" up to position {checkpoint.log_end:,}" if checkpoint.log_end else ""
         return f"{directory.checkpoint} says that messages were on disk{to}"
-    is_new = directory.commit_log.is_dir()
-    if directory.abort.exists() and is_new:
+    has_directory = directory.commit_log.is_dir()
+    if directory.abort.exists() and has_directory:
         # The first messages of all, and the power failed before the log was forced to disk.
         return None
     used = [queue for queue in queues if queue.physical_end > 0]
     if used:
         return f"{len(used)} queues in {directory.queues} refer to its messages"
     offsets = directory.config / "consumerOffset.json"
-    if is_new:
+    if has_directory:
         # Groups may commit whatever they like before the first message comes.
         return None
     table = load_table(offsets, ConsumerOffsets) or ConsumerOffsets()

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from turbopump.clock import Clock
-from turbopump.errors import StoreDamaged
+from turbopump.errors import InvalidArgument, StoreDamaged
 from turbopump.message import PhysicalOffset
 from turbopump.store.checkpoint import read_checkpoint, write_checkpoint
 from turbopump.store.config_files import load_table, save_text
@@ -187,10 +187,15 @@ class StoppedStore:
 
 @contextmanager
 def stopped_store(root: Path, files: Files, clock: Clock) -> Iterator[StoppedStore]:
-    """Keep brokers away from a store directory; raises StoreInUse when one has it open."""
-    if not root.is_dir():
-        raise StoreDamaged(f"{root} is not a directory")
+    """Keep brokers away from a store directory.
+
+    Raises StoreInUse when one has it open, InvalidArgument when it is no store's.
+    """
     directory = StoreDirectory(root, files)
+    parts = (directory.commit_log, directory.queues, directory.config)
+    if not any(part.exists() for part in parts):
+        names = ", ".join(part.name for part in parts)
+        raise InvalidArgument(f"{root} is not a store: it has none of {names}")
     directory.acquire()
     try:
         yield StoppedStore(directory, files, clock)

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from turbopump.cli.app import app
 from turbopump.store import Store
-from unit.store.support import bodies, record, small_config
+from unit.store.support import record, small_config
 
 CONFIG = small_config()
 
@@ -60,8 +60,10 @@ def test_repair_makes_the_store_startable(root: Path) -> None:
 
 
 def test_what_cannot_be_repaired_is_named(root: Path, tmp_path: Path) -> None:
-    missing = run("repair", str(tmp_path / "nowhere"))
-    assert (missing.exit_code, "nowhere" in missing.stderr) == (1, True)
+    for name in ("nowhere", "."):
+        missing = run("repair", str(tmp_path / name))
+        assert (missing.exit_code, "is not a store" in missing.stderr) == (2, True)
+    assert not (tmp_path / "lock").exists()
     (root / "commitlog" / f"{0:020d}").write_bytes(bytes(5000))
     long = run("repair", str(root), "--segment-bytes", "4096")
     assert long.exit_code == 1
@@ -74,4 +76,4 @@ def test_a_running_broker_is_left_alone(root: Path) -> None:
         refused = run("repair", str(root), "--yes")
         assert refused.exit_code == 1
         assert "open already" in refused.stderr
-        assert len(bodies(store)) == 8
+        assert store.queue_range("Topic", 0) == (0, 12)
