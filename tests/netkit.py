@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
+import socket
+import sys
+import termios
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
+
+import pytest
 
 from turbopump.net.connection import Connection
 from turbopump.net.deadlines import Deadlines
@@ -14,6 +22,7 @@ from turbopump.net.hooks import Hook
 from turbopump.net.limits import DEFAULT_LIMITS, ConnectionLimits
 from turbopump.net.router import Router
 from turbopump.net.server import Server, ServerConfig
+from turbopump.net.sockets import SocketListener
 from turbopump.testing import LinkQuality, MemoryNetwork, VirtualClock, virtual_loop
 from turbopump.wire.command import Command, Payload, body_parts
 
@@ -122,12 +131,13 @@ async def world(
     *,
     quality: LinkQuality | None = None,
     connections_max: int = 100,
+    config: ServerConfig | None = None,
 ) -> AsyncIterator[World]:
     """Start a server in virtual time."""
     network, clock = MemoryNetwork(quality), virtual_loop().clock
     connected: list[Connection] = []
     disconnected: list[Connection] = []
-    config = ServerConfig("server", connections_max=connections_max, limits=limits)
+    config = config or ServerConfig("server", connections_max=connections_max, limits=limits)
     async with Server(
         network.host("server"),
         router or handlers(),
@@ -137,3 +147,24 @@ async def world(
         on_disconnect=disconnected.append,
     ) as server:
         yield World(network, server, clock, Deadlines(clock), connected, disconnected)
+
+
+# --- real sockets ---------------------------------------------------------------------------------
+
+
+def receive_buffers(server: Server, size: int) -> None:
+    """Let the kernel take so much of each peer before anything is read."""
+    listener = cast(SocketListener, server._listener)
+    for listening in listener._servers[0].sockets:
+        with socket.socket(fileno=os.dup(listening.fileno())) as copy:
+            copy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
+
+
+def require_sent(peer: socket.socket) -> None:
+    """Go on only if everything is at the other side, whose kernel may not allow so much."""
+    for _ in range(100):
+        unsent = fcntl.ioctl(peer.fileno(), termios.TIOCOUTQ, bytes(4))
+        if not int.from_bytes(unsent, sys.byteorder):
+            return
+        time.sleep(0.01)
+    pytest.skip("the machine does not allow large receive buffers (net.core.rmem_max)")

@@ -11,8 +11,19 @@ from collections import Counter
 from typing import cast
 
 import pytest
+from msgspec.structs import replace
 
-from netkit import ECHO, NEVER, SMALL, Run, echo, handlers, slow
+from netkit import (
+    ECHO,
+    NEVER,
+    SMALL,
+    Run,
+    echo,
+    handlers,
+    receive_buffers,
+    require_sent,
+    slow,
+)
 from turbopump.errors import ConnectFailed, ConnectionLost, ListenFailed, RequestTimeout
 from turbopump.net.connection import Connection
 from turbopump.net.loop import run
@@ -21,7 +32,7 @@ from turbopump.net.router import Router
 from turbopump.net.server import Server, ServerConfig
 from turbopump.net.sockets import SocketNetwork
 from turbopump.testing import wait_until
-from turbopump.wire.command import FLAG_ONEWAY, Buffer, Command
+from turbopump.wire.command import FLAG_ONEWAY, Buffer, Command, Serialize
 from turbopump.wire.framing import encode
 
 
@@ -167,7 +178,7 @@ def test_a_slow_reader_is_held_back(run_on_loop: Run) -> None:
             wanted = 2000
             peer.transport.write(b"".join(encode(Command(1, opaque=i)) for i in range(wanted)))
             await wait_until(lambda: served)
-            await wait_until(lambda: not server.connections[0]._reading)
+            await wait_until(lambda: not server.connections[0]._inbox.is_reading)
             assert server.connections[0].unwritten_bytes < 200_000
             assert len(served) < wanted
             peer.transport.abort()
@@ -248,3 +259,33 @@ class Kept(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
+
+
+@pytest.mark.parametrize("is_reset", [False, True])
+@pytest.mark.parametrize("flag", [0, FLAG_ONEWAY])
+def test_requests_before_the_close_are_carried_out(
+    run_on_loop: Run, flag: int, is_reset: bool
+) -> None:
+    count = 4000
+    numbers: list[int] = []
+    closed: list[Connection] = []
+
+    def serve(request: Command, peer: Connection) -> Command:
+        numbers.append(request.opaque)
+        return request.answer(0, body=bytes(500))
+
+    async def main() -> None:
+        router = Router({7: serve})
+        async with Server(SocketNetwork(), router, on_disconnect=closed.append) as server:
+            receive_buffers(server, 1_000_000)
+            with socket.create_connection((server.host, server.port)) as peer:
+                command = Command(7, flag, body=bytes(70), serialize=Serialize.ROCKETMQ)
+                # All of it is in the kernel before the server reads the first byte.
+                peer.sendall(b"".join(encode(replace(command, opaque=n)) for n in range(count)))
+                require_sent(peer)
+                if is_reset:
+                    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            await wait_until(lambda: closed)
+            assert numbers == list(range(count))
+
+    run_on_loop(main())

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import trustme
+from msgspec.structs import replace
 
-from netkit import ECHO, Run, handlers
+from netkit import ECHO, Run, handlers, receive_buffers, require_sent
 from turbopump.errors import ConnectFailed, InvalidArgument, NetworkError
 from turbopump.net import sniffing
+from turbopump.net.connection import Connection
 from turbopump.net.pool import ConnectionPool, PoolConfig
+from turbopump.net.router import Router
 from turbopump.net.server import Server, ServerConfig
 from turbopump.net.sockets import SocketNetwork
 from turbopump.net.tls import ClientTls, ServerTls, TlsMode
 from turbopump.testing import wait_until
-from turbopump.wire.command import Command
+from turbopump.wire.command import FLAG_ONEWAY, Command, Serialize
+from turbopump.wire.framing import encode
 
 
 @dataclass(frozen=True)
@@ -201,3 +206,37 @@ def test_trust_that_cannot_be_used_is_named(tmp_path: Path, files: Files) -> Non
         ClientTls(tmp_path / "nobody.pem").context()
     with pytest.raises(InvalidArgument, match=r"nobody\.pem"):
         ServerTls(files.server, client_trust_path=tmp_path / "nobody.pem").context()
+
+
+@pytest.mark.parametrize("flag", [0, FLAG_ONEWAY])
+def test_requests_before_the_close_are_carried_out(
+    run_on_loop: Run, files: Files, flag: int
+) -> None:
+    count = 4000
+    numbers: list[int] = []
+    closed: list[Connection] = []
+    context = ssl.create_default_context(cafile=files.trust)
+
+    def serve(request: Command, peer: Connection) -> Command:
+        numbers.append(request.opaque)
+        return request.answer(0, body=bytes(500))
+
+    def connected(address: tuple[str, int]) -> ssl.SSLSocket:
+        plain = socket.create_connection(address)
+        return context.wrap_socket(plain, server_hostname="127.0.0.1")
+
+    async def main() -> None:
+        config = ServerConfig(tls=ServerTls(files.server, mode=TlsMode.ENFORCING))
+        router = Router({7: serve})
+        async with Server(SocketNetwork(), router, config, on_disconnect=closed.append) as server:
+            receive_buffers(server, 1_000_000)
+            peer = await asyncio.to_thread(connected, (server.host, server.port))
+            with peer:
+                command = Command(7, flag, body=bytes(70), serialize=Serialize.ROCKETMQ)
+                # All of it is in the kernel before the server reads the first byte.
+                peer.sendall(b"".join(encode(replace(command, opaque=n)) for n in range(count)))
+                require_sent(peer)
+            await wait_until(lambda: closed)
+            assert numbers == list(range(count))
+
+    run_on_loop(main())

@@ -89,6 +89,7 @@ class Broker:
                 host=config.identity.bind_host,
                 port=config.identity.port,
                 connections_max=config.overload.connections_max,
+                receive_bytes_max=config.overload.receive_bytes_max,
                 poll_us=config.network.poll_us,
             ),
             clock=clock,

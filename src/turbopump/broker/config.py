@@ -9,6 +9,7 @@ from enum import Enum
 from pathlib import Path
 
 from turbopump.errors import InvalidArgument
+from turbopump.net.limits import RECEIVE_BYTES_MAX, RECEIVE_BYTES_MIN
 from turbopump.store.config import StoreConfig
 from turbopump.wire.bodies import QUEUES_MAX
 from turbopump.wire.hosts import ANY_HOST, split_address
@@ -270,6 +271,9 @@ class OverloadConfig:
     """How long a send waits for the disk in synchronous mode [syncFlushTimeout]."""
     connections_max: int = 10_000
     """Open connections; more are closed as soon as they are made [connectionsMax]."""
+    receive_bytes_max: int = RECEIVE_BYTES_MAX
+    """Bytes received on all connections and not served, such as unfinished frames; above it, the
+    connection is closed whose unfinished frame began first [receiveBytesMax]."""
 
     def __post_init__(self) -> None:
         require_bool("brokerFastFailureEnable", self.fast_failure)
@@ -278,6 +282,7 @@ class OverloadConfig:
         require_int("unflushedBytesMax", self.unflushed_bytes_max, 1)
         require_int("syncFlushTimeout", self.sync_flush_timeout_ms, 1)
         require_int("connectionsMax", self.connections_max, 1)
+        require_int("receiveBytesMax", self.receive_bytes_max, RECEIVE_BYTES_MIN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

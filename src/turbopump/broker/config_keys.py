@@ -182,6 +182,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("unflushedBytesMax", "overload.unflushed_bytes_max", _INT),
     Setting("syncFlushTimeout", "overload.sync_flush_timeout_ms", _INT),
     Setting("connectionsMax", "overload.connections_max", _INT),
+    Setting("receiveBytesMax", "overload.receive_bytes_max", _INT),
     Setting("busyPollMicros", "network.poll_us", _INT),
     Setting("maxMessageSize", "limits.message_bytes_max", _INT),
     Setting("defaultQueryMaxNum", "limits.query_count_max", _INT, live=True),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from turbopump.errors import InvalidArgument
+from turbopump.net.limits import RECEIVE_BYTES_MAX, RECEIVE_BYTES_MIN
 from turbopump.settings import keyed
 
 PORT = 9876
@@ -42,6 +43,10 @@ class NameServerConfig:
     connections_max: int = 10_000
     """Open connections; more are closed as soon as they are made."""
 
+    receive_bytes_max: int = RECEIVE_BYTES_MAX
+    """Bytes received on all connections and not served, such as unfinished frames; above it, the
+    connection is closed whose unfinished frame began first."""
+
     brokers_max: int = 10_000
     """Brokers; registrations of more are refused."""
 
@@ -52,10 +57,11 @@ class NameServerConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= _PORT_MAX:
             raise InvalidArgument(f"listenPort is {self.port}: 0 to {_PORT_MAX} is allowed")
-        for key, value in (
-            ("connectionsMax", self.connections_max),
-            ("brokersMax", self.brokers_max),
-            ("topicsMax", self.topics_max),
+        for key, value, least in (
+            ("connectionsMax", self.connections_max, 1),
+            ("receiveBytesMax", self.receive_bytes_max, RECEIVE_BYTES_MIN),
+            ("brokersMax", self.brokers_max, 1),
+            ("topicsMax", self.topics_max, 1),
         ):
-            if value < 1:
-                raise InvalidArgument(f"{key} is {value}: at least 1 is allowed")
+            if value < least:
+                raise InvalidArgument(f"{key} must be at least {least}, got {value}")

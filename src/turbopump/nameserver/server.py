@@ -58,6 +58,7 @@ class NameServer:
                 host=config.host,
                 port=config.port,
                 connections_max=config.connections_max,
+                receive_bytes_max=config.receive_bytes_max,
                 drain_timeout_ms=DRAIN_TIMEOUT_MS,
             ),
             clock=clock,

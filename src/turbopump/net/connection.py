@@ -4,33 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from msgspec.structs import replace
 
-from turbopump.errors import ConnectionLost, Overloaded, RequestTimeout, WireError
+from turbopump.errors import ConnectionLost, Overloaded, RequestTimeout
 from turbopump.net.admission import Admission
 from turbopump.net.deadlines import Deadline, Deadlines
 from turbopump.net.hooks import Hook
+from turbopump.net.inbox import Inbox, Reader
 from turbopump.net.limits import DEFAULT_LIMITS, ConnectionLimits
 from turbopump.net.network import address_text
 from turbopump.net.outbox import Outbox
+from turbopump.net.receive_budget import ReceiveBudget
 from turbopump.net.request_row import RequestRow
 from turbopump.net.router import Router
 from turbopump.net.serving import Serving
-from turbopump.net.turn import LARGE_CHUNK_BYTES, Turn
+from turbopump.net.turn import Turn
+from turbopump.net.unread import hang_up_check, unread_chunks
 from turbopump.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, Buffer, Command
-from turbopump.wire.framing import FrameDecoder, encode_parts, frame_length, too_long
+from turbopump.wire.framing import encode_parts, frame_length, too_long
 
 _log = logging.getLogger(__name__)
 
 _OPAQUE_BITS = 0x7FFF_FFFF
 _CANCEL_GRACE_S = 0.25
 """How long cancelled handlers may take to end once the time of a drain is over."""
-
-_REASON_CHARS_MAX = 200
 
 OnChange = Callable[["Connection"], None]
 OnServed = Callable[[int], None]
@@ -54,13 +54,14 @@ class Connection(asyncio.Protocol):
     stops reading while the peer does not read its answers. The other side must go on reading, or
     both would wait for each other. ``aborts_silent`` gives the connection up when a request times
     out and nothing at all was heard since it was sent: the peer, or the way to it, is gone.
-    ``on_served`` is told how many frames of the peer came together, after they have been served.
+    ``on_closed`` is called when everything that came before the end has been handed to handlers,
+    ``on_ended`` when the last of these has ended. ``on_served`` is told how many frames of the peer
+    came together, after they have been served.
     """
 
     _loop: asyncio.AbstractEventLoop
     _transport: asyncio.Transport
     _outbox: Outbox
-    _turn: Turn
 
     def __init__(
         self,
@@ -73,7 +74,9 @@ class Connection(asyncio.Protocol):
         hooks: Sequence[Hook] = (),
         on_open: OnChange = no_notice,
         on_closed: OnChange = no_notice,
+        on_ended: OnChange = no_notice,
         on_served: OnServed | None = None,
+        budget: ReceiveBudget | None = None,
     ) -> None:
         self.peer_address = "unknown"
         self.local_address = "unknown"
@@ -85,19 +88,25 @@ class Connection(asyncio.Protocol):
         self._hooks = tuple(hooks)
         self._on_open = on_open
         self._on_closed = on_closed
+        self._on_ended = on_ended
         self._on_served = on_served
-        self._frames_taken = 0
         self._admission = Admission(limits.requests_in_flight_max, deadlines)
-        self._decoder = FrameDecoder(limits.frame_bytes_max)
-        self.row = RequestRow(self._decoder, limits.frame_bytes_max, self._send_parts)
+        self._serving = Serving(self, router, self._send, self._note_serving)
+        reader = Reader(
+            take=self._take,
+            settle=self._serving.settle,
+            may_read=self._may_read,
+            on_resumed=self._note_quiet,
+            give_up=self._close_unread,
+        )
+        self._inbox = Inbox(limits.frame_bytes_max, reader, budget)
+        self.row = RequestRow(self._inbox.decoder, limits.frame_bytes_max, self._send_parts)
         """For handlers that do better with many requests that are alike."""
-        self._frames: Iterator[Command] = iter(())
-        self._chunks: deque[bytes] = deque()
-        self._reading = True
+        self._inbox.row = self.row
+        self._ends_handlers = True
         # Answered with None when no answer will come: whoever waits knows best what to raise.
         self._pending: dict[int, asyncio.Future[Command | None]] = {}
         self._next_opaque = 0
-        self._serving = Serving(self, router, self._send, self._note_serving)
         self.is_observed = bool(router.hooks)
         """Whether hooks want to see each answer, so that `answer_encoded` must not be used."""
         self._idle: Deadline | None = None
@@ -137,6 +146,11 @@ class Connection(asyncio.Protocol):
     def unwritten_bytes(self) -> int:
         """Bytes held in memory because the peer has not taken them yet."""
         return self._outbox.unwritten_bytes
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes received and not served, such as those of an unfinished frame."""
+        return self._inbox.held_bytes
 
     async def request(self, command: Command, timeout_ms: int) -> Command:
         """Send a request and return its answer, whatever its code.
@@ -233,6 +247,9 @@ class Connection(asyncio.Protocol):
         if self._close_reason is None:
             self._stop(reason)
         self._transport.abort()
+        self._ends_handlers = True
+        if self._closed.is_set():
+            self._serving.cancel_all()
 
     async def wait_closed(self) -> None:
         """Wait until the connection is gone and its handlers have ended."""
@@ -270,7 +287,7 @@ class Connection(asyncio.Protocol):
     async def _abort_if_silent(self, chunks_heard: int, timeout_ms: int) -> None:
         # After a turn of the loop: one that was held up sees timers first and what came second.
         await asyncio.sleep(0)
-        if self._chunks_heard == chunks_heard and self._reading:
+        if self._chunks_heard == chunks_heard and self._inbox.is_reading:
             reason = f"nothing heard for {timeout_ms} ms"
             _log.warning("%s: given up, %s", self, reason)
             self.abort(reason)
@@ -308,6 +325,8 @@ class Connection(asyncio.Protocol):
         self._send_parts(encode_parts(command, self._limits.frame_bytes_max))
 
     def _send_parts(self, parts: Sequence[Buffer], frames: int = 1) -> None:
+        if self._inbox.is_finishing:
+            return
         if not self._outbox.is_held:
             # Else something has just been received, which counts as much.
             self._touched_ms = self._clock.monotonic_ms()
@@ -336,8 +355,12 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(self._limits.write_pause_bytes)
-        self._turn = Turn(self._loop, self._adjust_reading)
-        self._outbox = Outbox(self._transport, self._limits, self._loop, self._turn.note_written)
+        turn = Turn(self._loop, self._inbox.adjust)
+        has_hung_up = hang_up_check(transport) if self._accepted else None
+        self._outbox = Outbox(
+            self._transport, self._limits, self._loop, turn.note_written, has_hung_up
+        )
+        self._inbox.open(self._transport, self._outbox, turn)
         self.peer_address = address_text(transport.get_extra_info("peername"))
         self.local_address = address_text(transport.get_extra_info("sockname"))
         self._touched_ms = self._clock.monotonic_ms()
@@ -347,49 +370,61 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._touched_ms = self._clock.monotonic_ms()
         self._chunks_heard += 1
-        if self._reading and not self._chunks:
-            self._frames = self._decoder.feed(data)
-            self._read()
-            if self._on_served is not None:
-                self._on_served(self._frames_taken)
-        else:
-            # Reading paused, yet the transport had this in hand already.
-            self._chunks.append(data)
-        if len(data) >= LARGE_CHUNK_BYTES:
-            self._turn.note_large()
+        taken = self._inbox.receive(data)
+        if self._on_served is not None:
+            self._on_served(taken)
 
     def pause_writing(self) -> None:
         self._admission.pause()
-        self._adjust_reading()
+        self._inbox.adjust()
 
     def resume_writing(self) -> None:
         # A peer that reads slowly is not idle.
         self._touched_ms = self._clock.monotonic_ms()
         self._admission.resume()
-        self._adjust_reading()
+        self._inbox.adjust()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop(f"lost: {exc}" if exc else "closed by the peer")
-        _log.debug("%s: %s", self, self._close_reason)
         if self._idle is not None:
             self._idle.cancel()
-        self._serving.cancel_all()
+        if self._close_reason is None:
+            # The peer's doing: what it sent before is carried out, only answers are dropped.
+            self._close_reason = f"lost: {exc}" if exc else "closed by the peer"
+            self._ends_handlers = not self._accepted
+            self._serving.stop()
+            self._admission.fail_all(self._lost())
+            self._inbox.finish(unread_chunks(self._transport), self._end)
+        else:
+            self._end()
+
+    def _end(self) -> None:
+        """Say that nothing more will be read, and end handlers, unless the peer wants them done."""
+        _log.debug("%s: %s", self, self._close_reason)
+        self._discard()
         self._closed.set()
         self._on_closed(self)
+        if self._ends_handlers:
+            self._serving.cancel_all()
+        if not self._serving.running:
+            self._on_ended(self)
+        elif not self._ends_handlers:
+            self._deadlines.add(self._limits.orphaned_handlers_ms, self._serving.cancel_all)
 
     def _stop(self, reason: str) -> None:
         """Let nothing more in or out, and tell everybody who waits; the first reason stays."""
         if self._close_reason is not None:
             return
         self._close_reason = reason
-        self._reading = False
         self._serving.stop()
-        self._chunks.clear()
-        self._frames = iter(())
-        for future in self._pending.values():
-            _give_up(future)
+        self._discard()
         self._admission.fail_all(self._lost())
         self._note_quiet()
+
+    def _discard(self) -> None:
+        """Forget what was received and not served, and tell those who wait for answers."""
+        self._inbox.clear()
+        for future in self._pending.values():
+            _give_up(future)
 
     def _check_idle(self) -> None:
         left_ms = self._touched_ms + self._limits.idle_ms - self._clock.monotonic_ms()
@@ -406,44 +441,12 @@ class Connection(asyncio.Protocol):
 
     # --- reading ----------------------------------------------------------------------------------
 
-    def _read(self) -> None:
-        """Act on the frames that came, until there are no more or reading must pause."""
-        self._outbox.hold()
-        try:
-            self._take_chunks()
-        except WireError as error:
-            self._close_unread(f"malformed frame: {error}")
-        except Exception as error:  # noqa: BLE001 - the transport does not know what to do with it
-            self._close_unread(f"reading failed: {error!r}"[:_REASON_CHARS_MAX])
-        finally:
-            self._outbox.release()
-
     def _close_unread(self, reason: str) -> None:
+        """Close because of what the peer sent; its requests before that are carried out."""
         _log.warning("%s: closed, %s", self, reason)
+        self._ends_handlers = not self._accepted
+        self._inbox.clear()
         self.close(reason)
-
-    def _take_chunks(self) -> None:
-        try:
-            self._take_frames()
-            while self._reading and self._chunks:
-                self._frames = self._decoder.feed(self._chunks.popleft())
-                self._take_frames()
-        finally:
-            # Also when the next frame cannot be read: those before it are answered.
-            self._serving.settle()
-
-    def _take_frames(self) -> None:
-        taken, row = 0, self.row
-        for command in self._frames:
-            taken += 1
-            self._take(command)
-            while row.begun is not None and self._reading:
-                taken += row.take(self._outbox.room_bytes)
-            if not self._reading:
-                # What is left of the chunk stays in the iterator.
-                row.end()
-                break
-        self._frames_taken = taken
 
     def _take(self, command: Command) -> None:
         if not command.flag & FLAG_RESPONSE:
@@ -458,43 +461,24 @@ class Connection(asyncio.Protocol):
     @property
     def _is_quiet(self) -> bool:
         # While reading pauses, requests may be left that have come and are not refused yet.
-        is_read = self._reading or self._close_reason is not None
+        is_stopped = self._close_reason is not None and not self._inbox.is_finishing
+        is_read = self._inbox.is_reading or is_stopped
         return is_read and not self._serving.running and self._admission.is_idle
 
     def _note_serving(self) -> None:
-        self._adjust_reading()
+        self._inbox.adjust()
         self._note_quiet()
+        if self._closed.is_set() and not self._serving.running:
+            self._on_ended(self)
 
     def _note_quiet(self) -> None:
         if self._draining and self._is_quiet:
             self._quiet.set()
 
-    def _should_read(self) -> bool:
-        """Not while answers cannot be written, too many handlers run, or it is others' turn."""
-        return (
-            self._close_reason is None
-            and not self._turn.is_over
-            and self._serving.running < self._limits.handlers_running_max
-            and (self._admission.writable or not self._accepted)
-        )
-
-    def _adjust_reading(self) -> None:
-        """Pause reading at once, or resume it soon, when it is time to."""
-        should_read = self._should_read()
-        if self._reading and not should_read:
-            self._reading = False
-            if not self._transport.is_closing():
-                self._transport.pause_reading()
-        elif should_read and not self._reading:
-            # Not from here: the transport or a handler may be in the middle of something.
-            self._loop.call_soon(self._resume)
-
-    def _resume(self) -> None:
-        """Go on with frames that were left, then let new ones come."""
-        if self._reading or not self._should_read():
-            return
-        self._reading = True
-        self._read()
-        if self._reading and not self._transport.is_closing():
-            self._transport.resume_reading()
-        self._note_quiet()
+    def _may_read(self) -> bool:
+        """Not while answers cannot be written, or too many handlers run."""
+        if self._serving.running >= self._limits.handlers_running_max:
+            return False
+        if self._close_reason is not None:
+            return self._inbox.is_finishing
+        return self._admission.writable or not self._accepted

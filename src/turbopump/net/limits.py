@@ -9,6 +9,12 @@ from turbopump.wire.framing import FRAME_BYTES_MAX
 
 _KIB = 1024
 
+RECEIVE_BYTES_MAX = 512 * _KIB * _KIB
+"""What all connections of a server may have received and not served, unless it is set."""
+
+RECEIVE_BYTES_MIN = 2 * FRAME_BYTES_MAX
+"""Below this, one legal frame could close its connection."""
+
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
@@ -31,6 +37,9 @@ class ConnectionLimits:
 
     idle_ms: int = 120_000
     """Time without any read or write after which the connection is closed."""
+
+    orphaned_handlers_ms: int = 30_000
+    """How long handlers may run on when their peer has closed an accepted connection."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -24,6 +24,7 @@ class Outbox:
     """Corks the frames of one turn of the loop: few system calls for many small frames.
 
     ``on_write`` is told how many bytes are handed to the transport, each time before they are.
+    ``has_hung_up`` is asked before, and what is for a peer that has is dropped.
     """
 
     def __init__(
@@ -32,11 +33,13 @@ class Outbox:
         limits: ConnectionLimits,
         loop: asyncio.AbstractEventLoop,
         on_write: Callable[[int], None],
+        has_hung_up: Callable[[], bool] | None = None,
     ) -> None:
         self._transport = transport
         self._bytes_max = limits.write_pause_bytes
         self._loop = loop
         self._on_write = on_write
+        self._has_hung_up = has_hung_up
         self._parts: list[Buffer] = []
         self._corked_bytes = 0
         self._corked_frames = 0
@@ -101,7 +104,7 @@ class Outbox:
         self._write(parts, length)
 
     def _write(self, parts: Sequence[Buffer], length: int) -> None:
-        if self._transport.is_closing():
+        if self._transport.is_closing() or (self._has_hung_up is not None and self._has_hung_up()):
             return
         self._on_write(length)
         if length <= _JOINED_BYTES_MAX:

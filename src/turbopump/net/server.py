@@ -12,9 +12,15 @@ from turbopump.clock import SYSTEM_CLOCK, Clock
 from turbopump.errors import InvalidArgument
 from turbopump.net.connection import Connection, OnChange, no_notice
 from turbopump.net.deadlines import Deadlines
-from turbopump.net.limits import DEFAULT_LIMITS, ConnectionLimits, require_at_least
+from turbopump.net.limits import (
+    DEFAULT_LIMITS,
+    RECEIVE_BYTES_MAX,
+    ConnectionLimits,
+    require_at_least,
+)
 from turbopump.net.network import Listener, Network, address_text
 from turbopump.net.polling import polling_for
+from turbopump.net.receive_budget import ReceiveBudget
 from turbopump.net.router import Router
 from turbopump.net.tls import ServerTls
 
@@ -39,6 +45,10 @@ class ServerConfig:
     drain_timeout_ms: int = 5000
     """How long `Server.close` waits for running handlers and unwritten answers."""
 
+    receive_bytes_max: int = RECEIVE_BYTES_MAX
+    """Bytes received on all connections and not served yet, such as unfinished frames; above it,
+    the connection is closed whose unfinished frame began first."""
+
     poll_us: int = 0
     """How long to look for the next request before sleeping, while they come one close upon the
     other (`turbopump.net.polling`); 0 for not at all."""
@@ -52,6 +62,7 @@ class ServerConfig:
         require_at_least("connections_max", self.connections_max, 1)
         require_at_least("drain_timeout_ms", self.drain_timeout_ms, 0)
         require_at_least("poll_us", self.poll_us, 0)
+        require_at_least("receive_bytes_max", self.receive_bytes_max, self.limits.frame_bytes_max)
         if self.port > _PORT_MAX:
             raise InvalidArgument(f"port is {self.port}: 0 to {_PORT_MAX} is allowed")
 
@@ -85,6 +96,9 @@ class Server:
         self._on_served = None if polling is None else polling.served
         # A dict as an ordered set: connections are drained in the order they came.
         self._connections: dict[Connection, None] = {}
+        # Closed by their peers, with handlers that still run.
+        self._ending: dict[Connection, None] = {}
+        self._budget = ReceiveBudget(self._config.receive_bytes_max)
         self._listener: Listener | None = None
         self._draining = False
 
@@ -118,6 +132,11 @@ class Server:
         """The open connections, oldest first."""
         return tuple(self._connections)
 
+    @property
+    def received_bytes(self) -> int:
+        """Bytes received on all connections and not served."""
+        return self._budget.held_bytes
+
     async def start(self) -> None:
         """Listen; raises ListenFailed."""
         self._draining = False
@@ -140,7 +159,7 @@ class Server:
         if self._listener is not None:
             await self._listener.close()
         async with asyncio.TaskGroup() as group:
-            for connection in self.connections:
+            for connection in (*self.connections, *self._ending):
                 group.create_task(connection.drain(timeout_ms))
         self._deadlines.close()
 
@@ -156,14 +175,17 @@ class Server:
             accepted=True,
             on_open=self._opened,
             on_closed=self._closed,
+            on_ended=self._ended,
             on_served=self._on_served,
+            budget=self._budget,
         )
 
     def _opened(self, connection: Connection) -> None:
         if self._draining:
             connection.abort("the server is closing")
-        elif len(self._connections) >= self._config.connections_max:
-            _log.warning("%s: refused, %d are open already", connection, len(self._connections))
+        elif len(self._connections) + len(self._ending) >= self._config.connections_max:
+            count = len(self._connections) + len(self._ending)
+            _log.warning("%s: refused, %d are open already", connection, count)
             connection.abort("too many connections")
         else:
             self._connections[connection] = None
@@ -172,4 +194,8 @@ class Server:
     def _closed(self, connection: Connection) -> None:
         if connection in self._connections:
             del self._connections[connection]
+            self._ending[connection] = None
             self._on_disconnect(connection)
+
+    def _ended(self, connection: Connection) -> None:
+        self._ending.pop(connection, None)

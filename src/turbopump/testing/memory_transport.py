@@ -145,6 +145,12 @@ class Pipe:
         if self._unsent:
             self.pump()
 
+    def take_arrived(self) -> list[bytes]:
+        """Return what was sent before a reset that has arrived, and was not delivered."""
+        sent = [*self._arrived, *(chunk for _, chunk in self._travelling)]
+        self.clear()
+        return [chunk for chunk in sent if chunk != _END]
+
     def receiver_gone(self) -> None:
         """Give up what the receiver has not read; what is on its way finds nobody there."""
         if self._arrived:
@@ -311,8 +317,11 @@ class MemoryTransport(asyncio.Transport):
         self._incoming.deliver()
 
     def reset(self, error: Exception | None) -> None:
-        """End this side at once."""
+        """End this side at once; what has arrived is still read, as from a socket's buffer."""
         if not self._lost:
+            if not self.is_frozen and not self._closing:
+                for chunk in self._incoming.take_arrived():
+                    self._protocol.data_received(chunk)
             self._closing = True
             self._outgoing.clear()
             self._lose(error)

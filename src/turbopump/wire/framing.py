@@ -75,6 +75,17 @@ class FrameDecoder:
         """Bytes received of a frame that is not complete."""
         return len(self._pending)
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes received of frames that are not complete or not taken yet."""
+        return len(self._pending) + len(self._chunk) - self._next_at
+
+    def clear(self) -> None:
+        """Free what is held; nothing can be fed any more."""
+        self._pending = bytearray()
+        self._chunk, self._frame_at, self._next_at = b"", 0, 0
+        self._alike = None
+
     def feed(self, chunk: bytes) -> Iterator[Command]:
         """Yield the commands that the chunk completes; read it to the end before the next chunk.
 

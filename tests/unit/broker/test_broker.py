@@ -7,8 +7,10 @@ import logging
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from brokers import BROKER_HOST, config_at, running_broker
+from netkit import RawPeer
 from turbopump.broker.broker import Broker
 from turbopump.broker.config import IdentityConfig, RegistrationConfig
 from turbopump.broker.stats import Stats
@@ -17,10 +19,13 @@ from turbopump.net.connection import Connection
 from turbopump.net.deadlines import Deadlines
 from turbopump.net.router import Router, silence
 from turbopump.net.server import Server, ServerConfig
-from turbopump.testing import MemoryNetwork, virtual_loop, virtual_time
-from turbopump.wire.bodies import KeyValues
+from turbopump.testing import MemoryNetwork, virtual_loop, virtual_time, wait_until
+from turbopump.wire import headers
+from turbopump.wire.bodies import KeyValues, TopicConfig
 from turbopump.wire.codes import RequestCode, ResponseCode
-from turbopump.wire.command import whole_body
+from turbopump.wire.command import Serialize, request, whole_body
+from turbopump.wire.framing import encode
+from turbopump.wire.hosts import split_address
 
 
 @virtual_time()
@@ -144,3 +149,30 @@ async def test_background_work_and_its_failures_are_told(
         told = KeyValues.decode(whole_body(answer)).table
     assert {"offsets", "retention", "store upkeep"} <= set(told["backgroundWork"].split(", "))
     assert told["backgroundFailures"] == "statistics: 1 failures, the last LookupError('a bug')"
+
+
+@pytest.mark.parametrize("is_reset", [False, True])
+@virtual_time()
+async def test_commits_of_a_client_that_closes_without_its_answers(
+    tmp_path: Path, is_reset: bool
+) -> None:
+    count = 500 if is_reset else 4000
+    network = MemoryNetwork()
+    async with running_broker(tmp_path, network) as (broker, _client):
+        topic = TopicConfig(topic_name="T", read_queue_nums=count, write_queue_nums=count)
+        broker.state.topics.update(topic)
+        host, port = split_address(broker.address)
+        peer = await network.host("leaving").connect(host, port, RawPeer)
+        for queue_id in range(count):
+            commit = headers.UpdateConsumerOffset(
+                consumer_group="g", topic="T", queue_id=queue_id, commit_offset=0
+            )
+            command = request(RequestCode.UPDATE_CONSUMER_OFFSET, commit)
+            peer.transport.write(encode(replace(command, serialize=Serialize.ROCKETMQ)))
+        if is_reset:
+            # Only what has left the client can be carried out.
+            assert not peer.transport.get_write_buffer_size()
+            peer.transport.abort()
+        else:
+            peer.transport.close()
+        await wait_until(lambda: len(broker.state.offsets.of_topic("g", "T")) == count)

@@ -76,6 +76,7 @@ OTHER_VALUES = {
     "unflushedBytesMax": "55",
     "syncFlushTimeout": "60",
     "connectionsMax": "70",
+    "receiveBytesMax": "100000000",
     "busyPollMicros": "75",
     "maxMessageSize": "1000",
     "defaultQueryMaxNum": "64",

@@ -147,7 +147,7 @@ async def test_an_abort_forgets_what_is_not_sent_yet() -> None:
     near.transport.abort()
     assert near.transport.get_write_buffer_size() == 0
     await wait_until(lambda: "lost" in far.events)
-    assert far.received == b""
+    assert len(far.received) == WINDOW_BYTES, "what has arrived is read, as from a socket's buffer"
 
 
 class Broken(End):
