@@ -40,6 +40,9 @@ GROUPS_MAX = 1000
 LOCKS_MAX = 10_000
 """Most queues of one request for locks."""
 
+CLIENT_ID_CHARS_MAX = 1000
+"""Longest id of a client, which all members of its groups are told."""
+
 _REMEMBERED_BYTES_MAX = 16 * 1024
 """Heartbeats above this are read each time they come: each connection may have one in memory."""
 
@@ -107,7 +110,7 @@ class ClientRequests:
             self._clock.monotonic_ms(),
             self._clock.now_ms(),
         )
-        self._prepare(beat.consumer_data_set)
+        self._prepare(beat.consumer_data_set, peer.peer_address)
         for data in beat.consumer_data_set:
             self._consumers.heartbeat(member, data)
         for producer in beat.producer_data_set:
@@ -179,7 +182,9 @@ class ClientRequests:
         self._swept_expiry_ms = expiry_ms
 
     def _check_groups(self, beat: Heartbeat, peer: Peer) -> str | None:
-        """Return what is wrong with the groups of a heartbeat, or None."""
+        """Return what is wrong with the client and the groups of a heartbeat, or None."""
+        if len(beat.client_id) > CLIENT_ID_CHARS_MAX:
+            return _client_id_too_long(beat.client_id)
         consumers = {data.group_name for data in beat.consumer_data_set}
         producers = {data.group_name for data in beat.producer_data_set}
         for kind, joined, groups in (
@@ -195,13 +200,13 @@ class ClientRequests:
         )
         return next((text for text in wrong if text is not None), None)
 
-    def _prepare(self, consumers: Iterable[ConsumerData]) -> None:
+    def _prepare(self, consumers: Iterable[ConsumerData], client: str) -> None:
         """Make groups and their retry topics, if they are not there yet."""
         queues: dict[bool, dict[str, int]] = {False: {}, True: {}}
         refusals: list[Exception] = []
         for data in consumers:
             try:
-                group = self._groups.find(data.group_name)
+                group = self._groups.find(data.group_name, client)
             except RemoteError as error:
                 refusals.append(error)
                 continue
@@ -248,17 +253,19 @@ class ClientRequests:
 
     # --- who may consume a queue in order ---------------------------------------------------------
 
-    def lock(self, request: Command, _peer: Connection) -> Command:
+    def lock(self, request: Command, peer: Connection) -> Command:
         """Lock queues for a client, or renew its locks; tell which it has.
 
         Nobody gets a queue that this broker does not have, or one for a group that cannot be.
         """
         asked = body_of(request, LockQueues)
+        if len(asked.client_id) > CLIENT_ID_CHARS_MAX:
+            raise RemoteError(ResponseCode.SYSTEM_ERROR, _client_id_too_long(asked.client_id))
         if len(asked.queues) > LOCKS_MAX:
             remark = f"{len(asked.queues)} queues in one request, at most {LOCKS_MAX} are allowed"
             raise RemoteError(ResponseCode.SYSTEM_ERROR, remark)
         queues = [queue for queue in asked.queues if self._topics.has_queue(queue)]
-        if not queues or self._groups.find(asked.consumer_group) is None:
+        if not queues or self._groups.find(asked.consumer_group, peer.peer_address) is None:
             return answer_with(request, LockedQueues(queues=[]))
         self._locks.expiry_ms = self.config.lock_expiry_ms
         granted = self._locks.lock(
@@ -292,3 +299,7 @@ class ClientRequests:
         except InvalidArgument as error:
             raise RemoteError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from error
         return request.answer(ResponseCode.SUCCESS)
+
+
+def _client_id_too_long(client_id: str) -> str:
+    return f"client id must be at most {CLIENT_ID_CHARS_MAX} characters, got {len(client_id)}"

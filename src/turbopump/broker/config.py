@@ -24,6 +24,9 @@ RECORD_EXTRA_BYTES = 64 * 1024
 """Most queues of one topic on one broker: each costs a directory and files."""
 
 POLL_US_MAX = 1000
+
+_TEXT_CHARS_MAX = 255
+"""Of names, addresses and the like: some are sent with every answer."""
 """A request that takes longer to come does not notice that somebody has to be woken for it."""
 
 _PORT_MAX = 0xFFFF
@@ -56,6 +59,9 @@ def require_bool(key: str, value: object) -> None:
 def require_text(key: str, value: object, *, empty: bool = False) -> None:
     ok = isinstance(value, str) and (empty or bool(value)) and not set(value) & set("\n\r\0")
     require(ok, key, value, "a text on one line")
+    if isinstance(value, str) and len(value) > _TEXT_CHARS_MAX:
+        text = f"{key} must be at most {_TEXT_CHARS_MAX} characters, got {len(value)}"
+        raise InvalidArgument(text)
 
 
 class Role(Enum):

@@ -219,6 +219,9 @@ SETTINGS: tuple[Setting, ...] = (
 _BY_KEY = {setting.key: setting for setting in SETTINGS}
 KEYS = _BY_KEY.keys()
 
+_VALUE_CHARS_MAX = 8192
+"""Longest value of any setting, such as a list of name servers."""
+
 NOT_YET = {
     "aclEnable": "false",
     "enablePropertyFilter": "false",
@@ -332,6 +335,9 @@ def _applied(config: BrokerConfig, settings: Settings) -> BrokerConfig:
     changes: dict[str, Any] = {}
     for key, text in settings.items():
         setting = _BY_KEY[key]
+        if len(text) > _VALUE_CHARS_MAX:
+            most = _VALUE_CHARS_MAX
+            raise InvalidArgument(f"{key} must be at most {most} characters, got {len(text)}")
         try:
             changes[setting.path] = setting.kind.read(text)
         except (ValueError, KeyError) as error:

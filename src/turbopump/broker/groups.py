@@ -12,6 +12,7 @@ import msgspec
 
 from turbopump.broker.config import GroupsConfig
 from turbopump.broker.config_file import ConfigFile
+from turbopump.broker.shares import CreationShares
 from turbopump.broker.topics import next_version
 from turbopump.clock import Clock
 from turbopump.errors import InvalidArgument, RemoteError, WriteFailed
@@ -74,6 +75,7 @@ class Groups:
             data_version=DataVersion(counter=0, timestamp=clock.now_ms()),
             subscription_group_table={name: GroupConfig(group_name=name) for name in BOOT_GROUPS},
         )
+        self._shares = CreationShares()
         self._saved_counter = 0
         self._writing = threading.Lock()
         self._saver: asyncio.Task[None] | None = None
@@ -103,10 +105,11 @@ class Groups:
         """All groups, as they are now, and their version; never changed afterwards."""
         return self._current
 
-    def find(self, name: str) -> GroupConfig | None:
+    def find(self, name: str, client: str = "") -> GroupConfig | None:
         """Return a group, made when it is not known and that is allowed.
 
-        Raises RemoteError when there are too many already.
+        Raises RemoteError when there are too many already, or when the host of the client, given by
+        its address, has created its share.
         """
         known = self._current.subscription_group_table.get(name)
         if known is not None:
@@ -114,9 +117,10 @@ class Groups:
         allowed = self.config.auto_create or name.startswith(_SYSTEM_PREFIX)
         if not allowed or check_group_name(name) is not None:
             return None
-        wrong = self._check_room(name)
+        wrong = self._check_room(name) or self._check_share(name, client)
         if wrong is not None:
             raise RemoteError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, wrong)
+        self._shares.note(name, client)
         made = GroupConfig(group_name=name)
         self._current = self._changed(self._current.subscription_group_table | {name: made})
         self._save_soon()
@@ -136,6 +140,7 @@ class Groups:
         if name not in table:
             return False
         self._replace({key: group for key, group in table.items() if key != name})
+        self._shares.forget(name)
         return True
 
     def _check_room(self, name: str) -> str | None:
@@ -144,6 +149,11 @@ class Groups:
         if name in self._current.subscription_group_table or count < most:
             return None
         return f"group {name} is not made: there are {count} groups, groupsMax is {most}"
+
+    def _check_share(self, name: str, client: str) -> str | None:
+        free = self.config.groups_max - len(self._current.subscription_group_table)
+        wrong = self._shares.refusal(client, free)
+        return wrong and f"group {name} is not created: {wrong} (groupsMax)"
 
     def _changed(self, table: dict[str, GroupConfig]) -> GroupConfigTable:
         version = next_version(self.data_version, self._clock.now_ms())

@@ -69,16 +69,25 @@ class OffsetRequests:
             return request.answer(code, headers.NoFields(), remark=remark)
         return request.answer(ResponseCode.SUCCESS, headers.OffsetAnswer(offset=offset))
 
-    def update(self, request: Command, _peer: Connection) -> Command:
+    def update(self, request: Command, peer: Connection) -> Command:
         """Note how far a group has come in a queue.
 
-        What cannot be is passed over with success, as peers expect it; a group too many is told.
+        What cannot be is passed over with success, as peers expect it; a group too many is told,
+        and so is an offset beyond the end of its queue.
         """
         header = headers.UpdateConsumerOffset.from_ext_fields(request.ext_fields)
-        if self._is_possible(header) and self._groups.find(header.consumer_group) is not None:
-            self._offsets.commit(
-                header.consumer_group, header.topic, header.queue_id, header.commit_offset
-            )
+        group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
+        if self._is_possible(header):
+            _, end = self._store.queue_range(topic, queue_id)
+            if header.commit_offset > end:
+                # Else the group would pass over all messages until the queue has grown so far.
+                raise RemoteError(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"commitOffset of {group} in queue {queue_id} of {topic} must be 0 to {end},"
+                    f" the end of the queue, got {header.commit_offset}",
+                )
+            if self._groups.find(group, peer.peer_address) is not None:
+                self._offsets.commit(group, topic, queue_id, header.commit_offset)
         return request.answer(ResponseCode.SUCCESS, headers.NoFields())
 
     def all(self, request: Command, _peer: Connection) -> Command:
@@ -102,10 +111,10 @@ class OffsetRequests:
         found = CorrectionOffsets(correction_offsets=dict(sorted(slowest.items())))
         return answer_with(request, found)
 
-    def clone(self, request: Command, _peer: Connection) -> Command:
+    def clone(self, request: Command, peer: Connection) -> Command:
         """Give a group the progress of another, in one topic or in all of them."""
         header = headers.CloneGroupOffset.from_ext_fields(request.ext_fields)
-        if self._groups.find(header.dest_group) is None:
+        if self._groups.find(header.dest_group, peer.peer_address) is None:
             remark = f"subscription group [{header.dest_group[:200]}] does not exist"
             raise RemoteError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark)
         topics = {header.topic} if header.topic else self._offsets.topics_of(header.src_group)

@@ -103,11 +103,11 @@ class Pulls:
     def pull(self, request: Command, peer: Connection) -> Command | None:
         """Answer with messages, or hold the pull and return None."""
         header = PullMessage.from_ext_fields(request.ext_fields)
-        group = self._admit(header)
+        group = self._admit(header, peer.peer_address)
         if self._consumers.has_absent:
             self._consumers.note_puller(header.consumer_group, peer)
         pull = Pull(request, peer, header, group, self._wanted(header, group))
-        if header.sys_flag & PULL_COMMIT_OFFSET and header.commit_offset >= 0:
+        if header.sys_flag & PULL_COMMIT_OFFSET and self._is_committable(header):
             self._offsets.commit(
                 header.consumer_group, header.topic, header.queue_id, header.commit_offset
             )
@@ -123,16 +123,21 @@ class Pulls:
             return None
         return self._answer_without(pull, outcome)
 
+    def _is_committable(self, header: PullMessage) -> bool:
+        """Whether a queue has the offset, or ends there; what a client may come to exists."""
+        _, end = self._store.queue_range(header.topic, header.queue_id)
+        return 0 <= header.commit_offset <= end
+
     # --- checks, in the order of the protocol -----------------------------------------------------
 
-    def _admit(self, header: PullMessage) -> GroupConfig:
+    def _admit(self, header: PullMessage, client: str) -> GroupConfig:
         config = self._config.current
         if not config.access.can_read:
             raise RemoteError(
                 ResponseCode.NO_PERMISSION,
                 f"the broker[{config.identity.reachable_host}] pulling message is forbidden",
             )
-        group = self._groups.find(header.consumer_group)
+        group = self._groups.find(header.consumer_group, client)
         if group is None:
             raise RemoteError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
@@ -238,7 +243,7 @@ class Pulls:
         """Answer a pull whose wait is over, with whatever there is now, if it still may read it."""
         request, header = pull.request, pull.header
         try:
-            self._admit(header)
+            self._admit(header, pull.peer.peer_address)
             outcome = self._read(pull)
             if isinstance(outcome, outcomes.Found):
                 answer = self._hand_out(pull, outcome)

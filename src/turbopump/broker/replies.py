@@ -61,7 +61,7 @@ class Replies:
 
     async def _serve(self, request: Command, peer: Connection, header: SendMessage) -> Command:
         """Push the reply and keep it; the answer tells how the pushing went."""
-        self._sends.admit(header)
+        self._sends.admit(header, peer.peer_address)
         properties = names.decode(header.properties or "")
         failure = await self._push(request, peer, header, properties)
         kept = await self._keep(request, peer, header, properties)

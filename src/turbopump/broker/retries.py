@@ -65,7 +65,7 @@ class Retries:
         of the copy says: the consumer commits the failed message then.
         """
         header = SendBack.from_ext_fields(request.ext_fields)
-        group = self._group(header.group)
+        group = self._group(header.group, peer.peer_address)
         if group.retry_queue_nums <= 0:
             # The group wants no retries: what fails is dropped.
             return request.answer(ResponseCode.SUCCESS)
@@ -100,8 +100,8 @@ class Retries:
             # The Go client takes every answer for success, and tries again only without one.
             peer.answer(request, request.answer(outcome.code, remark=outcome.remark))
 
-    def _group(self, name: str) -> GroupConfig:
-        group = self._groups.find(name)
+    def _group(self, name: str, client: str) -> GroupConfig:
+        group = self._groups.find(name, client)
         if group is None:
             raise RemoteError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {name}"

@@ -210,12 +210,12 @@ class Sends:
         body = sent if header.batch and isinstance(sent, memoryview) else whole_body(request)
         if len(body) > self._body_bytes_max:
             raise self._too_large(len(body))
-        topic = self.admit(header)
+        topic = self.admit(header, peer.peer_address)
         queue_id = header.queue_id
         if queue_id < 0:
             queue_id = self._chance.randrange(topic.write_queue_nums)
         name = topic.topic_name
-        if name.startswith(RETRY_PREFIX) and self._is_hopeless(request, header):
+        if name.startswith(RETRY_PREFIX) and self._is_hopeless(request, header, peer):
             dead_letters = dead_letter_topic(name.removeprefix(RETRY_PREFIX))
             name, queue_id = self._topics.create_internal(dead_letters, queues=1).topic_name, 0
         multi_tags = MULTI_TAGS if topic.topic_filter_type == "MULTI_TAG" else 0
@@ -223,8 +223,11 @@ class Sends:
             header, name, queue_id, header.sys_flag | multi_tags, body, host_of(peer.peer_address)
         )
 
-    def admit(self, header: SendMessage) -> TopicConfig:
-        """Return the topic that a message may be stored in, made from its template if need be."""
+    def admit(self, header: SendMessage, client: str) -> TopicConfig:
+        """Return the topic that a message may be stored in, made from its template if need be.
+
+        ``client`` is the address of the sender.
+        """
         starts_ms = self._sends_from_ms
         if starts_ms and starts_ms > self._clock.now_ms():
             raise RemoteError(
@@ -238,7 +241,7 @@ class Sends:
             )
         topic = self._topics.find(header.topic)
         if topic is None:
-            topic = self._create_topic(header)
+            topic = self._create_topic(header, client)
         # A broker that is not writable still takes plain sends: clients avoid it by its route.
         if topic.order and not self._config.current.access.can_write:
             raise self._forbidden("sending message")
@@ -251,7 +254,7 @@ class Sends:
             )
         return topic
 
-    def _create_topic(self, header: SendMessage) -> TopicConfig:
+    def _create_topic(self, header: SendMessage, client: str) -> TopicConfig:
         wrong = check_name(header.topic)
         if wrong is not None:
             raise RemoteError(ResponseCode.SYSTEM_ERROR, wrong)
@@ -259,7 +262,7 @@ class Sends:
         if header.unit_mode:
             unit = UNIT_RETRY_TOPIC if header.topic.startswith(RETRY_PREFIX) else UNIT_TOPIC
         topic = self._topics.create_by_send(
-            header.topic, header.default_topic, header.default_topic_queue_nums, unit
+            header.topic, header.default_topic, header.default_topic_queue_nums, unit, client
         )
         if topic is None:
             raise RemoteError(
@@ -269,10 +272,10 @@ class Sends:
             )
         return topic
 
-    def _is_hopeless(self, request: Command, header: SendMessage) -> bool:
+    def _is_hopeless(self, request: Command, header: SendMessage, peer: Connection) -> bool:
         """Whether a message was retried as often as its group allows."""
         name = header.topic.removeprefix(RETRY_PREFIX)
-        group = self._groups.find(name)
+        group = self._groups.find(name, peer.peer_address)
         if group is None:
             raise RemoteError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {name}"

@@ -16,6 +16,7 @@ from turbopump.broker.config import (
     TopicsConfig,
 )
 from turbopump.broker.config_file import ConfigFile
+from turbopump.broker.shares import CreationShares
 from turbopump.clock import Clock
 from turbopump.errors import InvalidArgument, RemoteError
 from turbopump.message import MessageQueue
@@ -79,6 +80,7 @@ class Topics:
         self._boot = {topic.topic_name: topic for topic in _boot_topics(config, identity)}
         self._boot[SCHEDULE_TOPIC] = _topic(SCHEDULE_TOPIC, max(delay_levels, _SCHEDULE_QUEUES_MIN))
         self._table = dict(self._boot)
+        self._shares = CreationShares()
         self.data_version = DataVersion(counter=0, timestamp=clock.now_ms())
 
     def load(self) -> None:
@@ -129,11 +131,17 @@ class Topics:
         return name in SYSTEM_TOPICS or name in self._boot or name.startswith(SYSTEM_PREFIX)
 
     def create_by_send(
-        self, name: str, template: str, queues_wanted: int, sys_flag: int = 0
+        self,
+        name: str,
+        template: str,
+        queues_wanted: int,
+        sys_flag: int = 0,
+        client: str = "",
     ) -> TopicConfig | None:
         """Return a topic that a message was sent to, made if that is allowed, or None.
 
-        Raises RemoteError when there are too many already.
+        Raises RemoteError when there are too many already, or when the host of the client, given by
+        its address, has created its share.
         """
         known = self._table.get(name)
         if known is not None or check_name(name) is not None:
@@ -142,7 +150,12 @@ class Topics:
         if made is None and name.startswith(RETRY_PREFIX):
             made = _topic(name, 1, sys_flag=sys_flag)
         if made is not None:
+            wrong = self._shares.refusal(client, self.config.topics_max - len(self._table))
+            if wrong is not None:
+                text = f"topic[{name}] is not created: {wrong} (topicsMax)"
+                raise RemoteError(ResponseCode.TOPIC_NOT_EXIST, text)
             self._make([made])
+            self._shares.note(name, client)
         return made
 
     def create_internal(
@@ -184,6 +197,7 @@ class Topics:
         if name not in self._table:
             return False
         self._save({key: topic for key, topic in self._table.items() if key != name})
+        self._shares.forget(name)
         return True
 
     def renew_version(self) -> None:

@@ -12,10 +12,15 @@ from turbopump.errors import InvalidArgument, StoreDamaged
 from turbopump.nameserver.writer import Writer
 from turbopump.store.config_files import load_json, save_json
 from turbopump.store.files import Files
-from turbopump.wire import lenient_json
 
 ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
 """Its keys are topics, its values how many queues each broker has: ``broker-a:4;broker-b:4``."""
+
+NAME_CHARS_MAX = 512
+"""Of a namespace or a key."""
+
+VALUE_CHARS_MAX = 64 * 1024
+"""The order of a topic's queues, which is in all its routes, for some thousand brokers."""
 
 TEXT_BYTES_MAX = 8 * 1024 * 1024
 """All of it together: every change writes the whole file, and an answer must fit into a frame."""
@@ -60,7 +65,14 @@ class KvConfig:
         return self._table.get(namespace)
 
     async def put(self, namespace: str, key: str, value: str) -> None:
-        """Set a value."""
+        """Set a value; raises InvalidArgument for what is too long."""
+        for what, text, most in (
+            ("namespace", namespace, NAME_CHARS_MAX),
+            ("key", key, NAME_CHARS_MAX),
+            ("value", value, VALUE_CHARS_MAX),
+        ):
+            if len(text) > most:
+                raise InvalidArgument(f"{what} must be at most {most} characters, got {len(text)}")
         async with self._changing:
             entries = {**self._table.get(namespace, {}), key: value}
             await self._replace({**self._table, namespace: entries})
@@ -73,7 +85,7 @@ class KvConfig:
                 await self._replace({**self._table, namespace: entries})
 
     async def _replace(self, table: Table) -> None:
-        size = len(lenient_json.dumps(table).encode())
+        size = len(msgspec.json.encode(table))
         if size > TEXT_BYTES_MAX:
             raise InvalidArgument(f"key-values take {size} bytes: {TEXT_BYTES_MAX} are allowed")
 

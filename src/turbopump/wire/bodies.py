@@ -180,6 +180,7 @@ _ENUMERATIONS: dict[str, list[str]] = {
 
 
 def _with_names(group: object) -> object:
+    """Give names to members that are enumerations, in the case in which we know them."""
     if not isinstance(group, dict):
         return group
     named = dict(group)
@@ -264,6 +265,11 @@ class ConsumerConnections(Body, frozen=True, kw_only=True):
     consume_type: ConsumeType | None = None
     message_model: MessageModel | None = None
     subscription_table: dict[str, Subscription] = {}
+
+    @classmethod
+    def from_value(cls, value: object) -> Self:
+        """Give types to members; how they consume may be something that only newer brokers know."""
+        return super().from_value(_with_names(value))
 
 
 class ProducerConnections(Body, frozen=True, kw_only=True):
@@ -444,6 +450,25 @@ class DirectConsumption(Body, frozen=True, kw_only=True):
     order: bool = False
     remark: str | None = None
     spent_time_millis: I64 = field(name="spentTimeMills", default=0)
+
+    @classmethod
+    def from_value(cls, value: object) -> Self:
+        """Give types to a result, which Go clients send as its place."""
+        if isinstance(value, dict):
+            place = str(value.get("consumeResult"))
+            if place in _DIRECT_RESULTS:
+                value = {**value, "consumeResult": _DIRECT_RESULTS[place]}
+        return super().from_value(value)
+
+
+_DIRECT_RESULTS = {
+    "0": "CR_SUCCESS",
+    "1": "CR_LATER",
+    "2": "CR_ROLLBACK",
+    "3": "CR_COMMIT",
+    "4": "CR_THROW_EXCEPTION",
+    "5": "CR_RETURN_NULL",
+}
 
 
 class StatsWindow(Body, frozen=True, kw_only=True):

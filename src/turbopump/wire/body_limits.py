@@ -32,5 +32,7 @@ BODY_BYTES_MAX: Mapping[int, int] = MappingProxyType(
         # 10,000 queues with the longest names.
         int(Code.LOCK_BATCH_MQ): 4 * _MIB,
         int(Code.UNLOCK_BATCH_MQ): 4 * _MIB,
+        # Where to reset each queue of a topic to.
+        int(Code.INVOKE_BROKER_TO_RESET_OFFSET): 4 * _MIB,
     }
 )

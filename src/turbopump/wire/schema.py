@@ -77,9 +77,16 @@ class Body(Struct, frozen=True, rename="camel", kw_only=True):
 
     @classmethod
     def from_value(cls, value: object) -> Self:
-        """Give types to JSON that has been read already."""
+        """Give types to JSON that has been read already.
+
+        A member that is null is missing: the Go client writes empty lists so.
+        """
         try:
             return msgspec.convert(value, cls, strict=False)
+        except msgspec.ValidationError:
+            pass
+        try:
+            return msgspec.convert(_without_none(value), cls, strict=False)
         except msgspec.ValidationError as error:
             raise BodyError(f"{cls.__name__}: {error}") from error
 
@@ -110,7 +117,7 @@ def _without_none(value: Any) -> Any:
         members = ((name, getattr(value, attribute)) for name, attribute in names)
         return {name: _without_none(member) for name, member in members if member is not None}
     if isinstance(value, Mapping):
-        return {key: _without_none(item) for key, item in value.items()}
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
     if isinstance(value, list | tuple | frozenset | set):
         return [_without_none(item) for item in value]
     return value

@@ -30,6 +30,7 @@ from turbopump.client.push_config import Retries
 from turbopump.errors import ConnectionLost, InvalidArgument, NotThere, RemoteError
 from turbopump.message import Message, MessageQueue
 from turbopump.testing import virtual_time, wait_until
+from turbopump.wire.bodies import DirectConsumption
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command
 
@@ -161,6 +162,25 @@ async def test_member_consumes_a_message_on_request(tmp_path: Path) -> None:
             assert (done.result, done.is_success) == ("CR_LATER", False)
             with pytest.raises(RemoteError, match="not online"):
                 await admin.messages.consume(message, "g", "nobody")
+
+
+@virtual_time()
+async def test_result_of_a_client_that_answers_with_a_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encode(_self: DirectConsumption, **_: object) -> bytes:
+        return b'{"order":false,"autoCommit":true,"consumeResult":1,"remark":"","spentTimeMills":3}'
+
+    async with administered(tmp_path) as (world, admin):
+        await admin.topics.create("T", queues=1)
+        receipt = await admin.messages.send(Message("T", b"1"))
+        seen = Seen()
+        async with consuming(world, seen):
+            await wait_until(lambda: seen.count == 1, 60)
+            (message,) = await admin.messages.find(receipt.offset_id)
+            monkeypatch.setattr(DirectConsumption, "encode", encode)
+            done = await admin.messages.consume(message, "g", "10.0.1.1@test")
+            assert (done.result, done.is_success) == ("CR_LATER", False)
 
 
 # --- dead letters ---------------------------------------------------------------------------------

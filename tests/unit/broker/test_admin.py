@@ -310,7 +310,7 @@ def test_offsets_are_kept_only_of_groups_that_there_is_room_for(parts: Parts) ->
     parts.groups.config = replace(parts.groups.config, groups_max=most)
     for group, code in (("g", OK), ("h", ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST)):
         commit = headers.UpdateConsumerOffset(
-            consumer_group=group, topic="T", queue_id=1, commit_offset=1
+            consumer_group=group, topic="T", queue_id=1, commit_offset=0
         )
         assert parts.ask(RequestCode.UPDATE_CONSUMER_OFFSET, commit).code == code
         clone = headers.CloneGroupOffset(src_group="g", dest_group=group, topic="T")
@@ -318,6 +318,19 @@ def test_offsets_are_kept_only_of_groups_that_there_is_room_for(parts: Parts) ->
     assert parts.offsets.groups_of("T") == {"g"}
     clone = headers.CloneGroupOffset(src_group="g", dest_group="a/b", topic="T")
     assert parts.ask(RequestCode.CLONE_GROUP_OFFSET, clone).code != OK
+
+
+@pytest.mark.parametrize("offset", [4, 10**15, 2**63 - 1])
+def test_offsets_beyond_the_end_of_a_queue_are_refused(parts: Parts, offset: int) -> None:
+    for commit_offset, code in ((3, OK), (offset, ERROR), (2, OK), (offset, ERROR)):
+        commit = headers.UpdateConsumerOffset(
+            consumer_group="g", topic="T", queue_id=0, commit_offset=commit_offset
+        )
+        answer = parts.ask(RequestCode.UPDATE_CONSUMER_OFFSET, commit)
+        assert answer.code == code
+        if code == ERROR:
+            assert f"must be 0 to 3, the end of the queue, got {offset}" in (answer.remark or "")
+    assert parts.offsets.find("g", "T", 0) == 2
 
 
 def test_all_offsets(parts: Parts) -> None:

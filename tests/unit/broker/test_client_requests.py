@@ -25,6 +25,7 @@ from turbopump.wire.bodies import (
 )
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command, whole_body
+from turbopump.wire.schema import Body
 
 SECOND_NS = 1_000_000_000
 
@@ -155,6 +156,29 @@ def test_a_group_too_many_keeps_the_others_from_nothing(parts: Parts) -> None:
     assert parts.consumers.groups.keys() == {"g", "h"}
 
 
+def test_heartbeats_of_one_host_do_not_use_up_all_groups(parts: Parts) -> None:
+    parts.groups.config = replace(parts.groups.config, groups_max=1000)
+    for number in range(10):
+        names = (f"g{number}-{group}" for group in range(200))
+        heartbeat(parts, beat(*names, client_id=f"c{number}"), FakePeer(f"10.9.9.9:{number + 1}"))
+    assert 400 <= len(parts.groups.table) <= 600
+    heartbeat(parts, beat("honest"), FakePeer("10.1.1.1:1"))
+    assert "honest" in parts.groups.table
+    assert parts.topics.find("%RETRY%honest") is not None
+
+
+@pytest.mark.parametrize("code", [RequestCode.HEART_BEAT, RequestCode.LOCK_BATCH_MQ])
+def test_client_ids_are_bounded(parts: Parts, code: int) -> None:
+    name = "x" * 1001
+    bodies: dict[int, Body] = {
+        RequestCode.HEART_BEAT: Heartbeat(client_id=name),
+        RequestCode.LOCK_BATCH_MQ: LockQueues(client_id=name, consumer_group="g"),
+    }
+    answer = parts.ask(code, body=bodies[code])
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert answer.remark == "client id must be at most 1000 characters, got 1001"
+
+
 def test_a_full_disk_keeps_nobody_from_consuming(parts: Parts) -> None:
     parts.groups_file.full = parts.topics_file.full = True
     assert heartbeat(parts, beat("g"), FakePeer()).code == ResponseCode.SUCCESS
@@ -166,7 +190,7 @@ def test_a_full_disk_keeps_nobody_from_consuming(parts: Parts) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b"[]", b'"x"', b'{"clientID":7}', b'{"clientID":"c","consumerDataSet":null}'],
+    [b"", b"{", b"[]", b'"x"', b'{"clientID":7}', b'{"clientID":"c","consumerDataSet":7}'],
 )
 def test_garbage_is_an_error(parts: Parts, body: bytes) -> None:
     answer = parts.ask(RequestCode.HEART_BEAT, body=body)

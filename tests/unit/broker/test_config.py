@@ -200,6 +200,8 @@ def test_toml_and_lines_say_the_same(tmp_path: Path) -> None:
         ({"brokerName": ".."}, ["brokerName", "'..'"]),
         ({"brokerClusterName": ""}, ["brokerClusterName", "''"]),
         ({"regionId": ""}, ["regionId"]),
+        ({"regionId": "x" * 256}, ["regionId", "at most 255 characters, got 256"]),
+        ({"namesrvAddr": "h:1;" * 3000}, ["namesrvAddr", "at most 8192 characters, got 12000"]),
         ({"namesrvAddr": "here"}, ["namesrvAddr", "'here'", "host:port"]),
         ({"registerNameServerPeriod": "1"}, ["registerNameServerPeriod", "10000 to 60000"]),
         ({"brokerPermission": "9"}, ["brokerPermission", "0 to 7"]),

@@ -107,6 +107,27 @@ def test_no_more_groups_than_allowed() -> None:
     assert groups.find("i") is not None
 
 
+def test_one_host_leaves_room_for_others() -> None:
+    groups = made(config=GroupsConfig(groups_max=len(BOOT_GROUPS) + 100))
+
+    def created(host: str) -> int:
+        for count in range(200):
+            try:
+                groups.find(f"{host}-{count}".replace(".", "-"), f"{host}:{count}")
+            except RemoteError as error:
+                assert error.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+                assert f"clients at {host} have created {count} already" in error.remark
+                return count
+        raise AssertionError("one host has taken all there is")
+
+    assert [created(f"10.0.0.{number}") for number in range(5)] == [50, 25, 13, 6, 3]
+    assert groups.find("made-by-the-broker-itself") is not None
+    # What is deleted makes room, first of all for who created it.
+    for number in range(10):
+        groups.delete(f"10-0-0-0-{number}")
+    assert groups.find("again", "10.0.0.9:1") is not None
+
+
 # --- the file -------------------------------------------------------------------------------------
 
 

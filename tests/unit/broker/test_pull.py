@@ -404,8 +404,11 @@ async def test_a_pull_commits_no_impossible_offset(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (broker, client):
         await client.send()
         flags = PULL_SUBSCRIPTION | PULL_COMMIT_OFFSET
-        await client.pull(1, sys_flag=flags, commit_offset=-7)
-        assert broker.state.offsets.find("g", "T", 0) is None
+        for impossible in (-7, 2, 10**15):
+            await client.pull(1, sys_flag=flags, commit_offset=impossible)
+            assert broker.state.offsets.find("g", "T", 0) is None
+        await client.pull(1, sys_flag=flags, commit_offset=1)
+        assert broker.state.offsets.find("g", "T", 0) == 1
 
 
 @virtual_time()

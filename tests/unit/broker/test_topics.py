@@ -129,6 +129,20 @@ def test_system_topics() -> None:
 # --- making and changing --------------------------------------------------------------------------
 
 
+def test_one_host_leaves_room_for_others() -> None:
+    topics = made(config=TopicsConfig(topics_max=len(made().table) + 10))
+    for number in range(5):
+        assert topics.create_by_send(f"T{number}", "TBW102", 4, client="10.0.0.1:7") is not None
+    with pytest.raises(RemoteError, match=r"clients at 10.0.0.1 have created 5 already") as caught:
+        topics.create_by_send("U", "TBW102", 4, client="10.0.0.1:8")
+    assert caught.value.code == ResponseCode.TOPIC_NOT_EXIST
+    assert topics.create_by_send("T0", "TBW102", 4, client="10.0.0.1:8") is not None
+    assert topics.create_by_send("U", "TBW102", 4, client="10.0.0.2:1") is not None
+    topics.delete("T0")
+    topics.delete("T1")
+    assert topics.create_by_send("V", "TBW102", 4, client="10.0.0.1:8") is not None
+
+
 def test_no_more_topics_than_allowed() -> None:
     most = len(made().table) + 2
     topics = made(config=TopicsConfig(topics_max=most))

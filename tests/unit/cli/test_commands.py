@@ -95,9 +95,9 @@ def test_printed_settings_can_be_read_back(tmp_path: Path) -> None:
     [
         ("listenPort=abc", "listenPort is 'abc': a whole number is allowed"),
         ("listenPort=65536", "listenPort is 65536: 0 to 65535 is allowed"),
-        ("connectionsMax=0", "connectionsMax is 0: at least 1 is allowed"),
-        ("brokersMax=0", "brokersMax is 0: at least 1 is allowed"),
-        ("topicsMax=-1", "topicsMax is -1: at least 1 is allowed"),
+        ("connectionsMax=0", "connectionsMax must be at least 1, got 0"),
+        ("brokersMax=0", "brokersMax must be at least 1, got 0"),
+        ("topicsMax=-1", "topicsMax must be at least 1, got -1"),
         ("orderMessageEnable=1", "orderMessageEnable is '1': true or false is allowed"),
         ("listenport=1", "listenport is not a setting: bindAddress"),
         ("other.listenPort=1", "other is not a section"),

@@ -154,3 +154,18 @@ def test_memory_and_disk_agree_when_the_peer_is_gone_meanwhile(path: Path) -> No
 
     asyncio.run(put_and_leave())
     assert loaded(path).value("ns", "key") == "1"
+
+
+@pytest.mark.parametrize(
+    ("entry", "complaint"),
+    [
+        (("n" * 513, "k", "v"), "namespace must be at most 512 characters, got 513"),
+        (("n", "k" * 513, "v"), "key must be at most 512 characters, got 513"),
+        (("n", "k", "v" * 65_537), "value must be at most 65536 characters, got 65537"),
+    ],
+)
+def test_long_texts_are_refused(path: Path, entry: tuple[str, str, str], complaint: str) -> None:
+    kv = loaded(path)
+    with pytest.raises(InvalidArgument, match=complaint):
+        asyncio.run(kv.put(*entry))
+    assert kv.namespace(entry[0]) is None

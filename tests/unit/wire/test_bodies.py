@@ -7,9 +7,11 @@ from turbopump.message import MessageQueue
 from turbopump.wire.bodies import (
     BrokerData,
     ConsumeFrom,
+    ConsumerConnections,
     ConsumerData,
     ConsumerOffsets,
     ConsumeType,
+    DirectConsumption,
     Heartbeat,
     LockedQueues,
     MessageModel,
@@ -112,7 +114,7 @@ def test_members_that_are_none_are_left_out() -> None:
         (b"", "truncated"),
         (b"[]", "LockedQueues: Expected `object`, got `array`"),
         (b'{"lockOKMQSet":[{"topic":"T"}]}', "missing required field `brokerName`"),
-        (b'{"lockOKMQSet":null}', "Expected `array`, got `null`"),
+        (b'{"lockOKMQSet":7}', "Expected `array`, got `int`"),
         (b"\xff\xfe", "not UTF-8"),
     ],
 )
@@ -124,3 +126,38 @@ def test_bodies_of_another_kind_are_refused(data: bytes, complaint: str) -> None
 def test_queues_sort_as_group_members_sort_them() -> None:
     queues = [MessageQueue("T", "b", 10), MessageQueue("T", "b", 9), MessageQueue("T", "a", 11)]
     assert [str(queue) for queue in sorted(queues)] == ["T@a:11", "T@b:9", "T@b:10"]
+
+
+RESULTS = ["SUCCESS", "LATER", "ROLLBACK", "COMMIT", "THROW_EXCEPTION", "RETURN_NULL"]
+
+
+@pytest.mark.parametrize(("place", "name"), list(enumerate(RESULTS)))
+def test_direct_result_as_a_place_or_a_name(place: int, name: str) -> None:
+    for given in (str(place), f'"{place}"', f'"CR_{name}"'):
+        body = f'{{"autoCommit":true,"consumeResult":{given},"order":false,"spentTimeMills":7}}'
+        assert DirectConsumption.decode(body.encode()).consume_result == f"CR_{name}"
+
+
+def test_direct_results_that_nobody_knows() -> None:
+    assert DirectConsumption.decode(b'{"consumeResult":"CR_NEW"}').consume_result == "CR_NEW"
+    assert DirectConsumption.decode(b'{"consumeResult":null}').consume_result is None
+    with pytest.raises(BodyError, match="consumeResult"):
+        DirectConsumption.decode(b'{"consumeResult":6}')
+
+
+def test_members_that_are_null_are_missing() -> None:
+    beat = Heartbeat.decode(
+        b'{"clientID":"c","producerDataSet":null,"consumerDataSet":[{"groupName":"g",'
+        b'"subscriptionDataSet":[{"topic":"T","subString":"*","tagsSet":null,"codeSet":null}]}]}'
+    )
+    assert beat.producer_data_set == []
+    (subscription,) = beat.consumer_data_set[0].subscription_data_set
+    assert (subscription.tags_set, subscription.code_set) == ([], [])
+    with pytest.raises(BodyError, match="clientID"):
+        Heartbeat.decode(b'{"clientID":null}')
+
+
+def test_members_of_a_group_that_consume_in_a_way_we_do_not_know() -> None:
+    connections = ConsumerConnections.decode(b'{"consumeType":"CONSUME_POP","messageModel":0}')
+    assert connections.consume_type is None
+    assert connections.message_model is MessageModel.BROADCASTING
