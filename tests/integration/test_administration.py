@@ -114,6 +114,10 @@ class World:
         )
         assert answer.code == OK, answer.remark
 
+    async def send(self, count: int) -> None:
+        for _ in range(count):
+            assert (await self.operator.send()).code == OK
+
     async def committed(self, queue_id: int = 0) -> int:
         header = headers.QueryConsumerOffset(consumer_group="g", topic="T", queue_id=queue_id)
         return await self.operator.offset(RequestCode.QUERY_CONSUMER_OFFSET, header)
@@ -296,6 +300,7 @@ async def test_topics_groups_and_offsets_outlive_the_broker(tmp_path: Path) -> N
                 RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=group.encode()
             )
             assert answer.code == OK
+            await w.send(7)
             await w.commit(7)
         async with w.broker() as broker:
             topic = broker.state.topics.find("T")
@@ -309,6 +314,7 @@ async def test_topics_groups_and_offsets_outlive_the_broker(tmp_path: Path) -> N
 async def test_offsets_are_on_disk_within_five_seconds(tmp_path: Path) -> None:
     async with world(tmp_path) as w, w.broker():
         await w.create("T")
+        await w.send(7)
         await w.commit(7)
         await asyncio.sleep(5.5)
         path = tmp_path / "store" / "config" / "consumerOffset.json"

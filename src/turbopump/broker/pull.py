@@ -44,6 +44,10 @@ from turbopump.wire.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_S
 _MASTER = 0
 
 
+_EXPRESSION_CHARS_MAX = 16 * 1024
+"""Of a pull's own expression, which is in memory for as long as the pull is held."""
+
+
 class Pull(Struct, frozen=True):
     """A pull that has been let in."""
 
@@ -327,6 +331,10 @@ def _unreported(_: Outcome) -> None:
 
 def _filter_of_request(header: PullMessage) -> Filter:
     """Read the expression that the pull itself carries."""
+    length = len(header.subscription or "") + len(header.expression_type or "")
+    if length > _EXPRESSION_CHARS_MAX:
+        remark = f"subscription must be at most {_EXPRESSION_CHARS_MAX} characters, got {length}"
+        raise RemoteError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark)
     if header.expression_type == tags.SQL92:
         raise RemoteError(
             ResponseCode.SYSTEM_ERROR,

@@ -408,7 +408,8 @@ class Connection(asyncio.Protocol):
         if not self._serving.running:
             self._on_ended(self)
         elif not self._ends_handlers:
-            self._deadlines.add(self._limits.orphaned_handlers_ms, self._serving.cancel_all)
+            limit_ms = self._limits.orphaned_handlers_ms
+            self._idle = self._deadlines.add(limit_ms, self._serving.cancel_all)
 
     def _stop(self, reason: str) -> None:
         """Let nothing more in or out, and tell everybody who waits; the first reason stays."""
@@ -469,6 +470,8 @@ class Connection(asyncio.Protocol):
         self._inbox.adjust()
         self._note_quiet()
         if self._closed.is_set() and not self._serving.running:
+            if self._idle is not None:
+                self._idle.cancel()
             self._on_ended(self)
 
     def _note_quiet(self) -> None:

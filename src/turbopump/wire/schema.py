@@ -94,6 +94,8 @@ class Body(Struct, frozen=True, rename="camel", kw_only=True):
 _QUOTED_OBJECT = b'"{\\"'
 """How an object used as a key begins when the writer had to make proper JSON of it."""
 
+_SHOWN_CHARS_MAX = 200
+
 _BOOLEANS: tuple[Any, ...] = (bool, bool | None)
 _TEXTS: tuple[Any, ...] = (str, str | None)
 
@@ -107,7 +109,9 @@ _TEXT: dict[type, Callable[[Any], str]] = {
 def _reason(error: msgspec.ValidationError, ext_fields: Mapping[str, str]) -> str:
     reason = str(error)
     name = reason.rpartition("$.")[2].rstrip("`")
-    return f"{reason}, which is {ext_fields[name]!r}" if name in ext_fields else reason
+    if name not in ext_fields:
+        return reason
+    return f"{reason}, which is {ext_fields[name][:_SHOWN_CHARS_MAX]!r}"
 
 
 def _without_none(value: Any) -> Any:

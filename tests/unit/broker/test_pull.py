@@ -103,6 +103,7 @@ async def test_limits_of_large_answers_change_while_the_broker_runs(tmp_path: Pa
         ({"queue_id": 4}, ResponseCode.SYSTEM_ERROR),
         ({"queue_id": -1}, ResponseCode.SYSTEM_ERROR),
         ({"tags": "||"}, ResponseCode.SUBSCRIPTION_PARSE_FAILED),
+        ({"tags": "x" * 16_385}, ResponseCode.SUBSCRIPTION_PARSE_FAILED),
         ({"expression_type": "SQL92"}, ResponseCode.SYSTEM_ERROR),
         ({"sys_flag": 0}, ResponseCode.SUBSCRIPTION_NOT_EXIST),
         ({"consumer_group": "off"}, ResponseCode.NO_PERMISSION),

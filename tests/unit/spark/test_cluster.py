@@ -138,7 +138,7 @@ async def test_topics_that_appear_are_found_and_kept_while_nobody_answers(
 
 @virtual_time()
 async def test_positions_become_offsets(tmp_path: Path) -> None:
-    async with world(tmp_path) as (_, producer, session):
+    async with world(tmp_path) as (made, producer, session):
         await fill(producer, 10)
         found = asking(session, group="g")
         queues = (Q0, MessageQueue("T", "a", 1))
@@ -160,7 +160,7 @@ async def test_positions_become_offsets(tmp_path: Path) -> None:
         with pytest.raises(InvalidArgument, match="ends at 10, not 11"):
             await at('{"T": {"0": 11}}')
         # Further than the queue goes: it was made anew, and nothing of it has been read.
-        await found.commit({Q0: 25})
+        made.brokers["a"].state.offsets.commit("g", "T", 0, 25)
         with pytest.raises(DataLost, match=r"group 'g' cannot go on .* ends at 10 .* read to 25"):
             await at("group")
         found = asking(session, group="g", failOnDataLoss="false")
@@ -372,6 +372,8 @@ async def test_what_brokers_do_not_note_is_told_once(
         made.session("10.0.1.2", hooks=[asked]) as session,
     ):
         await made.make_topic("T")
+        async with Producer("pg", session=session) as producer:
+            await fill(producer, 5)
         found = asking(session, group="g")
         refusal: TurbopumpError = ConnectFailed("the broker is away")
 

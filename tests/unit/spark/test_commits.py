@@ -56,7 +56,8 @@ async def test_a_deleted_queue_stays_in_the_checkpoint_until_its_broker_has_note
     monkeypatch.setattr(GroupOffsets, "remove_topic", lambda *_: None)
     async with clusters.cluster(tmp_path) as made, made.session("10.0.1.2") as before:
         await made.make_topic("T", queues=1)
-        await following(before).commit({T0: 10})
+        await before.route("T")
+        made.brokers["a"].state.offsets.commit("g", "T", 0, 10)
         kept = Cluster(before, options(before))
         await Admin(session=before).topics.delete("T")
         # Without the route of old, as after a restart.

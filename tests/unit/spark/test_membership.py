@@ -214,6 +214,9 @@ async def test_a_broker_that_is_gone_for_good_keeps_no_query_from_committing(
         monkeypatch.setattr(driver, "_stop_when_told", lambda: None)
         plain = {"nameserver": session.config.nameserver, "topics": "T,U", "group": "g"}
         query: Any = driver.Driver(SourceOptions.for_stream(plain))
+        async with Producer("pg", session=made.session()) as producer:
+            for _ in range(2):
+                await producer.send(Message("T", b"hello"), to=lambda _: A0)
         await made.crash("b")
 
         async def commit(follow: Following) -> None:

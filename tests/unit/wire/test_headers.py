@@ -7,6 +7,7 @@ from turbopump.wire.catalogue import REQUEST_HEADERS, RESPONSE_HEADERS
 from turbopump.wire.codes import RequestCode
 from turbopump.wire.headers import (
     PullMessage,
+    QueueOfTopic,
     ResetOffset,
     SendMessage,
     SendMessageAnswer,
@@ -96,3 +97,10 @@ def test_bad_fields_are_named(fields: dict[str, str] | None, complaint: str) -> 
 def test_every_listed_code_exists() -> None:
     assert REQUEST_HEADERS.keys() <= set(RequestCode)
     assert RESPONSE_HEADERS.keys() <= set(RequestCode)
+
+
+def test_long_values_are_not_quoted_whole() -> None:
+    with pytest.raises(HeaderError) as caught:
+        QueueOfTopic.from_ext_fields({"topic": "T", "queueId": "x" * 1_000_000})
+    assert "queueId" in str(caught.value)
+    assert len(str(caught.value)) < 500
