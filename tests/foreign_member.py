@@ -57,6 +57,7 @@ class ForeignMember:
     moves: list[tuple[float, str, MessageQueue]] = field(default_factory=list)
     pull_codes: list[int] = field(default_factory=list)
     refused_locks: list[MessageQueue] = field(default_factory=list)
+    beats: int = 0
     _pulls: dict[MessageQueue, asyncio.Task[None]] = field(default_factory=dict)
     _wanted: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -103,6 +104,7 @@ class ForeignMember:
     async def _beat(self, first_s: float) -> None:
         await asyncio.sleep(first_s)
         while True:
+            self.beats += 1
             await self._try(RequestCode.HEART_BEAT, body=self._heartbeat().encode())
             await asyncio.sleep(HEARTBEAT_S)
 
@@ -123,7 +125,7 @@ class ForeignMember:
         await asyncio.sleep(first_s + 0.1)
         while True:
             self._wanted.clear()
-            await self.balance()
+            await self._balance()
             try:
                 async with asyncio.timeout(REBALANCE_S):
                     await self._wanted.wait()
@@ -131,10 +133,13 @@ class ForeignMember:
                 pass
 
     def _notified(self, request: Command, _: Connection) -> None:
+        self.wake()
+
+    def wake(self) -> None:
+        """Rebalance now; the next time is 20 s later."""
         self._wanted.set()
 
-    async def balance(self) -> None:
-        """Ask who is in the group, and own what the strategy gives."""
+    async def _balance(self) -> None:
         asked = headers.ConsumerGroup(consumer_group=self.group)
         answer = await self._try(RequestCode.GET_CONSUMER_LIST_BY_GROUP, asked)
         if answer is None or answer.code != ResponseCode.SUCCESS:

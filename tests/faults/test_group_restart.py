@@ -15,7 +15,7 @@ import pytest
 
 from clusters import Cluster, Recorder, cluster
 from consumers import Seen, consuming, send
-from foreign_member import AFTER_ERROR_S, HEARTBEAT_S, ForeignMember
+from foreign_member import AFTER_ERROR_S, ForeignMember
 from turbopump.client import calls
 from turbopump.client.push_consumer import PushConsumer
 from turbopump.errors import RemoteError
@@ -164,16 +164,18 @@ async def test_who_joins_after_a_restart_is_noticed_by_members_without_a_heartbe
 ) -> None:
     """They pull again soon, and can be told over these connections."""
     async with cluster(tmp_path) as world, foreign_group(world, (0, 1)) as members:
-        # Their heartbeats and rebalances are just over.
-        await asyncio.sleep(HEARTBEAT_S + 2)
+        beats = [member.beats for member in members]
+        await wait_until(lambda: all(m.beats > n for m, n in zip(members, beats, strict=True)), 60)
         for member in members:
-            await member.balance()
-            member.moves.clear()
+            member.wake()
+        await asyncio.sleep(1)
+        beats = [member.beats for member in members]
         await clean(world, None)
         await asyncio.sleep(AFTER_ERROR_S + 1)
         async with foreign(world, 9).running() as late:
             everybody = [*members, late]
             await wait_until(lambda: is_shared([member.owned for member in everybody]), 5)
+            assert [member.beats for member in members] == beats, "no heartbeat helped"
 
 
 # --- who does not come back -----------------------------------------------------------------------

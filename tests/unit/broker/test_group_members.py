@@ -464,3 +464,37 @@ async def test_a_failed_write_is_repeated_and_said_once(
     await asyncio.sleep(2)
     assert "members of groups are saved again" in caplog.text
     assert ids(restarted(parts, tmp_path)) == ["c1"]
+
+
+# --- connections without a heartbeat --------------------------------------------------------------
+
+
+def test_connections_that_pull_for_an_absent_member_are_told_of_changes(
+    before: Parts, tmp_path: Path
+) -> None:
+    join(before, "c1")
+    after = restarted(before, tmp_path)
+    puller, closed, stranger = FakePeer(), FakePeer(), FakePeer()
+    for peer in (puller, closed):
+        after.consumers.note_puller("g", peer)
+    after.consumers.note_puller("unknown", stranger)
+    after.clients.connection_closed(closed)
+    join(after, "c2")
+    assert [len(peer.sent) for peer in (puller, closed, stranger)] == [1, 0, 0]
+    # Once it is known whose it is, it is told as a member, and once.
+    after.ask(RequestCode.HEART_BEAT, body=beat("c1"), peer=puller)
+    assert not after.consumers.has_absent
+    join(after, "c3")
+    assert len(puller.sent) == 2
+
+
+def test_pullers_are_forgotten_with_the_absent_members(before: Parts, tmp_path: Path) -> None:
+    for name in ("c1", "c2"):
+        join(before, name)
+    after = restarted(before, tmp_path)
+    member = join(after, "c1")
+    after.consumers.note_puller("g", member)
+    assert after.consumers.pullers("g") == ()
+    after.consumers.note_puller("g", FakePeer())
+    after.clients.forget_absent()
+    assert after.consumers.pullers("g") == ()
