@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -22,7 +23,6 @@ from turbopump.broker.admin.topics import TopicRequests
 from turbopump.broker.client_requests import ClientRequests
 from turbopump.broker.clients import Consumers, Producers
 from turbopump.broker.config import BrokerConfig, IdentityConfig, TopicsConfig
-from turbopump.broker.config_file import ConfigFile
 from turbopump.broker.group_members import GroupMembers
 from turbopump.broker.groups import Groups
 from turbopump.broker.live_config import LiveConfig
@@ -38,6 +38,7 @@ from turbopump.net.connection import Connection
 from turbopump.net.router import Handler, Router, failure
 from turbopump.store.damage import DamageLog
 from turbopump.store.outcomes import EVERYTHING, UNIT_DTYPE, Filter, NoMatch, ReadOutcome
+from turbopump.tables import TableFile, TableWriter
 from turbopump.testing import VirtualClock
 from turbopump.wire.bodies import (
     ConsumerData,
@@ -52,16 +53,25 @@ from turbopump.wire.ids import parse_offset_id
 from turbopump.wire.schema import Body, Header
 
 B = TypeVar("B", bound=Body)
+T = TypeVar("T")
 
 IDENTITY = IdentityConfig(broker_name="broker-a")
 
 
-class FakeFile(ConfigFile):
+def finished(work: Coroutine[Any, Any, T]) -> T:
+    """Run something to its end, also where an event loop runs already."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
+
+
+class FakeFile(TableFile):
     """A file in memory, which fails to be written whenever it is told to."""
 
     def __init__(self) -> None:
         self.saved: list[bytes] = []
         self.full = False
+        self.writer = TableWriter()
+        self.path = Path("in memory")
 
     def load(self, kind: type[B]) -> B | None:
         return kind.decode(self.saved[-1]) if self.saved else None

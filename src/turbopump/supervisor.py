@@ -127,16 +127,25 @@ class Supervisor:
 
     async def stop(self) -> None:
         """End all work, also what is started meanwhile; not the task that asks."""
+        self.cancel()
+        while tasks := self._others():
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Begin to end all work, for those who cannot wait for it."""
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
         self._due.clear()
         self._repeated.clear()
-        current = asyncio.current_task()
-        while tasks := [task for task in self._tasks if task is not current]:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        for task in self._others():
+            task.cancel()
+
+    def _others(self) -> list[asyncio.Future[Any]]:
+        """Return the tasks, but for the one that asks."""
+        current = asyncio.current_task() if self._tasks else None
+        return [task for task in self._tasks if task is not current]
 
     def note_failure(self, watch: Watch, error: BaseException, in_a_row: int) -> None:
         """Hear of a failure from its watch."""

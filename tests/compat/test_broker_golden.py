@@ -144,7 +144,7 @@ async def test_the_original_s_conversation(tmp_path: Path) -> None:
     pool = ConnectionPool(network.host("10.0.0.7"), router=router, clock=loop.clock)
     async with running_broker(tmp_path, network) as (broker, _), pool:
         for topic in ("OrderTopic", "FilterTopic", "OldTopic"):
-            broker.state.topics.update(
+            await broker.state.topics.update(
                 TopicConfig(topic_name=topic, read_queue_nums=2, write_queue_nums=2)
             )
         client = Client(pool, f"{BROKER_HOST}:10911")

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import fields
 
-from broker_parts import FakePeer, Parts
+from broker_parts import FakePeer, Parts, finished
 from turbopump.errors import TurbopumpError
 from turbopump.net.connection import Connection
 from turbopump.wire.bodies import TopicConfig
@@ -71,7 +71,9 @@ async def _awaited(outcome: Awaitable[Command | None]) -> Command | None:
 
 def world() -> Parts:
     parts = Parts(Path())
-    parts.topics.update(TopicConfig(topic_name="T", read_queue_nums=2, write_queue_nums=2))
+    finished(
+        parts.topics.update(TopicConfig(topic_name="T", read_queue_nums=2, write_queue_nums=2))
+    )
     parts.store.put("T", 0, 1000, 2000)
     parts.store.units["T", 0] = [(0, 10, 1), (10, 10, 1)]
     parts.offsets.reset("g", "T", {0: 1, 1: 0})

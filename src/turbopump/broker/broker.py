@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Awaitable
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from random import Random
 from types import TracebackType
@@ -16,6 +16,7 @@ from turbopump.broker.client_requests import SWEEP_INTERVAL_MS
 from turbopump.broker.config import BrokerConfig
 from turbopump.broker.delays import WATCH_MS
 from turbopump.broker.live_config import LiveConfig
+from turbopump.broker.lost_tables import note_missing, queue_counts, recover_topics
 from turbopump.broker.parts import Administration, MessagePath, State
 from turbopump.broker.registration import Registration
 from turbopump.broker.stats import SAMPLE_INTERVAL_MS
@@ -33,6 +34,7 @@ from turbopump.store.files import Files
 from turbopump.store.outcomes import Arrival
 from turbopump.store.store import Store
 from turbopump.supervisor import Supervisor
+from turbopump.tables import Table, TableWriter
 from turbopump.wire.bodies import DataVersion, TopicConfig
 from turbopump.wire.body_limits import BODY_BYTES_MAX
 from turbopump.wire.codes import ResponseCode
@@ -74,7 +76,8 @@ class Broker:
     ) -> None:
         network = network or SocketNetwork()
         self._files = files or Files()
-        self._live = LiveConfig(config, clock, config_path)
+        self._writer = TableWriter()
+        self._live = LiveConfig(config, clock, config_path, writer=self._writer)
         self._clock = clock
         self._chance = Random(seed)  # noqa: S311 - spreads messages over queues
         self._ready = False
@@ -172,10 +175,15 @@ class Broker:
             _log.warning("not all name servers answered: starting without waiting for them")
 
     def _build(self, store_host: Host) -> None:
-        self.state = State(self._live, self._clock, self._files)
-        self.state.load()
+        self.state = State(self._live, self._clock, self._files, self._writer)
+        missing = self.state.load()
         self.path = MessagePath(self.state, self.store, store_host, self._clock, self._chance)
-        self.path.delays.load()
+        if not self.path.delays.load():
+            missing.append(self.path.delays.saving)
+        counts = queue_counts(self.store.queue_ids())
+        note_missing(missing, counts)
+        is_lost = self.state.topics.saving in missing
+        recover_topics(self.state.topics, counts, is_table_lost=is_lost)
         watch = self._work.watch("store upkeep", is_essential=True)
         self._upkeep = Upkeep(self.store, self._clock, watch)
         self._registration = Registration(
@@ -210,8 +218,8 @@ class Broker:
         first_ms = _RETENTION_FIRST_MS if self.store.refusal is None else _RETENTION_FULL_MS
         every("retention", _RETENTION_INTERVAL_MS, self._retain, first_ms=first_ms)
         every("held pulls", lambda: self.config.long_polling.sweep_interval_ms, self._sweep)
-        every("offsets", lambda: self.config.intervals.offsets_ms, self._persist_offsets)
-        every("delay progress", lambda: self.config.intervals.delays_ms, self.path.delays.save)
+        every("offsets", lambda: self.config.intervals.offsets_ms, self._save_offsets)
+        every("delay progress", lambda: self.config.intervals.delays_ms, self._save_delays)
         every("clock watch", WATCH_MS, self.path.delays.watch_clock)
         every("statistics", SAMPLE_INTERVAL_MS, self.state.stats.sample)
         every("silent clients", SWEEP_INTERVAL_MS, self._administration.clients.sweep)
@@ -237,34 +245,47 @@ class Broker:
         if not self._ready:
             return
         self._ready = False
-        await self._work.stop()
         self._upkeep.stop()
         self.path.delays.stop()
         self.path.sends.close()
         self.path.arrivals.release_all()
-        await self.path.durability.settle(_SETTLE_MS)
-        await self._leave()
-        self.path.work_ahead.stop()
-        self.path.deadlines.close()
-        with ExitStack() as rest:
-            # In this order from the last to the first, and each of them whatever became of others.
+        async with AsyncExitStack() as rest:
+            # In this order from the last to the first, and each of them whatever became of others,
+            # also when whoever waits for it is cancelled.
             rest.callback(self.store.close)
-            rest.callback(self.path.delays.save)
+            rest.callback(self._close_tables)
+            rest.push_async_callback(self._save_tables)
             # Delayed messages count as delivered once their copies are on disk.
             rest.callback(self.store.flush)
-            rest.callback(self.state.groups.persist_now)
-            rest.callback(self.state.offsets.persist_now)
-            rest.callback(self.state.members.persist_now)
+            rest.callback(self.path.deadlines.close)
+            rest.callback(self.path.work_ahead.stop)
+            rest.push_async_callback(self._server.drain, _DRAIN_MS)
+            rest.push_async_callback(self._pool.close)
+            rest.push_async_callback(self._unregister)
+            rest.push_async_callback(self.path.durability.settle, _SETTLE_MS)
+            rest.push_async_callback(self._work.stop)
 
-    async def _leave(self) -> None:
-        """Tell name servers and clients that it is over, whether they listen or not."""
+    @property
+    def _tables(self) -> tuple[Table, ...]:
+        return (*self.state.tables, self.path.delays.saving)
+
+    async def _save_tables(self) -> None:
+        await asyncio.gather(*(table.try_save() for table in self._tables))
+
+    def _close_tables(self) -> None:
+        """Write what could not be written yet, without waiting for anybody else."""
+        self._writer.close()
+        with ExitStack() as rest:
+            for table in self._tables:
+                rest.callback(table.save_now)
+
+    async def _unregister(self) -> None:
+        """Tell name servers that it is over, whether they listen or not."""
         try:
             async with asyncio.timeout(_LEAVE_MS / 1000):
                 await self._registration.unregister()
         except TimeoutError:
             _log.warning("name servers do not answer: they will notice that the broker is gone")
-        await self._pool.close()
-        await self._server.drain(_DRAIN_MS)
 
     def _fatal(self, name: str, error: BaseException) -> None:
         """End the broker: the user of its context is cancelled, and gets the failure."""
@@ -308,9 +329,11 @@ class Broker:
         if not is_readable(topic):
             self.path.arrivals.release_topic(topic.topic_name)
 
-    def _persist_offsets(self) -> Awaitable[None] | None:
-        offsets = self.state.offsets
-        return offsets.persist() if offsets.is_dirty else None
+    def _save_offsets(self) -> Awaitable[None] | None:
+        return _saved(self.state.offsets.saving)
+
+    def _save_delays(self) -> Awaitable[None] | None:
+        return _saved(self.path.delays.saving)
 
     def _retain(self) -> None:
         self.store.retain()
@@ -348,6 +371,10 @@ class Broker:
             remark = "the broker is starting: try again"
             return request.answer(ResponseCode.SERVICE_NOT_AVAILABLE, remark=remark)
         return not_supported(request, peer)
+
+
+def _saved(table: Table) -> Awaitable[None] | None:
+    return table.try_save() if table.is_dirty else None
 
 
 def _resolved(name: str, port: int) -> Host:

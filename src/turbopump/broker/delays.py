@@ -16,7 +16,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from turbopump.broker.config_file import ConfigFile
 from turbopump.broker.delay_recovery import SavedDelays, delivered_end
 from turbopump.broker.durability import Outcome
 from turbopump.broker.put import Draft, Put, record_of
@@ -28,6 +27,7 @@ from turbopump.store.config import ReadLimits
 from turbopump.store.elapsed import CLOCK_SET_MS, ElapsedTime
 from turbopump.store.outcomes import Appended, Arrival, Filter, Units
 from turbopump.store.store import Store
+from turbopump.tables import Table, TableFile
 from turbopump.wire import properties as names
 from turbopump.wire.bodies import DelayOffsets
 from turbopump.wire.codes import ResponseCode
@@ -151,18 +151,20 @@ class Delays:
     """Delivers delayed messages: never early, and late by no more than the store needs."""
 
     def __init__(
-        self, store: Store, put: Put, file: ConfigFile, levels_ms: Sequence[int], clock: Clock
+        self, store: Store, put: Put, file: TableFile, levels_ms: Sequence[int], clock: Clock
     ) -> None:
         self._store = store
         self._put = put
         self._file = file
         self._clock = clock
         self._levels = [Level(n, delay_ms) for n, delay_ms in enumerate(levels_ms, start=1)]
-        self._saved: dict[int, int] = {}
+        self._table = Table("delay progress", file, self._encoded)
+        self._loaded: dict[int, int] = {}
+        self._noted: dict[int, int] = {}
         self._log_ends: dict[int, int] = {}
         self.changes = 0
         """How often the progress of any level has changed."""
-        self._saved_changes = 0
+        self._noted_changes = 0
         self._running = False
         self._shift_ms = store.elapsed.shift_ms
         self._missed_ms = self._timers_missed_ms()
@@ -174,21 +176,24 @@ class Delays:
             level.settle(self._store.flushed_end)
         used = {level.number: int(level.safe_offset) for level in self._levels if level.offset}
         # Levels that are not configured at the moment may be again, and must not start anew then.
-        return DelayOffsets(offset_table={**self._saved, **used})
+        return DelayOffsets(offset_table={**self._loaded, **used})
 
-    def load(self) -> None:
-        """Read how far delivery has come."""
-        saved = self._file.load(SavedDelays) or SavedDelays()
-        self._saved = dict(saved.offset_table)
-        self._log_ends = dict(saved.log_ends)
+    def load(self) -> bool:
+        """Read how far delivery has come, if anything was saved."""
+        saved = self._file.load(SavedDelays)
+        known = saved or SavedDelays()
+        self._loaded = dict(known.offset_table)
+        self._noted = dict(known.offset_table)
+        self._log_ends = dict(known.log_ends)
         for level in self._levels:
-            level.offset = level.safe_offset = QueueOffset(self._saved.get(level.number, 0))
+            level.offset = level.safe_offset = QueueOffset(self._loaded.get(level.number, 0))
             # A level that was never saved was not delivered at all when the log was empty.
-            first = None if level.number in self._saved else 0
+            first = None if level.number in self._loaded else 0
             log_end = self._log_ends.get(level.number, first)
             if log_end is not None:
                 level.log_end = PhysicalOffset(log_end)
                 self._skip_delivered(level, level.log_end)
+        return saved is not None
 
     def _skip_delivered(self, level: Level, log_end: PhysicalOffset) -> None:
         """Pass over what was delivered after the progress was saved, before a crash."""
@@ -205,21 +210,22 @@ class Delays:
             level.note_delivered(self._store.written_end, behind)
             self.changes += 1
 
-    def save(self) -> None:
-        """Write down how far delivery has come, if it has."""
-        changes = self.changes
-        if changes == self._saved_changes:
-            return
+    @property
+    def saving(self) -> Table:
+        """What keeps the file up to date with the progress that is on disk."""
+        if self.changes != self._noted_changes:
+            progress = dict(self.progress.offset_table)
+            if progress != self._noted:
+                self._noted = progress
+                self._table.changes += 1
+            if not any(level.delivered for level in self._levels):
+                self._noted_changes = self.changes
+        return self._table
+
+    def _encoded(self) -> bytes:
         table = self.progress.offset_table
-        if table != self._saved:
-            ends = {
-                level.number: level.log_end for level in self._levels if level.log_end is not None
-            }
-            log_ends = {**self._log_ends, **ends}
-            self._file.save(SavedDelays(offset_table=table, log_ends=log_ends).encode())
-            self._saved, self._log_ends = dict(table), log_ends
-        if not any(level.delivered for level in self._levels):
-            self._saved_changes = changes
+        ends = {level.number: level.log_end for level in self._levels if level.log_end is not None}
+        return SavedDelays(offset_table=table, log_ends={**self._log_ends, **ends}).encode()
 
     def start(self) -> None:
         """Deliver what is due, and from now on what becomes due."""

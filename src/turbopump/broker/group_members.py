@@ -7,20 +7,18 @@ over the queues of members that are still consuming them.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import threading
 from collections.abc import Mapping
 
 import msgspec
 
 from turbopump.broker.clients import AbsentPeer, ConsumerGroup, Consumers, Member
-from turbopump.broker.config_file import ConfigFile
 from turbopump.broker.groups import check_group_name
 from turbopump.broker.queue_locks import QueueLocks
 from turbopump.clock import Clock
-from turbopump.errors import StoreDamaged, WriteFailed
+from turbopump.errors import StoreDamaged
 from turbopump.message import MessageQueue
+from turbopump.tables import Table, TableFile
 from turbopump.wire.bodies import ConsumeFrom, ConsumeType, MessageModel, Subscription
 from turbopump.wire.schema import Body
 
@@ -28,10 +26,6 @@ _log = logging.getLogger(__name__)
 
 TABLE_BYTES_MAX = 16 * 1024 * 1024
 """Most bytes of groups in the file; groups that do not fit are not remembered."""
-
-_SAVE_PAUSE_MS = 100
-"""Between two writes: members that come or go together are written together."""
-_SAVE_RETRY_MS = 1000
 
 
 class RememberedMember(Body, frozen=True, kw_only=True):
@@ -63,16 +57,13 @@ class GroupMembers:
     """Keeps a file up to date with who is in which group and holds which lock."""
 
     def __init__(
-        self, file: ConfigFile, consumers: Consumers, locks: QueueLocks, clock: Clock
+        self, file: TableFile, consumers: Consumers, locks: QueueLocks, clock: Clock
     ) -> None:
         self._file = file
         self._consumers = consumers
         self._locks = locks
         self._clock = clock
-        self._saved_changes = 0
-        self._saving = threading.Lock()
-        self._saver: asyncio.Task[None] | None = None
-        self._save_failed = False
+        self._table = Table("members of groups", file, self._encoded)
         self._left_out = False
 
     def load(self, groups_max: int) -> None:
@@ -128,43 +119,14 @@ class GroupMembers:
     # --- the file ---------------------------------------------------------------------------------
 
     @property
-    def is_dirty(self) -> bool:
-        """Whether anything changed that is not in the file."""
-        return self._changes != self._saved_changes
-
-    @property
-    def _changes(self) -> int:
-        return self._consumers.changes + self._locks.changes
+    def saving(self) -> Table:
+        """What keeps the file up to date."""
+        self._table.changes = self._consumers.changes + self._locks.changes
+        return self._table
 
     def save_soon(self) -> None:
         """Write the file shortly if anything changed; without holding up the event loop."""
-        if not self.is_dirty or not (self._saver is None or self._saver.done()):
-            return
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            # Before the start and after the end nothing runs that could save: `persist_now` does.
-            return
-        self._saver = loop.create_task(self._save_until_clean())
-
-    def persist_now(self) -> None:
-        """Write the file if anything changed, before returning; for the end. Raises WriteFailed."""
-        if self._saver is not None:
-            self._saver.cancel()
-            self._saver = None
-        if self.is_dirty:
-            self._save(self._changes, self._snapshot())
-
-    async def _save_until_clean(self) -> None:
-        while self.is_dirty:
-            try:
-                await asyncio.to_thread(self._save, self._changes, self._snapshot())
-            except WriteFailed as error:
-                self._note_failure(error)
-                await asyncio.sleep(_SAVE_RETRY_MS / 1000)
-            else:
-                self._note_success()
-                await asyncio.sleep(_SAVE_PAUSE_MS / 1000)
+        self.saving.save_soon()
 
     def _snapshot(self) -> dict[str, RememberedGroup]:
         now_ms = self._clock.monotonic_ms()
@@ -173,14 +135,10 @@ class GroupMembers:
             for name, group in self._consumers.groups.items()
         }
 
-    def _save(self, changes: int, groups: Mapping[str, RememberedGroup]) -> None:
-        # A thread and the last write may meet here: the newer one stays.
-        with self._saving:
-            if changes > self._saved_changes:
-                body, left_out = encoded(groups, TABLE_BYTES_MAX)
-                self._note_left_out(left_out)
-                self._file.save(body)
-                self._saved_changes = changes
+    def _encoded(self) -> bytes:
+        body, left_out = encoded(self._snapshot(), TABLE_BYTES_MAX)
+        self._note_left_out(left_out)
+        return body
 
     def _note_left_out(self, names: list[str]) -> None:
         if names and not self._left_out:
@@ -192,16 +150,6 @@ class GroupMembers:
                 TABLE_BYTES_MAX,
             )
         self._left_out = bool(names)
-
-    def _note_failure(self, error: WriteFailed) -> None:
-        if not self._save_failed:
-            _log.error("members of groups are not saved until this is fixed: %s", error)
-        self._save_failed = True
-
-    def _note_success(self) -> None:
-        if self._save_failed:
-            _log.warning("members of groups are saved again")
-        self._save_failed = False
 
 
 def _remembered(group: ConsumerGroup, locks: Mapping[str, list[MessageQueue]]) -> RememberedGroup:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import threading
 from collections.abc import Mapping
 from types import MappingProxyType
 
 import msgspec
 
 from turbopump.broker.config import GroupsConfig
-from turbopump.broker.config_file import ConfigFile
 from turbopump.broker.shares import CreationShares
 from turbopump.broker.topics import next_version
 from turbopump.clock import Clock
 from turbopump.errors import InvalidArgument, RemoteError, WriteFailed
+from turbopump.tables import Table, TableFile, changed
 from turbopump.wire.bodies import DataVersion, GroupConfig, GroupConfigTable
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.names import check_name, retry_topic
-
-_log = logging.getLogger(__name__)
 
 BOOT_GROUPS = (
     "TOOLS_CONSUMER",
@@ -34,9 +29,6 @@ BOOT_GROUPS = (
 _SYSTEM_PREFIX = "CID_RMQ_SYS_"
 _QUEUES_MAX = 1024
 _PRODUCER_GROUP_CHARS_MAX = 255
-_SAVE_PAUSE_MS = 100
-"""Between two writes: many groups that come at once are written together."""
-_SAVE_RETRY_MS = 1000
 
 
 def check_group_name(name: str) -> str | None:
@@ -62,12 +54,13 @@ def check_producer_group_name(name: str) -> str | None:
 class Groups:
     """All groups by name.
 
-    What operators change is saved before it counts. A group that comes because it is used counts at
-    once and is saved soon after, by a thread: reading must go on when the disk is full, and a crash
-    forgets nothing that the next use does not bring back.
+    What operators change is on disk when they are told so, and undone if it cannot be written. A
+    group that comes because it is used counts at once and is saved soon after, by a thread: reading
+    must go on when the disk is full, and a crash forgets nothing that the next use does not bring
+    back.
     """
 
-    def __init__(self, config: GroupsConfig, file: ConfigFile, clock: Clock) -> None:
+    def __init__(self, config: GroupsConfig, file: TableFile, clock: Clock) -> None:
         self.config = config
         self._file = file
         self._clock = clock
@@ -76,20 +69,17 @@ class Groups:
             subscription_group_table={name: GroupConfig(group_name=name) for name in BOOT_GROUPS},
         )
         self._shares = CreationShares()
-        self._saved_counter = 0
-        self._writing = threading.Lock()
-        self._saver: asyncio.Task[None] | None = None
-        self._save_failed = False
+        self.saving = Table("groups", file, lambda: msgspec.json.encode(self._current))
 
-    def load(self) -> None:
-        """Read what was saved."""
+    def load(self) -> bool:
+        """Read what was saved, if anything was."""
         saved = self._file.load(GroupConfigTable)
         if saved is not None:
             table = self._current.subscription_group_table | saved.subscription_group_table
             self._current = GroupConfigTable(
                 data_version=saved.data_version, subscription_group_table=table
             )
-            self._saved_counter = saved.data_version.counter
+        return saved is not None
 
     @property
     def table(self) -> Mapping[str, GroupConfig]:
@@ -122,24 +112,22 @@ class Groups:
             raise RemoteError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, wrong)
         self._shares.note(name, client)
         made = GroupConfig(group_name=name)
-        self._current = self._changed(self._current.subscription_group_table | {name: made})
-        self._save_soon()
+        self._adopt(self._current.subscription_group_table | {name: made})
         return made
 
-    def update(self, group: GroupConfig) -> None:
-        """Make or change a group; raises InvalidArgument for a name or number that cannot be."""
+    async def update(self, group: GroupConfig) -> None:
+        """Make or change a group; raises InvalidArgument, or WriteFailed, and nothing changed."""
         name = group.group_name
         wrong = check_group_name(name) or _check_numbers(group) or self._check_room(name)
         if wrong is not None:
             raise InvalidArgument(wrong)
-        self._replace(self._current.subscription_group_table | {name: group})
+        await self._change(name, group)
 
-    def delete(self, name: str) -> bool:
-        """Forget a group; whether it was known."""
-        table = self._current.subscription_group_table
-        if name not in table:
+    async def delete(self, name: str) -> bool:
+        """Forget a group; whether it was known. Raises WriteFailed, and nothing changed."""
+        if name not in self.table:
             return False
-        self._replace({key: group for key, group in table.items() if key != name})
+        await self._change(name, None)
         self._shares.forget(name)
         return True
 
@@ -155,66 +143,24 @@ class Groups:
         wrong = self._shares.refusal(client, free)
         return wrong and f"group {name} is not created: {wrong} (groupsMax)"
 
-    def _changed(self, table: dict[str, GroupConfig]) -> GroupConfigTable:
+    def _adopt(self, table: dict[str, GroupConfig]) -> None:
+        """Let a table count from now on, and have it written soon."""
         version = next_version(self.data_version, self._clock.now_ms())
-        return GroupConfigTable(data_version=version, subscription_group_table=table)
+        self._current = GroupConfigTable(data_version=version, subscription_group_table=table)
+        self.saving.changes += 1
+        self.saving.save_soon()
 
-    # --- the file ---------------------------------------------------------------------------------
-
-    @property
-    def is_dirty(self) -> bool:
-        """Whether anything changed that is not in the file."""
-        return self.data_version.counter != self._saved_counter
-
-    def persist_now(self) -> None:
-        """Write the file if anything changed, before returning; for the end. Raises WriteFailed."""
-        if self._saver is not None:
-            self._saver.cancel()
-            self._saver = None
-        if self.is_dirty:
-            self._save(self._current)
-
-    def _replace(self, table: dict[str, GroupConfig]) -> None:
-        changed = self._changed(table)
-        self._save(changed)
-        self._current = changed
-
-    def _save_soon(self) -> None:
+    async def _change(self, name: str, group: GroupConfig | None) -> None:
+        """Let a group, or its absence, count once it is on disk."""
+        before = self.table.get(name)
+        self._adopt(changed(self.table, name, group))
         try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            # Before the start and after the end nothing runs that could save: `persist_now` does.
-            return
-        if self._saver is None or self._saver.done():
-            self._saver = loop.create_task(self._save_until_clean())
-
-    async def _save_until_clean(self) -> None:
-        while self.is_dirty:
-            try:
-                await asyncio.to_thread(self._save, self._current)
-            except WriteFailed as error:
-                self._note_failure(error)
-                await asyncio.sleep(_SAVE_RETRY_MS / 1000)
-            else:
-                self._note_success()
-                await asyncio.sleep(_SAVE_PAUSE_MS / 1000)
-
-    def _save(self, groups: GroupConfigTable) -> None:
-        # The thread and an operator's change may meet here: the newer one stays.
-        with self._writing:
-            if groups.data_version.counter > self._saved_counter:
-                self._file.save(msgspec.json.encode(groups))
-                self._saved_counter = groups.data_version.counter
-
-    def _note_failure(self, error: WriteFailed) -> None:
-        if not self._save_failed:
-            _log.error("groups are not saved until this is mended: %s", error)
-        self._save_failed = True
-
-    def _note_success(self) -> None:
-        if self._save_failed:
-            _log.warning("groups are saved again")
-        self._save_failed = False
+            await self.saving.save()
+        except WriteFailed:
+            # Unless somebody has changed it again meanwhile.
+            if self.table.get(name) is group:
+                self._adopt(changed(self.table, name, before))
+            raise
 
 
 def _check_numbers(group: GroupConfig) -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,7 @@ from turbopump.errors import WriteFailed
 from turbopump.settings import Settings, changed_properties, is_toml, parse_properties
 from turbopump.store.config_files import save_text
 from turbopump.store.files import Files
+from turbopump.tables import TableWriter
 from turbopump.wire.bodies import DataVersion
 
 _log = logging.getLogger(__name__)
@@ -34,11 +37,14 @@ class LiveConfig:
         clock: Clock,
         path: Path | None = None,
         files: Files | None = None,
+        writer: TableWriter | None = None,
     ) -> None:
         self._current = config
         self._clock = clock
         self._path = path
         self._files = files or Files()
+        self._writer = writer or TableWriter()
+        self._changing = asyncio.Lock()
         self._listeners: list[OnConfigChange] = []
         self.version = DataVersion(counter=0, timestamp=clock.now_ms())
 
@@ -50,26 +56,34 @@ class LiveConfig:
         """Call a function after each change."""
         self._listeners.append(listener)
 
-    def change(self, settings: Settings) -> None:
+    async def change(self, settings: Settings) -> None:
         """Take over new values; raises InvalidArgument, or WriteFailed, and nothing changed."""
-        old, fresh = self._current, updated(self._current, settings)
-        if fresh == old:
-            return
-        self._write({key: text for key, text in settings.items() if key in KEYS})
-        self._current = fresh
+        # One change after the other, or one that is written later could undo another.
+        async with self._changing:
+            fresh = updated(self._current, settings)
+            if fresh == self._current:
+                return
+            known = {key: text for key, text in settings.items() if key in KEYS}
+            if self._path is None or is_toml(self._path):
+                _log.info("%s: changed until the next start only", ", ".join(known))
+                self._adopt(fresh)
+            else:
+                write = functools.partial(_write, self._files, self._path, known)
+                await self._writer.write(write, lambda: self._adopt(fresh))
+
+    def _adopt(self, fresh: BrokerConfig) -> None:
+        old, self._current = self._current, fresh
         self.version = next_version(self.version, self._clock.now_ms())
         for listener in self._listeners:
             listener(old, fresh)
 
-    def _write(self, settings: Settings) -> None:
-        if self._path is None or is_toml(self._path):
-            _log.info("%s: changed until the next start only", ", ".join(settings))
-            return
-        try:
-            text = self._path.read_text(encoding="utf-8")
-            save_text(self._files, self._path, changed_properties(text, _placed(text, settings)))
-        except OSError as error:
-            raise WriteFailed(f"{self._path} could not be changed: {error}") from error
+
+def _write(files: Files, path: Path, settings: Settings) -> None:
+    try:
+        text = path.read_text(encoding="utf-8")
+        save_text(files, path, changed_properties(text, _placed(text, settings)))
+    except OSError as error:
+        raise WriteFailed(f"{path} could not be changed: {error}") from error
 
 
 def _placed(text: str, settings: Settings) -> dict[str, str]:

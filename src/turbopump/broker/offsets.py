@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import threading
 from collections.abc import Mapping
 
 import msgspec
 
-from turbopump.broker.config_file import ConfigFile
-from turbopump.errors import WriteFailed
 from turbopump.message import QueueOffset
+from turbopump.tables import Table, TableFile
 from turbopump.wire.bodies import ConsumerOffsets
-
-_log = logging.getLogger(__name__)
 
 _SEPARATOR = "@"
 
@@ -22,19 +16,17 @@ _SEPARATOR = "@"
 class Offsets:
     """Committed offsets by topic, group and queue; in memory, and in a file that follows."""
 
-    def __init__(self, file: ConfigFile) -> None:
+    def __init__(self, file: TableFile) -> None:
         self._file = file
         self._table: dict[str, dict[int, int]] = {}
-        self._changes = 0
-        self._changes_saved = 0
-        self._saving = threading.Lock()
-        self._save_failed = False
+        self.saving = Table("offsets", file, self.encoded)
 
-    def load(self) -> None:
-        """Read what was saved."""
+    def load(self) -> bool:
+        """Read what was saved, if anything was."""
         saved = self._file.load(ConsumerOffsets)
         if saved is not None:
             self._table = saved.offset_table
+        return saved is not None
 
     # --- one queue --------------------------------------------------------------------------------
 
@@ -46,7 +38,7 @@ class Offsets:
             queues = self._table[key] = {}
         if queues.get(queue_id) != offset:
             queues[queue_id] = offset
-            self._changes += 1
+            self.saving.changes += 1
 
     def find(self, group: str, topic: str, queue_id: int) -> QueueOffset | None:
         """Return a group's progress in a queue; None when it never committed any."""
@@ -69,7 +61,7 @@ class Offsets:
     @property
     def changes(self) -> int:
         """How often anything has been committed or forgotten."""
-        return self._changes
+        return self.saving.changes
 
     def encoded(self) -> bytes:
         """Return everything as JSON, the form of file and wire; fast, for there may be much."""
@@ -98,64 +90,19 @@ class Offsets:
         queues = self._table.get(f"{topic}{_SEPARATOR}{source}")
         if queues is not None:
             self._table[f"{topic}{_SEPARATOR}{target}"] = dict(queues)
-            self._changes += 1
+            self.saving.changes += 1
 
     def remove_group(self, group: str) -> None:
         """Forget all progress of a group."""
         for topic in self.topics_of(group):
             del self._table[f"{topic}{_SEPARATOR}{group}"]
-            self._changes += 1
+            self.saving.changes += 1
 
     def remove_topic(self, topic: str) -> None:
         """Forget all progress in a topic."""
         for group in self.groups_of(topic):
             del self._table[f"{topic}{_SEPARATOR}{group}"]
-            self._changes += 1
-
-    # --- the file ---------------------------------------------------------------------------------
-
-    @property
-    def is_dirty(self) -> bool:
-        """Whether anything changed that is not in the file."""
-        return self._changes != self._changes_saved
-
-    async def persist(self) -> None:
-        """Write the file if anything changed, without holding up the event loop.
-
-        A failure is logged, once until it works again; the offsets stay to be written.
-        """
-        if not self.is_dirty:
-            return
-        try:
-            await asyncio.to_thread(self._save, self._changes, self.encoded())
-        except WriteFailed as error:
-            self._note_failure(error)
-        else:
-            self._note_success()
-
-    def persist_now(self) -> None:
-        """Write the file if anything changed, before returning; for the end. Raises WriteFailed."""
-        if self.is_dirty:
-            self._save(self._changes, self.encoded())
-            self._note_success()
-
-    def _save(self, changes: int, body: bytes) -> None:
-        # At the end a write may still be going on in a thread that nobody waits for any more: it
-        # must neither mix with the last one nor come after it.
-        with self._saving:
-            if changes > self._changes_saved:
-                self._file.save(body)
-                self._changes_saved = changes
-
-    def _note_failure(self, error: WriteFailed) -> None:
-        if not self._save_failed:
-            _log.error("offsets are not saved until this is mended: %s", error)
-        self._save_failed = True
-
-    def _note_success(self) -> None:
-        if self._save_failed:
-            _log.warning("offsets are saved again")
-        self._save_failed = False
+            self.saving.changes += 1
 
 
 def _split(key: str) -> tuple[str, str]:

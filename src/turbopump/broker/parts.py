@@ -16,7 +16,6 @@ from turbopump.broker.admin.topics import TopicRequests
 from turbopump.broker.arrivals import Arrivals
 from turbopump.broker.client_requests import ClientRequests
 from turbopump.broker.clients import Consumers, Producers
-from turbopump.broker.config_file import ConfigFile
 from turbopump.broker.delays import Delays
 from turbopump.broker.durability import Durability, Limits
 from turbopump.broker.group_members import GroupMembers
@@ -42,16 +41,18 @@ from turbopump.net.router import Handler
 from turbopump.store.files import Files
 from turbopump.store.store import Store
 from turbopump.supervisor import Supervisor
+from turbopump.tables import Table, TableFile, TableWriter
 from turbopump.wire.hosts import Host
 
 
 class State:
     """What a broker knows: on disk and loaded at the start, or in memory only."""
 
-    def __init__(self, live: LiveConfig, clock: Clock, files: Files | None = None) -> None:
+    def __init__(self, live: LiveConfig, clock: Clock, files: Files, writer: TableWriter) -> None:
         config = live.current
         self.live = live
-        self._files = files or Files()
+        self._files = files
+        self._writer = writer
         self._directory = config.directory / "config"
         self.topics = Topics(
             config.topics,
@@ -70,18 +71,24 @@ class State:
             self.file("groupMembers.json"), self.consumers, self.locks, clock
         )
 
-    def file(self, name: str) -> ConfigFile:
+    def file(self, name: str) -> TableFile:
         """Return the file of a table."""
-        return ConfigFile(self._directory / name, self._files)
+        return TableFile(self._directory / name, self._files, self._writer)
 
-    def load(self) -> None:
-        """Read what an earlier run left."""
-        self.topics.load()
-        self.groups.load()
-        self.offsets.load()
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """What keeps files up to date."""
+        parts = (self.topics, self.groups, self.offsets, self.members)
+        return tuple(part.saving for part in parts)
+
+    def load(self) -> list[Table]:
+        """Read what an earlier run left; return the tables that it has not left."""
+        parts = (self.topics, self.groups, self.offsets)
+        missing = [part.saving for part in parts if not part.load()]
         groups = self.live.current.groups
         if groups.member_reconnect_ms:
             self.members.load(groups.groups_max)
+        return missing
 
 
 class MessagePath:

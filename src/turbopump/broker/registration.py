@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from turbopump.broker.config import AccessConfig, BrokerConfig
 from turbopump.broker.topics import Topics
-from turbopump.errors import NetworkError, WireError, WriteRefused
+from turbopump.errors import NetworkError, WireError
 from turbopump.supervisor import Supervisor
 from turbopump.wire import headers
 from turbopump.wire.bodies import (
@@ -103,10 +103,7 @@ class Registration:
 
     def announce_all(self) -> None:
         """Tell of all topics soon, without waiting; after a change that concerns all of them."""
-        try:
-            self._topics.renew_version()
-        except WriteRefused as error:
-            _log.warning("name servers will not take notice of the change: %s", error)
+        self._topics.renew_version()
         for herald in self._heralds:
             herald.tell_all()
 
@@ -148,10 +145,7 @@ class Registration:
     def note_ordered(self, server: str, names: Iterable[str]) -> None:
         """Take over which topics are ordered, from all name servers that have an opinion."""
         self._ordered[server] = frozenset(names)
-        try:
-            self._topics.mark_ordered(frozenset().union(*self._ordered.values()))
-        except WriteRefused as error:
-            _log.warning("which topics are ordered is not noted: %s", error)
+        self._topics.mark_ordered(frozenset().union(*self._ordered.values()))
 
     def _whole_body(self) -> bytes:
         """Return all topics, which are told every 30 s and seldom others than before."""

@@ -15,11 +15,11 @@ from turbopump.broker.config import (
     IdentityConfig,
     TopicsConfig,
 )
-from turbopump.broker.config_file import ConfigFile
 from turbopump.broker.shares import CreationShares
 from turbopump.clock import Clock
-from turbopump.errors import InvalidArgument, RemoteError
+from turbopump.errors import InvalidArgument, RemoteError, WriteFailed
 from turbopump.message import MessageQueue
+from turbopump.tables import Table, TableFile, changed
 from turbopump.wire.bodies import QUEUES_MAX, DataVersion, TopicConfig, TopicConfigTable
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.names import (
@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 OnTopicChange = Callable[[TopicConfig], None]
-"""Told of a topic that was made or changed, after it was saved."""
+"""Told of a topic that was made or changed; after it was saved, if an operator did it."""
 
 
 def next_version(version: DataVersion, now_ms: int) -> DataVersion:
@@ -61,13 +61,18 @@ def next_version(version: DataVersion, now_ms: int) -> DataVersion:
 
 
 class Topics:
-    """All topics by name, the broker's own included; every change is saved before it counts."""
+    """All topics by name, the broker's own included.
+
+    What operators change is on disk when they are told so, and undone if it cannot be written. A
+    topic that comes because it is used counts at once and is written soon after, by a thread: a
+    slow disk must not hold up all others. After a crash in between it is recovered from its queues.
+    """
 
     def __init__(
         self,
         config: TopicsConfig,
         identity: IdentityConfig,
-        file: ConfigFile,
+        file: TableFile,
         clock: Clock,
         *,
         delay_levels: int = _SCHEDULE_QUEUES_MIN,
@@ -75,6 +80,7 @@ class Topics:
         self.config = config
         self._broker_name = identity.broker_name
         self._file = file
+        self.saving = Table("topics", file, lambda: msgspec.json.encode(self.snapshot))
         self._clock = clock
         self._listeners: list[OnTopicChange] = []
         self._boot = {topic.topic_name: topic for topic in _boot_topics(config, identity)}
@@ -83,14 +89,15 @@ class Topics:
         self._shares = CreationShares()
         self.data_version = DataVersion(counter=0, timestamp=clock.now_ms())
 
-    def load(self) -> None:
-        """Read what was saved. The broker's own topics follow the configuration, not the file."""
+    def load(self) -> bool:
+        """Read what was saved, if anything was; the broker's own topics are as configured."""
         saved = self._file.load(TopicConfigTable)
         if saved is not None:
             self._table = dict(saved.topic_config_table) | self._boot
             if not self.config.auto_create and TEMPLATE_TOPIC in self._table:
                 self._table[TEMPLATE_TOPIC] = replace(self._table[TEMPLATE_TOPIC], perm=_READ_WRITE)
             self.data_version = saved.data_version
+        return saved is not None
 
     @property
     def table(self) -> Mapping[str, TopicConfig]:
@@ -183,36 +190,53 @@ class Topics:
         if missing:
             self._make([_topic(name, count, sys_flag=sys_flag) for name, count in missing])
 
-    def update(self, topic: TopicConfig) -> None:
-        """Make or change a topic; the order flag stays what the name servers' table says."""
+    async def update(self, topic: TopicConfig) -> None:
+        """Make or change a topic; the order flag stays what the name servers' table says.
+
+        Raises InvalidArgument, or WriteFailed, and nothing changed.
+        """
         known = self._table.get(topic.topic_name)
         if known is None:
             wrong = self._check_room([topic])
             if wrong is not None:
                 raise InvalidArgument(wrong)
-        self._put([replace(topic, order=known.order if known is not None else False)])
+        topic = replace(topic, order=known.order if known is not None else False)
+        _require_names([topic])
+        await self._change(topic.topic_name, topic)
+        self._tell([topic])
 
-    def delete(self, name: str) -> bool:
-        """Forget a topic; whether it was known."""
+    async def delete(self, name: str) -> bool:
+        """Forget a topic; whether it was known. Raises WriteFailed, and nothing changed."""
         if name not in self._table:
             return False
-        self._save({key: topic for key, topic in self._table.items() if key != name})
+        await self._change(name, None)
         self._shares.forget(name)
         return True
 
+    def recover(self, queues: Mapping[str, int]) -> dict[str, TopicConfig]:
+        """Add topics that are missing, given by their numbers of queues; return what was added."""
+        made = {
+            name: _topic(name, count)
+            for name, count in queues.items()
+            if name not in self._table and check_name(name) is None and not self.is_system(name)
+        }
+        if made:
+            self._adopt(self._table | made)
+        return made
+
     def renew_version(self) -> None:
         """Count a change of how topics are announced: name servers pass over an equal version."""
-        self._save(self._table)
+        self._adopt(self._table)
 
     def mark_ordered(self, names: frozenset[str]) -> None:
         """Note which topics are ordered: those that name servers list, and no others."""
-        changed = {
+        others = {
             name: replace(topic, order=name in names)
             for name, topic in self._table.items()
             if topic.order != (name in names)
         }
-        if changed:
-            self._save(self._table | changed)
+        if others:
+            self._adopt(self._table | others)
 
     def _from_template(
         self, name: str, template: str, queues_wanted: int, sys_flag: int
@@ -238,7 +262,9 @@ class Topics:
         wrong = self._check_room(topics)
         if wrong is not None:
             raise RemoteError(ResponseCode.TOPIC_NOT_EXIST, wrong)
-        self._put(topics)
+        _require_names(topics)
+        self._adopt(self._table | {topic.topic_name: topic for topic in topics})
+        self._tell(topics)
 
     def _check_room(self, topics: list[TopicConfig]) -> str | None:
         """Return why new topics cannot be added, or None."""
@@ -248,23 +274,36 @@ class Topics:
         name = topics[0].topic_name[:200]
         return f"topic[{name}] is not made: there are {count} topics, topicsMax is {most}"
 
-    def _put(self, topics: list[TopicConfig]) -> None:
-        for topic in topics:
-            wrong = check_name(topic.topic_name)
-            if wrong is not None:
-                raise InvalidArgument(f"topic {topic.topic_name[:200]!r}: {wrong}")
-        self._save(self._table | {topic.topic_name: topic for topic in topics})
+    def _tell(self, topics: list[TopicConfig]) -> None:
         for topic in topics:
             for listener in self._listeners:
                 listener(topic)
 
-    def _save(self, table: dict[str, TopicConfig]) -> None:
-        # Written down first: a crash must not forget a topic that messages were stored for.
-        version = next_version(self.data_version, self._clock.now_ms())
-        body = TopicConfigTable(data_version=version, topic_config_table=table)
-        self._file.save(msgspec.json.encode(body))
+    def _adopt(self, table: dict[str, TopicConfig]) -> None:
+        """Let a table count from now on, and have it written soon."""
         self._table = table
-        self.data_version = version
+        self.data_version = next_version(self.data_version, self._clock.now_ms())
+        self.saving.changes += 1
+        self.saving.save_soon()
+
+    async def _change(self, name: str, topic: TopicConfig | None) -> None:
+        """Let a topic, or its absence, count once it is on disk."""
+        before = self._table.get(name)
+        self._adopt(changed(self._table, name, topic))
+        try:
+            await self.saving.save()
+        except WriteFailed:
+            # Unless somebody has changed it again meanwhile.
+            if self._table.get(name) is topic:
+                self._adopt(changed(self._table, name, before))
+            raise
+
+
+def _require_names(topics: list[TopicConfig]) -> None:
+    for topic in topics:
+        wrong = check_name(topic.topic_name)
+        if wrong is not None:
+            raise InvalidArgument(f"topic {topic.topic_name[:200]!r}: {wrong}")
 
 
 def queues_of(topic: TopicConfig) -> int:

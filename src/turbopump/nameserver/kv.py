@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 
 from turbopump.errors import InvalidArgument, StoreDamaged
-from turbopump.nameserver.writer import Writer
 from turbopump.store.config_files import load_json, save_json
 from turbopump.store.files import Files
+from turbopump.tables import TableWriter
 
 ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
 """Its keys are topics, its values how many queues each broker has: ``broker-a:4;broker-b:4``."""
@@ -33,7 +33,7 @@ _FILE_MEMBER = "configTable"
 class KvConfig:
     """The key-values of one name server; a change counts once it is on disk."""
 
-    def __init__(self, path: Path, writer: Writer, files: Files | None = None) -> None:
+    def __init__(self, path: Path, writer: TableWriter, files: Files | None = None) -> None:
         self._path = path
         self._writer = writer
         self._files = files or Files()

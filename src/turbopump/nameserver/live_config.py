@@ -7,10 +7,10 @@ from pathlib import Path
 
 from turbopump.errors import InvalidArgument, RemoteError
 from turbopump.nameserver.config import LOCKED_KEYS, NameServerConfig
-from turbopump.nameserver.writer import Writer
 from turbopump.settings import Settings, changed_properties, configured, described, keys_of
 from turbopump.store.config_files import save_text
 from turbopump.store.files import Files
+from turbopump.tables import TableWriter
 from turbopump.wire.codes import ResponseCode
 
 CHANGEABLE_KEYS = frozenset({"orderMessageEnable"})
@@ -21,7 +21,7 @@ class LiveConfig:
     """The current settings; a change counts once it is written, if there is a file to write to."""
 
     def __init__(
-        self, config: NameServerConfig, writer: Writer, files: Files | None = None
+        self, config: NameServerConfig, writer: TableWriter, files: Files | None = None
     ) -> None:
         self._current = config
         self._writer = writer

@@ -15,12 +15,12 @@ from turbopump.nameserver.kv import KvConfig
 from turbopump.nameserver.live_config import LiveConfig
 from turbopump.nameserver.registration import BrokerConnections, broker_handlers
 from turbopump.nameserver.routes import SILENCE_MAX_MS, RouteLimits, RouteTable
-from turbopump.nameserver.writer import Writer
 from turbopump.net.connection import Connection
 from turbopump.net.network import Network
 from turbopump.net.router import Router
 from turbopump.net.server import Server, ServerConfig
 from turbopump.supervisor import Supervisor
+from turbopump.tables import TableWriter
 from turbopump.wire.body_limits import BODY_BYTES_MAX
 
 _log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class NameServer:
         self, config: NameServerConfig, network: Network, clock: Clock = SYSTEM_CLOCK
     ) -> None:
         self._clock = clock
-        self._writer = Writer()
+        self._writer = TableWriter()
         self._config = LiveConfig(config, self._writer)
         self._kv = KvConfig(config.kv_config_path, self._writer)
         self._routes = RouteTable(RouteLimits(config.brokers_max, config.topics_max))

@@ -15,9 +15,6 @@ from turbopump.testing.loop import VirtualTimeLoop
 _WAIT_REAL_S_MAX = 30.0
 """How long a thread is kept waiting at most, should nobody let it go."""
 
-_TABLES = "config"
-"""The directory of topics, groups and offsets, which are not slow: the loop itself writes them."""
-
 FileId = tuple[int, int]
 
 
@@ -56,7 +53,8 @@ class Disk(Files):
         self._is_waiting = False
         self._change = threading.Condition()
         self._slow: set[threading.Event] = set()
-        self._tables: set[int] = set()
+        self._sleeping: set[object] = set()
+        """Jobs of the loop that wait: those who write tables, not the flusher."""
         self._unsynced: dict[FileId, _Unsynced] = {}
 
     # --- switches ---------------------------------------------------------------------------------
@@ -81,6 +79,7 @@ class Disk(Files):
         self._write_error = self._sync_error = None
         with self._change:
             self._is_stalled = self._is_waiting = False
+            self._wake(*self._sleeping)
             self._change.notify_all()
             for passed in self._slow:
                 passed.set()
@@ -119,18 +118,11 @@ class Disk(Files):
 
     # --- what the store calls ---------------------------------------------------------------------
 
-    def open(self, path: Path) -> int:
-        return self._opened(super().open(path), path)
-
     def open_new(self, path: Path) -> int:
         if self._is_dead:
             return os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         _fail(self._write_error)
-        return self._opened(super().open_new(path), path)
-
-    def close(self, fd: int) -> None:
-        self._tables.discard(fd)
-        super().close(fd)
+        return super().open_new(path)
 
     def write(self, fd: int, data: bytes | bytearray | memoryview, at: int) -> None:
         if not self._is_dead:
@@ -164,8 +156,7 @@ class Disk(Files):
 
     def sync(self, fd: int) -> None:
         written = self._written(_file_id(fd))
-        if fd not in self._tables:
-            self._take_time()
+        self._take_time()
         _fail(self._sync_error)
         self._forget(written)
 
@@ -183,11 +174,6 @@ class Disk(Files):
         return self.fullness
 
     # --- inside -----------------------------------------------------------------------------------
-
-    def _opened(self, fd: int, path: Path) -> int:
-        if path.parent.name == _TABLES:
-            self._tables.add(fd)
-        return fd
 
     def _remember(self, fd: int, size: int, at: int) -> None:
         before = os.pread(fd, size, at)
@@ -214,12 +200,17 @@ class Disk(Files):
                     del self._unsynced[each]
 
     def _take_time(self) -> None:
-        """Wait on the flusher's thread; the loop, which may let time pass, is told first."""
+        """Wait on the thread that writes; the loop, which may let time pass, is told first."""
         if self.sync_ms > 0 and not self._is_dead:
             self._be_slow()
         with self._change:
             if self._is_stalled:
-                self._is_waiting = True
+                if self._loop.is_in_job:
+                    sleeper = object()
+                    self._sleeping.add(sleeper)
+                    self._loop.job_sleeps(sleeper)
+                else:
+                    self._is_waiting = True
                 self._change.wait_for(lambda: not self._is_stalled, _WAIT_REAL_S_MAX)
 
     def _be_slow(self) -> None:
@@ -228,19 +219,34 @@ class Disk(Files):
             self._slow.add(passed)
         # A loop that is closed has no time any more.
         with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._let_time_pass, passed)
+            let_pass, is_job = self._let_time_pass, self._loop.is_in_job
+            self._loop.call_soon_threadsafe(let_pass, passed, is_job)
             passed.wait(_WAIT_REAL_S_MAX)
         with self._change:
             self._slow.discard(passed)
 
-    def _let_time_pass(self, passed: threading.Event) -> None:
-        # Healed already: nobody waits any more.
-        self._is_waiting = not passed.is_set()
-        self._loop.call_later(self.sync_ms / 1000, self._end_wait, passed)
+    def _let_time_pass(self, passed: threading.Event, is_job: bool) -> None:
+        if passed.is_set():
+            # Healed already: nobody waits any more.
+            return
+        if is_job:
+            self._sleeping.add(passed)
+            self._loop.job_sleeps(passed)
+        else:
+            self._is_waiting = True
+        self._loop.call_later(self.sync_ms / 1000, self._end_wait, passed, is_job)
 
-    def _end_wait(self, passed: threading.Event) -> None:
-        self._is_waiting = False
+    def _end_wait(self, passed: threading.Event, is_job: bool) -> None:
+        if is_job:
+            self._wake(passed)
+        else:
+            self._is_waiting = False
         passed.set()
+
+    def _wake(self, *sleepers: object) -> None:
+        for sleeper in sleepers:
+            self._sleeping.discard(sleeper)
+            self._loop.job_wakes(sleeper)
 
 
 def _file_id(fd: int) -> FileId:

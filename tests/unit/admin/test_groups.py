@@ -68,7 +68,7 @@ async def test_group_is_changed_on_each_broker_in_what_is_given_and_made_on_none
     async with administered(tmp_path, "abc") as (world, admin):
         tables = {name: broker.state.groups for name, broker in world.brokers.items()}
         for name, retries in (("a", 3), ("b", 7)):
-            tables[name].update(GroupConfig(group_name="g", retry_max_times=retries))
+            await tables[name].update(GroupConfig(group_name="g", retry_max_times=retries))
         changes = await admin.groups.update("g", can_broadcast=False)
         assert [(each.broker, each.after.retries_max) for each in changes] == [("a", 3), ("b", 7)]
         assert [tables[name].table["g"].retry_max_times for name in "ab"] == [3, 7]

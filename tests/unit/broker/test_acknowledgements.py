@@ -46,7 +46,7 @@ BY_CONSUMERS = [what for what in ASK if "retry" in what or "dead" in what or "ba
 
 async def failing_message(broker: Broker, client: Client, disk: StuckDisk) -> MessageView:
     """Return a message that is on disk, and that its consumer cannot handle."""
-    broker.state.groups.update(GroupConfig(group_name="g"))
+    await broker.state.groups.update(GroupConfig(group_name="g"))
     sending = asyncio.create_task(client.send(b"fails"))
     await wait_until(lambda: len(broker.path.durability) == 1)
     disk.flush(broker.store)

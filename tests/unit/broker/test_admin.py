@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from broker_parts import IDENTITY, Parts
+from broker_parts import IDENTITY, Parts, finished
 from turbopump.broker.config import Role
 from turbopump.message import MessageQueue
 from turbopump.wire import bodies, headers
@@ -34,7 +34,7 @@ ERROR = ResponseCode.SYSTEM_ERROR
 @pytest.fixture
 def parts(tmp_path: Path) -> Parts:
     made = Parts(tmp_path)
-    made.topics.update(TopicConfig(topic_name="T", read_queue_nums=2, write_queue_nums=2))
+    finished(made.topics.update(TopicConfig(topic_name="T", read_queue_nums=2, write_queue_nums=2)))
     made.store.put("T", 0, 1000, 2000, 3000)
     return made
 

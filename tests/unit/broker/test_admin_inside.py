@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from broker_parts import Parts
+from broker_parts import Parts, finished
 from turbopump.message import MessageQueue, PhysicalOffset
 from turbopump.settings import parse_properties
 from turbopump.wire import bodies, headers
@@ -30,7 +30,7 @@ ERROR = ResponseCode.SYSTEM_ERROR
 @pytest.fixture
 def parts(tmp_path: Path) -> Parts:
     made = Parts(tmp_path)
-    made.topics.update(TopicConfig(topic_name="T", read_queue_nums=2, write_queue_nums=2))
+    finished(made.topics.update(TopicConfig(topic_name="T", read_queue_nums=2, write_queue_nums=2)))
     made.store.put("T", 0, 1000, 2000, 3000)
     return made
 
@@ -77,7 +77,7 @@ def test_resets_that_cannot_be(parts: Parts) -> None:
     assert reset(parts, 0).code == ResponseCode.CONSUMER_NOT_ONLINE
     parts.join(version=27)
     assert reset(parts, 0).code == ERROR
-    parts.topics.delete("T")
+    finished(parts.topics.delete("T"))
     assert "T" in (reset(parts, 0).remark or "")
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from brokers import BROKER_HOST, config_at, running_broker
+from brokers import BROKER_HOST, SMALL_STORE, client_of, config_at, running_broker
 from netkit import RawPeer
 from turbopump.broker.broker import Broker
 from turbopump.broker.config import IdentityConfig, RegistrationConfig
@@ -19,6 +22,7 @@ from turbopump.net.connection import Connection
 from turbopump.net.deadlines import Deadlines
 from turbopump.net.router import Router, silence
 from turbopump.net.server import Server, ServerConfig
+from turbopump.store.store import Store
 from turbopump.testing import MemoryNetwork, virtual_loop, virtual_time, wait_until
 from turbopump.wire import headers
 from turbopump.wire.bodies import KeyValues, TopicConfig
@@ -160,7 +164,7 @@ async def test_commits_of_a_client_that_closes_without_its_answers(
     network = MemoryNetwork()
     async with running_broker(tmp_path, network) as (broker, _client):
         topic = TopicConfig(topic_name="T", read_queue_nums=count, write_queue_nums=count)
-        broker.state.topics.update(topic)
+        await broker.state.topics.update(topic)
         host, port = split_address(broker.address)
         peer = await network.host("leaving").connect(host, port, RawPeer)
         for queue_id in range(count):
@@ -176,3 +180,59 @@ async def test_commits_of_a_client_that_closes_without_its_answers(
         else:
             peer.transport.close()
         await wait_until(lambda: len(broker.state.offsets.of_topic("g", "T")) == count)
+
+
+STEPS: dict[str, Callable[[Broker], tuple[object, str]]] = {
+    "background work": lambda broker: (broker._work, "stop"),
+    "unfinished sends": lambda broker: (broker.path.durability, "settle"),
+    "name servers": lambda broker: (broker._registration, "unregister"),
+    "connections": lambda broker: (broker._pool, "close"),
+    "clients": lambda broker: (broker._server, "drain"),
+    "tables": lambda broker: (broker.state.offsets.saving, "try_save"),
+}
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+@pytest.mark.parametrize("step", STEPS)
+def test_closing_that_is_cancelled_at_any_step_lets_go_of_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, is_begun: bool
+) -> None:
+    @virtual_time()
+    async def check() -> None:
+        network, clock = MemoryNetwork(), virtual_loop().clock
+        broker = Broker(config_at(tmp_path), network.host(BROKER_HOST), clock)
+        await broker.start()
+        async with client_of(network, broker.address) as client:
+            assert (await client.send()).code == ResponseCode.SUCCESS
+            broker.state.offsets.commit("g", "T", 0, 7)
+            closing = asyncio.create_task(broker.close())
+            owner, name = STEPS[step](broker)
+            own = getattr(owner, name)
+
+            async def cancelled(*args: Any) -> None:
+                closing.cancel()
+                if is_begun:
+                    await own(*args)
+                await asyncio.sleep(0)
+
+            monkeypatch.setattr(owner, name, cancelled)
+            with pytest.raises(asyncio.CancelledError):
+                await closing
+        with Store.open(tmp_path, SMALL_STORE, clock=clock) as store:
+            assert store.queue_range("T", 0)[1] == 1
+        saved = json.loads((tmp_path / "config" / "consumerOffset.json").read_text())
+        assert saved["offsetTable"] == {"T@g": {"0": 7}}
+
+    check()
+
+
+@virtual_time()
+async def test_closing_over_a_slow_disk_leaves_no_timer(tmp_path: Path) -> None:
+    network, clock = MemoryNetwork(), virtual_loop().clock
+    broker = Broker(config_at(tmp_path), network.host(BROKER_HOST), clock)
+    await broker.start()
+    await broker.close()
+    # What a message does that is stored while the broker closes.
+    broker._arrived([])
+    await asyncio.sleep(0)
+    assert virtual_loop().timers_pending == 0

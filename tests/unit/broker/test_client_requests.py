@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from broker_parts import FakePeer, Parts
+from broker_parts import FakePeer, Parts, finished
 from turbopump.broker.client_requests import ClientRequests
 from turbopump.errors import InvalidArgument, Overloaded
 from turbopump.message import MessageQueue
@@ -60,7 +60,7 @@ def heartbeat(parts: Parts, body: Heartbeat, peer: FakePeer) -> Command:
 
 
 def test_a_heartbeat_makes_group_retry_topic_and_members(parts: Parts) -> None:
-    parts.groups.update(GroupConfig(group_name="g", retry_queue_nums=3))
+    finished(parts.groups.update(GroupConfig(group_name="g", retry_queue_nums=3)))
     peer = FakePeer()
     answer = heartbeat(parts, beat("g", "h", producers=("p",), unit=True), peer)
     assert (answer.code, answer.ext_fields, answer.version) == (ResponseCode.SUCCESS, None, 409)
@@ -73,7 +73,7 @@ def test_a_heartbeat_makes_group_retry_topic_and_members(parts: Parts) -> None:
 
 
 def test_a_group_without_retries_gets_no_retry_topic(parts: Parts) -> None:
-    parts.groups.update(GroupConfig(group_name="g", retry_queue_nums=0))
+    finished(parts.groups.update(GroupConfig(group_name="g", retry_queue_nums=0)))
     heartbeat(parts, beat("g"), FakePeer())
     assert parts.topics.find("%RETRY%g") is None
 
@@ -141,9 +141,9 @@ def test_a_producer_group_with_a_bad_name_is_refused(parts: Parts, group: str) -
     assert not parts.producers.groups
 
 
-def test_one_heartbeat_writes_the_topics_once(parts: Parts) -> None:
+def test_one_heartbeat_changes_the_topics_once(parts: Parts) -> None:
     heartbeat(parts, beat(*(f"g{number}" for number in range(50))), FakePeer())
-    assert len(parts.topics_file.saved) == 1
+    assert parts.topics.saving.changes == 1
     assert parts.topics.find("%RETRY%g49") is not None
 
 
@@ -220,7 +220,9 @@ def test_a_member_that_cannot_be_told_keeps_nobody_else_from_it(parts: Parts) ->
 
 def test_nobody_is_told_when_the_group_or_the_broker_says_so(parts: Parts) -> None:
     peer = FakePeer()
-    parts.groups.update(GroupConfig(group_name="g", notify_consumer_ids_changed_enable=False))
+    finished(
+        parts.groups.update(GroupConfig(group_name="g", notify_consumer_ids_changed_enable=False))
+    )
     heartbeat(parts, beat("g"), peer)
     parts.clients.config = replace(parts.clients.config, notify_changes=False)
     heartbeat(parts, beat("h"), peer)
@@ -282,7 +284,9 @@ def test_the_list_has_one_entry_a_connection(parts: Parts) -> None:
 
 
 def test_locks_through_requests(parts: Parts) -> None:
-    parts.topics.update(TopicConfig(topic_name="T", read_queue_nums=1, write_queue_nums=2))
+    finished(
+        parts.topics.update(TopicConfig(topic_name="T", read_queue_nums=1, write_queue_nums=2))
+    )
     queues = [MessageQueue("T", "broker-a", 0), MessageQueue("T", "broker-a", 1)]
 
     def ask(code: int, client: str, group: str = "g") -> list[MessageQueue]:
@@ -315,7 +319,9 @@ def lock(parts: Parts, group: str, queues: list[MessageQueue]) -> Command:
 
 
 def test_only_queues_of_this_broker_are_locked_and_only_for_groups(parts: Parts) -> None:
-    parts.topics.update(TopicConfig(topic_name="T", read_queue_nums=1, write_queue_nums=1))
+    finished(
+        parts.topics.update(TopicConfig(topic_name="T", read_queue_nums=1, write_queue_nums=1))
+    )
     real = MessageQueue("T", "broker-a", 0)
     strange = [
         MessageQueue("Unknown", "broker-a", 0),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from broker_parts import finished
 from turbopump.broker.config import (
     AccessConfig,
     BrokerConfig,
@@ -346,12 +347,12 @@ def test_a_change_is_told_counted_and_written_down(tmp_path: Path) -> None:
     live = LiveConfig(load(path), VirtualClock(), path)
     told: list[tuple[str, str]] = []
     live.listen(lambda old, fresh: told.append((old.identity.region, fresh.identity.region)))
-    live.change({"regionId": "new", "traceOn": "false"})
+    finished(live.change({"regionId": "new", "traceOn": "false"}))
     assert told == [("old", "new")]
     assert live.version.counter == 1
     assert path.read_text() == "# mine\nregionId=new\ntraceOn=false\n"
     assert load(path) == live.current
-    live.change({"regionId": "new"})
+    finished(live.change({"regionId": "new"}))
     assert live.version.counter == 1
 
 
@@ -359,7 +360,11 @@ def test_only_what_a_broker_knows_is_written_down_and_where_it_belongs(tmp_path:
     path = tmp_path / "all.conf"
     path.write_text("broker.regionId=old\nnameserver.listenPort=1\ntraceOn=true\n")
     live = LiveConfig(BrokerConfig(), VirtualClock(), path)
-    live.change({"regionId": "new", "traceOn": "false", "brokerPermission": "4", "unknown": "1"})
+    finished(
+        live.change(
+            {"regionId": "new", "traceOn": "false", "brokerPermission": "4", "unknown": "1"}
+        )
+    )
     assert parse_properties(path.read_text()) == {
         "broker.regionId": "new",
         "nameserver.listenPort": "1",
@@ -372,7 +377,7 @@ def test_a_change_without_a_file_lasts_until_the_end(tmp_path: Path) -> None:
     path = tmp_path / "broker.toml"
     path.write_text('regionId = "old"\n')
     live = LiveConfig(load(path), VirtualClock(), path)
-    live.change({"regionId": "new"})
+    finished(live.change({"regionId": "new"}))
     assert live.current.identity.region == "new"
     assert "old" in path.read_text()
 
@@ -380,5 +385,5 @@ def test_a_change_without_a_file_lasts_until_the_end(tmp_path: Path) -> None:
 def test_a_change_that_cannot_be_written_does_not_count(tmp_path: Path) -> None:
     live = LiveConfig(BrokerConfig(), VirtualClock(), tmp_path / "gone.conf")
     with pytest.raises(Exception, match=r"gone\.conf"):
-        live.change({"regionId": "new"})
+        finished(live.change({"regionId": "new"}))
     assert live.current == BrokerConfig()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from broker_parts import IDENTITY, FakePeer, Parts
+from broker_parts import IDENTITY, FakePeer, Parts, finished
 from turbopump.broker.config import Role
 from turbopump.message import MessageQueue
 from turbopump.wire import bodies
@@ -75,8 +75,10 @@ def world(tmp_path: Path) -> Parts:
     """A broker as the recorded one was when operators asked it."""
     parts = Parts(tmp_path)
     for name, queues in {"TopicTest": 4, "OrderTopic": 2, "FilterTopic": 2, "AutoTopic": 4}.items():
-        parts.topics.update(
-            TopicConfig(topic_name=name, read_queue_nums=queues, write_queue_nums=queues)
+        finished(
+            parts.topics.update(
+                TopicConfig(topic_name=name, read_queue_nums=queues, write_queue_nums=queues)
+            )
         )
     for queue_id, times in TOPIC_TEST_TIMES.items():
         parts.store.put("TopicTest", queue_id, *times)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from broker_parts import FakeFile
-from turbopump.broker.config_file import ConfigFile
 from turbopump.broker.offsets import Offsets
 from turbopump.errors import StoreDamaged, WriteFailed
+from turbopump.tables import TableFile
 from turbopump.wire.bodies import ConsumerOffsets
 from vectors import DATA
 
@@ -55,9 +55,9 @@ class Committing(RuleBasedStateMachine):
     @rule(full=st.booleans())
     def persist(self, full: bool) -> None:
         self.file.full = full
-        asyncio.run(self.offsets.persist())
+        asyncio.run(self.offsets.saving.try_save())
         if not full:
-            assert not self.offsets.is_dirty
+            assert not self.offsets.saving.is_dirty
             self.saved = {key: dict(queues) for key, queues in self.model.items()}
 
     @rule()
@@ -76,7 +76,7 @@ class Committing(RuleBasedStateMachine):
 
     @invariant()
     def what_is_not_saved_is_dirty(self) -> None:
-        assert self.offsets.is_dirty or self.model == self.saved
+        assert self.offsets.saving.is_dirty or self.model == self.saved
 
 
 Committing.TestCase.settings = settings(max_examples=50, stateful_step_count=25, deadline=None)
@@ -97,12 +97,12 @@ def test_offsets_go_back_and_forth() -> None:
 def test_nothing_is_written_when_nothing_changed() -> None:
     file = FakeFile()
     offsets = Offsets(file)
-    offsets.persist_now()
+    offsets.saving.save_now()
     offsets.commit("g", "T", 0, 1)
-    offsets.persist_now()
+    offsets.saving.save_now()
     offsets.commit("g", "T", 0, 1)
-    offsets.persist_now()
-    asyncio.run(offsets.persist())
+    offsets.saving.save_now()
+    asyncio.run(offsets.saving.try_save())
     assert len(file.saved) == 1
 
 
@@ -113,12 +113,12 @@ def test_failures_are_logged_once_and_lose_nothing(caplog: pytest.LogCaptureFixt
     offsets.commit("g", "T", 0, 1)
     file.full = True
     for _ in range(3):
-        asyncio.run(offsets.persist())
+        asyncio.run(offsets.saving.try_save())
     assert len(caplog.records) == 1
     with pytest.raises(WriteFailed):
-        offsets.persist_now()
+        offsets.saving.save_now()
     file.full = False
-    asyncio.run(offsets.persist())
+    asyncio.run(offsets.saving.try_save())
     assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
     assert ConsumerOffsets.decode(file.saved[-1]).offset_table == {"T@g": {0: 1}}
 
@@ -131,36 +131,21 @@ def test_commits_during_a_write_are_written_the_next_time() -> None:
 
     offsets = Offsets(Slow())
     offsets.commit("g", "T", 0, 1)
-    asyncio.run(offsets.persist())
-    assert offsets.is_dirty
-
-
-@pytest.mark.parametrize("is_first", [True, False])
-def test_a_write_that_nobody_waits_for_any_more_neither_mixes_nor_wins(is_first: bool) -> None:
-    file = FakeFile()
-    offsets = Offsets(file)
-    offsets.commit("g", "T", 0, 1)
-    forgotten = (offsets._changes, offsets.encoded())
-    offsets.commit("g", "T", 0, 2)
-    if is_first:
-        offsets._save(*forgotten)
-    offsets.persist_now()
-    offsets._save(*forgotten)
-    assert ConsumerOffsets.decode(file.saved[-1]).offset_table == {"T@g": {0: 2}}
-    assert len(file.saved) == 1 + is_first
+    asyncio.run(offsets.saving.try_save())
+    assert offsets.saving.is_dirty
 
 
 def test_what_the_original_wrote_is_read_and_kept(tmp_path: Path) -> None:
     path = tmp_path / "consumerOffset.json"
     path.write_bytes((DATA / "config" / "consumerOffset.json").read_bytes())
-    offsets = Offsets(ConfigFile(path))
+    offsets = Offsets(TableFile(path))
     offsets.load()
     assert offsets.of_topic("cg_manual", "Alpha") == {0: 42, 1: 7}
     assert offsets.topics_of("cg_store") == {"%RETRY%cg_store", "Gamma"}
-    assert not offsets.is_dirty
+    assert not offsets.saving.is_dirty
     offsets.commit("cg_manual", "Alpha", 0, 43)
-    offsets.persist_now()
-    again = Offsets(ConfigFile(path))
+    offsets.saving.save_now()
+    again = Offsets(TableFile(path))
     again.load()
     assert again.snapshot == offsets.snapshot
 
@@ -169,4 +154,4 @@ def test_a_damaged_file_is_not_written_over(tmp_path: Path) -> None:
     path = tmp_path / "consumerOffset.json"
     path.write_text('{"offsetTable": {"T@g": 7}}')
     with pytest.raises(StoreDamaged, match="consumerOffset"):
-        Offsets(ConfigFile(path)).load()
+        Offsets(TableFile(path)).load()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -115,8 +115,8 @@ def test_what_is_refused(tmp_path: Path, fields: dict[str, Any], code: ResponseC
     async def run() -> None:
         async with running_broker(tmp_path) as (broker, client):
             await client.send()
-            broker.state.groups.update(GroupConfig(group_name="off", consume_enable=False))
-            broker.state.topics.update(TopicConfig(topic_name="WriteOnly", perm=2))
+            await broker.state.groups.update(GroupConfig(group_name="off", consume_enable=False))
+            await broker.state.topics.update(TopicConfig(topic_name="WriteOnly", perm=2))
             answer = await client.pull(**fields)
             assert answer.code == code, answer
             assert answer.remark
@@ -344,19 +344,19 @@ async def test_a_held_pull_reads_only_what_it_still_may(tmp_path: Path) -> None:
         await client.send()
         topic = broker.state.topics.find("T")
         assert topic is not None
-        forbidding: list[Callable[[], None]] = [
+        forbidding: list[Callable[[], Awaitable[None]]] = [
             lambda: broker.state.topics.update(replace(topic, perm=2)),
             lambda: broker.state.groups.update(GroupConfig(group_name="g", consume_enable=False)),
         ]
         for forbid in forbidding:
             held = asyncio.create_task(client.pull(broker.queue_end("T", 0), hold_ms=15_000))
             await asyncio.sleep(0.1)
-            forbid()
+            await forbid()
             await client.send(b"secret")
             answer = await held
             assert answer.code == ResponseCode.NO_PERMISSION
             assert whole_body(answer) == b""
-            broker.state.topics.update(topic)
+            await broker.state.topics.update(topic)
 
 
 @virtual_time()

@@ -232,9 +232,9 @@ def test_what_changes_counts_for_the_next_chunk(tmp_path: Path, change: str) -> 
             peer.transport.write(chunk)
             await asyncio.sleep(1)
             if change == "group":
-                broker.state.groups.update(GroupConfig(group_name="g", consume_enable=False))
+                await broker.state.groups.update(GroupConfig(group_name="g", consume_enable=False))
             else:
-                broker.state.topics.delete("T")
+                await broker.state.topics.delete("T")
             peer.transport.write(chunk)
             await asyncio.sleep(1)
             refused = {"group": ResponseCode.NO_PERMISSION, "topic": ResponseCode.TOPIC_NOT_EXIST}

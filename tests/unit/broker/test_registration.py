@@ -149,7 +149,7 @@ async def test_every_name_server_is_told_at_the_start_and_every_thirty_seconds()
 async def test_a_changed_topic_is_told_at_once_and_alone() -> None:
     async with world() as w:
         topic = TopicConfig(topic_name="T")
-        w.topics.update(topic)
+        await w.topics.update(topic)
         started_s = virtual_loop().time()
         await w.registration.announce(topic)
         assert virtual_loop().time() - started_s < 0.1
@@ -192,10 +192,10 @@ async def test_a_name_server_that_was_away_is_told_everything() -> None:
 @virtual_time()
 async def test_changes_that_are_not_a_topics_lead_to_a_whole_registration() -> None:
     async with world() as w:
-        w.topics.update(TopicConfig(topic_name="T"))
+        await w.topics.update(TopicConfig(topic_name="T"))
         await asyncio.sleep(1)
-        w.topics.delete("T")
-        w.topics.update(TopicConfig(topic_name="U"))
+        await w.topics.delete("T")
+        await w.topics.update(TopicConfig(topic_name="U"))
         await asyncio.sleep(1)
         assert all(server.is_whole(-1) for server in w.servers)
         assert w.servers[0].topics_told()[-1] == {"U"}
@@ -207,7 +207,7 @@ async def test_a_name_server_that_hangs_holds_up_nobody() -> None:
         hanging, other = w.servers
         hanging.hangs = True
         topic = TopicConfig(topic_name="T")
-        w.topics.update(topic)
+        await w.topics.update(topic)
         started_s = virtual_loop().time()
         await w.registration.announce(topic)
         assert 2.9 < virtual_loop().time() - started_s < 3.1, "tools give up after five"
@@ -276,8 +276,8 @@ async def test_a_bug_ends_registration_with_no_name_server(
 @virtual_time()
 async def test_ordered_topics_come_from_the_name_servers() -> None:
     async with world() as w:
-        w.topics.update(TopicConfig(topic_name="T"))
-        w.topics.update(TopicConfig(topic_name="U"))
+        await w.topics.update(TopicConfig(topic_name="T"))
+        await w.topics.update(TopicConfig(topic_name="U"))
         w.servers[0].body = KeyValues(table={"T": "broker-a:4"}).encode()
         w.servers[1].body = KeyValues(table={"U": "broker-a:4"}).encode()
         await asyncio.sleep(31)

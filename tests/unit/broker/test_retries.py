@@ -91,10 +91,10 @@ async def test_the_consumer_may_choose_level_and_limit(tmp_path: Path) -> None:
 async def test_groups_may_limit_retries_or_want_none(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (broker, client):
         failed = await failing_message(client)
-        broker.state.groups.update(GroupConfig(group_name="none", retry_queue_nums=0))
+        await broker.state.groups.update(GroupConfig(group_name="none", retry_queue_nums=0))
         assert (await client.send_back(failed, "none")).code == ResponseCode.SUCCESS
         assert broker.state.topics.find("%RETRY%none") is None
-        broker.state.groups.update(GroupConfig(group_name="g", retry_max_times=0))
+        await broker.state.groups.update(GroupConfig(group_name="g", retry_max_times=0))
         await client.send_back(failed)
         assert len(await client.messages("%DLQ%g")) == 1
 
@@ -117,7 +117,7 @@ async def test_what_cannot_be_sent_back(tmp_path: Path) -> None:
 async def test_a_retry_topic_without_queues(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (broker, client):
         failed = await failing_message(client)
-        broker.state.topics.update(TopicConfig(topic_name="%RETRY%g", write_queue_nums=0))
+        await broker.state.topics.update(TopicConfig(topic_name="%RETRY%g", write_queue_nums=0))
         answer = await client.send_back(failed)
         assert answer.code == ResponseCode.NO_PERMISSION
         assert "the topic[%RETRY%g] sending message is forbidden" in (answer.remark or "")

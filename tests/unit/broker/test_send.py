@@ -212,7 +212,7 @@ async def test_a_large_batch_that_is_damaged_is_refused(tmp_path: Path) -> None:
 @virtual_time()
 async def test_retried_too_often_goes_to_the_dead_letters(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (broker, client):
-        broker.state.groups.update(GroupConfig(group_name="g", retry_max_times=2))
+        await broker.state.groups.update(GroupConfig(group_name="g", retry_max_times=2))
         for times in (0, 1, 2):
             await client.send(b"%d" % times, topic="%RETRY%g", reconsume_times=times)
         await client.send(b"own", topic="%RETRY%g", reconsume_times=1, max_reconsume_times=1)

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from broker_parts import IDENTITY, FakeFile
+from broker_parts import IDENTITY, FakeFile, finished
 from turbopump.broker.config import IdentityConfig, TopicsConfig
-from turbopump.broker.config_file import ConfigFile
 from turbopump.broker.topics import Topics, check_shape, is_readable, is_writable
 from turbopump.errors import InvalidArgument, RemoteError, StoreDamaged, WriteFailed
+from turbopump.tables import TableFile
 from turbopump.testing import VirtualClock
 from turbopump.wire.bodies import TopicConfig, TopicConfigTable
 from turbopump.wire.codes import ResponseCode
@@ -26,7 +26,7 @@ from vectors import DATA
 
 
 def made(
-    file: ConfigFile | None = None,
+    file: TableFile | None = None,
     config: TopicsConfig | None = None,
     identity: IdentityConfig = IDENTITY,
     delay_levels: int = 18,
@@ -138,8 +138,8 @@ def test_one_host_leaves_room_for_others() -> None:
     assert caught.value.code == ResponseCode.TOPIC_NOT_EXIST
     assert topics.create_by_send("T0", "TBW102", 4, client="10.0.0.1:8") is not None
     assert topics.create_by_send("U", "TBW102", 4, client="10.0.0.2:1") is not None
-    topics.delete("T0")
-    topics.delete("T1")
+    finished(topics.delete("T0"))
+    finished(topics.delete("T1"))
     assert topics.create_by_send("V", "TBW102", 4, client="10.0.0.1:8") is not None
 
 
@@ -158,10 +158,10 @@ def test_no_more_topics_than_allowed() -> None:
             refused()
         assert caught.value.code == ResponseCode.TOPIC_NOT_EXIST
     with pytest.raises(InvalidArgument, match=f"topicsMax is {most}"):
-        topics.update(TopicConfig(topic_name="U"))
-    topics.update(TopicConfig(topic_name="T", read_queue_nums=2))
+        finished(topics.update(TopicConfig(topic_name="U")))
+    finished(topics.update(TopicConfig(topic_name="T", read_queue_nums=2)))
     topics.create_retries({"g": 1})
-    topics.delete("T")
+    finished(topics.delete("T"))
     assert topics.create_by_send("U", "TBW102", 4) is not None
 
 
@@ -193,7 +193,9 @@ def test_a_send_makes_nothing_when_that_is_not_allowed() -> None:
 
 def test_a_template_of_the_past_makes_nothing_when_that_is_switched_off() -> None:
     file = FakeFile()
-    made(file).create_by_send("T", "TBW102", 4)
+    topics = made(file)
+    topics.create_by_send("T", "TBW102", 4)
+    topics.saving.save_now()
     off = made(file, TopicsConfig(auto_create=False))
     template = off.find("TBW102")
     assert template is not None
@@ -217,18 +219,18 @@ def test_the_broker_makes_what_it_needs() -> None:
         with pytest.raises(InvalidArgument, match="topic"):
             topics.create_internal(name, 1)
         with pytest.raises(InvalidArgument, match="topic"):
-            topics.update(TopicConfig(topic_name=name))
+            finished(topics.update(TopicConfig(topic_name=name)))
     assert topics.data_version.counter == 1
 
 
 def test_updates_keep_the_order_flag() -> None:
     topics = made()
-    topics.update(TopicConfig(topic_name="T", order=True))
+    finished(topics.update(TopicConfig(topic_name="T", order=True)))
     topic = topics.find("T")
     assert topic is not None
     assert not topic.order
     topics.mark_ordered(frozenset({"T", "unknown"}))
-    topics.update(TopicConfig(topic_name="T", perm=4))
+    finished(topics.update(TopicConfig(topic_name="T", perm=4)))
     topic = topics.find("T")
     assert topic is not None
     assert (topic.order, topic.perm) == (True, 4)
@@ -238,10 +240,10 @@ def test_updates_keep_the_order_flag() -> None:
 
 def test_deleting() -> None:
     topics = made()
-    topics.update(TopicConfig(topic_name="T"))
-    assert topics.delete("T")
+    finished(topics.update(TopicConfig(topic_name="T")))
+    assert finished(topics.delete("T"))
     assert topics.find("T") is None
-    assert not topics.delete("T")
+    assert not finished(topics.delete("T"))
     assert topics.data_version.counter == 2
 
 
@@ -251,9 +253,9 @@ def test_listeners_hear_of_what_is_made_or_changed() -> None:
     topics.listen(lambda topic: heard.append(topic.topic_name))
     topics.create_by_send("A", "TBW102", 4)
     topics.create_internal("B", 1)
-    topics.update(TopicConfig(topic_name="C"))
+    finished(topics.update(TopicConfig(topic_name="C")))
     topics.create_internal("B", 1)
-    topics.delete("C")
+    finished(topics.delete("C"))
     topics.mark_ordered(frozenset({"A"}))
     assert heard == ["A", "B", "C"]
 
@@ -262,6 +264,7 @@ def test_a_renewed_version_is_kept() -> None:
     file = FakeFile()
     topics = made(file)
     topics.renew_version()
+    topics.saving.save_now()
     assert topics.data_version.counter == 1
     assert made(file).snapshot == topics.snapshot
 
@@ -278,7 +281,7 @@ def test_shapes() -> None:
 
 
 def test_what_the_original_wrote_is_read() -> None:
-    topics = made(ConfigFile(DATA / "config" / "topics.json"))
+    topics = made(TableFile(DATA / "config" / "topics.json"))
     assert (topics.data_version.counter, topics.data_version.timestamp) == (8, 1794728151040)
     alpha = topics.find("Alpha")
     assert alpha is not None
@@ -289,47 +292,49 @@ def test_what_the_original_wrote_is_read() -> None:
 
 def test_changes_outlive_the_process(tmp_path: Path) -> None:
     path = tmp_path / "config" / "topics.json"
-    topics = made(ConfigFile(path))
+    topics = made(TableFile(path))
     assert not path.exists(), "nothing has changed yet"
     topics.create_by_send("T", "TBW102", 4)
     topics.mark_ordered(frozenset({"T"}))
-    again = made(ConfigFile(path))
+    topics.saving.save_now()
+    again = made(TableFile(path))
     assert again.table == topics.table
     assert again.data_version == topics.data_version
     assert again.data_version.counter == 2
 
 
-def test_a_change_that_cannot_be_saved_does_not_happen() -> None:
+def test_an_operators_change_that_cannot_be_saved_is_undone() -> None:
     file = FakeFile()
     topics = made(file)
     heard: list[TopicConfig] = []
     topics.listen(heard.append)
+    finished(topics.update(TopicConfig(topic_name="A", perm=4)))
     file.full = True
     with pytest.raises(WriteFailed):
-        topics.create_by_send("T", "TBW102", 4)
+        finished(topics.update(TopicConfig(topic_name="A", perm=6)))
     with pytest.raises(WriteFailed):
-        topics.create_internal("T", 4)
-    with pytest.raises(WriteFailed):
-        topics.update(TopicConfig(topic_name="T"))
+        finished(topics.update(TopicConfig(topic_name="T")))
     assert topics.find("T") is None
-    assert topics.data_version.counter == 0
-    assert not heard
+    assert topics.table["A"].perm == 4
+    assert [topic.topic_name for topic in heard] == ["A"]
+    assert topics.saving.is_dirty, "the version has changed: name servers may have seen it"
 
 
 def test_a_damaged_file_is_not_written_over(tmp_path: Path) -> None:
     path = tmp_path / "topics.json"
     path.write_text("{ not json")
     with pytest.raises(StoreDamaged, match=r"topics\.json"):
-        made(ConfigFile(path))
+        made(TableFile(path))
     path.write_text('{"dataVersion": 7}')
     with pytest.raises(StoreDamaged, match=r"topics\.json"):
-        made(ConfigFile(path))
+        made(TableFile(path))
 
 
 def test_the_backup_is_read_when_the_file_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "topics.json"
-    topics = made(ConfigFile(path))
-    topics.create_by_send("A", "TBW102", 4)
-    topics.create_by_send("B", "TBW102", 4)
+    topics = made(TableFile(path))
+    for name in ("A", "B"):
+        topics.create_by_send(name, "TBW102", 4)
+        topics.saving.save_now()
     path.write_text("")
-    assert made(ConfigFile(path)).find("A") is not None
+    assert made(TableFile(path)).find("A") is not None

@@ -12,8 +12,8 @@ import pytest
 from turbopump.errors import InvalidArgument, StoreDamaged
 from turbopump.nameserver import kv as kv_module
 from turbopump.nameserver.kv import KvConfig
-from turbopump.nameserver.writer import Writer
 from turbopump.store.files import Files
+from turbopump.tables import TableWriter
 from turbopump.testing import wait_until
 
 
@@ -22,7 +22,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "namesrv" / "kvConfig.json"
 
 
-WRITER = Writer()
+WRITER = TableWriter()
 
 
 def loaded(path: Path) -> KvConfig:

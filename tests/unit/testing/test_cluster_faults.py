@@ -322,6 +322,35 @@ def test_a_slow_disk_makes_senders_wait_in_virtual_time(careful: Cluster) -> Non
     assert slow_s == pytest.approx(0.2, abs=0.005)
 
 
+@pytest.mark.parametrize("trouble", ["slow", "hung"])
+def test_a_disk_that_takes_time_for_tables_holds_up_no_send(world: Cluster, trouble: str) -> None:
+    async def send() -> None:
+        loop, disk = asyncio.get_running_loop(), world.disk()
+        await world.make_topic("orders")
+        async with impatient(world) as producer:
+            start_s = loop.time()
+            if trouble == "slow":
+                disk.sync_ms = 1500
+            else:
+                disk.stall()
+            making = asyncio.create_task(world.make_topic("made"))
+            for topic in ("orders", "by-a-send", "orders"):
+                before_s = loop.time()
+                await producer.send(Message(topic, b"1"))
+                assert loop.time() - before_s < 0.05
+            assert not making.done(), "an operator is told when it is on disk"
+            if trouble == "hung":
+                disk.heal()
+            await making
+            assert (loop.time() - start_s > 1.5) == (trouble == "slow")
+        disk.heal()
+        await world.crash()
+        await world.start_broker()
+        assert {"made", "by-a-send"} <= world.broker().state.topics.table.keys()
+
+    world.run(send())
+
+
 def test_a_disk_that_hangs_lets_senders_know(careful: Cluster) -> None:
     async def hang() -> SendStatus:
         await careful.send(Message("orders", b"1"))

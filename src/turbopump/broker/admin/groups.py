@@ -60,20 +60,20 @@ class GroupRequests:
             RequestCode.GET_ALL_PRODUCER_INFO: self.all_producers,
         }
 
-    def update(self, request: Command, _peer: Connection) -> Command:
+    async def update(self, request: Command, _peer: Connection) -> Command:
         """Make or change a group."""
         refuse_on_slave(self._identity)
         group = body_of(request, GroupConfig)
         with told_to_asker():
-            self._groups.update(group)
+            await self._groups.update(group)
         return request.answer(ResponseCode.SUCCESS)
 
-    def delete(self, request: Command, _peer: Connection) -> Command:
+    async def delete(self, request: Command, _peer: Connection) -> Command:
         """Delete a group, and its progress when asked to; one that is not known is fine."""
         header = headers.DeleteGroup.from_ext_fields(request.ext_fields)
         refuse_on_slave(self._identity)
         with told_to_asker():
-            self._groups.delete(header.group_name)
+            await self._groups.delete(header.group_name)
         if header.remove_offset:
             self._offsets.remove_group(header.group_name)
         self._stats.forget_group(header.group_name)

@@ -31,14 +31,14 @@ class SettingRequests:
             RequestCode.GET_BROKER_RUNTIME_INFO: self.runtime_info,
         }
 
-    def change(self, request: Command, _peer: Connection) -> Command:
+    async def change(self, request: Command, _peer: Connection) -> Command:
         """Change settings while the broker runs."""
         with told_to_asker():
             settings = _settings(whole_body(request))
             if blacklisted(self._live.current, settings):
                 remark = "Can not update config in black list."
                 raise RemoteError(ResponseCode.NO_PERMISSION, remark)
-            self._live.change(settings)
+            await self._live.change(settings)
         return request.answer(ResponseCode.SUCCESS)
 
     def all(self, request: Command, _peer: Connection) -> Command:

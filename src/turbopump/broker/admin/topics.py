@@ -103,7 +103,7 @@ class TopicRequests:
         if wrong is not None:
             raise RemoteError(ResponseCode.SYSTEM_ERROR, wrong)
         with told_to_asker():
-            self._topics.update(topic)
+            await self._topics.update(topic)
         await self._announce(topic)
         return request.answer(ResponseCode.SUCCESS)
 
@@ -116,11 +116,14 @@ class TopicRequests:
         name = headers.TopicName.from_ext_fields(request.ext_fields).topic
         self._require_changeable(name)
         with told_to_asker():
-            self._topics.delete(name)
+            await self._topics.delete(name)
+        if self._topics.find(name) is not None:
+            remark = f"a message has made topic[{name}] anew meanwhile: stop its producers first"
+            raise RemoteError(ResponseCode.SYSTEM_ERROR, remark)
         self._store.remove_topic(name)
         self._stats.forget_topic(name)
         self._offsets.remove_topic(name)
-        await self._offsets.persist()
+        await self._offsets.saving.try_save()
         return request.answer(ResponseCode.SUCCESS)
 
     def all(self, request: Command, _peer: Connection) -> Command:

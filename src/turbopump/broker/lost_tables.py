@@ -1,0 +1,73 @@
+"""Tables that are missing although the store has messages: what can be recovered, and what is lost.
+
+A broker writes all its tables soon after its first start, so a missing one was removed, or lies on
+a disk that is not mounted. None of them is worth refusing to serve the messages that are there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Mapping
+
+from turbopump.broker.topics import Topics
+from turbopump.tables import Table
+from turbopump.wire.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC
+
+_log = logging.getLogger(__name__)
+
+_LISTED_MAX = 20
+_QUEUES_WANTED = 4
+"""What clients ask for, unless told otherwise, when their first message makes a topic."""
+
+_MEANING = {
+    "topics": "their settings are lost, and they are recovered from their queues",
+    "groups": "their settings, such as limits of retries, are lost; groups that consume come back",
+    "offsets": "all groups begin anew where their own settings say, at the end or at the first"
+    " message: restore the file from a copy before they do",
+    "delay progress": "delayed messages whose delivered copies are not found in the log are"
+    " delivered, perhaps for the second time",
+}
+
+
+def note_missing(missing: Iterable[Table], topics: Collection[str]) -> None:
+    """Write tables that are missing; beside messages of topics, say first what it means."""
+    for table in missing:
+        if SCHEDULE_TOPIC in topics if table.what == "delay progress" else topics:
+            _log.error(
+                "%s is missing or empty, and so is its backup, although the store has messages: %s",
+                table.file.path,
+                _MEANING[table.what],
+            )
+        table.changes += 1
+        table.save_soon()
+
+
+def recover_topics(topics: Topics, counts: Mapping[str, int], *, is_table_lost: bool) -> None:
+    """Add the topics that have queues in the store, so many each, but are not in the table.
+
+    A crash may have come between the first message of a topic and the writing of the table.
+    """
+    if not is_table_lost:
+        counts = {name: max(count, _queues_wanted(name)) for name, count in counts.items()}
+    made = topics.recover(counts)
+    if made:
+        listed = [f"{name} ({each.read_queue_nums})" for name, each in made.items()]
+        more = ", ..." if len(listed) > _LISTED_MAX else ""
+        _log.warning(
+            "%d topics were recovered from their queues, to be read and written; check their"
+            " numbers of queues: %s",
+            len(made),
+            ", ".join(listed[:_LISTED_MAX]) + more,
+        )
+
+
+def queue_counts(queues: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """Return how many queues each topic must have, given topic and number of those in use."""
+    counts: dict[str, int] = {}
+    for name, queue_id in queues:
+        counts[name] = max(counts.get(name, 0), queue_id + 1)
+    return counts
+
+
+def _queues_wanted(name: str) -> int:
+    return 1 if name.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)) else _QUEUES_WANTED

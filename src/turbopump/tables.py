@@ -1,0 +1,217 @@
+"""Tables of servers (topics, groups, offsets) and their files, written off the event loop.
+
+A file is replaced as a whole or not at all, and what it held before stays as ``.bak``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from turbopump.errors import BodyError, StoreDamaged, WriteFailed
+from turbopump.net.threads import DaemonThreads
+from turbopump.store.config_files import backup_of, save_text
+from turbopump.store.files import Files
+from turbopump.supervisor import Supervisor
+from turbopump.wire import lenient_json
+from turbopump.wire.schema import Body
+
+B = TypeVar("B", bound=Body)
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+_PAUSE_MS = 100
+"""Between two writes of a table: changes that come together are written together."""
+_RETRY_MS = 1000
+
+
+def changed(table: Mapping[str, T], name: str, value: T | None) -> dict[str, T]:
+    """Return a table with another value by a name, or with none."""
+    others = {key: each for key, each in table.items() if value is not None or key != name}
+    return others if value is None else {**others, name: value}
+
+
+class TableWriter:
+    """One thread that writes all files of a server, one after the other."""
+
+    def __init__(self) -> None:
+        self.work = Supervisor()
+        self._thread = DaemonThreads(1, "tables")
+
+    async def write(
+        self, action: Callable[[], None], then: Callable[[], None] | None = None
+    ) -> None:
+        """Write, and call ``then`` if that went well; raises what ``action`` raises.
+
+        Once begun, both happen even if the caller is cancelled: its peer may be gone, but memory
+        must not say anything else than the disk.
+        """
+
+        def follow(written: asyncio.Future[None]) -> None:
+            if not written.cancelled() and written.exception() is None and then is not None:
+                then()
+
+        written = asyncio.get_running_loop().run_in_executor(self._thread, action)
+        written.add_done_callback(follow)
+        await asyncio.shield(written)
+
+    def close(self) -> None:
+        """Wait for what is being written, and begin no more."""
+        self.work.cancel()
+        self._thread.shutdown()
+
+
+class TableFile:
+    """A file that holds one body; written as a whole, or not at all."""
+
+    def __init__(
+        self, path: Path, files: Files | None = None, writer: TableWriter | None = None
+    ) -> None:
+        self.path = path
+        self._files = files or Files()
+        self.writer = writer or TableWriter()
+
+    def load(self, kind: type[B]) -> B | None:
+        """Read the body, from the backup if need be; None when there is neither.
+
+        Raises StoreDamaged when there is something that cannot be read: going on without what it
+        held would write over it.
+        """
+        try:
+            found, fault = _read(self.path, kind)
+        except BodyError as error:
+            found, fault = None, f"is damaged ({error.reason})"
+        if found is not None:
+            return found
+        backup = backup_of(self.path)
+        try:
+            spare, _ = _read(backup, kind)
+        except BodyError:
+            spare = None
+        if spare is not None:
+            _log.error("%s %s: %s is used instead, and may be older", self.path, fault, backup)
+            self._set_aside()
+        elif fault.startswith("is damaged"):
+            raise StoreDamaged(
+                f"{self.path} {fault} and there is no usable backup: restore it from a copy,"
+                " or remove it to go on without what it held"
+            )
+        elif fault != "is missing":
+            _log.error("%s %s, and there is no usable backup", self.path, fault)
+        return spare
+
+    def _set_aside(self) -> None:
+        """Keep a file that could not be used, lest it becomes the next backup."""
+        if self.path.exists():
+            self._files.rename(self.path, self.path.with_name(self.path.name + ".damaged"))
+
+    def save(self, body: bytes) -> None:
+        """Replace the file, on disk when this returns; raises WriteFailed, the old one stays."""
+        text = msgspec.json.format(body, indent=4).decode()
+        try:
+            save_text(self._files, self.path, text)
+        except OSError as error:
+            raise WriteFailed(f"{self.path} could not be written: {error}") from error
+
+
+def _read(path: Path, kind: type[B]) -> tuple[B | None, str]:
+    """Return what a file holds, or what is wrong with it; raises BodyError for what is damaged."""
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return None, "is missing"
+    # No server ever writes an empty object.
+    empty = text.strip() in (b"", b"{}")
+    return (None, "is empty") if empty else (kind.from_value(lenient_json.loads(text)), "")
+
+
+class Table:
+    """Keeps a file up to date with a table in memory, without holding up the event loop.
+
+    ``encode`` returns the table as it is now. A write that fails is logged, once until it works
+    again, and repeated: what is not on disk stays to be written.
+    """
+
+    def __init__(self, what: str, file: TableFile, encode: Callable[[], bytes]) -> None:
+        self.what = what
+        self.file = file
+        self._encode = encode
+        self.changes = 0
+        """How often the table has changed."""
+        self._saved_changes = 0
+        self._writing = asyncio.Lock()
+        self._next: asyncio.Task[None] | None = None
+        self._saver: asyncio.Task[None] | None = None
+        self._has_failed = False
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether anything changed that is not in the file."""
+        return self.changes != self._saved_changes
+
+    def save_soon(self) -> None:
+        """Have what changed written within about 100 ms, and again until that works."""
+        if not self.is_dirty or not (self._saver is None or self._saver.done()):
+            return
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            # Before the start and after the end nothing runs that could write: `save_now` does.
+            return
+        name = f"writing of {self.what}"
+        self._saver = self.file.writer.work.keep(name, self._save_until_clean)
+
+    async def save(self) -> None:
+        """Return when the table as it is now is on disk; raises WriteFailed.
+
+        All who ask while a write is under way share the next one.
+        """
+        if not self.is_dirty:
+            return
+        if self._next is None:
+            self._next = self.file.writer.work.start(self._write())
+        await asyncio.shield(self._next)
+
+    async def try_save(self) -> None:
+        """Do the same, but log a failure."""
+        try:
+            await self.save()
+        except WriteFailed as error:
+            self._note_failure(error)
+
+    def save_now(self) -> None:
+        """Write what `save` has not written, before returning; for the end. Raises WriteFailed."""
+        if self.is_dirty:
+            changes = self.changes
+            self.file.save(self._encode())
+            self._note_saved(changes)
+
+    async def _save_until_clean(self) -> None:
+        while self.is_dirty:
+            await self.try_save()
+            await asyncio.sleep((_RETRY_MS if self._has_failed else _PAUSE_MS) / 1000)
+
+    async def _write(self) -> None:
+        async with self._writing:
+            self._next = None
+            changes, body = self.changes, self._encode()
+            await self.file.writer.write(
+                lambda: self.file.save(body), lambda: self._note_saved(changes)
+            )
+
+    def _note_saved(self, changes: int) -> None:
+        self._saved_changes = changes
+        if self._has_failed:
+            _log.warning("%s are saved again", self.what)
+        self._has_failed = False
+
+    def _note_failure(self, error: WriteFailed) -> None:
+        if not self._has_failed:
+            _log.error("%s are not saved until this is fixed: %s", self.what, error)
+        self._has_failed = True

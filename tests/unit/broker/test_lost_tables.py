@@ -1,0 +1,176 @@
+"""Tables that are empty, missing or damaged beside a store that has messages."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from brokers import Client, running_broker
+from turbopump.errors import StoreDamaged
+from turbopump.testing import virtual_time
+from turbopump.wire import properties
+from turbopump.wire.bodies import TopicConfig
+from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.headers import UpdateConsumerOffset
+
+Damage = Callable[[Path], object]
+
+DAMAGES: dict[str, Damage] = {
+    "missing": lambda path: path.unlink(),
+    "empty": lambda path: path.write_text(""),
+    "blank": lambda path: path.write_text(" \n"),
+    "{}": lambda path: path.write_text("{}"),
+}
+
+
+async def commit(client: Client, offset: int) -> None:
+    header = UpdateConsumerOffset(consumer_group="g", topic="T", queue_id=0, commit_offset=offset)
+    answer = await client.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+    assert answer.code == ResponseCode.SUCCESS
+
+
+async def live(directory: Path) -> None:
+    """Run a broker that has a topic with three queues, a group, an offset and a delayed message."""
+    async with running_broker(directory) as (broker, client):
+        topic = TopicConfig(topic_name="T", read_queue_nums=3, write_queue_nums=3, perm=6)
+        await broker.state.topics.update(topic)
+        for queue_id in range(3):
+            assert (await client.send(queue_id=queue_id)).code == ResponseCode.SUCCESS
+        await client.send(named={properties.DELAY: "1"})
+        await commit(client, 1)
+        await asyncio.sleep(3)
+
+
+def damage(directory: Path, name: str, how: Damage, *, with_backup: bool) -> None:
+    path = directory / "config" / name
+    how(path)
+    if with_backup:
+        path.with_name(name + ".bak").unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_topics_are_recovered_from_their_queues(
+    tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    @virtual_time()
+    async def check() -> None:
+        await live(tmp_path)
+        damage(tmp_path, "topics.json", DAMAGES[how], with_backup=True)
+        async with running_broker(tmp_path) as (broker, client):
+            topic = broker.state.topics.find("T")
+            assert topic == TopicConfig(
+                topic_name="T", read_queue_nums=3, write_queue_nums=3, perm=6
+            )
+            assert [each.body for each in await client.messages("T", 2)] == [b"hello"]
+            await asyncio.sleep(1)
+            saved = json.loads((tmp_path / "config" / "topics.json").read_text())
+            assert "T" in saved["topicConfigTable"]
+
+    check()
+    assert "topics.json is missing or empty, and so is its backup, although" in caplog.text
+    assert "recovered from their queues" in caplog.text
+    assert "T (3)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "meaning"),
+    [
+        ("consumerOffset.json", "all groups begin anew"),
+        ("subscriptionGroup.json", "limits of retries"),
+        ("delayOffset.json", "whose delivered copies are not found"),
+    ],
+)
+@pytest.mark.parametrize("how", DAMAGES)
+def test_what_a_lost_table_means_is_said(
+    tmp_path: Path, name: str, meaning: str, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    @virtual_time()
+    async def check() -> None:
+        await live(tmp_path)
+        assert not caplog.records, [record.getMessage() for record in caplog.records]
+        damage(tmp_path, name, DAMAGES[how], with_backup=True)
+        async with running_broker(tmp_path) as (_, client):
+            assert (await client.send()).code == ResponseCode.SUCCESS
+            await asyncio.sleep(1)
+            assert (tmp_path / "config" / name).stat().st_size > 2
+
+    check()
+    (said,) = [each.getMessage() for each in caplog.records if meaning in each.getMessage()]
+    assert f"{name} is missing or empty" in said
+
+
+@pytest.mark.parametrize("how", [*DAMAGES, "garbage"])
+def test_the_backup_comes_first_and_what_is_damaged_is_kept(
+    tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    @virtual_time()
+    async def check() -> None:
+        await live(tmp_path)
+        path = tmp_path / "config" / "consumerOffset.json"
+        path.with_name("consumerOffset.json.bak").write_bytes(path.read_bytes())
+        (DAMAGES | {"garbage": lambda path: path.write_text('{"offsetTable": {')})[how](path)
+        async with running_broker(tmp_path) as (broker, client):
+            assert broker.state.offsets.find("g", "T", 0) == 1
+            await commit(client, 2)
+        assert json.loads(path.read_text())["offsetTable"]["T@g"] == {"0": 2}
+        aside = path.with_name("consumerOffset.json.damaged")
+        assert aside.exists() == (how != "missing")
+        if how == "garbage":
+            assert aside.read_text() == '{"offsetTable": {'
+
+    check()
+    assert "consumerOffset.json.bak is used instead" in caplog.text
+
+
+@virtual_time()
+async def test_garbage_without_a_backup_is_a_clear_error(tmp_path: Path) -> None:
+    await live(tmp_path)
+    path = tmp_path / "config" / "topics.json"
+    damage(tmp_path, "topics.json", lambda path: path.write_text("{ no json"), with_backup=True)
+    with pytest.raises(StoreDamaged, match=r"topics\.json is damaged .* restore it from a copy"):
+        await live(tmp_path)
+    assert path.read_text() == "{ no json"
+
+
+@virtual_time()
+async def test_a_new_broker_says_nothing_and_writes_its_tables(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running_broker(tmp_path):
+        await asyncio.sleep(1)
+    names = {path.name for path in (tmp_path / "config").iterdir()}
+    assert {"topics.json", "consumerOffset.json", "delayOffset.json"} < names
+    assert not caplog.records
+    async with running_broker(tmp_path):
+        pass
+    assert not caplog.records
+
+
+@virtual_time()
+async def test_a_topic_that_a_crash_has_kept_out_of_the_table_comes_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await live(tmp_path)
+    path = tmp_path / "config" / "topics.json"
+    table = json.loads(path.read_text())
+    del table["topicConfigTable"]["T"]
+    path.write_text(json.dumps(table))
+    async with running_broker(tmp_path) as (broker, _):
+        topic = broker.state.topics.find("T")
+        assert topic is not None
+        assert topic.write_queue_nums == 4, "as many as clients ask for"
+    assert "1 topics were recovered" in caplog.text
+
+
+@virtual_time()
+async def test_a_deleted_topic_does_not_come_back(tmp_path: Path) -> None:
+    await live(tmp_path)
+    async with running_broker(tmp_path) as (broker, _):
+        await broker.state.topics.delete("T")
+        broker.store.remove_topic("T")
+    async with running_broker(tmp_path) as (broker, _):
+        assert broker.state.topics.find("T") is None
