@@ -6,6 +6,7 @@ can always be made again from the log.
 
 from __future__ import annotations
 
+import errno
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -212,6 +213,7 @@ class ConsumeQueue:
 
     def write_pending(self, touched: dict[Path, int], new: set[Path]) -> None:
         """Write the units that wait; add files to be synced (from a position on), and new ones."""
+        self._require_files()
         while self._pending:
             position = self.written_offset * UNIT_BYTES
             start = self._segments.start_at(position)
@@ -323,11 +325,24 @@ class ConsumeQueue:
 
     def _read(self, start: int, offset: int, count: int) -> bytes:
         at = offset * UNIT_BYTES - start
-        try:
-            fd = self._open_files.fd(self._segments.path(start))
-        except FileNotFoundError:
-            return b""
+        fd = self._open_files.fd(self._segments.path(start))
         return self._files.read(fd, count * UNIT_BYTES, at)
+
+    def _require_files(self) -> None:
+        """Raise FileNotFoundError if the files were removed while they are in use.
+
+        A new file beside missing ones would be all of the queue that the next start finds; without
+        any, it makes the queue again from the log.
+        """
+        if self._segments.starts:
+            last = self._segments.path(self._segments.starts[-1])
+            if not self._files.exists(last):
+                raise FileNotFoundError(
+                    errno.ENOENT,
+                    "removed while the store is open: restart the broker, which makes the queue"
+                    " again from the log",
+                    str(last),
+                )
 
     def _valid_units(self, start: int) -> int:
         """Count the units at the start of a file that are not empty."""

@@ -91,7 +91,7 @@ class Health:
             if self._flusher.failure is not None:
                 self._mend_log()
             if self._blocked is not None:
-                self._behind.spill()
+                self._behind.try_again()
                 self._blocked = None
         except OSError:
             return False

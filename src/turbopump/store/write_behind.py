@@ -91,6 +91,13 @@ class WriteBehind:
         if self._index is not None and self._index.crowded():
             self._index.absorb()
 
+    def try_again(self) -> None:
+        """Write what has piled up, and the queue that has waited longest: it may have failed."""
+        self.spill()
+        oldest = self._queues.oldest_waiting()
+        if oldest is not None:
+            self._write_queue(oldest[0])
+
     def write_waiting(self, before_ms: int) -> None:
         """Write queues that began to wait before a moment, some at a time, and the index."""
         for _ in range(_QUEUES_PER_RUN_MAX):

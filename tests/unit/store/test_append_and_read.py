@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from turbopump.errors import InvalidArgument
+from turbopump.errors import DiskFailed, InvalidArgument, WriteFailed
 from turbopump.message import PhysicalOffset
 from turbopump.store import (
     Arrival,
@@ -24,7 +25,6 @@ from turbopump.store import (
     ReadLimits,
     RetentionConfig,
     Store,
-    UnitsMissing,
     UpToDate,
 )
 from turbopump.store.dispatch import ANY_TAG, Watch
@@ -218,9 +218,45 @@ def test_the_nine_outcomes(tmp_path: Path) -> None:
         store.tick()
         (tmp_path / "consumequeue" / "Topic" / "0" / f"{200:020d}").unlink()
         store._open_files.close_all()
-        missing = store.read("Topic", 0, offset(12), 3)
-        assert isinstance(missing, UnitsMissing)
-        assert missing.next_offset == 20
+        with pytest.raises(DiskFailed, match=f"{200:020d}"):
+            store.read("Topic", 0, offset(12), 3)
+
+
+@pytest.mark.parametrize("removed", ["consumequeue", "consumequeue/Topic"])
+def test_queues_removed_under_a_running_store_are_noticed_and_made_again(
+    tmp_path: Path, removed: str
+) -> None:
+    clock = ManualClock()
+
+    def pass_time(store: Store) -> None:
+        for _ in range(4):
+            clock.advance(1000)
+            store.tick()
+            store._flusher.wait_idle()
+
+    with Store.open(tmp_path, small_config(), clock=clock) as store:
+        for topic in ("Topic", "Other"):
+            for _ in range(25):
+                store.append([record(topic=topic)])
+        pass_time(store)
+        shutil.rmtree(tmp_path / removed)
+        store.append([record()])
+        pass_time(store)
+        assert store.refusal is not None
+        for _ in range(3):
+            with pytest.raises(WriteFailed, match="removed while the store is open: restart"):
+                store.append([record()])
+            pass_time(store)
+        assert len(bodies(store)) == 26, "reading goes on while files are open"
+        store._open_files.close_all()
+        with pytest.raises(DiskFailed):
+            store.read("Topic", 0, offset(12), 3)
+        pass_time(store)
+        assert store.refusal is not None
+    with Store.open(tmp_path, small_config(), clock=clock) as store:
+        assert store.queue_range("Topic", 0) == (0, 26)
+        assert store.queue_range("Other", 0) == (0, 25)
+        store.append([record()])
 
 
 def test_messages_whose_file_is_gone(tmp_path: Path) -> None:
