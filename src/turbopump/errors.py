@@ -10,6 +10,7 @@
     │   ├── HeaderError            a frame's header is not readable, or a field is missing or wrong
     │   ├── BodyError              a body is not of the kind its request or answer calls for
     │   └── RecordError            a stored message is damaged
+    │       └── DamagedMessage     one that was pulled; knows the queue, its offset and the next
     ├── NetworkError               talking to a peer failed; ``retriable``
     │   ├── ListenFailed           the address to listen at is taken or not this machine's
     │   ├── ConnectFailed          nobody answered at the address, or it is in its back-off pause
@@ -43,6 +44,8 @@
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 
 class TurbopumpError(Exception):
@@ -107,6 +110,42 @@ class BodyError(WireError):
 
 class RecordError(WireError):
     """A stored message is damaged."""
+
+
+class DamagedMessage(RecordError):
+    """A message that was pulled is damaged: its body does not match its checksum.
+
+    It is not data: go on at ``next_offset``.
+
+    ::
+
+        try:
+            outcome = consumer.pull(queue, offset)
+        except DamagedMessage as error:
+            outcome = consumer.pull(queue, error.next_offset)
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        broker: str,
+        queue_id: int,
+        offset: int,
+        reason: str,
+        message: Any = None,
+    ) -> None:
+        super().__init__(reason)
+        self.message = message
+        """A `MessageView` with the damaged body; None if it could not be read so far."""
+        self.topic = topic
+        self.broker = broker
+        self.queue_id = queue_id
+        self.offset = offset
+        self.next_offset = offset + 1
+
+    def __str__(self) -> str:
+        where = f"topic {self.topic}, broker {self.broker}, queue {self.queue_id}"
+        return f"{where}, offset {self.offset}: {self.reason}"
 
 
 class NetworkError(TurbopumpError):

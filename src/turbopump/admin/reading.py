@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
@@ -15,8 +16,11 @@ from turbopump.client.pull_config import PullTimes
 from turbopump.client.reading import QueueReader
 from turbopump.client.session import Session
 from turbopump.client.subscriptions import EVERYTHING, subscription
+from turbopump.errors import DamagedMessage
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.wire.record import MessageView
+
+_log = logging.getLogger(__name__)
 
 PAGE_MESSAGES = 32
 """What brokers give at once unless they are set up for more."""
@@ -52,7 +56,11 @@ class Reading:
     ) -> tuple[Sequence[MessageView], QueueOffset]:
         """Return the next messages and where to go on; ``is_held`` waits a while for some."""
         wanted = subscription(queue.topic, tags, 0)
-        outcome = await self._reader.pull(queue, offset, wanted, count_max, is_held=is_held)
+        try:
+            outcome = await self._reader.pull(queue, offset, wanted, count_max, is_held=is_held)
+        except DamagedMessage as error:
+            _log.error("damaged message, left out: %s", error)
+            return (), QueueOffset(error.next_offset)
         match outcome:
             case Found(messages=messages, next_offset=after):
                 return messages, after

@@ -13,7 +13,7 @@ from turbopump.client.pull_config import PullTimes
 from turbopump.client.reading import QueueReader
 from turbopump.client.routes import PERM_READ, PERM_WRITE
 from turbopump.client.subscriptions import EVERYTHING, subscription
-from turbopump.errors import AlreadyThere, InvalidArgument, RemoteError
+from turbopump.errors import AlreadyThere, DamagedMessage, InvalidArgument, RemoteError
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.wire import headers
 from turbopump.wire.bodies import (
@@ -366,6 +366,8 @@ class Topics:
         wanted = subscription(queue.topic, EVERYTHING, 0)
         try:
             found = await self._reader.pull(queue, offset, wanted, 1, is_held=False)
+        except DamagedMessage as error:
+            return None if error.message is None else int(error.message.store_timestamp_ms)
         except RemoteError as error:
             if error.code == ResponseCode.NO_PERMISSION:
                 return None

@@ -31,6 +31,7 @@ from turbopump.tables import Table, TableFile
 from turbopump.wire import properties as names
 from turbopump.wire.bodies import DelayOffsets
 from turbopump.wire.codes import ResponseCode
+from turbopump.wire.hashing import body_crc
 from turbopump.wire.names import SCHEDULE_TOPIC
 from turbopump.wire.record import MessageView, Record, decode_record
 
@@ -353,7 +354,7 @@ class Delays:
         return wait_ms
 
     def _deliver(self, level: Level, found: outcomes.Found) -> None:
-        records = [_delivered(message) for message in found.messages]
+        records = [self._delivered(message) for message in found.messages]
         behind = QueueOffset(found.queue_offsets[-1] + 1)
 
         def done(outcome: Outcome) -> None:
@@ -375,6 +376,19 @@ class Delays:
             level.note_delivered(self._store.flushed_end, behind)
             self.changes += 1
 
+    def _delivered(self, message: memoryview) -> Record | None:
+        """Make the record that goes to the message's own topic; None for one that cannot."""
+        try:
+            view = decode_record(message)
+            if body_crc(view.stored_body) == view.body_crc:
+                return record_of(_own(view))
+            # The copy would get a checksum that fits, and pass for a good message.
+            reason = "delayed message, not delivered: the body does not match its checksum"
+            self._store.note_damaged(view.physical_offset, reason)
+        except (RecordError, KeyError, ValueError) as error:
+            _log.warning("delayed message cannot be delivered, passed over: %s", error)
+        return None
+
     def _stored(self, groups: Sequence[Sequence[Record]]) -> list[Appended]:
         """Store messages; one that can never be stored must not keep the others for ever."""
         if not groups:
@@ -388,16 +402,6 @@ class Delays:
                 return [stored for group in groups for stored in self._stored([group])]
             _log.error("delayed message cannot be delivered, passed over: %s", error)
             return []
-
-
-def _delivered(message: memoryview) -> Record | None:
-    """Make the record that goes to the message's own topic; None for one that has none."""
-    try:
-        view = decode_record(message)
-        return record_of(_own(view))
-    except (RecordError, KeyError, ValueError) as error:
-        _log.warning("delayed message cannot be delivered, passed over: %s", error)
-        return None
 
 
 def _own(view: MessageView) -> Draft:

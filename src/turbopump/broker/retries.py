@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from random import Random
 
+from msgspec.structs import replace
+
 from turbopump.broker.durability import Late, Outcome, Promise
 from turbopump.broker.groups import Groups
 from turbopump.broker.live_config import LiveConfig
@@ -22,6 +24,7 @@ from turbopump.wire import properties as names
 from turbopump.wire.bodies import GroupConfig, TopicConfig
 from turbopump.wire.codes import Language, RequestCode, ResponseCode
 from turbopump.wire.command import Command
+from turbopump.wire.hashing import body_crc
 from turbopump.wire.headers import SendBack
 from turbopump.wire.names import dead_letter_topic, retry_topic
 from turbopump.wire.record import MessageView, decode_record
@@ -72,7 +75,14 @@ class Retries:
         retry = self._retry_topic(header, group)
         failed = self._failed_message(header)
         most = retries_max(request, header.max_reconsume_times, group.retry_max_times)
-        gives_up = failed.reconsume_times >= most or header.delay_level < 0
+        is_damaged = body_crc(failed.stored_body) != failed.body_crc
+        if is_damaged:
+            # The copy gets a checksum that fits; it must not pass for a good message.
+            reason = "the body does not match its checksum, sent back as a dead letter"
+            self._store.note_damaged(failed.physical_offset, reason)
+            damaged = {**failed.properties, names.DAMAGED_BODY_CRC: str(failed.body_crc)}
+            failed = replace(failed, _properties=damaged)
+        gives_up = failed.reconsume_times >= most or header.delay_level < 0 or is_damaged
         if gives_up:
             target = self._topics.create_internal(dead_letter_topic(header.group), queues=1)
             level = 0

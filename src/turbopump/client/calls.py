@@ -12,9 +12,10 @@ from enum import Enum
 from functools import lru_cache
 from typing import Protocol, cast
 
+from isal.isal_zlib import crc32
 from msgspec import Struct
 
-from turbopump.errors import RemoteError
+from turbopump.errors import DamagedMessage, RecordError, RemoteError
 from turbopump.message import MessageQueue, PhysicalOffset, QueueOffset
 from turbopump.wire import headers
 from turbopump.wire.bodies import (
@@ -25,6 +26,7 @@ from turbopump.wire.bodies import (
 )
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Buffer, Command, Payload, request, whole_body
+from turbopump.wire.hashing import INT_MAX
 from turbopump.wire.record import MessageView, decode_record, decode_records
 
 _SUCCESS = int(ResponseCode.SUCCESS)
@@ -243,19 +245,42 @@ async def pull(
 
     Brokers compare hashes of tags, so some messages may not match: see `subscriptions.matching`.
     """
-    return decoded(await pull_records(caller, broker, header, timeout_ms))
+    queue = MessageQueue(header.topic, header.broker_name or broker, header.queue_id)
+    answer = await pull_records(caller, broker, header, timeout_ms)
+    return decoded(answer, queue, header.queue_offset)
 
 
-def decoded(outcome: RecordsOutcome) -> PullOutcome:
-    """Read the records that a pull has brought."""
+def decoded(outcome: RecordsOutcome, queue: MessageQueue, offset: int) -> PullOutcome:
+    """Read the records that a pull from an offset of a queue has brought.
+
+    Raises DamagedMessage if the first one is damaged. Before another one, the messages end.
+    """
     if not isinstance(outcome, FoundRecords):
         return outcome
+    messages: list[MessageView] = []
+    next_offset = outcome.next_offset
+    damage: tuple[str, MessageView | None] | None = None
+    try:
+        for message in decode_records(bytes(outcome.records)):
+            # As `body_crc` has it, without a call for each message.
+            if crc32(message.stored_body) & INT_MAX != message.body_crc:
+                offset = message.queue_offset
+                damage = f"the body does not match its checksum {message.body_crc}", message
+                break
+            messages.append(message)
+            offset = message.queue_offset + 1
+    except RecordError as error:
+        damage = str(error), None
+    if damage is not None:
+        if not messages:
+            raise DamagedMessage(queue.topic, queue.broker, queue.queue_id, offset, *damage)
+        next_offset = QueueOffset(offset)
     return Found(
-        outcome.next_offset,
+        next_offset,
         outcome.min_offset,
         outcome.max_offset,
         outcome.broker_id,
-        messages=tuple(decode_records(bytes(outcome.records))),
+        messages=tuple(messages),
     )
 
 
@@ -300,7 +325,7 @@ async def view_message(
     """Read one message by its place in the log (33)."""
     command = request(RequestCode.VIEW_MESSAGE_BY_ID, headers.ViewMessage(offset=offset))
     answer = require_success(await caller.request(broker, command, timeout_ms))
-    return decode_record(whole_body(answer))
+    return decode_record(whole_body(answer), check_crc=True)
 
 
 async def query_messages(

@@ -25,6 +25,7 @@ from turbopump.client.queue_locks import (
     QueueLocks,
 )
 from turbopump.client.rebalance import Rebalancer
+from turbopump.client.send_back import SendingBack
 from turbopump.client.session import Session
 from turbopump.client.start_position import At, AtEnd, AtTime, start_in
 from turbopump.client.stats import SAMPLE_INTERVAL_MS, ConsumerStats
@@ -87,9 +88,12 @@ class Consumption:
         """Where resets that are under way will go, the latest for each queue."""
         self._to_unlock: dict[MessageQueue, None] = {}
         """Lost queues whose locks are kept for a while."""
-        self._surroundings = self._around(subscriptions)
+        sending_back = SendingBack(session, group, settings.attempts_max)
+        self._surroundings = self._around(subscriptions, sending_back)
 
-    def _around(self, subscriptions: Mapping[str, Subscription]) -> Surroundings:
+    def _around(
+        self, subscriptions: Mapping[str, Subscription], sending_back: SendingBack
+    ) -> Surroundings:
         return Surroundings(
             session=self._session,
             group=self._group,
@@ -102,6 +106,7 @@ class Consumption:
             subscription=subscriptions.get,
             limits=self._limits_of,
             prepared=self.prepared,
+            bury_damaged=sending_back.bury_damaged,
             offset_illegal=self._offset_illegal,
             unknown_to_broker=self._beat,
         )

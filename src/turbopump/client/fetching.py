@@ -11,7 +11,7 @@ from turbopump.client.calls import Found
 from turbopump.client.pending import Pending
 from turbopump.client.reading import QueueReader
 from turbopump.client.start_position import StartFrom
-from turbopump.errors import RemoteError, TurbopumpError
+from turbopump.errors import DamagedMessage, RemoteError, TurbopumpError
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.supervisor import Supervisor
 from turbopump.wire.bodies import Subscription
@@ -92,6 +92,11 @@ class Fetching:
             outcome = await self._reader.pull(
                 queue, offset, wanted, self._count_max, is_held=True, is_lite=True
             )
+        except DamagedMessage as error:
+            # `poll` raises it in its turn.
+            self._pending.put(queue, (error,), QueueOffset(error.next_offset))
+            self.changed.set()
+            return
         except RemoteError as error:
             is_limited = error.code == ResponseCode.FLOW_CONTROL
             await self._pause(queue, error, FLOW_CONTROL_PAUSE_S if is_limited else ERROR_PAUSE_S)

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from turbopump.client.pull_config import FetchLimits
-from turbopump.errors import InvalidArgument
+from turbopump.errors import DamagedMessage, InvalidArgument
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.wire.record import MessageView
 
@@ -15,7 +15,7 @@ class PendingQueue:
     """One assigned queue: messages that wait, and the three offsets that matter."""
 
     def __init__(self) -> None:
-        self.messages: deque[MessageView] = deque()
+        self.messages: deque[MessageView | DamagedMessage] = deque()
         self.bytes = 0
         self.is_paused = False
         self.fetch_offset: QueueOffset | None = None
@@ -32,22 +32,36 @@ class PendingQueue:
         self.fetch_offset = offset
         self.taken = self.finished = offset
 
-    def put(self, messages: Iterable[MessageView], next_offset: QueueOffset) -> None:
+    def put(
+        self, messages: Iterable[MessageView | DamagedMessage], next_offset: QueueOffset
+    ) -> None:
         """Take in what was fetched."""
         for message in messages:
             self.messages.append(message)
-            self.bytes += len(message.stored_body)
+            self.bytes += _body_bytes(message)
         self.fetch_offset = next_offset
         if not self.messages:
             # Nothing here is wanted: the group has come so far without any message.
             self.taken = next_offset
 
     def take(self) -> MessageView:
-        """Give the next message out."""
+        """Give the next message out, or raise that it is damaged: it is passed over then."""
         message = self.messages.popleft()
-        self.bytes -= len(message.stored_body)
+        self.bytes -= _body_bytes(message)
+        if isinstance(message, DamagedMessage):
+            self.taken = QueueOffset(message.next_offset)
+            raise message
         self.taken = QueueOffset(message.queue_offset + 1)
         return message
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether the next message is damaged."""
+        return bool(self.messages) and isinstance(self.messages[0], DamagedMessage)
+
+
+def _body_bytes(message: MessageView | DamagedMessage) -> int:
+    return 0 if isinstance(message, DamagedMessage) else len(message.stored_body)
 
 
 class Pending:
@@ -94,7 +108,10 @@ class Pending:
         pending.restart(offset)
 
     def put(
-        self, queue: MessageQueue, messages: Iterable[MessageView], next_offset: QueueOffset
+        self,
+        queue: MessageQueue,
+        messages: Iterable[MessageView | DamagedMessage],
+        next_offset: QueueOffset,
     ) -> None:
         """Take in what was fetched."""
         pending = self._queues[queue]
@@ -112,13 +129,20 @@ class Pending:
         )
 
     def take(self, count_max: int) -> list[MessageView]:
-        """Give messages out, a queue at a time in their order, the queues taking turns."""
+        """Give messages out, a queue at a time in their order, the queues taking turns.
+
+        Raises DamagedMessage where one is the first; before one that comes later, it stops.
+        """
         taken: list[MessageView] = []
         for _ in range(len(self._turn)):
             queue = self._turn[0]
             self._turn.rotate(-1)
             pending = self._queues[queue]
             while pending.messages and not pending.is_paused and len(taken) < count_max:
+                if pending.is_damaged:
+                    if taken:
+                        break
+                    self._count -= 1
                 taken.append(pending.take())
             if len(taken) >= count_max:
                 break

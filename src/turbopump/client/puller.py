@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, assert_never
 
@@ -17,8 +17,8 @@ from turbopump.client.routes import MASTER_ID
 from turbopump.client.session import Session
 from turbopump.client.stats import ConsumerStats
 from turbopump.client.subscriptions import matching
-from turbopump.errors import RemoteError, TurbopumpError
-from turbopump.message import QueueOffset
+from turbopump.errors import DamagedMessage, RemoteError, TurbopumpError
+from turbopump.message import MessageQueue, QueueOffset
 from turbopump.wire.bodies import Subscription
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.command import Command
@@ -31,6 +31,8 @@ _log = logging.getLogger(__name__)
 _AFTER_ERROR_MS = 1000
 _AFTER_FLOW_CONTROL_MS = 20
 _NOT_LOCKED_MS = 1000
+_BURY_AGAIN_MS = 5000
+_BURY_ATTEMPTS_MAX = 3
 _UNKNOWN = frozenset(
     {
         ResponseCode.SUBSCRIPTION_NOT_EXIST,
@@ -67,6 +69,8 @@ class Surroundings:
     limits: Callable[[str], QueueLimits]
     prepared: Callable[[Sequence[MessageView]], list[MessageView]]
     """Makes of pulled messages what listeners see."""
+    bury_damaged: Callable[[MessageQueue, MessageView], Awaitable[bool]]
+    """Has the broker make a dead letter of its own copy; returns whether that worked."""
     offset_illegal: Callable[[OwnedQueue, QueueOffset], None]
     unknown_to_broker: Callable[[], None]
     """Hears that a broker knows nothing of the group, or an older subscription."""
@@ -96,6 +100,9 @@ class Puller:
                 start_ms = around.session.clock.monotonic_ms()
                 owned.last_pull_ms = start_ms
                 outcome = await self._pull(wanted)
+            except DamagedMessage as error:
+                await self._pass_over(error)
+                continue
             except TurbopumpError as error:
                 await self._pause(self._delay_ms(error))
                 continue
@@ -133,6 +140,30 @@ class Puller:
         with self._owned.waiting():
             await asyncio.sleep(pause_ms / 1000)
 
+    async def _pass_over(self, damaged: DamagedMessage) -> None:
+        """Have a damaged message made a dead letter: listeners never see it.
+
+        Retries would bring the same bytes, and some brokers give the copies a new checksum.
+        """
+        owned, around = self._owned, self._around
+        _log.error("damaged message, not consumed by %s: %s", around.group, damaged)
+        around.stats.called(owned.queue.topic, 0, 1, 0)
+        for attempt in range(_BURY_ATTEMPTS_MAX):
+            if around.is_broadcast or await self._bury(damaged.message):
+                break
+            if attempt + 1 < _BURY_ATTEMPTS_MAX:
+                await self._pause(_BURY_AGAIN_MS)
+        else:
+            _log.error("it could not be made a dead letter, the group goes on: %s", damaged)
+        if not owned.is_dropped:
+            owned.next_offset = QueueOffset(damaged.next_offset)
+            if owned.cache.is_empty:
+                around.positions.advance(owned.queue, owned.next_offset)
+
+    async def _bury(self, message: MessageView | None) -> bool:
+        # Where not even the header can be read, there is nothing to make a dead letter of.
+        return message is None or await self._around.bury_damaged(self._owned.queue, message)
+
     def _delay_ms(self, error: TurbopumpError) -> int:
         if isinstance(error, RemoteError) and error.code == ResponseCode.FLOW_CONTROL:
             return _AFTER_FLOW_CONTROL_MS
@@ -151,7 +182,7 @@ class Puller:
         if self._command is None or header != self._asked:
             self._asked, self._command = header, calls.pull_command(header)
         answer = await session.request(address, self._command, self._around.pulling.timeout_ms)
-        return calls.decoded(calls.pulled(answer))
+        return calls.decoded(calls.pulled(answer), owned.queue, owned.next_offset)
 
     def _header(self, wanted: Subscription) -> PullMessage:
         owned, around = self._owned, self._around

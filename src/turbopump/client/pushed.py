@@ -87,7 +87,7 @@ class Pushed:
 
     async def _consume_directly(self, request: Command, _: Connection) -> Command:
         asked = ConsumeDirectly.from_ext_fields(request.ext_fields)
-        message = decode_record(whole_body(request))
+        message = decode_record(whole_body(request), check_crc=True)
         consumer = self._consumer(asked.consumer_group)
         result = await consumer.consume_directly(message, asked.broker_name)
         return request.answer(ResponseCode.SUCCESS, body=result.encode())

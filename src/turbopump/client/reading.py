@@ -56,19 +56,19 @@ class QueueReader:
     ) -> PullOutcome:
         """Read messages of a queue from an offset on; those of other tags are left out.
 
+        Raises DamagedMessage if the first message is damaged, and leads up to a later one that is.
         ``timeout_ms`` is for the answer, or, of a held pull, for the broker to wait.
         """
-        outcome = calls.decoded(
-            await self.pull_records(
-                queue,
-                offset,
-                wanted,
-                count_max,
-                is_held=is_held,
-                is_lite=is_lite,
-                timeout_ms=timeout_ms,
-            )
+        answer = await self.pull_records(
+            queue,
+            offset,
+            wanted,
+            count_max,
+            is_held=is_held,
+            is_lite=is_lite,
+            timeout_ms=timeout_ms,
         )
+        outcome = calls.decoded(answer, queue, offset)
         return self._wanted(outcome, wanted) if isinstance(outcome, Found) else outcome
 
     async def pull_records(

@@ -19,6 +19,7 @@ _log = logging.getLogger(__name__)
 _TIMEOUT_MS = 5000
 _RETRY_QUEUES = 4
 _FIRST_DELAY_LEVEL = 3
+_DEAD_LETTER_LEVEL = -1
 _COMPRESSION_BITS = sysflag.COMPRESSED | 0x700
 
 
@@ -40,6 +41,18 @@ class SendingBack:
         except TurbopumpError as error:
             _log.warning("%s not sent back, sending it anew: %s", message.message_id, error)
             return await self._anew(message, self._named_again(message, delay_level))
+        return True
+
+    async def bury_damaged(self, queue: MessageQueue, message: MessageView) -> bool:
+        """Have the broker make a dead letter of its own copy; return whether it worked.
+
+        Never sent anew: that would give a damaged body a checksum that fits.
+        """
+        try:
+            await self._by_position(queue, message, _DEAD_LETTER_LEVEL)
+        except TurbopumpError as error:
+            _log.warning("%s not sent back: %s", message.message_id, error)
+            return False
         return True
 
     async def bury(self, message: MessageView) -> bool:

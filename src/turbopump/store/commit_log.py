@@ -368,18 +368,15 @@ def next_record(log: CommitLog, position: int, end: int) -> tuple[RecordEntry | 
         # A file is missing: go on behind it, or behind all.
         later = [start for start in log.starts if start > position]
         return None, min(later[0], end) if later else end
-    window = log.window(position)
-    assert window is not None
-    _, file_end, view = window
-    view, at = view[: file_end - start], position - start
-    if position >= file_end:
+    view, at = log.rest_of_segment(start), position - start
+    if at >= len(view):
         return None, start + log.segment_bytes
     entry = good_entry(view, at, start, False)
     if entry is not None:
         return entry, position + entry.size
     if is_blank(view, at):
         return None, start + log.segment_bytes
-    found = next_magic(view, at, min(end, file_end) - start, start)
+    found = next_magic(view, at, min(end - start, len(view)), start)
     return None, start + found
 
 

@@ -19,7 +19,7 @@ from turbopump.store.config import UNIT_BYTES
 from turbopump.store.files import Files, OpenFiles, erase_behind
 from turbopump.store.outcomes import UNIT_DTYPE, Units
 from turbopump.store.segments import Segments
-from turbopump.wire.record import RecordEntry
+from turbopump.wire.record import FIXED_BYTES, RecordEntry
 
 UNIT = struct.Struct(">qiq")
 _packed = UNIT.pack
@@ -43,10 +43,10 @@ class ConsumeQueue:
     """Where the messages of one queue lie. ``max_offset`` is one behind the last unit."""
 
     __slots__ = (
-        "_ahead", "_ahead_from", "_checked_from", "_checked_to", "_files", "_open_files",
-        "_pending", "_segments", "_stored_from", "is_shifted", "is_waiting", "key", "max_offset",
-        "min_offset", "next_offset", "physical_end", "queue_id", "stored_topic", "topic",
-        "written_offset",
+        "_ahead", "_ahead_from", "_checked_from", "_checked_to", "_files", "_first_gap",
+        "_open_files", "_pending", "_segments", "_stored_from", "is_shifted", "is_waiting", "key",
+        "max_offset", "min_offset", "next_offset", "physical_end", "queue_id", "stored_topic",
+        "topic", "written_offset",
     )  # fmt: skip
 
     def __init__(
@@ -75,6 +75,8 @@ class ConsumeQueue:
         self._checked_from = self._checked_to = 0
         # What follows was stored by this process.
         self._stored_from = QueueOffset(0)
+        # The first unit that is empty although others follow, when the files were loaded.
+        self._first_gap: QueueOffset | None = None
         self.stored_topic = bytes((len(topic.encode()),)) + topic.encode()
         """The topic with its length before it, as records have it."""
         self.is_shifted = False
@@ -255,17 +257,29 @@ class ConsumeQueue:
         end = starts[max(0, len(starts) - _RECOVERED_FILES)] // UNIT_BYTES
         for start in starts[-_RECOVERED_FILES:]:
             count = self._valid_units(start)
-            end = start // UNIT_BYTES + count
-            if count < self.units_per_segment:
-                break
+            if count or start == starts[0]:
+                end = start // UNIT_BYTES + count
+            if count < self.units_per_segment and self._first_gap is None:
+                self._first_gap = QueueOffset(end)
+        if self._first_gap == end:
+            self._first_gap = None
         self.min_offset = QueueOffset(starts[0] // UNIT_BYTES)
         self._end_at(QueueOffset(end))
 
-    def truncate(self, log_end: PhysicalOffset) -> bool:
-        """Drop units that point behind the end of the log; tell whether files still have them."""
+    def truncate(
+        self, log_end: PhysicalOffset | None, replayed_from: PhysicalOffset | None = None
+    ) -> bool:
+        """Drop units that point behind the end of a log that may have been cut.
+
+        After a crash, an empty unit whose neighbour lies in the part of the log that is replayed
+        was never written, and neither was what follows. Tells whether files still have units.
+        """
         assert not self._pending
-        end = self.max_offset
-        while end > self.min_offset:
+        end, gap = self.max_offset, self._first_gap
+        if gap is not None and replayed_from is not None:
+            before = self.unit(QueueOffset(gap - 1))
+            end = gap if before is None or before[0] >= replayed_from else end
+        while log_end is not None and end > self.min_offset:
             unit = self.unit(QueueOffset(end - 1))
             if unit is not None and unit[0] + unit[1] <= log_end and unit[0] >= 0:
                 break
@@ -290,10 +304,15 @@ class ConsumeQueue:
             fd = self._open_files.fd(self._segments.path(start))
             erase_behind(self._files, fd, position - start, self._segments.segment_bytes)
 
+    def fill_to(self, offset: QueueOffset) -> None:
+        """Leave out offsets whose messages cannot be read from the log."""
+        self._pending += _FILLER * (offset - self.max_offset)
+        self.max_offset = self.next_offset = offset
+
     def raise_minimum(self, log_min: PhysicalOffset) -> None:
         """Follow the log's deletion: drop files and pass over units whose messages are gone."""
         self._forget_ahead()
-        while len(self._segments.starts) > 1 and self._last_position_of_first() < log_min:
+        while len(self._segments.starts) > 1 and self._is_first_file_gone(log_min):
             self._open_files.close(self._segments.drop_first())
         first = self._segments.starts[0] // UNIT_BYTES if self._segments.starts else 0
         low = max(QueueOffset(first), self.min_offset)
@@ -351,10 +370,32 @@ class ConsumeQueue:
             part = min(_SCAN_UNITS, self.units_per_segment - count)
             units = as_units(self._read(start, start // UNIT_BYTES + count, part))
             bad = np.flatnonzero((units["size"] <= 0) | (units["physical_offset"] < 0))
-            if len(bad):
-                return count + int(bad[0])
-            count += part
+            if not len(bad):
+                count += part
+                continue
+            count += int(bad[0])
+            following = self._next_plausible(start, count)
+            if following is None:
+                return count
+            if self._first_gap is None:
+                self._first_gap = QueueOffset(start // UNIT_BYTES + count)
+            count = following
         return count
+
+    def _next_plausible(self, start: int, count: int) -> int | None:
+        """Return the next unit behind an invalid one, None if that is the end of the queue.
+
+        Flipped bits in what was never written do not make a position behind the one before.
+        """
+        first = start // UNIT_BYTES
+        before_start = start if count else start - self._segments.segment_bytes
+        before = as_units(self._read(before_start, first + count - 1, 1))
+        last = int(before["physical_offset"][0]) if len(before) else 0
+        left = self.units_per_segment - count - 1
+        units = as_units(self._read(start, first + count + 1, min(_SCAN_UNITS, left)))
+        is_unit = (units["size"] >= FIXED_BYTES) & (units["physical_offset"] > last)
+        found = np.flatnonzero(is_unit)
+        return count + 1 + int(found[0]) if len(found) else None
 
     def _end_at(self, end: QueueOffset) -> None:
         self._forget_ahead()
@@ -365,9 +406,16 @@ class ConsumeQueue:
         filled = unit is not None and not _is_filler(unit[1])
         self.physical_end = PhysicalOffset(unit[0] + unit[1] if unit and filled else -1)
 
-    def _last_position_of_first(self) -> int:
-        last = self._segments.starts[0] // UNIT_BYTES + self.units_per_segment - 1
-        data = self.units(QueueOffset(last), 1)
+    def _is_first_file_gone(self, log_min: PhysicalOffset) -> bool:
+        """Whether all messages of the first file are deleted; one unit alone may be damaged."""
+        behind = self._segments.starts[1] // UNIT_BYTES
+        last, before, following = (
+            self._position(QueueOffset(offset)) for offset in (behind - 1, behind - 2, behind)
+        )
+        return (last < log_min and before < log_min) or 0 <= following <= log_min
+
+    def _position(self, offset: QueueOffset) -> int:
+        data = self.units(offset, 1)
         return UNIT.unpack(data)[0] if data is not None and len(data) == UNIT_BYTES else -1
 
     def _first_at_or_behind(self, offset: QueueOffset, log_min: PhysicalOffset) -> QueueOffset:
@@ -377,7 +425,12 @@ class ConsumeQueue:
             if not data:
                 break
             units = as_units(data)
-            good = (units["physical_offset"] >= log_min) & (units["size"] != FILLER_SIZE)
+            positions = units["physical_offset"]
+            # Damaged ones, which readers deal with, have impossible positions or stand alone.
+            is_filler = units["size"] == FILLER_SIZE
+            gone = (positions >= 0) & (positions < log_min) & ~is_filler
+            good = ~gone & ~is_filler
+            good[:-1] &= ~gone[1:]
             found = np.flatnonzero(good)
             if len(found):
                 return QueueOffset(offset + int(found[0]))

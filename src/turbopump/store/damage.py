@@ -25,6 +25,8 @@ class DamageLog:
         """Units of queues that were rebuilt from the log."""
         self.index_files = 0
         """Files of the key index that are not searched."""
+        self.log_ranges = 0
+        """Ranges of the log that no message can be read from."""
         self._lost: dict[QueueKey, list[tuple[int, int]]] = {}
         self._places: set[object] = set()
 
@@ -58,11 +60,11 @@ class DamageLog:
             queue.path_of(offset), queue.topic, queue.queue_id, offset, position,
         )  # fmt: skip
 
-    def bad_message(self, path: Path, position: int, reason: str) -> None:
+    def bad_message(self, path: Path | None, position: int, reason: str) -> None:
         """Note a message whose body is damaged, which only some readers notice."""
         if self._is_new(position):
             self.messages += 1
-            _log.error("%s at %d of the commit log: %s", path, position, reason)
+            _log.error("%s, message at %d of the commit log: %s", path, position, reason)
 
     def bad_index_file(self, path: Path, reason: str) -> None:
         """Note a file of the key index that cannot be relied upon."""

@@ -66,7 +66,7 @@ def complete_from(before: int | None, index: KeyIndex, log: CommitLog) -> Physic
     if before is None:
         return log.written
     found, reached = before, int(log.min_offset)
-    for header in (file.header for file in index.files if file.header.count > 1):
+    for header in (file.header for file in index.good_files if file.header.count > 1):
         if header.begin_offset > _next_with_keys(log, reached):
             found = max(found, header.begin_offset)
         last = log.entry_at(PhysicalOffset(header.end_offset))

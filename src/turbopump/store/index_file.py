@@ -10,6 +10,8 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from turbopump.message import PhysicalOffset
+from turbopump.store.consume_queue import EntryAt
 from turbopump.store.files import Files, OpenFiles, erase_behind
 
 HEADER_BYTES = 40
@@ -28,6 +30,8 @@ _SLOT_DTYPE = np.dtype(">i4")
 _PAGE_SLOTS = 1024
 _INT_MAX = 0x7FFF_FFFF
 _REWRITTEN_AT_ONCE = 50_000
+_TIME_TOLERANCE_MS = 2000
+"""Entries know whole seconds; after a crash, the header's times are made of them."""
 
 
 class IndexHeader(Struct, frozen=True):
@@ -61,6 +65,8 @@ class IndexFile:
     ) -> None:
         self.path = path
         self.header = EMPTY
+        self.is_damaged = False
+        """Whether it is neither searched nor extended."""
         self._slot_count = slots
         self._entry_count = entries
         self._files = files
@@ -84,6 +90,26 @@ class IndexFile:
 
     def load_header(self) -> None:
         self.header = read_header(self._read(HEADER_BYTES, 0))
+
+    def header_damage(self, entry_at: EntryAt, log_min: int, log_end: int) -> str | None:
+        """Return what is wrong with the header, compared with the log; None if nothing is."""
+        data = self._read(HEADER_BYTES, 0)
+        header = IndexHeader(*_HEADER.unpack(data))
+        if header.count <= 1:
+            is_unused = header.count >= 0 and not any(data[:32])
+            return None if is_unused else f"it says that it has {header.count - 1} entries"
+        if header.count > self._entry_count:
+            return f"it says that it has {header.count - 1} of {self._entry_count - 1} entries"
+        if not 0 <= header.begin_offset <= header.end_offset < log_end:
+            return f"it covers positions {header.begin_offset} to {header.end_offset} of the log"
+        for position, time_ms in (
+            (header.begin_offset, header.begin_ms),
+            (header.end_offset, header.end_ms),
+        ):
+            entry = entry_at(PhysicalOffset(position)) if position >= log_min else None
+            if entry is not None and abs(entry.store_timestamp_ms - time_ms) > _TIME_TOLERANCE_MS:
+                return f"time {time_ms} is not that of the message at {position} of the log"
+        return None
 
     def extend(
         self, hashes: NDArray[np.int64], offsets: NDArray[np.int64], times_ms: NDArray[np.int64]

@@ -21,6 +21,8 @@ from turbopump.errors import StoreDamaged
 from turbopump.message import PhysicalOffset
 from turbopump.store.checkpoint import Checkpoint
 from turbopump.store.config import StoreConfig
+from turbopump.store.consume_queue import EntryAt
+from turbopump.store.damage import DamageLog
 from turbopump.store.entry_run import EntryRun
 from turbopump.store.files import SPARE_NAME, Files, OpenFiles, create_full_size
 from turbopump.store.index_file import NAME_DIGITS, IndexFile, IndexHeader
@@ -175,8 +177,13 @@ class KeyIndex:
     @property
     def newest_header(self) -> IndexHeader | None:
         """The header of the newest file that has entries; None when the index is empty."""
-        used = (file.header for file in reversed(self._index_files) if file.header.count > 1)
+        used = (file.header for file in reversed(self.good_files) if file.header.count > 1)
         return next(used, None)
+
+    @property
+    def good_files(self) -> list[IndexFile]:
+        """Those that are not damaged."""
+        return [file for file in self._index_files if not file.is_damaged]
 
     @property
     def end_offset(self) -> int:
@@ -187,7 +194,7 @@ class KeyIndex:
     @property
     def sealed_ms(self) -> int:
         """Store time up to which full files reach: those never change any more."""
-        full = [file.header.end_ms for file in self._index_files if file.room <= 0]
+        full = [file.header.end_ms for file in self.good_files if file.room <= 0]
         return max(full, default=0)
 
     def load(self) -> None:
@@ -204,9 +211,25 @@ class KeyIndex:
             self._index_files.append(file)
         self._replayed_to = PhysicalOffset(self.end_offset)
 
+    def judge(
+        self, entry_at: EntryAt, log_min: PhysicalOffset, log_end: PhysicalOffset, damage: DamageLog
+    ) -> None:
+        """Find out which files cannot be relied upon; each by itself."""
+        for file in self._index_files:
+            reason = file.header_damage(entry_at, log_min, log_end)
+            if reason is not None:
+                file.is_damaged = True
+                damage.bad_index_file(file.path, reason)
+        self._replayed_to = PhysicalOffset(self.end_offset)
+
+    def discard_newest_damaged(self) -> None:
+        """Delete damaged files behind the last good one: their messages are entered again."""
+        while self._index_files and self._index_files[-1].is_damaged:
+            self._delete(self._index_files[-1])
+
     def repair(self, checkpoint: Checkpoint, log_end: PhysicalOffset) -> None:
         """After a crash: mend each file that was still changing, delete what has nothing left."""
-        for file in list(self._index_files):
+        for file in self.good_files:
             header = file.header
             on_disk = (
                 header.end_offset < checkpoint.end
@@ -267,7 +290,7 @@ class KeyIndex:
         left out, unless the file is full: then nobody makes them again after a crash.
         """
         self.absorb()
-        if self._index_files:
+        if self._index_files and not self._index_files[-1].is_damaged:
             newest, now_ms = self._index_files[-1], self._clock.monotonic_ms()
             is_due = now_ms - self._slots_written_ms >= _SLOTS_INTERVAL_MS
             if is_due:
@@ -285,7 +308,7 @@ class KeyIndex:
             self.absorb()
         key_hash = index_hash(topic, key)
         found: list[int] = []
-        for file in reversed(self._index_files):
+        for file in reversed(self.good_files):
             if len(found) >= min(count_max, RESULTS_MAX):
                 break
             if file.header.overlaps(begin_ms, end_ms):
@@ -296,7 +319,7 @@ class KeyIndex:
 
     def rewrite(self, path: Path) -> bool:
         """Write a file once more that a sync has failed for; False if it has lost entries."""
-        return all(file.rewrite() for file in self._index_files if file.path == path)
+        return all(file.rewrite() for file in self.good_files if file.path == path)
 
     def clear(self) -> None:
         """Delete all files."""
@@ -305,11 +328,16 @@ class KeyIndex:
 
     def drop_before(self, log_min: PhysicalOffset) -> None:
         """Delete files whose messages are all gone; the newest stays, it will be extended."""
-        while len(self._index_files) > 1 and self._index_files[0].header.end_offset < log_min:
-            self._delete(self._index_files[0])
+        while len(self._index_files) > 1:
+            first, second = self._index_files[:2]
+            # What a damaged header says of the end is not to be believed.
+            end = second.header.begin_offset - 1 if first.is_damaged else first.header.end_offset
+            if end >= log_min or (first.is_damaged and second.is_damaged):
+                break
+            self._delete(first)
 
     def _file_with_room(self) -> IndexFile:
-        if self._index_files:
+        if self._index_files and not self._index_files[-1].is_damaged:
             newest = self._index_files[-1]
             if newest.room > 0:
                 return newest

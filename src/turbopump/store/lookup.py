@@ -5,12 +5,15 @@ from __future__ import annotations
 from turbopump.message import QueueOffset
 from turbopump.store.commit_log import CommitLog
 from turbopump.store.consume_queue import ConsumeQueue
+from turbopump.store.unit_check import unit_matches
 
 
 def store_timestamp_at(log: CommitLog, queue: ConsumeQueue, offset: QueueOffset) -> int | None:
     """Return when the message at an offset was stored; None when it is not there."""
     unit = queue.unit(offset)
-    entry = None if unit is None else log.entry_at(unit[0])
+    if unit is None or not unit_matches(log, queue, offset, unit[0], unit[1]):
+        return None
+    entry = log.entry_at(unit[0])
     return None if entry is None else entry.store_timestamp_ms
 
 

@@ -264,7 +264,7 @@ class _Scan:
                 if full_at is not None:
                     stop = full_at
                     break
-            if position >= self._skip_to:
+            if not 0 <= position < self._skip_to:
                 self._collect(number, position, size)
             if self._is_searching:
                 stop = number

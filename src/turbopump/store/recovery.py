@@ -14,16 +14,21 @@ from turbopump.message import PhysicalOffset
 from turbopump.store.checkpoint import Checkpoint
 from turbopump.store.commit_log import CommitLog
 from turbopump.store.config import StoreConfig
+from turbopump.store.damage import DamageLog
 from turbopump.store.dispatch import INVISIBLE_BIT, Dispatcher
 from turbopump.store.key_index import KeyIndex
 from turbopump.store.log_end import LogEnd, records
 from turbopump.store.losses import find_losses
 from turbopump.store.queues import Queues
 from turbopump.store.unfinished import Unfinished
+from turbopump.store.unit_repair import UnitRepair
 from turbopump.store.write_behind import WriteBehind
-from turbopump.wire.record import RecordEntry
+from turbopump.wire.record import FIXED_BYTES, RecordEntry
 
 _log = logging.getLogger(__name__)
+
+_REINDEXED_BYTES_MAX = 256 * 1024 * 1024
+"""How much of the log is read at the start to rebuild a damaged index file."""
 
 
 class Recovered(Struct, frozen=True):
@@ -50,6 +55,8 @@ class Recovery:
         dispatcher: Dispatcher,
         behind: WriteBehind,
         unfinished: Unfinished,
+        repair: UnitRepair,
+        damage: DamageLog,
     ) -> None:
         self._config = config
         self._log = log
@@ -58,6 +65,8 @@ class Recovery:
         self._dispatcher = dispatcher
         self._behind = behind
         self._unfinished = unfinished
+        self._repair = repair
+        self._damage = damage
         self._removed = queues.removed
         self._replayed = 0
         self._last_ms = 0
@@ -80,9 +89,12 @@ class Recovery:
         start = found.start
         end, missing_from = self._find_end(found, crashed)
         self._check_complete(found)
+        is_position_known = self._behind.checkpoint.log_end > 0
         self._unfinished.attempt(lambda: self._behind.fit(end))
         cut_bytes = self._cut_log(start, end, crashed)
-        shortened = self._follow_log(end, crashed)
+        self._judge_index(end)
+        is_cut = crashed or cut_bytes > 0 or not is_position_known
+        shortened = self._follow_log(start, end, crashed, is_cut)
         self._finish_removals(end)
         if not crashed:
             # Unless somebody took a queue away, all of them are complete as far as any reaches.
@@ -91,6 +103,7 @@ class Recovery:
             missing_from = PhysicalOffset(0)
         elif shortened:
             missing_from = start
+        missing_from = min(missing_from, self._unindexed_from(end))
         self._replay(max(self._log.min_offset, missing_from), end)
         for queue in self._queues:
             queue.next_offset = queue.max_offset
@@ -135,6 +148,7 @@ class Recovery:
         for position, behind in found.damaged:
             message = "%s is damaged from %d to %d: the messages in there are lost"
             _log.error(message, log.directory, position, behind)
+        self._damage.log_ranges += len(found.damaged)
 
     def _lacks(self, entry: RecordEntry, indexed: int | None) -> bool:
         if indexed is not None and entry.physical_offset >= indexed:
@@ -157,13 +171,33 @@ class Recovery:
             if self._removed.covers(queue.topic.encode(), last):
                 self._queues.remove(queue)
 
-    def _follow_log(self, end: PhysicalOffset, crashed: bool) -> bool:
+    def _judge_index(self, end: PhysicalOffset) -> None:
+        """Look for damaged index files; what can be entered again without much reading, is."""
+        index = self._index
+        if index is None:
+            return
+        index.judge(self._log.entry_at, self._log.min_offset, end, self._damage)
+        if end - max(index.end_offset, self._log.min_offset) <= _REINDEXED_BYTES_MAX:
+            index.discard_newest_damaged()
+
+    def _unindexed_from(self, end: PhysicalOffset) -> PhysicalOffset:
+        """Return from where on messages are to be entered into the index, if that is not much."""
+        if self._index is None or not self._damage.index_files:
+            return end
+        begin = max(PhysicalOffset(self._index.end_offset), self._log.min_offset)
+        return begin if end - begin <= _REINDEXED_BYTES_MAX else end
+
+    def _follow_log(
+        self, start: PhysicalOffset, end: PhysicalOffset, crashed: bool, is_cut: bool
+    ) -> bool:
         """Cut queues and index where the log ends; tell whether that took anything away."""
         shortened = False
         for queue in self._queues:
             queue_end = queue.physical_end
-            if queue.truncate(end) or crashed:
+            replayed_from = start if crashed else None
+            if queue.truncate(end if is_cut else None, replayed_from) or crashed:
                 self._unfinished.attempt(queue.erase_unused)
+            self._repair.settle_end(queue, start)
             shortened |= queue.physical_end < queue_end
             queue.raise_minimum(self._log.min_offset)
         index = self._index
@@ -201,7 +235,10 @@ class Recovery:
 
     def _replay_from(self, start: PhysicalOffset, end: PhysicalOffset) -> bool:
         complete = start == self._log.min_offset
+        reached, unread_bytes = int(start), 0
         for entry in records(self._log, start, end):
+            unread_bytes += entry.physical_offset - reached
+            reached = entry.physical_offset + entry.size
             if self._is_readable(entry):
                 queue = self._queues.for_record(entry.topic, entry.queue_id)
                 if entry.queue_offset > queue.max_offset:
@@ -210,6 +247,9 @@ class Recovery:
                     if queue.physical_end <= self._log.min_offset:
                         # What it holds is deleted, and so is what it lacks: it begins here.
                         self._queues.remove(queue)
+                    elif (entry.queue_offset - queue.max_offset) * FIXED_BYTES <= unread_bytes:
+                        # Damaged in the log: the messages behind keep their offsets.
+                        queue.fill_to(entry.queue_offset)
             self._dispatcher.enter_all((entry,))
             if self._unfinished.error is None:
                 self._unfinished.attempt(self._behind.spill)

@@ -118,7 +118,9 @@ class Store:
         self._upkeep = Upkeep(
             config.flush, clock, log, appender, dispatcher, flusher, behind, health
         )
-        self._recovery = Recovery(config, log, queues, index, dispatcher, behind, unfinished)
+        self._recovery = Recovery(
+            config, log, queues, index, dispatcher, behind, unfinished, self._repair, self.damage
+        )
 
     @classmethod
     def open(
@@ -459,6 +461,10 @@ class Store:
         if entry is None or position + entry.size > self.readable_end:
             return None
         return self._log.view(position, entry.size)
+
+    def note_damaged(self, position: PhysicalOffset, reason: str) -> None:
+        """Report a message whose body was found to be damaged."""
+        self.damage.bad_message(self._log.path_at(position), position, reason)
 
     def message_by_id(self, offset_message_id: str) -> memoryview | None:
         """Return the message with an offset id; the id's host is the caller's business."""

@@ -14,7 +14,7 @@ from turbopump.store.commit_log import CommitLog, next_record
 from turbopump.store.consume_queue import FILLER_SIZE, ConsumeQueue
 from turbopump.store.damage import DamageLog
 from turbopump.store.unit_check import unit_matches
-from turbopump.wire.record import RecordEntry
+from turbopump.wire.record import FIXED_BYTES, RecordEntry
 
 _log = logging.getLogger(__name__)
 
@@ -77,6 +77,35 @@ class UnitRepair:
         self._finish(queue, search)
         known = self._damage.lost_to(queue, offset)
         return (Settled.READABLE, offset) if known is None else (Settled.LOST, known)
+
+    def settle_end(self, queue: ConsumeQueue, replayed_from: PhysicalOffset) -> None:
+        """At the start: make sure of the last unit, which tells where the queue ends in the log.
+
+        What it says is believed if it is likely, and outside of the part that is replayed.
+        """
+        last = QueueOffset(queue.max_offset - 1)
+        unit, before = queue.unit(last), queue.unit(QueueOffset(last - 1))
+        if unit is None or unit[1] == FILLER_SIZE:
+            return
+        is_likely = unit[1] >= FIXED_BYTES and unit[0] + unit[1] <= self._log.written
+        if is_likely and before is not None:
+            is_likely = unit[0] > before[0] or before[1] == FILLER_SIZE
+        if is_likely and 0 <= unit[0] < max(replayed_from, self._log.min_offset):
+            return
+        if self._good_unit(queue, last) is not None:
+            return
+        while self.settle(queue, last)[0] is Settled.SEARCHING:
+            pass
+        queue.physical_end = self._physical_end(queue)
+
+    def _physical_end(self, queue: ConsumeQueue) -> PhysicalOffset:
+        """Return the end of the last message that can be read."""
+        low = max(queue.min_offset, queue.max_offset - _RUN_UNITS_MAX)
+        for offset in range(queue.max_offset - 1, low - 1, -1):
+            unit = self._good_unit(queue, offset)
+            if unit is not None:
+                return PhysicalOffset(unit[0] + unit[1])
+        return PhysicalOffset(-1)
 
     def _is_at_its_place(self, queue: ConsumeQueue, offset: QueueOffset) -> bool:
         """Look at the record at the unit's own position: perhaps only the size is wrong."""

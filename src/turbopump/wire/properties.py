@@ -44,6 +44,8 @@ PUSH_REPLY_TIME = "PUSH_REPLY_TIME"
 CLUSTER = "CLUSTER"
 MESSAGE_TYPE = "MSG_TYPE"
 INNER_MULTI_QUEUE_OFFSET = "INNER_MULTI_QUEUE_OFFSET"
+DAMAGED_BODY_CRC = "DAMAGED_BODY_CRC"
+"""On a dead letter whose body was damaged on disk: the checksum that the body should have had."""
 
 RESERVED = frozenset(
     {

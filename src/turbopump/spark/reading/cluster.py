@@ -14,7 +14,14 @@ from turbopump.client.reading import QueueReader
 from turbopump.client.route_cache import NameServers
 from turbopump.client.session import Session
 from turbopump.client.subscriptions import subscription
-from turbopump.errors import NetworkError, NoRoute, RemoteError, RequestTimeout, TurbopumpError
+from turbopump.errors import (
+    DamagedMessage,
+    NetworkError,
+    NoRoute,
+    RemoteError,
+    RequestTimeout,
+    TurbopumpError,
+)
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.spark.reading import commits, key_search
 from turbopump.spark.reading.assigned import assigned, assigned_among
@@ -431,11 +438,18 @@ class Cluster:
         return sum(message.size for message in found.messages) // len(found.messages)
 
     async def _messages(self, queue: MessageQueue, offset: int, count: int) -> Found | None:
-        everything = subscription(self._reader.known_as(queue.topic), "*", 0)
-        outcome = await self._patiently(
-            lambda: self._reader.pull(queue, QueueOffset(offset), everything, count, is_held=False),
-            str(queue),
+        everything, at = (
+            subscription(self._reader.known_as(queue.topic), "*", 0),
+            QueueOffset(offset),
         )
+        try:
+            outcome = await self._patiently(
+                lambda: self._reader.pull(queue, at, everything, count, is_held=False), str(queue)
+            )
+        except DamagedMessage as error:
+            # Its size and time will do; reading it fails.
+            view = error.message
+            return view and Found(QueueOffset(error.next_offset), at, at, 0, messages=(view,))
         return outcome if isinstance(outcome, Found) and outcome.messages else None
 
     # --- waiting ----------------------------------------------------------------------------------

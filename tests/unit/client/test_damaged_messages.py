@@ -1,0 +1,166 @@
+"""Messages whose bodies are damaged on the broker's disk: failed messages, never data."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusters import Cluster, cluster
+from consumers import Seen, committed, consuming
+from turbopump.admin import Admin
+from turbopump.admin.reading import Reading
+from turbopump.client.calls import Found, view_message
+from turbopump.client.lite_pull_consumer import LitePullConsumer
+from turbopump.client.pull_consumer import PullConsumer
+from turbopump.errors import DamagedMessage, RecordError
+from turbopump.message import Message, MessageQueue, PhysicalOffset, QueueOffset
+from turbopump.testing import virtual_time, wait_until
+from turbopump.wire.record import MessageView
+
+COUNT = 20
+BAD = 7
+QUEUE = MessageQueue("T", "a", 0)
+
+
+def damage(world: Cluster, message: MessageView) -> None:
+    """Flip a bit of a body in the log of a running broker."""
+    (log,) = (path for path in world.directory.rglob("commitlog/*") if path.name.endswith("0" * 20))
+    with log.open("r+b") as file:
+        file.seek(message.physical_offset)
+        at = file.read(message.size).index(message.stored_body)
+        file.seek(message.physical_offset + at)
+        file.write(bytes((message.stored_body[0] ^ 4,)))
+
+
+async def fill(world: Cluster) -> MessageView:
+    """Store messages, and return the one that is damaged then."""
+    await world.make_topic("T", queues=1)
+    for number in range(COUNT):
+        await world.send(Message("T", b"message %02d" % number))
+    stored = world.messages("T")[BAD]
+    damage(world, stored)
+    return stored
+
+
+def expected() -> list[bytes]:
+    return [b"message %02d" % number for number in range(COUNT) if number != BAD]
+
+
+@pytest.mark.parametrize("is_orderly", [False, True])
+@virtual_time()
+async def test_listeners_never_see_one_and_it_becomes_a_dead_letter(
+    tmp_path: Path, is_orderly: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with cluster(tmp_path) as world:
+        await fill(world)
+        seen = Seen()
+        with caplog.at_level(logging.ERROR):
+            async with consuming(world, seen, orderly=is_orderly):
+                await wait_until(lambda: seen.count == COUNT - 1)
+                await wait_until(lambda: bool(world.dead_letters("g")))
+        found = seen.bodies if is_orderly else sorted(seen.bodies)
+        assert found == expected()
+        assert await committed(world, 0) == COUNT
+        (letter,) = world.dead_letters("g")
+        assert letter.properties["DAMAGED_BODY_CRC"] != str(letter.body_crc)
+        assert letter.properties["RETRY_TOPIC"] == "T"
+        assert world.broker().store.damage.messages == 1
+    assert f"topic T, broker a, queue 0, offset {BAD}" in caplog.text
+
+
+@virtual_time()
+async def test_a_broadcast_consumer_goes_on_without_it(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await fill(world)
+        seen = Seen()
+        async with consuming(world, seen, broadcast=True, offsets_directory=tmp_path / "own"):
+            await wait_until(lambda: seen.count == COUNT - 1)
+        assert sorted(seen.bodies) == expected()
+        assert world.dead_letters("g") == []
+
+
+@virtual_time()
+async def test_pulling_raises_and_says_where_to_go_on(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await fill(world)
+        async with PullConsumer("g", session=world.session()) as consumer:
+            found: list[bytes] = []
+            offset, raised = 0, []
+            while offset < COUNT:
+                try:
+                    outcome = await consumer.pull(QUEUE, offset)
+                except DamagedMessage as error:
+                    raised.append((error.topic, error.broker, error.queue_id, error.offset))
+                    offset = error.next_offset
+                    continue
+                assert isinstance(outcome, Found)
+                found += [message.body for message in outcome.messages]
+                offset = outcome.next_offset
+        assert found == expected()
+        assert raised == [("T", "a", 0, BAD)]
+
+
+@virtual_time()
+async def test_polling_raises_in_the_order_of_the_queue_and_goes_on(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await fill(world)
+        arguments: dict[str, Any] = {"session": world.session(), "start_from": "first"}
+        async with LitePullConsumer("g", subscriptions={"T": "*"}, **arguments) as consumer:
+            found: list[bytes | int] = []
+            async with asyncio.timeout(60):
+                while len(found) < COUNT:
+                    try:
+                        found += [message.body for message in await consumer.poll()]
+                    except DamagedMessage as error:
+                        found.append(error.offset)
+        assert found == [*expected()[:BAD], BAD, *expected()[BAD:]]
+
+
+@virtual_time()
+async def test_tools_leave_it_out_or_refuse_to_show_it(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        bad = await fill(world)
+        session = world.session()
+        async with Admin(session=session):
+            reading, found, offset = Reading(session), [], QueueOffset(0)
+            while offset < COUNT:
+                page, offset = await reading.page(QUEUE, offset)
+                found += [message.body for message in page]
+            assert found == expected()
+            with pytest.raises(RecordError, match="does not match its checksum"):
+                await view_message(
+                    session, world.broker().address, PhysicalOffset(bad.physical_offset), 3000
+                )
+
+
+@virtual_time()
+async def test_what_another_client_sends_back_is_not_given_a_good_checksum(tmp_path: Path) -> None:
+    """A client that does not check: its retries would bring the damaged body as a good one."""
+    async with cluster(tmp_path) as world:
+        bad = await fill(world)
+        queue = QUEUE
+        async with PullConsumer("g", session=world.session()) as consumer:
+            await consumer.send_back(bad, queue)
+        assert world.retrying("g") == []
+        (letter,) = world.dead_letters("g")
+        assert letter.properties["DAMAGED_BODY_CRC"] == str(bad.body_crc)
+        assert letter.body_crc != bad.body_crc
+
+
+@virtual_time()
+async def test_a_damaged_delayed_message_is_reported_and_does_not_hold_up_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with cluster(tmp_path) as world:
+        await world.make_topic("T", queues=1)
+        for number in range(3):
+            await world.send(Message("T", b"delayed %d" % number, delay_level=2))
+        damage(world, world.messages("SCHEDULE_TOPIC_XXXX")[1])
+        await asyncio.sleep(10)
+        assert [message.body for message in world.messages("T")] == [b"delayed 0", b"delayed 2"]
+        assert world.broker().store.damage.messages == 1
+    assert "delayed message, not delivered" in caplog.text
