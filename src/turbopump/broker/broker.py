@@ -32,6 +32,7 @@ from turbopump.net.server import Server, ServerConfig
 from turbopump.net.sockets import SocketNetwork
 from turbopump.store.files import Files
 from turbopump.store.outcomes import Arrival
+from turbopump.store.scrubber import SLICE_BYTES
 from turbopump.store.store import Store
 from turbopump.supervisor import Supervisor
 from turbopump.tables import Table, TableWriter
@@ -223,6 +224,9 @@ class Broker:
         every("clock watch", WATCH_MS, self.path.delays.watch_clock)
         every("statistics", SAMPLE_INTERVAL_MS, self.state.stats.sample)
         every("silent clients", SWEEP_INTERVAL_MS, self._administration.clients.sweep)
+        scrub_bytes_per_s = self.config.store.scrub_bytes_per_s
+        if scrub_bytes_per_s:
+            every("scrubber", max(1, SLICE_BYTES * 1000 // scrub_bytes_per_s), self.store.scrub)
         self._await_absent()
 
     def _await_absent(self) -> None:

@@ -214,6 +214,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("messageIndexEnable", "store.index_enabled", _BOOL),
     Setting("messageDelayLevel", "store.delay_levels", _DELAYS),
     Setting("checkCRCOnRecover", "store.check_crc_on_recovery", _BOOL),
+    Setting("scrubBytesPerSecond", "store.scrub_bytes_per_s", _INT),
 )
 
 _BY_KEY = {setting.key: setting for setting in SETTINGS}

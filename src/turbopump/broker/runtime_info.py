@@ -167,6 +167,9 @@ class RuntimeInfo:
             "damagedMessages": str(store.damage.messages),
             "repairedQueueUnits": str(store.damage.repaired_units),
             "damagedIndexFiles": str(store.damage.index_files),
+            "damagedLogRanges": str(store.damage.log_ranges),
+            "scrubPosition": str(store.damage.scrubbed_to),
+            "scrubPasses": str(store.damage.scrub_passes),
         }
 
     def _earliest(self) -> str:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from turbopump.cli.administration import DryRunOption, JsonOption, YesOption, confirm, reported
-from turbopump.cli.output import Column, Output
+from turbopump.cli.output import Column, Output, progress_bar
 from turbopump.cli.texts import number_text
+from turbopump.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from turbopump.store.losses import Losses
@@ -24,6 +25,11 @@ StoreArgument: TypeAlias = Annotated[
 ]
 
 _LOST_TOPICS = (Column("topic", "TOPIC"), Column("messages", "LOST MESSAGES", "number"))
+_DAMAGE = (
+    Column("path", "FILE"),
+    Column("position", "AT BYTE", "number"),
+    Column("reason", "DAMAGE"),
+)
 
 
 @app.command()
@@ -79,3 +85,36 @@ def _value(directory: Path, losses: Losses | None) -> dict[str, Any]:
         "topics": losses.topics if losses is not None else {},
         "backup": None,
     }
+
+
+@app.command()
+def verify(directory: StoreArgument, json: JsonOption = False) -> None:
+    """Check all files of a store for damage; nothing is changed.
+
+    Compares bodies with their checksums, queues and key index with the log. Stores of Apache
+    RocketMQ can be checked as well. Exits with 1 if anything is damaged.
+    """
+    from turbopump.store.inspect import damage_row, inspect, log_file_count
+
+    with reported(), progress_bar("checking", log_file_count(directory)) as step:
+        if not (directory / "commitlog").is_dir():
+            raise InvalidArgument(f"{directory} must be a store: it has no directory commitlog")
+        found = inspect(directory, step)
+    rows = [damage_row(each, directory) for each in found.damage]
+    state = "running or crashed" if found.crashed else "stopped"
+    value = {
+        "directory": str(directory),
+        "state": state,
+        "messages": found.messages,
+        "queues": len(found.queues),
+        "index_files": len(found.index),
+        "damage": rows,
+    }
+    summary = (
+        f"{number_text(found.messages)} messages, {len(found.queues)} queues and"
+        f" {len(found.index)} index files checked: "
+        + (f"{len(rows)} damaged places." if rows else "no damage.")
+    )
+    Output(as_json=json).one(value, rows, _DAMAGE, summary)
+    if rows:
+        raise typer.Exit(1)

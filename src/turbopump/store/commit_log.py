@@ -140,6 +140,10 @@ class CommitLog:
         """Return the start of the file that a position lies in."""
         return self._segments.start_at(position)
 
+    def next_start(self, position: int) -> int:
+        """Return where the file after that of a position begins."""
+        return position - position % self.segment_bytes + self.segment_bytes
+
     def path_at(self, position: int) -> Path | None:
         """Return the file that a position lies in."""
         start = self._segments.start_at(position)

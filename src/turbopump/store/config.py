@@ -151,6 +151,8 @@ class StoreConfig:
     """Whether recovery compares bodies with their checksums [checkCRCOnRecover]."""
     clean_check_segments: int = 1
     """After a clean stop: how many of the last commit log files are checked (the original: 3)."""
+    scrub_bytes_per_s: int = 0
+    """How much of the log is looked at for damage each second, beside everything else; 0: none."""
     flush: FlushConfig = FlushConfig()
     limits: ReadLimits = field(default_factory=ReadLimits)
     retention: RetentionConfig = RetentionConfig()
@@ -160,6 +162,10 @@ class StoreConfig:
         _check_positive(self, "record_bytes_max", "mapped_segments_max", "clean_check_segments")
         if self.index_entries < 2:
             raise InvalidArgument(f"index_entries {self.index_entries}: at least 2")
+        if self.scrub_bytes_per_s < 0:
+            raise InvalidArgument(
+                f"scrub_bytes_per_s must be 0 or more, got {self.scrub_bytes_per_s}"
+            )
         if self.open_files_max < 8:
             raise InvalidArgument(f"open_files_max {self.open_files_max}: at least 8")
         if any(delay_ms < 0 for delay_ms in self.delay_levels):

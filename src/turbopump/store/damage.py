@@ -27,8 +27,20 @@ class DamageLog:
         """Files of the key index that are not searched."""
         self.log_ranges = 0
         """Ranges of the log that no message can be read from."""
+        self.scrubbed_to = 0
+        """Up to where the scrubber has looked at the log in this pass."""
+        self.scrub_passes = 0
+        """How often it has reached the end."""
         self._lost: dict[QueueKey, list[tuple[int, int]]] = {}
         self._places: set[object] = set()
+
+    @property
+    def summary(self) -> str:
+        """All numbers, in words."""
+        return (
+            f"{self.messages} damaged messages, {self.log_ranges} damaged ranges of the log,"
+            f" {self.repaired_units} rebuilt units, {self.index_files} damaged index files"
+        )
 
     def lost(self, queue: ConsumeQueue, first: int, end: int, where: str) -> None:
         """Note messages of a queue that neither the queue nor the log can restore."""
@@ -59,6 +71,12 @@ class DamageLog:
             " the message is at %d of the commit log",
             queue.path_of(offset), queue.topic, queue.queue_id, offset, position,
         )  # fmt: skip
+
+    def bad_log(self, path: Path | None, position: int, size: int) -> None:
+        """Note bytes of the log that no message can be read from, or only a damaged one."""
+        if self._is_new(position):
+            self.log_ranges += 1
+            _log.error("%s is damaged: %d bytes at %d of the log are skipped", path, size, position)
 
     def bad_message(self, path: Path | None, position: int, reason: str) -> None:
         """Note a message whose body is damaged, which only some readers notice."""

@@ -22,7 +22,7 @@ NAME_DIGITS = 17
 _HEADER = struct.Struct(">qqqqii")
 _SLOT = struct.Struct(">i")
 _ENTRY = struct.Struct(">iqii")
-_ENTRY_DTYPE = np.dtype(
+ENTRY_DTYPE = np.dtype(
     [("hash", ">i4"), ("physical_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")]
 )
 _SLOT_DTYPE = np.dtype(">i4")
@@ -119,7 +119,7 @@ class IndexFile:
         assert 0 < count <= self.room
         begin_ms = header.begin_ms if header.count > 1 else int(times_ms[0])
         slots_of = hashes % self._slot_count
-        entries = np.empty(count, _ENTRY_DTYPE)
+        entries = np.empty(count, ENTRY_DTYPE)
         entries["hash"] = hashes
         entries["physical_offset"] = offsets
         entries["seconds"] = np.clip((times_ms - begin_ms) // 1000, 0, _INT_MAX)
@@ -209,7 +209,7 @@ class IndexFile:
             count = min(_REWRITTEN_AT_ONCE, self.header.count - first)
             at = self._entries_at + first * ENTRY_BYTES
             data = self._read(count * ENTRY_BYTES, at)
-            offsets = np.frombuffer(data, _ENTRY_DTYPE)["physical_offset"].astype(np.int64)
+            offsets = np.frombuffer(data, ENTRY_DTYPE)["physical_offset"].astype(np.int64)
             if len(offsets) < count or np.any(np.diff(offsets, prepend=last) < 0):
                 return False
             self._write(data, at)
@@ -238,7 +238,7 @@ class IndexFile:
     def _whole_entries(self, log_end: int) -> NDArray[np.void]:
         count = min(max(self.header.count, 1), self._entry_count) - 1
         data = self._read(count * ENTRY_BYTES, self._entries_at + ENTRY_BYTES)
-        entries = np.frombuffer(data, _ENTRY_DTYPE).copy()
+        entries = np.frombuffer(data, ENTRY_DTYPE).copy()
         offsets = entries["physical_offset"].astype(np.int64)
         good = (offsets < log_end) & (entries["seconds"] >= 0) & (entries["hash"] >= 0)
         good[1:] &= offsets[1:] >= offsets[:-1]

@@ -6,7 +6,7 @@ For people and tools, with the store running or not; of a running one it tells a
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from turbopump.errors import RecordError, StoreDamaged
 from turbopump.store.checkpoint import Checkpoint, read_checkpoint
-from turbopump.store.commit_log import is_blank
+from turbopump.store.commit_log import good_entry, is_blank, next_magic
 from turbopump.store.config import UNIT_BYTES
 from turbopump.store.consume_queue import FILLER_SIZE
 from turbopump.store.index_file import EMPTY, ENTRY_BYTES, HEADER_BYTES, IndexHeader, read_header
@@ -30,8 +30,10 @@ from turbopump.store.survey import (
     numbered_files,
     queue_directories,
     used_units,
+    wrong_entries,
 )
 from turbopump.wire import properties
+from turbopump.wire.hashing import body_crc
 from turbopump.wire.record import MAGIC, MAGIC_V2, MessageView, decode_record
 
 _UNWRITTEN = b"\0" * 8
@@ -82,7 +84,10 @@ class StoreReport(Struct, frozen=True, rename="camel"):
 
 
 def walk(directory: Path) -> Iterator[tuple[Path, int, MessageView | Damage]]:
-    """Go through the commit log: each message, or what stands in its place, with file and start."""
+    """Go through the commit log: each message, or what stands in its place, with file and start.
+
+    A message whose body is damaged comes as both, the damage first.
+    """
     damage: list[Damage] = []
     found = numbered_files(directory / "commitlog", damage)
     damage += check_row(found, expected_size([found]))
@@ -98,7 +103,7 @@ def walk(directory: Path) -> Iterator[tuple[Path, int, MessageView | Damage]]:
 def messages(directory: Path) -> Iterator[MessageView]:
     """Return the messages of the commit log in order, passing over what is damaged."""
     for _, _, item in walk(directory):
-        if isinstance(item, MessageView):
+        if isinstance(item, MessageView) and body_crc(item.stored_body) == item.body_crc:
             yield item
 
 
@@ -123,12 +128,24 @@ def message_fields(view: MessageView) -> dict[str, Any]:
     }
 
 
-def inspect(directory: Path) -> StoreReport:
-    """Go through everything in a store."""
+def log_file_count(directory: Path) -> int:
+    """Return how many files the commit log has."""
+    return len(entries(directory / "commitlog"))
+
+
+def damage_row(damage: Damage, directory: Path) -> dict[str, Any]:
+    """Return damage with its file as seen from the store's directory."""
+    path = Path(damage.path)
+    inside = path.relative_to(directory) if path.is_relative_to(directory) else path
+    return {"path": str(inside), "position": damage.position, "reason": damage.reason}
+
+
+def inspect(directory: Path, on_file: Callable[[], None] = lambda: None) -> StoreReport:
+    """Go through everything in a store; ``on_file`` is called behind each file of the log."""
     if not (directory / "commitlog").is_dir():
         raise StoreDamaged(f"{directory} is not a store: it has no directory commitlog")
     crashed = (directory / "abort").exists()
-    log = _LogSummary(directory)
+    log = _LogSummary(directory, on_file)
     queues = _queues(directory, log, crashed)
     index = _index(directory / "index", log)
     return StoreReport(
@@ -148,14 +165,18 @@ def inspect(directory: Path) -> StoreReport:
 class _LogSummary:
     """One pass over the log; remembers where each queue's messages are."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, on_file: Callable[[], None]) -> None:
         self.segments: list[SegmentReport] = []
         self.damage: list[Damage] = []
         self.entries = LogEntries(directory)
         found = numbered_files(directory / "commitlog", [])
         self.entries.min_offset = self.entries.end = found[0][1] if found else 0
         items: dict[int, list[int]] = {start: [] for _, start, _ in found}
+        reached = -1
         for _, start, item in walk(directory):
+            if start > reached >= 0:
+                on_file()
+            reached = start
             if isinstance(item, Damage):
                 self.damage.append(item)
                 continue
@@ -170,7 +191,7 @@ class _LogSummary:
     def _see(self, view: MessageView) -> None:
         self.entries.end = view.physical_offset + view.size
         if not view.transaction & 0x4:
-            self.entries.add(view.topic, view.queue_id, view.physical_offset, view.size)
+            self.entries.add(view)
 
 
 def _extended(summary: list[int], start: int, view: MessageView) -> list[int]:
@@ -190,11 +211,20 @@ def _walk_segment(path: Path, start: int, *, more_behind: bool) -> Iterator[Mess
                 if view[at : at + 8] == _UNWRITTEN[: len(view) - at]:
                     yield from _unwritten(path, view, at, more_behind)
                     return
-                record = _record(view, at, start)
+                try:
+                    record = _record(view, at, start)
+                except RecordError as error:
+                    following = _next_record_at(view, at, start)
+                    size = (len(view) if following is None else following) - at
+                    yield Damage(str(path), at, f"{error.reason}; {size} bytes are passed over")
+                    if following is None:
+                        return
+                    at = following
+                    continue
+                if body_crc(record.stored_body) != record.body_crc:
+                    yield Damage(str(path), at, _wrong_body(record))
                 yield record
                 at += record.size
-        except RecordError as error:
-            yield Damage(str(path), at, str(error))
         finally:
             view.release()
 
@@ -204,10 +234,21 @@ def _record(view: memoryview, at: int, start: int) -> MessageView:
     magic = int.from_bytes(view[at + 4 : at + 8], "big")
     if magic not in {MAGIC, MAGIC_V2} or at + size > len(view):
         raise RecordError(f"neither a message nor the end of the file (size {size})", at)
-    record = decode_record(bytes(view[at : at + size]), check_crc=True)
+    record = decode_record(bytes(view[at : at + size]))
     if record.physical_offset != start + at:
         raise RecordError(f"message says that it lies at {record.physical_offset}", at)
     return record
+
+
+def _next_record_at(view: memoryview, at: int, start: int) -> int | None:
+    """Return where the next record begins in a file, behind damage; None if there is none."""
+    found = next_magic(view, at, len(view), start)
+    return None if good_entry(view, found, start, check_crc=False) is None else found
+
+
+def _wrong_body(record: MessageView) -> str:
+    place = f"topic {record.topic}, queue {record.queue_id}, offset {record.queue_offset}"
+    return f"{place}: body does not match its checksum {record.body_crc}"
 
 
 def _unwritten(path: Path, view: memoryview, at: int, more_behind: bool) -> Iterator[Damage]:
@@ -262,10 +303,7 @@ def _queue(
         )
         if low is None and len(good):
             low = first + int(good[0])
-        wrong = log.entries.first_wrong(topic, number, units)
-        if wrong is not None:
-            reason = f"unit of offset {first + wrong} points to no message of its queue"
-            log.damage.append(Damage(str(file), wrong * UNIT_BYTES, reason))
+        log.damage += log.entries.wrong_units(topic, number, first, units, str(file))
         entered.append(units)
         if len(units) < room:
             break
@@ -295,6 +333,7 @@ def _index(directory: Path, log: _LogSummary) -> list[IndexReport]:
         with path.open("rb") as file:
             data = file.read(HEADER_BYTES)
         header = read_header(data) if len(data) == HEADER_BYTES else EMPTY
+        log.damage += wrong_entries(path, header, log.entries)
         size = path.stat().st_size
         if size < max(size_max, HEADER_BYTES + header.count * ENTRY_BYTES):
             log.damage.append(Damage(str(path), size, f"file has {size} bytes only"))

@@ -89,11 +89,16 @@ def records(log: CommitLog, start: PhysicalOffset, end: PhysicalOffset) -> Itera
 def behind_damage(log: CommitLog, damaged: PhysicalOffset) -> PhysicalOffset | None:
     """Return where the first record begins behind a position that has none; None if there is none.
 
-    The rest of a file is searched, then the beginnings of later ones.
+    The rest of a file is searched, then the beginnings of later ones. A record of which only the
+    body is damaged ends where it says.
     """
     view, at = memoryview(b""), 0
     if damaged < log.starts[-1] + log.segment_bytes:
         view = log.rest_of_segment(damaged)
+        body_only = good_entry(view, 0, damaged, check_crc=False)
+        if body_only is not None:
+            # The record is kept: readers compare the checksum.
+            return PhysicalOffset(damaged + body_only.size)
     while at < len(view):
         # Part by part: a file is large, and the next record mostly near.
         at = next_magic(view, at, min(at + _SEARCHED_AT_ONCE, len(view)), damaged)

@@ -89,11 +89,11 @@ class Recovery:
         start = found.start
         end, missing_from = self._find_end(found, crashed)
         self._check_complete(found)
-        is_position_known = self._behind.checkpoint.log_end > 0
+        is_end_known = self._behind.checkpoint.log_end == end
         self._unfinished.attempt(lambda: self._behind.fit(end))
         cut_bytes = self._cut_log(start, end, crashed)
         self._judge_index(end)
-        is_cut = crashed or cut_bytes > 0 or not is_position_known
+        is_cut = crashed or cut_bytes > 0 or not is_end_known
         shortened = self._follow_log(start, end, crashed, is_cut)
         self._finish_removals(end)
         if not crashed:

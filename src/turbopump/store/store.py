@@ -40,6 +40,7 @@ from turbopump.store.reading import read_queue, unknown_queue
 from turbopump.store.recovery import Recovery
 from turbopump.store.removed import RemovedTopics
 from turbopump.store.retention import Retention, Verdict
+from turbopump.store.scrubber import Scrubber
 from turbopump.store.segments import Segments
 from turbopump.store.stretch import Stretch
 from turbopump.store.unfinished import Unfinished
@@ -102,6 +103,7 @@ class Store:
         self.damage = DamageLog()
         """What was found to be damaged since the store was opened."""
         self._repair = UnitRepair(log, dispatcher.code_of, self.damage)
+        self._scrubber = Scrubber(log, queues, dispatcher, self._repair, self.damage)
         self._behind = behind = WriteBehind(
             files, clock, directory.checkpoint, log, queues, index, dispatcher.crowded
         )
@@ -352,6 +354,12 @@ class Store:
         # Of what was readable before, nobody is told.
         self.dispatch()
         self._dispatcher.tell(listener, watched)
+
+    @disk_errors_named
+    def scrub(self) -> None:
+        """Look for damage in the next part of the log and its queues, and report it."""
+        self._catch_up()
+        self._scrubber.run()
 
     @disk_errors_named
     def retain(self, *, at_any_hour: bool = False) -> Verdict:

@@ -10,15 +10,29 @@ from pathlib import Path
 
 import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
 
-from turbopump.store.config import UNIT_BYTES
+from turbopump.store.config import UNIT_BYTES, StoreConfig
 from turbopump.store.consume_queue import FILLER_SIZE, as_units
 from turbopump.store.directory import StoreDirectory
 from turbopump.store.files import SPARE_NAME, Files
+from turbopump.store.index_file import (
+    ENTRY_BYTES,
+    ENTRY_DTYPE,
+    HEADER_BYTES,
+    SLOT_BYTES,
+    IndexHeader,
+)
 from turbopump.store.outcomes import Units
 from turbopump.store.removed import RemovedTopics
 from turbopump.store.segments import is_segment_name
+from turbopump.wire.hashing import tags_code
+from turbopump.wire.names import SCHEDULE_TOPIC
+from turbopump.wire.property_columns import Ints
+from turbopump.wire.record import FIXED_BYTES, MessageView
 
+DEFAULT_SLOTS = StoreConfig().index_slots
+ANY_CODE = -1 << 63
 _FOREIGN = "does not belong into a store"
 
 
@@ -91,43 +105,129 @@ class LogEntries:
     def __init__(self, directory: Path) -> None:
         self._removed = RemovedTopics(StoreDirectory(directory, Files()).removed_topics, Files())
         self._removed.load()
-        self._positions: dict[tuple[str, int], array[int]] = {}
-        self._sizes: dict[tuple[str, int], array[int]] = {}
+        self._messages: dict[tuple[str, int], array[int]] = {}
         self.min_offset = self.end = 0
 
-    def add(self, topic: str, queue_id: int, position: int, size: int) -> None:
+    def add(self, view: MessageView) -> None:
         """Note a message that should be in its queue."""
-        if not self._removed.covers(topic.encode(), position):
-            self._positions.setdefault((topic, queue_id), array("q")).append(position)
-            self._sizes.setdefault((topic, queue_id), array("q")).append(size)
+        topic = view.topic.encode()
+        if self._removed.covers(topic, view.physical_offset):
+            return
+        # Units of delayed messages hold the time of delivery, which depends on the settings.
+        code = ANY_CODE if view.topic == SCHEDULE_TOPIC else tags_code(view.tags or "")
+        found = self._messages.setdefault((view.topic, view.queue_id), array("q"))
+        found.extend((view.physical_offset, view.size, view.queue_offset, code))
 
     def queues(self) -> list[tuple[str, int]]:
-        return sorted(self._positions)
+        return sorted(self._messages)
 
-    def first_wrong(self, topic: str, queue_id: int, units: Units) -> int | None:
-        """Return the first unit that points to no message, or to one of another queue."""
-        positions = np.array(self._positions.get((topic, queue_id), ()), np.int64)
-        sizes = np.array(self._sizes.get((topic, queue_id), ()), np.int64)
+    def positions(self) -> Ints:
+        """Return where all messages are, in order."""
+        found = [self._of(*queue)[:, 0] for queue in self._messages]
+        return np.sort(np.concatenate([*found, np.empty(0, np.int64)]))
+
+    def _of(self, topic: str, queue_id: int) -> Ints:
+        """Return position, size, queue offset and hash of the tag of each message of a queue."""
+        return np.array(self._messages.get((topic, queue_id), ()), np.int64).reshape(-1, 4)
+
+    def wrong_units(
+        self, topic: str, queue_id: int, first: int, units: Units, path: str
+    ) -> Iterator[Damage]:
+        """Return units that do not agree with the log, those in a row as one."""
+        every = self._of(topic, queue_id)
         wanted = units["physical_offset"].astype(np.int64)
-        at = np.searchsorted(positions, wanted)
-        known = at < len(positions)
+        at = np.searchsorted(every[:, 0], wanted)
+        known = at < len(every)
         at[~known] = 0
-        if len(positions):
-            known &= (positions[at] == wanted) & (sizes[at] == units["size"])
-        gone = (wanted < self.min_offset) | (units["size"] == FILLER_SIZE)
-        wrong = np.flatnonzero(~known & ~gone)
-        return int(wrong[0]) if len(wrong) else None
+        gone = ((wanted >= 0) & (wanted < self.min_offset)) | (units["size"] == FILLER_SIZE)
+        codes = known.copy()
+        if len(every):
+            found = every[at]
+            known &= (found[:, 0] == wanted) & (found[:, 1] == units["size"])
+            known &= ~_alone(found[:, 2] - np.arange(first, first + len(units)))
+            codes = known & (found[:, 3] != units["tags_code"]) & (found[:, 3] != ANY_CODE)
+        for kind, reason in (
+            (~known & ~gone, "points to no message of its queue"),
+            (codes & ~gone, "has another tag than its message"),
+        ):
+            for begin, end in _ranges(np.flatnonzero(kind)):
+                more = f", and {end - begin - 1} behind it" if end - begin > 1 else ""
+                text = f"unit of offset {first + begin} {reason}{more}"
+                yield Damage(path, begin * UNIT_BYTES, text)
 
     def missing(self, topic: str, queue_id: int, entered: list[Units]) -> int:
         """Return how many messages of a queue no unit points to."""
-        positions = np.array(self._positions.get((topic, queue_id), ()), np.int64)
+        positions = self._of(topic, queue_id)[:, 0]
         found = [units["physical_offset"].astype(np.int64) for units in entered]
         return int(np.count_nonzero(~np.isin(positions, np.concatenate([*found, positions[:0]]))))
 
 
 def used_units(path: Path) -> tuple[Units, int]:
-    """Return a queue file's units up to the first empty one, and how many there is room for."""
+    """Return a queue file's units up to the last one, and how many there is room for."""
     data = path.read_bytes()
     units = as_units(data[: len(data) - len(data) % UNIT_BYTES])
-    unused = np.flatnonzero((units["size"] <= 0) | (units["physical_offset"] < 0))
-    return units[: int(unused[0])] if len(unused) else units, len(units)
+    is_unit = (units["size"] >= FIXED_BYTES) & (units["physical_offset"] >= 0)
+    # A flipped bit in what was never written makes a size or a position, not both.
+    is_unit[1:] &= units["physical_offset"][1:] > 0
+    is_unit |= units["size"] == FILLER_SIZE
+    used = np.flatnonzero(is_unit)
+    return units[: int(used[-1]) + 1] if len(used) else units[:0], len(units)
+
+
+def _alone(shifts: Ints) -> NDArray[np.bool_]:
+    """Tell which numbers are not 0 and differ from both neighbours.
+
+    Records may have other queue offsets than their units where a gap was closed: then many do.
+    """
+    alone: NDArray[np.bool_] = shifts != 0
+    alone[1:] &= shifts[1:] != shifts[:-1]
+    alone[:-1] &= shifts[:-1] != shifts[1:]
+    return alone
+
+
+def _ranges(numbers: Ints) -> list[tuple[int, int]]:
+    """Join numbers that follow each other."""
+    parts = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
+    return [(int(part[0]), int(part[-1]) + 1) for part in parts if len(part)]
+
+
+def wrong_entries(path: Path, header: IndexHeader, log: LogEntries) -> Iterator[Damage]:
+    """Compare the entries of an index file with the messages of the log."""
+    if header.count <= 1:
+        return
+    if not 0 <= header.begin_offset <= header.end_offset < max(1, log.end):
+        reason = f"covers positions {header.begin_offset} to {header.end_offset}, the log ends at"
+        yield Damage(str(path), 0, f"index file {reason} {log.end}")
+        return
+    data = path.read_bytes()
+    begin = _first_entry_at(data, header)
+    if begin is None:
+        yield Damage(str(path), 0, "header and entries of the index file do not agree")
+        return
+    entries = np.frombuffer(data, ENTRY_DTYPE, header.count - 1, begin)
+    offsets = entries["physical_offset"].astype(np.int64)
+    wrong = (offsets >= log.min_offset) & ~np.isin(offsets, log.positions())
+    wrong |= (offsets < 0) | (entries["hash"] < 0) | (entries["seconds"] < 0)
+    wrong |= entries["previous"] > np.arange(1, header.count)
+    for first, end in _ranges(np.flatnonzero(wrong)):
+        more = f", and {end - first - 1} behind it" if end - first > 1 else ""
+        reason = f"entry {first + 1} points to no message{more}"
+        yield Damage(str(path), begin + first * ENTRY_BYTES, reason)
+
+
+def _first_entry_at(data: bytes, header: IndexHeader) -> int | None:
+    """Find where the entries begin, which depends on the number of slots; None if nowhere."""
+    last = (header.count - 2) * ENTRY_BYTES
+    room = len(data) - HEADER_BYTES - header.count * ENTRY_BYTES
+    usual = DEFAULT_SLOTS * SLOT_BYTES
+    sizes = [usual] if usual <= room else []
+    for slots_bytes in itertools.chain(sizes, range(SLOT_BYTES, room + 1, SLOT_BYTES)):
+        at = HEADER_BYTES + slots_bytes + ENTRY_BYTES
+        if (len(data) - HEADER_BYTES - slots_bytes) % ENTRY_BYTES or any(data[at - 20 : at]):
+            continue
+        first, end = (
+            int.from_bytes(data[place + 4 : place + 12], "big") for place in (at, at + last)
+        )
+        if (first, end) == (header.begin_offset, header.end_offset):
+            return at
+    return None

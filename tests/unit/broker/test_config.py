@@ -109,6 +109,7 @@ OTHER_VALUES = {
     "messageIndexEnable": "false",
     "messageDelayLevel": "1s 90s 2m 1h 1d",
     "checkCRCOnRecover": "false",
+    "scrubBytesPerSecond": "1048576",
 }
 
 

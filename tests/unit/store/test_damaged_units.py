@@ -277,6 +277,22 @@ def test_a_search_in_the_log_is_bounded_per_read(tmp_path: Path) -> None:
         assert [decode_record(one).body for one in found.messages] == [b"second", b"third"]
 
 
+@pytest.mark.parametrize("crashed", [False, True])
+def test_a_damaged_body_of_the_last_message_is_kept(root: Path, crashed: bool) -> None:
+    with Store.open(root, CONFIG) as store:
+        last = decode_record(everything(store)["Other", 0][-1][1])
+        end = store.written_end
+    size = CONFIG.segment_bytes
+    place = last.physical_offset // size * size
+    flip(root / "commitlog" / f"{place:020d}", last.physical_offset - place + 90, 2)
+    if crashed:
+        (root / "abort").touch()
+    with Store.open(root, CONFIG) as store:
+        assert store.written_end == end == last.physical_offset + last.size
+        assert [number for number, _ in everything(store)["Other", 0]] == [*range(30)]
+        assert store.append([record(b"next", topic="Other")]).queue_offset == 30
+
+
 def places(root: Path) -> list[Path]:
     """Return the files that are not written any more, and all queues and index files."""
     logs = sorted((root / "commitlog").iterdir())[:-1]
