@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from torture.messages import WORK
-from torture.peer import NoAnswer, Peer, answer_ms, ask, frame, header
+from torture.peer import OTHER_HOST, NoAnswer, Peer, answer_ms, ask, frame, header
 from torture.processes import Processes
 
 UPDATE_OFFSET, QUERY_OFFSET, MAX_OFFSET = 15, 14, 30
@@ -163,10 +163,14 @@ def commits_then_close(target: Target) -> None:
     """4,000 commits and a close, without reading any answer: all are carried out."""
     queue = {"topic": WORK, "queueId": 0, "consumerGroup": "closer"}
     end = _offset(target, MAX_OFFSET, queue)
-    start = _offset(target, QUERY_OFFSET, queue) if _is_known(target, queue) else 0
+    start = max(0, _offset(target, QUERY_OFFSET, queue))
+    answer, _ = ask(target.broker, UPDATE_OFFSET, {**queue, "commitOffset": start})
+    if answer["code"] != 0:
+        raise Broken(f"a commit was refused: {answer}")
     commits = [min(end, start + each * max(1, end - start) // 4000) for each in range(1, 4001)]
     with Peer(target.broker) as peer:
         peer.write(b"".join(frame(UPDATE_OFFSET, {**queue, "commitOffset": n}) for n in commits))
+        peer.wait_until_received()
     deadline = time.monotonic() + 5.0
     while True:
         found = _offset(target, QUERY_OFFSET, queue)
@@ -196,13 +200,14 @@ def oversized_setting(target: Target) -> None:
 
 
 def many_groups(target: Target) -> None:
-    """Heartbeats that try to use up all consumer groups."""
+    """Heartbeats from another host that try to use up all consumer groups."""
     number = target.chance.randrange(10**9)
     for beat in range(12):
         groups = [{"groupName": f"greedy-{number}-{beat}-{each}"} for each in range(1000)]
         body = {"clientID": f"greedy-{number}-{beat}", "consumerDataSet": groups}
         try:
-            ask(target.broker, HEARTBEAT, body=json.dumps(body).encode())
+            with Peer(target.broker, OTHER_HOST) as peer:
+                peer.ask(HEARTBEAT, body=json.dumps(body).encode())
         except NoAnswer:
             break
         target.watch(0.0)

@@ -37,7 +37,7 @@ class Damaged:
     names: set[str] = field(default_factory=set)
     """What an error has to mention, one of them."""
     may_refuse: bool = False
-    """Whether the broker may refuse to start: what cannot be rebuilt is gone."""
+    """Whether the broker may refuse to start, and wait for an operator."""
     offsets_may_change: bool = False
     must_report: bool = False
     """Whether the log has to say something, although no message is harmed."""
@@ -219,6 +219,7 @@ def _queue_file(case: Damaged) -> tuple[Path, int]:
     queue = case.store / "consumequeue" / message.topic / str(message.queue_id)
     path = case.chance.choice(sorted(queue.iterdir()))
     case.names |= {"consumequeue", path.name}
+    case.may_refuse = True
     count = 1 + max(
         each.offset
         for each in case.messages

@@ -27,13 +27,13 @@ _RATIOS = {
 def full_disk(scenario: Scenario) -> Row:
     """Fill the broker's disk again and again, also while it is restarted."""
     try:
-        with small_disk(scenario.directory / "broker", DISK_BYTES):
-            return _filled(scenario)
+        with small_disk(scenario.directory / "broker", DISK_BYTES) as file_system:
+            return _filled(scenario, file_system)
     except NotPermitted as error:
         return Row(scenario.name, skipped=str(error))
 
 
-def _filled(scenario: Scenario) -> Row:
+def _filled(scenario: Scenario, file_system: str) -> Row:
     load, chance = Load(scenario, {**ASYNC, **_RATIOS}), scenario.chance
     load.logs_tracebacks = True
     load.start()
@@ -46,7 +46,8 @@ def _filled(scenario: Scenario) -> Row:
         scenario.say(f"{fills} times full")
         row.expect(_are_refused(load), f"sends were not refused within {REFUSED_S:g} s")
         _expect_reads(load, row, "on a full disk")
-        if chance.random() < 0.5:
+        # Reading a hole of a mapped file needs space on tmpfs, and there alone.
+        if file_system != "tmpfs" and chance.random() < 0.5:
             starts += 1
             _restart_on_full_disk(load, row, chance.choice(("stop", "kill")))
         filler.unlink()
@@ -54,7 +55,7 @@ def _filled(scenario: Scenario) -> Row:
             load.broker.start()
         healed = load.wait_for_progress(HEALED_S)
         row.expect(healed, f"no message went through within {HEALED_S:g} s after space was freed")
-    row.did = f"{fills} times full, {starts} starts on a full disk"
+    row.did = f"{fills} times full ({file_system}), {starts} starts on a full disk"
     return load.finish(row, allowed=Allowed(IN_FLIGHT, COPIES) * (fills + starts))
 
 
@@ -78,7 +79,7 @@ def _restart_on_full_disk(load: Load, row: Row, ending: str) -> None:
     try:
         load.broker.start()
     except NotReady as error:
-        row.expect(False, f"no start on a full disk after a {ending}: {error.text[-300:]}")
+        row.expect(False, f"no start on a full disk after a {ending}: {error}")
         return
     _expect_reads(load, row, f"after a start on a full disk ({ending})")
 

@@ -31,7 +31,7 @@ SETTLE_S = 3.0
 """Longer than the retry delays: what is delivered too often comes within it."""
 
 _POLL_S = 0.1
-_RSS_GROWTH_MAX = 300 * 1024 * 1024
+_RSS_GROWTH_MAX = 200 * 1024 * 1024
 _THREADS_MAX = 64
 _FILES_MAX = 1000
 

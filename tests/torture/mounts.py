@@ -1,9 +1,10 @@
-"""Small disks: tmpfs mounts that only this process and its children see."""
+"""Small disks: mounts that only this process and its children see."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,18 +47,44 @@ def _check(result: int) -> None:
 
 
 @contextmanager
-def small_disk(directory: Path, size_bytes: int) -> Iterator[None]:
-    """Mount a file system of this size at a directory; raises `NotPermitted`."""
+def small_disk(directory: Path, size_bytes: int) -> Iterator[str]:
+    """Mount a file system of this size at a directory, and give its type; raises `NotPermitted`.
+
+    That is ext4 in a file where loop devices can be used, and tmpfs elsewhere.
+    """
     directory.mkdir(parents=True, exist_ok=True)
-    path = os.fsencode(directory)
+    image = directory.with_suffix(".image")
     try:
-        _check(_libc.mount(b"tmpfs", path, b"tmpfs", 0, f"size={size_bytes}".encode()))
-    except OSError as error:
-        raise NotPermitted(f"mounting a tmpfs failed: {error.strerror}") from error
-    try:
-        yield
+        is_loop = _is_loop_mounted(image, directory, size_bytes)
+        if not is_loop:
+            _mount_tmpfs(directory, size_bytes)
+        yield "ext4" if is_loop else "tmpfs"
     finally:
-        _libc.umount2(path, _MNT_DETACH)
+        _libc.umount2(os.fsencode(directory), _MNT_DETACH)
+        image.unlink(missing_ok=True)
+
+
+def _is_loop_mounted(image: Path, directory: Path, size_bytes: int) -> bool:
+    """Try to mount a file; needs root, mkfs and a free loop device."""
+    with image.open("wb") as file:
+        file.truncate(size_bytes)
+    for command in (
+        ["mkfs.ext4", "-q", "-F", "-m", "0", str(image)],
+        ["mount", "-o", "loop", str(image), str(directory)],
+    ):
+        try:
+            subprocess.run(command, check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError):
+            return False
+    return True
+
+
+def _mount_tmpfs(directory: Path, size_bytes: int) -> None:
+    options = f"size={size_bytes}".encode()
+    try:
+        _check(_libc.mount(b"tmpfs", os.fsencode(directory), b"tmpfs", 0, options))
+    except OSError as error:
+        raise NotPermitted(f"mounting a file system failed: {error.strerror}") from error
 
 
 def fill(path: Path) -> None:

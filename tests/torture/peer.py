@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import socket
 import struct
+import termios
 import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
 WAIT_S = 15.0
+OTHER_HOST = "127.0.0.66"
+"""As the source of a connection: a host that is not that of the honest clients."""
 _LENGTHS = struct.Struct(">ii")
 
 
@@ -35,9 +39,11 @@ class NoAnswer(Exception):
 class Peer:
     """One connection."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, source: str = "") -> None:
         host, _, port = address.rpartition(":")
-        self._socket = socket.create_connection((host, int(port)), timeout=WAIT_S)
+        self._socket = socket.create_connection(
+            (host, int(port)), timeout=WAIT_S, source_address=(source, 0)
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -61,6 +67,17 @@ class Peer:
         except OSError:
             return False
         return True
+
+    def wait_until_received(self) -> None:
+        """Wait until the other machine has all that was written; a close may discard the rest."""
+        deadline = time.monotonic() + WAIT_S
+        while self._unsent_bytes() and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def _unsent_bytes(self) -> int:
+        answer = fcntl.ioctl(self._socket, termios.TIOCOUTQ, struct.pack("i", 0))
+        unsent: int = struct.unpack("i", answer)[0]
+        return unsent
 
     def ask(
         self, code: int, fields: Mapping[str, object] | None = None, body: bytes = b""

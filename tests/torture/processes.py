@@ -148,7 +148,13 @@ class Processes:
     ) -> Process:
         """Start ``python -m module arguments``."""
         log = self.directory / f"{name}.log"
-        env = {**os.environ, "HOME": str(self.directory), "PYTHONPATH": str(_HERE), **(env or {})}
+        own = {
+            "HOME": str(self.directory),
+            "PYTHONPATH": str(_HERE),
+            # Where a fatal signal, such as SIGBUS, came from.
+            "PYTHONFAULTHANDLER": "1",
+        }
+        env = {**os.environ, **own, **(env or {})}
         with log.open("ab") as errors:
             start = errors.tell()
             popen = subprocess.Popen(
