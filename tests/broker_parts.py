@@ -31,6 +31,7 @@ from turbopump.broker.offsets import Offsets
 from turbopump.broker.queue_locks import QueueLocks
 from turbopump.broker.runtime_info import RuntimeInfo
 from turbopump.broker.stats import Stats
+from turbopump.broker.subscription_filters import SubscriptionFilters
 from turbopump.broker.topics import Topics
 from turbopump.errors import RequestTimeout, WriteFailed, WriteRefused
 from turbopump.message import PhysicalOffset, QueueOffset
@@ -210,6 +211,7 @@ class Parts:
             members=self.members,
             topics=self.topics,
             groups=self.groups,
+            filters=SubscriptionFilters(self.live, self.consumers),
             clock=self.clock,
         )
         self.info = RuntimeInfo(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from turbopump.broker.clients import ConsumerGroup, Consumers, Member, Peer, Producers
 from turbopump.broker.config import GroupsConfig
@@ -11,9 +11,10 @@ from turbopump.broker.group_members import GroupMembers
 from turbopump.broker.groups import Groups, check_group_name, check_producer_group_name
 from turbopump.broker.queue_locks import QueueLocks
 from turbopump.broker.requests import answer_with, body_of
+from turbopump.broker.subscription_filters import SubscriptionFilters
 from turbopump.broker.topics import Topics
 from turbopump.clock import Clock
-from turbopump.errors import InvalidArgument, NetworkError, RemoteError, WriteRefused
+from turbopump.errors import NetworkError, RemoteError, WriteRefused
 from turbopump.net.connection import Connection
 from turbopump.net.router import Handler
 from turbopump.wire import headers
@@ -47,10 +48,6 @@ _REMEMBERED_BYTES_MAX = 16 * 1024
 """Heartbeats above this are read each time they come: each connection may have one in memory."""
 
 _UNIT_RETRY_FLAG = 2
-_TAG = "TAG"
-
-CheckExpression = Callable[[str], None]
-"""Compiles a filter expression; raises InvalidArgument that says what is wrong with it."""
 
 
 class ClientRequests:
@@ -66,8 +63,8 @@ class ClientRequests:
         members: GroupMembers,
         topics: Topics,
         groups: Groups,
+        filters: SubscriptionFilters,
         clock: Clock,
-        check_sql: CheckExpression | None = None,
     ) -> None:
         self.config = config
         self._consumers = consumers
@@ -77,7 +74,7 @@ class ClientRequests:
         self._topics = topics
         self._groups = groups
         self._clock = clock
-        self._check_sql = check_sql
+        self._filters = filters
         self._beats: dict[Peer, tuple[bytes, Heartbeat]] = {}
         """The last heartbeat of each connection, as it came and as it was read, if it is small."""
         self._none_silent_before_ms = 0
@@ -285,19 +282,7 @@ class ClientRequests:
 
     def check(self, request: Command, _peer: Connection) -> Command:
         """Try out a subscription before a client relies on it."""
-        subscription = body_of(request, CheckClientConfig).subscription_data
-        kind = subscription.expression_type
-        if kind is None or kind == _TAG:
-            return request.answer(ResponseCode.SUCCESS)
-        if self._check_sql is None:
-            raise RemoteError(
-                ResponseCode.SYSTEM_ERROR,
-                f"The broker does not support consumer to filter message by {kind}",
-            )
-        try:
-            self._check_sql(subscription.sub_string)
-        except InvalidArgument as error:
-            raise RemoteError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from error
+        self._filters.check(body_of(request, CheckClientConfig).subscription_data)
         return request.answer(ResponseCode.SUCCESS)
 
 

@@ -239,6 +239,21 @@ class GroupsConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FiltersConfig:
+    """Which filters of subscriptions the broker evaluates besides tags."""
+
+    sql_enabled: bool = True
+    """Whether subscriptions may have SQL92 expressions [enablePropertyFilter]."""
+    retried: bool = False
+    """Whether retried messages have to match their group's expression once more
+    [filterSupportRetry]."""
+
+    def __post_init__(self) -> None:
+        require_bool("enablePropertyFilter", self.sql_enabled)
+        require_bool("filterSupportRetry", self.retried)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LongPollingConfig:
     """How pulls wait for messages."""
 
@@ -347,6 +362,7 @@ class BrokerConfig:
     access: AccessConfig = AccessConfig()
     topics: TopicsConfig = TopicsConfig()
     groups: GroupsConfig = GroupsConfig()
+    filters: FiltersConfig = FiltersConfig()
     long_polling: LongPollingConfig = LongPollingConfig()
     overload: OverloadConfig = OverloadConfig()
     network: NetworkConfig = NetworkConfig()

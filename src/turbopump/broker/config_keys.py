@@ -172,6 +172,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("channelExpiredTimeout", "groups.client_expiry_ms", _INT, live=True),
     Setting("rebalanceLockMaxLiveTime", "groups.lock_expiry_ms", _INT, live=True),
     Setting("memberReconnectTimeout", "groups.member_reconnect_ms", _INT),
+    Setting("enablePropertyFilter", "filters.sql_enabled", _BOOL, live=True),
+    Setting("filterSupportRetry", "filters.retried", _BOOL, live=True),
     Setting("longPollingEnable", "long_polling.enabled", _BOOL, live=True),
     Setting("shortPollingTimeMills", "long_polling.short_hold_ms", _INT, live=True),
     Setting("longPollingSweepInterval", "long_polling.sweep_interval_ms", _INT, live=True),
@@ -225,7 +227,6 @@ _VALUE_CHARS_MAX = 8192
 
 NOT_YET = {
     "aclEnable": "false",
-    "enablePropertyFilter": "false",
     "slaveReadEnable": "false",
     "enableDLegerCommitLog": "false",
     "enableLmq": "false",

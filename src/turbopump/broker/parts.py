@@ -34,6 +34,7 @@ from turbopump.broker.retries import Retries
 from turbopump.broker.runtime_info import Load, RuntimeInfo
 from turbopump.broker.send import Sends
 from turbopump.broker.stats import Stats
+from turbopump.broker.subscription_filters import SubscriptionFilters
 from turbopump.broker.topics import Topics
 from turbopump.clock import Clock
 from turbopump.net.deadlines import Deadlines
@@ -66,6 +67,7 @@ class State:
         self.stats = Stats(config.identity.cluster, clock)
         self.consumers = Consumers()
         self.producers = Producers()
+        self.filters = SubscriptionFilters(live, self.consumers)
         self.locks = QueueLocks(config.groups.lock_expiry_ms)
         self.members = GroupMembers(
             self.file("groupMembers.json"), self.consumers, self.locks, clock
@@ -134,6 +136,7 @@ class MessagePath:
             topics=state.topics,
             groups=state.groups,
             consumers=state.consumers,
+            filters=state.filters,
             offsets=state.offsets,
             stats=state.stats,
             clock=clock,
@@ -205,6 +208,7 @@ class Administration:
             members=state.members,
             topics=topics,
             groups=groups,
+            filters=state.filters,
             clock=clock,
         )
         self.runtime_info = RuntimeInfo(

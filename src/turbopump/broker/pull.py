@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from turbopump.broker.arrivals import Arrivals, HeldPull
+from turbopump.broker.arrivals import Arrivals, HeldPull, Wants
 from turbopump.broker.clients import Consumers
 from turbopump.broker.config import BrokerConfig
 from turbopump.broker.durability import Outcome, Promise
@@ -19,10 +19,10 @@ from turbopump.broker.offsets import Offsets
 from turbopump.broker.pull_row import PullRow
 from turbopump.broker.put import Draft, Put
 from turbopump.broker.stats import Stats
+from turbopump.broker.subscription_filters import SubscriptionFilters
 from turbopump.broker.topics import Topics, is_readable
 from turbopump.clock import Clock
-from turbopump.errors import InvalidArgument, RemoteError
-from turbopump.filters import tags
+from turbopump.errors import RemoteError
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.net.connection import Connection
 from turbopump.net.router import Handler, failure
@@ -42,10 +42,6 @@ from turbopump.wire.pull_requests import VARYING
 from turbopump.wire.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND
 
 _MASTER = 0
-
-
-_EXPRESSION_CHARS_MAX = 16 * 1024
-"""Of a pull's own expression, which is in memory for as long as the pull is held."""
 
 
 class Pull(Struct, frozen=True):
@@ -72,6 +68,7 @@ class Pulls:
         topics: Topics,
         groups: Groups,
         consumers: Consumers,
+        filters: SubscriptionFilters,
         offsets: Offsets,
         stats: Stats,
         clock: Clock,
@@ -84,6 +81,7 @@ class Pulls:
         self._topics = topics
         self._groups = groups
         self._consumers = consumers
+        self._filters = filters
         self._offsets = offsets
         self._stats = stats
         self._clock = clock
@@ -174,8 +172,9 @@ class Pulls:
 
     def _wanted(self, header: PullMessage, group: GroupConfig) -> Filter:
         if header.sys_flag & PULL_SUBSCRIPTION:
-            return _filter_of_request(header)
-        return _filter_of_subscription(self._subscription(header, group))
+            return self._filters.of_request(header)
+        subscription = self._subscription(header, group)
+        return self._filters.of_subscription(header.consumer_group, subscription)
 
     def _subscription(self, header: PullMessage, group: GroupConfig) -> Subscription:
         name = header.consumer_group
@@ -238,6 +237,7 @@ class Pulls:
                 owner=pull.peer,
                 resume=lambda: self._resume(pull),
                 tags_codes=pull.wanted.tags_codes,
+                wants=_wants(pull.wanted),
                 is_behind=isinstance(outcome, outcomes.UnitsMissing),
             ),
             max(0, wait_ms),
@@ -329,38 +329,6 @@ def _unreported(_: Outcome) -> None:
     """Ignore what becomes of a note."""
 
 
-def _filter_of_request(header: PullMessage) -> Filter:
-    """Read the expression that the pull itself carries."""
-    length = len(header.subscription or "") + len(header.expression_type or "")
-    if length > _EXPRESSION_CHARS_MAX:
-        remark = f"subscription must be at most {_EXPRESSION_CHARS_MAX} characters, got {length}"
-        raise RemoteError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark)
-    if header.expression_type == tags.SQL92:
-        raise RemoteError(
-            ResponseCode.SYSTEM_ERROR,
-            "The broker does not support consumer to filter message by SQL92",
-        )
-    if header.subscription == tags.EVERYTHING:
-        return EVERYTHING
-    try:
-        parsed = tags.parse_tags(header.subscription)
-    except InvalidArgument as error:
-        raise RemoteError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from error
-    return EVERYTHING if parsed.everything else Filter(tags_codes=frozenset(parsed.codes))
-
-
-def _filter_of_subscription(subscription: Subscription) -> Filter:
-    """Take the hashes that the consumer sent along: the broker does not compute them."""
-    if subscription.expression_type == tags.SQL92:
-        raise RemoteError(
-            ResponseCode.SYSTEM_ERROR,
-            "The broker does not support consumer to filter message by SQL92",
-        )
-    if subscription.sub_string == tags.EVERYTHING:
-        return EVERYTHING
-    return Filter(tags_codes=frozenset(subscription.code_set))
-
-
 _STATUS: dict[type[ReadOutcome], str] = {
     outcomes.Found: "FOUND",
     outcomes.NoMatch: "NO_MATCHED_MESSAGE",
@@ -404,6 +372,12 @@ _FOUND = PullAnswers(ResponseCode.SUCCESS, _MASTER, _STATUS[outcomes.Found])
 def _is_plain(pull: Pull) -> bool:
     """Whether a prepared answer will do: in JSON, and seen by no hook."""
     return pull.request.serialize is Serialize.JSON and not pull.peer.is_observed
+
+
+def _wants(wanted: Filter) -> Wants | None:
+    """Return how a held pull tells whether an arriving message is for it, beyond its tag."""
+    matches = wanted.properties
+    return None if matches is None else lambda arrival: matches(arrival.properties)
 
 
 def _is_repeatable(pull: Pull) -> bool:

@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 
 from broker_parts import FakePeer, Parts, finished
-from turbopump.broker.client_requests import ClientRequests
-from turbopump.errors import InvalidArgument, Overloaded
+from turbopump.errors import Overloaded
 from turbopump.message import MessageQueue
-from turbopump.net.router import Router
 from turbopump.wire import headers
 from turbopump.wire.bodies import (
     CheckClientConfig,
@@ -355,30 +353,13 @@ def check(parts: Parts, kind: str | None, text: str = "a > 3") -> Command:
     return parts.ask(RequestCode.CHECK_CLIENT_CONFIG, body=body)
 
 
-def test_tags_are_fine_and_sql_is_not_there_yet(parts: Parts) -> None:
+def test_expressions_are_checked(parts: Parts) -> None:
     assert check(parts, "TAG").code == ResponseCode.SUCCESS
     assert check(parts, None).code == ResponseCode.SUCCESS
-    answer = check(parts, "SQL92")
-    assert answer.code == ResponseCode.SYSTEM_ERROR
-    assert "SQL92" in (answer.remark or "")
-
-
-def test_sql_is_compiled_once_there_is_a_compiler(parts: Parts) -> None:
-    def compile_it(text: str) -> None:
-        if "<" in text:
-            raise InvalidArgument(f"{text!r}: not understood")
-
-    clients = ClientRequests(
-        config=parts.config.groups,
-        consumers=parts.consumers,
-        producers=parts.producers,
-        locks=parts.locks,
-        members=parts.members,
-        topics=parts.topics,
-        groups=parts.groups,
-        clock=parts.clock,
-        check_sql=compile_it,
-    )
-    parts.router = Router(clients.handlers())
-    assert check(parts, "SQL92").code == ResponseCode.SUCCESS
-    assert check(parts, "SQL92", "a >< 3").code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
+    assert check(parts, "SQL92", "a > 3").code == ResponseCode.SUCCESS
+    wrong = check(parts, "SQL92", "a >< 3")
+    assert wrong.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
+    assert "found '<' (at character 4)" in (wrong.remark or "")
+    unknown = check(parts, "XPATH", "//a")
+    assert unknown.code == ResponseCode.SYSTEM_ERROR
+    assert "XPATH" in (unknown.remark or "")

@@ -67,6 +67,8 @@ OTHER_VALUES = {
     "channelExpiredTimeout": "5000",
     "rebalanceLockMaxLiveTime": "30000",
     "memberReconnectTimeout": "5000",
+    "enablePropertyFilter": "false",
+    "filterSupportRetry": "true",
     "longPollingEnable": "false",
     "shortPollingTimeMills": "10",
     "longPollingSweepInterval": "20",

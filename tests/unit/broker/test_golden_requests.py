@@ -34,10 +34,7 @@ SERVED = {
 }
 
 DIFFERENT = {
-    # Filtering by SQL, transactions and access control are not there yet.
-    "sql_consumer_start.CHECK_CLIENT_CONFIG.request": ResponseCode.SYSTEM_ERROR,
-    "sql_bad_expression.request": ResponseCode.SYSTEM_ERROR,
-    "check_client_config_ok.request": ResponseCode.SYSTEM_ERROR,
+    # Transactions and access control are not there yet.
     "resume_check_half.request": ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
     "acl_cluster_info.request": ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
     "acl_update_config.request": ResponseCode.UPDATE_AND_CREATE_ACL_CONFIG_FAILED,

@@ -25,7 +25,7 @@ from turbopump.filters.sql92.tree import (
     Truth,
 )
 
-LENGTH_MAX = 64 * 1024
+LENGTH_MAX = 16 * 1024
 NESTING_MAX = 100
 """Parentheses, signs and NOTs inside each other, and links of chains such as ``a = b = c``."""
 

@@ -1,0 +1,103 @@
+"""Which messages a subscription wants, as a filter for the store: by tags, or by SQL92."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+from turbopump.broker.clients import Consumers
+from turbopump.broker.live_config import LiveConfig
+from turbopump.errors import InvalidArgument, InvalidExpression, RemoteError
+from turbopump.filters import tags
+from turbopump.filters.sql92 import compile_sql
+from turbopump.filters.sql92.parser import LENGTH_MAX
+from turbopump.store.outcomes import EVERYTHING, Filter
+from turbopump.wire import properties as names
+from turbopump.wire.bodies import Subscription
+from turbopump.wire.codes import ResponseCode
+from turbopump.wire.headers import PullMessage
+from turbopump.wire.names import RETRY_PREFIX
+
+
+class SubscriptionFilters:
+    """Turns subscriptions into filters, and checks them for clients."""
+
+    def __init__(self, config: LiveConfig, consumers: Consumers) -> None:
+        self._config = config
+        self._consumers = consumers
+
+    def of_request(self, header: PullMessage) -> Filter:
+        """Read the expression that a pull itself carries."""
+        length = len(header.subscription or "") + len(header.expression_type or "")
+        if length > LENGTH_MAX:
+            remark = f"subscription must be at most {LENGTH_MAX} characters, got {length}"
+            raise RemoteError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark)
+        if header.expression_type == tags.SQL92:
+            self._require_sql()
+            return _sql_filter(header.subscription, ResponseCode.SUBSCRIPTION_PARSE_FAILED)
+        if header.subscription == tags.EVERYTHING:
+            return EVERYTHING
+        try:
+            parsed = tags.parse_tags(header.subscription)
+        except InvalidArgument as error:
+            raise RemoteError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from error
+        return EVERYTHING if parsed.everything else Filter(tags_codes=frozenset(parsed.codes))
+
+    def of_subscription(self, group: str, subscription: Subscription) -> Filter:
+        """Return what a group wants of a topic, as its heartbeat said."""
+        if subscription.expression_type == tags.SQL92:
+            self._require_sql()
+            return _sql_filter(subscription.sub_string, ResponseCode.FILTER_DATA_NOT_EXIST)
+        is_retry = subscription.topic.startswith(RETRY_PREFIX)
+        if is_retry and self._config.current.filters.retried:
+            return Filter(properties=lambda data: self._wants_again(group, _parsed(data)))
+        if subscription.sub_string == tags.EVERYTHING:
+            return EVERYTHING
+        # The hashes are those that the consumer sent along: the broker does not compute them.
+        return Filter(tags_codes=frozenset(subscription.code_set))
+
+    def check(self, subscription: Subscription) -> None:
+        """Raise RemoteError if a subscription could not be served."""
+        kind = subscription.expression_type
+        if kind is None or kind == tags.TAG:
+            return
+        self._require_sql(kind)
+        _sql_filter(subscription.sub_string, ResponseCode.SUBSCRIPTION_PARSE_FAILED)
+
+    def _require_sql(self, kind: str = tags.SQL92) -> None:
+        if kind != tags.SQL92 or not self._config.current.filters.sql_enabled:
+            raise RemoteError(
+                ResponseCode.SYSTEM_ERROR,
+                f"The broker does not support consumer to filter message by {kind}",
+            )
+
+    def _wants_again(self, group: str, properties: Mapping[str, str]) -> bool:
+        """Whether a retried message matches what the group wants of the topic it came from."""
+        topic = properties.get(names.RETRY_TOPIC, "")
+        wanted = self._consumers.subscription(group, topic)
+        if wanted is None or wanted.expression_type != tags.SQL92:
+            return True
+        try:
+            return compile_sql(wanted.sub_string).matches(properties)
+        except InvalidExpression:
+            # Pulls of that topic are told; what failed before must not be lost by it.
+            return True
+
+
+def _sql_filter(expression: str | None, refusal: ResponseCode) -> Filter:
+    try:
+        return _compiled(expression or "")
+    except InvalidExpression as error:
+        raise RemoteError(refusal, f"SQL92 expression {expression!r}: {error}") from error
+
+
+@lru_cache(maxsize=128)
+def _compiled(expression: str) -> Filter:
+    matches = compile_sql(expression).matches
+    return Filter(properties=lambda data: matches(_parsed(data)))
+
+
+@lru_cache(maxsize=16)
+def _parsed(data: bytes) -> Mapping[str, str]:
+    """Take properties apart; pulls that wait for the same message ask one after the other."""
+    return names.decode(data.decode(errors="replace"))

@@ -1,0 +1,159 @@
+"""SQL92 subscriptions at the broker: registered by heartbeat, carried by a pull, and held."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from brokers import Client, pulled, running_broker, views
+from turbopump.testing import virtual_loop, virtual_time
+from turbopump.wire.bodies import ConsumerData, Heartbeat, MessageModel, Subscription
+from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.command import Command
+from turbopump.wire.sysflag import PULL_SUSPEND
+
+SQL92 = "SQL92"
+
+
+async def send_orders(client: Client) -> None:
+    for number, region in enumerate(["eu", "us", "eu", "asia", "us"]):
+        named = {"amount": str(number * 50), "region": region}
+        await client.send(b"order %d" % number, named=named)
+
+
+def bodies(answer: Command) -> list[bytes]:
+    return [view.body for view in views(answer)]
+
+
+async def beat(client: Client, expression: str, version: int = 1, topic: str = "T") -> None:
+    wanted = Subscription(
+        topic=topic, sub_string=expression, expression_type=SQL92, sub_version=version
+    )
+    retries = Subscription(topic="%RETRY%g", sub_string="*", sub_version=1)
+    data = ConsumerData(
+        group_name="g",
+        message_model=MessageModel.CLUSTERING,
+        subscription_data_set=[wanted, retries],
+    )
+    body = Heartbeat(client_id="c", consumer_data_set=[data]).encode()
+    answer = await client.ask(RequestCode.HEART_BEAT, body=body)
+    # Also for an expression that is wrong, as in RocketMQ: pulls are told.
+    assert answer.code == ResponseCode.SUCCESS
+
+
+@virtual_time()
+async def test_a_pull_carries_its_expression(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (_, client):
+        await send_orders(client)
+        sql = "amount > 40 AND region IN ('eu', 'us')"
+        answer = await client.pull(expression_type=SQL92, tags=sql)
+        assert bodies(answer) == [b"order 1", b"order 2", b"order 4"]
+        assert pulled(answer).next_begin_offset == 5
+
+
+@virtual_time()
+async def test_a_heartbeat_registers_the_expression(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (_, client):
+        await send_orders(client)
+        await beat(client, "amount BETWEEN 100 AND 150")
+        assert bodies(await client.pull(sys_flag=0)) == [b"order 2", b"order 3"]
+        # A newer version replaces it while the group runs.
+        await beat(client, "region = 'asia'", version=2)
+        assert bodies(await client.pull(sys_flag=0, sub_version=2)) == [b"order 3"]
+        late = await client.pull(sys_flag=0, sub_version=3)
+        assert late.code == ResponseCode.SUBSCRIPTION_NOT_LATEST
+
+
+@virtual_time()
+async def test_a_wrong_expression_is_reported_to_whoever_pulls(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (_, client):
+        await send_orders(client)
+        await beat(client, "amount >< 3")
+        answer = await client.pull(sys_flag=0)
+        assert answer.code == ResponseCode.FILTER_DATA_NOT_EXIST
+        assert "(at character 9)" in (answer.remark or "")
+
+
+@virtual_time()
+async def test_messages_that_cannot_be_compared_do_not_match(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (_, client):
+        await client.send(b"text", named={"amount": "many"})
+        await client.send(b"number", named={"amount": "7"})
+        await client.send(b"none")
+        answer = await client.pull(expression_type=SQL92, tags="amount > 5")
+        assert bodies(answer) == [b"number"]
+
+
+@virtual_time()
+async def test_a_held_pull_wakes_for_a_match_only(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (broker, client):
+        await client.send(b"old", named={"region": "us"})
+        held = asyncio.create_task(
+            client.pull(1, expression_type=SQL92, tags="region = 'eu'", hold_ms=15_000)
+        )
+        await asyncio.sleep(0.1)
+        assert len(broker.path.arrivals) == 1
+        start = virtual_loop().time()
+        await client.send(b"not wanted", named={"region": "us"})
+        await asyncio.sleep(1)
+        assert not held.done()
+        await client.send(b"wanted", named={"region": "eu"})
+        assert bodies(await held) == [b"wanted"]
+        assert virtual_loop().time() - start < 2
+
+
+@virtual_time()
+async def test_a_rare_match_is_found_in_bounded_steps(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (_, client):
+        for number in range(2000):
+            await client.send(b"%d" % number, named={"n": str(number)})
+        offsets = [0]
+        answer = None
+        while answer is None or answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY:
+            answer = await client.pull(offsets[-1], expression_type=SQL92, tags="n = 1900")
+            offsets.append(pulled(answer).next_begin_offset)
+        assert bodies(answer) == [b"1900"]
+        # So many units are looked at for one answer (maxFilterMessageSize), in one file at most.
+        steps = [after - before for before, after in pairwise(offsets)]
+        assert steps[0] == 800
+        assert max(steps) == 800
+
+
+@virtual_time()
+async def test_sql_can_be_switched_off(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (_, client):
+        await send_orders(client)
+        await beat(client, "amount > 5")
+        await client.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"enablePropertyFilter=false")
+        for answer in (
+            await client.pull(sys_flag=0),
+            await client.pull(expression_type=SQL92, tags="amount > 5"),
+        ):
+            assert answer.code == ResponseCode.SYSTEM_ERROR
+            assert answer.remark == (
+                "The broker does not support consumer to filter message by SQL92"
+            )
+
+
+@pytest.mark.parametrize("filters_retries", [False, True])
+def test_retried_messages_match_again_only_if_configured(
+    tmp_path: Path, filters_retries: bool
+) -> None:
+    @virtual_time()
+    async def run() -> None:
+        async with running_broker(tmp_path) as (_, client):
+            setting = f"filterSupportRetry={str(filters_retries).lower()}"
+            await client.ask(RequestCode.UPDATE_BROKER_CONFIG, body=setting.encode())
+            await send_orders(client)
+            await beat(client, "amount > 60")
+            for message in await client.messages():
+                await client.send_back(message, delay_level=1)
+            await asyncio.sleep(2)
+            again = await client.pull(topic="%RETRY%g", sys_flag=PULL_SUSPEND)
+            wanted = [2, 3, 4] if filters_retries else range(5)
+            assert sorted(bodies(again)) == [b"order %d" % number for number in wanted]
+
+    run()
