@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from turbopump.client.replies import Reply
     from turbopump.client.selectors import by_chance, by_hash
     from turbopump.client.send_hooks import SendReceipt
+    from turbopump.filters.sql92 import Sql
     from turbopump.wire.record import MessageView
 else:
     # Not before it is used: servers and tools start faster without the clients.
@@ -70,6 +71,7 @@ else:
         "Retries": "turbopump.client.push_config",
         "SendReceipt": "turbopump.client.send_hooks",
         "SendStatus": "turbopump.client.calls",
+        "Sql": "turbopump.filters.sql92",
         "average": "turbopump.client.allocation",
         "average_by_circle": "turbopump.client.allocation",
         "by_chance": "turbopump.client.selectors",
@@ -116,6 +118,7 @@ __all__ = [
     "Retries",
     "SendReceipt",
     "SendStatus",
+    "Sql",
     "TurbopumpError",
     "__version__",
     "average",

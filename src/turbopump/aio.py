@@ -38,6 +38,7 @@ from turbopump.client.selectors import by_chance, by_hash
 from turbopump.client.send_hooks import SendReceipt
 from turbopump.client.session import Session
 from turbopump.errors import TurbopumpError
+from turbopump.filters.sql92 import Sql
 from turbopump.message import Message, MessageQueue
 from turbopump.wire.record import MessageView
 
@@ -74,6 +75,7 @@ __all__ = [
     "SendReceipt",
     "SendStatus",
     "Session",
+    "Sql",
     "TurbopumpError",
     "average",
     "average_by_circle",

@@ -248,6 +248,18 @@ def test_tail_follows_until_the_count(shell: Shell) -> None:
     assert [line["body"] for line in lines] == ["something new"]
 
 
+def test_tail_filters_by_sql(shell: Shell) -> None:
+    shell.ok("topic create priced --queues 1 --broker a")
+    for amount in (50, 150):
+        shell.ok(f"message send priced {amount} --property amount={amount}")
+    lines = shell.json_lines("message tail priced --from earliest --no-follow --sql 'amount > 99'")
+    assert [line["body"] for line in lines] == ["150"]
+    wrong = shell.run("message tail priced --sql 'amount ! 5'")
+    assert wrong.exit_code == 2
+    assert "(at character 8)" in wrong.output
+    assert "either --tags or --sql" in shell.run("message tail priced --tags a --sql a=1").output
+
+
 @pytest.mark.slow
 def test_tail_ends_well_when_interrupted(shell: Shell) -> None:
     shell.ok("topic create long --queues 1 --broker a")

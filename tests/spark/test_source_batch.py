@@ -57,6 +57,15 @@ def numbers(rows: DataFrame) -> list[int]:
     return sorted(row.n for row in found.collect())
 
 
+def test_the_broker_filters_by_sql(spark: SparkSession, broker: Standalone) -> None:
+    name = made_topic(broker.nameserver, fresh_topic(), queues=2)
+    with Producer("tests", nameserver=broker.nameserver) as producer:
+        for number in range(50):
+            producer.send(Message(name, b"%d" % number, properties={"n": str(number)}))
+    rows = read(spark, broker, topic=name, sql="n BETWEEN 10 AND 12 OR n = 40")
+    assert numbers(rows) == [10, 11, 12, 40]
+
+
 def test_every_column_is_what_the_client_sees(
     spark: SparkSession, broker: Standalone, topic: str, broker_name: str
 ) -> None:

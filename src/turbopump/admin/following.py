@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Mapping
 from turbopump.admin.positions import AtTime
 from turbopump.admin.reading import Reading
 from turbopump.admin.topics import QueueLimits, Topics
+from turbopump.client.subscriptions import Expression
 from turbopump.errors import NetworkError, NoRoute, TurbopumpError
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.wire.record import MessageView
@@ -27,7 +28,7 @@ class Following:
     """Reads the queues of one topic, each by a task of its own."""
 
     def __init__(
-        self, reading: Reading, topics: Topics, topic: str, tags: str, since: AtTime
+        self, reading: Reading, topics: Topics, topic: str, tags: Expression, since: AtTime
     ) -> None:
         self._reading = reading
         self._topics = topics

@@ -20,7 +20,7 @@ from turbopump.client import calls
 from turbopump.client.producer import Producer, To
 from turbopump.client.selectors import by_hash
 from turbopump.client.send_hooks import SendReceipt
-from turbopump.client.subscriptions import EVERYTHING
+from turbopump.client.subscriptions import EVERYTHING, Expression
 from turbopump.errors import InvalidArgument, NotThere, RemoteError
 from turbopump.message import Message, MessageQueue, QueueOffset
 from turbopump.wire.bodies import DirectConsumption
@@ -218,14 +218,21 @@ class Messages:
         ends = await gathered(self._reading.offset_of(each, stop) for each in limits)
         return Span(tuple(map(Stretch, (each.queue for each in limits), begins, ends)))
 
-    def read(self, span: Span, *, tags: str = EVERYTHING) -> AsyncGenerator[MessageView, None]:
+    def read(
+        self, span: Span, *, tags: Expression = EVERYTHING
+    ) -> AsyncGenerator[MessageView, None]:
         """Read the messages of a span, in the order in which they were stored."""
         return merged([self._reading.stretch(each, tags=tags) for each in span.stretches])
 
     # --- watching ---------------------------------------------------------------------------------
 
     async def tail(
-        self, topic: str, *, tags: str = EVERYTHING, start: Start | None = None, follow: bool = True
+        self,
+        topic: str,
+        *,
+        tags: Expression = EVERYTHING,
+        start: Start | None = None,
+        follow: bool = True,
     ) -> AsyncGenerator[MessageView, None]:
         """Read a topic from a position on, and everything that comes later if it is followed.
 

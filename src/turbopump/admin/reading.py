@@ -15,7 +15,7 @@ from turbopump.client.calls import Found, OffsetIllegal
 from turbopump.client.pull_config import PullTimes
 from turbopump.client.reading import QueueReader
 from turbopump.client.session import Session
-from turbopump.client.subscriptions import EVERYTHING, subscription
+from turbopump.client.subscriptions import EVERYTHING, Expression, subscription
 from turbopump.errors import DamagedMessage
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.wire.record import MessageView
@@ -50,7 +50,7 @@ class Reading:
         queue: MessageQueue,
         offset: QueueOffset,
         *,
-        tags: str = EVERYTHING,
+        tags: Expression = EVERYTHING,
         count_max: int = PAGE_MESSAGES,
         is_held: bool = False,
     ) -> tuple[Sequence[MessageView], QueueOffset]:
@@ -71,7 +71,7 @@ class Reading:
                 return (), QueueOffset(max(offset, outcome.next_offset))
 
     async def stretch(
-        self, stretch: Stretch, *, tags: str = EVERYTHING
+        self, stretch: Stretch, *, tags: Expression = EVERYTHING
     ) -> AsyncGenerator[MessageView, None]:
         """Read everything of a stretch that is still there."""
         at = stretch.begin

@@ -32,6 +32,7 @@ from turbopump.errors import InvalidArgument, NotThere
 if TYPE_CHECKING:
     from turbopump.admin.blocking import Admin
     from turbopump.admin.positions import Start
+    from turbopump.filters.sql92 import Sql
     from turbopump.message import MessageQueue
     from turbopump.wire.record import MessageView
 
@@ -128,6 +129,14 @@ def send(
 def tail(
     topic: TopicArgument,
     tags: TagsOption = "*",
+    sql: Annotated[
+        str | None,
+        typer.Option(
+            metavar="EXPRESSION",
+            help="Only messages whose properties match, as 'amount > 100'.",
+            show_default=False,
+        ),
+    ] = None,
     start: Annotated[
         str,
         typer.Option("--from", metavar="now|earliest|TIME", help="Where to begin."),
@@ -153,7 +162,8 @@ def tail(
         begin = _start(start, last)
         if count is not None and count < 1:
             raise InvalidArgument(f"count is {count}: at least 1 is allowed")
-        with closing(admin.messages.tail(topic, tags=tags, start=begin, follow=follow)) as coming:
+        wanted = _wanted(tags, sql)
+        with closing(admin.messages.tail(topic, tags=wanted, start=begin, follow=follow)) as coming:
             for message in islice(coming, count):
                 if json:
                     output.line(message_row(message))
@@ -357,6 +367,16 @@ def _one_queue(admin: Admin, topic: str, text: str) -> MessageQueue:
         names = ", ".join(f"{queue.broker}:{queue.queue_id}" for queue in found)
         raise InvalidArgument(f"queue {text!r} is one of several: {names}; name the broker too")
     return found[0]
+
+
+def _wanted(tags: str, sql: str | None) -> str | Sql:
+    from turbopump.filters.sql92 import Sql
+
+    if sql is None:
+        return tags
+    if tags != "*":
+        raise InvalidArgument("pass either --tags or --sql, not both")
+    return Sql(sql)
 
 
 def _start(text: str, last: int | None) -> Start:

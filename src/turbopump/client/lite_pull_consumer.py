@@ -24,7 +24,12 @@ from turbopump.client.reading import QueueReader, require_offset
 from turbopump.client.session import Session
 from turbopump.client.sharing import client_config, shared_session
 from turbopump.client.start_position import StartFrom, consume_from
-from turbopump.client.subscriptions import EVERYTHING, subscription
+from turbopump.client.subscriptions import (
+    EVERYTHING,
+    Expression,
+    check_subscription,
+    subscription,
+)
 from turbopump.errors import InvalidArgument, NotRunning, TurbopumpError
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.net.limits import require_at_least
@@ -59,7 +64,7 @@ class LitePullConsumer(ConsumerMember):
         *,
         nameserver: str = "",
         namespace: str = "",
-        subscriptions: Mapping[str, str] | None = None,
+        subscriptions: Mapping[str, Expression] | None = None,
         start_from: StartFrom = "last",
         strategy: Strategy = average,
         config: LitePullConfig | None = None,
@@ -92,8 +97,8 @@ class LitePullConsumer(ConsumerMember):
         try:
             running = self._new_running(session)
             for topic, expression in self._expressions.items():
-                self._note_subscription(running, topic, expression)
                 await session.refresh_route(running.reader.known_as(topic))
+                await self._note_subscription(running, topic, expression)
             await session.join(self)
         except BaseException:
             await session.leave(self)
@@ -121,20 +126,21 @@ class LitePullConsumer(ConsumerMember):
 
     # --- which queues -----------------------------------------------------------------------------
 
-    async def subscribe(self, topic: str, tags: str = EVERYTHING) -> None:
+    async def subscribe(self, topic: str, tags: Expression = EVERYTHING) -> None:
         """Read a topic, sharing its queues with the group; not together with `assign`.
 
         ::
 
             await consumer.subscribe("orders", "created || paid")
+            await consumer.subscribe("prices", Sql("amount > 100"))
         """
         check_topic(topic)
         running = self._require_running()
         if running.is_assigned_by_hand:
             raise InvalidArgument(f"topic {topic!r}: queues are assigned by hand, do not subscribe")
-        self._note_subscription(running, topic, tags)
-        self._expressions[topic] = tags
         await running.session.refresh_route(running.reader.known_as(topic))
+        await self._note_subscription(running, topic, tags)
+        self._expressions[topic] = tags
         await running.session.heartbeat()
         running.balance_wanted.set()
 
@@ -374,10 +380,13 @@ class LitePullConsumer(ConsumerMember):
         )
         return _Running(session, reader, pending, fetching, session.clock.monotonic_ms())
 
-    def _note_subscription(self, running: _Running, topic: str, expression: str) -> None:
+    async def _note_subscription(
+        self, running: _Running, topic: str, expression: Expression
+    ) -> None:
         known = running.reader.known_as(topic)
-        now_ms = running.session.clock.now_ms()
-        self._subscriptions[topic] = subscription(known, expression, now_ms)
+        wanted = subscription(known, expression, running.session.clock.now_ms())
+        await check_subscription(running.session, self.group, wanted)
+        self._subscriptions[topic] = wanted
 
     def _subscription_of(self, topic: str) -> Subscription:
         return self._subscriptions.get(topic) or subscription(topic, EVERYTHING, 0)

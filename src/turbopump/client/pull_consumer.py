@@ -16,7 +16,7 @@ from turbopump.client.reading import QueueReader, require_offset
 from turbopump.client.send_back import SendingBack
 from turbopump.client.session import Session
 from turbopump.client.sharing import client_config, shared_session
-from turbopump.client.subscriptions import EVERYTHING, subscription
+from turbopump.client.subscriptions import EVERYTHING, Expression, subscription
 from turbopump.errors import ClientError, NotRunning
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.net.limits import require_at_least
@@ -124,7 +124,7 @@ class PullConsumer(ConsumerMember):
         queue: MessageQueue,
         offset: int,
         *,
-        tags: str = EVERYTHING,
+        tags: Expression = EVERYTHING,
         count_max: int | None = None,
         timeout_ms: int | None = None,
     ) -> PullOutcome:
@@ -141,7 +141,7 @@ class PullConsumer(ConsumerMember):
         queue: MessageQueue,
         offset: int,
         *,
-        tags: str = EVERYTHING,
+        tags: Expression = EVERYTHING,
         count_max: int | None = None,
         timeout_ms: int | None = None,
     ) -> PullOutcome:
@@ -246,7 +246,7 @@ class PullConsumer(ConsumerMember):
         self,
         queue: MessageQueue,
         offset: int,
-        tags: str,
+        tags: Expression,
         count_max: int | None,
         timeout_ms: int | None,
         *,

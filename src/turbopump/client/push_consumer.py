@@ -13,7 +13,6 @@ from typing import Self
 
 import msgspec
 
-from turbopump.client import calls
 from turbopump.client.allocation import Strategy, average
 from turbopump.client.config import ClientConfig
 from turbopump.client.consumption import Consumption, Delivery
@@ -33,7 +32,15 @@ from turbopump.client.sharing import client_config, shared_session
 from turbopump.client.start_position import StartFrom, consume_from
 from turbopump.client.stats import ConsumerStats
 from turbopump.client.stop_signals import stop_signals
-from turbopump.client.subscriptions import EVERYTHING, SQL92, TAG, subscription
+from turbopump.client.subscriptions import (
+    EVERYTHING,
+    SQL92,
+    TAG,
+    Expression,
+    Sql,
+    check_subscription,
+    subscription,
+)
 from turbopump.errors import InvalidArgument, NotRunning
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.wire.bodies import (
@@ -73,7 +80,7 @@ class PushConsumer(ConsumerMember):
         group: str,
         listener: Listen,
         *,
-        subscriptions: Mapping[str, str] | None = None,
+        subscriptions: Mapping[str, Expression] | None = None,
         nameserver: str = "",
         namespace: str = "",
         start_from: StartFrom = "last",
@@ -111,10 +118,9 @@ class PushConsumer(ConsumerMember):
         )
         self._hooks = tuple(hooks)
         self._given_session = session
-        self._expressions: dict[str, tuple[str, str]] = {}
+        self._expressions: dict[str, Expression] = {}
         for topic, expression in (subscriptions or {}).items():
-            name = self._checked(topic, expression, TAG)
-            self._expressions[name] = (expression, TAG)
+            self._expressions[self._checked(topic, expression)] = expression
         self._subscriptions: dict[str, Subscription] = {}
         self._session: Session | None = None
         self._running: Consumption | None = None
@@ -210,25 +216,33 @@ class PushConsumer(ConsumerMember):
 
     # --- while it runs ----------------------------------------------------------------------------
 
-    async def subscribe(self, topic: str, expression: str = EVERYTHING, kind: str = TAG) -> None:
-        """Want a topic, or other tags of it; also before the start.
+    async def subscribe(
+        self, topic: str, expression: Expression = EVERYTHING, kind: str = TAG
+    ) -> None:
+        """Subscribe to a topic, or change its expression; also before the start.
+
+        ``kind`` says what a string is: ``TAG`` or ``SQL92``.
 
         ::
 
             await consumer.subscribe("orders", "created || paid")
-            await consumer.subscribe("prices", "amount > 100", "SQL92")
+            await consumer.subscribe("prices", Sql("amount > 100"))
         """
-        name = self._checked(topic, expression, kind)
+        if kind not in (TAG, SQL92):
+            raise InvalidArgument(f"kind must be {TAG} or {SQL92}, got {kind!r}")
+        if kind == SQL92 and isinstance(expression, str):
+            expression = Sql(expression)
+        name = self._checked(topic, expression)
         if self._running is not None and self._session is not None:
             version_ms = self._session.clock.now_ms()
-            wanted = subscription(name, expression, version_ms, kind)
-            await self._check(self._session, wanted)
+            wanted = subscription(name, expression, version_ms)
+            await check_subscription(self._session, self.group, wanted)
             self._subscriptions[name] = wanted
             await self._session.refresh_route(name)
             await self._session.heartbeat()
             self._running.pull_anew(name)
             self._running.rebalancer.wake()
-        self._expressions[name] = (expression, kind)
+        self._expressions[name] = expression
 
     async def unsubscribe(self, topic: str) -> None:
         """Want a topic no more; its queues are given up."""
@@ -333,14 +347,14 @@ class PushConsumer(ConsumerMember):
         self._started_ms = session.clock.now_ms()
         expressions = dict(self._expressions)
         if not self._settings.is_broadcast:
-            expressions[retry_topic(self.group)] = (EVERYTHING, TAG)
+            expressions[retry_topic(self.group)] = EVERYTHING
         self._subscriptions.clear()
-        for topic, (expression, kind) in expressions.items():
+        for topic, expression in expressions.items():
             version_ms = session.clock.now_ms()
-            self._subscriptions[topic] = subscription(topic, expression, version_ms, kind)
+            self._subscriptions[topic] = subscription(topic, expression, version_ms)
         for wanted in list(self._subscriptions.values()):
             await session.refresh_route(wanted.topic)
-            await self._check(session, wanted)
+            await check_subscription(session, self.group, wanted)
         self._listener = Listener(self._listen, self._hooks, session.clock)
         running = self._consumption(session, self._listener)
         await running.offsets.open()
@@ -389,23 +403,11 @@ class PushConsumer(ConsumerMember):
         lock = None if locks is None else locks.renew_one
         return OrderlyDelivery(*common, own.retries, positions, back, lock, stats, clock)
 
-    async def _check(self, session: Session, wanted: Subscription) -> None:
-        """Let a broker read an expression that is not tags; raises RemoteError if it cannot."""
-        if wanted.expression_type == TAG:
-            return
-        address = session.any_address(await session.route(wanted.topic))
-        timeout_ms = session.config.request_timeout_ms
-        await calls.check_subscription(
-            session, address, session.client_id, self.group, wanted, timeout_ms
-        )
-
-    def _checked(self, topic: str, expression: str, kind: str) -> str:
+    def _checked(self, topic: str, expression: Expression) -> str:
         """Return a topic's name as brokers know it; refuses what cannot be wanted of it."""
         check_topic(topic)
-        if kind not in (TAG, SQL92):
-            raise InvalidArgument(f"kind is {kind!r}: {TAG} or {SQL92} is allowed")
         name = with_namespace(self._client.namespace, topic)
-        subscription(name, expression, 0, kind)
+        subscription(name, expression, 0)
         return name
 
     def _refresh_version(self, topic: str) -> None:

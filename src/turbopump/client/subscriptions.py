@@ -4,14 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from turbopump.client import calls
+from turbopump.client.session import Session
+from turbopump.errors import NoRoute
+from turbopump.filters.sql92 import Sql
 from turbopump.filters.tags import EVERYTHING, SQL92, TAG, wanted_tags
 from turbopump.wire.bodies import Subscription
 from turbopump.wire.record import MessageView
 
-__all__ = ["EVERYTHING", "SQL92", "TAG", "matching", "subscription"]
+__all__ = [
+    "EVERYTHING",
+    "SQL92",
+    "TAG",
+    "Expression",
+    "Sql",
+    "check_subscription",
+    "matching",
+    "subscription",
+]
+
+Expression = str | Sql
+"""What is wanted of a topic: tags as ``created || paid``, or an SQL92 expression."""
 
 
-def subscription(topic: str, expression: str, version_ms: int, kind: str = TAG) -> Subscription:
+def subscription(topic: str, expression: Expression, version_ms: int) -> Subscription:
     """Make a subscription; ``version_ms`` must grow when the expression changes.
 
     Raises InvalidArgument if the expression has no tag.
@@ -20,9 +36,12 @@ def subscription(topic: str, expression: str, version_ms: int, kind: str = TAG) 
 
         subscription("orders", "created || paid", clock.now_ms())
     """
-    if kind != TAG:
+    if isinstance(expression, Sql):
         return Subscription(
-            topic=topic, sub_string=expression, sub_version=version_ms, expression_type=kind
+            topic=topic,
+            sub_string=expression.expression,
+            sub_version=version_ms,
+            expression_type=SQL92,
         )
     wanted = wanted_tags(expression, f"the tag expression of topic {topic!r}")
     return Subscription(
@@ -32,6 +51,21 @@ def subscription(topic: str, expression: str, version_ms: int, kind: str = TAG) 
         tags_set=list(wanted.tags),
         code_set=list(wanted.codes),
     )
+
+
+async def check_subscription(session: Session, group: str, wanted: Subscription) -> None:
+    """Have a broker compile an expression that is not tags; raises RemoteError if it cannot.
+
+    A topic that has no broker yet is not checked: its pulls report what is wrong.
+    """
+    if wanted.expression_type == TAG:
+        return
+    try:
+        address = session.any_address(await session.route(wanted.topic))
+    except NoRoute:
+        return
+    timeout_ms = session.config.request_timeout_ms
+    await calls.check_subscription(session, address, session.client_id, group, wanted, timeout_ms)
 
 
 def matching(messages: Iterable[MessageView], wanted: Subscription) -> list[MessageView]:

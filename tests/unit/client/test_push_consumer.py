@@ -12,6 +12,7 @@ import pytest
 
 from clusters import Cluster, Recorder, cluster
 from consumers import Seen, committed, consuming, make_topic, send, sleep_ms
+from turbopump.broker.config import FiltersConfig
 from turbopump.client.config import ClientConfig
 from turbopump.client.delivery.results import ConsumeContext, ConsumeResult
 from turbopump.client.push_config import Listening, Pulling
@@ -261,7 +262,7 @@ async def test_other_tags_while_running(tmp_path: Path) -> None:
 
 @virtual_time()
 async def test_an_expression_that_brokers_refuse_is_told_at_the_start(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as world:
+    async with cluster(tmp_path, filters=FiltersConfig(sql_enabled=False)) as world:
         await make_topic(world)
         session = world.session()
         consumer = PushConsumer("g", Seen(), session=session)
@@ -272,9 +273,11 @@ async def test_an_expression_that_brokers_refuse_is_told_at_the_start(tmp_path: 
         async with consuming(world, Seen(), session=world.session()) as running:
             with pytest.raises(RemoteError):
                 await running.subscribe("T", "a > 3", "SQL92")
-            assert running._expressions["T"] == ("*", "TAG")
-        with pytest.raises(InvalidArgument, match="kind is 'LUA'"):
+            assert running._expressions["T"] == "*"
+        with pytest.raises(InvalidArgument, match="kind must be TAG or SQL92, got 'LUA'"):
             await consumer.subscribe("T", "a", "LUA")
+        with pytest.raises(InvalidArgument, match="found '<' "):
+            await consumer.subscribe("T", "a >< 3", "SQL92")
 
 
 @virtual_time()

@@ -216,6 +216,7 @@ def test_contradictions_are_told_together() -> None:
         ({"topic": "bad topic"}, "topic is 'bad topic'"),
         ({"nameserver": "nowhere"}, "nowhere"),
         ({"sql": ""}, "option sql is empty"),
+        ({"sql": "a >< 1"}, "option sql is 'a >< 1': expected a property name"),
         (
             {"startingOffsets": "latest"},
             "startingOffsets is latest, after which a batch has nothing",

@@ -20,6 +20,7 @@ from turbopump.client.calls import FoundRecords, NothingMatched, OffsetIllegal
 from turbopump.client.producer import Producer
 from turbopump.client.session import Session
 from turbopump.errors import ConnectionLost, DataLost, NoRoute, RemoteError
+from turbopump.filters.sql92 import Sql
 from turbopump.message import Message, QueueOffset
 from turbopump.spark.reading.options import Pulling
 from turbopump.spark.reading.planning import QueueRange
@@ -29,7 +30,7 @@ from turbopump.store.config import ReadLimits
 from turbopump.testing import virtual_time
 from turbopump.wire.bodies import TopicRoute
 from turbopump.wire.codes import RequestCode, ResponseCode
-from turbopump.wire.command import Command
+from turbopump.wire.command import Command, request
 from turbopump.wire.headers import NoFields, PullMessage
 
 COUNT = 300
@@ -172,8 +173,11 @@ async def test_a_broker_that_stays_away_ends_the_task_with_its_error(tmp_path: P
 
 @virtual_time()
 async def test_a_broker_says_what_it_does_not_support(tmp_path: Path) -> None:
-    async with world_with_messages(tmp_path, 50) as (_, session, _):
-        pull = pull_of(session, 0, 50, expression="price > 3", expression_type="SQL92")
+    async with world_with_messages(tmp_path, 50) as (world, session, _):
+        address = world.broker("a").address
+        off = request(RequestCode.UPDATE_BROKER_CONFIG, body=b"enablePropertyFilter=false")
+        await session.request(address, off, 3000)
+        pull = pull_of(session, 0, 50, expression=Sql("price > 3"))
         with pytest.raises(
             RemoteError, match="does not support consumer to filter message by SQL92"
         ):

@@ -8,11 +8,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import clusters
 from turbopump.admin.administration import Admin
+from turbopump.broker.config import FiltersConfig
 from turbopump.broker.offset_requests import OffsetRequests
 from turbopump.broker.offsets import Offsets as GroupOffsets
 from turbopump.client.producer import Producer
@@ -68,9 +70,9 @@ class World:
 
 
 @asynccontextmanager
-async def world(directory: Path) -> AsyncIterator[World]:
+async def world(directory: Path, **settings: Any) -> AsyncIterator[World]:
     async with (
-        clusters.cluster(directory) as made,
+        clusters.cluster(directory, **settings) as made,
         Producer("pg", session=made.session()) as producer,
         made.session("10.0.1.2", route_interval_ms=5000) as session,
     ):
@@ -161,7 +163,7 @@ async def test_an_idle_stream_says_that_a_topic_was_deleted_of_which_nothing_was
 
 @virtual_time()
 async def test_an_idle_stream_fails_of_what_is_wrong_with_itself(tmp_path: Path) -> None:
-    async with world(tmp_path) as found:
+    async with world(tmp_path, filters=FiltersConfig(sql_enabled=False)) as found:
         with pytest.raises(RemoteError, match="filter"):
             await followed(found.following(sql="price > 1"), {}, 3)
 

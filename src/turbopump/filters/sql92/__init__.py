@@ -6,6 +6,6 @@ Type rules, three-valued logic and oddities are those of Apache RocketMQ 4.9.
 """
 
 from turbopump.filters.sql92.conversions import ConversionFailed
-from turbopump.filters.sql92.evaluation import SqlFilter, compile_sql
+from turbopump.filters.sql92.evaluation import Sql, SqlFilter, compile_sql
 
-__all__ = ["ConversionFailed", "SqlFilter", "compile_sql"]
+__all__ = ["ConversionFailed", "Sql", "SqlFilter", "compile_sql"]

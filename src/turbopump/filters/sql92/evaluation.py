@@ -12,6 +12,9 @@ from functools import lru_cache
 from typing import Any as AnyValue
 from typing import assert_never
 
+from msgspec import Struct
+
+from turbopump.errors import InvalidArgument
 from turbopump.filters.sql92.conversions import (
     CONVERSIONS,
     ConversionFailed,
@@ -59,6 +62,22 @@ _REVERSED = {
     Order.LESS: Order.GREATER,
     Order.LESS_EQUAL: Order.GREATER_EQUAL,
 }
+
+
+class Sql(Struct, frozen=True):
+    """An expression to subscribe with; raises InvalidExpression if it is wrong.
+
+    ::
+
+        Sql("amount > 100 AND region IN ('eu', 'us')")
+    """
+
+    expression: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.expression, str):
+            raise InvalidArgument(f"Sql() expects a string, got {self.expression!r}")
+        compile_sql(self.expression)
 
 
 class SqlFilter:

@@ -476,9 +476,7 @@ class Cluster:
 
     async def _held(self, queue: MessageQueue, offset: int, wait_ms: int) -> bool:
         pulling = self._options.pulling.of(queue.topic)
-        wanted = subscription(
-            self._reader.known_as(queue.topic), pulling.expression, 0, pulling.expression_type
-        )
+        wanted = subscription(self._reader.known_as(queue.topic), pulling.expression, 0)
         try:
             outcome = await self._reader.pull_records(
                 queue, QueueOffset(offset), wanted, 1, is_held=True, timeout_ms=wait_ms

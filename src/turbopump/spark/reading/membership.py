@@ -65,7 +65,6 @@ class QueryMember(ConsumerMember):
                     with_namespace(namespace, topic),
                     pulling.expression,
                     0,
-                    pulling.expression_type,
                 )
                 for topic in self._topics
                 for pulling in (self._pulling.of(topic),)

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 
 from turbopump.client.config import ClientConfig
 from turbopump.client.names import check_group, check_topic
-from turbopump.errors import InvalidArgument
-from turbopump.filters.tags import SQL92, wanted_tags
+from turbopump.errors import InvalidArgument, InvalidExpression
+from turbopump.filters.sql92 import Sql
+from turbopump.filters.tags import wanted_tags
 from turbopump.message import MessageQueue
 from turbopump.spark.option_values import (
     Given,
@@ -68,7 +69,7 @@ OPTIONS = (
         "the tags wanted, `a || b`, or JSON by topic, `{topic: a || b}`; the broker leaves out the "
         "others",
     ),
-    Option("sql", "none", "an SQL-92 expression over properties, for brokers that know it"),
+    Option("sql", "none", "an SQL92 expression over properties, evaluated by the broker"),
     Option("maxOffsetsPerTrigger", "no limit", "messages in one micro-batch at most"),
     Option("maxBytesPerTrigger", "no limit", "about so many bytes in one micro-batch at most"),
     Option("minOffsetsPerTrigger", "0", "fewer messages wait for more to come"),
@@ -178,8 +179,7 @@ class Pulling:
 
     tags: frozenset[str] | None = None
     """None for all."""
-    expression: str = "*"
-    expression_type: str = "TAG"
+    expression: str | Sql = "*"
     count_max: int = 1000
     in_flight_max: int = 128
     timeout_ms: int = 10_000
@@ -201,7 +201,7 @@ class Pulling:
 
     @property
     def is_filtered(self) -> bool:
-        return self.tags is not None or self.expression_type == SQL92
+        return self.tags is not None or isinstance(self.expression, Sql)
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,11 +413,18 @@ def _pulling(given: Given) -> Pulling:
         retries=given.find("retries", natural, 8),
     )
     if "sql" in given:
-        return replace(pulling, expression=not_empty("sql", given["sql"]), expression_type=SQL92)
+        return replace(pulling, expression=_sql(not_empty("sql", given["sql"])))
     if given["tags"].startswith("{"):
         return replace(pulling, tags_by_topic=_tags_by_topic(given))
     wanted = wanted_tags(given.as_written("tags"), "option tags")
     return pulling if wanted.everything else pulling.only(wanted.tags)
+
+
+def _sql(text: str) -> Sql:
+    try:
+        return Sql(text)
+    except InvalidExpression as error:
+        raise InvalidArgument(f"option sql is {text!r}: {error}") from error
 
 
 def _tags_by_topic(given: Given) -> tuple[tuple[str, tuple[str, ...]], ...]:

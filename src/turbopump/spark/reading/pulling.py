@@ -71,9 +71,7 @@ class RangePull:
         name = with_namespace(session.config.namespace, group)
         self._reader = QueueReader(session, name, times, in_bulk=True)
         self._queue = of.queue
-        self._wanted = subscription(
-            self._reader.known_as(of.topic), pulling.expression, 0, pulling.expression_type
-        )
+        self._wanted = subscription(self._reader.known_as(of.topic), pulling.expression, 0)
         self._ahead: Ahead[_Answer] = Ahead(
             of.start,
             of.end,
