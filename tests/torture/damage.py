@@ -7,6 +7,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from brokers import Client
 from torture.cluster import Broker
@@ -48,6 +49,9 @@ def damaged(scenario: Scenario) -> Row:
         )
         for ending in ("stopped", "killed")
     }
+    for ending in bases:
+        code = _verified(scenario.processes, scenario.directory / ending / "store")
+        row.expect(code == 0, f"store verify of an undamaged store ({ending}) exits with {code}")
     for damage in endless(scenario.chance):
         if scenario.left_s <= 0 and outcomes.total() >= CASES_MIN:
             break
@@ -72,6 +76,11 @@ def damaged(scenario: Scenario) -> Row:
     return row
 
 
+def _verified(processes: Processes, store: Path) -> int | None:
+    """Return the exit code of ``turbopump store verify``: 0 if it finds no damage, 1 if it does."""
+    return processes.turbopump("verify", "store", "verify", str(store)).wait(_START_S)
+
+
 @dataclass
 class Trial:
     """One damaged store, and a broker that is started on it."""
@@ -83,11 +92,17 @@ class Trial:
     def __post_init__(self) -> None:
         self.findings: list[str] = []
         self._must_report_missing = True
+        self._verify_code: int | None = None
         self.broker = Broker(self.processes, self.case.store.parent, settings=SETTINGS)
 
     def run(self) -> str:
         """Return what came of it in a word."""
         outcome = "served"
+        self._verify_code = _verified(self.processes, self.case.store)
+        self._expect(self._verify_code in (0, 1, 2), f"store verify exits with {self._verify_code}")
+        if self.case.only_verify_notices:
+            self._expect(self._verify_code == 1, "store verify finds nothing")
+            shutil.rmtree(self.case.store / "consumequeue")
         try:
             self.broker.start(_START_S)
         except NotReady as error:
@@ -153,6 +168,9 @@ class Trial:
         await self._judge_index(client)
         await self._judge_new_messages(client)
         reported = _REPORTED.search(self.broker.log_text()) is not None
+        # What no checksum covers cannot be found, nor is it missing.
+        unseen = missing and self._verify_code == 0
+        self._expect(not unseen, f"store verify does not find {missing} damaged messages")
         must_report = self.case.must_report or (missing and self._must_report_missing)
         silent = must_report and not reported
         self._expect(not silent, f"no word in the log, {missing} messages are missing")

@@ -39,6 +39,8 @@ class Damaged:
     may_refuse: bool = False
     """Whether the broker may refuse to start, and wait for an operator."""
     offsets_may_change: bool = False
+    only_verify_notices: bool = False
+    """Whether a start takes the damage for what retention leaves, and only a check finds it."""
     must_report: bool = False
     """Whether the log has to say something, although no message is harmed."""
     what: str = ""
@@ -199,8 +201,17 @@ def queue_cut(case: Damaged) -> None:
 
 
 def queue_file_lost(case: Damaged) -> None:
-    """A queue's file is gone."""
-    _queue_file(case)[0].unlink()
+    """A queue's file is gone, not the first."""
+    path, _ = _queue_file(case)
+    max(path, sorted(path.parent.iterdir())[1]).unlink()
+
+
+def queue_begin_lost(case: Damaged) -> None:
+    """The first file of a queue is gone, as after retention."""
+    message = case.some_message()
+    queue = case.store / "consumequeue" / message.topic / str(message.queue_id)
+    min(queue.iterdir()).unlink()
+    case.only_verify_notices = True
 
 
 def queue_lost(case: Damaged) -> None:
@@ -302,9 +313,9 @@ Damage = Callable[[Damaged], None]
 
 DAMAGES: tuple[Damage, ...] = (
     log_bit, log_garbage, log_zeroes, log_cut_last, log_cut_middle, log_lost_middle, log_lost_last,
-    log_empty, log_missing, queue_bit, queue_garbage, queue_cut, queue_file_lost, queue_lost,
-    queues_lost, index_garbage, index_lost, checkpoint_garbage, checkpoint_lost, table_empty,
-    table_object, table_garbage, table_lost, tables_lost,
+    log_empty, log_missing, queue_bit, queue_garbage, queue_cut, queue_file_lost, queue_begin_lost,
+    queue_lost, queues_lost, index_garbage, index_lost, checkpoint_garbage, checkpoint_lost,
+    table_empty, table_object, table_garbage, table_lost, tables_lost,
 )  # fmt: skip
 
 
