@@ -56,6 +56,9 @@ class Upkeep:
     def _tick_in(self, wait_ms: int) -> None:
         if self._is_stopped:
             return
+        if self._timer is not None:
+            # A message that the tick itself made readable has started one already.
+            self._timer.cancel()
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(wait_ms / 1000, self._tick)
 

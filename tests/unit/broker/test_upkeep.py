@@ -67,3 +67,24 @@ async def test_ticks_go_on_after_a_bug(
         upkeep.stop()
     assert ticks == pytest.approx([0.1, 1.1, 3.1, 5.1])
     assert caplog.text.count("store upkeep failed") == 2
+
+
+@virtual_time()
+async def test_a_message_that_a_tick_makes_readable_starts_no_second_timer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Timers that nobody stops would tick a store that is closed."""
+    loop, ticks = virtual_loop(), list[float]()
+
+    def tick() -> None:
+        ticks.append(round(loop.time(), 1))
+        upkeep.note_message()
+
+    with Store.open(tmp_path, StoreConfig(flush=FLUSH), clock=loop.clock) as store:
+        monkeypatch.setattr(store, "tick", tick)
+        upkeep = Upkeep(store, loop.clock, Supervisor().watch("store upkeep"))
+        upkeep.note_message()
+        await asyncio.sleep(0.45)
+        upkeep.stop()
+        await asyncio.sleep(60)
+    assert ticks == pytest.approx([0.1, 0.2, 0.3, 0.4])
