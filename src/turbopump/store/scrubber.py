@@ -68,7 +68,7 @@ class Scrubber:
         if queue is None or unit is None or queue.is_shifted:
             return
         if unit[:2] != (position, entry.size):
-            self._repair.settle(queue, entry.queue_offset)
+            self._repair.restore(queue, entry)
         elif unit[2] != (code := self._dispatcher.code_of(entry)):
             self._damage.repaired(queue, entry.queue_offset, position)
             queue.replace_unit(entry.queue_offset, position, entry.size, code)

@@ -69,14 +69,23 @@ class UnitRepair:
         if self._is_at_its_place(queue, offset) and self._good_unit(queue, offset) is not None:
             return Settled.READABLE, offset
         search = self._searches.get(queue)
+        if search is None and len(self._searches) >= _SEARCHES_MAX:
+            # The others first: to give one up for this one could end with none ever finished.
+            self._go_on(*next(iter(self._searches.items())))
+            return Settled.SEARCHING, offset
         if search is None or not search.first <= offset < search.end:
             search = self._begin(queue, offset)
-        if not self._advance(queue, search):
+        if not self._go_on(queue, search):
             return Settled.SEARCHING, offset
-        del self._searches[queue]
-        self._finish(queue, search)
         known = self._damage.lost_to(queue, offset)
         return (Settled.READABLE, offset) if known is None else (Settled.LOST, known)
+
+    def restore(self, queue: ConsumeQueue, entry: RecordEntry) -> None:
+        """Rebuild the unit of a record that was found, unless the unit leads to one as good."""
+        offset = entry.queue_offset
+        is_at_its_place = self._is_at_its_place(queue, offset)
+        if not is_at_its_place or self._good_unit(queue, offset) is None:
+            self._replace(queue, offset, entry)
 
     def settle_end(self, queue: ConsumeQueue, replayed_from: PhysicalOffset) -> None:
         """At the start: make sure of the last unit, which tells where the queue ends in the log.
@@ -152,8 +161,6 @@ class UnitRepair:
                 break
         else:
             high = self._position_behind(queue, offset, end)
-        while len(self._searches) >= _SEARCHES_MAX:
-            del self._searches[next(iter(self._searches))]
         search = self._searches[queue] = _Search(offset, end, low, high)
         return search
 
@@ -172,12 +179,24 @@ class UnitRepair:
             return None
         return unit[0], unit[1]
 
+    def _go_on(self, queue: ConsumeQueue, search: _Search) -> bool:
+        """Search one slice more, and act on what was found when that was the last."""
+        if not self._advance(queue, search):
+            return False
+        del self._searches[queue]
+        if search.end <= queue.max_offset:
+            # Else the topic was removed meanwhile.
+            self._finish(queue, search)
+        return True
+
     def _advance(self, queue: ConsumeQueue, search: _Search) -> bool:
         """Walk on through the log; return whether it has been searched to the end."""
         stop = min(search.high, search.position + _SLICE_BYTES)
         while search.position < stop:
             entry, search.position = next_record(self._log, search.position, stop)
-            if entry is not None and _is_of(queue, entry):
+            if entry is None or not _is_of(queue, entry):
+                continue
+            if search.first <= entry.queue_offset < search.end:
                 search.found.setdefault(entry.queue_offset, entry)
                 if len(search.found) == search.end - search.first:
                     return True
@@ -188,9 +207,11 @@ class UnitRepair:
         lost_from: int | None = None
         for offset in range(search.first, search.end):
             entry = search.found.get(offset)
-            if entry is not None:
+            is_good = self._good_unit(queue, offset) is not None
+            if entry is not None and not is_good:
                 self._replace(queue, QueueOffset(offset), entry)
-            if entry is None or self._good_unit(queue, offset) is None:
+                is_good = self._good_unit(queue, offset) is not None
+            if not is_good:
                 lost_from = offset if lost_from is None else lost_from
                 continue
             if lost_from is not None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from turbopump.message import QueueOffset
-from turbopump.store import Filter, Found, ReadLimits, Store
+from turbopump.store import Filter, Found, ReadLimits, Store, unit_repair
 from turbopump.store.outcomes import MessageDamaged
 from turbopump.wire.hashing import tags_code
 from turbopump.wire.hosts import host
@@ -275,6 +275,43 @@ def test_a_search_in_the_log_is_bounded_per_read(tmp_path: Path) -> None:
         found = store.read("Topic", 0, QueueOffset(1), 2)
         assert isinstance(found, Found)
         assert [decode_record(one).body for one in found.messages] == [b"second", b"third"]
+
+
+@pytest.mark.parametrize("offset", range(1, 9))
+def test_a_reader_who_begins_among_damaged_units_gets_all_that_follow(
+    offset: int, whole: Path, root: Path
+) -> None:
+    path = unit_file(root)
+    data = bytearray(path.read_bytes())
+    data[UNIT_BYTES : 9 * UNIT_BYTES] = b"?" * (8 * UNIT_BYTES)
+    path.write_bytes(data)
+    with Store.open(whole, CONFIG) as store:
+        expected = everything(store)["Topic", 0]
+    with Store.open(root, CONFIG) as store:
+        found = store.read("Topic", 0, QueueOffset(offset), 1)
+        assert isinstance(found, Found)
+        assert everything(store)["Topic", 0] == expected
+        assert store.damage.messages == 0
+
+
+def test_searches_for_more_queues_than_are_searched_at_once_all_end(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unit_repair, "_SEARCHES_MAX", 2)
+    monkeypatch.setattr(unit_repair, "_SLICE_BYTES", 100)
+    for topic, queue_id in QUEUES:
+        path = unit_file(root, topic, queue_id)
+        path.write_bytes(b"?" * 9 * UNIT_BYTES + path.read_bytes()[9 * UNIT_BYTES :])
+    with Store.open(root, CONFIG) as store:
+        left = set(QUEUES)
+        for _ in range(500):
+            left = {
+                queue
+                for queue in left
+                if not isinstance(store.read(*queue, QueueOffset(0), 1), Found)
+            }
+        assert not left
+        assert [len(messages) for messages in everything(store).values()] == [COUNT // 3] * 3
 
 
 @pytest.mark.parametrize("crashed", [False, True])

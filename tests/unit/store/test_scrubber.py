@@ -9,7 +9,7 @@ import pytest
 
 from brokers import running_broker
 from turbopump.message import QueueOffset
-from turbopump.store import Found, Store, StoreConfig
+from turbopump.store import Found, Store, StoreConfig, unit_repair
 from turbopump.store.scrubber import SLICE_BYTES
 from turbopump.testing import virtual_time, wait_until
 from turbopump.wire.record import decode_record
@@ -84,6 +84,28 @@ def test_each_kind_of_damage_is_found_and_what_can_be_rebuilt_is(
     assert struct.unpack_from(">qiq", units.read_bytes(), 50 * 20)[2] != 77
     assert "topic Topic, queue 0, offset 100: the body does not match" in caplog.text
     assert f"at {positions[200]} of the log" in caplog.text
+
+
+def test_damaged_units_of_many_queues_are_rebuilt_without_a_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queues, count = 80, 6
+    with Store.open(tmp_path, CONFIG) as store:
+        for number in range(queues * count):
+            store.append([record(bytes(100), queue_id=number % queues)])
+    for path in (tmp_path / "consumequeue/Topic").glob("*/*"):
+        change(path, 20, b"?" * 4 * 20)
+    with Store.open(tmp_path, CONFIG) as store:
+        searched: list[object] = []
+        monkeypatch.setattr(unit_repair, "next_record", lambda *args: searched.append(args))
+        scrub(store)
+        assert not searched
+        assert store.damage.messages == 0
+        assert store.damage.repaired_units == 4 * queues
+        for queue_id in range(queues):
+            found = store.read("Topic", queue_id, QueueOffset(0), count)
+            assert isinstance(found, Found)
+            assert list(found.queue_offsets) == list(range(count))
 
 
 @pytest.mark.parametrize("rate", [0, SLICE_BYTES])
