@@ -123,11 +123,6 @@ class Trial:
 
     def _is_repaired(self) -> bool:
         """Repair the store as the documents say; tell whether the broker is running then."""
-        if "consumequeue" in self.case.names:
-            # Queues are rebuilt from the log when all of them are gone.
-            shutil.rmtree(self.case.store / "consumequeue")
-            self.broker.start(_START_S)
-            return True
         options = ["--yes", "--segment-bytes", str(self.case.segment_bytes)]
         process = self.processes.turbopump(
             f"repair-{self.broker.directory.name}",

@@ -229,8 +229,6 @@ def _queue_file(case: Damaged) -> tuple[Path, int]:
     message = case.some_message()
     queue = case.store / "consumequeue" / message.topic / str(message.queue_id)
     path = case.chance.choice(sorted(queue.iterdir()))
-    case.names |= {"consumequeue", path.name}
-    case.may_refuse = True
     count = 1 + max(
         each.offset
         for each in case.messages

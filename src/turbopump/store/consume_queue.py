@@ -250,7 +250,8 @@ class ConsumeQueue:
 
     def load(self) -> None:
         """Find the files and the units in them, looking at the last three files only."""
-        self._segments.load()
+        # An empty file may also be one that was cut; what was in it is found in the log.
+        self._segments.load(may_end_empty=False)
         starts = self._segments.starts
         if not starts:
             return
@@ -306,6 +307,9 @@ class ConsumeQueue:
 
     def fill_to(self, offset: QueueOffset) -> None:
         """Leave out offsets whose messages cannot be read from the log."""
+        if self._is_without_units():
+            # With one unit at least: without a file the end is forgotten.
+            self._begin_at(QueueOffset(offset - 1))
         self._pending += _FILLER * (offset - self.max_offset)
         self.max_offset = self.next_offset = offset
 

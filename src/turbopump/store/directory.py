@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from pathlib import Path
 
 from turbopump.errors import StoreInUse
 from turbopump.store.files import SPARE_NAME, Files
+from turbopump.store.local_time import local_time
 
 _LOCK_TEXT = b"lock"
 # Where only Java's kind of lock exists, it does not keep out the same process; this does.
@@ -53,6 +55,18 @@ class StoreDirectory:
     @property
     def index_coverage(self) -> Path:
         return self.root / "index-coverage.json"
+
+    @property
+    def unfinished_repair(self) -> Path:
+        return self.root / "repair-unfinished"
+
+    def new_backup(self, now_ms: int) -> Path:
+        """Return where files can be kept that a repair replaces; nothing is there yet."""
+        path = self.root / f"repair-{local_time(now_ms):%Y%m%d-%H%M%S}"
+        names = itertools.chain(
+            (path,), (path.with_name(f"{path.name}-{n}") for n in itertools.count(2))
+        )
+        return next(each for each in names if not each.exists())
 
     @property
     def spare(self) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from msgspec import Struct
@@ -14,7 +14,7 @@ from turbopump.store.commit_log import is_topic_name
 from turbopump.store.consume_queue import ConsumeQueue, QueueKey
 from turbopump.store.files import Files, OpenFiles
 from turbopump.store.removed import RemovedTopics
-from turbopump.store.segments import Segments
+from turbopump.store.segments import BrokenRow, Segments
 
 
 class Waiting(Struct, frozen=True):
@@ -83,11 +83,22 @@ class Queues:
         """Position behind the last message that any queue knows; -1 when there is none."""
         return max((queue.physical_end for queue in self), default=PhysicalOffset(-1))
 
-    def load(self) -> None:
-        """Find the queues that have files, and which topics were removed."""
+    def load(self, *, without: Collection[QueueKey] = ()) -> dict[QueueKey, BrokenRow]:
+        """Find the queues that have files, and which topics were removed.
+
+        Returns what is wrong with queues of which files are missing or have a wrong size: like
+        those in ``without`` they are not loaded, and seem to be empty.
+        """
         self.removed.load()
+        damaged = {}
         for topic, queue_id in queue_directories(self._directory):
-            self._make(topic, queue_id).load()
+            queue = self._make(topic, queue_id)
+            if queue.key not in without:
+                try:
+                    queue.load()
+                except BrokenRow as error:
+                    damaged[queue.key] = error
+        return damaged
 
     def mark_waiting(
         self, queue: ConsumeQueue, store_timestamp_ms: int, position: PhysicalOffset

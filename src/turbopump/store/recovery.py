@@ -19,6 +19,7 @@ from turbopump.store.dispatch import INVISIBLE_BIT, Dispatcher
 from turbopump.store.key_index import KeyIndex
 from turbopump.store.log_end import LogEnd, records
 from turbopump.store.losses import find_losses
+from turbopump.store.queue_rebuild import QueueRebuild
 from turbopump.store.queues import Queues
 from turbopump.store.unfinished import Unfinished
 from turbopump.store.unit_repair import UnitRepair
@@ -57,6 +58,7 @@ class Recovery:
         unfinished: Unfinished,
         repair: UnitRepair,
         damage: DamageLog,
+        rebuild: QueueRebuild,
     ) -> None:
         self._config = config
         self._log = log
@@ -67,6 +69,7 @@ class Recovery:
         self._unfinished = unfinished
         self._repair = repair
         self._damage = damage
+        self._rebuild = rebuild
         self._removed = queues.removed
         self._replayed = 0
         self._last_ms = 0
@@ -77,6 +80,8 @@ class Recovery:
         On a full disk it can be read too: what could not be written waits.
         """
         if not self._log.starts:
+            self._unfinished.attempt(self._rebuild.set_aside)
+            self._unfinished.attempt(self._rebuild.finish)
             return self._begin_anew(crashed)
         found = LogEnd(
             self._log,
@@ -89,6 +94,7 @@ class Recovery:
         start = found.start
         end, missing_from = self._find_end(found, crashed)
         self._check_complete(found)
+        self._unfinished.attempt(self._rebuild.set_aside)
         is_end_known = self._behind.checkpoint.log_end == end
         self._unfinished.attempt(lambda: self._behind.fit(end))
         cut_bytes = self._cut_log(start, end, crashed)
@@ -96,7 +102,9 @@ class Recovery:
         is_cut = crashed or cut_bytes > 0 or not is_end_known
         shortened = self._follow_log(start, end, crashed, is_cut)
         self._finish_removals(end)
-        if not crashed:
+        if self._rebuild.is_needed:
+            missing_from = PhysicalOffset(0)
+        elif not crashed:
             # Unless somebody took a queue away, all of them are complete as far as any reaches.
             missing_from = min(missing_from, max(self._queues.physical_end, PhysicalOffset(0)))
         elif not len(self._queues):
@@ -105,11 +113,13 @@ class Recovery:
             missing_from = start
         missing_from = min(missing_from, self._unindexed_from(end))
         self._replay(max(self._log.min_offset, missing_from), end)
+        self._rebuild.keep_ends(end)
         for queue in self._queues:
             queue.next_offset = queue.max_offset
             queue.raise_minimum(self._log.min_offset)
         self._queues.entered_to = end
         self._unfinished.attempt(lambda: self._make_durable(crashed))
+        self._unfinished.attempt(self._rebuild.finish)
         return Recovered(crashed, end, cut_bytes, self._replayed)
 
     def _begin_anew(self, crashed: bool) -> Recovered:

@@ -25,7 +25,6 @@ from turbopump.store.config_files import load_table, save_text
 from turbopump.store.consume_queue import FILLER_SIZE
 from turbopump.store.directory import StoreDirectory
 from turbopump.store.files import Files, create_full_size
-from turbopump.store.local_time import local_time
 from turbopump.store.losses import Losses, find_losses, lost_in, queue_units
 from turbopump.store.outcomes import Units
 from turbopump.store.segments import Segments
@@ -72,8 +71,7 @@ class StoppedStore:
         return backup
 
     def _make_backup(self) -> Path:
-        moment = local_time(self._clock.now_ms())
-        backup = self._directory.root / f"repair-{moment:%Y%m%d-%H%M%S}"
+        backup = self._directory.new_backup(self._clock.now_ms())
         self._files.make_directory(backup)
         return backup
 

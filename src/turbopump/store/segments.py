@@ -20,6 +20,10 @@ def _path(directory: Path, start: int) -> Path:
     return directory / f"{start:0{_NAME_DIGITS}d}"
 
 
+class BrokenRow(StoreDamaged):
+    """Files are missing between others, or have a wrong size."""
+
+
 class Segments:
     """Which files exist; each change makes a new tuple ``starts``, so other threads may read it."""
 
@@ -32,23 +36,26 @@ class Segments:
         self._files = files
         self._spare = spare
 
-    def load(self) -> None:
-        """Find the files; anything that is not a full file in an unbroken row is refused."""
+    def load(self, *, may_end_empty: bool = True) -> None:
+        """Find the files; anything that is not a full file in an unbroken row is refused.
+
+        An empty file at the end is removed if ``may_end_empty``.
+        """
         self._files.remove(self.directory / SPARE_NAME)
         found = segment_files(self.directory)
-        if found and found[-1][1] == 0:
+        if may_end_empty and found and found[-1][1] == 0:
             # Killed between making the file and giving it its size; nothing can be in it.
             self._files.remove(self.path(found.pop()[0]))
         for start, size in found:
             if size != self.segment_bytes:
-                raise StoreDamaged(
+                raise BrokenRow(
                     f"{self.path(start)} has {size} bytes instead of {self.segment_bytes}:"
                     " restore it from a copy, or set the size the store was made with"
                 )
         starts = tuple(start for start, _ in found)
         for left, right in itertools.pairwise(starts):
             if right - left != self.segment_bytes:
-                raise StoreDamaged(f"{self.directory}: no file between {left} and {right}")
+                raise BrokenRow(f"{self.directory}: no file between {left} and {right}")
         self.starts = starts
 
     def path(self, start: int) -> Path:

@@ -35,6 +35,7 @@ from turbopump.store.key_index import KeyIndex
 from turbopump.store.lookup import offset_by_time, store_timestamp_at
 from turbopump.store.losses import check_files
 from turbopump.store.outcomes import EVERYTHING, Appended, Filter, ReadOutcome
+from turbopump.store.queue_rebuild import QueueRebuild
 from turbopump.store.queues import Queues
 from turbopump.store.reading import read_queue, unknown_queue
 from turbopump.store.recovery import Recovery
@@ -120,8 +121,20 @@ class Store:
         self._upkeep = Upkeep(
             config.flush, clock, log, appender, dispatcher, flusher, behind, health
         )
+        self._rebuild = rebuild = QueueRebuild(
+            directory, queues, config.queue_segment_bytes, files, clock
+        )
         self._recovery = Recovery(
-            config, log, queues, index, dispatcher, behind, unfinished, self._repair, self.damage
+            config,
+            log,
+            queues,
+            index,
+            dispatcher,
+            behind,
+            unfinished,
+            self._repair,
+            self.damage,
+            rebuild,
         )
 
     @classmethod
@@ -144,7 +157,7 @@ class Store:
             check_files(self._directory, self.config.segment_bytes)
             self._directory.make_parts()
             self._segments.load()
-            self._queues.load()
+            self._rebuild.load_queues()
             if self._index is not None:
                 self._index.load()
             self._behind.load()

@@ -225,6 +225,8 @@ def test_keys_of_a_message_that_were_cut_in_two_are_complete_again(tmp_path: Pat
 def test_files_of_another_size_are_refused(tmp_path: Path) -> None:
     with Store.open(tmp_path, small_config()) as store:
         store.append([record(KEYS="k")])
+        # Of one queue file alone a start cannot tell a wrong setting from damage.
+        store.append([record(topic="Other")])
     others = (
         small_config(index_slots=9),
         small_config(queue_segment_units=11),

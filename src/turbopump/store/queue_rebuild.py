@@ -1,0 +1,153 @@
+"""Queues with missing files or files of a wrong size: set aside at a start, rebuilt from the log.
+
+The damaged files are in ``repair-unfinished`` until the new ones are on disk, then in
+``repair-<time>``: killed in between, the next start begins again with what it finds there.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import shutil
+from collections import Counter
+from pathlib import Path
+
+from turbopump.clock import Clock
+from turbopump.errors import StoreDamaged
+from turbopump.message import PhysicalOffset, QueueOffset
+from turbopump.store.config import UNIT_BYTES
+from turbopump.store.consume_queue import QueueKey
+from turbopump.store.directory import StoreDirectory
+from turbopump.store.files import Files
+from turbopump.store.queues import Queues, queue_directories
+from turbopump.store.segments import segment_files
+from turbopump.store.survey import numbered_files, used_units
+
+_log = logging.getLogger(__name__)
+
+_GAP_FILES_MAX = 10_000
+"""A file further behind the others has a wrong name, and does not tell where the queue ends."""
+
+
+class QueueRebuild:
+    """The queues of one store that are rebuilt by one start."""
+
+    def __init__(
+        self,
+        directory: StoreDirectory,
+        queues: Queues,
+        segment_bytes: int,
+        files: Files,
+        clock: Clock,
+    ) -> None:
+        self._directory = directory
+        self._queues = queues
+        self._segment_bytes = segment_bytes
+        self._files = files
+        self._clock = clock
+        self._damaged: tuple[str, ...] = ()
+        self._ends: dict[QueueKey, int] = {}
+
+    def load_queues(self) -> None:
+        """Load all queues; changes nothing in the files of damaged ones.
+
+        Raises StoreDamaged when it is the configured file size that is wrong.
+        """
+        begun = queue_directories(self._kept)
+        damaged = self._queues.load(without=begun)
+        if damaged:
+            self._check_size(next(iter(damaged.values())))
+        self._damaged = tuple(map(str, damaged.values()))
+        for key in (*damaged, *begun):
+            places = (self._place(self._directory.queues, key), self._place(self._kept, key))
+            self._ends[key] = max(map(self._end_of, places))
+
+    @property
+    def is_needed(self) -> bool:
+        return bool(self._ends)
+
+    def set_aside(self) -> None:
+        """Move away the files of damaged queues; they are replaced by what the log says."""
+        for reason in self._damaged:
+            _log.error("damaged queue, to be rebuilt from the log: %s", reason)
+        for key in self._ends:
+            old, kept = self._place(self._directory.queues, key), self._place(self._kept, key)
+            if kept.exists():
+                # A start that was killed left an unfinished queue.
+                self._remove(old)
+            elif old.exists():
+                self._files.make_directory(kept.parent)
+                self._move(old, kept)
+                self._files.sync_directory(kept.parent)
+                self._files.sync_directory(old.parent)
+
+    def keep_ends(self, log_end: PhysicalOffset) -> None:
+        """Have no queue end before an offset that was in use, though its messages have expired."""
+        for (topic, queue_id), end in self._ends.items():
+            queue = self._queues.for_record(topic.encode(), queue_id)
+            if queue.max_offset < end:
+                queue.fill_to(QueueOffset(end))
+                if not queue.is_waiting:
+                    self._queues.mark_waiting(queue, 0, log_end)
+
+    def finish(self) -> None:
+        """Note that the new files are on disk."""
+        if self._ends:
+            backup = self._directory.new_backup(self._clock.now_ms())
+            self._files.rename(self._directory.unfinished_repair, backup)
+            self._files.sync_directory(self._directory.root)
+            queues = ", ".join(f"{topic}/{queue_id}" for topic, queue_id in self._ends)
+            _log.warning("rebuilt queues: %s; their damaged files are in %s", queues, backup)
+            self._ends.clear()
+
+    @property
+    def _kept(self) -> Path:
+        return self._directory.unfinished_repair / self._directory.queues.name
+
+    @staticmethod
+    def _place(queues: Path, key: QueueKey) -> Path:
+        return queues / key[0] / str(key[1])
+
+    def _check_size(self, error: StoreDamaged) -> None:
+        """Refuse to rebuild all queues of a store that was made with files of another size."""
+        sizes = Counter(
+            size
+            for key in queue_directories(self._directory.queues)
+            for _, size in segment_files(self._place(self._directory.queues, key))
+        )
+        del sizes[0]
+        most = max(sizes, key=sizes.__getitem__, default=0)
+        if sizes[most] > max(1, sizes[self._segment_bytes]):
+            raise StoreDamaged(
+                f"{error}. If the configured size is right, move {self._directory.queues} away:"
+                " all queues are then rebuilt from the log"
+            )
+
+    def _end_of(self, directory: Path) -> int:
+        """Return the offset behind the last unit that is left of a queue."""
+        size, end, reached = self._segment_bytes, 0, None
+        for path, start, _ in numbered_files(directory, []):
+            is_likely = reached is None or start - reached <= _GAP_FILES_MAX * size
+            if start % size == 0 and is_likely:
+                count = min(len(used_units(path)[0]), size // UNIT_BYTES)
+                end = max(end, start // UNIT_BYTES + count) if count else end
+                reached = start
+        return end
+
+    def _move(self, old: Path, new: Path) -> None:
+        try:
+            self._files.rename(old, new)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            # The queues have a disk of their own.
+            part = self._directory.unfinished_repair / "copy"
+            shutil.rmtree(part, ignore_errors=True)
+            shutil.copytree(old, part)
+            self._files.rename(part, new)
+            self._remove(old)
+
+    def _remove(self, directory: Path) -> None:
+        for path in directory.iterdir() if directory.exists() else ():
+            self._files.remove(path)
+        self._files.remove_directory(directory)
