@@ -26,6 +26,7 @@ from turbopump.message import Message, MessageQueue, QueueOffset
 from turbopump.wire.bodies import DirectConsumption
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import request, whole_body
+from turbopump.wire.hashing import body_crc
 from turbopump.wire.headers import ConsumeDirectly, QueryMessage
 from turbopump.wire.ids import parse_offset_id
 from turbopump.wire.record import MessageView
@@ -283,6 +284,7 @@ class Messages:
                 for each in messages
                 if each.topic == header.topic
                 and header.begin_timestamp <= each.store_timestamp_ms <= header.end_timestamp
+                and _is_whole(each)
             ),
             key=lambda each: each.store_timestamp_ms,
         )
@@ -290,6 +292,19 @@ class Messages:
     async def _query_at(self, node: BrokerNode, header: QueryMessage) -> list[MessageView]:
         wider = replace(header, begin_timestamp=max(0, header.begin_timestamp - _INDEX_STEP_MS))
         return await calls.query_messages(self._reach.session, node.address, wider, ANSWER_MS)
+
+
+def _is_whole(message: MessageView) -> bool:
+    """Whether a message has the body that was sent; reports one that has not."""
+    is_whole = body_crc(message.stored_body) == message.body_crc
+    if not is_whole:
+        _log.error(
+            "damaged message, left out: %s, queue %d, offset %d: body does not match its checksum",
+            message.topic,
+            message.queue_id,
+            message.queue_offset,
+        )
+    return is_whole
 
 
 def _query(

@@ -59,6 +59,29 @@ async def test_message_is_sent_and_found_in_every_way(tmp_path: Path) -> None:
 
 
 @virtual_time()
+async def test_damaged_messages_are_not_found_by_key(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with administered(tmp_path) as (_, admin):
+        await admin.topics.create("T", queues=1)
+        await admin.messages.send(Message("T", b"whole", keys=["k"]))
+        receipt = await admin.messages.send(Message("T", b"harmed", keys=["k"]))
+        damage(tmp_path, b"harmed")
+        assert [each.body for each in await admin.messages.by_key("T", "k")] == [b"whole"]
+        assert await admin.messages.by_unique_key("T", receipt.message_id) == ()
+    assert "T, queue 0, offset 1: body does not match its checksum" in caplog.text
+
+
+def damage(directory: Path, body: bytes) -> None:
+    """Flip a bit of a body in the log."""
+    log = next(directory.rglob("commitlog/*"))
+    at = log.read_bytes().index(body)
+    with log.open("r+b") as file:
+        file.seek(at)
+        file.write(bytes((body[0] ^ 1,)))
+
+
+@virtual_time()
 async def test_messages_that_are_not_there(tmp_path: Path) -> None:
     async with administered(tmp_path, "a") as (_, admin):
         await admin.topics.create("T", queues=1)
