@@ -153,6 +153,7 @@ def test_the_end_of_a_queue_without_messages_in_the_log_is_kept(count: int, root
         assert store.queue_range("A", 0) == (count, count + 1)
 
 
+@pytest.mark.slow
 def test_killed_anywhere_the_next_start_rebuilds_it(root: Path, tmp_path: Path) -> None:
     last_cut(root)
     before = contents(queue(root))
