@@ -185,6 +185,7 @@ class Broker:
         note_missing(missing, counts)
         is_lost = self.state.topics.saving in missing
         recover_topics(self.state.topics, counts, is_table_lost=is_lost)
+        self.state.offsets.lower_to_ends(self.queue_end)
         watch = self._work.watch("store upkeep", is_essential=True)
         self._upkeep = Upkeep(self.store, self._clock, watch)
         self._registration = Registration(

@@ -21,13 +21,11 @@ PERM_INHERIT = 1
 RECORD_EXTRA_BYTES = 64 * 1024
 """What a stored message may need beyond its body: properties, topic and the fixed fields."""
 
-"""Most queues of one topic on one broker: each costs a directory and files."""
-
 POLL_US_MAX = 1000
+"""A request that takes longer to come does not notice that somebody has to be woken for it."""
 
 _TEXT_CHARS_MAX = 255
 """Of names, addresses and the like: some are sent with every answer."""
-"""A request that takes longer to come does not notice that somebody has to be woken for it."""
 
 _PORT_MAX = 0xFFFF
 _ANSWER_BYTES_MAX = 15 * 1024 * 1024

@@ -126,7 +126,8 @@ class Level:
     def note_delivered(self, log_end: PhysicalOffset, behind: QueueOffset) -> None:
         """Note that messages before an offset are stored in their topics, before ``log_end``."""
         if len(self.delivered) >= _MARKS_MAX:
-            self.delivered.pop()
+            # Copies of the last mark may lie further back in the log than this one's.
+            log_end = max(log_end, self.delivered.pop()[0])
         self.delivered.append((log_end, behind))
 
     def settle(self, flushed_end: PhysicalOffset) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -10,7 +11,10 @@ from turbopump.message import QueueOffset
 from turbopump.tables import Table, TableFile
 from turbopump.wire.bodies import ConsumerOffsets
 
+_log = logging.getLogger(__name__)
+
 _SEPARATOR = "@"
+_LISTED_MAX = 10
 
 
 class Offsets:
@@ -27,6 +31,32 @@ class Offsets:
         if saved is not None:
             self._table = saved.offset_table
         return saved is not None
+
+    def lower_to_ends(self, end_of: Callable[[str, int], int]) -> None:
+        """Lower offsets beyond the end of their queue, which a power failure may have cut.
+
+        Else groups would skip the messages that get these offsets next.
+        """
+        lowered = [
+            (key, queue_id, offset, end)
+            for key, queues in self._table.items()
+            for queue_id, offset in queues.items()
+            if offset > (end := end_of(_split(key)[0], queue_id))
+        ]
+        if not lowered:
+            return
+        texts = []
+        for key, queue_id, offset, end in lowered:
+            self._table[key][queue_id] = end
+            topic, group = _split(key)
+            texts.append(f"queue {queue_id} of {topic} by {group}: {offset}, now {end}")
+        self.saving.changes += 1
+        _log.warning(
+            "%d offsets were beyond the end of their queues, which have lost messages: %s%s",
+            len(lowered),
+            "; ".join(texts[:_LISTED_MAX]),
+            "; ..." if len(texts) > _LISTED_MAX else "",
+        )
 
     # --- one queue --------------------------------------------------------------------------------
 

@@ -10,7 +10,9 @@ import pytest
 from brokers import BROKER_HOST, SMALL_STORE, Client, client_of, config_at, running_broker
 from turbopump.broker.broker import Broker
 from turbopump.broker.config import LimitsConfig
+from turbopump.broker.delays import Level
 from turbopump.errors import WriteFailed
+from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.config import parse_delay_levels
 from turbopump.testing import MemoryNetwork, VirtualClock, virtual_loop, virtual_time
 from turbopump.wire.codes import ResponseCode
@@ -267,3 +269,15 @@ async def test_a_message_that_cannot_be_stored_any_more_keeps_nobody_waiting(
     async with running_broker(tmp_path, store=smaller, limits=limits) as (_, client):
         await asyncio.sleep(12)
         assert [message.body for message in await client.messages()] == [b"small"]
+
+
+def test_progress_does_not_count_before_all_its_copies_are_on_disk() -> None:
+    """What cannot be delivered leaves no copy, but those before it may wait for theirs."""
+    level = Level(1, 1000)
+    for n in range(1, 65):
+        level.note_delivered(PhysicalOffset(100 * n), QueueOffset(n))
+    level.note_delivered(PhysicalOffset(0), QueueOffset(65))
+    level.settle(PhysicalOffset(6300))
+    assert level.safe_offset == 63
+    level.settle(PhysicalOffset(6400))
+    assert level.safe_offset == 65

@@ -174,3 +174,25 @@ async def test_a_deleted_topic_does_not_come_back(tmp_path: Path) -> None:
         broker.store.remove_topic("T")
     async with running_broker(tmp_path) as (broker, _):
         assert broker.state.topics.find("T") is None
+
+
+@virtual_time()
+async def test_groups_do_not_skip_messages_after_a_power_failure_has_cut_their_queue(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Offsets are flushed when they are saved, messages later: the file may be ahead of the log."""
+    await live(tmp_path)
+    path = tmp_path / "config" / "consumerOffset.json"
+    saved = json.loads(path.read_text())
+    saved["offsetTable"] = {"T@g": {"0": 9, "1": 1, "2": 0}, "T@other": {"3": 2}}
+    path.write_text(json.dumps(saved))
+    async with running_broker(tmp_path) as (broker, client):
+        end = broker.queue_end("T", 0)
+        assert end < 9
+        for _ in range(10):
+            await client.send(queue_id=0)
+        assert broker.state.offsets.of_topic("g", "T") == {0: end, 1: 1, 2: 0}
+        assert broker.state.offsets.of_topic("other", "T") == {3: 0}
+    assert json.loads(path.read_text())["offsetTable"]["T@g"]["0"] == end
+    assert "2 offsets were beyond the end of their queues" in caplog.text
+    assert f"queue 0 of T by g: 9, now {end}" in caplog.text

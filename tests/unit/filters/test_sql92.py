@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turbopump.errors import InvalidArgument, InvalidExpression
-from turbopump.filters.sql92 import ConversionFailed, SqlFilter, compile_sql
+from turbopump.filters.sql92 import ConversionFailed, SqlFilter, compile_sql, tokens
 from turbopump.filters.sql92 import tree as t
 from turbopump.filters.sql92.parser import LENGTH_MAX, NESTING_MAX, parse
 from vectors import load
@@ -393,3 +393,23 @@ def test_two_properties_are_ordered_as_java_orders_doubles() -> None:
 def test_the_error_of_a_conversion_shows_the_value() -> None:
     with pytest.raises(ConversionFailed, match="expected a 32-bit integer, found 'abc'"):
         compile_sql("a = 5").result({"a": "abc"})
+
+
+def test_line_comments_are_looked_for_only_where_they_can_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each pair of minus signs would have the rest of the text read, which is quadratic."""
+    looked_at: list[int] = []
+
+    class Pattern:
+        def match(self, text: str, position: int) -> re.Match[str] | None:
+            looked_at.append(position)
+            return pattern.match(text, position)
+
+    pattern = tokens._SKIPPED
+    monkeypatch.setattr(tokens, "_SKIPPED", Pattern())
+    text = "a = 1 -- one\nOR " + "a = --1 OR " * 1000 + "b = 2"
+    assert compile_sql(text).matches({"a": "1"})
+    assert max(looked_at) <= text.index("\n")
+    assert not compile_sql("a = 1 -- one\r AND b = 2").matches({"a": "1"})
+    assert compile_sql("-- one\n--two\n a = --1").matches({"a": "1"})

@@ -35,8 +35,10 @@ class Token(Struct, frozen=True):
 
 _KEYWORDS = frozenset({"NOT", "AND", "OR", "BETWEEN", "IN", "TRUE", "FALSE", "NULL", "IS"})
 
-# A line comment needs its line end: without one, its dashes are minus signs, as in RocketMQ.
-_SKIPPED = re.compile(r"(?:[ \t\n\r\f]|--[^\n\r]*[\n\r]|/\*(?:[^*]|\*(?!/))*+\*/)*+")
+_SKIPPED = re.compile(r"(?:[ \t\n\r\f]|--[^\n\r]*+[\n\r]|/\*(?:[^*]|\*(?!/))*+\*/)*+")
+_SKIPPED_IN_LAST_LINE = re.compile(r"(?:[ \t\f]|/\*(?:[^*]|\*(?!/))*+\*/)*+")
+"""A line comment needs its line end: without one, its dashes are minus signs, as in RocketMQ.
+Looking for the end at each of them would take quadratic time."""
 
 _TOKEN = re.compile(
     r"""
@@ -61,6 +63,7 @@ class Tokens:
         self._text = text
         self._ahead: list[Token] = []
         self._position = 0
+        self._last_line_end = max(text.rfind("\n"), text.rfind("\r"))
 
     def peek(self, ahead: int = 0) -> Token:
         """Return a coming token without taking it."""
@@ -85,7 +88,7 @@ class Tokens:
             raise unexpected(self.peek(), text)
 
     def _cut(self) -> Token:
-        start = self._position + _skipped(self._text, self._position)
+        start = self._skip_blanks()
         if start == len(self._text):
             self._position = start
             return Token(Kind.END, "", start)
@@ -95,6 +98,13 @@ class Tokens:
         self._position = match.end()
         assert match.lastgroup is not None
         return _token(Kind[match.lastgroup], match.group(), start)
+
+    def _skip_blanks(self) -> int:
+        """Return where the next token begins."""
+        is_last_line = self._position > self._last_line_end
+        skipped = _SKIPPED_IN_LAST_LINE if is_last_line else _SKIPPED
+        match = skipped.match(self._text, self._position)
+        return self._position if match is None else match.end()
 
 
 def unexpected(found: Token, *expected: str) -> InvalidExpression:
@@ -106,11 +116,6 @@ def _token(kind: Kind, text: str, position: int) -> Token:
     if kind is Kind.IDENTIFIER and text.upper() in _KEYWORDS:
         return Token(Kind.KEYWORD, text.upper(), position)
     return Token(kind, text, position)
-
-
-def _skipped(text: str, position: int) -> int:
-    match = _SKIPPED.match(text, position)
-    return 0 if match is None else match.end() - position
 
 
 def _unreadable(text: str, position: int) -> InvalidExpression:
