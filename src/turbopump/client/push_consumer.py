@@ -136,7 +136,8 @@ class PushConsumer(ConsumerMember):
         if self._running is not None:
             return
         if self._closing is not None:
-            await asyncio.shield(self._closing)
+            # Whoever closed it was told how that went.
+            await asyncio.wait([self._closing])
             self._closing = None
         session = self._given_session or shared_session(self._client, self)
         await session.start()
@@ -180,8 +181,8 @@ class PushConsumer(ConsumerMember):
             try:
                 await session.leave(self)
             finally:
-                await session.close()
                 self._closed.set()
+                await session.close()
 
     @property
     def is_calling(self) -> bool:

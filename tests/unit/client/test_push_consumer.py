@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -146,6 +147,26 @@ async def test_closing_goes_on_when_its_caller_is_cancelled(tmp_path: Path) -> N
             await consumer.wait()
         assert await committed(world) == 2
         assert len(recorder.of(RequestCode.UNREGISTER_CLIENT)) == 1
+
+
+@virtual_time()
+async def test_a_close_that_fails_ends_wait_and_allows_another_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(tmp_path) as world:
+        await send(world, bodies(3))
+        seen, session = Seen(), world.session()
+        async with session, consuming(world, seen, session=session) as consumer:
+            await wait_until(lambda: seen.count == 3)
+            with monkeypatch.context() as patched:
+                patched.setattr(session, "close", AsyncMock(side_effect=OSError("broken")))
+                with pytest.raises(OSError, match="broken"):
+                    await consumer.close()
+                with pytest.raises(OSError, match="broken"):
+                    await consumer.wait()
+            await consumer.start()
+            await send(world, [b"later"])
+            await wait_until(lambda: seen.count == 4)
 
 
 @virtual_time()
