@@ -88,6 +88,12 @@ class ConsumeQueue:
         return self._segments.segment_bytes // UNIT_BYTES
 
     @property
+    def last_position(self) -> int:
+        """Behind the last message, or behind where a lost one began; -1 when there is none."""
+        unit = self.unit(QueueOffset(self.max_offset - 1)) if self.physical_end < 0 else None
+        return self.physical_end if unit is None else unit[0] + 1
+
+    @property
     def pending_bytes(self) -> int:
         """Size of the units that are not written yet."""
         return len(self._pending)
@@ -310,7 +316,9 @@ class ConsumeQueue:
         if self._is_without_units():
             # With one unit at least: without a file the end is forgotten.
             self._begin_at(QueueOffset(offset - 1))
-        self._pending += _FILLER * (offset - self.max_offset)
+        # Positions ascend: by them, files are told to have no message any more.
+        filler = _packed(max(0, self.physical_end), FILLER_SIZE, 0)
+        self._pending += filler * (offset - self.max_offset)
         self.max_offset = self.next_offset = offset
 
     def raise_minimum(self, log_min: PhysicalOffset) -> None:

@@ -177,7 +177,7 @@ class Recovery:
         """Delete the queues of removed topics that a kill or another broker left."""
         self._unfinished.attempt(lambda: self._removed.fit(self._log.min_offset, end))
         for queue in self._queues:
-            last = max(0, queue.physical_end - 1)
+            last = max(0, queue.last_position - 1)
             if self._removed.covers(queue.topic.encode(), last):
                 self._queues.remove(queue)
 
@@ -254,7 +254,7 @@ class Recovery:
                 if entry.queue_offset > queue.max_offset:
                     if not complete:
                         return False
-                    if queue.physical_end <= self._log.min_offset:
+                    if queue.last_position <= self._log.min_offset:
                         # What it holds is deleted, and so is what it lacks: it begins here.
                         self._queues.remove(queue)
                     elif (entry.queue_offset - queue.max_offset) * FIXED_BYTES <= unread_bytes:

@@ -14,6 +14,7 @@ import pytest
 
 from turbopump.message import QueueOffset
 from turbopump.store import Filter, Found, ReadLimits, Store, unit_repair
+from turbopump.store.consume_queue import FILLER_SIZE
 from turbopump.store.outcomes import MessageDamaged
 from turbopump.wire.hashing import tags_code
 from turbopump.wire.hosts import host
@@ -312,6 +313,46 @@ def test_searches_for_more_queues_than_are_searched_at_once_all_end(
             }
         assert not left
         assert [len(messages) for messages in everything(store).values()] == [COUNT // 3] * 3
+
+
+def test_a_queue_file_before_lost_messages_is_kept(whole: Path, root: Path) -> None:
+    with Store.open(whole, CONFIG) as store:
+        expected = everything(store)["Topic", 0]
+    # The last messages of the queue's first file, and the first ones of the next.
+    for offset in range(8, 12):
+        path, at = record_place(root, expected, offset)
+        data = bytearray(path.read_bytes())
+        data[at : at + 50] = b"?" * 50
+        path.write_bytes(data)
+    shutil.rmtree(root / "consumequeue")
+    (root / "abort").touch()
+    left = [message for message in expected if not 8 <= message[0] < 12]
+    for _ in range(3):
+        with Store.open(root, CONFIG) as store:
+            assert list(pulled(store, "Topic", 0)) == left
+
+
+@pytest.mark.parametrize("crashed", [False, True])
+def test_a_topic_made_again_whose_last_messages_are_lost_is_kept(
+    crashed: bool, tmp_path: Path
+) -> None:
+    with Store.open(tmp_path, CONFIG) as store:
+        store.append([record(b"of the removed topic")])
+        store.remove_topic("Topic")
+        for _ in range(5):
+            last = store.append([record(b"new")]).physical_offset
+        for _ in range(100):
+            store.append([record(bytes(500), topic="Other")])
+    path = unit_file(tmp_path)
+    data = bytearray(path.read_bytes())
+    # As a repair marks the unit of a lost message.
+    struct.pack_into(">qi", data, 4 * UNIT_BYTES, last, FILLER_SIZE)
+    path.write_bytes(data)
+    if crashed:
+        (tmp_path / "abort").touch()
+    with Store.open(tmp_path, CONFIG) as store:
+        assert store.queue_range("Topic", 0) == (0, 5)
+        assert [offset for offset, _ in pulled(store, "Topic", 0)][:4] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("crashed", [False, True])
