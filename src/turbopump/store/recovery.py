@@ -98,7 +98,7 @@ class Recovery:
         is_end_known = self._behind.checkpoint.log_end == end
         self._unfinished.attempt(lambda: self._behind.fit(end))
         cut_bytes = self._cut_log(start, end, crashed)
-        self._judge_index(end)
+        self._judge_index(end, crashed)
         is_cut = crashed or cut_bytes > 0 or not is_end_known
         shortened = self._follow_log(start, end, crashed, is_cut)
         self._finish_removals(end)
@@ -181,12 +181,14 @@ class Recovery:
             if self._removed.covers(queue.topic.encode(), last):
                 self._queues.remove(queue)
 
-    def _judge_index(self, end: PhysicalOffset) -> None:
+    def _judge_index(self, end: PhysicalOffset, crashed: bool) -> None:
         """Look for damaged index files; what can be entered again without much reading, is."""
         index = self._index
         if index is None:
             return
-        index.judge(self._log.entry_at, self._log.min_offset, end, self._damage)
+        # A power failure may take the end of the log and leave its keys: those are cut off later.
+        index_end = max(end, PhysicalOffset(index.end_offset + 1)) if crashed else end
+        index.judge(self._log.entry_at, self._log.min_offset, index_end, self._damage)
         if end - max(index.end_offset, self._log.min_offset) <= _REINDEXED_BYTES_MAX:
             index.discard_newest_damaged()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from turbopump.message import QueueOffset
-from turbopump.store import Store
+from turbopump.store import Store, recovery
 from turbopump.wire.record import decode_record
 from unit.store.support import ManualClock, record, small_config
 
@@ -73,6 +73,22 @@ def test_a_wrong_header_is_noticed(tmp_path: Path, field: int, place: int) -> No
     with Store.open(tmp_path, CONFIG) as store:
         assert store.damage.index_files == 1, HEADER_FIELDS[field]
         assert missing(store) == [*range(19)] * (place == 0)
+
+
+def test_an_index_ahead_of_a_log_that_a_power_failure_cut_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "_REINDEXED_BYTES_MAX", 0)
+    fill(tmp_path)
+    with Store.open(tmp_path, CONFIG) as store:
+        end = decode_record(store.messages_by_key("Topic", "k45", 1, 0, 1 << 60)[0]).physical_offset
+    log = tmp_path / "commitlog" / f"{0:020d}"
+    log.write_bytes(log.read_bytes()[:end].ljust(CONFIG.segment_bytes, b"\0"))
+    (tmp_path / "checkpoint").unlink()
+    (tmp_path / "abort").touch()
+    with Store.open(tmp_path, CONFIG) as store:
+        assert store.damage.index_files == 0
+        assert missing(store) == [*range(45, COUNT)]
 
 
 def test_searches_by_time_pass_over_damaged_messages(tmp_path: Path) -> None:
