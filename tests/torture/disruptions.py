@@ -28,7 +28,7 @@ def _killed(scenario: Scenario, settings: dict[str, str]) -> Row:
     """Kill the broker again and again, also while it starts."""
     load, chance = Load(scenario, settings), scenario.chance
     load.start()
-    kills, during_start = 0, 0
+    row, kills, during_start = Row(scenario.name), 0, 0
     while scenario.left_s > 0 or not kills:
         load.pause(chance.uniform(0.2, 4.0))
         load.broker.kill()
@@ -41,8 +41,8 @@ def _killed(scenario: Scenario, settings: dict[str, str]) -> Row:
         load.pause(chance.uniform(0.0, 1.0))
         load.broker.start()
         scenario.say(f"{kills} kills")
-        load.wait_for_progress()
-    row = Row(scenario.name, f"{kills} kills, {during_start} while starting")
+        row.expect(load.wait_for_progress(), "nothing was sent and consumed after a kill")
+    row.did = f"{kills} kills, {during_start} while starting"
     return load.finish(row, allowed=Allowed(IN_FLIGHT, COPIES) * (kills + during_start))
 
 
@@ -67,7 +67,7 @@ def _restarted(scenario: Scenario, settings: dict[str, str]) -> Row:
         load.broker.start()
         restarts += 1
         scenario.say(f"{restarts} restarts")
-        load.wait_for_progress()
+        row.expect(load.wait_for_progress(), "nothing was sent and consumed after a restart")
     row.did = f"{restarts} restarts"
     return load.finish(row, allowed=Allowed(IN_FLIGHT, COPIES) * restarts)
 
