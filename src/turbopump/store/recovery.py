@@ -100,16 +100,17 @@ class Recovery:
         cut_bytes = self._cut_log(start, end, crashed)
         self._judge_index(end, crashed)
         is_cut = crashed or cut_bytes > 0 or not is_end_known
-        shortened = self._follow_log(start, end, crashed, is_cut)
+        taken_from = self._follow_log(start, end, crashed, is_cut)
         self._finish_removals(end)
         if self._rebuild.is_needed:
             missing_from = PhysicalOffset(0)
         elif not crashed:
             # Unless somebody took a queue away, all of them are complete as far as any reaches.
-            missing_from = min(missing_from, max(self._queues.physical_end, PhysicalOffset(0)))
+            reached = max(self._queues.physical_end, PhysicalOffset(0))
+            missing_from = min(missing_from, taken_from, reached)
         elif not len(self._queues):
             missing_from = PhysicalOffset(0)
-        elif shortened:
+        elif taken_from < end:
             missing_from = start
         missing_from = min(missing_from, self._unindexed_from(end))
         self._replay(max(self._log.min_offset, missing_from), end)
@@ -201,23 +202,25 @@ class Recovery:
 
     def _follow_log(
         self, start: PhysicalOffset, end: PhysicalOffset, crashed: bool, is_cut: bool
-    ) -> bool:
-        """Cut queues and index where the log ends; tell whether that took anything away."""
-        shortened = False
+    ) -> PhysicalOffset:
+        """Cut queues and index where the log ends; return where what they lack then may begin."""
+        taken_from = end
         for queue in self._queues:
             queue_end = queue.physical_end
             replayed_from = start if crashed else None
             if queue.truncate(end if is_cut else None, replayed_from) or crashed:
                 self._unfinished.attempt(queue.erase_unused)
             self._repair.settle_end(queue, start)
-            shortened |= queue.physical_end < queue_end
+            if queue.physical_end < queue_end:
+                taken_from = min(taken_from, max(queue.physical_end, PhysicalOffset(0)))
             queue.raise_minimum(self._log.min_offset)
         index = self._index
         if index is not None and crashed:
             indexed = index.end_offset
             self._unfinished.attempt(lambda: index.repair(self._behind.checkpoint, end))
-            shortened |= index.end_offset < indexed
-        return shortened
+            if index.end_offset < indexed:
+                taken_from = min(taken_from, start)
+        return taken_from
 
     def _cut_log(self, start: PhysicalOffset, end: PhysicalOffset, crashed: bool) -> int:
         """Forget what lies behind the end; return how much that was."""
