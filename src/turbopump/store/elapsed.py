@@ -41,12 +41,17 @@ class ElapsedTime:
         self._positions = [position]
 
     def now_ms(self) -> int:
-        """Return milliseconds since the Unix epoch, as if nobody had set the clock."""
-        return self._start_ms + self._clock.uptime_ms()
+        """Return milliseconds since the Unix epoch, as if nobody had set the clock.
+
+        Never ahead of the wall clock by less than a step: timestamps are the wall clock's, which is
+        rounded otherwise and may be slowed down, and no message may be early by them.
+        """
+        elapsed_ms, wall_ms = self._elapsed_ms(), self._clock.now_ms() - self.shift_ms
+        return wall_ms if 0 < elapsed_ms - wall_ms < CLOCK_SET_MS else elapsed_ms
 
     def check(self, position: PhysicalOffset, wall_ms: int) -> None:
         """Note the wall clock's time, which messages from a position on have or will have."""
-        shift_ms = wall_ms - self.now_ms()
+        shift_ms = wall_ms - self._elapsed_ms()
         step_ms = shift_ms - self.shift_ms
         if abs(step_ms) >= CLOCK_SET_MS:
             self.shift_ms = shift_ms
@@ -69,6 +74,9 @@ class ElapsedTime:
             # Messages before the oldest step may count as younger than they are, never as older.
             self._shifts_ms[1] = min(self._shifts_ms[:2])
             del self._positions[1], self._shifts_ms[0]
+
+    def _elapsed_ms(self) -> int:
+        return self._start_ms + self._clock.uptime_ms()
 
     def stored_ms(self, position: PhysicalOffset, timestamp_ms: int) -> int:
         """Return when the message at a position was stored, in terms of `now_ms`."""

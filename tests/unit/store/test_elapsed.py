@@ -47,6 +47,17 @@ def test_small_steps_are_ignored_until_they_are_large() -> None:
     assert elapsed.shift_ms == 120
 
 
+def test_a_wall_clock_that_lags_by_less_than_a_step_makes_nothing_early() -> None:
+    clock = ManualClock()
+    elapsed = ElapsedTime(clock)
+    # Rounded otherwise than the time since boot, or slowed down.
+    clock.wall_ms -= 1
+    clock.advance(1000)
+    assert elapsed.now_ms() == clock.now_ms()
+    clock.wall_ms += 2
+    assert elapsed.now_ms() == clock.now_ms() - 1
+
+
 @pytest.mark.parametrize("set_by_ms", [-HOUR_MS, -150, -100, 100, 150, HOUR_MS])
 @pytest.mark.parametrize("since_tick_ms", [0, 60, 99, 500])
 def test_the_first_message_after_a_step_counts_with_the_new_time(
