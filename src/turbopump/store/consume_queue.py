@@ -401,8 +401,10 @@ class ConsumeQueue:
         """
         first = start // UNIT_BYTES
         before_start = start if count else start - self._segments.segment_bytes
-        before = as_units(self._read(before_start, first + count - 1, 1))
-        last = int(before["physical_offset"][0]) if len(before) else 0
+        last = 0
+        if before_start in self._segments.starts:
+            before = as_units(self._read(before_start, first + count - 1, 1))
+            last = int(before["physical_offset"][0]) if len(before) else 0
         left = self.units_per_segment - count - 1
         units = as_units(self._read(start, first + count + 1, min(_SCAN_UNITS, left)))
         is_unit = (units["size"] >= FIXED_BYTES) & (units["physical_offset"] > last)
