@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from turbopump.errors import DataLost, InvalidArgument
@@ -79,6 +79,7 @@ BACKLOGS = st.dictionaries(QUEUES, st.integers(1, 10_000), max_size=6)
 
 
 @given(BACKLOGS, st.integers(1, 20_000))
+@example({MessageQueue("t", "a", n): rows for n, rows in enumerate([1, 1, 5, 4, 1])}, 6)
 @QUICKLY
 def test_shares_are_fair(backlogs: dict[MessageQueue, int], rows_max: int) -> None:
     found = shares(backlogs, rows_max)

@@ -6,6 +6,7 @@ queue. Spark compares them as text, so the same offsets must always be written i
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -166,12 +167,20 @@ def shares(backlogs: Mapping[MessageQueue, int], rows_max: int) -> dict[MessageQ
         return dict(backlogs)
     given = {queue: max(1, rows_max * rows // total) for queue, rows in backlogs.items()}
     spare = rows_max - sum(given.values())
-    # What rounding left over goes to the largest; what "at least one" overdrew comes from there.
-    for queue in sorted(backlogs, key=lambda queue: (-backlogs[queue], queue)):
-        most, least = backlogs[queue] - given[queue], 1 - given[queue]
-        change = min(max(spare, least), most)
-        given[queue] += change
-        spare -= change
+    # What rounding left over goes to the largest.
+    for queue in sorted(backlogs, key=lambda queue: (-backlogs[queue], queue)) if spare > 0 else ():
+        more = min(spare, backlogs[queue] - given[queue])
+        given[queue] += more
+        spare -= more
+    # What "at least one" overdrew comes from the largest shares, so that a longer queue never gets
+    # less than a shorter one.
+    largest = [(-given[queue], backlogs[queue], queue) for queue in backlogs] if spare < 0 else []
+    heapq.heapify(largest)
+    while spare < 0 and largest[0][0] < -1:
+        share, rows, queue = largest[0]
+        given[queue] -= 1
+        heapq.heapreplace(largest, (share + 1, rows, queue))
+        spare += 1
     return given
 
 
