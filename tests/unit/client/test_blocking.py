@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -128,8 +128,22 @@ def in_time(action: Callable[[], None]) -> None:
     DaemonThreads(1, "in-time").submit(action).result(30)
 
 
+@pytest.fixture(autouse=True)
+def others() -> Iterator[None]:
+    """Note the clients that tests before have left running in this process."""
+    OTHERS.clear()
+    OTHERS.update(threading.enumerate())
+    yield
+    OTHERS.clear()
+
+
+OTHERS: set[threading.Thread] = set()
+
+
 def loop_threads() -> int:
-    return sum(each.name.startswith("turbopump-c") for each in threading.enumerate())
+    """Count the threads of clients that the test itself has started."""
+    own = set(threading.enumerate()) - OTHERS
+    return sum(each.name.startswith("turbopump-c") for each in own)
 
 
 def test_closing_inside_a_callback_begins_and_does_not_wait() -> None:
