@@ -113,7 +113,8 @@ class Durability:
 
     In asynchronous mode the operating system's word is enough. It bounds its dirty pages itself and
     then slows down writes. In synchronous mode each unflushed message also has an entry in memory,
-    whether its sender waits or not, so these are bounded here: `busy` says when no more are taken.
+    whether its sender waits or not, so these are bounded here: `busy` returns the refusal once the
+    limit is reached.
     """
 
     def __init__(self, store: Store, deadlines: Deadlines, limits: Limits) -> None:

@@ -22,8 +22,8 @@ _QUEUES_WANTED = 4
 _MEANING = {
     "topics": "their settings are lost, and they are recovered from their queues",
     "groups": "their settings, such as limits of retries, are lost; groups that consume come back",
-    "offsets": "all groups begin anew where their own settings say, at the end or at the first"
-    " message: restore the file from a copy before they do",
+    "offsets": "all groups start where their own settings say, at the end or at the first message:"
+    " restore the file from a copy before they do",
     "delay progress": "delayed messages whose delivered copies are not found in the log are"
     " delivered, perhaps for the second time",
 }
@@ -43,7 +43,7 @@ def note_missing(missing: Iterable[Table], topics: Collection[str]) -> None:
 
 
 def recover_topics(topics: Topics, counts: Mapping[str, int], *, is_table_lost: bool) -> None:
-    """Add the topics that have queues in the store, so many each, but are not in the table.
+    """Add the topics that have queues in the store, ``counts`` by name, but are not in the table.
 
     A crash may have come between the first message of a topic and the writing of the table.
     """

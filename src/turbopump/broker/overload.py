@@ -49,7 +49,7 @@ class WorkAhead:
         self._counted_ms = now_ms
 
     def stop(self) -> None:
-        """Measure no more."""
+        """Stop measuring."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -47,7 +47,7 @@ class Upkeep:
             self._bring_forward(self._timer)
 
     def stop(self) -> None:
-        """Tick no more, whatever arrives."""
+        """Stop ticking for good, even if messages arrive."""
         self._is_stopped = True
         if self._timer is not None:
             self._timer.cancel()

@@ -104,9 +104,9 @@ def _writable(
 
 
 def _queues(topic: str, counts: Iterable[tuple[str, int]]) -> tuple[MessageQueue, ...]:
-    """Number the queues of brokers, as far as there can be so many.
+    """Number the queues of all brokers.
 
-    A broker that cannot have what it says is left out: all of a smaller number might be wrong too.
+    A broker that claims an impossible number is left out: any smaller number would be a guess.
     """
     queues: list[MessageQueue] = []
     for broker, count in counts:

@@ -46,7 +46,7 @@ class SendingBack:
     async def bury_damaged(self, queue: MessageQueue, message: MessageView) -> bool:
         """Have the broker make a dead letter of its own copy; return whether it worked.
 
-        Never sent anew: that would give a damaged body a checksum that fits.
+        Not sent as a new message: that would give the damaged body a valid checksum.
         """
         try:
             await self._by_position(queue, message, _DEAD_LETTER_LEVEL)

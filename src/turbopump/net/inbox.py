@@ -102,7 +102,7 @@ class Inbox:
             self._loop.call_soon(self._resume)
 
     def finish(self, unread: Iterable[bytes], on_finished: Callable[[], None]) -> None:
-        """Serve what is left, with turns for others, then call a function; no more will come."""
+        """Serve what a closed peer has sent, yielding to others, then call a function."""
         self._on_finished = on_finished
         self._chunks.extend(unread)
         self.is_reading = False

@@ -79,7 +79,7 @@ def test_topics_are_recovered_from_their_queues(
 @pytest.mark.parametrize(
     ("name", "meaning"),
     [
-        ("consumerOffset.json", "all groups begin anew"),
+        ("consumerOffset.json", "all groups start where"),
         ("subscriptionGroup.json", "limits of retries"),
         ("delayOffset.json", "whose delivered copies are not found"),
     ],

@@ -118,7 +118,7 @@ class TopicRequests:
         with told_to_asker():
             await self._topics.delete(name)
         if self._topics.find(name) is not None:
-            remark = f"a message has made topic[{name}] anew meanwhile: stop its producers first"
+            remark = f"topic[{name}] was re-created by a producer: stop it, then delete again"
             raise RemoteError(ResponseCode.SYSTEM_ERROR, remark)
         self._store.remove_topic(name)
         self._stats.forget_topic(name)

@@ -9,7 +9,7 @@ from turbopump.filters.sql92.tree import Number
 
 _INTEGER = re.compile(r"[+-]?\d+")
 _INTEGER_LENGTH_MAX = 4000
-"""Python refuses to read longer ones; so many leading zeros serve no purpose."""
+"""Python refuses to parse much longer ones, which could only be leading zeros."""
 
 _DOUBLE = re.compile(
     r"""
