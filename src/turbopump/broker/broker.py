@@ -78,7 +78,7 @@ class Broker:
         network = network or SocketNetwork()
         self._files = files or Files()
         self._writer = TableWriter()
-        self._live = LiveConfig(config, clock, config_path, writer=self._writer)
+        self._live = LiveConfig(config, clock, config_path, self._files, self._writer)
         self._clock = clock
         self._chance = Random(seed)  # noqa: S311 - spreads messages over queues
         self._ready = False
@@ -155,6 +155,7 @@ class Broker:
             self._build(self._advertised)
         except BaseException:
             await self._server.drain(0)
+            self._writer.close()
             self.store.close()
             raise
         self._run()
@@ -178,7 +179,9 @@ class Broker:
     def _build(self, store_host: Host) -> None:
         self.state = State(self._live, self._clock, self._files, self._writer)
         missing = self.state.load()
-        self.path = MessagePath(self.state, self.store, store_host, self._clock, self._chance)
+        self.path = MessagePath(
+            self.state, self.store, store_host, self._clock, self._chance, self._work
+        )
         if not self.path.delays.load():
             missing.append(self.path.delays.saving)
         counts = queue_counts(self.store.queue_ids())

@@ -30,13 +30,7 @@ _CLOCK_MARGIN_MS = 60_000
 """How much earlier than due a copy may seem to be stored, because the clock was corrected."""
 
 _RUN_COUNT = 256
-_LIMITS = ReadLimits(
-    memory_bytes_max=8 * 1024 * 1024,
-    memory_count_max=_RUN_COUNT,
-    disk_bytes_max=8 * 1024 * 1024,
-    disk_count_max=_RUN_COUNT,
-    scan_units_max=_RUN_COUNT,
-)
+_LIMITS = ReadLimits.uniform(bytes_max=8 * 1024 * 1024, count_max=_RUN_COUNT)
 
 _Identity = tuple[str, int, str]
 """The unique key, how often the message was tried before, and its delay level."""

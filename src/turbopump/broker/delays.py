@@ -27,6 +27,7 @@ from turbopump.store.config import ReadLimits
 from turbopump.store.elapsed import CLOCK_SET_MS, ElapsedTime
 from turbopump.store.outcomes import Appended, Arrival, Filter, Units
 from turbopump.store.store import Store
+from turbopump.supervisor import Supervisor, Watch
 from turbopump.tables import Table, TableFile
 from turbopump.wire import properties as names
 from turbopump.wire.bodies import DelayOffsets
@@ -43,22 +44,13 @@ RUN_COUNT_MAX = 256
 RETRY_MS = 100
 """How long to wait after the store refused a delivery."""
 
-PAUSE_AFTER_ERROR_MS = 10_000
-"""How long to wait after an error that nobody expected."""
-
 WATCH_MS = 5000
 """How often to check whether the clock was set or the machine suspended."""
 
 _MARKS_MAX = 64
 """Runs of a level whose flush is waited for each by itself; later ones count together."""
 
-_RUN_LIMITS = ReadLimits(
-    memory_bytes_max=8 * 1024 * 1024,
-    memory_count_max=RUN_COUNT_MAX,
-    disk_bytes_max=8 * 1024 * 1024,
-    disk_count_max=RUN_COUNT_MAX,
-    scan_units_max=RUN_COUNT_MAX,
-)
+_RUN_LIMITS = ReadLimits.uniform(bytes_max=8 * 1024 * 1024, count_max=RUN_COUNT_MAX)
 
 
 class Due:
@@ -92,6 +84,7 @@ class Level:
     __slots__ = (
         "delay_ms",
         "delivered",
+        "failing",
         "head",
         "held_until_ms",
         "log_end",
@@ -115,6 +108,8 @@ class Level:
         self.head: tuple[QueueOffset, int] | None = None
         """When the message at an offset is due: known, it need not be read at every look."""
         self.timer: asyncio.TimerHandle | None = None
+        self.failing: Watch | None = None
+        """Counts failures in a row, while there are any."""
         self.held_until_ms: int | None = None
         """Set when the head lies further ahead than its delay: the clock was set back before the
         start."""
@@ -153,12 +148,19 @@ class Delays:
     """Delivers delayed messages: never early, and late by no more than the store needs."""
 
     def __init__(
-        self, store: Store, put: Put, file: TableFile, levels_ms: Sequence[int], clock: Clock
+        self,
+        store: Store,
+        put: Put,
+        file: TableFile,
+        levels_ms: Sequence[int],
+        clock: Clock,
+        work: Supervisor,
     ) -> None:
         self._store = store
         self._put = put
         self._file = file
         self._clock = clock
+        self._work = work
         self._levels = [Level(n, delay_ms) for n, delay_ms in enumerate(levels_ms, start=1)]
         self._table = Table("delay progress", file, self._encoded)
         self._loaded: dict[int, int] = {}
@@ -284,9 +286,13 @@ class Delays:
         except RemoteError as error:
             _log.warning("delay level %d: delivery refused, trying again: %s", level.number, error)
             wait_ms = RETRY_MS
-        except Exception:  # noqa: BLE001 - whatever it was, the level must go on
-            _log.exception("delay level %d: delivery failed, trying again", level.number)
-            wait_ms = PAUSE_AFTER_ERROR_MS
+        except Exception as error:  # noqa: BLE001 - whatever it was, the level must go on
+            level.failing = self._work.watch(f"delay level {level.number}")
+            wait_ms = level.failing.failed(error)
+        else:
+            if level.failing is not None:
+                level.failing.succeeded()
+                level.failing = None
         # A flush that has failed already says itself when to try again.
         if wait_ms is not None and not level.is_watched and self._running:
             self._look_in(level, wait_ms)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from enum import Enum
@@ -20,6 +21,8 @@ from turbopump.store.config import FlushMode
 from turbopump.store.outcomes import Appended
 from turbopump.store.store import Store
 from turbopump.wire.codes import ResponseCode
+
+_log = logging.getLogger(__name__)
 
 Ts = TypeVarTuple("Ts")
 
@@ -193,7 +196,10 @@ class Durability:
             with contextlib.suppress(StoreClosed):
                 self._store.dispatch()
         for waiter in flush.waiters:
-            waiter.settle(error)
+            try:
+                waiter.settle(error)
+            except Exception:  # noqa: BLE001 - one broken answer must not keep the others waiting
+                _log.exception("answering after a flush failed")
         if not self._by_flush:
             self._settled.set()
 

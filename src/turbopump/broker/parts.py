@@ -97,7 +97,13 @@ class MessagePath:
     """A message's way through the broker: accepted, stored, handed out, retried, delayed."""
 
     def __init__(
-        self, state: State, store: Store, store_host: Host, clock: Clock, chance: Random
+        self,
+        state: State,
+        store: Store,
+        store_host: Host,
+        clock: Clock,
+        chance: Random,
+        work: Supervisor,
     ) -> None:
         config = state.live.current
         levels = config.store.delay_levels
@@ -115,7 +121,7 @@ class MessagePath:
             ),
         )
         self.put = put = Put(store, self.durability, len(levels))
-        self.delays = Delays(store, put, state.file("delayOffset.json"), levels, clock)
+        self.delays = Delays(store, put, state.file("delayOffset.json"), levels, clock, work)
         self.sends = Sends(
             config=state.live,
             store_host=store_host,

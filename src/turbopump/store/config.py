@@ -6,6 +6,7 @@ import os
 import re
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Self
 
 from turbopump.errors import InvalidArgument
 
@@ -91,6 +92,17 @@ class ReadLimits:
     recent_bytes: int = field(default_factory=lambda: _memory_bytes() * 40 // 100)
     """How far from the end of the log messages count as being in memory; by default 40 % of the
     machine's memory [accessMessageInMemoryMaxRatio]."""
+
+    @classmethod
+    def uniform(cls, *, bytes_max: int, count_max: int) -> Self:
+        """Return the same limits for recent and old messages, as the broker's own readers need."""
+        return cls(
+            memory_bytes_max=bytes_max,
+            memory_count_max=count_max,
+            disk_bytes_max=bytes_max,
+            disk_count_max=count_max,
+            scan_units_max=count_max,
+        )
 
     def __post_init__(self) -> None:
         names = ("memory_bytes_max", "memory_count_max", "disk_bytes_max", "disk_count_max")
