@@ -15,7 +15,9 @@ from turbopump.errors import WriteFailed
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.config import parse_delay_levels
 from turbopump.testing import MemoryNetwork, VirtualClock, virtual_loop, virtual_time
-from turbopump.wire.codes import ResponseCode
+from turbopump.wire.bodies import KeyValues
+from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.command import whole_body
 
 
 def delivered(broker: Broker) -> int:
@@ -255,6 +257,9 @@ async def test_an_unexpected_error_stops_no_level(tmp_path: Path, monkeypatch: A
         assert delivered(broker) == 0
         await asyncio.sleep(10)
         assert delivered(broker) == 1
+        answer = await client.ask(RequestCode.GET_BROKER_RUNTIME_INFO)
+        failures = KeyValues.decode(whole_body(answer)).table["backgroundFailures"]
+        assert "delay level 1: 2 failures, the last OSError('the disk stumbled')" in failures
 
 
 @virtual_time()

@@ -90,6 +90,23 @@ async def test_with_synchronous_flush_everyone_is_told_once_when_it_is_readable(
         assert (len(at.gate), at.readable) == (0, 3)
 
 
+@virtual_time()
+async def test_an_answer_that_fails_keeps_no_other_waiting(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: Outcome) -> None:
+        raise RuntimeError("a bug")
+
+    with gate(tmp_path) as at:
+        broken = at.store_one(Promise.WRITTEN)
+        at.gate.acknowledge(broken, Promise.DURABLE, fail)
+        at.store_one(Promise.DURABLE)
+        at.flush.set_result(None)
+        await at.gate.settle(10_000)
+        assert at.told == [Promise.WRITTEN, Promise.DURABLE]
+    assert "RuntimeError: a bug" in caplog.text
+
+
 @pytest.mark.parametrize("fails_before", [False, True])
 @virtual_time()
 async def test_a_failed_flush_is_an_error_for_everyone_who_waits(

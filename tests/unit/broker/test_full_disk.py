@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from brokers import SMALL_STORE, Client, running_broker
+from brokers import BROKER_HOST, SMALL_STORE, Client, client_of, config_at, running_broker
+from turbopump.broker.broker import Broker
 from turbopump.broker.config import LimitsConfig
-from turbopump.testing import Disk, virtual_loop, virtual_time, wait_until
+from turbopump.testing import Disk, MemoryNetwork, virtual_loop, virtual_time, wait_until
 from turbopump.wire.bodies import KeyValues
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import whole_body
@@ -105,3 +106,24 @@ async def test_it_makes_room_by_itself(tmp_path: Path) -> None:
         assert (await client.send(b"after")).code == ResponseCode.SUCCESS
         low, high = broker.store.queue_range("T", 0)
         assert (low, high) == (4, COUNT + 1)
+
+
+@virtual_time()
+async def test_a_setting_that_cannot_be_written_does_not_count(tmp_path: Path) -> None:
+    disk, network, path = Disk(virtual_loop()), MemoryNetwork(), tmp_path / "broker.conf"
+    path.write_text("traceOn=true\n")
+    config = config_at(tmp_path / "store")
+    host, clock = network.host(BROKER_HOST), virtual_loop().clock
+    async with (
+        Broker(config, host, clock, config_path=path, files=disk) as broker,
+        client_of(network, broker.address) as client,
+    ):
+        disk.fail_writes()
+        answer = await client.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"traceOn=false")
+        disk.heal()
+        assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+        assert "broker.conf" in (answer.remark or "")
+        assert broker.config.identity.trace_on
+        answer = await client.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"traceOn=false")
+        assert answer.code == ResponseCode.SUCCESS
+    assert "traceOn=false" in path.read_text()
