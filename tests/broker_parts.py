@@ -23,6 +23,7 @@ from turbopump.broker.admin.topics import TopicRequests
 from turbopump.broker.client_requests import ClientRequests
 from turbopump.broker.clients import Consumers, Producers
 from turbopump.broker.config import BrokerConfig, IdentityConfig, TopicsConfig
+from turbopump.broker.consumer_filters import ConsumerFilters
 from turbopump.broker.group_members import GroupMembers
 from turbopump.broker.groups import Groups
 from turbopump.broker.live_config import LiveConfig
@@ -31,6 +32,7 @@ from turbopump.broker.offsets import Offsets
 from turbopump.broker.queue_locks import QueueLocks
 from turbopump.broker.runtime_info import RuntimeInfo
 from turbopump.broker.stats import Stats
+from turbopump.broker.subscription_conflicts import SubscriptionConflicts
 from turbopump.broker.subscription_filters import SubscriptionFilters
 from turbopump.broker.topics import Topics
 from turbopump.errors import RequestTimeout, WriteFailed, WriteRefused
@@ -200,6 +202,11 @@ class Parts:
         self.locks = QueueLocks()
         self.members_file = FakeFile()
         self.members = GroupMembers(self.members_file, self.consumers, self.locks, self.clock)
+        self.consumer_filters_file = FakeFile()
+        self.consumer_filters = ConsumerFilters(self.consumer_filters_file, self.clock)
+        self.conflicts = SubscriptionConflicts()
+        for listener in (self.consumer_filters, self.conflicts):
+            self.consumers.listen(listener.group_changed)
         self.store = FakeStore()
         self.delays = DelayOffsets()
         self.announced: list[TopicConfig] = []
@@ -211,7 +218,9 @@ class Parts:
             members=self.members,
             topics=self.topics,
             groups=self.groups,
-            filters=SubscriptionFilters(self.live, self.consumers),
+            filters=SubscriptionFilters(self.live, self.consumers, self.consumer_filters),
+            consumer_filters=self.consumer_filters,
+            conflicts=self.conflicts,
             clock=self.clock,
         )
         self.info = RuntimeInfo(
@@ -243,6 +252,7 @@ class Parts:
                 offsets=self.offsets,
                 consumers=self.consumers,
                 producers=self.producers,
+                conflicts=self.conflicts,
                 stats=self.stats,
             ),
             ProgressRequests(

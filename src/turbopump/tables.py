@@ -106,6 +106,14 @@ class TableFile:
             _log.error("%s %s, and there is no usable backup", self.path, fault)
         return spare
 
+    def load_expendable(self, kind: type[B], consequence: str) -> B | None:
+        """Do the same for what clients bring back by themselves: log what is damaged, and go on."""
+        try:
+            return self.load(kind)
+        except (StoreDamaged, OSError) as error:
+            _log.warning("%s: %s", consequence, error)
+            return None
+
     def _set_aside(self) -> None:
         """Keep a file that could not be used, lest it becomes the next backup."""
         if self.path.exists():

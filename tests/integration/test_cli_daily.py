@@ -203,6 +203,21 @@ def test_running_group_is_shown_and_reset(shell: Shell) -> None:
         assert member["language"] == "PYTHON"
         text = shell.ok("group members readers")
         assert "1 members, clustering" in text
+        assert found["differences"] == []
+        with PushConsumer(
+            "readers",
+            note,
+            client=ClientConfig(shell.nameserver, instance="other"),
+            subscriptions={"events": "paid"},
+        ):
+            differences = shell.json("group members readers")["differences"]
+            rows = {(row["topic"], row["kind"], row["expression"]) for row in differences}
+            assert rows == {("events", "TAG", "*"), ("events", "TAG", "paid")}
+            text = shell.ok("group members readers")
+            assert "Members have different subscriptions, so messages are skipped:" in text
+            assert f"  events: TAG * by {member['client_id']}\n" in text
+            (listed,) = [row for row in shell.json_lines("group list") if row["group"] == "readers"]
+            assert not listed["is_consistent"]
         inside = shell.json("group inspect readers --stacks")
         assert inside["client_id"] == member["client_id"]
         assert "Thread" in inside["stacks"]

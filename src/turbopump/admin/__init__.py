@@ -22,7 +22,7 @@ from turbopump.admin.dead_letters import (
     Redriven,
 )
 from turbopump.admin.groups import GroupChange, GroupInfo, GroupSettings, Progress, QueueProgress
-from turbopump.admin.members import Connection, HeldQueue, Inside, Member, Members
+from turbopump.admin.members import Connection, Difference, HeldQueue, Inside, Member, Members
 from turbopump.admin.messages import Consumed, Span
 from turbopump.admin.offsets import Plan, QueueChange
 from turbopump.admin.positions import AtOffset, AtTime, Earliest, Last, Latest
@@ -48,6 +48,7 @@ __all__ = [
     "Consumed",
     "DeadLetter",
     "Destination",
+    "Difference",
     "Earliest",
     "GroupChange",
     "GroupInfo",

@@ -12,6 +12,7 @@ from turbopump.admin.members import (
     Members,
     by_client,
     connection_of,
+    differences,
     inside,
 )
 from turbopump.admin.reach import BrokerNode, Reach, gathered, not_there
@@ -72,11 +73,12 @@ class GroupChange:
 
 @dataclass(frozen=True, slots=True)
 class GroupInfo:
-    """A group, where it is known, and how many members it has."""
+    """A group, where it is known, how many members it has, and whether they want the same."""
 
     settings: GroupSettings
     brokers: tuple[str, ...]
     members: int
+    is_consistent: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +146,15 @@ class Groups:
                 having.setdefault(name, []).append(node)
                 configs.setdefault(name, config)
         names = sorted(having)
-        online = await gathered(self._connections(name, having[name]) for name in names)
+        online = await gathered(self._online(name, having[name]) for name in names)
         return tuple(
-            GroupInfo(_settings(configs[name]), tuple(n.broker for n in having[name]), len(members))
-            for name, members in zip(names, online, strict=True)
+            GroupInfo(
+                _settings(configs[name]),
+                tuple(node.broker for node in having[name]),
+                len(by_client(each for body in found for each in body.connection_set)),
+                is_consistent=not differences(found),
+            )
+            for name, found in zip(names, online, strict=True)
         )
 
     async def create(self, settings: GroupSettings, cluster: str | None = None) -> tuple[str, ...]:
@@ -317,8 +324,7 @@ class Groups:
         """Return who is in a group and which queues each owns; raises NotThere for no group."""
         await self.require(group)
         nodes = await self._reach.readable()
-        bodies = await gathered(self._consumers(node, group) for node in nodes)
-        found = [body for body in bodies if body is not None]
+        found = await self._online(group, nodes)
         connections = by_client(each for body in found for each in body.connection_set)
         queues = await gathered(self._owned(nodes, group, client) for client in connections)
         first = found[0] if found else ConsumerConnections()
@@ -334,6 +340,7 @@ class Groups:
             first.message_model,
             first.consume_from_where,
             dict(sorted(subscriptions.items())),
+            differences(found),
         )
 
     async def inspect(
@@ -382,11 +389,17 @@ class Groups:
             raise
         return ConsumerConnections.decode(whole_body(answer))
 
+    async def _online(
+        self, group: str, nodes: Sequence[BrokerNode]
+    ) -> Sequence[ConsumerConnections]:
+        bodies = await gathered(self._consumers(node, group) for node in nodes)
+        return [body for body in bodies if body is not None]
+
     async def _connections(
         self, group: str, nodes: Sequence[BrokerNode]
     ) -> dict[str, ClientConnection]:
-        bodies = await gathered(self._consumers(node, group) for node in nodes)
-        return by_client(each for body in bodies if body for each in body.connection_set)
+        found = await self._online(group, nodes)
+        return by_client(each for body in found for each in body.connection_set)
 
     async def _owned(
         self, nodes: Sequence[BrokerNode], group: str, client_id: str

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from turbopump.message import MessageQueue, QueueOffset
-from turbopump.wire.bodies import ClientConnection, RunningInfo
+from turbopump.wire.bodies import ClientConnection, ConsumerConnections, RunningInfo
 from turbopump.wire.codes import release
 
 _FIRST_4 = release(4, 0, 0)
@@ -32,8 +32,21 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
+class Difference:
+    """What some members want of a topic and others do not; None: they do not subscribe to it."""
+
+    topic: str
+    kind: str | None
+    expression: str | None
+    client_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Members:
-    """Who is in a group, and what they want; subscriptions are expressions by topic."""
+    """Who is in a group, and what they want; subscriptions are expressions by topic.
+
+    Where members differ in a topic, ``differences`` has an entry for each thing that some want.
+    """
 
     group: str
     members: tuple[Member, ...]
@@ -41,6 +54,7 @@ class Members:
     message_model: str | None
     consume_from: str | None
     subscriptions: Mapping[str, str]
+    differences: tuple[Difference, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +118,16 @@ def version_name(number: int) -> str:
 def by_client(connections: Iterable[ClientConnection]) -> dict[str, ClientConnection]:
     """Return each client once: it is connected to every broker."""
     return {each.client_id: each for each in sorted(connections, key=lambda each: each.client_id)}
+
+
+def differences(bodies: Iterable[ConsumerConnections]) -> tuple[Difference, ...]:
+    """Return how members differ in what they want, as all brokers together see it."""
+    found: dict[tuple[str, str | None, str | None], set[str]] = {}
+    for body in bodies:
+        for each in body.inconsistent_subscriptions or ():
+            key = each.topic, each.expression_type, each.sub_string
+            found.setdefault(key, set()).update(each.client_ids)
+    return tuple(Difference(*key, tuple(sorted(ids))) for key, ids in found.items())
 
 
 def connection_of(seen: ClientConnection) -> Connection:

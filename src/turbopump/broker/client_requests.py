@@ -7,10 +7,12 @@ from collections.abc import Iterable
 
 from turbopump.broker.clients import ConsumerGroup, Consumers, Member, Peer, Producers
 from turbopump.broker.config import GroupsConfig
+from turbopump.broker.consumer_filters import ConsumerFilters
 from turbopump.broker.group_members import GroupMembers
 from turbopump.broker.groups import Groups, check_group_name, check_producer_group_name
 from turbopump.broker.queue_locks import QueueLocks
 from turbopump.broker.requests import answer_with, body_of
+from turbopump.broker.subscription_conflicts import SubscriptionConflicts
 from turbopump.broker.subscription_filters import SubscriptionFilters
 from turbopump.broker.topics import Topics
 from turbopump.clock import Clock
@@ -64,6 +66,8 @@ class ClientRequests:
         topics: Topics,
         groups: Groups,
         filters: SubscriptionFilters,
+        consumer_filters: ConsumerFilters,
+        conflicts: SubscriptionConflicts,
         clock: Clock,
     ) -> None:
         self.config = config
@@ -75,6 +79,8 @@ class ClientRequests:
         self._groups = groups
         self._clock = clock
         self._filters = filters
+        self._consumer_filters = consumer_filters
+        self._conflicts = conflicts
         self._beats: dict[Peer, tuple[bytes, Heartbeat]] = {}
         """The last heartbeat of each connection, as it came and as it was read, if it is small."""
         self._none_silent_before_ms = 0
@@ -110,6 +116,8 @@ class ClientRequests:
         self._prepare(beat.consumer_data_set, peer.peer_address)
         for data in beat.consumer_data_set:
             self._consumers.heartbeat(member, data)
+            self._consumer_filters.register(data.group_name, data.subscription_data_set)
+            self._conflicts.heartbeat(peer, beat.client_id, data)
         for producer in beat.producer_data_set:
             self._producers.heartbeat(member, producer.group_name)
         self._members.save_soon()
@@ -166,6 +174,7 @@ class ClientRequests:
         if now_ms >= self._none_silent_before_ms or expiry_ms != self._swept_expiry_ms:
             self._close_silent(now_ms, expiry_ms)
         self._locks.forget_expired(now_ms)
+        self._consumer_filters.remove_expired()
         self._members.save_soon()
 
     def _close_silent(self, now_ms: int, expiry_ms: int) -> None:

@@ -16,7 +16,6 @@ from turbopump.broker.clients import AbsentPeer, ConsumerGroup, Consumers, Membe
 from turbopump.broker.groups import check_group_name
 from turbopump.broker.queue_locks import QueueLocks
 from turbopump.clock import Clock
-from turbopump.errors import StoreDamaged
 from turbopump.message import MessageQueue
 from turbopump.tables import Table, TableFile
 from turbopump.wire.bodies import ConsumeFrom, ConsumeType, MessageModel, Subscription
@@ -71,11 +70,9 @@ class GroupMembers:
 
         A file that cannot be read is no reason not to start: members reconnect anyway.
         """
-        try:
-            saved = self._file.load(RememberedGroups)
-        except (StoreDamaged, OSError) as error:
-            _log.warning("members of groups are not remembered over this restart: %s", error)
-            return
+        saved = self._file.load_expendable(
+            RememberedGroups, "members of groups are not remembered over this restart"
+        )
         if saved is None:
             return
         now_ms, epoch_ms = self._clock.monotonic_ms(), self._clock.now_ms()

@@ -16,6 +16,7 @@ from turbopump.broker.admin.topics import TopicRequests
 from turbopump.broker.arrivals import Arrivals
 from turbopump.broker.client_requests import ClientRequests
 from turbopump.broker.clients import Consumers, Producers
+from turbopump.broker.consumer_filters import ConsumerFilters
 from turbopump.broker.delays import Delays
 from turbopump.broker.durability import Durability, Limits
 from turbopump.broker.group_members import GroupMembers
@@ -34,6 +35,7 @@ from turbopump.broker.retries import Retries
 from turbopump.broker.runtime_info import Load, RuntimeInfo
 from turbopump.broker.send import Sends
 from turbopump.broker.stats import Stats
+from turbopump.broker.subscription_conflicts import SubscriptionConflicts
 from turbopump.broker.subscription_filters import SubscriptionFilters
 from turbopump.broker.topics import Topics
 from turbopump.clock import Clock
@@ -67,7 +69,11 @@ class State:
         self.stats = Stats(config.identity.cluster, clock)
         self.consumers = Consumers()
         self.producers = Producers()
-        self.filters = SubscriptionFilters(live, self.consumers)
+        self.consumer_filters = ConsumerFilters(self.file("consumerFilter.json"), clock)
+        self.consumers.listen(self.consumer_filters.group_changed)
+        self.conflicts = SubscriptionConflicts()
+        self.consumers.listen(self.conflicts.group_changed)
+        self.filters = SubscriptionFilters(live, self.consumers, self.consumer_filters)
         self.locks = QueueLocks(config.groups.lock_expiry_ms)
         self.members = GroupMembers(
             self.file("groupMembers.json"), self.consumers, self.locks, clock
@@ -80,7 +86,7 @@ class State:
     @property
     def tables(self) -> tuple[Table, ...]:
         """What keeps files up to date."""
-        parts = (self.topics, self.groups, self.offsets, self.members)
+        parts = (self.topics, self.groups, self.offsets, self.members, self.consumer_filters)
         return tuple(part.saving for part in parts)
 
     def load(self) -> list[Table]:
@@ -90,6 +96,7 @@ class State:
         groups = self.live.current.groups
         if groups.member_reconnect_ms:
             self.members.load(groups.groups_max)
+        self.consumer_filters.load()
         return missing
 
 
@@ -215,6 +222,8 @@ class Administration:
             topics=topics,
             groups=groups,
             filters=state.filters,
+            consumer_filters=state.consumer_filters,
+            conflicts=state.conflicts,
             clock=clock,
         )
         self.runtime_info = RuntimeInfo(
@@ -271,6 +280,7 @@ def _topics_and_groups(
             offsets=state.offsets,
             consumers=state.consumers,
             producers=state.producers,
+            conflicts=state.conflicts,
             stats=state.stats,
         ),
     )

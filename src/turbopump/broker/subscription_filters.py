@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import lru_cache
-
 from turbopump.broker.clients import Consumers
+from turbopump.broker.consumer_filters import ConsumerFilters, parsed, sql_filter
 from turbopump.broker.live_config import LiveConfig
 from turbopump.errors import InvalidArgument, InvalidExpression, RemoteError
 from turbopump.filters import tags
-from turbopump.filters.sql92 import compile_sql
 from turbopump.filters.sql92.parser import LENGTH_MAX
 from turbopump.store.outcomes import EVERYTHING, Filter
 from turbopump.wire import properties as names
@@ -22,9 +19,12 @@ from turbopump.wire.names import RETRY_PREFIX
 class SubscriptionFilters:
     """Turns subscriptions into filters, and checks them for clients."""
 
-    def __init__(self, config: LiveConfig, consumers: Consumers) -> None:
+    def __init__(
+        self, config: LiveConfig, consumers: Consumers, registered: ConsumerFilters
+    ) -> None:
         self._config = config
         self._consumers = consumers
+        self._registered = registered
 
     def of_request(self, header: PullMessage) -> Filter:
         """Read the expression that a pull itself carries."""
@@ -47,10 +47,10 @@ class SubscriptionFilters:
         """Return what a group wants of a topic, as its heartbeat said."""
         if subscription.expression_type == tags.SQL92:
             self._require_sql()
-            return _sql_filter(subscription.sub_string, ResponseCode.FILTER_DATA_NOT_EXIST)
+            return self._newest(group, subscription)
         is_retry = subscription.topic.startswith(RETRY_PREFIX)
         if is_retry and self._config.current.filters.retried:
-            return Filter(properties=lambda data: self._wants_again(group, _parsed(data)))
+            return Filter(properties=lambda data: self._wants_again(group, data))
         if subscription.sub_string == tags.EVERYTHING:
             return EVERYTHING
         # The hashes are those that the consumer sent along: the broker does not compute them.
@@ -71,33 +71,29 @@ class SubscriptionFilters:
                 f"The broker does not support consumer to filter message by {kind}",
             )
 
-    def _wants_again(self, group: str, properties: Mapping[str, str]) -> bool:
+    def _newest(self, group: str, subscription: Subscription) -> Filter:
+        """Return the filter of an SQL92 subscription, or of a newer version that is kept of it."""
+        kept = self._registered.find(group, subscription.topic)
+        if kept is not None and kept.data.client_version >= subscription.sub_version:
+            return kept.wanted
+        return _sql_filter(subscription.sub_string, ResponseCode.FILTER_DATA_NOT_EXIST)
+
+    def _wants_again(self, group: str, data: bytes) -> bool:
         """Whether a retried message matches what the group wants of the topic it came from."""
-        topic = properties.get(names.RETRY_TOPIC, "")
+        topic = parsed(data).get(names.RETRY_TOPIC, "")
         wanted = self._consumers.subscription(group, topic)
         if wanted is None or wanted.expression_type != tags.SQL92:
             return True
         try:
-            return compile_sql(wanted.sub_string).matches(properties)
-        except InvalidExpression:
+            matches = self._newest(group, wanted).properties
+        except RemoteError:
             # Pulls of that topic are told; what failed before must not be lost by it.
             return True
+        return matches is None or matches(data)
 
 
 def _sql_filter(expression: str | None, refusal: ResponseCode) -> Filter:
     try:
-        return _compiled(expression or "")
+        return sql_filter(expression or "")
     except InvalidExpression as error:
         raise RemoteError(refusal, f"SQL92 expression {expression!r}: {error}") from error
-
-
-@lru_cache(maxsize=128)
-def _compiled(expression: str) -> Filter:
-    matches = compile_sql(expression).matches
-    return Filter(properties=lambda data: matches(_parsed(data)))
-
-
-@lru_cache(maxsize=16)
-def _parsed(data: bytes) -> Mapping[str, str]:
-    """Take properties apart; pulls that wait for the same message ask one after the other."""
-    return names.decode(data.decode(errors="replace"))

@@ -23,7 +23,9 @@ from turbopump.cli.output import Column, Output, progress_bar
 from turbopump.cli.texts import duration_text, number_text
 
 if TYPE_CHECKING:
-    from turbopump.admin import Connection, GroupSettings, HeldQueue, Progress
+    from collections.abc import Sequence
+
+    from turbopump.admin import Connection, Difference, GroupSettings, HeldQueue, Progress
     from turbopump.admin.blocking import Admin
 
 app = typer.Typer()
@@ -52,13 +54,19 @@ def list_groups(
     with administration(nameserver) as admin:
         found = admin.groups.list(cluster)
     rows = [
-        {**_settings_row(each.settings), "members": each.members, "brokers": list(each.brokers)}
+        {
+            **_settings_row(each.settings),
+            "members": each.members,
+            "is_consistent": each.is_consistent,
+            "brokers": list(each.brokers),
+        }
         for each in found
         if all_kinds or each.settings.group not in BOOT_GROUPS
     ]
     columns = (
         _SETTINGS[0],
         Column("members", "MEMBERS", "number"),
+        Column("is_consistent", "CONSISTENT"),
         *_SETTINGS[1:3],
         Column("brokers", "BROKERS"),
     )
@@ -282,12 +290,32 @@ def members(
         "message_model": found.message_model,
         "consume_from": found.consume_from,
         "subscriptions": dict(found.subscriptions),
+        "differences": [
+            {
+                "topic": each.topic,
+                "kind": each.kind,
+                "expression": each.expression,
+                "client_ids": list(each.client_ids),
+            }
+            for each in found.differences
+        ],
         "members": rows,
     }
     wants = ", ".join(f"{topic} ({tags})" for topic, tags in found.subscriptions.items())
     model = (found.message_model or "").lower()
     summary = f"{len(rows)} members, {model}, of {wants}." if rows else "The group has no members."
-    Output(as_json=json).one(value, rows, columns, summary)
+    lines = [summary, *_difference_lines(found.differences)]
+    Output(as_json=json).one(value, rows, columns, "\n".join(lines))
+
+
+def _difference_lines(differences: Sequence[Difference]) -> list[str]:
+    if not differences:
+        return []
+    lines = ["Members have different subscriptions, so messages are skipped:"]
+    for each in differences:
+        wanted = "not subscribed" if each.kind is None else f"{each.kind} {each.expression}"
+        lines.append(f"  {each.topic}: {wanted} by {', '.join(each.client_ids)}")
+    return lines
 
 
 @app.command()

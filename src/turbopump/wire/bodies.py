@@ -257,12 +257,23 @@ class ClientConnection(Body, frozen=True, kw_only=True):
     version: I32 = 0
 
 
+class InconsistentSubscription(Body, frozen=True, kw_only=True):
+    """What some members of a group want of a topic, and others do not; None: not subscribed."""
+
+    topic: str
+    expression_type: str | None = None
+    sub_string: str | None = None
+    client_ids: list[str] = []
+
+
 class ConsumerConnections(Body, frozen=True, kw_only=True):
     """The members of a group and what they want (203)."""
 
     connection_set: list[ClientConnection] = []
     consume_from_where: ConsumeFrom | None = None
     consume_type: ConsumeType | None = None
+    inconsistent_subscriptions: list[InconsistentSubscription] | None = None
+    """Only there when members differ; RocketMQ does not know it."""
     message_model: MessageModel | None = None
     subscription_table: dict[str, Subscription] = {}
 

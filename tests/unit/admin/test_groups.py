@@ -11,7 +11,7 @@ from consumers import Seen, consuming, send
 from turbopump.admin import (
     GroupSettings,
 )
-from turbopump.admin.members import version_name
+from turbopump.admin.members import Difference, version_name
 from turbopump.client.producer import Producer
 from turbopump.client.push_consumer import PushConsumer
 from turbopump.errors import (
@@ -21,6 +21,7 @@ from turbopump.errors import (
     NotThere,
     StillInUse,
 )
+from turbopump.filters.sql92 import Sql
 from turbopump.message import Message
 from turbopump.testing import virtual_time, wait_until
 from turbopump.wire.bodies import GroupConfig
@@ -141,6 +142,24 @@ async def test_members_and_their_queues(tmp_path: Path) -> None:
                 await admin.groups.delete("g")
             with pytest.raises(StillInUse, match="group 'g'"):
                 await admin.offsets.clone("TOOLS_CONSUMER", "g")
+
+
+@virtual_time()
+async def test_different_subscriptions_of_members_are_shown(tmp_path: Path) -> None:
+    async with administered(tmp_path) as (world, admin):
+        await admin.topics.create("T", queues=2)
+        async with consuming(world, Seen(), "10.0.1.1", subscriptions={"T": "a || b"}):
+            async with consuming(world, Seen(), "10.0.1.2", subscriptions={"T": Sql("n > 1")}):
+                found = await admin.groups.members("g")
+                assert found.differences == (
+                    Difference("T", "TAG", "a || b", ("10.0.1.1@test",)),
+                    Difference("T", "SQL92", "n > 1", ("10.0.1.2@test",)),
+                )
+                listed = {each.settings.group: each for each in await admin.groups.list()}
+                assert not listed["g"].is_consistent
+                assert listed["TOOLS_CONSUMER"].is_consistent
+            assert (await admin.groups.members("g")).differences == ()
+            assert all(each.is_consistent for each in await admin.groups.list())
 
 
 @virtual_time()

@@ -12,6 +12,7 @@ from turbopump.broker.groups import Groups
 from turbopump.broker.offsets import Offsets
 from turbopump.broker.requests import answer_with, body_of, refuse_on_slave, told_to_asker
 from turbopump.broker.stats import Stats
+from turbopump.broker.subscription_conflicts import SubscriptionConflicts
 from turbopump.errors import RemoteError
 from turbopump.net.connection import Connection
 from turbopump.net.router import Handler
@@ -41,6 +42,7 @@ class GroupRequests:
         offsets: Offsets,
         consumers: Consumers,
         producers: Producers,
+        conflicts: SubscriptionConflicts,
         stats: Stats,
     ) -> None:
         self._identity = identity
@@ -48,6 +50,7 @@ class GroupRequests:
         self._offsets = offsets
         self._consumers = consumers
         self._producers = producers
+        self._conflicts = conflicts
         self._stats = stats
 
     def handlers(self) -> dict[int, Handler]:
@@ -95,6 +98,7 @@ class GroupRequests:
             connection_set=_connections(group.members.values()),
             consume_from_where=group.consume_from,
             consume_type=group.consume_type,
+            inconsistent_subscriptions=self._conflicts.of_group(name) or None,
             message_model=group.message_model,
             subscription_table=dict(group.subscriptions),
         )

@@ -1,0 +1,162 @@
+"""Members of one group that subscribe to different things, which makes them miss messages.
+
+Queues are shared among all members, whatever each wants, and the broker keeps one subscription for
+a group and topic. So a member skips what only others want, and commits that for all of them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from turbopump.broker.clients import ConsumerGroup, Peer
+from turbopump.errors import InvalidArgument
+from turbopump.filters import tags
+from turbopump.wire.bodies import (
+    ConsumerData,
+    ConsumeType,
+    InconsistentSubscription,
+    Subscription,
+)
+from turbopump.wire.names import RETRY_PREFIX
+
+_log = logging.getLogger(__name__)
+
+_LISTED_MAX = 5
+_SHOWN_CHARS_MAX = 200
+_LOGGED_MAX = 100
+"""Most inconsistencies of a group that are remembered as logged."""
+
+
+class _Wish(Struct, frozen=True, order=True):
+    """What a member wants of a topic; the same for expressions that mean the same."""
+
+    topic: str
+    kind: str
+    expression: str
+
+
+class _Declared(Struct, frozen=True):
+    """What a member said last."""
+
+    client_id: str
+    source: ConsumerData
+    """As it came, to recognise a heartbeat that says the same."""
+    wishes: frozenset[_Wish]
+
+
+class SubscriptionConflicts:
+    """Compares the subscriptions of the members of each group, and logs when they differ."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, dict[Peer, _Declared]] = {}
+        self._logged: dict[str, set[frozenset[frozenset[_Wish]]]] = {}
+        """The inconsistencies of each group that have been logged since its members agreed."""
+
+    def heartbeat(self, connection: Peer, client_id: str, data: ConsumerData) -> None:
+        """Take in what a member wants."""
+        name = data.group_name
+        members = self._groups.setdefault(name, {})
+        known = members.get(connection)
+        if known is not None and known.source is data:
+            return
+        wishes = _wishes(data.subscription_data_set)
+        if wishes or data.consume_type is not ConsumeType.PULL:
+            members[connection] = _Declared(client_id, data, wishes)
+        elif known is not None:
+            # It chooses queues by itself, and each of its pulls says what it wants.
+            del members[connection]
+        if known is None or known.wishes != wishes:
+            self._compare(name)
+
+    def group_changed(self, name: str, group: ConsumerGroup | None) -> None:
+        """Forget the members that have left."""
+        if group is None:
+            self._groups.pop(name, None)
+            self._logged.pop(name, None)
+            return
+        members = self._groups.get(name, {})
+        gone = members.keys() - group.members.keys()
+        for connection in gone:
+            del members[connection]
+        if gone:
+            self._compare(name)
+
+    def of_group(self, name: str) -> list[InconsistentSubscription]:
+        """Return what members want of each topic that they do not agree about."""
+        members = self._groups.get(name, {}).values()
+        if len({each.wishes for each in members}) < 2:
+            return []
+        wanted: dict[str, dict[_Wish | None, list[str]]] = {}
+        topics = {wish.topic for each in members for wish in each.wishes}
+        for each in members:
+            by_topic = {wish.topic: wish for wish in each.wishes}
+            for topic in topics:
+                wish = by_topic.get(topic)
+                wanted.setdefault(topic, {}).setdefault(wish, []).append(each.client_id)
+        return [
+            InconsistentSubscription(
+                topic=topic,
+                expression_type=None if wish is None else wish.kind,
+                sub_string=None if wish is None else wish.expression,
+                client_ids=sorted(client_ids),
+            )
+            for topic, wishes in sorted(wanted.items())
+            if len(wishes) > 1
+            for wish, client_ids in wishes.items()
+        ]
+
+    def _compare(self, name: str) -> None:
+        variants = frozenset(each.wishes for each in self._groups[name].values())
+        if len(variants) < 2:
+            if self._logged.pop(name, None):
+                _log.info("group %s: all members have the same subscriptions again", name)
+            return
+        logged = self._logged.setdefault(name, set())
+        if variants in logged:
+            return
+        if len(logged) >= _LOGGED_MAX:
+            logged.clear()
+        logged.add(variants)
+        _log.warning(
+            "group %s: members have different subscriptions, so messages are skipped: %s",
+            name,
+            _listed(self.of_group(name)),
+        )
+
+
+def _wishes(subscriptions: Iterable[Subscription]) -> frozenset[_Wish]:
+    return frozenset(
+        _Wish(each.topic, each.expression_type or tags.TAG, _meaning(each))
+        for each in subscriptions
+        if not each.topic.startswith(RETRY_PREFIX)
+    )
+
+
+def _meaning(subscription: Subscription) -> str:
+    """Return the expression; tags in one order."""
+    if subscription.expression_type not in (None, tags.TAG):
+        return subscription.sub_string
+    try:
+        wanted = tags.parse_tags(subscription.sub_string)
+    except InvalidArgument:
+        return subscription.sub_string
+    return tags.EVERYTHING if wanted.everything else " || ".join(sorted(wanted.tags))
+
+
+def _listed(rows: list[InconsistentSubscription]) -> str:
+    texts = [f"{each.topic}: {_shown(each)} by {_some(each.client_ids)}" for each in rows]
+    return "; ".join(texts[:_LISTED_MAX]) + ("; ..." if len(texts) > _LISTED_MAX else "")
+
+
+def _shown(row: InconsistentSubscription) -> str:
+    if row.sub_string is None:
+        return "not subscribed"
+    return f"{row.expression_type} {row.sub_string[:_SHOWN_CHARS_MAX]!r}"
+
+
+def _some(client_ids: list[str]) -> str:
+    more = len(client_ids) - _LISTED_MAX
+    return ", ".join(client_ids[:_LISTED_MAX]) + (f" and {more} more" if more > 0 else "")
