@@ -209,6 +209,7 @@ class Broker:
         )
         self.state.topics.listen(self._registration.topic_changed)
         self.state.topics.listen(self._release_unreadable)
+        self.state.consumers.listen_to_expressions(self.path.arrivals.release_topic)
         self._live.listen(self._config_changed)
         self._router.settle = self.path.settle
         for part in (self.path, self._administration):

@@ -131,6 +131,7 @@ class Consumers(_Joined):
     def __init__(self) -> None:
         super().__init__()
         self._listeners: list[OnGroupChange] = []
+        self._expression_listeners: list[Callable[[str], None]] = []
         self._groups: dict[str, ConsumerGroup] = {}
         self._absent: dict[str, AbsentPeer] = {}
         """By client id."""
@@ -147,6 +148,10 @@ class Consumers(_Joined):
     def listen(self, listener: OnGroupChange) -> None:
         """Call a function after each change of a group's members or topics."""
         self._listeners.append(listener)
+
+    def listen_to_expressions(self, listener: Callable[[str], None]) -> None:
+        """Call a function with a topic of which a group wants something else than before."""
+        self._expression_listeners.append(listener)
 
     def find(self, group: str) -> ConsumerGroup | None:
         """Return a group that has members."""
@@ -198,9 +203,13 @@ class Consumers(_Joined):
         )
         if is_new or known is None or not _is_same(known, group):
             self.changes += 1
-        # A mere replacement of a subscription moves no queue, so nobody needs to know.
+        # A mere replacement of a subscription moves no queue, so no member needs to know.
         if is_new or group.subscriptions.keys() != old.keys():
             self._tell(name, group)
+        for topic, subscription in group.subscriptions.items():
+            if topic in old and _differs(old[topic], subscription):
+                for listener in self._expression_listeners:
+                    listener(topic)
 
     # --- members that have not reconnected --------------------------------------------------------
 
@@ -372,6 +381,13 @@ def _is_same(old: ConsumerGroup, new: ConsumerGroup) -> bool:
         and old.message_model is new.message_model
         and old.consume_from is new.consume_from
         and old.subscriptions == new.subscriptions
+    )
+
+
+def _differs(old: Subscription, new: Subscription) -> bool:
+    """Whether another version of a subscription also wants something else."""
+    return old is not new and (
+        old.sub_string != new.sub_string or old.expression_type != new.expression_type
     )
 
 

@@ -247,7 +247,10 @@ class Pulls:
         """Answer a pull whose wait is over, with whatever there is now, if it still may read it."""
         request, header = pull.request, pull.header
         try:
-            self._admit(header, pull.peer.peer_address)
+            group = self._admit(header, pull.peer.peer_address)
+            if not header.sys_flag & PULL_SUBSCRIPTION:
+                # The group may want something else by now.
+                pull = replace(pull, wanted=self._wanted(header, group))
             outcome = self._read(pull)
             if isinstance(outcome, outcomes.Found):
                 answer = self._hand_out(pull, outcome)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from brokers import Client, pulled, running_broker, views
-from turbopump.testing import virtual_loop, virtual_time
+from turbopump.testing import virtual_loop, virtual_time, wait_until
 from turbopump.wire.bodies import ConsumerData, Heartbeat, MessageModel, Subscription
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command
@@ -103,6 +103,51 @@ async def test_a_held_pull_wakes_for_a_match_only(tmp_path: Path) -> None:
         await client.send(b"wanted", named={"region": "eu"})
         assert bodies(await held) == [b"wanted"]
         assert virtual_loop().time() - start < 2
+
+
+@virtual_time()
+async def test_a_held_pull_follows_a_subscription_that_changes(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (broker, client):
+        await client.send(b"old", named={"region": "us"})
+        await beat(client, "region = 'eu'", version=1)
+
+        def hold() -> asyncio.Task[Command]:
+            return asyncio.create_task(
+                client.pull(1, sys_flag=PULL_SUSPEND, sub_version=1, suspend_timeout_millis=15_000)
+            )
+
+        held = hold()
+        await wait_until(lambda: len(broker.path.arrivals) == 1)
+        start = virtual_loop().time()
+        # The same in a newer version wakes nobody, something else does.
+        await beat(client, "region = 'eu'", version=2)
+        await asyncio.sleep(1)
+        assert not held.done()
+        await beat(client, "region = 'us'", version=3)
+        assert (await held).code == ResponseCode.PULL_NOT_FOUND
+        assert virtual_loop().time() - start < 2
+        held = hold()
+        await wait_until(lambda: len(broker.path.arrivals) == 1)
+        await client.send(b"not wanted", named={"region": "eu"})
+        await client.send(b"wanted", named={"region": "us"})
+        assert bodies(await held) == [b"wanted"]
+
+
+@virtual_time()
+async def test_a_message_wakes_a_pull_after_a_change_of_its_subscription(tmp_path: Path) -> None:
+    """The change and the message come together: what is delivered matches the newer one."""
+    async with running_broker(tmp_path) as (broker, client):
+        await client.send(b"old", named={"region": "us"})
+        await beat(client, "region = 'eu'", version=1)
+        held = asyncio.create_task(
+            client.pull(1, sys_flag=PULL_SUSPEND, sub_version=1, suspend_timeout_millis=15_000)
+        )
+        await wait_until(lambda: len(broker.path.arrivals) == 1)
+        await asyncio.gather(
+            client.send(b"matched before", named={"region": "eu"}),
+            beat(client, "region = 'us'", version=2),
+        )
+        assert (await held).code != ResponseCode.SUCCESS
 
 
 @virtual_time()
