@@ -6,7 +6,9 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
+from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from turbopump.admin.blocking import Admin
@@ -82,3 +84,11 @@ def made_topic(nameserver: str, topic: str, queues: int = 4) -> str:
     with Admin(nameserver) as admin:
         admin.topics.create(topic, queues=queues)
     return topic
+
+
+def rows_read(rows: DataFrame) -> int:
+    """Return how many rows the source gave to a query, before Spark applied its conditions."""
+    executed: Any = rows._jdf.queryExecution().executedPlan()
+    rows._jdf.queryExecution().toRdd().count()
+    leaves = executed.collectLeaves()
+    return int(leaves.apply(0).metrics().apply("numOutputRows").value())

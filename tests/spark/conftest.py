@@ -45,3 +45,13 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
     """A broker for all tests that leave it running; each takes topics of its own."""
     with standalone(tmp_path_factory.mktemp("broker")) as found:
         yield found
+
+
+@pytest.fixture
+def filters_allowed(spark: SparkSession) -> Iterator[None]:
+    """Let Spark hand the conditions of batch queries to sources that take them."""
+    setting = "spark.sql.python.filterPushdown.enabled"
+    before = spark.conf.get(setting, "false")
+    spark.conf.set(setting, "true")
+    yield
+    spark.conf.set(setting, str(before))

@@ -14,7 +14,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from servers import Standalone, standalone
-from turbopump import Message, MessageView, Producer
+from turbopump import Message, MessageView, Producer, Sql
 from turbopump.admin.blocking import Admin
 from turbopump.client.config import ClientConfig
 from turbopump.errors import SparkError
@@ -137,6 +137,28 @@ def test_every_message_succeeds_comes_again_or_is_a_dead_letter(place: Place) ->
     }
     assert sum(each.committed for each in progress.queues) == 5 + 5
     assert progress.is_running
+
+
+def test_sql_chooses_messages_and_what_fails_comes_again(place: Place) -> None:
+    with Producer("shop", nameserver=place.nameserver) as producer:
+        for amount in ("50", "150", "many", "250"):
+            producer.send(
+                Message(place.topic, amount.encode(), properties={"amount": amount, "n": "1"})
+            )
+        producer.send(Message(place.topic, b"none"))
+    log = place.log
+
+    def handle(message: MessageView) -> object:
+        with log.open("a") as seen:
+            seen.write(f"{message.body.decode()} {message.reconsume_times}\n")
+        return message.body != b"150" or message.reconsume_times > 0 or RetryLater(delay_level=1)
+
+    place.consume(
+        handle,
+        lambda report: report.handled == 2,
+        topics={place.topic: Sql("amount > 100 AND n IS NOT NULL")},
+    )
+    assert sorted(place.lines) == [["150", "0"], ["150", "1"], ["250", "0"]]
 
 
 def _trigger(run: ConsumerRun) -> str:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
@@ -14,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from servers import Standalone
-from source_topics import fill, fresh_topic, made_topic
+from source_topics import fill, fresh_topic, made_topic, rows_read
 from stored_messages import stored
 from turbopump.client.blocking import Producer, PullConsumer
 from turbopump.message import Message
@@ -199,15 +197,6 @@ def test_mistakes_are_told_before_anything_is_read(
         read(spark, broker, topic=topic, endingOffsets=json.dumps({topic: {"0": 9000}})).collect()
 
 
-@pytest.fixture
-def filters_allowed(spark: SparkSession) -> Iterator[None]:
-    setting = "spark.sql.python.filterPushdown.enabled"
-    before = spark.conf.get(setting, "false")
-    spark.conf.set(setting, "true")
-    yield
-    spark.conf.set(setting, str(before))
-
-
 @pytest.mark.usefixtures("filters_allowed")
 def test_filters_narrow_the_read_and_change_nothing(
     spark: SparkSession, broker: Standalone, topic: str
@@ -239,11 +228,3 @@ def test_filters_narrow_the_read_and_change_nothing(
     assert rows_read(narrowed("keys = 'k7'")) < 10
     assert rows_read(narrowed("queueOffset >= 590")) == 20
     assert rows_read(narrowed("tags = 'c'")) == COUNT // 3
-
-
-def rows_read(rows: DataFrame) -> int:
-    """Return how many rows the source gave to a query."""
-    executed: Any = rows._jdf.queryExecution().executedPlan()
-    rows._jdf.queryExecution().toRdd().count()
-    leaves = executed.collectLeaves()
-    return int(leaves.apply(0).metrics().apply("numOutputRows").value())

@@ -20,6 +20,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from turbopump.client.names import check_group, check_topic, with_namespace
 from turbopump.client.start_position import StartFrom, consume_from
 from turbopump.errors import InvalidArgument
+from turbopump.filters.sql92 import Sql
 from turbopump.filters.tags import wanted_tags
 from turbopump.spark.consuming.handling import (
     COUNTS_SCHEMA,
@@ -48,6 +49,7 @@ _OWN_OPTIONS = {
     "topicpattern": "topics",
     "assign": "topics",
     "tags": "topics",
+    "sql": "topics",
     "group": "group",
     "startingoffsets": "start_from",
     "minpartitions": "tasks_min",
@@ -83,7 +85,7 @@ class SparkConsumer:
         handler: Handler,
         *,
         spark: SparkSession,
-        topics: Mapping[str, str],
+        topics: Mapping[str, str | Sql],
         checkpoint: str | PathLike[str],
         nameserver: str = "",
         namespace: str = "",
@@ -251,7 +253,7 @@ def _cores(spark: SparkSession) -> int:
 
 
 def _source_options(
-    group: str, topics: Mapping[str, str], start_from: StartFrom, *, ordered: bool
+    group: str, topics: Mapping[str, str | Sql], start_from: StartFrom, *, ordered: bool
 ) -> dict[str, str]:
     found = {
         "topics": ",".join([*topics, retry_topic(group)]),
@@ -259,24 +261,26 @@ def _source_options(
         "startingOffsets": _starting_offsets(start_from),
     }
     tags = _tags(topics)
-    if tags:
-        found["tags"] = json.dumps(tags)
+    sql = {topic: each.expression for topic, each in topics.items() if isinstance(each, Sql)}
+    found |= {name: json.dumps(each) for name, each in (("tags", tags), ("sql", sql)) if each}
     if ordered:
         found["partitionPerQueue"] = "true"
     return found
 
 
-def _tags(topics: Mapping[str, str]) -> dict[str, str]:
-    """Return the tags of topics of which not everything is wanted."""
+def _tags(topics: Mapping[str, str | Sql]) -> dict[str, str]:
+    """Return the tags of topics of which only some tags are wanted."""
     given: object = topics
     if not isinstance(given, Mapping) or not given:
         raise InvalidArgument(
             f"topics is {topics!r}: topics with the tags wanted are expected, as in "
-            '{"orders": "created || paid"} or {"orders": "*"}'
+            '{"orders": "created || paid"}, {"orders": Sql("amount > 100")} or {"orders": "*"}'
         )
     found = {}
     for topic, expression in topics.items():
         check_topic(topic)
+        if isinstance(expression, Sql):
+            continue
         wanted = wanted_tags(expression, f"topics: the tag expression of topic {topic!r}")
         if not wanted.everything:
             found[topic] = expression

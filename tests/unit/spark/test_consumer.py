@@ -19,6 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from turbopump.client.start_position import AtTime, start_in
 from turbopump.errors import InvalidArgument
+from turbopump.filters.sql92 import Sql
 from turbopump.spark import SparkConsumer
 from turbopump.spark.consuming.handling import Counts
 from turbopump.spark.consuming.progress import METRICS, ConsumerReport, Looking, Totals
@@ -53,6 +54,15 @@ def test_retry_topic_is_read_along_with_the_topics() -> None:
     # What comes again is wanted whatever its tags.
     assert json.loads(options["tags"]) == {"orders": "created || paid"}
     assert "tags" not in consumer().source_options
+
+
+def test_expressions_and_tags_are_wanted_by_topic() -> None:
+    made = consumer(topics={"orders": Sql("amount > 100"), "refunds": "paid", "others": "*"})
+    options = made.source_options
+    assert json.loads(options["sql"]) == {"orders": "amount > 100"}
+    assert json.loads(options["tags"]) == {"refunds": "paid"}
+    with pytest.raises(InvalidArgument, match=r"options has 'sql', .* use the argument topics"):
+        consumer(options={"sql": "a = 1"})
 
 
 @pytest.mark.parametrize(

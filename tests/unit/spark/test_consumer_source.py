@@ -7,6 +7,7 @@ import re
 import pytest
 
 from turbopump.errors import InvalidArgument
+from turbopump.filters.sql92 import Sql
 from turbopump.spark.reading.options import SourceOptions
 from turbopump.spark.reading.planning import PlanLimits, QueueRange, plan
 from turbopump.spark.reading.positions import AtTime, Earliest, Latest, OfGroup, parse_position
@@ -38,6 +39,38 @@ def test_tags_can_differ_by_topic() -> None:
 def test_wrong_tags_by_topic_are_told(tags: str, told: str) -> None:
     with pytest.raises(InvalidArgument) as raised:
         parsed(tags=tags)
+    assert told in str(raised.value)
+
+
+def test_expressions_can_differ_by_topic() -> None:
+    pulling = parsed(sql='{"orders": "a > 1"}', tags='{"refunds": "x"}').pulling
+    assert pulling.of("orders").expression == Sql("a > 1")
+    assert pulling.of("orders").is_filtered
+    assert pulling.of("refunds").tags == frozenset({"x"})
+    assert pulling.of("others") is pulling
+    assert not pulling.is_filtered
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"sql": "{"}, "option sql is '{'"),
+        ({"sql": '{"orders": 7}'}, "option sql: the expression of topic 'orders' is 7"),
+        ({"sql": '{"orders": "a >"}'}, "is 'a >': expected a property name, a constant or ("),
+        ({"sql": '{"order": "a = 1"}'}, "option sql names order, which is not read"),
+        (
+            {"sql": '{"orders": "a = 1"}', "tags": '{"orders": "x"}'},
+            "options tags and sql both name orders",
+        ),
+        (
+            {"sql": '{"orders": "a = 1"}', "tags": "x"},
+            "tags and sql exclude each other, unless both are JSON by topic",
+        ),
+    ],
+)
+def test_wrong_expressions_by_topic_are_told(options: dict[str, str], told: str) -> None:
+    with pytest.raises(InvalidArgument) as raised:
+        parsed(**options)
     assert told in str(raised.value)
 
 

@@ -159,7 +159,7 @@ def with_tags(options: SourceOptions, filters: Iterable[datasource.Filter]) -> S
     """Return options that let the broker leave out other tags than the filters want."""
     wanted = narrowing(filters).one_of.get("tags")
     pulling = options.pulling
-    if wanted is None or isinstance(pulling.expression, Sql) or pulling.tags_by_topic:
+    if wanted is None or isinstance(pulling.expression, Sql) or pulling.by_topic:
         return options
     if pulling.tags is not None:
         wanted &= pulling.tags

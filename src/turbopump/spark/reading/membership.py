@@ -50,6 +50,8 @@ class QueryMember(ConsumerMember):
         self._session = session
         self._pulling = options.pulling
         self._topics = tuple(topics)
+        # Brokers keep versions of SQL92 subscriptions: another query's must be newer.
+        self._version_ms = session.clock.now_ms()
         self._positions: Mapping[MessageQueue, int] = {}
         self._noticing: asyncio.Task[None] | None = None
 
@@ -64,7 +66,7 @@ class QueryMember(ConsumerMember):
                 subscription(
                     with_namespace(namespace, topic),
                     pulling.expression,
-                    0,
+                    self._version_ms,
                 )
                 for topic in self._topics
                 for pulling in (self._pulling.of(topic),)

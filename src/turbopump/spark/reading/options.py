@@ -6,6 +6,8 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from operator import itemgetter
+from typing import Any
 
 from turbopump.client.config import ClientConfig
 from turbopump.client.names import check_group, check_topic
@@ -69,7 +71,11 @@ OPTIONS = (
         "the tags wanted, `a || b`, or JSON by topic, `{topic: a || b}`; the broker leaves out the "
         "others",
     ),
-    Option("sql", "none", "an SQL92 expression over properties, evaluated by the broker"),
+    Option(
+        "sql",
+        "none",
+        "an SQL92 expression over properties, evaluated by the broker, or JSON by topic",
+    ),
     Option("maxOffsetsPerTrigger", "no limit", "messages in one micro-batch at most"),
     Option("maxBytesPerTrigger", "no limit", "about so many bytes in one micro-batch at most"),
     Option("minOffsetsPerTrigger", "0", "fewer messages wait for more to come"),
@@ -184,14 +190,16 @@ class Pulling:
     in_flight_max: int = 128
     timeout_ms: int = 10_000
     retries: int = 8
-    tags_by_topic: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """Topics of which only some tags are wanted."""
+    by_topic: tuple[tuple[str, tuple[str, ...] | Sql], ...] = ()
+    """Topics of which only some tags, or what matches an expression, is wanted."""
 
     def of(self, topic: str) -> Pulling:
         """Return how one topic is pulled."""
-        for name, tags in self.tags_by_topic:
+        for name, wanted in self.by_topic:
             if name == topic:
-                return self.only(tags)
+                if isinstance(wanted, Sql):
+                    return replace(self, expression=wanted)
+                return self.only(wanted)
         return self
 
     def only(self, tags: Iterable[str]) -> Pulling:
@@ -289,8 +297,8 @@ def _require_consistent(given: Given, *, is_stream: bool) -> None:
     if len(chosen) != 1:
         which = f"{' and '.join(chosen)} are given" if chosen else "none is given"
         wrong.append(f"exactly one of {', '.join(_TOPIC_OPTIONS)} is needed and {which}")
-    if "tags" in given and "sql" in given:
-        wrong.append("tags and sql exclude each other")
+    if "tags" in given and "sql" in given and not _is_json(given, "tags", "sql"):
+        wrong.append("tags and sql exclude each other, unless both are JSON by topic")
     if "maxTriggerDelay" in given and "minOffsetsPerTrigger" not in given:
         wrong.append("maxTriggerDelay needs minOffsetsPerTrigger")
     if "includeProperties" in given and "columns" in given:
@@ -412,38 +420,56 @@ def _pulling(given: Given) -> Pulling:
         timeout_ms=_request_timeout_ms(given),
         retries=given.find("retries", natural, 8),
     )
+    if _is_json(given, "sql") or _is_json(given, "tags"):
+        return replace(pulling, by_topic=_by_topic(given))
     if "sql" in given:
-        return replace(pulling, expression=_sql(not_empty("sql", given["sql"])))
-    if given["tags"].startswith("{"):
-        return replace(pulling, tags_by_topic=_tags_by_topic(given))
+        return replace(pulling, expression=_sql(not_empty("sql", given["sql"]), "option sql"))
     wanted = wanted_tags(given.as_written("tags"), "option tags")
     return pulling if wanted.everything else pulling.only(wanted.tags)
 
 
-def _sql(text: str) -> Sql:
+def _is_json(given: Given, *names: str) -> bool:
+    return all(given[name].startswith("{") for name in names)
+
+
+def _sql(text: object, what: str) -> Sql:
+    if not isinstance(text, str):
+        raise InvalidArgument(f"{what} is {text!r}: an SQL92 expression is expected")
     try:
         return Sql(text)
     except InvalidExpression as error:
-        raise InvalidArgument(f"option sql is {text!r}: {error}") from error
+        raise InvalidArgument(f"{what} is {text!r}: {error}") from error
 
 
-def _tags_by_topic(given: Given) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    text = given["tags"]
-    refusal = f'option tags is {text!r}: JSON such as {{"orders": "created || paid"}} is allowed'
+def _by_topic(given: Given) -> tuple[tuple[str, tuple[str, ...] | Sql], ...]:
+    tags = {
+        topic: wanted_tags(expression, f"option tags: the tag expression of topic {topic!r}")
+        for topic, expression in _json_by_topic(given, "tags", "created || paid").items()
+    }
+    sql = {
+        topic: _sql(expression, f"option sql: the expression of topic {topic!r}")
+        for topic, expression in _json_by_topic(given, "sql", "amount > 100").items()
+    }
+    if both := tags.keys() & sql.keys():
+        raise InvalidArgument(f"options tags and sql both name {', '.join(sorted(both))}")
+    some_tags = {topic: wanted.tags for topic, wanted in tags.items() if not wanted.everything}
+    return tuple(sorted((some_tags | sql).items(), key=itemgetter(0)))
+
+
+def _json_by_topic(given: Given, name: str, example: str) -> dict[str, Any]:
+    """Read an option that is JSON by topic; empty when it is not given."""
+    text = given[name] or "{}"
+    refusal = f'option {name} is {text!r}: JSON such as {{"orders": "{example}"}} is expected'
     try:
-        parsed = json.loads(text)
-        wanted = {
-            topic: wanted_tags(expression, f"option tags: the tag expression of topic {topic!r}")
-            for topic, expression in parsed.items()
-        }
-    except (AttributeError, json.JSONDecodeError):
+        found = json.loads(text)
+    except json.JSONDecodeError:
         raise InvalidArgument(refusal) from None
+    if not isinstance(found, dict):
+        raise InvalidArgument(refusal)
     chosen = _chosen(given)
-    if isinstance(chosen, Topics) and (others := wanted.keys() - set(chosen.names)):
-        raise InvalidArgument(f"option tags names {', '.join(sorted(others))}, which is not read")
-    return tuple(
-        (topic, tuple(tags.tags)) for topic, tags in sorted(wanted.items()) if not tags.everything
-    )
+    if isinstance(chosen, Topics) and (others := found.keys() - set(chosen.names)):
+        raise InvalidArgument(f"option {name} names {', '.join(sorted(others))}, which is not read")
+    return found
 
 
 def _trigger(given: Given) -> TriggerLimits:

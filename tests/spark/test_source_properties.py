@@ -1,0 +1,114 @@
+"""Conditions on properties: the broker's with the option sql, Spark's own on the column."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from servers import Standalone
+from source_topics import fresh_topic, made_topic, rows_read
+from turbopump.client.blocking import Producer
+from turbopump.filters.sql92 import compile_sql
+from turbopump.message import Message
+
+VALUES = [
+    "x",
+    " x ",
+    "5",
+    "05",
+    "5.0",
+    "1e1",
+    "-5",
+    "NaN",
+    "true",
+    "NULL",
+    "it's",
+    'say "x"',
+    "100%",
+    "a_b",
+    "back\\slash",
+    "-- x",
+    "x' OR 'x' = 'x",
+    "标签",
+    "e\u0301",
+    "😀",
+]
+
+
+@pytest.fixture(scope="module")
+def topic(broker: Standalone) -> str:
+    """A topic with messages of which each has another value of a property, and some have none."""
+    name = made_topic(broker.nameserver, fresh_topic(), queues=2)
+    with Producer("shop", nameserver=broker.nameserver) as producer:
+        for number, value in enumerate(VALUES):
+            other = {"q": str(number)} if number % 2 else {}
+            producer.send(Message(name, b"%d" % number, properties={"p": value, **other}))
+        producer.send(Message(name, b"100"))
+        producer.send(Message(name, b"101", properties={"q": "101"}))
+    return name
+
+
+def read(spark: SparkSession, broker: Standalone, topic: str, **options: str) -> DataFrame:
+    rows = spark.read.format("rocketmq").option("nameserver", broker.nameserver)
+    return rows.options(topic=topic, columns="properties,body", **options).load()
+
+
+def numbers(rows: DataFrame) -> list[int]:
+    return sorted(int(row.body) for row in rows.select("body").collect())
+
+
+def quoted(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
+
+
+def spark_quoted(value: str) -> str:
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def test_equality_means_the_same_to_the_broker_and_to_spark(
+    spark: SparkSession, broker: Standalone, topic: str
+) -> None:
+    several = VALUES[::3]
+    conditions = {
+        f"properties['p'] = {spark_quoted(value)}": f"p = {quoted(value)}" for value in VALUES
+    }
+    conditions |= {
+        f"properties['p'] IN ({', '.join(map(spark_quoted, several))})"
+        " AND properties['q'] IS NOT NULL": (
+            f"p IN ({', '.join(map(quoted, several))}) AND q IS NOT NULL"
+        ),
+        "properties['p'] IS NULL": "p IS NULL",
+    }
+    rows = read(spark, broker, topic).select(
+        "properties", *(f.expr(f"coalesce({each}, false)") for each in conditions)
+    )
+    found = rows.collect()
+    assert len(found) == len(VALUES) + 2
+    for number, (condition, sql) in enumerate(conditions.items(), 1):
+        matches = compile_sql(sql).matches
+        assert [row[number] for row in found] == [matches(row[0]) for row in found], condition
+        assert any(row[number] for row in found), condition
+    # And the same through the option.
+    assert numbers(read(spark, broker, topic, sql="p IS NULL")) == [100, 101]
+    sql = f"p IN ({', '.join(map(quoted, VALUES))}) AND q IS NOT NULL"
+    assert numbers(read(spark, broker, topic, sql=sql)) == list(range(1, len(VALUES), 2))
+
+
+@pytest.mark.usefixtures("filters_allowed")
+def test_spark_keeps_conditions_on_properties_to_itself(
+    spark: SparkSession, broker: Standalone, topic: str
+) -> None:
+    """It hands only conditions on whole columns to a source: there is nothing to push down.
+
+    Once this fails, a later Spark passes them on, and ADR 10 can be looked at again.
+    """
+    for condition, found in (
+        ("properties['p'] = '5'", [2]),
+        ("properties.p IN ('5', 'x')", [0, 2]),
+        ("element_at(properties, 'p') = 'x' AND properties['q'] IS NULL", [0]),
+        ("properties['p'] IS NULL", [100, 101]),
+    ):
+        narrowed = read(spark, broker, topic, pushFilters="true").where(condition)
+        assert numbers(narrowed) == found, condition
+        assert rows_read(narrowed) == len(VALUES) + 2, condition
