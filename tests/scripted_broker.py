@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from turbopump.client.background import LoopThread
 from turbopump.net.connection import Connection
@@ -63,7 +64,14 @@ class ScriptedBroker:
     others: dict[str, str] = field(default_factory=dict)
     """Addresses of further brokers that the route tells of, by name."""
 
+    topics: list[str] = field(default_factory=list)
+    """Topics whose routes were asked for."""
+
+    post: Callable[[Callable[[], object]], object] = field(default=lambda call: call())
+    """Calls something on the broker's loop."""
+
     def route(self, request: Command, _: Connection) -> Command:
+        self.topics.append((request.ext_fields or {})["topic"])
         addresses = {"a": self.address, **self.others}
         route = TopicRoute(
             broker_datas=[
@@ -96,11 +104,14 @@ class ScriptedBroker:
             self.stored += bodies
         return answer
 
+    def heartbeat(self, request: Command, peer: Connection) -> Command:
+        return self.agree(request, peer)
+
     def router(self) -> Router:
         return Router(
             {
                 RequestCode.GET_ROUTEINFO_BY_TOPIC: self.route,
-                RequestCode.HEART_BEAT: self.agree,
+                RequestCode.HEART_BEAT: self.heartbeat,
                 RequestCode.UNREGISTER_CLIENT: self.agree,
                 RequestCode.SEND_MESSAGE_V2: self.send,
                 RequestCode.SEND_BATCH_MESSAGE: self.send,
@@ -108,15 +119,23 @@ class ScriptedBroker:
         )
 
 
-@contextmanager
-def scripted_broker(decide: Decide) -> Iterator[ScriptedBroker]:
+B = TypeVar("B", bound=ScriptedBroker)
+
+
+def scripted_broker(decide: Decide) -> AbstractContextManager[ScriptedBroker]:
     """Run it in a thread of its own; ``decide`` is called there."""
-    broker = ScriptedBroker(decide)
+    return serving(ScriptedBroker(decide))
+
+
+@contextmanager
+def serving(broker: B) -> Iterator[B]:
+    """Run any scripted broker in a thread of its own."""
     server = Server(SocketNetwork(), broker.router())
     thread = LoopThread()
     try:
         thread.run(server.start())
         broker.address = server.address
+        broker.post = thread.post
         yield broker
     finally:
         thread.run(server.close())

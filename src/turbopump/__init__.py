@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         average_by_circle,
     )
     from turbopump.client.blocking import LitePullConsumer, Producer, PullConsumer, PushConsumer
+    from turbopump.client.blocking_transactions import Transaction, TransactionProducer
     from turbopump.client.calls import (
         Found,
         NothingMatched,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from turbopump.client.replies import Reply
     from turbopump.client.selectors import by_chance, by_hash
     from turbopump.client.send_hooks import SendReceipt
+    from turbopump.client.transaction_ends import TransactionState
     from turbopump.filters.sql92 import Sql
     from turbopump.wire.record import MessageView
 else:
@@ -72,6 +74,9 @@ else:
         "SendReceipt": "turbopump.client.send_hooks",
         "SendStatus": "turbopump.client.calls",
         "Sql": "turbopump.filters.sql92",
+        "Transaction": "turbopump.client.blocking_transactions",
+        "TransactionProducer": "turbopump.client.blocking_transactions",
+        "TransactionState": "turbopump.client.transaction_ends",
         "average": "turbopump.client.allocation",
         "average_by_circle": "turbopump.client.allocation",
         "by_chance": "turbopump.client.selectors",
@@ -119,6 +124,9 @@ __all__ = [
     "SendReceipt",
     "SendStatus",
     "Sql",
+    "Transaction",
+    "TransactionProducer",
+    "TransactionState",
     "TurbopumpError",
     "__version__",
     "average",

@@ -37,6 +37,8 @@ from turbopump.client.replies import Reply
 from turbopump.client.selectors import by_chance, by_hash
 from turbopump.client.send_hooks import SendReceipt
 from turbopump.client.session import Session
+from turbopump.client.transaction_ends import TransactionState
+from turbopump.client.transactions import Transaction, TransactionProducer
 from turbopump.errors import TurbopumpError
 from turbopump.filters.sql92 import Sql
 from turbopump.message import Message, MessageQueue
@@ -76,6 +78,9 @@ __all__ = [
     "SendStatus",
     "Session",
     "Sql",
+    "Transaction",
+    "TransactionProducer",
+    "TransactionState",
     "TurbopumpError",
     "average",
     "average_by_circle",

@@ -39,6 +39,7 @@
     │   ├── JavaNotFound           there is no Java that runs Spark, or it is too old
     │   ├── DataLost               messages that were to be read are gone from the broker
     │   └── GroupInUse             others consume with the group that a query wants for itself
+    ├── TransactionNotStarted      the half message is not safe; nothing was executed; ``retriable``
     ├── NoRoute                    nobody knows where the topic or broker is; ``retriable``
     └── RemoteError                the peer answered with an error code; knows it, and the remark
 """
@@ -285,6 +286,12 @@ class AlreadyThere(AdministrationError):
 
 class StillInUse(AdministrationError):
     """A group has members, which would undo the change; nothing was changed."""
+
+
+class TransactionNotStarted(TurbopumpError):
+    """A broker has not stored the half message safely; it was rolled back, and nothing executed."""
+
+    retriable = True
 
 
 class NoRoute(TurbopumpError):

@@ -14,6 +14,7 @@ from typing import Protocol, cast
 
 from isal.isal_zlib import crc32
 from msgspec import Struct
+from msgspec.structs import replace
 
 from turbopump.errors import DamagedMessage, RecordError, RemoteError
 from turbopump.message import MessageQueue, PhysicalOffset, QueueOffset
@@ -154,10 +155,15 @@ async def send_back(caller: Caller, broker: str, header: headers.SendBack, timeo
 
 
 async def end_transaction(
-    caller: Caller, broker: str, header: headers.EndTransaction, timeout_ms: int
+    caller: Caller,
+    broker: str,
+    header: headers.EndTransaction,
+    timeout_ms: int,
+    remark: str | None = None,
 ) -> None:
-    """Decide over a half message; nobody answers (37)."""
-    await caller.oneway(broker, request(RequestCode.END_TRANSACTION, header), timeout_ms)
+    """Decide over a half message; nobody answers (37). ``remark`` says why it was not committed."""
+    command = request(RequestCode.END_TRANSACTION, header)
+    await caller.oneway(broker, replace(command, remark=remark), timeout_ms)
 
 
 # --- reading --------------------------------------------------------------------------------------

@@ -25,6 +25,10 @@ class ProducerMember:
 
     group: str
 
+    def topics(self) -> Iterable[str]:
+        """Return the topics whose brokers are to know the group before anything is sent."""
+        return ()
+
     def check_transaction(
         self, broker_address: str, asked: CheckTransactionState, message: MessageView
     ) -> None:
@@ -128,8 +132,9 @@ class Members:
         return True
 
     def topics(self) -> set[str]:
-        """Return the topics that consumers want."""
-        return {topic for consumer in self.consumers.values() for topic in consumer.topics()}
+        """Return the topics whose routes are wanted, whether or not anything was sent to them."""
+        found = {topic for producer in self.producers.values() for topic in producer.topics()}
+        return found.union(*(consumer.topics() for consumer in self.consumers.values()))
 
     def heartbeat(self, client_id: str) -> Heartbeat:
         """Return what brokers are told."""

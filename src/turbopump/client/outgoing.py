@@ -18,7 +18,13 @@ from turbopump.wire.command import Buffer
 from turbopump.wire.compression import deflate
 from turbopump.wire.headers import SendMessage, SendMessageV2
 from turbopump.wire.names import RETRY_PREFIX, TEMPLATE_TOPIC
-from turbopump.wire.sysflag import Compression, with_compression
+from turbopump.wire.sysflag import (
+    Compression,
+    Transaction,
+    transaction_of,
+    with_compression,
+    with_transaction,
+)
 
 _MIB = 1024 * 1024
 BATCH_ENTRY_OVERHEAD_BYTES = 22
@@ -70,6 +76,11 @@ class Outgoing(Struct, frozen=True):
     sys_flag: int
     is_batch: bool = False
 
+    @property
+    def is_half(self) -> bool:
+        """Whether it is to wait at the broker for the end of its transaction."""
+        return transaction_of(self.sys_flag) is Transaction.PREPARED
+
     def header(
         self, group: str, queue: MessageQueue, born_ms: int, new_topic_queues: int
     ) -> SendMessage:
@@ -111,6 +122,9 @@ def outgoing(
         smaller = deflate(body, rules.compression, rules.compression_level)
         if len(smaller) < len(body):
             body, sys_flag = smaller, with_compression(0, rules.compression)
+    if extra and properties.TRANSACTION_PREPARED in extra:
+        _check_half(message)
+        sys_flag = with_transaction(sys_flag, Transaction.PREPARED)
     return Outgoing(topic, message_id, body, text, message.flag, sys_flag)
 
 
@@ -218,6 +232,14 @@ def _check_types(message: Any) -> None:
             raise InvalidArgument(f"property {name!r} is {value!r}: texts are allowed")
     if not all(isinstance(key, str) for key in message.keys):
         raise InvalidArgument(f"keys is {message.keys!r}: texts are allowed")
+
+
+def _check_half(message: Message) -> None:
+    if message.delay_level:
+        raise InvalidArgument(
+            f"delay_level of a transactional message must be 0, got {message.delay_level}: brokers "
+            "do not delay messages of transactions; send it after the local transaction instead"
+        )
 
 
 def check_batch(messages: Sequence[Message], rules: MessageRules) -> None:

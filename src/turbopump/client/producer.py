@@ -77,7 +77,7 @@ class Producer(ProducerMember):
         self._given_session = session
         self._hooks = tuple(hooks)
         self._scopes = tuple(hook for hook in self._hooks if isinstance(hook, SendScope))
-        self._running: _Running | None = None
+        self._running: Running | None = None
 
     # --- life -------------------------------------------------------------------------------------
 
@@ -93,7 +93,7 @@ class Producer(ProducerMember):
             await session.leave(self)
             await session.close()
             raise
-        self._running = _Running(session, self._config)
+        self._running = Running(session, self._config)
 
     async def close(self) -> None:
         """Wait for messages on their way, then leave."""
@@ -268,7 +268,7 @@ class Producer(ProducerMember):
 
     async def _send(
         self,
-        running: _Running,
+        running: Running,
         message: Message,
         to: To,
         timeout_ms: int | None,
@@ -282,7 +282,7 @@ class Producer(ProducerMember):
             return await self._deliver(running, ready, to, timeout_ms, self._try)
 
     def _ready(
-        self, running: _Running, message: Message, extra: Mapping[str, str] | None
+        self, running: Running, message: Message, extra: Mapping[str, str] | None
     ) -> Outgoing:
         namespace = self._client.namespace
         return outgoing(message, running.ids.next(), self._config.messages, namespace, extra)
@@ -297,11 +297,11 @@ class Producer(ProducerMember):
 
     async def _deliver(
         self,
-        running: _Running,
+        running: Running,
         sent: Outgoing,
         to: To,
         timeout_ms: int | None,
-        attempt: Callable[[_Running, Outgoing, MessageQueue, int], Awaitable[R]],
+        attempt: Callable[[Running, Outgoing, MessageQueue, int], Awaitable[R]],
     ) -> R:
         clock = running.session.clock
         limit_ms = timeout_ms or self._config.send_timeout_ms
@@ -332,12 +332,19 @@ class Producer(ProducerMember):
                 to = queue
             await retries.pause()
 
-    def _retries(self, running: _Running, sent: Outgoing, to: To, end_ms: int) -> SendRetries:
-        is_chosen = to is not None
-        return SendRetries(running.session, sent.topic, self._config, end_ms, is_chosen=is_chosen)
+    def _retries(self, running: Running, sent: Outgoing, to: To, end_ms: int) -> SendRetries:
+        # A second copy of a half message would be committed too, by the broker's check.
+        return SendRetries(
+            running.session,
+            sent.topic,
+            self._config,
+            end_ms,
+            is_chosen=to is not None,
+            may_repeat=not sent.is_half,
+        )
 
     async def _try(
-        self, running: _Running, sent: Outgoing, queue: MessageQueue, timeout_ms: int
+        self, running: Running, sent: Outgoing, queue: MessageQueue, timeout_ms: int
     ) -> SendReceipt:
         for hook in self._hooks:
             hook.before_send(self.group, sent, queue)
@@ -359,7 +366,7 @@ class Producer(ProducerMember):
         return receipt
 
     async def _try_oneway(
-        self, running: _Running, sent: Outgoing, queue: MessageQueue, timeout_ms: int
+        self, running: Running, sent: Outgoing, queue: MessageQueue, timeout_ms: int
     ) -> None:
         address = running.session.address_to_write(queue.broker)
         for hook in self._hooks:
@@ -367,13 +374,13 @@ class Producer(ProducerMember):
         header = self._header(running, sent, queue)
         await calls.send_oneway(running.session, address, header, sent.body, timeout_ms)
 
-    def _end_ms(self, running: _Running, timeout_ms: int | None) -> int:
+    def _end_ms(self, running: Running, timeout_ms: int | None) -> int:
         """Return until when something may take."""
         limit_ms = timeout_ms or self._config.send_timeout_ms
         return running.session.clock.monotonic_ms() + limit_ms
 
     async def _queue(
-        self, running: _Running, sent: Outgoing, to: To, avoided: Collection[str], end_ms: int
+        self, running: Running, sent: Outgoing, to: To, avoided: Collection[str], end_ms: int
     ) -> MessageQueue:
         if isinstance(to, MessageQueue):
             if not running.session.has_broker(to.broker):
@@ -385,7 +392,7 @@ class Producer(ProducerMember):
         chosen = to(tuple(map(self._shown, queues)) if self._client.namespace else queues)
         return MessageQueue(sent.topic, chosen.broker, chosen.queue_id)
 
-    async def _route(self, running: _Running, topic: str, end_ms: int) -> tuple[MessageQueue, ...]:
+    async def _route(self, running: Running, topic: str, end_ms: int) -> tuple[MessageQueue, ...]:
         cached = running.session.cached_route(topic)
         if cached is not None and cached.writable:
             return cached.writable
@@ -397,7 +404,7 @@ class Producer(ProducerMember):
         except TimeoutError as error:
             raise RequestTimeout(f"no name server told in time where {topic} is") from error
 
-    def _header(self, running: _Running, sent: Outgoing, queue: MessageQueue) -> SendMessage:
+    def _header(self, running: Running, sent: Outgoing, queue: MessageQueue) -> SendMessage:
         wanted = self._config.messages.new_topic_queues
         return sent.header(self.group, queue, running.session.clock.now_ms(), wanted)
 
@@ -422,7 +429,7 @@ class Producer(ProducerMember):
         topic = without_namespace(self._client.namespace, queue.topic)
         return MessageQueue(topic, queue.broker, queue.queue_id)
 
-    def _require_running(self) -> _Running:
+    def _require_running(self) -> Running:
         if self._running is None:
             raise NotRunning(
                 f"producer {self.group!r} is not running: use it inside `with`, or call start()"
@@ -430,7 +437,7 @@ class Producer(ProducerMember):
         return self._running
 
 
-class _Running:
+class Running:
     """What a producer has from its start to its close."""
 
     def __init__(self, session: Session, config: ProducerConfig) -> None:

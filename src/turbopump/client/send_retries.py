@@ -53,10 +53,18 @@ class SendRetries:
     Refusals are repeated until the time is up, without a pause as long as there is a broker that
     has not refused. Failures after which the message may be stored are repeated a number of times,
     but never with a queue that was chosen: the message would come behind those sent meanwhile.
+    Messages that ``may_repeat`` is not true of are never sent again when they may be stored.
     """
 
     def __init__(
-        self, session: Session, topic: str, config: ProducerConfig, end_ms: int, *, is_chosen: bool
+        self,
+        session: Session,
+        topic: str,
+        config: ProducerConfig,
+        end_ms: int,
+        *,
+        is_chosen: bool,
+        may_repeat: bool = True,
     ) -> None:
         self.avoided: frozenset[str] = frozenset()
         """Brokers to take for the next try only if there are no others."""
@@ -66,14 +74,16 @@ class SendRetries:
         self._end_ms = end_ms
         self._waits = config.wait_for_brokers
         self._is_chosen = is_chosen
+        self._may_repeat = may_repeat
         self._pause_ms = 0
         self._pauses = 0
 
     def after_error(self, error: SendFailure, queue: MessageQueue | None) -> bool:
         """Note a failure, and the queue if one was found; return whether to try again."""
         if not (self._waits and is_refusal(error)):
-            is_retried = not isinstance(error, RemoteError) or error.code in RETRIED_CODES
-            return is_retried and self.after_failure(queue)
+            if not isinstance(error, RemoteError) or error.code == ResponseCode.SYSTEM_ERROR:
+                return self.after_failure(queue)
+            return error.code in RETRIED_CODES and self._again(queue)
         if isinstance(error, NoRoute) and self._session.cached_route(self._topic) is None:
             # No name server has ever known the topic: a mistake, or at least no restart.
             return False
@@ -88,6 +98,10 @@ class SendRetries:
 
     def after_failure(self, queue: MessageQueue | None) -> bool:
         """Note a try after which the message may be stored; return whether to try again."""
+        return self._may_repeat and self._again(queue)
+
+    def _again(self, queue: MessageQueue | None) -> bool:
+        """Return whether one of the further tries is left."""
         self._pause_ms = 0
         self._left -= 1
         self.avoided = frozenset() if queue is None else frozenset({queue.broker})

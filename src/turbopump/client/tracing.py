@@ -21,6 +21,7 @@ import msgspec
 from turbopump.client.delivery.results import ConsumeContext, ConsumeResult
 from turbopump.client.outgoing import Outgoing
 from turbopump.client.send_hooks import SendReceipt
+from turbopump.client.transaction_ends import TransactionEnd
 from turbopump.errors import MissingPackage
 from turbopump.message import Message, MessageQueue
 from turbopump.version import __version__
@@ -51,6 +52,8 @@ _TAG = "messaging.rocketmq.message.tag"
 _KEYS = "messaging.rocketmq.message.keys"
 _DELAY_LEVEL = "messaging.rocketmq.message.delay_time_level"
 _ATTEMPT = "turbopump.message.reconsume_times"
+_STATE = "turbopump.transaction.state"
+_FROM_CHECK = "turbopump.transaction.from_check"
 _ERROR = "error.type"
 
 _FAILED = (ConsumeResult.RETRY_LATER, ConsumeResult.ROLLBACK)
@@ -111,6 +114,27 @@ class SendTracing:
         if isinstance(outcome, Exception):
             told = {_ERROR: _name_of(outcome), _PARTITION: _partition(queue)}
             trace.get_current_span().add_event("try failed", told)
+
+    def transaction_ended(self, end: TransactionEnd) -> None:
+        """Make a span of a decision; that of a check belongs to the trace of the half message."""
+        message = end.message
+        asked = propagate.extract(message.properties, Context()) if end.is_check else None
+        span = self._tracer.start_span(
+            f"{end.state.name.lower()} {message.topic}",
+            context=asked,
+            kind=SpanKind.CLIENT,
+            attributes={
+                **_common("settle", message.topic),
+                _PRODUCER_GROUP: end.group,
+                _MESSAGE_ID: end.transaction_id,
+                _STATE: end.state.name,
+                _FROM_CHECK: end.is_check,
+            },
+        )
+        if end.error is not None:
+            span.set_attribute(_ERROR, _name_of(end.error))
+            span.set_status(Status(StatusCode.ERROR, str(end.error)))
+        span.end()
 
 
 class ConsumeTracing:
@@ -202,15 +226,18 @@ def _links(contexts: Sequence[Context]) -> list[Link]:
     return [Link(sender) for sender in distinct.values()]
 
 
+def _common(operation: str, topic: str) -> Attributes:
+    return {
+        _SYSTEM: "rocketmq",
+        _OPERATION_NAME: operation,
+        _OPERATION_TYPE: operation,
+        _DESTINATION: topic,
+    }
+
+
 def _of_sending(group: str, messages: Sequence[Message]) -> Attributes:
     first = messages[0]
-    found: Attributes = {
-        _SYSTEM: "rocketmq",
-        _OPERATION_NAME: "send",
-        _OPERATION_TYPE: "send",
-        _DESTINATION: first.topic,
-        _PRODUCER_GROUP: group,
-    }
+    found: Attributes = {**_common("send", first.topic), _PRODUCER_GROUP: group}
     if len(messages) > 1:
         return {**found, _BATCH_COUNT: len(messages)}
     found[_BODY_BYTES] = len(first.body)
@@ -226,10 +253,7 @@ def _of_sending(group: str, messages: Sequence[Message]) -> Attributes:
 def _of_processing(group: str, messages: Sequence[MessageView]) -> Attributes:
     first = messages[0]
     found: Attributes = {
-        _SYSTEM: "rocketmq",
-        _OPERATION_NAME: "process",
-        _OPERATION_TYPE: "process",
-        _DESTINATION: first.topic,
+        **_common("process", first.topic),
         _PARTITION: str(first.queue_id),
         _GROUP: group,
     }

@@ -100,18 +100,18 @@ def failure(request: Command, peer: Connection, error: Exception) -> Command:
     """Make the answer that tells the peer why its request could not be served."""
     match error:
         case RemoteError(code=code, remark=remark):
-            return request.answer(code, remark=_sendable(remark))
+            return request.answer(code, remark=sendable(remark))
         case WriteRefused():
             _log.warning("request %d of %s: %s", request.code, peer.peer_address, error)
-            return request.answer(ResponseCode.SERVICE_NOT_AVAILABLE, remark=_sendable(str(error)))
+            return request.answer(ResponseCode.SERVICE_NOT_AVAILABLE, remark=sendable(str(error)))
         case WireError() | InvalidArgument():
             _log.info("request %d of %s: %s", request.code, peer.peer_address, error)
         case _:
             _log.error("request %d of %s failed", request.code, peer.peer_address, exc_info=error)
     remark = f"{type(error).__name__}: {error}"
-    return request.answer(ResponseCode.SYSTEM_ERROR, remark=_sendable(remark))
+    return request.answer(ResponseCode.SYSTEM_ERROR, remark=sendable(remark))
 
 
-def _sendable(remark: str) -> str:
+def sendable(remark: str) -> str:
     """Cut a text that is too long, and replace what UTF-8 cannot hold, as in odd file names."""
     return remark[:_REMARK_CHARS_MAX].encode(errors="replace").decode()

@@ -18,11 +18,14 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from clusters import Cluster, Recorder, cluster
 from consumers import Seen, consuming
+from transaction_broker import settled, transaction_world
 from turbopump.client.delivery.results import ConsumeContext, ConsumeResult
 from turbopump.client.lite_pull_consumer import LitePullConsumer
 from turbopump.client.producer import Producer
 from turbopump.client.push_config import Listening
 from turbopump.client.tracing import ConsumeTracing, SendTracing
+from turbopump.client.transaction_ends import TransactionState
+from turbopump.client.transactions import TransactionProducer
 from turbopump.errors import MissingPackage, RemoteError
 from turbopump.message import Message, MessageQueue
 from turbopump.testing import virtual_time, wait_until
@@ -323,3 +326,57 @@ def test_missing_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MissingPackage, match=r"pip install '\.\[tracing\]'") as raised:
         importlib.import_module("turbopump.client.tracing")
     assert isinstance(raised.value, ImportError)
+
+
+@virtual_time()
+async def test_decisions_of_transactions_are_spans(spans: Collected) -> None:
+    async def check(message: MessageView) -> TransactionState:
+        return TransactionState.ROLLBACK
+
+    async with (
+        transaction_world() as world,
+        TransactionProducer(
+            "pg", check=check, session=world.session(), hooks=[SendTracing(spans.provider)]
+        ) as producer,
+    ):
+        with spans.tracer.start_as_current_span("order"):
+            async with producer.transaction(Message("T", b"hello")) as transaction:
+                pass
+        await settled()
+        world.broker.check(world.broker.batches[0])
+        await settled()
+    sent, committed = spans.one("send T"), spans.one("commit T")
+    assert_child(sent, spans.one("order"))
+    assert_child(committed, spans.one("order"))
+    assert attributes(committed) == {
+        "messaging.system": "rocketmq",
+        "messaging.operation.name": "settle",
+        "messaging.operation.type": "settle",
+        "messaging.destination.name": "T",
+        "messaging.rocketmq.client_group": "pg",
+        "messaging.message.id": transaction.id,
+        "turbopump.transaction.state": "COMMIT",
+        "turbopump.transaction.from_check": False,
+    }
+    # Whichever producer is asked: the question belongs to the trace of the half message.
+    checked = spans.one("rollback T")
+    assert_child(checked, sent)
+    assert attributes(checked)["turbopump.transaction.from_check"] is True
+
+
+@virtual_time()
+async def test_decisions_that_are_not_sent_are_failed_spans(spans: Collected) -> None:
+    async def check(message: MessageView) -> TransactionState:
+        return TransactionState.UNKNOWN
+
+    async with (
+        transaction_world() as world,
+        TransactionProducer(
+            "pg", check=check, session=world.session(), hooks=[SendTracing(spans.provider)]
+        ) as producer,
+        producer.transaction(Message("T", b"hello")),
+    ):
+        await producer.close()
+    span = spans.one("commit T")
+    assert span.status.status_code is StatusCode.ERROR
+    assert attributes(span)["error.type"] == "NotRunning"

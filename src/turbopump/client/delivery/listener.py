@@ -86,7 +86,7 @@ class Listener:
         try:
             answer = await cast("Awaitable[object]", self._listen(messages, context))
         except asyncio.CancelledError as error:
-            if not _is_being_cancelled():
+            if not is_being_cancelled():
                 # Something that the listener waited for was cancelled, not the listener.
                 return self._failed(messages, context, start_ms, error)
             # The consumer closes and waits no longer; they come again.
@@ -141,12 +141,13 @@ class Listener:
                 _log.exception("after_consume of %r failed", hook)
 
 
-def _is_being_cancelled() -> bool:
+def is_being_cancelled() -> bool:
+    """Whether the running task itself is to end, not only something that it waits for."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
-def is_async(listen: Listen) -> bool:
-    """Tell whether a listener is a coroutine function, or an object that is called like one."""
+def is_async(listen: Callable[..., Any]) -> bool:
+    """Tell whether a function is a coroutine function, or an object that is called like one."""
     call = getattr(listen, "__call__", None)  # noqa: B004 - its kind is asked for, not its presence
     return inspect.iscoroutinefunction(listen) or inspect.iscoroutinefunction(call)

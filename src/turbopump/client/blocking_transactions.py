@@ -1,0 +1,162 @@
+"""Transactions for programs without an event loop: the block runs in the caller's thread."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from turbopump.client import transactions
+from turbopump.client.background import LoopThread
+from turbopump.client.blocking import Producer, blocking, built_by
+from turbopump.client.producer import To
+from turbopump.client.send_hooks import SendReceipt
+from turbopump.client.transaction_ends import TransactionState, state_from
+from turbopump.errors import ClientError
+from turbopump.message import Message
+
+_log = logging.getLogger(__name__)
+
+Execute = Callable[["Transaction"], TransactionState]
+"""Runs a local transaction and returns how it ended."""
+
+
+class Transaction:
+    """One local transaction and its message, from `TransactionProducer.transaction`.
+
+    ::
+
+        with producer.transaction(Message("orders", b"hello")) as transaction:
+            database.execute(INSERT, [transaction.id])
+
+    Entering the block stores the half message; leaving it commits, an exception rolls back. An
+    interrupt may come while the database commits, so it leaves the decision to ``check``.
+    `commit`, `rollback` and `unknown` decide before the end of the block, and once.
+
+    No decision raises because the broker was not reached: the local transaction is over by then,
+    and the broker asks for the state later.
+    """
+
+    def __init__(self, client: transactions.Transaction, running: Callable[[], LoopThread]) -> None:
+        self._client = client
+        self._running = running
+
+    def __repr__(self) -> str:
+        return repr(self._client)
+
+    @property
+    def message(self) -> Message:
+        return self._client.message
+
+    @property
+    def state(self) -> TransactionState | None:
+        """How it has ended; None while it is open."""
+        return self._client.state
+
+    @property
+    def receipt(self) -> SendReceipt:
+        """What the broker answered to the half message."""
+        return self._client.receipt
+
+    @property
+    def id(self) -> str:
+        """The message id, under which consumers and ``check`` see the message."""
+        return self._client.id
+
+    begin = blocking(transactions.Transaction.begin)
+    commit = blocking(transactions.Transaction.commit)
+    rollback = blocking(transactions.Transaction.rollback)
+    unknown = blocking(transactions.Transaction.unknown)
+    end = blocking(transactions.Transaction.end)
+    _exit = blocking(transactions.Transaction.__aexit__)
+
+    def __enter__(self) -> Self:
+        self.begin()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self._exit(kind, error, traceback)
+        except ClientError as failure:
+            # Closed meanwhile, or forked: the local transaction is over all the same.
+            _log.warning("%r ends by a check of the broker: %s", self, failure)
+
+
+class TransactionProducer(Producer):
+    """Sends messages that consumers see only if a local transaction commits; threads may share one.
+
+    ::
+
+        def check(message):
+            is_stored = database.has_order(message.message_id)
+            return TransactionState.COMMIT if is_stored else TransactionState.ROLLBACK
+
+        with TransactionProducer(
+            "orders-producer", check=check, nameserver="127.0.0.1:9876"
+        ) as producer:
+            with producer.transaction(Message("orders", b"hello")) as transaction:
+                database.insert_order(transaction.id)
+
+    ``check`` answers for every producer of the group, also for those that died: it must look the
+    transaction up where all of them store it. It is called in ``check_workers`` threads. Its
+    errors, and anything it returns but a `TransactionState`, are logged and mean UNKNOWN.
+
+    Brokers ask only producers that they know. All brokers of the name server's clusters are told of
+    the group at the start, or only those of ``topics``, when they are given.
+
+    Messages without a transaction are sent as by any `Producer`.
+    """
+
+    _client: transactions.TransactionProducer
+
+    @built_by(transactions.TransactionProducer)
+    def __init__(self) -> None: ...
+
+    def transaction(
+        self, message: Message, *, to: To = None, timeout_ms: int | None = None
+    ) -> Transaction:
+        """Return a transaction for one message, to be used with ``with``.
+
+        Entering it raises what `send` raises, and TransactionNotStarted if the half message is not
+        safe; the block is not run then. A half message that may have been stored is not sent
+        again: each copy would be committed.
+
+        ::
+
+            with producer.transaction(Message("orders", b"hello")) as transaction:
+                database.insert_order(transaction.id)
+        """
+        self._running()
+        begun = self._client.transaction(message, to=to, timeout_ms=timeout_ms)
+        return Transaction(begun, self._running)
+
+    def send_in_transaction(
+        self, message: Message, execute: Execute, *, to: To = None, timeout_ms: int | None = None
+    ) -> Transaction:
+        """Call ``execute`` with a transaction, and end that in the state that it returns.
+
+        An exception rolls back and is raised. Anything but a `TransactionState` is logged and means
+        UNKNOWN.
+
+        ::
+
+            def execute(transaction):
+                database.insert_order(transaction.id)
+                return TransactionState.COMMIT
+
+            transaction = producer.send_in_transaction(Message("orders", b"hello"), execute)
+        """
+        with self.transaction(message, to=to, timeout_ms=timeout_ms) as transaction:
+            answer: object = execute(transaction)
+            if transaction.state is None:
+                transaction.end(state_from(answer, "execute", transaction.id))
+        return transaction
+
+    def _is_called_back(self) -> bool:
+        return super()._is_called_back() or self._client.is_checking

@@ -1,0 +1,125 @@
+"""Check-backs: a broker asks what became of a transaction, and the application's function answers.
+
+The function runs off the loop, in a bounded number of threads (or as tasks, when it is ``async
+def``). Checks that come while too many wait are dropped: brokers repeat them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from turbopump.client.delivery.listener import is_async, is_being_cancelled
+from turbopump.client.delivery.workers import TaskWorkers, ThreadWorkers, Workers
+from turbopump.client.transaction_ends import TransactionState, state_from
+from turbopump.wire.headers import CheckTransactionState
+from turbopump.wire.record import MessageView
+
+_log = logging.getLogger(__name__)
+
+Check = Callable[[MessageView], TransactionState | Awaitable[TransactionState]]
+"""``def check(message)`` runs in a thread, ``async def`` on the loop."""
+
+CHECKS_MAX = 2000
+"""Checks without an answer."""
+
+_CLOSE_WAIT_MS = 3000
+"""How long closing waits for a check that runs."""
+
+_calling: contextvars.ContextVar[TransactionChecks | None] = contextvars.ContextVar(
+    "checking", default=None
+)
+
+
+@dataclass(slots=True)
+class Asked:
+    """A broker's question, and what the application has answered."""
+
+    broker_address: str
+    header: CheckTransactionState
+    message: MessageView
+    state: TransactionState = TransactionState.UNKNOWN
+
+
+class TransactionChecks:
+    """Calls the application's function for each check, and passes its answers on to ``answer``."""
+
+    def __init__(
+        self, group: str, check: Check, answer: Callable[[Asked], None], workers: int
+    ) -> None:
+        self._group = group
+        self._check: Callable[[MessageView], Any] = check
+        self._answer = answer
+        self._waiting = 0
+        self._workers: Workers[Asked] = (
+            TaskWorkers(self._acall, self._answer_all, workers)
+            if is_async(check)
+            else ThreadWorkers(self._call, self._answer_all, workers)
+        )
+
+    @property
+    def is_calling(self) -> bool:
+        """Whether the caller is the application's function, or called by it."""
+        return _calling.get() is self
+
+    def submit(self, asked: Asked) -> None:
+        """Have a check answered as soon as a worker is free."""
+        if self._waiting >= CHECKS_MAX:
+            _log.warning(
+                "transaction %s of %s is not checked now: %d checks wait for an answer already",
+                asked.message.message_id,
+                self._group,
+                self._waiting,
+            )
+            return
+        self._waiting += 1
+        self._workers.submit([asked])
+
+    async def close(self) -> None:
+        """Drop the checks that wait, and wait for those that run."""
+        await self._workers.close(_CLOSE_WAIT_MS)
+
+    def _call(self, asked: Asked) -> None:
+        before = _calling.set(self)
+        try:
+            answer = self._check(asked.message)
+        except BaseException:  # noqa: BLE001 - the user's code: even sys.exit must not end a worker
+            self._log_failure(asked)
+        else:
+            self._note(asked, answer)
+        finally:
+            _calling.reset(before)
+
+    async def _acall(self, asked: Asked) -> None:
+        before = _calling.set(self)
+        try:
+            answer = await cast("Awaitable[object]", self._check(asked.message))
+        except asyncio.CancelledError:
+            if is_being_cancelled():
+                raise
+            self._log_failure(asked)
+        except BaseException:  # noqa: BLE001 - the user's code: even sys.exit must not end the loop
+            self._log_failure(asked)
+        else:
+            self._note(asked, answer)
+        finally:
+            _calling.reset(before)
+
+    def _note(self, asked: Asked, answer: object) -> None:
+        asked.state = state_from(answer, "check", asked.message.message_id)
+
+    def _log_failure(self, asked: Asked) -> None:
+        _log.exception(
+            "check of %s failed for transaction %s: taken as UNKNOWN",
+            self._group,
+            asked.message.message_id,
+        )
+
+    def _answer_all(self, finished: Sequence[Asked]) -> None:
+        self._waiting -= len(finished)
+        for asked in finished:
+            self._answer(asked)

@@ -1,0 +1,464 @@
+"""Messages that become visible only if the local transaction commits that they belong to.
+
+A transaction has two steps at the broker. First it stores the message where no consumer sees it (a
+half message); after that, the producer tells it to commit or to roll back. When it is not told, it
+asks any producer of the group (a check), whose function ``check`` looks the answer up.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from types import TracebackType
+from typing import NamedTuple, Self
+from weakref import WeakValueDictionary
+
+from msgspec import structs
+
+from turbopump.client import calls
+from turbopump.client.calls import SendStatus
+from turbopump.client.config import ClientConfig
+from turbopump.client.names import check_topic, without_namespace
+from turbopump.client.producer import Producer, Running, To
+from turbopump.client.producer_config import ProducerConfig
+from turbopump.client.send_hooks import SendHook, SendReceipt
+from turbopump.client.send_retries import SendRetries
+from turbopump.client.session import Session
+from turbopump.client.transaction_checks import Asked, Check, TransactionChecks
+from turbopump.client.transaction_ends import (
+    TransactionEnd,
+    TransactionHook,
+    TransactionState,
+    report_end,
+    state_after,
+    state_from,
+)
+from turbopump.errors import (
+    ClientError,
+    InvalidArgument,
+    NetworkError,
+    NoRoute,
+    TransactionNotStarted,
+    TurbopumpError,
+)
+from turbopump.message import Message, MessageQueue
+from turbopump.net.limits import require_at_least
+from turbopump.net.router import sendable
+from turbopump.wire import properties
+from turbopump.wire.headers import CheckTransactionState, EndTransaction
+from turbopump.wire.ids import parse_offset_id
+from turbopump.wire.names import SELF_TEST_TOPIC
+from turbopump.wire.record import MessageView
+
+_log = logging.getLogger(__name__)
+
+Execute = Callable[["Transaction"], TransactionState | Awaitable[TransactionState]]
+"""Runs a local transaction and returns how it ended."""
+
+
+class _Place(NamedTuple):
+    """Where a half message lies; a check moves it to the end of its queue."""
+
+    queue_offset: int
+    physical_offset: int
+
+
+class Transaction:
+    """One local transaction and its message, from `TransactionProducer.transaction`.
+
+    ::
+
+        async with producer.transaction(Message("orders", b"hello")) as transaction:
+            await database.execute(INSERT, transaction.id)
+
+    Entering the block stores the half message; leaving it commits, an exception rolls back. An
+    interrupt or a cancellation may come while the database commits, so it leaves the decision to
+    ``check``. `commit`, `rollback` and `unknown` decide before the end of the block, and once.
+
+    No decision raises because the broker was not reached: the local transaction is over by then,
+    and the broker asks for the state later.
+    """
+
+    def __init__(
+        self,
+        message: Message,
+        begin: Callable[[Transaction], Awaitable[tuple[SendReceipt, _Place]]],
+        end: Callable[[Transaction, _Place, BaseException | None], Awaitable[None]],
+    ) -> None:
+        self.message = message
+        self.state: TransactionState | None = None
+        """How it has ended; None while it is open."""
+        self._begin = begin
+        self._end = end
+        self._begun: tuple[SendReceipt, _Place] | None = None
+
+    def __repr__(self) -> str:
+        id_ = self.id if self._begun else "not begun"
+        state = "open" if self.state is None else self.state.name
+        return f"<Transaction {id_} of topic {self.message.topic}: {state}>"
+
+    @property
+    def receipt(self) -> SendReceipt:
+        """What the broker answered to the half message."""
+        return self._require_begun()[0]
+
+    @property
+    def id(self) -> str:
+        """The message id, under which consumers and ``check`` see the message."""
+        return self.receipt.message_id
+
+    async def begin(self) -> None:
+        """Store the half message; not needed inside ``async with``.
+
+        ::
+
+            transaction = producer.transaction(Message("orders", b"hello"))
+            await transaction.begin()
+        """
+        if self._begun is not None:
+            raise ClientError(f"transaction {self.id} has begun already: make one per message")
+        self._begun = await self._begin(self)
+
+    async def commit(self) -> None:
+        """Make the message visible to consumers, before the block ends.
+
+        ::
+
+            await transaction.commit()
+        """
+        await self.end(TransactionState.COMMIT)
+
+    async def rollback(self) -> None:
+        """Discard the message, without an exception.
+
+        ::
+
+            await transaction.rollback()
+        """
+        await self.end(TransactionState.ROLLBACK)
+
+    async def unknown(self) -> None:
+        """Leave the decision to ``check``, for a commit of the database with an unknown outcome.
+
+        ::
+
+            await transaction.unknown()
+        """
+        await self.end(TransactionState.UNKNOWN)
+
+    async def end(self, state: TransactionState, error: BaseException | None = None) -> None:
+        """End in a state; ``error`` is the reason, which the broker is told.
+
+        ::
+
+            await transaction.end(TransactionState.ROLLBACK)
+        """
+        if not isinstance(state, TransactionState):
+            raise InvalidArgument(f"state must be a TransactionState, got {state!r}")
+        _, place = self._require_begun()
+        if self.state is not None:
+            raise ClientError(
+                f"transaction {self.id} has ended already with {self.state.name}, "
+                f"{state.name} comes too late"
+            )
+        self.state = state
+        await self._end(self, place, error)
+
+    def moved(self, asked: CheckTransactionState) -> None:
+        """Note where the half message lies since a check: the end must name the newest copy."""
+        place = _Place(asked.tran_state_table_offset, asked.commit_log_offset)
+        self._begun = (self.receipt, place)
+
+    async def __aenter__(self) -> Self:
+        await self.begin()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self.state is None:
+            await self.end(state_after(error), error)
+
+    def _require_begun(self) -> tuple[SendReceipt, _Place]:
+        if self._begun is None:
+            raise ClientError(
+                "the transaction has not begun: use it inside `with`, or call begin()"
+            )
+        return self._begun
+
+
+class TransactionProducer(Producer):
+    """Sends messages that consumers see only if a local transaction commits.
+
+    ::
+
+        async def check(message):
+            is_stored = await database.has_order(message.message_id)
+            return TransactionState.COMMIT if is_stored else TransactionState.ROLLBACK
+
+        async with TransactionProducer(
+            "orders-producer", check=check, nameserver="127.0.0.1:9876"
+        ) as producer:
+            async with producer.transaction(Message("orders", b"hello")) as transaction:
+                await database.insert_order(transaction.id)
+
+    ``check`` answers for every producer of the group, also for those that died: it must look the
+    transaction up where all of them store it. A plain function is called in ``check_workers``
+    threads, an ``async def`` on the loop. Its errors, and anything it returns but a
+    `TransactionState`, are logged and mean UNKNOWN.
+
+    Brokers ask only producers that they know. All brokers of the name server's clusters are told of
+    the group at the start, or only those of ``topics``, when they are given.
+
+    Messages without a transaction are sent as by any `Producer`.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        check: Check,
+        topics: Sequence[str] | None = None,
+        check_workers: int = 1,
+        nameserver: str = "",
+        namespace: str = "",
+        config: ProducerConfig | None = None,
+        client: ClientConfig | None = None,
+        session: Session | None = None,
+        hooks: Sequence[SendHook] = (),
+    ) -> None:
+        super().__init__(
+            group,
+            nameserver=nameserver,
+            namespace=namespace,
+            config=config,
+            client=client,
+            session=session,
+            hooks=hooks,
+        )
+        if not callable(check):
+            raise InvalidArgument(f"check must be a function, got {check!r}")
+        if isinstance(topics, str):
+            raise InvalidArgument(f"topics must be a list of names, got the string {topics!r}")
+        for topic in topics or ():
+            check_topic(topic)
+        require_at_least("check_workers", check_workers, 1)
+        # Every broker has this one, and a route to it leads to all of them.
+        self._topics = [SELF_TEST_TOPIC] if topics is None else [*map(self._known_as, topics)]
+        self._new_checks = functools.partial(
+            TransactionChecks, self.group, check, self._answer, check_workers
+        )
+        self._checks: TransactionChecks | None = None
+        self._end_hooks = [hook for hook in self._hooks if isinstance(hook, TransactionHook)]
+        # Weak: one whose block was never entered must not seem open for ever.
+        self._open: WeakValueDictionary[str, Transaction] = WeakValueDictionary()
+
+    async def start(self) -> None:
+        """Begin, and tell the brokers of the group; those not reached now are told later."""
+        if self._running is not None:
+            return
+        # Before brokers hear of the group, or the first check would come too early.
+        self._checks = self._new_checks()
+        await super().start()
+        await self._require_running().session.refresh_routes()
+
+    async def close(self) -> None:
+        """Wait for checks that run and messages on their way, then leave.
+
+        Transactions that are still open are ended by a check.
+        """
+        checks, self._checks = self._checks, None
+        if checks is not None and self._running is not None:
+            self._running.session.require_own_process()
+            await checks.close()
+        await super().close()
+
+    # --- transactions -----------------------------------------------------------------------------
+
+    def transaction(
+        self, message: Message, *, to: To = None, timeout_ms: int | None = None
+    ) -> Transaction:
+        """Return a transaction for one message, to be used with ``async with``.
+
+        Entering it raises what `send` raises, and TransactionNotStarted if the half message is not
+        safe; the block is not run then. A half message that may have been stored is not sent
+        again: each copy would be committed.
+
+        ::
+
+            async with producer.transaction(Message("orders", b"hello")) as transaction:
+                await database.insert_order(transaction.id)
+        """
+        running = self._require_running()
+        return Transaction(
+            message,
+            functools.partial(self._begin, running, to, timeout_ms),
+            functools.partial(self._end, running),
+        )
+
+    async def send_in_transaction(
+        self, message: Message, execute: Execute, *, to: To = None, timeout_ms: int | None = None
+    ) -> Transaction:
+        """Call ``execute`` with a transaction, and end that in the state that it returns.
+
+        An exception rolls back and is raised. Anything but a `TransactionState` is logged and means
+        UNKNOWN.
+
+        ::
+
+            async def execute(transaction):
+                await database.insert_order(transaction.id)
+                return TransactionState.COMMIT
+
+            transaction = await producer.send_in_transaction(Message("orders", b"hello"), execute)
+        """
+        async with self.transaction(message, to=to, timeout_ms=timeout_ms) as transaction:
+            answer: object = execute(transaction)
+            if inspect.isawaitable(answer):
+                answer = await answer
+            if transaction.state is None:
+                await transaction.end(state_from(answer, "execute", transaction.id))
+        return transaction
+
+    async def _begin(
+        self, running: Running, to: To, timeout_ms: int | None, transaction: Transaction
+    ) -> tuple[SendReceipt, _Place]:
+        half = {properties.TRANSACTION_PREPARED: "true", properties.PRODUCER_GROUP: self.group}
+        receipt = await self._send(running, transaction.message, to, timeout_ms, half)
+        try:
+            _, physical_offset = parse_offset_id(receipt.offset_id)
+        except InvalidArgument as error:
+            raise TransactionNotStarted(f"broker {receipt.queue.broker}: {error}") from error
+        place = _Place(receipt.queue_offset, physical_offset)
+        if receipt.status is not SendStatus.OK:
+            unsafe = TransactionNotStarted(
+                f"half message {receipt.message_id} has status {receipt.status.name}, expected OK: "
+                f"broker {receipt.queue.broker} might lose it, so it was rolled back"
+            )
+            await self._decide(
+                running, transaction.message, receipt, place, TransactionState.ROLLBACK, unsafe
+            )
+            raise unsafe
+        self._open[receipt.message_id] = transaction
+        return receipt, place
+
+    async def _end(
+        self,
+        running: Running,
+        transaction: Transaction,
+        place: _Place,
+        reason: BaseException | None,
+    ) -> None:
+        self._open.pop(transaction.id, None)
+        assert transaction.state is not None
+        await self._decide(
+            running, transaction.message, transaction.receipt, place, transaction.state, reason
+        )
+
+    async def _decide(
+        self,
+        running: Running,
+        message: Message,
+        receipt: SendReceipt,
+        place: _Place,
+        state: TransactionState,
+        reason: BaseException | None,
+    ) -> None:
+        header = EndTransaction(
+            producer_group=self.group,
+            tran_state_table_offset=place.queue_offset,
+            commit_log_offset=place.physical_offset,
+            commit_or_rollback=state.value,
+            from_transaction_check=False,
+            msg_id=receipt.message_id,
+            broker_name=receipt.queue.broker,
+        )
+        remark = None if reason is None else sendable(f"{type(reason).__name__}: {reason}")
+        queue = structs.replace(receipt.queue, topic=self._known_as(receipt.queue.topic))
+        await self._reported(
+            TransactionEnd(self.group, receipt.message_id, message, state, is_check=False),
+            self._send_end(running, queue, header, remark),
+        )
+
+    async def _send_end(
+        self, running: Running, queue: MessageQueue, header: EndTransaction, remark: str | None
+    ) -> None:
+        """Send a decision, within the time of a send; not again if it may have arrived."""
+        session = running.session
+        end_ms = self._end_ms(running, None)
+        retries = SendRetries(session, queue.topic, self._config, end_ms, is_chosen=True)
+        while True:
+            left_ms = max(end_ms - session.clock.monotonic_ms(), 1)
+            try:
+                address = session.address_to_write(queue.broker)
+                await calls.end_transaction(session, address, header, left_ms, remark)
+            except (NetworkError, NoRoute) as error:
+                # UNKNOWN has no effect at the broker, so it is not worth waiting for.
+                is_unknown = header.commit_or_rollback == TransactionState.UNKNOWN.value
+                if is_unknown or not retries.after_error(error, queue):
+                    raise
+            else:
+                return
+            await retries.pause()
+
+    async def _reported(self, end: TransactionEnd, sending: Awaitable[None]) -> None:
+        try:
+            await sending
+        except TurbopumpError as error:
+            end = structs.replace(end, error=error)
+        report_end(end, self._end_hooks)
+
+    # --- checks -----------------------------------------------------------------------------------
+
+    @property
+    def is_checking(self) -> bool:
+        """Whether the caller is ``check``, or called by it."""
+        return self._checks is not None and self._checks.is_calling
+
+    def topics(self) -> Iterable[str]:
+        """Return the topics whose brokers are to know the group before anything is sent."""
+        return self._topics
+
+    def check_transaction(
+        self, broker_address: str, asked: CheckTransactionState, message: MessageView
+    ) -> None:
+        """Have a broker's question answered."""
+        if self._checks is None:
+            _log.info("transaction %s is not checked: producer closes", message.message_id)
+            return
+        topic = without_namespace(self._client.namespace, message.topic)
+        question = Asked(broker_address, asked, structs.replace(message, topic=topic))
+        transaction = self._open.get(message.message_id)
+        if transaction is None:
+            self._checks.submit(question)
+        else:
+            # Its block runs here, so that ``check`` would not find it, and roll it back.
+            transaction.moved(asked)
+            self._answer(question)
+
+    def _answer(self, asked: Asked) -> None:
+        if self._running is not None:
+            self._running.tasks.start(self._answer_to(self._running, asked))
+
+    async def _answer_to(self, running: Running, asked: Asked) -> None:
+        header = EndTransaction(
+            producer_group=self.group,
+            tran_state_table_offset=asked.header.tran_state_table_offset,
+            commit_log_offset=asked.header.commit_log_offset,
+            commit_or_rollback=asked.state.value,
+            from_transaction_check=True,
+            msg_id=asked.message.message_id,
+            transaction_id=asked.header.transaction_id,
+        )
+        limit_ms = self._config.send_timeout_ms
+        await self._reported(
+            TransactionEnd(
+                self.group, asked.message.message_id, asked.message, asked.state, is_check=True
+            ),
+            calls.end_transaction(running.session, asked.broker_address, header, limit_ms),
+        )
