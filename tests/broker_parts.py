@@ -20,15 +20,17 @@ from turbopump.broker.admin.relays import RelayRequests
 from turbopump.broker.admin.resets import ResetRequests
 from turbopump.broker.admin.settings import SettingRequests
 from turbopump.broker.admin.topics import TopicRequests
-from turbopump.broker.client_requests import ClientRequests
 from turbopump.broker.clients import Consumers, Producers
 from turbopump.broker.config import BrokerConfig, IdentityConfig, TopicsConfig
 from turbopump.broker.consumer_filters import ConsumerFilters
 from turbopump.broker.group_members import GroupMembers
 from turbopump.broker.groups import Groups
+from turbopump.broker.handlers.clients import ClientRequests, notify_clients
+from turbopump.broker.handlers.offsets import OffsetRequests
 from turbopump.broker.live_config import LiveConfig
-from turbopump.broker.offset_requests import OffsetRequests
+from turbopump.broker.membership import Membership
 from turbopump.broker.offsets import Offsets
+from turbopump.broker.progress import Progress
 from turbopump.broker.queue_locks import QueueLocks
 from turbopump.broker.runtime_info import RuntimeInfo
 from turbopump.broker.stats import Stats
@@ -210,7 +212,7 @@ class Parts:
         self.store = FakeStore()
         self.delays = DelayOffsets()
         self.announced: list[TopicConfig] = []
-        self.clients = ClientRequests(
+        self.membership = Membership(
             config=self.config.groups,
             consumers=self.consumers,
             producers=self.producers,
@@ -218,10 +220,13 @@ class Parts:
             members=self.members,
             topics=self.topics,
             groups=self.groups,
-            filters=SubscriptionFilters(self.live, self.consumers, self.consumer_filters),
             consumer_filters=self.consumer_filters,
             conflicts=self.conflicts,
+            notify=notify_clients,
             clock=self.clock,
+        )
+        self.clients = ClientRequests(
+            self.membership, SubscriptionFilters(self.live, self.consumers, self.consumer_filters)
         )
         self.info = RuntimeInfo(
             config=self.config,
@@ -236,7 +241,10 @@ class Parts:
         name = identity.broker_name
         parts = (
             self.clients,
-            OffsetRequests(self.offsets, self.topics, self.groups, self.consumers, self.store),
+            OffsetRequests(
+                Progress(self.offsets, self.topics, self.groups, self.consumers, self.store),
+                self.offsets,
+            ),
             TopicRequests(
                 identity=identity,
                 topics=self.topics,

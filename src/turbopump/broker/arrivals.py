@@ -7,6 +7,8 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
+from msgspec import Struct
+
 from turbopump.clock import Clock
 from turbopump.net.deadlines import Deadline, Deadlines
 from turbopump.store.consume_queue import QueueKey
@@ -19,7 +21,7 @@ Wants = Callable[[Arrival], bool]
 """Whether a message that has just arrived is one that the pull is waiting for."""
 
 
-class HeldPull:
+class HeldPull(Struct, eq=False):
     """One pull that found nothing yet.
 
     ``tags_codes`` are the hashes of the tags it wants, None for any; ``wants`` looks closer, if
@@ -28,29 +30,14 @@ class HeldPull:
     ago but cannot be found: none that arrives is needed to try again.
     """
 
-    __slots__ = (
-        "deadline", "is_behind", "offset", "owner", "queue", "resume", "tags_codes", "wants",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        queue: QueueKey,
-        offset: int,
-        owner: object,
-        resume: Callable[[], None],
-        tags_codes: frozenset[int] | None = None,
-        wants: Wants | None = None,
-        *,
-        is_behind: bool = False,
-    ) -> None:
-        self.queue = queue
-        self.offset = offset
-        self.owner = owner
-        self.resume = resume
-        self.tags_codes = tags_codes
-        self.wants = wants
-        self.is_behind = is_behind
-        self.deadline: Deadline | None = None
+    queue: QueueKey
+    offset: int
+    owner: object
+    resume: Callable[[], None]
+    tags_codes: frozenset[int] | None = None
+    wants: Wants | None = None
+    is_behind: bool = False
+    deadline: Deadline | None = None
 
 
 RESUMED_PER_TURN = 64

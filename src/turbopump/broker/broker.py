@@ -12,11 +12,11 @@ from random import Random
 from types import TracebackType
 from typing import Self
 
-from turbopump.broker.client_requests import SWEEP_INTERVAL_MS
 from turbopump.broker.config import BrokerConfig
 from turbopump.broker.delays import WATCH_MS
 from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.lost_tables import note_missing, queue_counts, recover_topics
+from turbopump.broker.membership import SWEEP_INTERVAL_MS
 from turbopump.broker.parts import Administration, MessagePath, State
 from turbopump.broker.registration import Registration
 from turbopump.broker.stats import SAMPLE_INTERVAL_MS
@@ -198,7 +198,7 @@ class Broker:
             address=self.address,
             ha_address=str(Host(store_host.ip, store_host.port + 1)),
         )
-        self._administration = Administration(
+        self.administration = Administration(
             self.state,
             self.path,
             self.store,
@@ -212,7 +212,7 @@ class Broker:
         self.state.consumers.listen_to_expressions(self.path.arrivals.release_topic)
         self._live.listen(self._config_changed)
         self._router.settle = self.path.settle
-        for part in (self.path, self._administration):
+        for part in (self.path, self.administration):
             for code, handler in part.handlers().items():
                 self._router.add(code, handler)
 
@@ -228,7 +228,7 @@ class Broker:
         every("delay progress", lambda: self.config.intervals.delays_ms, self._save_delays)
         every("clock watch", WATCH_MS, self.path.delays.watch_clock)
         every("statistics", SAMPLE_INTERVAL_MS, self.state.stats.sample)
-        every("silent clients", SWEEP_INTERVAL_MS, self._administration.clients.sweep)
+        every("silent clients", SWEEP_INTERVAL_MS, self.administration.membership.sweep)
         scrub_bytes_per_s = self.config.store.scrub_bytes_per_s
         if scrub_bytes_per_s:
             every("scrubber", max(1, SLICE_BYTES * 1000 // scrub_bytes_per_s), self.store.scrub)
@@ -245,7 +245,7 @@ class Broker:
 
         async def forget_absent() -> None:
             await asyncio.sleep(wait_ms / 1000)
-            self._administration.clients.forget_absent()
+            self.administration.membership.forget_absent()
 
         self._work.keep("absent members", forget_absent)
 
@@ -350,8 +350,8 @@ class Broker:
     def _config_changed(self, old: BrokerConfig, new: BrokerConfig) -> None:
         self.state.topics.config = new.topics
         self.state.groups.config = new.groups
-        self._administration.clients.config = new.groups
-        self._administration.runtime_info.config = new
+        self.administration.membership.config = new.groups
+        self.administration.runtime_info.config = new
         self._registration.config = new
         self.store.config = new.store
         if old.access != new.access:
@@ -372,8 +372,8 @@ class Broker:
 
     def _disconnected(self, connection: Connection) -> None:
         if self._ready:
-            self.path.arrivals.forget(connection)
-            self._administration.clients.connection_closed(connection)
+            self.path.pull_requests.connection_closed(connection)
+            self.administration.clients.connection_closed(connection)
 
     def _unknown(self, request: Command, peer: Connection) -> Command:
         if not self._ready:

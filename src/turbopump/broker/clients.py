@@ -18,7 +18,6 @@ from typing import Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
-from turbopump.errors import ConnectionLost
 from turbopump.wire.bodies import (
     ConsumeFrom,
     ConsumerData,
@@ -26,17 +25,12 @@ from turbopump.wire.bodies import (
     MessageModel,
     Subscription,
 )
-from turbopump.wire.command import Command
 
 
 class Peer(Protocol):
-    """A client's connection; also its identity here."""
+    """A client's connection, of whatever protocol; also its identity here."""
 
     peer_address: str
-
-    def oneway(self, command: Command) -> None: ...
-
-    async def request(self, command: Command, timeout_ms: int) -> Command: ...
 
     def close(self, reason: str = ...) -> None: ...
 
@@ -47,17 +41,8 @@ class AbsentPeer:
     def __init__(self) -> None:
         self.peer_address = "not reconnected"
 
-    def oneway(self, command: Command) -> None:  # noqa: ARG002 - as in `Peer`
-        raise self._lost()
-
-    async def request(self, command: Command, timeout_ms: int) -> Command:  # noqa: ARG002 - as in `Peer`
-        raise self._lost()
-
     def close(self, reason: str = "") -> None:
         """Do nothing: there is no connection."""
-
-    def _lost(self) -> ConnectionLost:
-        return ConnectionLost("the client has not reconnected since the broker restarted")
 
 
 class Member(Struct, frozen=True, eq=False):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from random import Random
 from typing import Protocol
 
@@ -14,20 +15,26 @@ from turbopump.broker.admin.resets import ResetRequests
 from turbopump.broker.admin.settings import SettingRequests
 from turbopump.broker.admin.topics import TopicRequests
 from turbopump.broker.arrivals import Arrivals
-from turbopump.broker.client_requests import ClientRequests
 from turbopump.broker.clients import Consumers, Producers
 from turbopump.broker.consumer_filters import ConsumerFilters
 from turbopump.broker.delays import Delays
 from turbopump.broker.durability import Durability, Limits
 from turbopump.broker.group_members import GroupMembers
 from turbopump.broker.groups import Groups
+from turbopump.broker.handlers.clients import ClientRequests, notify_clients
+from turbopump.broker.handlers.offsets import OffsetRequests
+from turbopump.broker.handlers.pull import PullRequests
+from turbopump.broker.handlers.queries import QueryRequests
+from turbopump.broker.handlers.reply import ReplyRequests, push_reply
+from turbopump.broker.handlers.send import SendRequests
+from turbopump.broker.handlers.send_back import SendBackRequests
 from turbopump.broker.live_config import LiveConfig
-from turbopump.broker.offset_requests import OffsetRequests
+from turbopump.broker.membership import Membership
 from turbopump.broker.offsets import Offsets
 from turbopump.broker.overload import WorkAhead
+from turbopump.broker.progress import Progress
 from turbopump.broker.pull import Pulls
 from turbopump.broker.put import Put
-from turbopump.broker.queries import Queries
 from turbopump.broker.queue_locks import QueueLocks
 from turbopump.broker.registration import Registration
 from turbopump.broker.replies import Replies
@@ -164,14 +171,21 @@ class MessagePath:
             chance=chance,
         )
         self.replies = Replies(
-            config=state.live,
             store_host=store_host,
             sends=self.sends,
             put=put,
             producers=state.producers,
+            push=push_reply,
             clock=clock,
         )
-        self.queries = Queries(state.live, store)
+        self.pull_requests = PullRequests(self.pulls)
+        self._requests: tuple[_Requests, ...] = (
+            SendRequests(config=state.live, store_host=store_host, sends=self.sends, clock=clock),
+            self.pull_requests,
+            SendBackRequests(self.retries),
+            ReplyRequests(state.live, store_host, self.replies),
+            QueryRequests(state.live, store),
+        )
 
     @property
     def load(self) -> Load:
@@ -188,13 +202,7 @@ class MessagePath:
         self.work_ahead.note_served()
 
     def handlers(self) -> dict[int, Handler]:
-        return {
-            **self.sends.handlers(),
-            **self.pulls.handlers(),
-            **self.retries.handlers(),
-            **self.replies.handlers(),
-            **self.queries.handlers(),
-        }
+        return _handlers(self._requests)
 
 
 class Administration:
@@ -213,7 +221,7 @@ class Administration:
         config = state.live.current
         topics, groups, offsets = state.topics, state.groups, state.offsets
         consumers, producers, stats = state.consumers, state.producers, state.stats
-        self.clients = ClientRequests(
+        self.membership = Membership(
             config=config.groups,
             consumers=consumers,
             producers=producers,
@@ -221,11 +229,13 @@ class Administration:
             members=state.members,
             topics=topics,
             groups=groups,
-            filters=state.filters,
             consumer_filters=state.consumer_filters,
             conflicts=state.conflicts,
+            notify=notify_clients,
             clock=clock,
         )
+        self.progress = Progress(offsets, topics, groups, consumers, store)
+        self.clients = ClientRequests(self.membership, state.filters)
         self.runtime_info = RuntimeInfo(
             config=config,
             stats=stats,
@@ -237,7 +247,7 @@ class Administration:
         )
         self._requests: tuple[_Requests, ...] = (
             self.clients,
-            OffsetRequests(offsets, topics, groups, consumers, store),
+            OffsetRequests(self.progress, offsets),
             SettingRequests(state.live, self.runtime_info),
             InspectionRequests(
                 stats=stats,
@@ -250,14 +260,15 @@ class Administration:
         )
 
     def handlers(self) -> dict[int, Handler]:
-        found: dict[int, Handler] = dict(not_yet.handlers())
-        for requests in self._requests:
-            found |= requests.handlers()
-        return found
+        return not_yet.handlers() | _handlers(self._requests)
 
 
 class _Requests(Protocol):
     def handlers(self) -> dict[int, Handler]: ...
+
+
+def _handlers(served: Iterable[_Requests]) -> dict[int, Handler]:
+    return {code: serve for requests in served for code, serve in requests.handlers().items()}
 
 
 def _topics_and_groups(

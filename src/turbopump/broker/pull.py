@@ -1,22 +1,24 @@
-"""Answering pulls: messages at once, or held until one comes that the puller wants."""
+"""Answering pulls: messages immediately, or held until one comes that the puller wants."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Callable
+from enum import Enum
+from typing import TypeVarTuple
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
 from turbopump.broker.arrivals import Arrivals, HeldPull, Wants
-from turbopump.broker.clients import Consumers
+from turbopump.broker.clients import Consumers, Peer
 from turbopump.broker.config import BrokerConfig
 from turbopump.broker.durability import Outcome, Promise
 from turbopump.broker.groups import Groups
 from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.offsets import Offsets
-from turbopump.broker.pull_row import PullRow
+from turbopump.broker.pull_run import PullRun
 from turbopump.broker.put import Draft, Put
 from turbopump.broker.stats import Stats
 from turbopump.broker.subscription_filters import SubscriptionFilters
@@ -24,38 +26,78 @@ from turbopump.broker.topics import Topics, is_readable
 from turbopump.clock import Clock
 from turbopump.errors import RemoteError
 from turbopump.message import MessageQueue, QueueOffset
-from turbopump.net.connection import Connection
-from turbopump.net.router import Handler, failure
 from turbopump.store import outcomes
 from turbopump.store.config import ReadLimits
 from turbopump.store.outcomes import EVERYTHING, Filter, ReadOutcome
 from turbopump.store.store import Store
 from turbopump.wire import properties as names
 from turbopump.wire.bodies import GroupConfig, MessageModel, Subscription
-from turbopump.wire.codes import RequestCode, ResponseCode
-from turbopump.wire.command import Command, Serialize
-from turbopump.wire.headers import NoFields, PullMessage, PullMessageAnswer
+from turbopump.wire.codes import ResponseCode
 from turbopump.wire.hosts import Host
 from turbopump.wire.names import OFFSET_MOVED_TOPIC
-from turbopump.wire.pull_answers import PullAnswers
-from turbopump.wire.pull_requests import VARYING
-from turbopump.wire.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND
 
-_MASTER = 0
+Ts = TypeVarTuple("Ts")
 
 
-class Pull(Struct, frozen=True):
-    """A pull that has been let in."""
+class Expression(Struct, frozen=True):
+    """What a pull wants, given along with it."""
 
-    request: Command
-    peer: Connection
-    header: PullMessage
-    group: GroupConfig
+    text: str | None
+    kind: str | None
+    """TAG, which is also None, or SQL92."""
+
+
+class Pull(Struct, frozen=True, kw_only=True):
+    """A question for the messages of a queue from an offset on."""
+
+    client: Peer
+    """Whose pulls are forgotten together, when it is gone."""
+    group: str
+    topic: str
+    queue_id: int
+    offset: int
+    count_max: int
+    expression: Expression | None
+    """None if what the group subscribed to is wanted, as its heartbeats say."""
+    sub_version: int
+    """Of the subscription that the client knows."""
+    commit_offset: int | None
+    """How far the group has come, if that is to be noted."""
+    hold_ms: int | None
+    """How long to wait for messages; None if the answer is wanted immediately."""
+    is_bulk: bool
+    """Whether large answers are welcome."""
+
+
+class Status(Enum):
+    """What an outcome means for the puller."""
+
+    FOUND = "found"
+    RETRY = "nothing here: pull again from the next offset"
+    NOT_FOUND = "nothing yet"
+    MOVED = "no such offset: go on from another"
+
+
+class Held(Struct, eq=False):
+    """A pull that waits. `then` says who gets its outcome: once, unless the client goes first."""
+
+    pull: Pull
     wanted: Filter
+    _on_outcome: Callable[..., None] | None = None
+    _args: tuple[object, ...] = ()
+
+    def then(self, on_outcome: Callable[[ReadOutcome | Exception, *Ts], None], *args: *Ts) -> None:
+        """Have the outcome reported; to be called in the turn of the loop that returned this."""
+        self._on_outcome, self._args = on_outcome, args
+
+    def report(self, outcome: ReadOutcome | Exception) -> None:
+        """Hand over the outcome."""
+        if self._on_outcome is not None:
+            self._on_outcome(outcome, *self._args)
 
 
 class Pulls:
-    """Serves pull requests."""
+    """Answers pulls."""
 
     def __init__(
         self,
@@ -99,85 +141,101 @@ class Pulls:
             disk_bytes_max=max(usual.disk_bytes_max, most.bulk_bytes_max),
         )
 
-    def handlers(self) -> dict[int, Handler]:
-        return {RequestCode.PULL_MESSAGE: self.pull}
+    def admit(self, pull: Pull) -> Filter:
+        """Check that a pull may read, and note its group's progress; return what it wants.
 
-    def pull(self, request: Command, peer: Connection) -> Command | None:
-        """Answer with messages, or hold the pull and return None."""
-        header = PullMessage.from_ext_fields(request.ext_fields)
-        group = self._admit(header, peer.peer_address)
+        Raises RemoteError.
+        """
+        group = self._check(pull)
         if self._consumers.has_absent:
-            self._consumers.note_puller(header.consumer_group, peer)
-        pull = Pull(request, peer, header, group, self._wanted(header, group))
-        if header.sys_flag & PULL_COMMIT_OFFSET and self._is_committable(header):
-            self._offsets.commit(
-                header.consumer_group, header.topic, header.queue_id, header.commit_offset
-            )
-        outcome = self._read(pull)
-        if isinstance(outcome, outcomes.Found):
-            answer = self._hand_out(pull, outcome)
-            if answer is None and _is_repeatable(pull) and peer.row.is_followed:
-                self._begin_row(pull)
-            return answer
-        may_hold = header.sys_flag & PULL_SUSPEND and not self._arrivals.is_full
-        if may_hold and _code(outcome, header.queue_offset) == ResponseCode.PULL_NOT_FOUND:
-            self._hold(pull, outcome)
-            return None
-        return self._answer_without(pull, outcome)
+            self._consumers.note_puller(pull.group, pull.client)
+        wanted = self._wanted(pull, group)
+        if pull.commit_offset is not None and self._is_committable(pull, pull.commit_offset):
+            self._offsets.commit(pull.group, pull.topic, pull.queue_id, pull.commit_offset)
+        return wanted
 
-    def _is_committable(self, header: PullMessage) -> bool:
+    def read(self, pull: Pull, wanted: Filter) -> ReadOutcome | Held:
+        """Read messages for a pull that was just admitted, or hold it if there are none yet."""
+        outcome = self._read(pull, wanted)
+        if (
+            pull.hold_ms is not None
+            and not isinstance(outcome, outcomes.Found)
+            and not self._arrivals.is_full
+            and status_of(outcome, pull.offset) is Status.NOT_FOUND
+        ):
+            return self._hold(pull, wanted, outcome, pull.hold_ms)
+        self._note(pull, outcome)
+        return outcome
+
+    def run_after(self, pull: Pull, wanted: Filter) -> PullRun | None:
+        """Return what answers pulls that repeat one that found messages, but for some numbers.
+
+        None if there is more to do than to read all messages there are. Nothing may happen between
+        that pull and those that repeat it: they are not checked.
+        """
+        if pull.commit_offset is not None or wanted is not EVERYTHING:
+            return None
+        return PullRun(
+            self._store, self._stats, pull.group, pull.topic, pull.queue_id, self._limits(pull)
+        )
+
+    def forget(self, client: object) -> None:
+        """Drop the held pulls of a client that is gone."""
+        self._arrivals.forget(client)
+
+    def _is_committable(self, pull: Pull, offset: int) -> bool:
         """Whether a queue has the offset, or ends there; what a client may come to exists."""
-        _, end = self._store.queue_range(header.topic, header.queue_id)
-        return 0 <= header.commit_offset <= end
+        _, end = self._store.queue_range(pull.topic, pull.queue_id)
+        return 0 <= offset <= end
 
     # --- checks, in the order of the protocol -----------------------------------------------------
 
-    def _admit(self, header: PullMessage, client: str) -> GroupConfig:
+    def _check(self, pull: Pull) -> GroupConfig:
         config = self._config.current
         if not config.access.can_read:
             raise RemoteError(
                 ResponseCode.NO_PERMISSION,
                 f"the broker[{config.identity.reachable_host}] pulling message is forbidden",
             )
-        group = self._groups.find(header.consumer_group, client)
+        group = self._groups.find(pull.group, pull.client.peer_address)
         if group is None:
             raise RemoteError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-                f"subscription group [{header.consumer_group}] does not exist",
+                f"subscription group [{pull.group}] does not exist",
             )
         if not group.consume_enable:
             raise RemoteError(
                 ResponseCode.NO_PERMISSION,
-                f"subscription group no permission, {header.consumer_group}",
+                f"subscription group no permission, {pull.group}",
             )
-        topic = self._topics.find(header.topic)
+        topic = self._topics.find(pull.topic)
         if topic is None:
             raise RemoteError(
                 ResponseCode.TOPIC_NOT_EXIST,
-                f"topic[{header.topic}] not exist, apply first please!",
+                f"topic[{pull.topic}] not exist, apply first please!",
             )
         if not is_readable(topic):
             raise RemoteError(
                 ResponseCode.NO_PERMISSION,
-                f"the topic[{header.topic}] pulling message is forbidden",
+                f"the topic[{pull.topic}] pulling message is forbidden",
             )
-        if not 0 <= header.queue_id < topic.read_queue_nums:
+        if not 0 <= pull.queue_id < topic.read_queue_nums:
             raise RemoteError(
                 ResponseCode.SYSTEM_ERROR,
-                f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}]"
+                f"queueId[{pull.queue_id}] is illegal, topic:[{pull.topic}]"
                 f" topicConfig.readQueueNums:[{topic.read_queue_nums}]"
-                f" consumer:[{header.consumer_group}]",
+                f" consumer:[{pull.group}]",
             )
         return group
 
-    def _wanted(self, header: PullMessage, group: GroupConfig) -> Filter:
-        if header.sys_flag & PULL_SUBSCRIPTION:
-            return self._filters.of_request(header)
-        subscription = self._subscription(header, group)
-        return self._filters.of_subscription(header.consumer_group, subscription)
+    def _wanted(self, pull: Pull, group: GroupConfig) -> Filter:
+        if pull.expression is not None:
+            return self._filters.of_request(pull.expression.text, pull.expression.kind)
+        subscription = self._subscription(pull, group)
+        return self._filters.of_subscription(pull.group, subscription)
 
-    def _subscription(self, header: PullMessage, group: GroupConfig) -> Subscription:
-        name = header.consumer_group
+    def _subscription(self, pull: Pull, group: GroupConfig) -> Subscription:
+        name = pull.group
         model = self._consumers.message_model(name)
         if model is None:
             raise RemoteError(
@@ -188,137 +246,92 @@ class Pulls:
                 ResponseCode.NO_PERMISSION,
                 f"the consumer group[{name}] can not consume by broadcast way",
             )
-        subscription = self._consumers.subscription(name, header.topic)
+        subscription = self._consumers.subscription(name, pull.topic)
         if subscription is None:
             raise RemoteError(
                 ResponseCode.SUBSCRIPTION_NOT_EXIST,
-                f"the consumer's group [{name}] has no subscription to {header.topic}",
+                f"the consumer's group [{name}] has no subscription to {pull.topic}",
             )
-        if subscription.sub_version < header.sub_version:
+        if subscription.sub_version < pull.sub_version:
             raise RemoteError(
                 ResponseCode.SUBSCRIPTION_NOT_LATEST,
-                f"the consumer's subscription of {header.topic} is newer than the broker knows",
+                f"the consumer's subscription of {pull.topic} is newer than the broker knows",
             )
         return subscription
 
-    # --- reading, holding, answering --------------------------------------------------------------
+    # --- reading and holding ----------------------------------------------------------------------
 
-    def _read(self, pull: Pull) -> ReadOutcome:
-        header = pull.header
+    def _read(self, pull: Pull, wanted: Filter) -> ReadOutcome:
         return self._store.read(
-            header.topic,
-            header.queue_id,
-            QueueOffset(header.queue_offset),
-            header.max_msg_nums,
-            pull.wanted,
-            self._limits(header),
+            pull.topic,
+            pull.queue_id,
+            QueueOffset(pull.offset),
+            pull.count_max,
+            wanted,
+            self._limits(pull),
         )
 
-    def _limits(self, header: PullMessage) -> ReadLimits | None:
-        return self._bulk if header.bulk_pull else None
+    def _limits(self, pull: Pull) -> ReadLimits | None:
+        return self._bulk if pull.is_bulk else None
 
-    def _begin_row(self, pull: Pull) -> None:
-        """Have pulls behind one that was answered with messages answered together, if alike."""
-        header, row = pull.header, pull.peer.row
-        pulls = PullRow(self._store, self._stats, row, header, self._limits(header), _FOUND)
-        row.begin(VARYING, pulls.serve)
-
-    def _hold(self, pull: Pull, outcome: ReadOutcome) -> None:
-        header = pull.header
-        # Tens of thousands may be held: what has been read of the request already can go.
-        request = replace(pull.request, ext_fields=None, body=b"")
-        pull = Pull(request, pull.peer, header, pull.group, pull.wanted)
+    def _hold(self, pull: Pull, wanted: Filter, outcome: ReadOutcome, wait_ms: int) -> Held:
         polling = self._config.current.long_polling
-        wait_ms = header.suspend_timeout_millis if polling.enabled else polling.short_hold_ms
+        held = Held(pull, wanted)
         self._arrivals.hold(
             HeldPull(
-                queue=(header.topic, header.queue_id),
-                offset=header.queue_offset,
-                owner=pull.peer,
-                resume=lambda: self._resume(pull),
-                tags_codes=pull.wanted.tags_codes,
-                wants=_wants(pull.wanted),
+                queue=(pull.topic, pull.queue_id),
+                offset=pull.offset,
+                owner=pull.client,
+                resume=lambda: self._resume(held),
+                tags_codes=wanted.tags_codes,
+                wants=_wants(wanted),
                 is_behind=isinstance(outcome, outcomes.UnitsMissing),
             ),
-            max(0, wait_ms),
+            max(0, wait_ms if polling.enabled else polling.short_hold_ms),
         )
+        return held
 
-    def _resume(self, pull: Pull) -> None:
-        """Answer a pull whose wait is over, with whatever there is now, if it still may read it."""
-        request, header = pull.request, pull.header
+    def _resume(self, held: Held) -> None:
+        """Report what there is for a pull whose wait is over, if it still may read it."""
+        outcome: ReadOutcome | Exception
         try:
-            group = self._admit(header, pull.peer.peer_address)
-            if not header.sys_flag & PULL_SUBSCRIPTION:
+            group = self._check(held.pull)
+            wanted = held.wanted
+            if held.pull.expression is None:
                 # The group may want something else by now.
-                pull = replace(pull, wanted=self._wanted(header, group))
-            outcome = self._read(pull)
-            if isinstance(outcome, outcomes.Found):
-                answer = self._hand_out(pull, outcome)
-            elif (
-                _is_plain(pull)
-                and _code(outcome, header.queue_offset) == ResponseCode.PULL_NOT_FOUND
-            ):
-                self._answer_nothing_new(pull, outcome)
-                return
-            else:
-                answer = self._answer_without(pull, outcome)
-        except RemoteError as error:
-            answer = request.answer(error.code, NoFields(), remark=error.remark)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the peer waits for an answer
-            answer = failure(request, pull.peer, error)
-        if answer is not None:
-            pull.peer.answer(request, answer)
+                wanted = self._wanted(held.pull, group)
+            outcome = self._read(held.pull, wanted)
+            self._note(held.pull, outcome)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the puller waits for it
+            outcome = error
+        held.report(outcome)
 
-    def _hand_out(self, pull: Pull, found: outcomes.Found) -> Command | None:
-        """Answer with messages, or return the answer if it cannot be a prepared one."""
-        request, header = pull.request, pull.header
-        count = len(found.sizes)
-        self._stats.get(header.consumer_group, header.topic, header.queue_id, count, found.size)
-        if _is_plain(pull):
-            frame = _FOUND.frame(
-                request.opaque, found.next_offset, found.min_offset, found.max_offset, found.size
-            )
-            pull.peer.answer_encoded(request, frame, *found.pieces)
-            return None
-        remark, pieces = _STATUS[type(found)], tuple(found.pieces)
-        return request.answer(ResponseCode.SUCCESS, _fields(found), remark=remark, body=pieces)
-
-    def _answer_nothing_new(self, pull: Pull, outcome: ReadOutcome) -> None:
-        """Do as `_answer_without`, for the one answer that idle consumers get all the time."""
+    def _note(self, pull: Pull, outcome: ReadOutcome) -> None:
+        """Count what a pull found, and note that it looked in the wrong place."""
+        if isinstance(outcome, outcomes.Found):
+            count, size = len(outcome.sizes), outcome.size
+            self._stats.get(pull.group, pull.topic, pull.queue_id, count, size)
+            return
         self._stats.missed()
-        frame = _NOTHING_NEW[type(outcome)].frame(
-            pull.request.opaque, outcome.next_offset, outcome.min_offset, outcome.max_offset
-        )
-        pull.peer.answer_encoded(pull.request, frame)
-
-    def _answer_without(self, pull: Pull, outcome: ReadOutcome) -> Command:
-        """Make the answer that says why there are no messages."""
-        code = _code(outcome, pull.header.queue_offset)
-        self._stats.missed()
-        if code == ResponseCode.PULL_OFFSET_MOVED:
+        if status_of(outcome, pull.offset) is Status.MOVED:
             self._tell_offset_moved(pull, outcome.next_offset)
-        return pull.request.answer(code, _fields(outcome), remark=_STATUS[type(outcome)])
 
     def _tell_offset_moved(self, pull: Pull, offset: int) -> None:
         """Note for operators that a group asked for messages that are not there (any more)."""
-        header = pull.header
-        queue = MessageQueue(
-            header.topic, self._config.current.identity.broker_name, header.queue_id
-        )
+        queue = MessageQueue(pull.topic, self._config.current.identity.broker_name, pull.queue_id)
         event = {
-            "consumerGroup": header.consumer_group,
+            "consumerGroup": pull.group,
             "messageQueue": queue,
             "offsetNew": offset,
-            "offsetRequest": header.queue_offset,
+            "offsetRequest": pull.offset,
         }
-        group = header.consumer_group
         # Only a note: a store that refuses writes must still answer reads.
         with contextlib.suppress(RemoteError):
             record = self._put.record(
                 Draft(
                     topic=OFFSET_MOVED_TOPIC,
                     queue_id=0,
-                    properties={names.TAGS: group, names.KEYS: group},
+                    properties={names.TAGS: pull.group, names.KEYS: pull.group},
                     body=msgspec.json.encode(event),
                     born_timestamp_ms=self._clock.now_ms(),
                     born_host=self._store_host,
@@ -332,74 +345,31 @@ def _unreported(_: Outcome) -> None:
     """Ignore what becomes of a note."""
 
 
-_STATUS: dict[type[ReadOutcome], str] = {
-    outcomes.Found: "FOUND",
-    outcomes.NoMatch: "NO_MATCHED_MESSAGE",
-    outcomes.MessagesRemoved: "MESSAGE_WAS_REMOVING",
-    outcomes.MessageDamaged: "MESSAGE_DAMAGED",
-    outcomes.QueueUnknown: "NO_MATCHED_LOGIC_QUEUE",
-    outcomes.QueueEmpty: "NO_MESSAGE_IN_QUEUE",
-    outcomes.OffsetTooSmall: "OFFSET_TOO_SMALL",
-    outcomes.UpToDate: "OFFSET_OVERFLOW_ONE",
-    outcomes.OffsetTooLarge: "OFFSET_OVERFLOW_BADLY",
-    outcomes.UnitsMissing: "OFFSET_FOUND_NULL",
-}
-"""What the original calls the outcomes; clients see it as the remark."""
-
-
-_CODES: dict[type[ReadOutcome], ResponseCode] = {
-    outcomes.Found: ResponseCode.SUCCESS,
-    outcomes.NoMatch: ResponseCode.PULL_RETRY_IMMEDIATELY,
-    outcomes.MessagesRemoved: ResponseCode.PULL_RETRY_IMMEDIATELY,
-    outcomes.MessageDamaged: ResponseCode.PULL_RETRY_IMMEDIATELY,
-    outcomes.QueueUnknown: ResponseCode.PULL_NOT_FOUND,
-    outcomes.QueueEmpty: ResponseCode.PULL_NOT_FOUND,
-    outcomes.OffsetTooSmall: ResponseCode.PULL_OFFSET_MOVED,
-    outcomes.UpToDate: ResponseCode.PULL_NOT_FOUND,
-    outcomes.OffsetTooLarge: ResponseCode.PULL_OFFSET_MOVED,
-    outcomes.UnitsMissing: ResponseCode.PULL_NOT_FOUND,
-}
-
-_EMPTY = (outcomes.QueueEmpty, outcomes.QueueUnknown)
-
-_NOTHING_NEW = {
-    kind: PullAnswers(code, _MASTER, _STATUS[kind])
-    for kind, code in _CODES.items()
-    if code == ResponseCode.PULL_NOT_FOUND
-}
-
-
-_FOUND = PullAnswers(ResponseCode.SUCCESS, _MASTER, _STATUS[outcomes.Found])
-
-
-def _is_plain(pull: Pull) -> bool:
-    """Whether a prepared answer will do: in JSON, and seen by no hook."""
-    return pull.request.serialize is Serialize.JSON and not pull.peer.is_observed
-
-
 def _wants(wanted: Filter) -> Wants | None:
     """Return how a held pull tells whether an arriving message is for it, beyond its tag."""
     matches = wanted.properties
     return None if matches is None else lambda arrival: matches(arrival.properties)
 
 
-def _is_repeatable(pull: Pull) -> bool:
-    """Whether pulls like this one need only be answered, with all messages there are."""
-    commits = pull.header.sys_flag & PULL_COMMIT_OFFSET
-    return pull.wanted is EVERYTHING and not commits and not pull.request.is_oneway
+STATUS: dict[type[ReadOutcome], Status] = {
+    outcomes.Found: Status.FOUND,
+    outcomes.NoMatch: Status.RETRY,
+    outcomes.MessagesRemoved: Status.RETRY,
+    outcomes.MessageDamaged: Status.RETRY,
+    outcomes.QueueUnknown: Status.NOT_FOUND,
+    outcomes.QueueEmpty: Status.NOT_FOUND,
+    outcomes.OffsetTooSmall: Status.MOVED,
+    outcomes.UpToDate: Status.NOT_FOUND,
+    outcomes.OffsetTooLarge: Status.MOVED,
+    outcomes.UnitsMissing: Status.NOT_FOUND,
+}
+
+_EMPTY = (outcomes.QueueEmpty, outcomes.QueueUnknown)
 
 
-def _fields(outcome: ReadOutcome) -> PullMessageAnswer:
-    return PullMessageAnswer(
-        suggest_which_broker_id=_MASTER,
-        next_begin_offset=outcome.next_offset,
-        min_offset=outcome.min_offset,
-        max_offset=outcome.max_offset,
-    )
-
-
-def _code(outcome: ReadOutcome, asked: int) -> ResponseCode:
+def status_of(outcome: ReadOutcome, asked: int) -> Status:
+    """Return what an outcome means for who asked for messages from an offset on."""
     if asked and isinstance(outcome, _EMPTY):
         # There is nothing, so nobody can have come that far.
-        return ResponseCode.PULL_OFFSET_MOVED
-    return _CODES[type(outcome)]
+        return Status.MOVED
+    return STATUS[type(outcome)]

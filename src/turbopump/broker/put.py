@@ -91,9 +91,11 @@ def record_of(draft: Draft) -> Record:
         raise RemoteError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
 
 
-def _refusal(error: InvalidArgument | StoreError) -> RemoteError:
+def refusal(error: RemoteError | InvalidArgument | StoreError) -> RemoteError:
     """Give what the store would not take its response code."""
     match error:
+        case RemoteError():
+            return error
         case InvalidArgument():
             code = ResponseCode.MESSAGE_ILLEGAL
         case WriteRefused():
@@ -131,7 +133,7 @@ class Put:
         try:
             appended = self._store.append(records, told_later=True)
         except (InvalidArgument, StoreError) as error:
-            on_outcome(_refusal(error), *args)
+            on_outcome(refusal(error), *args)
             return
         self._durability.acknowledge(appended, promise, on_outcome, *args)
         # Whoever waits for messages is told after their senders, who wait longer already.
@@ -195,7 +197,7 @@ class Put:
         try:
             return self._store.append_all(groups, told_later=True)
         except (InvalidArgument, StoreError) as error:
-            raise _refusal(error) from error
+            raise refusal(error) from error
 
     def when_settled(self, appended: Sequence[Appended], on_outcome: OnOutcome[()]) -> None:
         """Report once what became of all that was appended, however long the flush takes."""

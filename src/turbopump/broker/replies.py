@@ -3,81 +3,75 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
-from turbopump.broker.clients import Producers
+from msgspec import Struct
+
+from turbopump.broker.clients import Member, Producers
 from turbopump.broker.durability import Late, Outcome, Promise
-from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.put import Draft, Put, waits_for_disk
-from turbopump.broker.send import Sends, host_of
+from turbopump.broker.send import Send, Sends, host_of
 from turbopump.clock import Clock
-from turbopump.errors import NetworkError, RemoteError
-from turbopump.net.connection import Connection
-from turbopump.net.router import Handler
+from turbopump.errors import RemoteError
 from turbopump.store.outcomes import Appended
 from turbopump.wire import properties as names
-from turbopump.wire.codes import RequestCode, ResponseCode
-from turbopump.wire.command import Command, whole_body
-from turbopump.wire.command import request as make_request
-from turbopump.wire.headers import PushReply, SendMessage, SendMessageAnswer, SendMessageV2
 from turbopump.wire.hosts import Host
-from turbopump.wire.ids import offset_id
 
-PUSH_TIMEOUT_MS = 10_000
+
+class PushedReply(Struct, frozen=True):
+    """A reply as the client that asked gets it."""
+
+    reply: Send
+    properties: str
+    """The reply's, and when it was pushed; in their text form."""
+    store_host: Host
+    store_timestamp_ms: int
+
+
+Push = Callable[[Member, PushedReply], Awaitable[str | None]]
+"""Brings a reply to the client that asked; returns why it could not, or None."""
+
+
+class Replied(Struct, frozen=True):
+    """A reply is kept; it may have failed to reach the client that asked."""
+
+    kept: Appended | Late
+    queue_id: int
+    push_failure: str | None
 
 
 class Replies:
-    """Serves the requests that carry a reply."""
+    """Brings replies to those who asked."""
 
     def __init__(
         self,
         *,
-        config: LiveConfig,
         store_host: Host,
         sends: Sends,
         put: Put,
         producers: Producers,
+        push: Push,
         clock: Clock,
     ) -> None:
-        self._config = config
         self._store_host = store_host
         self._sends = sends
         self._put = put
         self._producers = producers
+        self._push_to = push
         self._clock = clock
 
-    def handlers(self) -> dict[int, Handler]:
-        return {
-            RequestCode.SEND_REPLY_MESSAGE: self.reply,
-            RequestCode.SEND_REPLY_MESSAGE_V2: self.reply_v2,
-        }
-
-    async def reply(self, request: Command, peer: Connection) -> Command:
-        """Serve a reply whose fields have long names."""
-        return await self._serve(request, peer, SendMessage.from_ext_fields(request.ext_fields))
-
-    async def reply_v2(self, request: Command, peer: Connection) -> Command:
-        """Serve a reply whose fields have letters for names."""
-        return await self._serve(request, peer, SendMessageV2.from_ext_fields(request.ext_fields))
-
-    async def _serve(self, request: Command, peer: Connection, header: SendMessage) -> Command:
-        """Push the reply and keep it; the answer tells how the pushing went."""
-        self._sends.admit(header, peer.peer_address)
-        properties = names.decode(header.properties or "")
-        failure = await self._push(request, peer, header, properties)
-        kept = await self._keep(request, peer, header, properties)
+    async def accept(self, reply: Send) -> Replied:
+        """Push a reply and keep it; raises RemoteError if it is not kept."""
+        self._sends.admit(reply)
+        properties = names.decode(reply.properties)
+        push_failure = await self._push(reply, properties)
+        queue_id = max(reply.queue_id, 0)
+        kept = await self._keep(reply, queue_id, properties)
         if isinstance(kept, RemoteError):
             raise kept
-        appended = kept.appended if isinstance(kept, Late) else kept
-        answer = self._answer(header, appended)
-        if failure is not None:
-            return request.answer(ResponseCode.SYSTEM_ERROR, answer, remark=failure)
-        if isinstance(kept, Late):
-            return request.answer(kept.code, answer, remark=kept.remark)
-        return request.answer(ResponseCode.SUCCESS, answer)
+        return Replied(kept, queue_id, push_failure)
 
-    async def _push(
-        self, request: Command, peer: Connection, header: SendMessage, properties: dict[str, str]
-    ) -> str | None:
+    async def _push(self, reply: Send, properties: dict[str, str]) -> str | None:
         """Return why the reply did not reach the client that asked; None when it did."""
         client_id = properties.get(names.REPLY_TO_CLIENT)
         if client_id is None:
@@ -85,70 +79,26 @@ class Replies:
         asker = self._producers.by_client_id(client_id)
         if asker is None:
             return f"push reply message fail, channel of <{client_id}> not found."
-        push = self._push_request(request, peer, header, properties)
-        try:
-            answer = await asker.connection.request(push, PUSH_TIMEOUT_MS)
-        except NetworkError as error:
-            return f"push reply message to {client_id} fail: {error}"
-        if answer.code != ResponseCode.SUCCESS:
-            return f"push reply message to {client_id} fail: {answer.remark}"
-        return None
-
-    def _push_request(
-        self, request: Command, peer: Connection, header: SendMessage, properties: dict[str, str]
-    ) -> Command:
         now_ms = self._clock.now_ms()
-        timed = {**properties, names.PUSH_REPLY_TIME: str(now_ms)}
-        pushed = PushReply(
-            producer_group=header.producer_group,
-            topic=header.topic,
-            default_topic=header.default_topic,
-            default_topic_queue_nums=header.default_topic_queue_nums,
-            queue_id=header.queue_id,
-            sys_flag=header.sys_flag,
-            born_timestamp=header.born_timestamp,
-            flag=header.flag,
-            properties=names.encode(timed),
-            reconsume_times=header.reconsume_times,
-            unit_mode=header.unit_mode,
-            born_host=peer.peer_address,
-            store_host=str(self._store_host),
-            store_timestamp=now_ms,
-        )
-        return make_request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, pushed, whole_body(request))
+        timed = names.encode({**properties, names.PUSH_REPLY_TIME: str(now_ms)})
+        return await self._push_to(asker, PushedReply(reply, timed, self._store_host, now_ms))
 
-    async def _keep(
-        self, request: Command, peer: Connection, header: SendMessage, properties: dict[str, str]
-    ) -> Outcome:
+    async def _keep(self, reply: Send, queue_id: int, properties: dict[str, str]) -> Outcome:
         draft = Draft(
-            topic=header.topic,
-            queue_id=_queue_id(header),
+            topic=reply.topic,
+            queue_id=queue_id,
             properties=properties,
-            body=whole_body(request),
-            flag=header.flag,
-            born_timestamp_ms=header.born_timestamp,
-            born_host=host_of(peer.peer_address),
+            body=bytes(reply.body),
+            flag=reply.flag,
+            born_timestamp_ms=reply.born_timestamp_ms,
+            born_host=host_of(reply.client),
             store_host=self._store_host,
-            reconsume_times=header.reconsume_times or 0,
+            reconsume_times=reply.reconsume_times,
         )
         kept: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         promise = Promise.DURABLE if waits_for_disk(properties) else Promise.WRITTEN
         self._put.now([self._put.record(draft)], promise, _finish, kept)
         return await kept
-
-    def _answer(self, header: SendMessage, kept: Appended) -> SendMessageAnswer:
-        identity = self._config.current.identity
-        return SendMessageAnswer(
-            region=identity.region,
-            trace_on=identity.trace_on,
-            msg_id=offset_id(self._store_host, kept.physical_offset),
-            queue_id=_queue_id(header),
-            queue_offset=kept.queue_offset,
-        )
-
-
-def _queue_id(header: SendMessage) -> int:
-    return max(header.queue_id, 0)
 
 
 def _finish(outcome: Outcome, kept: asyncio.Future[Outcome]) -> None:

@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from random import Random
+from typing import TypeVarTuple
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from turbopump.broker.durability import Late, Outcome, Promise
 from turbopump.broker.groups import Groups
 from turbopump.broker.live_config import LiveConfig
-from turbopump.broker.put import Draft, Put
-from turbopump.broker.send import UNIT_RETRY_TOPIC, retries_max
+from turbopump.broker.put import Draft, Put, refusal
+from turbopump.broker.send import UNIT_RETRY_TOPIC
 from turbopump.broker.stats import Stats
 from turbopump.broker.topics import Topics, is_writable
-from turbopump.errors import RemoteError
+from turbopump.errors import RemoteError, WriteRefused
 from turbopump.message import PhysicalOffset
-from turbopump.net.connection import Connection
-from turbopump.net.router import Handler
+from turbopump.store.outcomes import Appended
 from turbopump.store.store import Store
 from turbopump.wire import properties as names
 from turbopump.wire.bodies import GroupConfig, TopicConfig
-from turbopump.wire.codes import Language, RequestCode, ResponseCode
-from turbopump.wire.command import Command
+from turbopump.wire.codes import ResponseCode
 from turbopump.wire.hashing import body_crc
-from turbopump.wire.headers import SendBack
 from turbopump.wire.names import dead_letter_topic, retry_topic
-from turbopump.wire.record import MessageView, decode_record
+from turbopump.wire.record import MessageView, Record, decode_record
+
+Ts = TypeVarTuple("Ts")
 
 FIRST_RETRY_LEVEL = 3
 """The delay level of the first retry: 10 s with the default levels."""
@@ -36,8 +36,31 @@ GIVE_UP = -1
 """The delay level by which a consumer says that it will never succeed."""
 
 
+class SendBack(Struct, frozen=True):
+    """A message that a consumer could not handle."""
+
+    client: str
+    """The consumer's address, as ``host:port``."""
+    group: str
+    position: int
+    """Of the message in the log."""
+    delay_level: int
+    """0 if the number of retries decides; see `GIVE_UP`."""
+    retries_max: int | None
+    """How often a message may be retried; None if its group decides."""
+    unit_mode: bool
+
+
+class Dropped(Struct, frozen=True):
+    """Nothing is stored, because the group wants no retries."""
+
+
+OnSentBack = Callable[[Appended | Dropped | RemoteError, *Ts], None]
+"""Called once with the outcome; without success, the consumer has to keep the message."""
+
+
 class Retries:
-    """Serves the requests that send a message back."""
+    """Stores failed messages again."""
 
     def __init__(
         self,
@@ -58,57 +81,66 @@ class Retries:
         self._stats = stats
         self._chance = chance
 
-    def handlers(self) -> dict[int, Handler]:
-        return {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
-
-    def send_back(self, request: Command, peer: Connection) -> Command | None:
+    def accept(self, failed: SendBack, on_outcome: OnSentBack[*Ts], *args: *Ts) -> None:
         """Store a failed message again, for a later try or as a dead letter.
 
-        Answered when that is as durable as the broker's mode promises, whatever the WAIT property
+        Reported when that is as durable as the broker's mode promises, whatever the WAIT property
         of the copy says: the consumer commits the failed message then.
         """
-        header = SendBack.from_ext_fields(request.ext_fields)
-        group = self._group(header.group, peer.peer_address)
-        if group.retry_queue_nums <= 0:
-            # The group wants no retries: what fails is dropped.
-            return request.answer(ResponseCode.SUCCESS)
-        retry = self._retry_topic(header, group)
-        failed = self._failed_message(header)
-        most = retries_max(request, header.max_reconsume_times, group.retry_max_times)
-        is_damaged = body_crc(failed.stored_body) != failed.body_crc
+        try:
+            group = self._group(failed.group, failed.client)
+            if group.retry_queue_nums <= 0:
+                on_outcome(Dropped(), *args)
+                return
+            retry = self._retry_topic(failed, group)
+            message = self._failed_message(failed)
+            record = self._next_version(failed, message, group, retry)
+        except (RemoteError, WriteRefused) as error:
+            on_outcome(refusal(error), *args)
+            return
+        topic = message.topic
+        self._put.soon(
+            [record], Promise.DURABLE, self._stored, failed.group, topic, on_outcome, args
+        )
+
+    def _next_version(
+        self, failed: SendBack, message: MessageView, group: GroupConfig, retry: TopicConfig
+    ) -> Record:
+        """Make the record that is tried later, or the dead letter."""
+        most = group.retry_max_times if failed.retries_max is None else failed.retries_max
+        is_damaged = body_crc(message.stored_body) != message.body_crc
         if is_damaged:
             # The copy gets a checksum that fits; it must not pass for a good message.
             reason = "the body does not match its checksum, sent back as a dead letter"
-            self._store.note_damaged(failed.physical_offset, reason)
-            damaged = {**failed.properties, names.DAMAGED_BODY_CRC: str(failed.body_crc)}
-            failed = replace(failed, _properties=damaged)
-        gives_up = failed.reconsume_times >= most or header.delay_level < 0 or is_damaged
+            self._store.note_damaged(message.physical_offset, reason)
+            damaged = {**message.properties, names.DAMAGED_BODY_CRC: str(message.body_crc)}
+            message = replace(message, _properties=damaged)
+        gives_up = message.reconsume_times >= most or failed.delay_level < 0 or is_damaged
         if gives_up:
-            target = self._topics.create_internal(dead_letter_topic(header.group), queues=1)
+            target = self._topics.create_internal(dead_letter_topic(failed.group), queues=1)
             level = 0
         else:
             target = retry
-            level = header.delay_level or FIRST_RETRY_LEVEL + failed.reconsume_times
+            level = failed.delay_level or FIRST_RETRY_LEVEL + message.reconsume_times
         if target.write_queue_nums < 1:
             raise _not_writable(target.topic_name)
         queue_id = self._chance.randrange(target.write_queue_nums)
-        record = self._put.record(_again(failed, target.topic_name, queue_id, level))
-        note = partial(self._stats.sent_back, header.group, failed.topic)
-        self._put.soon([record], Promise.DURABLE, self._stored, request, peer, note)
-        return None
+        return self._put.record(_again(message, target.topic_name, queue_id, level))
 
     def _stored(
-        self, outcome: Outcome, request: Command, peer: Connection, note: Callable[[], None]
+        self,
+        outcome: Outcome,
+        group: str,
+        topic: str,
+        on_outcome: Callable[..., None],
+        args: tuple[object, ...],
     ) -> None:
-        """Answer a send-back: anything but success makes the consumer keep the message."""
+        """Count a send-back and report its outcome; a late flush is a failure."""
         if isinstance(outcome, Late):
             outcome = outcome.as_failure()
         if not isinstance(outcome, RemoteError):
-            note()
-            peer.answer(request, request.answer(ResponseCode.SUCCESS))
-        elif request.language != Language.GO:
-            # The Go client takes every answer for success, and tries again only without one.
-            peer.answer(request, request.answer(outcome.code, remark=outcome.remark))
+            self._stats.sent_back(group, topic)
+        on_outcome(outcome, *args)
 
     def _group(self, name: str, client: str) -> GroupConfig:
         group = self._groups.find(name, client)
@@ -123,19 +155,19 @@ class Retries:
             )
         return group
 
-    def _retry_topic(self, header: SendBack, group: GroupConfig) -> TopicConfig:
-        unit = UNIT_RETRY_TOPIC if header.unit_mode else 0
-        name = retry_topic(header.group)
+    def _retry_topic(self, failed: SendBack, group: GroupConfig) -> TopicConfig:
+        unit = UNIT_RETRY_TOPIC if failed.unit_mode else 0
+        name = retry_topic(failed.group)
         topic = self._topics.create_internal(name, queues=group.retry_queue_nums, sys_flag=unit)
         if not is_writable(topic):
             raise _not_writable(name)
         return topic
 
-    def _failed_message(self, header: SendBack) -> MessageView:
-        stored = self._store.message_at(PhysicalOffset(header.offset))
+    def _failed_message(self, failed: SendBack) -> MessageView:
+        stored = self._store.message_at(PhysicalOffset(failed.position))
         if stored is None:
             raise RemoteError(
-                ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}"
+                ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {failed.position}"
             )
         return decode_record(stored)
 

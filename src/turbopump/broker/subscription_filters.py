@@ -12,7 +12,6 @@ from turbopump.store.outcomes import EVERYTHING, Filter
 from turbopump.wire import properties as names
 from turbopump.wire.bodies import Subscription
 from turbopump.wire.codes import ResponseCode
-from turbopump.wire.headers import PullMessage
 from turbopump.wire.names import RETRY_PREFIX
 
 
@@ -26,19 +25,19 @@ class SubscriptionFilters:
         self._consumers = consumers
         self._registered = registered
 
-    def of_request(self, header: PullMessage) -> Filter:
+    def of_request(self, expression: str | None, kind: str | None) -> Filter:
         """Read the expression that a pull itself carries."""
-        length = len(header.subscription or "") + len(header.expression_type or "")
+        length = len(expression or "") + len(kind or "")
         if length > LENGTH_MAX:
             remark = f"subscription must be at most {LENGTH_MAX} characters, got {length}"
             raise RemoteError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark)
-        if header.expression_type == tags.SQL92:
+        if kind == tags.SQL92:
             self._require_sql()
-            return _sql_filter(header.subscription, ResponseCode.SUBSCRIPTION_PARSE_FAILED)
-        if header.subscription == tags.EVERYTHING:
+            return _sql_filter(expression, ResponseCode.SUBSCRIPTION_PARSE_FAILED)
+        if expression == tags.EVERYTHING:
             return EVERYTHING
         try:
-            parsed = tags.parse_tags(header.subscription)
+            parsed = tags.parse_tags(expression)
         except InvalidArgument as error:
             raise RemoteError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from error
         return EVERYTHING if parsed.everything else Filter(tags_codes=frozenset(parsed.codes))

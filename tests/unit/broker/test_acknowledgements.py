@@ -136,6 +136,12 @@ def test_busy_while_too_much_waits_for_the_disk(tmp_path: Path, what: str) -> No
         run(disk)
 
 
+async def sent_back_by_go(client: Client, position: int) -> Command:
+    header = SendBack(offset=position, group="g", delay_level=0, origin_topic="T")
+    command = replace(request(RequestCode.CONSUMER_SEND_MSG_BACK, header), language=Language.GO)
+    return await client.pool.request(client.address, command, 3000)
+
+
 def test_the_go_client_gets_no_answer_rather_than_an_error(tmp_path: Path) -> None:
     """It takes any answer to a send-back for success, and tries again after none."""
 
@@ -143,13 +149,7 @@ def test_the_go_client_gets_no_answer_rather_than_an_error(tmp_path: Path) -> No
     async def run(disk: StuckDisk) -> None:
         async with running_broker(tmp_path, store=SYNC_STORE) as (broker, client):
             failed = await failing_message(broker, client, disk)
-            header = SendBack(
-                offset=failed.physical_offset, group="g", delay_level=0, origin_topic="T"
-            )
-            command = request(RequestCode.CONSUMER_SEND_MSG_BACK, header)
-            asking = asyncio.ensure_future(
-                client.pool.request(client.address, replace(command, language=Language.GO), 3000)
-            )
+            asking = asyncio.ensure_future(sent_back_by_go(client, failed.physical_offset))
             await wait_until(lambda: len(broker.path.durability) > 0)
             disk.flushes[-1].set_exception(WriteFailed("the disk said no"))
             with pytest.raises(RequestTimeout):
@@ -157,6 +157,30 @@ def test_the_go_client_gets_no_answer_rather_than_an_error(tmp_path: Path) -> No
 
     with stuck_disk() as disk:
         run(disk)
+
+
+@pytest.mark.parametrize("refusal", ["no such message", "no retry topic", "a bug"])
+def test_nor_if_nothing_was_stored(
+    tmp_path: Path, refusal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise ValueError("a bug") if refusal == "a bug" else WriteFailed("no space is left")
+
+    @virtual_time()
+    async def run() -> None:
+        async with running_broker(tmp_path) as (broker, client):
+            await broker.state.groups.update(GroupConfig(group_name="g"))
+            await client.send()
+            [failed] = await client.messages()
+            if refusal != "no such message":
+                monkeypatch.setattr(broker.state.topics, "create_internal", refuse)
+            position = failed.physical_offset + (refusal == "no such message")
+            with pytest.raises(RequestTimeout):
+                await sent_back_by_go(client, position)
+            answer = await client.send_back(replace(failed, physical_offset=position))
+            assert answer.code != ResponseCode.SUCCESS
+
+    run()
 
 
 def test_the_progress_of_delays_waits_for_the_disk_in_asynchronous_mode_too(tmp_path: Path) -> None:

@@ -222,7 +222,7 @@ def test_nobody_is_told_when_the_group_or_the_broker_says_so(parts: Parts) -> No
         parts.groups.update(GroupConfig(group_name="g", notify_consumer_ids_changed_enable=False))
     )
     heartbeat(parts, beat("g"), peer)
-    parts.clients.config = replace(parts.clients.config, notify_changes=False)
+    parts.membership.config = replace(parts.membership.config, notify_changes=False)
     heartbeat(parts, beat("h"), peer)
     assert peer.sent == []
 
@@ -253,10 +253,10 @@ def test_the_silent_are_closed(parts: Parts) -> None:
     parts.clock.advance_ns(60 * SECOND_NS)
     heartbeat(parts, beat("g"), loud)
     parts.clock.advance_ns(60 * SECOND_NS)
-    parts.clients.sweep()
+    parts.membership.sweep()
     assert consumer.closed is None
     parts.clock.advance_ns(SECOND_NS)
-    parts.clients.sweep()
+    parts.membership.sweep()
     assert consumer.closed
     assert producer.closed
     assert loud.closed is None
@@ -266,7 +266,7 @@ def test_a_clock_set_forward_closes_nobody(parts: Parts) -> None:
     peer = FakePeer()
     heartbeat(parts, beat("g"), peer)
     parts.clock.jump_wall(3_600_000)
-    parts.clients.sweep()
+    parts.membership.sweep()
     assert peer.closed is None
 
 
@@ -303,11 +303,11 @@ def test_locks_through_requests(parts: Parts) -> None:
     assert ask(RequestCode.LOCK_BATCH_MQ, "c2") == queues
     parts.clock.advance_ns(61 * SECOND_NS)
     assert ask(RequestCode.LOCK_BATCH_MQ, "c1") == queues
-    parts.clients.config = replace(parts.clients.config, lock_expiry_ms=1000)
+    parts.membership.config = replace(parts.membership.config, lock_expiry_ms=1000)
     parts.clock.advance_ns(2 * SECOND_NS)
     assert ask(RequestCode.LOCK_BATCH_MQ, "c2") == queues
     parts.clock.advance_ns(2 * SECOND_NS)
-    parts.clients.sweep()
+    parts.membership.sweep()
     assert parts.locks.holder("g", queues[0], parts.clock.monotonic_ms()) is None
 
 

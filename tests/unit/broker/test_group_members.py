@@ -158,7 +158,7 @@ def test_who_does_not_return_is_dropped_and_the_others_are_told_once(
         join(before, name)
     after = restarted(before, tmp_path)
     peer = join(after, "c2")
-    after.clients.forget_absent()
+    after.membership.forget_absent()
     assert ids(after) == ["c2"]
     assert len(peer.sent) == 1
     assert "2 members did not reconnect within 35000 ms" in caplog.text
@@ -168,7 +168,7 @@ def test_who_does_not_return_is_dropped_and_the_others_are_told_once(
 def test_a_group_of_which_nobody_returns_is_gone(before: Parts, tmp_path: Path) -> None:
     join(before, "c1")
     after = restarted(before, tmp_path)
-    after.clients.forget_absent()
+    after.membership.forget_absent()
     assert ids(after) == []
     assert after.consumers.find("g") is None
     assert not after.consumers.groups
@@ -204,7 +204,7 @@ def test_clients_of_several_groups_return_group_by_group(before: Parts, tmp_path
     join(after, "c1", "h")
     assert after.consumers.absent == [("g", "c1")]
     assert (ids(after, "g"), ids(after, "h")) == (["c1"], ["c1"])
-    after.clients.forget_absent()
+    after.membership.forget_absent()
     assert (ids(after, "g"), ids(after, "h")) == ([], ["c1"])
 
 
@@ -251,7 +251,7 @@ def test_silence_is_not_counted_for_who_is_not_back(before: Parts, tmp_path: Pat
     join(before, "c1")
     after = restarted(before, tmp_path)
     after.clock.advance_ns(1_000_000 * MS_NS)
-    after.clients.sweep()
+    after.membership.sweep()
     assert ids(after) == ["c1"]
 
 
@@ -276,7 +276,7 @@ def test_locks_of_who_does_not_return_are_free(before: Parts, tmp_path: Path) ->
     join(after, "c2")
     # It lives, although it has not sent a heartbeat: it renews its lock.
     assert lock(after, "c3", QUEUES[1]) == [QUEUES[1]]
-    after.clients.forget_absent()
+    after.membership.forget_absent()
     assert lock(after, "c2", *QUEUES[:2]) == [QUEUES[0]]
 
 
@@ -285,7 +285,7 @@ def test_locks_of_who_returns_expire_as_always(before: Parts, tmp_path: Path) ->
     lock(before, "c1", QUEUES[0])
     after = restarted(before, tmp_path)
     join(after, "c1")
-    after.clients.forget_absent()
+    after.membership.forget_absent()
     assert lock(after, "c2", QUEUES[0]) == []
     after.clock.advance_ns(60_001 * MS_NS)
     assert lock(after, "c2", QUEUES[0]) == [QUEUES[0]]
@@ -501,5 +501,5 @@ def test_pullers_are_forgotten_with_the_absent_members(before: Parts, tmp_path: 
     after.consumers.note_puller("g", member)
     assert after.consumers.pullers("g") == ()
     after.consumers.note_puller("g", FakePeer())
-    after.clients.forget_absent()
+    after.membership.forget_absent()
     assert after.consumers.pullers("g") == ()

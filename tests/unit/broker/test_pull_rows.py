@@ -15,7 +15,8 @@ from msgspec.structs import replace
 from brokers import BROKER_HOST, SMALL_STORE, running_broker
 from netkit import RawPeer
 from turbopump.broker.broker import Broker
-from turbopump.broker.pull_row import PullRow
+from turbopump.broker.handlers.pull_row import PullRow
+from turbopump.broker.pull_run import PullRun
 from turbopump.broker.stats import Stats
 from turbopump.errors import DiskFailed
 from turbopump.message import QueueOffset
@@ -210,7 +211,8 @@ def test_answers_that_are_too_long_are_left_over(
         assert isinstance(long, Found)
         row = RequestRow(FrameDecoder(), 1024 + long.size + room_bytes, lambda *_: None)
         prepared = PullAnswers(ResponseCode.SUCCESS, 0, "FOUND")
-        serving = PullRow(store, Stats("c", VirtualClock()), row, HEADER, None, prepared)
+        run = PullRun(store, Stats("c", VirtualClock()), "g", "T", 0, None)
+        serving = PullRow(run, row, prepared)
         assert serving.serve(iter([(0, 1, 100), (1, 1, 101)]), 1 << 20) == pulls_served
 
 

@@ -15,8 +15,8 @@ import pytest
 import clusters
 from turbopump.admin.administration import Admin
 from turbopump.broker.config import FiltersConfig
-from turbopump.broker.offset_requests import OffsetRequests
 from turbopump.broker.offsets import Offsets as GroupOffsets
+from turbopump.broker.progress import Progress
 from turbopump.client.producer import Producer
 from turbopump.client.pull_config import PullTimes
 from turbopump.client.reading import QueueReader
@@ -116,7 +116,7 @@ async def test_an_idle_stream_goes_on_without_a_topic_that_is_deleted(
 ) -> None:
     if keeps_offsets:
         # As older brokers do it.
-        monkeypatch.setattr(OffsetRequests, "_is_possible", lambda *_: True)
+        monkeypatch.setattr(Progress, "_is_possible", lambda *_: True)
         monkeypatch.setattr(GroupOffsets, "remove_topic", lambda *_: None)
     async with world(tmp_path) as found:
         await found.send(10)

@@ -9,8 +9,8 @@ import msgspec
 from turbopump.broker.clients import Consumers, Member, Producers
 from turbopump.broker.config import IdentityConfig
 from turbopump.broker.groups import Groups
+from turbopump.broker.handlers.common import answer_with, body_of, refuse_on_slave, told_to_asker
 from turbopump.broker.offsets import Offsets
-from turbopump.broker.requests import answer_with, body_of, refuse_on_slave, told_to_asker
 from turbopump.broker.stats import Stats
 from turbopump.broker.subscription_conflicts import SubscriptionConflicts
 from turbopump.errors import RemoteError

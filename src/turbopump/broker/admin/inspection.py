@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turbopump.broker.clients import Consumers
-from turbopump.broker.requests import answer_with
+from turbopump.broker.handlers.common import answer_with
 from turbopump.broker.stats import Stats
 from turbopump.errors import RemoteError
 from turbopump.message import QueueOffset

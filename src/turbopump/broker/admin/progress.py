@@ -9,8 +9,8 @@ from typing import Protocol
 
 from turbopump.broker.clients import Consumers
 from turbopump.broker.groups import Groups
+from turbopump.broker.handlers.common import answer_with, topic_missing
 from turbopump.broker.offsets import Offsets
-from turbopump.broker.requests import answer_with, topic_missing
 from turbopump.broker.stats import Stats
 from turbopump.broker.topics import Topics
 from turbopump.clock import Clock

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from turbopump.broker.admin.resets import RESETTABLE_SINCE
 from turbopump.broker.clients import Consumers, Member
-from turbopump.broker.requests import answer_with
+from turbopump.broker.handlers.common import answer_with
+from turbopump.broker.handlers.peers import commands_to
 from turbopump.errors import BodyError, InvalidArgument, NetworkError, RemoteError, RequestTimeout
 from turbopump.message import MessageQueue
 from turbopump.net.connection import Connection
@@ -110,7 +111,7 @@ def _require_version(member: Member, least: int) -> None:
 async def _relayed(request: Command, member: Member, asked: Command) -> Command:
     """Put a question to a client and hand on its answer as it is."""
     try:
-        answer = await member.connection.request(asked, RELAY_TIMEOUT_MS)
+        answer = await commands_to(member.connection).request(asked, RELAY_TIMEOUT_MS)
     except RequestTimeout as error:
         remark = f"consumer <{member.client_id}> did not answer: {error}"
         raise RemoteError(ResponseCode.CONSUME_MSG_TIMEOUT, remark) from error
@@ -123,7 +124,7 @@ async def _relayed(request: Command, member: Member, asked: Command) -> Command:
 async def _status_of(member: Member, command: Command) -> dict[MessageQueue, int] | None:
     """Ask one client; one that does not answer is left out, as in the original."""
     try:
-        answer = await member.connection.request(command, STATUS_TIMEOUT_MS)
+        answer = await commands_to(member.connection).request(command, STATUS_TIMEOUT_MS)
         if answer.code == ResponseCode.SUCCESS:
             return ConsumerStatus.decode(whole_body(answer)).message_queue_table
         _log.info("%s does not tell its status: %s", member.address, answer.remark)

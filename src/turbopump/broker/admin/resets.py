@@ -6,8 +6,9 @@ import logging
 from typing import Protocol
 
 from turbopump.broker.clients import Consumers, Member
+from turbopump.broker.handlers.common import answer_with, body_of
+from turbopump.broker.handlers.peers import commands_to
 from turbopump.broker.offsets import Offsets
-from turbopump.broker.requests import answer_with, body_of
 from turbopump.broker.topics import Topics
 from turbopump.errors import NetworkError, RemoteError
 from turbopump.message import MessageQueue, QueueOffset
@@ -149,7 +150,7 @@ def _rows(targets: dict[MessageQueue, int]) -> QueueOffsetRows:
 
 def _push(member: Member, notice: Command) -> None:
     try:
-        member.connection.oneway(notice)
+        commands_to(member.connection).oneway(notice)
     except NetworkError as error:
         # The answer tells the asker what was wanted; who is gone starts from committed offsets.
         _log.warning("%s is not told of its reset: %s", member.address, error)

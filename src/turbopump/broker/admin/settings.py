@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from turbopump.broker.config_keys import as_properties, blacklisted
+from turbopump.broker.handlers.common import answer_with, told_to_asker
 from turbopump.broker.live_config import LiveConfig
-from turbopump.broker.requests import answer_with, told_to_asker
 from turbopump.errors import InvalidArgument, RemoteError
 from turbopump.net.connection import Connection
 from turbopump.net.router import Handler

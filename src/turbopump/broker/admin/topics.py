@@ -9,13 +9,13 @@ import msgspec
 
 from turbopump.broker.clients import Consumers
 from turbopump.broker.config import IdentityConfig
-from turbopump.broker.offsets import Offsets
-from turbopump.broker.requests import (
+from turbopump.broker.handlers.common import (
     answer_with,
     refuse_on_slave,
     told_to_asker,
     topic_missing,
 )
+from turbopump.broker.offsets import Offsets
 from turbopump.broker.stats import Stats
 from turbopump.broker.topics import Topics, check_shape
 from turbopump.errors import RemoteError

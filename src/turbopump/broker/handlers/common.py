@@ -14,6 +14,9 @@ from turbopump.wire.schema import Body
 
 B = TypeVar("B", bound=Body)
 
+_CLIENT_LIMITS_RETRIES_SINCE = 121
+"""From this version number on, a client's own limit of retries counts."""
+
 
 def body_of(request: Command, kind: type[B]) -> B:
     """Read a request's body; raises BodyError, which becomes the answer."""
@@ -48,3 +51,10 @@ def refuse_on_slave(identity: IdentityConfig) -> None:
 
 def topic_missing(topic: str) -> RemoteError:
     return RemoteError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")
+
+
+def retries_max_of(request: Command, wanted: int | None) -> int | None:
+    """Return how often a client lets a message be retried; None if its group decides."""
+    return (
+        wanted if wanted is not None and request.version >= _CLIENT_LIMITS_RETRIES_SINCE else None
+    )

@@ -5,16 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
-from turbopump.broker.stats import Stats
+from turbopump.broker.pull_run import PullRun
 from turbopump.errors import TurbopumpError
-from turbopump.message import QueueOffset
 from turbopump.net.request_row import RequestRow
-from turbopump.store.config import ReadLimits
-from turbopump.store.store import Store
-from turbopump.store.stretch import Part, Stretch
 from turbopump.wire.alike import Numbers
 from turbopump.wire.command import Buffer
-from turbopump.wire.headers import PullMessage
 from turbopump.wire.pull_answers import PullAnswers
 
 _log = logging.getLogger(__name__)
@@ -26,32 +21,20 @@ _HEADER_BYTES_MAX = 1024
 class PullRow:
     """Answers pulls like one that has been answered with messages; the others are left over."""
 
-    def __init__(
-        self,
-        store: Store,
-        stats: Stats,
-        row: RequestRow,
-        header: PullMessage,
-        limits: ReadLimits | None,
-        answers: PullAnswers,
-    ) -> None:
-        self._store = store
-        self._stats = stats
+    def __init__(self, run: PullRun, row: RequestRow, answers: PullAnswers) -> None:
+        self._run = run
         self._row = row
-        self._header = header
-        self._limits = limits
         self._frame = answers.frame
-        self._stretch: Stretch | None = None
 
     def serve(self, asked: Iterator[Numbers], bytes_max: int) -> int:
         """Answer pulls until there are so many bytes of messages; return how many they are."""
-        topic, queue_id = self._header.topic, self._header.queue_id
+        read = self._run.read
         parts: list[Buffer] = []
         pulls = messages = size = 0
         body_bytes_max = self._row.frame_bytes_max - _HEADER_BYTES_MAX
         try:
             for offset, count_max, opaque in asked:
-                found = self._read(offset, count_max)
+                found = read(offset, count_max)
                 if found is None:
                     break
                 stretch, (pieces, part_bytes, count) = found
@@ -67,21 +50,8 @@ class PullRow:
                     break
         except (OSError, TurbopumpError) as error:
             # What is left over meets the same error, and answers with it.
-            _log.debug("%s: %s", topic, error)
+            _log.debug("%s", error)
         if pulls:
-            group = self._header.consumer_group
-            self._stats.get(group, topic, queue_id, messages, size, pulls)
+            self._run.count(messages, size, pulls)
             self._row.answer(parts, pulls)
         return pulls
-
-    def _read(self, offset: int, count_max: int) -> tuple[Stretch, Part] | None:
-        """Read from the stretch that was read last, or else from one that begins here."""
-        stretch = self._stretch
-        if stretch is not None and (part := stretch.part(offset, count_max)) is not None:
-            return stretch, part
-        header, at = self._header, QueueOffset(offset)
-        stretch = self._store.stretch(header.topic, header.queue_id, at, count_max, self._limits)
-        self._stretch = stretch
-        if stretch is None or (part := stretch.part(offset, count_max)) is None:
-            return None
-        return stretch, part

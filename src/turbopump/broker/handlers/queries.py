@@ -40,7 +40,7 @@ def _fitting(messages: Sequence[memoryview]) -> tuple[memoryview, ...]:
     return tuple(fitting)
 
 
-class Queries:
+class QueryRequests:
     """Serves look-ups; none of them changes anything."""
 
     def __init__(self, config: LiveConfig, store: Store) -> None:

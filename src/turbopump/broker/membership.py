@@ -1,9 +1,9 @@
-"""Requests by which clients make themselves known, find each other and share queues."""
+"""Clients in their groups: joining, leaving, falling silent, and sharing queues."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from turbopump.broker.clients import ConsumerGroup, Consumers, Member, Peer, Producers
 from turbopump.broker.config import GroupsConfig
@@ -11,26 +11,13 @@ from turbopump.broker.consumer_filters import ConsumerFilters
 from turbopump.broker.group_members import GroupMembers
 from turbopump.broker.groups import Groups, check_group_name, check_producer_group_name
 from turbopump.broker.queue_locks import QueueLocks
-from turbopump.broker.requests import answer_with, body_of
 from turbopump.broker.subscription_conflicts import SubscriptionConflicts
-from turbopump.broker.subscription_filters import SubscriptionFilters
 from turbopump.broker.topics import Topics
 from turbopump.clock import Clock
-from turbopump.errors import NetworkError, RemoteError, WriteRefused
-from turbopump.net.connection import Connection
-from turbopump.net.router import Handler
-from turbopump.wire import headers
-from turbopump.wire.bodies import (
-    CheckClientConfig,
-    ConsumerData,
-    ConsumerIds,
-    Heartbeat,
-    LockedQueues,
-    LockQueues,
-)
-from turbopump.wire.codes import RequestCode, ResponseCode
-from turbopump.wire.command import Command, whole_body
-from turbopump.wire.command import request as make_request
+from turbopump.errors import RemoteError, WriteRefused
+from turbopump.message import MessageQueue
+from turbopump.wire.bodies import ConsumerData, Heartbeat, LockQueues
+from turbopump.wire.codes import ResponseCode
 
 _log = logging.getLogger(__name__)
 
@@ -46,14 +33,14 @@ LOCKS_MAX = 10_000
 CLIENT_ID_CHARS_MAX = 1000
 """Longest id of a client, which all members of its groups are told."""
 
-_REMEMBERED_BYTES_MAX = 16 * 1024
-"""Heartbeats above this are read each time they come: each connection may have one in memory."""
-
 _UNIT_RETRY_FLAG = 2
 
+Notify = Callable[[str, Iterable[Peer]], None]
+"""Tells clients that the members or topics of a group have changed."""
 
-class ClientRequests:
-    """Serves heartbeats, leaving, member lists, locks and checks of subscriptions."""
+
+class Membership:
+    """Who is in which group, and which queues its members have locked."""
 
     def __init__(
         self,
@@ -65,9 +52,9 @@ class ClientRequests:
         members: GroupMembers,
         topics: Topics,
         groups: Groups,
-        filters: SubscriptionFilters,
         consumer_filters: ConsumerFilters,
         conflicts: SubscriptionConflicts,
+        notify: Notify,
         clock: Clock,
     ) -> None:
         self.config = config
@@ -77,42 +64,23 @@ class ClientRequests:
         self._members = members
         self._topics = topics
         self._groups = groups
+        self._notify = notify
         self._clock = clock
-        self._filters = filters
         self._consumer_filters = consumer_filters
         self._conflicts = conflicts
-        self._beats: dict[Peer, tuple[bytes, Heartbeat]] = {}
-        """The last heartbeat of each connection, as it came and as it was read, if it is small."""
         self._none_silent_before_ms = 0
         self._swept_expiry_ms = 0
         consumers.listen(self._group_changed)
 
-    def handlers(self) -> dict[int, Handler]:
-        return {
-            RequestCode.HEART_BEAT: self.heartbeat,
-            RequestCode.UNREGISTER_CLIENT: self.unregister,
-            RequestCode.GET_CONSUMER_LIST_BY_GROUP: self.consumer_ids,
-            RequestCode.LOCK_BATCH_MQ: self.lock,
-            RequestCode.UNLOCK_BATCH_MQ: self.unlock,
-            RequestCode.CHECK_CLIENT_CONFIG: self.check,
-        }
-
     # --- coming and going -------------------------------------------------------------------------
 
-    def heartbeat(self, request: Command, peer: Connection) -> Command:
-        """Put a client into its groups, or renew that it is there."""
-        beat = self._beat_of(request, peer)
+    def heartbeat(self, peer: Peer, beat: Heartbeat, language: int | None, version: int) -> None:
+        """Put a client into its groups, or renew that it is there; raises RemoteError."""
         wrong = self._check_groups(beat, peer)
         if wrong is not None:
             raise RemoteError(ResponseCode.SYSTEM_ERROR, wrong)
-        member = Member(
-            peer,
-            beat.client_id,
-            request.language,
-            request.version,
-            self._clock.monotonic_ms(),
-            self._clock.now_ms(),
-        )
+        now_ms, epoch_ms = self._clock.monotonic_ms(), self._clock.now_ms()
+        member = Member(peer, beat.client_id, language, version, now_ms, epoch_ms)
         self._prepare(beat.consumer_data_set, peer.peer_address)
         for data in beat.consumer_data_set:
             self._consumers.heartbeat(member, data)
@@ -121,37 +89,22 @@ class ClientRequests:
         for producer in beat.producer_data_set:
             self._producers.heartbeat(member, producer.group_name)
         self._members.save_soon()
-        return request.answer(ResponseCode.SUCCESS)
 
-    def _beat_of(self, request: Command, peer: Connection) -> Heartbeat:
-        """Read a heartbeat; a client says the same nearly every time."""
-        body = whole_body(request)
-        known = self._beats.get(peer)
-        if known is not None and known[0] == body:
-            return known[1]
-        beat = Heartbeat.decode(body)
-        if len(body) <= _REMEMBERED_BYTES_MAX:
-            self._beats[peer] = body, beat
-        else:
-            self._beats.pop(peer, None)
-        return beat
-
-    def unregister(self, request: Command, peer: Connection) -> Command:
-        """Take a client out of a group."""
-        header = headers.UnregisterClient.from_ext_fields(request.ext_fields)
-        if header.producer_group is not None:
-            self._producers.unregister(peer, header.producer_group)
-        if header.consumer_group is not None:
-            self._consumers.unregister(peer, header.consumer_group)
-            self._members.unregister_absent(header.client_id, header.consumer_group)
+    def leave(
+        self, peer: Peer, client_id: str, producer_group: str | None, consumer_group: str | None
+    ) -> None:
+        """Take a client out of a group of either kind."""
+        if producer_group is not None:
+            self._producers.unregister(peer, producer_group)
+        if consumer_group is not None:
+            self._consumers.unregister(peer, consumer_group)
+            self._members.unregister_absent(client_id, consumer_group)
             self._members.save_soon()
-        return request.answer(ResponseCode.SUCCESS, headers.NoFields())
 
-    def connection_closed(self, connection: Peer) -> None:
-        """Take a client out of all its groups; to be called when a connection has closed."""
-        self._beats.pop(connection, None)
-        self._producers.connection_closed(connection)
-        self._consumers.connection_closed(connection)
+    def connection_closed(self, peer: Peer) -> None:
+        """Take a client out of all its groups."""
+        self._producers.connection_closed(peer)
+        self._consumers.connection_closed(peer)
         self._members.save_soon()
 
     def forget_absent(self) -> None:
@@ -230,69 +183,40 @@ class ClientRequests:
     def _group_changed(self, name: str, group: ConsumerGroup | None) -> None:
         settings = self._groups.table.get(name)
         wanted = settings is None or settings.notify_consumer_ids_changed_enable
-        if group is None or not wanted or not self.config.notify_changes:
-            return
-        notice = make_request(
-            RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, headers.ConsumerGroup(consumer_group=name)
-        )
-        members = (each.connection for each in group.members.values() if not each.is_absent)
-        for connection in (*members, *self._consumers.pullers(name)):
-            try:
-                connection.oneway(notice)
-            except NetworkError as error:
-                # It looks by itself every 20 s, or is about to be noticed as gone.
-                _log.info(
-                    "%s not notified that %s changed: %s", connection.peer_address, name, error
-                )
+        if group is not None and wanted and self.config.notify_changes:
+            members = (each.connection for each in group.members.values() if not each.is_absent)
+            self._notify(name, (*members, *self._consumers.pullers(name)))
 
-    # --- who is there -----------------------------------------------------------------------------
-
-    def consumer_ids(self, request: Command, _peer: Connection) -> Command:
+    def client_ids(self, group: str) -> list[str]:
         """List the members of a group, from which each works out its share of the queues."""
-        group = headers.ConsumerGroup.from_ext_fields(request.ext_fields).consumer_group
-        ids = [member.client_id for member in self._consumers.members(group)]
-        if not ids:
-            remark = f"no consumer for this group, {group}"
-            return request.answer(ResponseCode.SYSTEM_ERROR, headers.NoFields(), remark=remark)
-        body = ConsumerIds(consumer_id_list=ids).encode()
-        return request.answer(ResponseCode.SUCCESS, headers.NoFields(), body=body)
+        return [member.client_id for member in self._consumers.members(group)]
 
     # --- who may consume a queue in order ---------------------------------------------------------
 
-    def lock(self, request: Command, peer: Connection) -> Command:
-        """Lock queues for a client, or renew its locks; tell which it has.
+    def lock(self, asked: LockQueues, client: str) -> list[MessageQueue]:
+        """Lock queues for a client, or renew its locks; return those that it has.
 
         Nobody gets a queue that this broker does not have, or one for a group that cannot be.
         """
-        asked = body_of(request, LockQueues)
         if len(asked.client_id) > CLIENT_ID_CHARS_MAX:
             raise RemoteError(ResponseCode.SYSTEM_ERROR, _client_id_too_long(asked.client_id))
         if len(asked.queues) > LOCKS_MAX:
             remark = f"{len(asked.queues)} queues in one request, at most {LOCKS_MAX} are allowed"
             raise RemoteError(ResponseCode.SYSTEM_ERROR, remark)
         queues = [queue for queue in asked.queues if self._topics.has_queue(queue)]
-        if not queues or self._groups.find(asked.consumer_group, peer.peer_address) is None:
-            return answer_with(request, LockedQueues(queues=[]))
+        if not queues or self._groups.find(asked.consumer_group, client) is None:
+            return []
         self._locks.expiry_ms = self.config.lock_expiry_ms
         granted = self._locks.lock(
             asked.consumer_group, asked.client_id, queues, self._clock.monotonic_ms()
         )
         self._members.save_soon()
-        return answer_with(request, LockedQueues(queues=granted))
+        return granted
 
-    def unlock(self, request: Command, _peer: Connection) -> Command:
+    def unlock(self, asked: LockQueues) -> None:
         """Give up a client's locks."""
-        asked = body_of(request, LockQueues)
         self._locks.unlock(asked.consumer_group, asked.client_id, asked.queues)
         self._members.save_soon()
-        return request.answer(ResponseCode.SUCCESS)
-
-    # --- subscriptions ----------------------------------------------------------------------------
-
-    def check(self, request: Command, _peer: Connection) -> Command:
-        """Try out a subscription before a client relies on it."""
-        self._filters.check(body_of(request, CheckClientConfig).subscription_data)
-        return request.answer(ResponseCode.SUCCESS)
 
 
 def _client_id_too_long(client_id: str) -> str:

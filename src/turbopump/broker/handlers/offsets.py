@@ -1,0 +1,79 @@
+"""Requests for the progress of groups: of consumers that commit and of operators that look."""
+
+from __future__ import annotations
+
+from turbopump.broker.handlers.common import answer_with
+from turbopump.broker.offsets import Offsets
+from turbopump.broker.progress import Commit, Progress
+from turbopump.errors import RemoteError
+from turbopump.net.connection import Connection
+from turbopump.net.router import Handler
+from turbopump.wire import headers
+from turbopump.wire.bodies import CorrectionOffsets
+from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.command import Command
+
+
+class OffsetRequests:
+    """Serves commits and questions for them."""
+
+    def __init__(self, progress: Progress, offsets: Offsets) -> None:
+        self._progress = progress
+        self._offsets = offsets
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            RequestCode.QUERY_CONSUMER_OFFSET: self.query,
+            RequestCode.UPDATE_CONSUMER_OFFSET: self.update,
+            RequestCode.GET_ALL_CONSUMER_OFFSET: self.all,
+            RequestCode.QUERY_CORRECTION_OFFSET: self.correction,
+            RequestCode.CLONE_GROUP_OFFSET: self.clone,
+        }
+
+    def query(self, request: Command, _peer: Connection) -> Command:
+        """Tell how far a group has come in a queue."""
+        header = headers.QueryConsumerOffset.from_ext_fields(request.ext_fields)
+        offset = self._progress.find(header.consumer_group, header.topic, header.queue_id)
+        if offset is None:
+            remark = "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first"
+            code = ResponseCode.QUERY_NOT_FOUND
+            return request.answer(code, headers.NoFields(), remark=remark)
+        return request.answer(ResponseCode.SUCCESS, headers.OffsetAnswer(offset=offset))
+
+    def update(self, request: Command, peer: Connection) -> Command:
+        """Note how far a group has come in a queue."""
+        header = headers.UpdateConsumerOffset.from_ext_fields(request.ext_fields)
+        self._progress.commit(
+            Commit(
+                client=peer.peer_address,
+                group=header.consumer_group,
+                topic=header.topic,
+                queue_id=header.queue_id,
+                offset=header.commit_offset,
+            )
+        )
+        return request.answer(ResponseCode.SUCCESS, headers.NoFields())
+
+    def all(self, request: Command, _peer: Connection) -> Command:
+        """Return everything, for slaves."""
+        if self._offsets.is_empty:
+            raise RemoteError(ResponseCode.SYSTEM_ERROR, "no consumer offset in this broker")
+        return request.answer(ResponseCode.SUCCESS, body=self._offsets.encoded())
+
+    def correction(self, request: Command, _peer: Connection) -> Command:
+        """Tell, for each queue, how far the slowest group has come; some groups do not count."""
+        header = headers.CorrectionOffsetOf.from_ext_fields(request.ext_fields)
+        slowest = self._progress.slowest(header.topic, (header.filter_groups or "").split(","))
+        return answer_with(request, CorrectionOffsets(correction_offsets=slowest))
+
+    def clone(self, request: Command, peer: Connection) -> Command:
+        """Give a group the progress of another, in one topic or in all of them."""
+        header = headers.CloneGroupOffset.from_ext_fields(request.ext_fields)
+        self._progress.clone(
+            peer.peer_address,
+            header.src_group,
+            header.dest_group,
+            header.topic or "",
+            offline=bool(header.offline),
+        )
+        return request.answer(ResponseCode.SUCCESS)

@@ -1,0 +1,164 @@
+"""Pull requests and their answers."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from turbopump.broker.handlers.pull_row import PullRow
+from turbopump.broker.pull import STATUS, Expression, Held, Pull, Pulls, Status, status_of
+from turbopump.errors import RemoteError
+from turbopump.net.connection import Connection
+from turbopump.net.router import Handler, failure
+from turbopump.store import outcomes
+from turbopump.store.outcomes import Filter, ReadOutcome
+from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.command import Command, Serialize
+from turbopump.wire.headers import NoFields, PullMessage, PullMessageAnswer
+from turbopump.wire.pull_answers import PullAnswers
+from turbopump.wire.pull_requests import VARYING
+from turbopump.wire.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND
+
+_MASTER = 0
+
+
+class PullRequests:
+    """Serves pull requests."""
+
+    def __init__(self, pulls: Pulls) -> None:
+        self._pulls = pulls
+
+    def handlers(self) -> dict[int, Handler]:
+        return {RequestCode.PULL_MESSAGE: self.pull}
+
+    def pull(self, request: Command, peer: Connection) -> Command | None:
+        """Answer with messages, or hold the pull and return None."""
+        pull = _pull_of(peer, PullMessage.from_ext_fields(request.ext_fields))
+        wanted = self._pulls.admit(pull)
+        outcome = self._pulls.read(pull, wanted)
+        if isinstance(outcome, outcomes.Found):
+            if not _is_plain(request, peer):
+                return _found(request, outcome)
+            _send_found(request, peer, outcome)
+            if peer.row.is_followed and not request.is_oneway:
+                self._begin_row(pull, wanted, peer)
+            return None
+        if isinstance(outcome, Held):
+            # Tens of thousands may be held: what has been read of the request already can go.
+            slim = replace(request, ext_fields=None, body=b"")
+            outcome.then(_resume, slim, peer, pull.offset)
+            return None
+        return _without(request, outcome, pull.offset)
+
+    def connection_closed(self, connection: Connection) -> None:
+        """Drop the held pulls of a connection; to be called when it has closed."""
+        self._pulls.forget(connection)
+
+    def _begin_row(self, pull: Pull, wanted: Filter, peer: Connection) -> None:
+        """Have pulls behind one that was answered with messages answered together, if alike."""
+        run = self._pulls.run_after(pull, wanted)
+        if run is not None:
+            peer.row.begin(VARYING, PullRow(run, peer.row, _FOUND).serve)
+
+
+def _pull_of(peer: Connection, header: PullMessage) -> Pull:
+    flags, expression = header.sys_flag, None
+    if flags & PULL_SUBSCRIPTION:
+        expression = Expression(header.subscription, header.expression_type)
+    return Pull(
+        client=peer,
+        group=header.consumer_group,
+        topic=header.topic,
+        queue_id=header.queue_id,
+        offset=header.queue_offset,
+        count_max=header.max_msg_nums,
+        expression=expression,
+        sub_version=header.sub_version,
+        commit_offset=header.commit_offset if flags & PULL_COMMIT_OFFSET else None,
+        hold_ms=header.suspend_timeout_millis if flags & PULL_SUSPEND else None,
+        is_bulk=header.bulk_pull or False,
+    )
+
+
+def _resume(
+    outcome: ReadOutcome | Exception, request: Command, peer: Connection, asked: int
+) -> None:
+    """Answer a pull that was held."""
+    if isinstance(outcome, RemoteError):
+        peer.answer(request, request.answer(outcome.code, NoFields(), remark=outcome.remark))
+    elif isinstance(outcome, Exception):
+        peer.answer(request, failure(request, peer, outcome))
+    elif isinstance(outcome, outcomes.Found):
+        if _is_plain(request, peer):
+            _send_found(request, peer, outcome)
+        else:
+            peer.answer(request, _found(request, outcome))
+    elif _is_plain(request, peer) and status_of(outcome, asked) is Status.NOT_FOUND:
+        # The one answer that idle consumers get all the time.
+        frame = _NOTHING_NEW[type(outcome)].frame(
+            request.opaque, outcome.next_offset, outcome.min_offset, outcome.max_offset
+        )
+        peer.answer_encoded(request, frame)
+    else:
+        peer.answer(request, _without(request, outcome, asked))
+
+
+def _is_plain(request: Command, peer: Connection) -> bool:
+    """Whether a prepared answer will do: in JSON, and seen by no hook."""
+    return request.serialize is Serialize.JSON and not peer.is_observed
+
+
+def _send_found(request: Command, peer: Connection, found: outcomes.Found) -> None:
+    frame = _FOUND.frame(
+        request.opaque, found.next_offset, found.min_offset, found.max_offset, found.size
+    )
+    peer.answer_encoded(request, frame, *found.pieces)
+
+
+def _found(request: Command, found: outcomes.Found) -> Command:
+    remark, pieces = _REMARKS[outcomes.Found], tuple(found.pieces)
+    return request.answer(ResponseCode.SUCCESS, _fields(found), remark=remark, body=pieces)
+
+
+def _without(request: Command, outcome: ReadOutcome, asked: int) -> Command:
+    """Make the answer that says why there are no messages."""
+    code = _CODES[status_of(outcome, asked)]
+    return request.answer(code, _fields(outcome), remark=_REMARKS[type(outcome)])
+
+
+def _fields(outcome: ReadOutcome) -> PullMessageAnswer:
+    return PullMessageAnswer(
+        suggest_which_broker_id=_MASTER,
+        next_begin_offset=outcome.next_offset,
+        min_offset=outcome.min_offset,
+        max_offset=outcome.max_offset,
+    )
+
+
+_CODES: dict[Status, ResponseCode] = {
+    Status.FOUND: ResponseCode.SUCCESS,
+    Status.RETRY: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    Status.NOT_FOUND: ResponseCode.PULL_NOT_FOUND,
+    Status.MOVED: ResponseCode.PULL_OFFSET_MOVED,
+}
+
+_REMARKS: dict[type[ReadOutcome], str] = {
+    outcomes.Found: "FOUND",
+    outcomes.NoMatch: "NO_MATCHED_MESSAGE",
+    outcomes.MessagesRemoved: "MESSAGE_WAS_REMOVING",
+    outcomes.MessageDamaged: "MESSAGE_DAMAGED",
+    outcomes.QueueUnknown: "NO_MATCHED_LOGIC_QUEUE",
+    outcomes.QueueEmpty: "NO_MESSAGE_IN_QUEUE",
+    outcomes.OffsetTooSmall: "OFFSET_TOO_SMALL",
+    outcomes.UpToDate: "OFFSET_OVERFLOW_ONE",
+    outcomes.OffsetTooLarge: "OFFSET_OVERFLOW_BADLY",
+    outcomes.UnitsMissing: "OFFSET_FOUND_NULL",
+}
+"""What Apache RocketMQ calls the outcomes; clients see it as the remark."""
+
+_FOUND = PullAnswers(ResponseCode.SUCCESS, _MASTER, _REMARKS[outcomes.Found])
+
+_NOTHING_NEW = {
+    kind: PullAnswers(ResponseCode.PULL_NOT_FOUND, _MASTER, _REMARKS[kind])
+    for kind, status in STATUS.items()
+    if status is Status.NOT_FOUND
+}

@@ -1,0 +1,121 @@
+"""Requests that bring messages, and their answers."""
+
+from __future__ import annotations
+
+import logging
+
+from turbopump.broker.config import BrokerConfig
+from turbopump.broker.durability import Late, Outcome
+from turbopump.broker.handlers.common import retries_max_of
+from turbopump.broker.live_config import LiveConfig
+from turbopump.broker.send import Send, Sends
+from turbopump.clock import Clock
+from turbopump.errors import RemoteError
+from turbopump.net.connection import Connection
+from turbopump.net.router import Handler
+from turbopump.store.outcomes import Appended
+from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.command import FLAG_ONEWAY, Command, Serialize, whole_body
+from turbopump.wire.headers import BrokerTraits, SendMessage, SendMessageAnswer, SendMessageV2
+from turbopump.wire.hosts import Host
+from turbopump.wire.ids import offset_ids
+from turbopump.wire.schema import ExtFields
+from turbopump.wire.send_answers import SendAnswers
+
+_log = logging.getLogger(__name__)
+
+_LOG_DROPPED_MS = 10_000
+
+
+class SendRequests:
+    """Serves the requests that bring messages."""
+
+    def __init__(self, *, config: LiveConfig, store_host: Host, sends: Sends, clock: Clock) -> None:
+        self._store_host = store_host
+        self._sends = sends
+        self._clock = clock
+        self._dropped = 0
+        self._log_dropped_from_ms = 0
+        self._take_over(config.current)
+        config.listen(lambda _, changed: self._take_over(changed))
+
+    def _take_over(self, config: BrokerConfig) -> None:
+        """Prepare what goes into every answer."""
+        identity = config.identity
+        traits = BrokerTraits(region=identity.region, trace_on=identity.trace_on)
+        self._traits = traits.to_ext_fields()
+        self._answers = SendAnswers(self._traits, self._store_host)
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            RequestCode.SEND_MESSAGE: self.send,
+            RequestCode.SEND_MESSAGE_V2: self.send_v2,
+            RequestCode.SEND_BATCH_MESSAGE: self.send_v2,
+        }
+
+    def send(self, request: Command, peer: Connection) -> None:
+        """Serve a send whose fields have long names."""
+        header = SendMessage.from_ext_fields(request.ext_fields)
+        self._sends.accept(send_of(request, peer, header), self._answer, request, peer)
+
+    def send_v2(self, request: Command, peer: Connection) -> None:
+        """Serve a send whose fields have letters for names."""
+        header = SendMessageV2.from_ext_fields(request.ext_fields)
+        self._sends.accept(send_of(request, peer, header), self._answer, request, peer)
+
+    def _answer(self, outcome: Outcome, queue_id: int, request: Command, peer: Connection) -> None:
+        if isinstance(outcome, Appended):
+            if (
+                request.serialize is Serialize.JSON
+                and len(outcome.physical_offsets) == 1
+                and not peer.is_observed
+            ):
+                at = outcome.physical_offsets[0]
+                frame = self._answers.frame(request.opaque, at, queue_id, outcome.queue_offset)
+                peer.answer_encoded(request, frame)
+                return
+            fields = self._fields(outcome, queue_id)
+            answer = request.answer(ResponseCode.SUCCESS, fields)
+        elif isinstance(outcome, Late):
+            fields = self._fields(outcome.appended, queue_id)
+            answer = request.answer(outcome.code, fields, remark=outcome.remark)
+        else:
+            if request.flag & FLAG_ONEWAY:
+                self._note_dropped(outcome)
+            answer = request.answer(outcome.code, self._traits, remark=outcome.remark)
+        peer.answer(request, answer)
+
+    def _note_dropped(self, error: RemoteError) -> None:
+        """Log that one-way sends are dropped, as no client learns of it: at most once in 10 s."""
+        self._dropped += 1
+        now_ms = self._clock.monotonic_ms()
+        if now_ms >= self._log_dropped_from_ms:
+            _log.warning("%d one-way sends dropped, the last one with %s", self._dropped, error)
+            self._dropped, self._log_dropped_from_ms = 0, now_ms + _LOG_DROPPED_MS
+
+    def _fields(self, appended: Appended, queue_id: int) -> ExtFields:
+        ids = offset_ids(self._store_host, appended.physical_offsets)
+        return SendMessageAnswer.fields_of(self._traits, ids, queue_id, appended.queue_offset)
+
+
+def send_of(request: Command, peer: Connection, header: SendMessage) -> Send:
+    """Return what a request wants to be stored."""
+    sent, is_batch = request.body, header.batch or False
+    return Send(
+        client=peer.peer_address,
+        producer_group=header.producer_group,
+        topic=header.topic,
+        queue_id=header.queue_id,
+        # A batch is taken apart where it lies: it need not be copied as a whole.
+        body=sent if is_batch and isinstance(sent, memoryview) else whole_body(request),
+        properties=header.properties or "",
+        flag=header.flag,
+        sys_flag=header.sys_flag,
+        born_timestamp_ms=header.born_timestamp,
+        default_topic=header.default_topic,
+        default_topic_queue_nums=header.default_topic_queue_nums,
+        unit_mode=header.unit_mode or False,
+        reconsume_times=header.reconsume_times or 0,
+        retries_max=retries_max_of(request, header.max_reconsume_times),
+        is_batch=is_batch,
+    )

@@ -1,0 +1,129 @@
+"""How far groups have come: commits, and questions for them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Protocol
+
+from msgspec import Struct
+
+from turbopump.broker.clients import Consumers
+from turbopump.broker.groups import Groups
+from turbopump.broker.offsets import Offsets
+from turbopump.broker.topics import Topics, queues_of
+from turbopump.errors import RemoteError
+from turbopump.message import QueueOffset
+from turbopump.store.outcomes import ReadOutcome
+from turbopump.wire.codes import ResponseCode
+
+
+class QueueReads(Protocol):
+    """What is asked of the store."""
+
+    def queue_range(self, topic: str, queue_id: int) -> tuple[QueueOffset, QueueOffset]: ...
+
+    def read(
+        self, topic: str, queue_id: int, offset: QueueOffset, count_max: int
+    ) -> ReadOutcome: ...
+
+
+class Commit(Struct, frozen=True):
+    """How far a group has come in a queue."""
+
+    client: str
+    """The consumer's address, as ``host:port``."""
+    group: str
+    topic: str
+    queue_id: int
+    offset: int
+
+
+class Progress:
+    """Notes and tells how far groups have come."""
+
+    def __init__(
+        self,
+        offsets: Offsets,
+        topics: Topics,
+        groups: Groups,
+        consumers: Consumers,
+        store: QueueReads,
+    ) -> None:
+        self._offsets = offsets
+        self._topics = topics
+        self._groups = groups
+        self._consumers = consumers
+        self._store = store
+
+    def find(self, group: str, topic: str, queue_id: int) -> QueueOffset | None:
+        """Return how far a group has come in a queue; None if it never came here."""
+        offset = self._offsets.find(group, topic, queue_id)
+        if offset is None and self._is_young(topic, queue_id):
+            # Nothing to skip: a group that comes here first may begin at the beginning.
+            return QueueOffset(0)
+        return offset
+
+    def commit(self, commit: Commit) -> None:
+        """Note how far a group has come in a queue.
+
+        What cannot be is passed over with success, as peers expect it; a group too many is told,
+        and so is an offset beyond the end of its queue: both raise RemoteError.
+        """
+        if not self._is_possible(commit):
+            return
+        group, topic, queue_id, offset = commit.group, commit.topic, commit.queue_id, commit.offset
+        _, end = self._store.queue_range(topic, queue_id)
+        if offset > end:
+            # Else the group would pass over all messages until the queue has grown so far.
+            raise RemoteError(
+                ResponseCode.SYSTEM_ERROR,
+                f"commitOffset of {group} in queue {queue_id} of {topic} must be 0 to {end},"
+                f" the end of the queue, got {offset}",
+            )
+        if self._groups.find(group, commit.client) is not None:
+            self._offsets.commit(group, topic, queue_id, offset)
+
+    def slowest(self, topic: str, left_out: Collection[str]) -> dict[int, int]:
+        """Return, for each queue, how far the slowest group has come; some groups do not count.
+
+        Apache RocketMQ forgets the offsets of the groups that do not count. We keep them.
+        """
+        slowest: dict[int, int] = {}
+        for group in self._offsets.groups_of(topic).difference(left_out):
+            for queue_id, offset in self._offsets.of_topic(group, topic).items():
+                if offset >= self._store.queue_range(topic, queue_id)[0]:
+                    slowest[queue_id] = min(offset, slowest.get(queue_id, offset))
+        return dict(sorted(slowest.items()))
+
+    def clone(self, client: str, source: str, target: str, topic: str, *, offline: bool) -> None:
+        """Give a group the progress of another, in one topic or, without a name, in all of them.
+
+        Topics that a group with members does not want are left out, unless ``offline``.
+        """
+        if self._groups.find(target, client) is None:
+            remark = f"subscription group [{target[:200]}] does not exist"
+            raise RemoteError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark)
+        topics = {topic} if topic else self._offsets.topics_of(source)
+        for name in sorted(topics):
+            if self._topics.find(name) is not None and (offline or not self._ignores(source, name)):
+                self._offsets.clone(source, target, name)
+
+    def _is_possible(self, commit: Commit) -> bool:
+        """Whether an offset is one of a queue that can be, so that nonsense does not pile up."""
+        topic = self._topics.find(commit.topic)
+        if topic is None or commit.offset < 0:
+            return False
+        return 0 <= commit.queue_id < queues_of(topic)
+
+    def _is_young(self, topic: str, queue_id: int) -> bool:
+        """Whether a queue still has its first message, and recent enough to be in memory."""
+        low, _ = self._store.queue_range(topic, queue_id)
+        if low > 0:
+            return False
+        first = self._store.read(topic, queue_id, QueueOffset(0), 1)
+        return not getattr(first, "suggest_slave", False)
+
+    def _ignores(self, group: str, topic: str) -> bool:
+        """Whether a group has members and none of them wants the topic."""
+        online = self._consumers.find(group)
+        return online is not None and topic not in online.subscriptions

@@ -1,0 +1,41 @@
+"""Which modules a source file imports, found without running it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import turbopump
+
+SOURCE = Path(turbopump.__file__).parent
+
+
+def modules(*folders: str) -> list[Path]:
+    """Return the source files of some folders of the package, all of them without a folder."""
+    roots = [SOURCE / folder for folder in folders] or [SOURCE]
+    return sorted(path for root in roots for path in root.rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    """Return a source file's place in the package, such as ``broker/send.py``."""
+    return path.relative_to(SOURCE).as_posix()
+
+
+def imported(path: Path) -> set[str]:
+    """Return the full names of what a file imports, wherever in it: modules, and names in them."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module is not None, f"{path}: imports are absolute"
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def calls(path: Path) -> Iterator[tuple[str, int]]:
+    """Yield what is called in a file, as it is written, and in which line."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), node.lineno

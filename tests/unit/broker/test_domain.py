@@ -1,0 +1,370 @@
+"""A second front door: the domain serves whoever has no commands and no connections."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from brokers import Client, running_broker
+from imports import SOURCE, imported, modules, name_of
+from turbopump.broker.broker import Broker
+from turbopump.broker.clients import Member
+from turbopump.broker.durability import Outcome
+from turbopump.broker.handlers.clients import notify_clients
+from turbopump.broker.progress import Commit
+from turbopump.broker.pull import Expression, Held, Pull, Status, status_of
+from turbopump.broker.replies import PushedReply
+from turbopump.broker.retries import Dropped, SendBack
+from turbopump.broker.send import Send
+from turbopump.errors import RemoteError
+from turbopump.message import MessageQueue
+from turbopump.store.outcomes import Appended, Found, OffsetTooLarge, ReadOutcome, UpToDate
+from turbopump.testing import virtual_time
+from turbopump.wire.batch import BatchEntry, encode_batch
+from turbopump.wire.bodies import (
+    ConsumerData,
+    GroupConfig,
+    Heartbeat,
+    LockQueues,
+    MessageModel,
+    ProducerData,
+    Subscription,
+)
+from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.headers import ConsumerGroup
+from turbopump.wire.record import decode_record
+
+PROTOCOL_SIDE = ("broker/handlers/", "broker/admin/")
+"""Read requests and write answers."""
+
+WIRING = {"broker/broker.py", "broker/parts.py", "broker/registration.py"}
+"""Join both sides, or are a client of name servers."""
+
+PROTOCOL = {
+    "turbopump.wire.command",
+    "turbopump.wire.headers",
+    "turbopump.net.connection",
+    "turbopump.net.router",
+    "turbopump.net.request_row",
+    "turbopump.broker.handlers",
+    "turbopump.broker.admin",
+}
+
+
+def domain_modules() -> list[str]:
+    names = map(name_of, modules("broker"))
+    return [name for name in names if not name.startswith(PROTOCOL_SIDE) and name not in WIRING]
+
+
+@pytest.mark.parametrize("name", domain_modules())
+def test_the_domain_imports_nothing_of_the_protocol(name: str) -> None:
+    found = imported(SOURCE / name)
+    known = {each for each in found for part in PROTOCOL if f"{each}.".startswith(f"{part}.")}
+    assert not known
+
+
+def test_the_modules_that_issue_messages_and_progress_are_domain() -> None:
+    names = {"send", "pull", "retries", "replies", "progress", "membership", "durability", "put"}
+    assert {f"broker/{name}.py" for name in names} <= set(domain_modules())
+
+
+class Visitor:
+    """A client that came through another door."""
+
+    def __init__(self, address: str = "10.9.9.9:1") -> None:
+        self.peer_address = address
+        self.closed: str | None = None
+
+    def close(self, reason: str = "") -> None:
+        self.closed = reason
+
+
+def a_send(body: bytes = b"hello", **changes: Any) -> Send:
+    plain = Send(
+        client="10.9.9.9:1",
+        producer_group="pg",
+        topic="T",
+        queue_id=0,
+        body=body,
+        properties="",
+        flag=0,
+        sys_flag=0,
+        born_timestamp_ms=1,
+        default_topic="TBW102",
+        default_topic_queue_nums=4,
+        unit_mode=False,
+        reconsume_times=0,
+        retries_max=None,
+        is_batch=False,
+    )
+    return replace(plain, **changes)
+
+
+def a_pull(client: Visitor, offset: int = 0, **changes: Any) -> Pull:
+    plain = Pull(
+        client=client,
+        group="g",
+        topic="T",
+        queue_id=0,
+        offset=offset,
+        count_max=32,
+        expression=Expression("*", None),
+        sub_version=0,
+        commit_offset=None,
+        hold_ms=None,
+        is_bulk=False,
+    )
+    return replace(plain, **changes)
+
+
+def sent(broker: Broker, send: Send) -> Outcome:
+    """Have a message stored; return what became of it."""
+    outcomes: list[Outcome] = []
+    broker.path.sends.accept(send, lambda outcome, _queue_id: outcomes.append(outcome))
+    broker.path.settle()
+    [outcome] = outcomes
+    return outcome
+
+
+def pulled(broker: Broker, pull: Pull) -> ReadOutcome | Held:
+    return broker.path.pulls.read(pull, broker.path.pulls.admit(pull))
+
+
+def bodies(outcome: object) -> list[bytes]:
+    assert isinstance(outcome, Found), outcome
+    return [decode_record(message).body for message in outcome.messages]
+
+
+@virtual_time()
+async def test_what_one_door_takes_in_the_other_hands_out(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (broker, client):
+        first = sent(broker, a_send(b"1"))
+        assert isinstance(first, Appended)
+        assert first.queue_offset == 0
+        batch = encode_batch([BatchEntry(b"2"), BatchEntry(b"3")])
+        several = sent(broker, a_send(batch, is_batch=True))
+        assert isinstance(several, Appended)
+        assert len(several.physical_offsets) == 2
+        await client.send(b"4")
+        assert [message.body for message in await client.messages()] == [b"1", b"2", b"3", b"4"]
+        assert bodies(pulled(broker, a_pull(Visitor()))) == [b"1", b"2", b"3", b"4"]
+        tagged = pulled(broker, a_pull(Visitor(), expression=Expression("none", None)))
+        assert status_of(tagged, 0) is Status.RETRY  # type: ignore[arg-type]
+
+
+@virtual_time()
+async def test_a_delayed_message_comes_later(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (broker, _):
+        assert isinstance(sent(broker, a_send(properties="DELAY\x011\x02")), Appended)
+        assert not isinstance(pulled(broker, a_pull(Visitor())), Found)
+        await asyncio.sleep(2)
+        assert bodies(pulled(broker, a_pull(Visitor()))) == [b"hello"]
+
+
+@virtual_time()
+async def test_a_refusal_is_an_outcome(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (broker, _):
+        for wrong, code in (
+            (a_send(queue_id=99), ResponseCode.SYSTEM_ERROR),
+            (a_send(topic="no/name"), ResponseCode.SYSTEM_ERROR),
+            (a_send(b"", is_batch=True), ResponseCode.MESSAGE_ILLEGAL),
+        ):
+            outcome = sent(broker, wrong)
+            assert isinstance(outcome, RemoteError)
+            assert outcome.code == code
+        with pytest.raises(RemoteError, match="not exist"):
+            pulled(broker, a_pull(Visitor(), topic="Unknown"))
+
+
+@virtual_time()
+async def test_a_held_pull_is_reported_once(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (broker, client):
+        await client.send(b"old")
+        woken: list[object] = []
+        held = pulled(broker, a_pull(Visitor(), 1, hold_ms=5000))
+        assert isinstance(held, Held)
+        held.then(woken.append)
+        assert not woken
+        await client.send(b"new")
+        await asyncio.sleep(10)
+        assert [bodies(outcome) for outcome in woken] == [[b"new"]]
+
+        late: list[object] = []
+        held = pulled(broker, a_pull(Visitor(), 2, hold_ms=5000))
+        assert isinstance(held, Held)
+        held.then(late.append)
+        await asyncio.sleep(10)
+        assert [type(outcome) for outcome in late] == [UpToDate]
+
+        gone = Visitor()
+        never: list[object] = []
+        held = pulled(broker, a_pull(gone, 2, hold_ms=5000))
+        assert isinstance(held, Held)
+        held.then(never.append)
+        broker.path.pulls.forget(gone)
+        await client.send(b"newest")
+        await asyncio.sleep(10)
+        assert not never
+        assert len(broker.path.arrivals) == 0
+
+
+@virtual_time()
+async def test_what_goes_wrong_while_a_pull_is_held_is_its_outcome(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (broker, client):
+        await client.send()
+        woken: list[Any] = []
+        held = pulled(broker, a_pull(Visitor(), 1, hold_ms=5000))
+        assert isinstance(held, Held)
+        held.then(woken.append)
+        await broker.state.groups.update(GroupConfig(group_name="g", consume_enable=False))
+        await asyncio.sleep(10)
+        [outcome] = woken
+        assert isinstance(outcome, RemoteError)
+        assert outcome.code == ResponseCode.NO_PERMISSION
+
+
+@virtual_time()
+async def test_an_offset_that_is_not_there_is_noted_for_operators(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (broker, client):
+        await client.send()
+        outcome = pulled(broker, a_pull(Visitor(), 1000))
+        assert isinstance(outcome, OffsetTooLarge)
+        assert status_of(outcome, 1000) is Status.MOVED
+        [note] = await client.messages("OFFSET_MOVED_EVENT")
+        assert b'"offsetRequest":1000' in note.body
+
+
+@virtual_time()
+async def test_progress_is_committed_and_told(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (broker, client):
+        for _ in range(3):
+            await client.send()
+        progress = broker.administration.progress
+        assert progress.find("g", "T", 0) == 0
+        commit = Commit(client="10.9.9.9:1", group="g", topic="T", queue_id=0, offset=2)
+        progress.commit(commit)
+        assert progress.find("g", "T", 0) == 2
+        pulled(broker, a_pull(Visitor(), 2, commit_offset=3))
+        assert progress.find("g", "T", 0) == 3
+        with pytest.raises(RemoteError, match="must be 0 to 3"):
+            progress.commit(replace(commit, offset=4))
+        assert progress.slowest("T", ["other"]) == {0: 3}
+        progress.clone("10.9.9.9:1", "g", "copy", "T", offline=True)
+        assert progress.find("copy", "T", 0) == 3
+
+
+def beat(client_id: str) -> Heartbeat:
+    wanted = Subscription(topic="T", sub_string="*")
+    consumer = ConsumerData(
+        group_name="g", message_model=MessageModel.CLUSTERING, subscription_data_set=[wanted]
+    )
+    producer = ProducerData(group_name="pg")
+    return Heartbeat(
+        client_id=client_id, consumer_data_set=[consumer], producer_data_set=[producer]
+    )
+
+
+@virtual_time()
+async def test_members_of_both_doors_share_a_group(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (broker, client):
+        await client.ask(RequestCode.HEART_BEAT, body=beat("by command").encode())
+        membership, visitor = broker.administration.membership, Visitor()
+        membership.heartbeat(visitor, beat("visitor"), None, 0)
+        answer = await client.ask(
+            RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroup(consumer_group="g")
+        )
+        assert b'"by command","visitor"' in bytes(answer.body)  # type: ignore[arg-type]
+        # A pull by what the group subscribed to.
+        await client.send()
+        assert bodies(pulled(broker, a_pull(visitor, expression=None))) == [b"hello"]
+        queue = MessageQueue("T", "broker-a", 0)
+        wanted = LockQueues(consumer_group="g", client_id="visitor", queues=[queue])
+        assert membership.lock(wanted, visitor.peer_address) == [queue]
+        other = replace(wanted, client_id="by command")
+        assert membership.lock(other, "10.0.0.9:1") == []
+        membership.unlock(wanted)
+        assert membership.lock(other, "10.0.0.9:1") == [queue]
+        membership.leave(visitor, "visitor", "pg", "g")
+        assert membership.client_ids("g") == ["by command"]
+        membership.heartbeat(visitor, beat("visitor"), None, 0)
+        membership.connection_closed(visitor)
+        assert membership.client_ids("g") == ["by command"]
+        notify_clients("g", [visitor])
+
+
+@virtual_time()
+async def test_silent_visitors_are_closed(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (broker, _):
+        visitor = Visitor()
+        broker.administration.membership.heartbeat(visitor, beat("visitor"), None, 0)
+        await asyncio.sleep(200)
+        assert visitor.closed is not None
+        assert "no heartbeat" in visitor.closed
+
+
+@virtual_time()
+async def test_failed_messages_are_sent_back(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (broker, client):
+        await broker.state.groups.update(GroupConfig(group_name="g"))
+        await broker.state.groups.update(GroupConfig(group_name="never", retry_queue_nums=0))
+        stored = sent(broker, a_send(b"fails"))
+        assert isinstance(stored, Appended)
+        failed = SendBack(
+            client="10.9.9.9:1",
+            group="g",
+            position=stored.physical_offset,
+            delay_level=-1,
+            retries_max=None,
+            unit_mode=False,
+        )
+        outcomes: list[object] = []
+        for each in (failed, replace(failed, group="never"), replace(failed, position=1 << 40)):
+            broker.path.retries.accept(each, outcomes.append)
+            broker.path.settle()
+        kinds = [type(outcome) for outcome in outcomes]
+        assert kinds == [Appended, Dropped, RemoteError]
+        assert [message.body for message in await client.messages("%DLQ%g")] == [b"fails"]
+
+
+@virtual_time()
+async def test_replies_reach_members_of_the_other_door(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pushed: list[tuple[str, bytes]] = []
+
+    async def push(asker: Member, reply: PushedReply) -> str | None:
+        pushed.append((asker.client_id, bytes(reply.reply.body)))
+        return None
+
+    async with running_broker(tmp_path) as (broker, _):
+        monkeypatch.setattr(broker.path.replies, "_push_to", push)
+        broker.administration.membership.heartbeat(Visitor(), beat("asker"), None, 0)
+        reply = a_send(
+            b"pong", topic="DefaultCluster_REPLY_TOPIC", properties="REPLY_TO_CLIENT\x01asker"
+        )
+        replied = await broker.path.replies.accept(reply)
+        assert replied.push_failure is None
+        assert isinstance(replied.kept, Appended)
+        assert pushed == [("asker", b"pong")]
+
+
+@virtual_time()
+async def test_a_closed_connection_takes_its_held_pulls_along(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (broker, client):
+        await client.send()
+        waiting = asyncio.ensure_future(client.pull(1, hold_ms=15_000))
+        await asyncio.sleep(1)
+        assert len(broker.path.arrivals) == 1
+        await hang_up(client)
+        assert len(broker.path.arrivals) == 0
+        waiting.cancel()
+
+
+async def hang_up(client: Client) -> None:
+    connection = await client.pool.connection(client.address)
+    connection.close()
+    await asyncio.sleep(1)
