@@ -35,7 +35,8 @@ class Promise(Enum):
     wait for the disk (``WAIT=false``)."""
     DURABLE = "durable"
     """What the broker's mode promises: on disk with SYNC_FLUSH, else `WRITTEN`. Reported as `Late`
-    after ``syncFlushTimeout``."""
+    after ``syncFlushTimeout``. Callers name no mode: what another one promises, such as a copy on a
+    slave, is one more thing for `Durability.acknowledge` to wait for."""
     DURABLE_EVENTUALLY = "durable eventually"
     """The same without a time limit: for the broker's own work, which no peer waits for."""
 

@@ -1,0 +1,83 @@
+"""Nothing is stored but by `broker/put.py`, and nothing of it is acknowledged but by the gate."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from brokers import running_broker
+from imports import SOURCE, calls, modules, name_of
+from turbopump.broker.durability import Durability
+from turbopump.broker.replies import Replies
+from turbopump.errors import RequestTimeout
+from turbopump.testing import virtual_time
+from turbopump.wire.bodies import GroupConfig
+from unit.broker.test_acknowledgements import ASK
+
+SERVERS = ("broker", "nameserver", "admin", "client", "cli", "testing")
+
+
+def callers(*names: str) -> set[str]:
+    """Return the modules of servers and clients that call something by one of these names."""
+    return {
+        name_of(path) for path in modules(*SERVERS) for called, _ in calls(path) if called in names
+    }
+
+
+def test_only_one_module_appends_to_the_store() -> None:
+    appends = [
+        f"{owner}{call}"
+        for owner in ("store.", "self.store.", "self._store.", "broker.store.")
+        for call in ("append", "append_all")
+    ]
+    assert callers(*appends) == {"broker/put.py"}
+
+
+def test_only_one_module_asks_the_gate() -> None:
+    asked = ("acknowledge", "durability.acknowledge", "self._durability.acknowledge")
+    assert callers(*asked) == {"broker/put.py"}
+
+
+@pytest.mark.parametrize("method", ["now", "_append_burst", "when_settled"])
+def test_what_is_appended_goes_through_the_gate(method: str) -> None:
+    tree = ast.parse((SOURCE / "broker" / "put.py").read_text())
+    [function] = [
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == method
+    ]
+    names = {node.attr for node in ast.walk(function) if isinstance(node, ast.Attribute)}
+    assert "acknowledge" in names
+
+
+def test_only_the_store_says_that_something_is_appended() -> None:
+    makers = {
+        name_of(path) for path in modules() for called, _ in calls(path) if called == "Appended"
+    }
+    assert makers
+    assert all(name.startswith("store/") for name in makers)
+
+
+@pytest.mark.parametrize("what", ASK)
+def test_a_shut_gate_lets_no_success_through(
+    tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def pushed(*_: object) -> None:
+        return None
+
+    @virtual_time()
+    async def run() -> None:
+        async with running_broker(tmp_path) as (broker, client):
+            await broker.state.groups.update(GroupConfig(group_name="g"))
+            await client.send(b"fails")
+            [failed] = await client.messages()
+            stored = broker.store.written_end
+            monkeypatch.setattr(Durability, "acknowledge", lambda *_, **__: None)
+            with pytest.raises(RequestTimeout):
+                await ASK[what](client, failed)
+            await asyncio.sleep(0)
+            assert broker.store.written_end > stored, "stored, but nobody was told"
+
+    monkeypatch.setattr(Replies, "_push", pushed)
+    run()
