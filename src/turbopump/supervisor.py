@@ -10,7 +10,8 @@ import asyncio
 import functools
 import logging
 import math
-from collections.abc import Awaitable, Callable, Coroutine
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from turbopump.errors import TurbopumpError
@@ -39,12 +40,21 @@ OnFatal = Callable[[str, BaseException], None]
 
 
 class Watch:
-    """The failures of one piece of background work: logged with its name, and counted."""
+    """The failures of one piece of background work: logged with its name, and counted.
 
-    __slots__ = ("_in_a_row", "_supervisor", "failures", "is_essential", "last_error", "name")
+    May be used from any thread. Work without a supervisor, as in a thread of its own, makes one for
+    itself.
+    """
 
-    def __init__(self, supervisor: Supervisor, name: str, *, is_essential: bool) -> None:
+    __slots__ = (
+        "_in_a_row", "_lock", "_supervisor", "failures", "is_essential", "last_error", "name",
+    )  # fmt: skip
+
+    def __init__(
+        self, name: str, supervisor: Supervisor | None = None, *, is_essential: bool = False
+    ) -> None:
         self._supervisor = supervisor
+        self._lock = threading.Lock()
         self._in_a_row = 0
         self.name = name
         self.is_essential = is_essential
@@ -60,19 +70,42 @@ class Watch:
 
     def failed(self, error: BaseException, *, is_restarted: bool = True) -> int:
         """Note a failure; return after how many milliseconds to try again, at the earliest."""
-        self.failures += 1
-        self._in_a_row += 1
-        self.last_error = error
+        with self._lock:
+            self.failures += 1
+            self._in_a_row += 1
+            self.last_error = error
+            in_a_row = self._in_a_row
         what = "%s failed and is started again" if is_restarted else "%s failed"
         _log.error(what, self.name, exc_info=error)
-        self._supervisor.note_failure(self, error, self._in_a_row)
-        return min(BACKOFF_FIRST_MS << min(self._in_a_row - 1, 16), BACKOFF_MAX_MS)
+        if self._supervisor is not None:
+            self._supervisor.note_failure(self, error, in_a_row)
+        return min(BACKOFF_FIRST_MS << min(in_a_row - 1, 16), BACKOFF_MAX_MS)
 
     def described(self) -> str:
         """Return its name, and its failures if there are any."""
         if self.last_error is None:
             return self.name
         return f"{self.name}: {self.failures} failures, the last {self.last_error!r}"
+
+
+def summary(watches: Iterable[Watch]) -> dict[str, str]:
+    """Return what operators are shown of background work: all names, and all failures."""
+    known = tuple(watches)
+    return {
+        "backgroundWork": ", ".join(watch.name for watch in known),
+        "backgroundFailures": "; ".join(watch.described() for watch in known if watch.failures),
+    }
+
+
+def keep_in_thread(watch: Watch, work: Callable[[], None], is_over: threading.Event) -> None:
+    """Do as `Supervisor.keep` in the thread that calls this; ``is_over`` ends the pauses too."""
+    while not is_over.is_set():
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - whatever it was, the work must go on
+            is_over.wait(watch.failed(error) / 1000)
+        else:
+            return
 
 
 class Supervisor:
@@ -91,6 +124,8 @@ class Supervisor:
         """By the moment, each of which has a timer."""
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._watches: dict[str, Watch] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """Where ``on_fatal`` is called, whichever thread fails."""
 
     @property
     def watches(self) -> tuple[Watch, ...]:
@@ -101,7 +136,9 @@ class Supervisor:
         """Count the failures of work that has a timer or a thread of its own."""
         found = self._watches.get(name)
         if found is None:
-            found = self._watches[name] = Watch(self, name, is_essential=is_essential)
+            found = self._watches[name] = Watch(name, self, is_essential=is_essential)
+        if self._loop is None:
+            self._loop = _running_loop()
         return found
 
     def every(
@@ -153,7 +190,10 @@ class Supervisor:
         # A disk or a peer that fails may be mended, and whoever depends on it is refused till then.
         is_bug = not isinstance(error, OSError | TurbopumpError)
         if is_bug and watch.is_essential and in_a_row >= FATAL_FAILURES and self._on_fatal:
-            self._on_fatal(watch.name, error)
+            if self._loop is None or self._loop is _running_loop():
+                self._on_fatal(watch.name, error)
+            else:
+                self._loop.call_soon_threadsafe(self._on_fatal, watch.name, error)
 
     # --- tasks ------------------------------------------------------------------------------------
 
@@ -291,6 +331,13 @@ def _caught_up(moment: int) -> int:
     """Return from when to count on: a machine that was asleep need not make up for it."""
     now = math.floor(asyncio.get_running_loop().time() * _MOMENTS_PER_S)
     return now if now > moment + _MOMENTS_PER_S else moment
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def _interval_ms(interval: Interval) -> int:

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
 from turbopump.errors import NetworkError
-from turbopump.supervisor import BACKOFF_MAX_MS, FATAL_FAILURES, Supervisor
+from turbopump.supervisor import (
+    BACKOFF_MAX_MS,
+    FATAL_FAILURES,
+    Supervisor,
+    Watch,
+    keep_in_thread,
+    summary,
+)
 from turbopump.testing import virtual_loop, virtual_time
 
 
@@ -236,3 +244,56 @@ async def test_what_is_due_together_is_done_in_one_turn() -> None:
     assert len(done) == 11 + 11 + 5
     assert all(round(time * 1000) % 50 == 0 for time in done), "late by up to 50 ms, never early"
     assert loop.timers_set - timers <= 13
+
+
+def test_essential_work_in_a_thread_is_fatal_on_the_loop() -> None:
+    async def main() -> None:
+        fatal: asyncio.Queue[tuple[str, threading.Thread]] = asyncio.Queue()
+        supervisor = Supervisor(
+            lambda name, _: fatal.put_nowait((name, threading.current_thread()))
+        )
+        watch = supervisor.watch("flusher", is_essential=True)
+
+        def fail() -> None:
+            for _ in range(FATAL_FAILURES):
+                watch.failed(LookupError("a bug"))
+
+        await asyncio.to_thread(fail)
+        assert await fatal.get() == ("flusher", threading.current_thread())
+        assert fatal.empty()
+
+    asyncio.run(main())
+
+
+def test_work_in_a_thread_is_kept_and_its_failures_are_shown(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("turbopump.supervisor.BACKOFF_FIRST_MS", 1)
+    bugs, watch = [LookupError("one"), LookupError("two")], Watch("looking")
+
+    def work() -> None:
+        if bugs:
+            raise bugs.pop(0)
+
+    keep_in_thread(watch, work, threading.Event())
+    assert summary([watch, Watch("other")]) == {
+        "backgroundWork": "looking, other",
+        "backgroundFailures": "looking: 2 failures, the last LookupError('two')",
+    }
+    assert caplog.text.count("looking failed and is started again") == 2
+
+
+def test_the_end_does_not_wait_for_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("turbopump.supervisor.BACKOFF_FIRST_MS", 3_600_000)
+    is_over, failed = threading.Event(), threading.Event()
+
+    def work() -> None:
+        failed.set()
+        raise LookupError("a bug")
+
+    thread = threading.Thread(target=keep_in_thread, args=(Watch("looking"), work, is_over))
+    thread.start()
+    assert failed.wait(30)
+    is_over.set()
+    thread.join(30)
+    assert not thread.is_alive()

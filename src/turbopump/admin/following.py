@@ -12,6 +12,7 @@ from turbopump.admin.topics import QueueLimits, Topics
 from turbopump.client.subscriptions import Expression
 from turbopump.errors import NetworkError, NoRoute, TurbopumpError
 from turbopump.message import MessageQueue, QueueOffset
+from turbopump.supervisor import Supervisor
 from turbopump.wire.record import MessageView
 
 _log = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ class Following:
         self._since = since
         self._found: asyncio.Queue[MessageView] = asyncio.Queue(_WAITING_MAX)
         self._queues: set[MessageQueue] = set()
+        self._work = Supervisor()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def messages(
@@ -45,17 +47,15 @@ class Following:
         """Give what comes: from these offsets on, and of queues that are found later, too."""
         for queue, begin in begins.items():
             self._start(queue, begin)
-        self._tasks.add(asyncio.create_task(self._look_for_queues()))
+        self._tasks.add(self._work.start(self._look_for_queues()))
         try:
             while True:
                 yield await self._next()
         finally:
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._work.stop()
 
     async def _next(self) -> MessageView:
-        taking = asyncio.ensure_future(self._found.get())
+        taking = self._work.start(self._found.get())
         try:
             while not taking.done():
                 # Anew each time, since tasks are added while it waits.
@@ -72,7 +72,7 @@ class Following:
 
     def _start(self, queue: MessageQueue, begin: QueueOffset) -> None:
         self._queues.add(queue)
-        self._tasks.add(asyncio.create_task(self._follow(queue, begin)))
+        self._tasks.add(self._work.start(self._follow(queue, begin)))
 
     async def _follow(self, queue: MessageQueue, at: QueueOffset) -> None:
         is_away = False

@@ -50,7 +50,7 @@ from turbopump.net.deadlines import Deadlines
 from turbopump.net.router import Handler
 from turbopump.store.files import Files
 from turbopump.store.store import Store
-from turbopump.supervisor import Supervisor
+from turbopump.supervisor import Supervisor, Watch
 from turbopump.tables import Table, TableFile, TableWriter
 from turbopump.wire.hosts import Host
 
@@ -95,6 +95,11 @@ class State:
         """What keeps files up to date."""
         parts = (self.topics, self.groups, self.offsets, self.members, self.consumer_filters)
         return tuple(part.saving for part in parts)
+
+    @property
+    def watches(self) -> tuple[Watch, ...]:
+        """What writes the files, and what has failed of it."""
+        return self._writer.work.watches
 
     def load(self) -> list[Table]:
         """Read what an earlier run left; return the tables that it has not left."""
@@ -243,7 +248,7 @@ class Administration:
             delay_progress=lambda: path.delays.progress,
             clock=clock,
             load=lambda: path.load,
-            work=lambda: work.watches,
+            work=lambda: (*work.watches, *state.watches),
         )
         self._requests: tuple[_Requests, ...] = (
             self.clients,

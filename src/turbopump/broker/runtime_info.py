@@ -15,7 +15,7 @@ from turbopump.clock import Clock
 from turbopump.errors import WriteRefused
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.damage import DamageLog
-from turbopump.supervisor import Watch
+from turbopump.supervisor import Watch, summary
 from turbopump.version import __version__
 from turbopump.wire.bodies import DelayOffsets
 from turbopump.wire.codes import VERSION
@@ -113,7 +113,7 @@ class RuntimeInfo:
             **self._disk(self.config.directory),
             **self._waiting(self._load()),
             **self._delays(),
-            **self._background(),
+            **summary(self._work()),
         }
 
     def _life(self) -> dict[str, str]:
@@ -204,15 +204,6 @@ class RuntimeInfo:
             _, high = self._store.queue_range(SCHEDULE_TOPIC, level - 1)
             found[f"scheduleMessageOffset_{level}"] = f"{offset},{high}"
         return found
-
-    def _background(self) -> dict[str, str]:
-        watches = tuple(self._work())
-        return {
-            "backgroundWork": ", ".join(watch.name for watch in watches),
-            "backgroundFailures": "; ".join(
-                watch.described() for watch in watches if watch.failures
-            ),
-        }
 
 
 def _both(one: Rates, other: Rates) -> Rates:

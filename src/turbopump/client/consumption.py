@@ -31,7 +31,7 @@ from turbopump.client.start_position import At, AtEnd, AtTime, start_in
 from turbopump.client.stats import SAMPLE_INTERVAL_MS, ConsumerStats
 from turbopump.errors import TurbopumpError
 from turbopump.message import MessageQueue, QueueOffset
-from turbopump.supervisor import Supervisor
+from turbopump.supervisor import Supervisor, Watch
 from turbopump.wire import properties
 from turbopump.wire.bodies import Subscription
 from turbopump.wire.names import retry_topic
@@ -110,6 +110,11 @@ class Consumption:
             offset_illegal=self._offset_illegal,
             unknown_to_broker=self._beat,
         )
+
+    @property
+    def watches(self) -> tuple[Watch, ...]:
+        """What runs in the background for this consumer, and what has failed of it."""
+        return (*self._tasks.watches, *self.delivery.watches)
 
     # --- life -------------------------------------------------------------------------------------
 

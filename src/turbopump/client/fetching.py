@@ -41,14 +41,14 @@ class Fetching:
         self._subscription_of = subscription_of
         self._start_from = start_from
         self._count_max = count_max
-        self._tasks = Supervisor()
+        self.work = Supervisor()
         self._by_queue: dict[MessageQueue, asyncio.Task[None]] = {}
         self._room = asyncio.Event()
 
     def start(self, queue: MessageQueue) -> None:
         """Begin to fetch a queue, or begin anew: a pull that is held would hold up a seek."""
         self.stop(queue)
-        self._by_queue[queue] = self._tasks.keep(
+        self._by_queue[queue] = self.work.keep(
             f"fetching {queue}", functools.partial(self._fetch, queue)
         )
 
@@ -60,7 +60,7 @@ class Fetching:
 
     async def close(self) -> None:
         self._by_queue.clear()
-        await self._tasks.stop()
+        await self.work.stop()
 
     def wake(self) -> None:
         """Let those go on that wait for room or for being resumed."""

@@ -33,7 +33,7 @@ from turbopump.client.subscriptions import (
 from turbopump.errors import InvalidArgument, NotRunning, TurbopumpError
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.net.limits import require_at_least
-from turbopump.supervisor import Supervisor
+from turbopump.supervisor import Supervisor, Watch
 from turbopump.wire.bodies import ConsumerData, ConsumeType, MessageModel, Subscription
 from turbopump.wire.record import MessageView
 
@@ -342,6 +342,11 @@ class LitePullConsumer(ConsumerMember):
             consume_from_where=consume_from(self._start_from),
             subscription_data_set=list(self._subscriptions.values()),
         )
+
+    @property
+    def watches(self) -> Iterable[Watch]:
+        running = self._running
+        return () if running is None else (*running.tasks.watches, *running.fetching.work.watches)
 
     def members_changed(self) -> None:
         if self._running is not None:

@@ -8,6 +8,7 @@ from weakref import WeakSet
 from turbopump.client.names import INNER_PRODUCER_GROUP
 from turbopump.errors import InvalidArgument, RemoteError
 from turbopump.message import MessageQueue, QueueOffset
+from turbopump.supervisor import Watch
 from turbopump.wire.bodies import (
     ConsumerData,
     DirectConsumption,
@@ -50,6 +51,11 @@ class ConsumerMember:
     def topics(self) -> Iterable[str]:
         """Return the topics whose routes are to be kept up to date, as brokers name them."""
         return [each.topic for each in self.heartbeat_data().subscription_data_set]
+
+    @property
+    def watches(self) -> Iterable[Watch]:
+        """What runs in the background, and what has failed of it, besides the session's."""
+        return ()
 
     def members_changed(self) -> None:
         """Hear that the group has other members now (40)."""

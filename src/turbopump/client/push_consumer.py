@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -43,6 +43,7 @@ from turbopump.client.subscriptions import (
 )
 from turbopump.errors import InvalidArgument, NotRunning
 from turbopump.message import MessageQueue, QueueOffset
+from turbopump.supervisor import Watch
 from turbopump.wire.bodies import (
     ConsumerData,
     ConsumeType,
@@ -298,6 +299,10 @@ class PushConsumer(ConsumerMember):
             consume_from_where=self._consume_from,
             subscription_data_set=list(self._subscriptions.values()),
         )
+
+    @property
+    def watches(self) -> Iterable[Watch]:
+        return () if self._running is None else self._running.watches
 
     def members_changed(self) -> None:
         if self._running is not None:

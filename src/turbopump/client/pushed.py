@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from turbopump.client.members import ConsumerMember, Members
 from turbopump.errors import RemoteError
 from turbopump.message import QueueOffset
 from turbopump.net.connection import Connection
 from turbopump.net.router import Router
+from turbopump.supervisor import Supervisor, summary
 from turbopump.wire import properties
 from turbopump.wire.bodies import ConsumerStatus, QueueOffsets
 from turbopump.wire.codes import RequestCode, ResponseCode
@@ -33,9 +36,10 @@ OnReply = Callable[[PushReply, bytes], None]
 class Pushed:
     """Hands a broker's requests to the members that they are meant for."""
 
-    def __init__(self, members: Members, on_reply: OnReply) -> None:
+    def __init__(self, members: Members, on_reply: OnReply, work: Supervisor) -> None:
         self._members = members
         self._on_reply = on_reply
+        self._work = work
 
     def router(self) -> Router:
         """Return what serves brokers."""
@@ -83,6 +87,8 @@ class Pushed:
         asked = RunningInfoOf.from_ext_fields(request.ext_fields)
         consumer = self._consumer(asked.consumer_group)
         info = await consumer.running_info(with_stacks=bool(asked.jstack_enable))
+        work = summary((*self._work.watches, *consumer.watches))
+        info = replace(info, properties={**info.properties, **work})
         return request.answer(ResponseCode.SUCCESS, body=info.encode(bare_keys=True))
 
     async def _consume_directly(self, request: Command, _: Connection) -> Command:

@@ -69,11 +69,12 @@ class Session:
         self.replies = Replies(self.random)
         self._network = network or SocketNetwork()
         self._hooks = tuple(hooks)
-        self._tasks = Supervisor()
+        self.work = Supervisor()
+        """Owns what runs beside requests, also for those who use the session; ends with it."""
         self._routes = RouteCache(
             NameServers(config.nameserver_addresses, self.random),
             self._ask_route,
-            self._tasks,
+            self.work,
             self._route_changed,
         )
         self._users = 0
@@ -103,8 +104,8 @@ class Session:
             self._loop = asyncio.get_running_loop()
             self._heartbeat_wanted = asyncio.Event()
             interval_ms = self.config.route_interval_ms
-            self._tasks.every("route refresh", interval_ms, self.refresh_routes)
-            self._tasks.keep("heartbeat", self._beat)
+            self.work.every("route refresh", interval_ms, self.refresh_routes)
+            self.work.keep("heartbeat", self._beat)
 
     async def close(self) -> None:
         """Leave it; the last one waits for answers in flight and closes the connections."""
@@ -114,7 +115,7 @@ class Session:
         self._users -= 1
         if self._users == 0 and self._pool is not None:
             pool, self._pool = self._pool, None
-            await self._tasks.stop()
+            await self.work.stop()
             await pool.close()
 
     async def __aenter__(self) -> Self:
@@ -279,7 +280,7 @@ class Session:
         return ConnectionPool(
             self._network,
             PoolConfig(backoff_max_ms=_BACKOFF_MAX_MS, limits=limits, tls=self.config.tls),
-            router=Pushed(self.members, self.replies.arrived).router(),
+            router=Pushed(self.members, self.replies.arrived, self.work).router(),
             hooks=self._hooks,
             greeting=self._greeting,
             clock=self.clock,

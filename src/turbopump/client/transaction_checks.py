@@ -16,6 +16,7 @@ from typing import Any, cast
 from turbopump.client.delivery.listener import is_async, is_being_cancelled
 from turbopump.client.delivery.workers import TaskWorkers, ThreadWorkers, Workers
 from turbopump.client.transaction_ends import TransactionState, state_from
+from turbopump.supervisor import Watch
 from turbopump.wire.headers import CheckTransactionState
 from turbopump.wire.record import MessageView
 
@@ -55,10 +56,11 @@ class TransactionChecks:
         self._check: Callable[[MessageView], Any] = check
         self._answer = answer
         self._waiting = 0
+        watch = Watch(f"transaction checks of {group}")
         self._workers: Workers[Asked] = (
-            TaskWorkers(self._acall, self._answer_all, workers)
+            TaskWorkers(self._acall, self._answer_all, workers, watch)
             if is_async(check)
-            else ThreadWorkers(self._call, self._answer_all, workers)
+            else ThreadWorkers(self._call, self._answer_all, workers, watch)
         )
 
     @property

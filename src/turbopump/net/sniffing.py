@@ -61,10 +61,6 @@ class SniffingListener:
     async def close(self) -> None:
         """Take no more connections; those that have sent a byte live on."""
         await self._work.stop()
-        tasks = list(self._undecided)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
         for listening in self._listening:
             listening.close()
 
@@ -79,7 +75,7 @@ class SniffingListener:
                 await asyncio.sleep(_PAUSE_AFTER_FAILURE_S)
                 continue
             self._make_room()
-            task = asyncio.create_task(self._decide(accepted))
+            task = self._work.start(self._decide(accepted))
             self._undecided[task] = None
             task.add_done_callback(functools.partial(self._decided, accepted))
             # Accepting need not wait: those that are accepted must have their turn as well.
@@ -94,7 +90,7 @@ class SniffingListener:
 
     def _decided(self, accepted: socket.socket, task: asyncio.Task[None]) -> None:
         self._undecided.pop(task, None)
-        if task.cancelled():
+        if task.cancelled() or task.exception() is not None:
             accepted.close()
 
     async def _decide(self, accepted: socket.socket) -> None:

@@ -44,6 +44,9 @@ async def test_the_inside_can_be_seen(tmp_path: Path) -> None:
         assert info.mq_table[QUEUE].commit_offset == 1
         assert info.mq_table[QUEUE].last_pull_timestamp > 1_700_000_000_000
         assert info.properties["PROP_CONSUMEORDERLY"] == "false"
+        work = info.properties["backgroundWork"].split(", ")
+        assert {"heartbeat", "rebalance", "offset commits", "calls of the listener"} <= set(work)
+        assert info.properties["backgroundFailures"] == ""
         assert info.properties["Listening.threads"] == "20"
         assert {each.topic for each in info.subscription_set} == {"T", "%RETRY%g"}
         assert info.status_table["T"].consume_ok_tps > 0

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from turbopump.client.delivery.workers import TaskWorkers, ThreadWorkers
+from turbopump import supervisor
+from turbopump.client.delivery.workers import TaskWorkers, ThreadWorkers, Workers
+from turbopump.supervisor import Watch
 from turbopump.testing import virtual_time, wait_until
 
 WAIT_S = 10.0
@@ -25,7 +27,7 @@ async def test_tasks_run_as_many_at_once_as_allowed() -> None:
         await asyncio.sleep(1)
         running -= 1
 
-    workers: TaskWorkers[int] = TaskWorkers(work, done.extend, size=3)
+    workers: TaskWorkers[int] = TaskWorkers(work, done.extend, 3, Watch("calls"))
     workers.submit(range(10))
     await wait_until(lambda: len(done) == 10)
     assert most == 3
@@ -49,7 +51,7 @@ async def test_tasks_that_never_wait_let_others_have_a_turn() -> None:
             turns += 1
             await asyncio.sleep(0)
 
-    workers: TaskWorkers[int] = TaskWorkers(work, done.extend, size=4)
+    workers: TaskWorkers[int] = TaskWorkers(work, done.extend, 4, Watch("calls"))
     workers.submit(range(1000))
     await other()
     assert turns > 5
@@ -64,7 +66,7 @@ async def test_closing_waits_for_tasks_that_run_and_starts_no_more(wait_ms: int)
     async def work(_: int) -> None:
         await asyncio.sleep(1)
 
-    workers: TaskWorkers[int] = TaskWorkers(work, done.extend, size=2)
+    workers: TaskWorkers[int] = TaskWorkers(work, done.extend, 2, Watch("calls"))
     workers.submit(range(6))
     await asyncio.sleep(0.5)
     await workers.close(wait_ms)
@@ -93,7 +95,7 @@ def threads_with(size: int, jobs: int, meet: int) -> tuple[list[int], int]:
         done.extend(finished)
 
     async def main() -> None:
-        workers: ThreadWorkers[int] = ThreadWorkers(work, collect, size)
+        workers: ThreadWorkers[int] = ThreadWorkers(work, collect, size, Watch("calls"))
         workers.submit(range(jobs))
         await wait_until(lambda: len(done) == jobs, WAIT_S)
         await workers.close(1000)
@@ -117,7 +119,7 @@ def test_quick_jobs_are_run_by_one_thread() -> None:
         names.add(threading.current_thread().name)
 
     async def main() -> None:
-        workers: ThreadWorkers[int] = ThreadWorkers(work, done.extend, 20)
+        workers: ThreadWorkers[int] = ThreadWorkers(work, done.extend, 20, Watch("calls"))
         workers.submit(range(500))
         await wait_until(lambda: len(done) == 500, WAIT_S)
         await workers.close(1000)
@@ -130,7 +132,7 @@ def test_four_threads_stay_four_however_often_jobs_come_and_end() -> None:
     done: list[int] = []
 
     async def main() -> None:
-        workers: ThreadWorkers[int] = ThreadWorkers(lambda _: None, done.extend, 4)
+        workers: ThreadWorkers[int] = ThreadWorkers(lambda _: None, done.extend, 4, Watch("calls"))
         for number in range(1000):
             workers.submit([number])
             # No pause: the worker that has done a job is about to end when the next one comes.
@@ -159,7 +161,7 @@ def test_fewer_threads_from_now_on() -> None:
             running -= 1
 
     async def main() -> None:
-        workers: ThreadWorkers[int] = ThreadWorkers(work, done.extend, 6)
+        workers: ThreadWorkers[int] = ThreadWorkers(work, done.extend, 6, Watch("calls"))
         workers.submit(range(6))
         await wait_until(lambda: running == 6, WAIT_S)
         workers.size = 2
@@ -171,3 +173,34 @@ def test_fewer_threads_from_now_on() -> None:
 
     asyncio.run(main())
     assert most <= 2
+
+
+@pytest.mark.parametrize("in_threads", [True, False])
+def test_a_job_that_fails_is_counted_and_run_again(
+    in_threads: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(supervisor, "BACKOFF_FIRST_MS", 1)
+    done, bugs, watch = list[int](), [LookupError("a bug")], Watch("calls")
+
+    def work(number: int) -> None:
+        if number == 3 and bugs:
+            raise bugs.pop()
+
+    async def awork(number: int) -> None:
+        work(number)
+
+    async def main() -> None:
+        workers: Workers[int] = (
+            ThreadWorkers(work, done.extend, 2, watch)
+            if in_threads
+            else TaskWorkers(awork, done.extend, 2, watch)
+        )
+        workers.submit(range(10))
+        await wait_until(lambda: len(done) == 10, WAIT_S)
+        await workers.close(1000)
+
+    asyncio.run(main())
+    assert sorted(done) == list(range(10))
+    assert done[-1] == 3
+    assert watch.described() == "calls: 1 failures, the last LookupError('a bug')"
+    assert "calls failed and is started again" in caplog.text

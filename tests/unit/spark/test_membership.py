@@ -31,8 +31,10 @@ from turbopump.spark.reading.membership import (
 )
 from turbopump.spark.reading.options import SourceOptions
 from turbopump.testing import virtual_time, wait_until
+from turbopump.wire.bodies import RunningInfo
 from turbopump.wire.codes import RequestCode
-from turbopump.wire.command import Command
+from turbopump.wire.command import Command, request, whole_body
+from turbopump.wire.headers import RunningInfoOf
 from turbopump.wire.record import MessageView
 
 A0 = MessageQueue("T", "a", 0)
@@ -332,6 +334,34 @@ async def test_push_consumers_who_come_later_are_noticed(
             async with pushing(made):
                 await wait_until(lambda: "consume with the group of this query" in caplog.text)
         assert "10.0.1.9@" in caplog.text
+
+
+@virtual_time()
+async def test_a_bug_while_looking_who_came_is_counted_and_looking_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, bugs = list[str](), [LookupError("a bug")]
+
+    async def others(_session: Session, group: str, _topics: Sequence[str]) -> list[str]:
+        asked.append(group)
+        if bugs:
+            raise bugs.pop()
+        return []
+
+    monkeypatch.setattr("turbopump.spark.reading.membership.other_members", others)
+    async with world(tmp_path) as (made, session):
+        member = await join_group(session, options(session), ["T"])
+        assert member is not None
+        member.members_changed()
+        await wait_until(lambda: len(asked) == 2)
+        header = RunningInfoOf(consumer_group="g", client_id=session.client_id)
+        command = request(RequestCode.GET_CONSUMER_RUNNING_INFO, header)
+        answer = await session.request(made.brokers["a"].address, command, 5000)
+        told = RunningInfo.decode(whole_body(answer)).properties
+        assert (
+            told["backgroundFailures"] == "members of g: 1 failures, the last LookupError('a bug')"
+        )
+        assert "heartbeat" in told["backgroundWork"]
 
 
 @virtual_time()

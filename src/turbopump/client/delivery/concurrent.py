@@ -24,7 +24,7 @@ from turbopump.client.push_config import Listening
 from turbopump.client.send_back import SendingBack
 from turbopump.client.stats import ConsumerStats
 from turbopump.clock import Clock
-from turbopump.supervisor import Supervisor
+from turbopump.supervisor import Supervisor, Watch
 from turbopump.wire.record import MessageView
 
 _log = logging.getLogger(__name__)
@@ -68,11 +68,17 @@ class ConcurrentDelivery:
         self._stats = stats
         self._clock = clock
         self._tasks = Supervisor()
+        watch = self._tasks.watch("calls of the listener")
         self._workers: Workers[Batch] = (
-            TaskWorkers(self._acall, self._settle, config.threads)
+            TaskWorkers(self._acall, self._settle, config.threads, watch)
             if listener.is_async
-            else ThreadWorkers(self._call, self._settle, config.threads)
+            else ThreadWorkers(self._call, self._settle, config.threads, watch)
         )
+
+    @property
+    def watches(self) -> tuple[Watch, ...]:
+        """What runs in the background, and what has failed of it."""
+        return self._tasks.watches
 
     @property
     def threads(self) -> int:

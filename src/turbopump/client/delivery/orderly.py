@@ -33,7 +33,7 @@ from turbopump.client.push_config import Listening, Retries
 from turbopump.client.send_back import SendingBack
 from turbopump.client.stats import ConsumerStats
 from turbopump.clock import Clock
-from turbopump.supervisor import Supervisor
+from turbopump.supervisor import Supervisor, Watch
 from turbopump.wire.record import MessageView
 
 _log = logging.getLogger(__name__)
@@ -95,11 +95,17 @@ class OrderlyDelivery:
         self._stats = stats
         self._clock = clock
         self._tasks = Supervisor()
+        watch = self._tasks.watch("calls of the listener")
         self._workers: Workers[Run] = (
-            TaskWorkers(self._arun, self._settle_all, config.threads)
+            TaskWorkers(self._arun, self._settle_all, config.threads, watch)
             if listener.is_async
-            else ThreadWorkers(self._run, self._settle_all, config.threads)
+            else ThreadWorkers(self._run, self._settle_all, config.threads, watch)
         )
+
+    @property
+    def watches(self) -> tuple[Watch, ...]:
+        """What runs in the background, and what has failed of it."""
+        return self._tasks.watches
 
     @property
     def threads(self) -> int:
@@ -166,6 +172,7 @@ class OrderlyDelivery:
     # --- calling ----------------------------------------------------------------------------------
 
     def _run(self, run: Run) -> None:
+        run.calls.clear()
         end_ms = self._clock.monotonic_ms() + _RUN_MS_MAX
         for messages in run.batches:
             if not self._goes_on(run, end_ms):
@@ -174,6 +181,7 @@ class OrderlyDelivery:
             run.calls.append(_call(messages, context, self._listener.call(messages, context)))
 
     async def _arun(self, run: Run) -> None:
+        run.calls.clear()
         end_ms = self._clock.monotonic_ms() + _RUN_MS_MAX
         for messages in run.batches:
             if not self._goes_on(run, end_ms):

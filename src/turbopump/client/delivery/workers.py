@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from turbopump.net.threads import DaemonThreads
+from turbopump.supervisor import Watch
 
 J = TypeVar("J")
 J_in = TypeVar("J_in", contravariant=True)
@@ -28,7 +29,10 @@ _log = logging.getLogger(__name__)
 
 
 class Workers(Protocol[J_in]):
-    """Runs jobs; made by whoever knows how to run one, and what to do when it is done."""
+    """Runs jobs; made by whoever knows how to run one, and what to do when it is done.
+
+    A job that fails is a bug: it is logged, counted, and run again after a pause.
+    """
 
     size: int
     """How many jobs run at once; may be changed at any time."""
@@ -42,15 +46,25 @@ class Workers(Protocol[J_in]):
         ...
 
 
+def _run_later(workers: Workers[J], job: J, pause_ms: int) -> None:
+    """Run a job again that failed by a bug."""
+    asyncio.get_running_loop().call_later(pause_ms / 1000, workers.submit, [job])
+
+
 class ThreadWorkers(Generic[J]):
     """Runs jobs in threads."""
 
     def __init__(
-        self, run: Callable[[J], None], done: Callable[[Sequence[J]], None], size: int
+        self,
+        run: Callable[[J], None],
+        done: Callable[[Sequence[J]], None],
+        size: int,
+        watch: Watch,
     ) -> None:
         self.size = size
         self._run = run
         self._done = done
+        self._watch = watch
         # Daemons: a listener that never returns must not keep the process from ending.
         self._threads = DaemonThreads(THREADS_LIMIT, "turbopump-listener")
         self._jobs: deque[J] = deque()
@@ -96,11 +110,19 @@ class ThreadWorkers(Generic[J]):
             except IndexError:
                 return
             self._taken += 1
-            self._run(job)
+            try:
+                self._run(job)
+            except Exception as error:  # noqa: BLE001 - a bug, or nobody would ever finish the job
+                if not self._is_closed:
+                    loop.call_soon_threadsafe(self._run_again, job, error)
+                continue
             self._finished.append(job)
             if not self._is_told and not self._is_closed:
                 self._is_told = True
                 loop.call_soon_threadsafe(self._collect)
+
+    def _run_again(self, job: J, error: Exception) -> None:
+        _run_later(self, job, self._watch.failed(error))
 
     def _collect(self) -> None:
         self._is_told = False
@@ -138,11 +160,16 @@ class TaskWorkers(Generic[J]):
     """Runs jobs on the loop."""
 
     def __init__(
-        self, run: Callable[[J], Awaitable[None]], done: Callable[[Sequence[J]], None], size: int
+        self,
+        run: Callable[[J], Awaitable[None]],
+        done: Callable[[Sequence[J]], None],
+        size: int,
+        watch: Watch,
     ) -> None:
         self.size = size
         self._run = run
         self._done = done
+        self._watch = watch
         self._jobs: deque[J] = deque()
         self._finished: list[J] = []
         self._active: set[asyncio.Task[None]] = set()
@@ -179,7 +206,11 @@ class TaskWorkers(Generic[J]):
         while self._jobs and len(self._active) <= self.size:
             job = self._jobs.popleft()
             self._join()
-            await self._run(job)
+            try:
+                await self._run(job)
+            except Exception as error:  # noqa: BLE001 - a bug, or nobody would ever finish the job
+                _run_later(self, job, self._watch.failed(error))
+                continue
             if not self._finished:
                 asyncio.get_running_loop().call_soon(self._collect)
             self._finished.append(job)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
+from turbopump import supervisor
 from turbopump.admin.administration import Admin
 from turbopump.client.config import ClientConfig
 from turbopump.client.session import Session
@@ -32,7 +33,13 @@ class StoredSince:
         self._total = total
         self._watch = watch
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="stored-since", daemon=True)
+        self._before: int | None = None
+        self._thread = threading.Thread(
+            target=supervisor.keep_in_thread,
+            args=(supervisor.Watch(f"progress of {what}"), self._look, self._done),
+            name="stored-since",
+            daemon=True,
+        )
 
     def __enter__(self) -> Self:
         if self._watch is not unwatched:
@@ -52,9 +59,10 @@ class StoredSince:
             self._watch(Step(self._what, self._total, self._total))
 
     def _look(self) -> None:
-        before = self._stored()
+        if self._before is None:
+            self._before = self._stored()
         while not self._done.wait(_LOOK_S):
-            grown = max(0, self._stored() - before)
+            grown = max(0, self._stored() - self._before)
             self._watch(Step(self._what, min(grown, self._total), self._total))
 
     def _stored(self) -> int:

@@ -89,7 +89,7 @@ class QueryMember(ConsumerMember):
     def members_changed(self) -> None:
         """Look who has come; only a warning, since the query cannot know who was meant to stay."""
         if self._noticing is None or self._noticing.done():
-            self._noticing = asyncio.create_task(self._notice())
+            self._noticing = self._session.work.keep(f"members of {self.group}", self._notice)
 
     async def _notice(self) -> None:
         try:
@@ -140,7 +140,7 @@ class Joining:
             if is_patient or not error.retriable:
                 raise
             _log.warning("group %s is not joined yet: %s", self._options.group, error)
-            self._trying = asyncio.create_task(self._keep_trying())
+            self._trying = self._session.work.start(self._keep_trying())
 
     async def _keep_trying(self) -> None:
         clock, patience_ms = self._session.clock, self._session.config.route_interval_ms

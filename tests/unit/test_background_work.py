@@ -1,0 +1,49 @@
+"""All background work belongs to a supervisor, or is watched, or is awaited by who started it."""
+
+from __future__ import annotations
+
+import pytest
+
+from imports import calls, modules, name_of
+
+STARTS = ("create_task", "ensure_future", "threading.Thread", "threading.Timer", "Thread")
+
+OWNERS = {
+    "supervisor.py": "the supervisor itself",
+    "net/serving.py": "one task for each request: owned by the connection, errors are answered",
+    "net/pool.py": "dialling: whoever asks for the connection waits for it",
+    "net/threads.py": "threads of an executor: errors reach whoever waits for the job",
+    "store/flush.py": "the flusher: a bug fails all who wait, and the store until it is restarted",
+    "client/background.py": "the event loop of blocking clients, and the calls that wait for it",
+    "client/blocking.py": "closes a client that was not closed, at the end of the process",
+    "client/push_consumer.py": "closing: whoever closes waits for it",
+    "client/delivery/workers.py": "calls of listeners: watched",
+    "spark/pipelines/stored.py": "the display of progress: watched",
+    "spark/reading/cluster.py": "requests to several queues: awaited together",
+    "spark/reading/patience.py": "requests to several brokers: awaited together",
+    "spark/reading/pulling.py": "reads ahead: awaited in order by the same reader",
+    "spark/writing/sending.py": "sends: awaited before the task of Spark ends",
+    "testing/": "runs whatever tests ask for",
+}
+
+
+def starts() -> dict[str, list[int]]:
+    """Return where tasks and threads are started, other than in a group that waits for them."""
+    found: dict[str, list[int]] = {}
+    for path in modules():
+        for called, line in calls(path):
+            owner, _, last = called.rpartition(".")
+            if (last in STARTS or called in STARTS) and owner not in {"group", "tasks"}:
+                found.setdefault(name_of(path), []).append(line)
+    return found
+
+
+@pytest.mark.parametrize("name", starts())
+def test_only_owners_start_tasks_and_threads(name: str) -> None:
+    is_known = name in OWNERS or name.startswith("testing/")
+    assert is_known, f"{name}:{starts()[name]}: use a Supervisor, or a TaskGroup"
+
+
+def test_no_owner_is_named_for_nothing() -> None:
+    unused = OWNERS.keys() - starts().keys() - {"testing/"}
+    assert not unused
