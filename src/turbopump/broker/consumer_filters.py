@@ -225,7 +225,7 @@ def _died(data: ConsumerFilter, at_ms: int) -> ConsumerFilter:
 def sql_filter(expression: str) -> Filter:
     """Return the filter of an SQL92 expression; raises InvalidExpression."""
     matches = compile_sql(expression).matches
-    return Filter(properties=lambda data: matches(parsed(data)))
+    return Filter(properties=lambda data: matches(parsed(data)), weight=len(expression))
 
 
 @lru_cache(maxsize=16)

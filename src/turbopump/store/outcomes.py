@@ -60,6 +60,8 @@ class Filter(Struct, frozen=True):
     """Given a run of units, says which to consider; called with whole arrays, never one by one."""
     properties: Callable[[bytes], bool] | None = None
     """Given a message's properties in their text form, says whether it is wanted."""
+    weight: int = 0
+    """What a call of ``properties`` costs, in bytes of properties that take as long to read."""
 
 
 EVERYTHING = Filter()

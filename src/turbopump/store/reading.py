@@ -35,12 +35,15 @@ from turbopump.store.outcomes import (
     UnitsMissing,
     UpToDate,
 )
-from turbopump.store.unit_check import matching_units, unit_matches
+from turbopump.store.unit_check import matching_units, properties_at
 from turbopump.store.unit_repair import Settled, UnitRepair
-from turbopump.wire.record import decode_entry
 
 _FEW_CODES = 16
 _FEW_UNITS = 128
+FILTERED_BYTES_MAX = 256 * 1024
+"""Most bytes of properties, and of expressions over them, for one answer: some milliseconds."""
+FILTERED_MESSAGE_BYTES = 128
+"""What finding a message costs, in bytes of properties that take as long to read."""
 
 
 def read_queue(
@@ -253,6 +256,9 @@ class _Scan:
         self._damaged_to = 0
         """The offset behind those that were wanted and cannot be read."""
         self._is_searching = False
+        self._window = 0, 0, memoryview(b"")
+        """The file of the last message: finding it costs more than looking at a message."""
+        self._filtered_bytes = 0
 
     def run(self, data: bytes) -> _Scanned:
         units = as_units(data)
@@ -270,6 +276,9 @@ class _Scan:
                 stop = number
                 break
             looked_at = number + 1
+            if self._filtered_bytes >= FILTERED_BYTES_MAX:
+                stop = looked_at
+                break
         else:
             stop = self._first_full_between(units, looked_at, stop) or stop
         last_position = int(units["physical_offset"][max(0, stop - 1)])
@@ -337,20 +346,36 @@ class _Scan:
             segment_bytes = self._log.segment_bytes
             self._skip_to = position + segment_bytes - position % segment_bytes
             return
-        if not unit_matches(self._log, self._queue, self._offset + number, position, size):
+        found = self._record(number, position, size)
+        if found is None:
             unit = self._settled(number)
             if unit is None:
                 return
             position, size, _ = unit
-        message = self._log.view(position, size)
-        assert message is not None, "it was compared with its unit"
-        if self._wanted.properties is not None and not self._wants(message):
+            found = self._record(number, position, size)
+            assert found is not None, "it was compared with its unit"
+        message, properties_start = found
+        if self._wanted.properties is not None and not self._wants(message[properties_start:]):
             self._removed = False
             return
         self._messages.append(message)
         self._numbers.append(number)
         self._bytes += size
         self._skip_to = -1
+
+    def _record(self, number: int, position: int, size: int) -> tuple[memoryview, int] | None:
+        """Return the message of a unit and where its properties begin; None if it is another."""
+        start, end, view = self._window
+        if not start <= position < end:
+            window = self._log.window(position)
+            if window is None:
+                return None
+            start, end, view = self._window = window
+        at = position - start
+        if position + size > end:
+            return None
+        found = properties_at(view, at, position, size, self._queue, self._offset + number)
+        return None if found is None else (view[at : at + size], found - at)
 
     def _is_removed(self, position: int) -> bool:
         """Whether retention has deleted the message before the queue could follow."""
@@ -371,10 +396,10 @@ class _Scan:
             self._damaged_to = following
         return None
 
-    def _wants(self, message: memoryview) -> bool:
+    def _wants(self, properties: memoryview) -> bool:
         assert self._wanted.properties is not None
-        entry = decode_entry(message)
-        return entry is not None and self._wanted.properties(entry.properties)
+        self._filtered_bytes += FILTERED_MESSAGE_BYTES + len(properties) + self._wanted.weight
+        return self._wanted.properties(bytes(properties))
 
 
 class _Scanned(Struct, frozen=True):

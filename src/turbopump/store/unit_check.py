@@ -109,32 +109,41 @@ def _matching_few(log: CommitLog, queue: ConsumeQueue, offset: int, data: bytes,
 def _matches(
     view: memoryview, at: int, position: int, size: int, queue: ConsumeQueue, offset: int
 ) -> bool:
-    """Compare one record; the unit's bytes are known to lie within the file."""
+    return properties_at(view, at, position, size, queue, offset) is not None
+
+
+def properties_at(
+    view: memoryview, at: int, position: int, size: int, queue: ConsumeQueue, offset: int
+) -> int | None:
+    """Return where a record's properties begin; None if it is not the message of the unit.
+
+    The unit's bytes are known to lie within the file.
+    """
     if size < FIXED_BYTES:
-        return False
+        return None
     told, magic, queue_id, queue_offset, told_position, flags, body_bytes = _HEAD.unpack_from(
         view, at
     )
     if told != size or magic != MAGIC or queue_id != queue.queue_id or told_position != position:
-        return False
+        return None
     if queue_offset != offset and not queue.is_shifted:
-        return False
+        return None
     topic_at = at + _HEAD_BYTES
     if flags & _V6_FLAGS:
         topic_at += _V6_EXTRA * (flags & _V6_FLAGS).bit_count()
         if topic_at > at + size:
-            return False
+            return None
         (body_bytes,) = _BODY_LENGTH.unpack_from(view, topic_at - _BODY_LENGTH.size)
     if body_bytes < 0:
-        return False
+        return None
     topic_at += body_bytes
     topic = queue.stored_topic
-    properties_at = topic_at + len(topic) + _PROPERTIES_LENGTH.size
-    left = at + size - properties_at
+    found = topic_at + len(topic) + _PROPERTIES_LENGTH.size
+    left = at + size - found
     if left < 0 or view[topic_at : topic_at + len(topic)] != topic:
-        return False
+        return None
     (length,) = _PROPERTIES_LENGTH.unpack_from(view, topic_at + len(topic))
-    return bool(length == left)
+    return found if length == left else None
 
 
 def _matching_in_file(

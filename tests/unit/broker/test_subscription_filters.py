@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from brokers import Client, pulled, running_broker, views
-from turbopump.testing import virtual_loop, virtual_time, wait_until
+from brokers import Client, client_of, pulled, running_broker, views
+from turbopump.testing import MemoryNetwork, virtual_loop, virtual_time, wait_until
 from turbopump.wire.bodies import ConsumerData, Heartbeat, MessageModel, Subscription
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command
@@ -165,6 +165,37 @@ async def test_a_rare_match_is_found_in_bounded_steps(tmp_path: Path) -> None:
         steps = [after - before for before, after in pairwise(offsets)]
         assert steps[0] == 800
         assert max(steps) == 800
+
+
+@virtual_time()
+async def test_others_are_served_while_a_rare_match_is_searched_for(tmp_path: Path) -> None:
+    network = MemoryNetwork()
+    async with running_broker(tmp_path, network) as (broker, client):
+        for number in range(3000):
+            await client.send(b"%d" % number, named={"n": str(number)})
+        pulls, has_begun = 0, asyncio.Event()
+
+        async def search() -> None:
+            nonlocal pulls
+            offset = 0
+            while offset < 3000:
+                answer = await client.pull(
+                    offset, max_msg_nums=1_000_000, expression_type=SQL92, tags="n = -1"
+                )
+                assert answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY
+                offset = pulled(answer).next_begin_offset
+                pulls += 1
+                has_begun.set()
+
+        async with client_of(network, broker.address, "10.0.0.8") as other:
+            await other.send(b"connected", topic="U")
+            searching = asyncio.create_task(search())
+            await has_begun.wait()
+            before = pulls
+            await other.send(b"meanwhile", topic="U")
+            assert pulls - before <= 2
+            await searching
+            assert pulls > 2
 
 
 @virtual_time()

@@ -14,11 +14,17 @@ from hypothesis import strategies as st
 
 from turbopump.message import QueueOffset
 from turbopump.store import Files, Filter, Found, ReadLimits, Store
+from turbopump.store.config import StoreConfig
 from turbopump.store.consume_queue import UNIT
 from turbopump.store.outcomes import ReadOutcome
-from turbopump.store.reading import positions_and_sizes
+from turbopump.store.reading import (
+    FILTERED_BYTES_MAX,
+    FILTERED_MESSAGE_BYTES,
+    positions_and_sizes,
+)
 from unit.store.support import ManualClock, bodies, record, small_config
 
+FILTERED_BYTES = FILTERED_MESSAGE_BYTES + len(b"n\x019000")
 EACH = Filter(units=lambda units: np.ones(len(units), np.bool_))
 LIMITS = st.builds(
     ReadLimits,
@@ -196,3 +202,38 @@ def test_whoever_reads_on_needs_few_reads_of_the_file(tmp_path: Path) -> None:
         store.remove_topic("Topic")
         store.append([record(b"new")])
         assert bodies(store) == [b"new"]
+
+
+@pytest.mark.parametrize(
+    ("weight", "count_max", "per_read"),
+    [
+        (0, 32, 800),
+        # However much a reader asks for, and however long its expression is.
+        (0, 1_000_000, FILTERED_BYTES_MAX // FILTERED_BYTES + 1),
+        (16_384, 32, FILTERED_BYTES_MAX // (16_384 + FILTERED_BYTES) + 1),
+    ],
+)
+def test_a_rare_match_is_searched_for_in_bounded_slices(
+    tmp_path: Path, weight: int, count_max: int, per_read: int
+) -> None:
+    """Each message is looked at once, and the next offset moves on by what was looked at."""
+    count, looked_at = 10_000, [0]
+
+    def is_wanted(properties: bytes) -> bool:
+        looked_at[0] += 1
+        return properties == b"n\x019000"
+
+    wanted = Filter(properties=is_wanted, weight=weight)
+    with Store.open(tmp_path, StoreConfig()) as store:
+        store.append_all([(record(b"", n=f"{number:04}"),) for number in range(count)])
+        found, offset, steps = [], QueueOffset(0), []
+        while offset < count:
+            before = looked_at[0]
+            outcome = store.read("Topic", 0, offset, count_max, wanted)
+            found += list(outcome.queue_offsets) if isinstance(outcome, Found) else []
+            steps.append(outcome.next_offset - offset)
+            assert looked_at[0] - before == steps[-1] > 0
+            offset = outcome.next_offset
+    assert found == [9000]
+    assert looked_at[0] == count
+    assert max(steps) == steps[0] == per_read

@@ -11,6 +11,10 @@ _INTEGER = re.compile(r"[+-]?\d+")
 _INTEGER_LENGTH_MAX = 4000
 """Python refuses to parse much longer ones, which could only be leading zeros."""
 
+_INT32_DIGITS = 9
+_INT64_DIGITS = 18
+"""So many digits without a sign always fit, which most numbers have."""
+
 _DOUBLE = re.compile(
     r"""
     (?P<decimal> [+-]? (?:[0-9]+\.?[0-9]* | \.[0-9]+) (?:[eE][+-]?[0-9]+)? ) [fFdD]?
@@ -35,10 +39,14 @@ def to_bool(text: str) -> bool:
 
 
 def to_int32(text: str) -> int:
+    if len(text) <= _INT32_DIGITS and text.isascii() and text.isdigit():
+        return int(text)
     return _to_integer(text, Number.INT32, 1 << 31)
 
 
 def to_int64(text: str) -> int:
+    if len(text) <= _INT64_DIGITS and text.isascii() and text.isdigit():
+        return int(text)
     return _to_integer(text, Number.INT64, 1 << 63)
 
 
