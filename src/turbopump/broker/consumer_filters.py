@@ -107,7 +107,8 @@ class ConsumerFilters:
         seen_ms = self._clock.now_ms() - _DEAD_BEFORE_START_MS
         for topic in saved.filter_data_by_topic.values():
             for data in topic.group_filter_data.values():
-                self._keep(data if data.is_dead else _died(data, seen_ms))
+                if data.expression_type == SQL92:
+                    self._keep(data if data.is_dead else _died(data, seen_ms))
 
     def find(self, group: str, topic: str) -> Registered | None:
         """Return the newest version of a subscription."""

@@ -371,6 +371,8 @@ async def test_operators_see_where_a_query_is(tmp_path: Path) -> None:
         assert member is not None
         (wanted,) = member.heartbeat_data().subscription_data_set
         assert (wanted.topic, wanted.sub_string) == ("T", "a || b")
+        # A query that is started later must replace what brokers keep of this one.
+        assert wanted.sub_version == session.clock.now_ms() > 0
         member.reached({MessageQueue("T", "a", 0): 5, MessageQueue("U", "a", 0): 7})
         assert member.progress("T") == {MessageQueue("T", "a", 0): 5}
         assert [each.topic for each in member.heartbeat_data().subscription_data_set] == ["T", "U"]

@@ -101,6 +101,15 @@ def test_index_hashes(vector: Vector) -> None:
         assert found % int(slots) == slot
 
 
+def test_places_in_a_bloom_filter() -> None:
+    # As RocketMQ wrote them to consumerFilter.json.
+    assert hashing.bloom_positions("cg_sql#Beta", 112, 3) == [91, 45, 32]
+    # A published value for a text of several blocks.
+    fox = b"The quick brown fox jumps over the lazy dog"
+    assert hashing.murmur3(fox) == 0xE34B_BC7B_BC07_1B6C
+    assert hashing.murmur3(b"") == 0
+
+
 @pytest.mark.parametrize("vector", HASHES["bodyCrc"])
 def test_body_checksums(vector: Vector) -> None:
     assert hashing.body_crc(bytes.fromhex(vector["bodyHex"])) == vector["crc"]
