@@ -189,6 +189,7 @@ class Broker:
         is_lost = self.state.topics.saving in missing
         recover_topics(self.state.topics, counts, is_table_lost=is_lost)
         self.state.offsets.lower_to_ends(self.queue_end)
+        self.path.transactions.load()
         watch = self._work.watch("store upkeep", is_essential=True)
         self._upkeep = Upkeep(self.store, self._clock, watch)
         self._registration = Registration(
@@ -226,6 +227,7 @@ class Broker:
         every("held pulls", lambda: self.config.long_polling.sweep_interval_ms, self._sweep)
         every("offsets", lambda: self.config.intervals.offsets_ms, self._save_offsets)
         every("delay progress", lambda: self.config.intervals.delays_ms, self._save_delays)
+        every("transaction checks", self._check_interval_ms, self.path.checks.run)
         every("clock watch", WATCH_MS, self.path.delays.watch_clock)
         every("statistics", SAMPLE_INTERVAL_MS, self.state.stats.sample)
         every("silent clients", SWEEP_INTERVAL_MS, self.administration.membership.sweep)
@@ -233,6 +235,9 @@ class Broker:
         if scrub_bytes_per_s:
             every("scrubber", max(1, SLICE_BYTES * 1000 // scrub_bytes_per_s), self.store.scrub)
         self._await_absent()
+
+    def _check_interval_ms(self) -> int:
+        return self.config.transactions.check_interval_ms
 
     def _await_absent(self) -> None:
         """Give the members of before a restart time to reconnect, if there are any."""
@@ -266,6 +271,7 @@ class Broker:
             rest.push_async_callback(self._save_tables)
             # Delayed messages count as delivered once their copies are on disk.
             rest.callback(self.store.flush)
+            rest.callback(self.path.transactions.stop)
             rest.callback(self.path.deadlines.close)
             rest.callback(self.path.work_ahead.stop)
             rest.push_async_callback(self._server.drain, _DRAIN_MS)
@@ -279,6 +285,7 @@ class Broker:
         return (*self.state.tables, self.path.delays.saving)
 
     async def _save_tables(self) -> None:
+        self.path.transactions.settle_progress()
         await asyncio.gather(*(table.try_save() for table in self._tables))
 
     def _close_tables(self) -> None:
@@ -339,6 +346,7 @@ class Broker:
             self.path.arrivals.release_topic(topic.topic_name)
 
     def _save_offsets(self) -> Awaitable[None] | None:
+        self.path.transactions.settle_progress()
         return _saved(self.state.offsets.saving)
 
     def _save_delays(self) -> Awaitable[None] | None:

@@ -252,6 +252,29 @@ class FiltersConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionsConfig:
+    """How transactional messages are treated."""
+
+    rejected: bool = False
+    """Whether half messages are refused [rejectTransactionMessage]."""
+    timeout_ms: int = 6000
+    """Age at which a half message is checked for the first time, unless the message says otherwise
+    [transactionTimeOut]."""
+    check_interval_ms: int = 60_000
+    """How often producers are asked about half messages that are old enough
+    [transactionCheckInterval]."""
+    checks_max: int = 15
+    """After this many checks without a decision, a half message goes to
+    TRANS_CHECK_MAX_TIME_TOPIC [transactionCheckMax]."""
+
+    def __post_init__(self) -> None:
+        require_bool("rejectTransactionMessage", self.rejected)
+        require_int("transactionTimeOut", self.timeout_ms, 0)
+        require_int("transactionCheckInterval", self.check_interval_ms, 1)
+        require_int("transactionCheckMax", self.checks_max, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LongPollingConfig:
     """How pulls wait for messages."""
 
@@ -361,6 +384,7 @@ class BrokerConfig:
     topics: TopicsConfig = TopicsConfig()
     groups: GroupsConfig = GroupsConfig()
     filters: FiltersConfig = FiltersConfig()
+    transactions: TransactionsConfig = TransactionsConfig()
     long_polling: LongPollingConfig = LongPollingConfig()
     overload: OverloadConfig = OverloadConfig()
     network: NetworkConfig = NetworkConfig()

@@ -174,6 +174,10 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("memberReconnectTimeout", "groups.member_reconnect_ms", _INT),
     Setting("enablePropertyFilter", "filters.sql_enabled", _BOOL, live=True),
     Setting("filterSupportRetry", "filters.retried", _BOOL, live=True),
+    Setting("rejectTransactionMessage", "transactions.rejected", _BOOL, live=True),
+    Setting("transactionTimeOut", "transactions.timeout_ms", _INT, live=True),
+    Setting("transactionCheckInterval", "transactions.check_interval_ms", _INT, live=True),
+    Setting("transactionCheckMax", "transactions.checks_max", _INT, live=True),
     Setting("longPollingEnable", "long_polling.enabled", _BOOL, live=True),
     Setting("shortPollingTimeMills", "long_polling.short_hold_ms", _INT, live=True),
     Setting("longPollingSweepInterval", "long_polling.sweep_interval_ms", _INT, live=True),
@@ -232,7 +236,6 @@ NOT_YET = {
     "enableLmq": "false",
     "enableMultiDispatch": "false",
     "transientStorePoolEnable": "false",
-    "rejectTransactionMessage": "false",
     "disableConsumeIfConsumerReadSlowly": "false",
     "enableConsumeQueueExt": "false",
 }

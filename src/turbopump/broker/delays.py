@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from turbopump.broker.delay_recovery import SavedDelays, delivered_end
 from turbopump.broker.durability import Outcome
-from turbopump.broker.put import Draft, Put, record_of
+from turbopump.broker.put import Draft, Put, draft_like, record_of
 from turbopump.clock import Clock
 from turbopump.errors import RecordError, RemoteError, StoreError
 from turbopump.message import PhysicalOffset, QueueOffset
@@ -413,15 +413,5 @@ class Delays:
 
 def _own(view: MessageView) -> Draft:
     # The properties stay as they are, the delay level included: it is not looked at again.
-    return Draft(
-        topic=view.properties[names.REAL_TOPIC],
-        queue_id=int(view.properties[names.REAL_QUEUE_ID]),
-        properties=view.properties,
-        body=view.stored_body,
-        flag=view.flag,
-        sys_flag=view.sys_flag,
-        born_timestamp_ms=view.born_timestamp_ms,
-        born_host=view.born_host,
-        store_host=view.store_host,
-        reconsume_times=view.reconsume_times,
-    )
+    named = view.properties
+    return draft_like(view, named[names.REAL_TOPIC], int(named[names.REAL_QUEUE_ID]), named)

@@ -28,6 +28,7 @@ from turbopump.broker.handlers.queries import QueryRequests
 from turbopump.broker.handlers.reply import ReplyRequests, push_reply
 from turbopump.broker.handlers.send import SendRequests
 from turbopump.broker.handlers.send_back import SendBackRequests
+from turbopump.broker.handlers.transactions import TransactionRequests, ask_producer
 from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.membership import Membership
 from turbopump.broker.offsets import Offsets
@@ -45,6 +46,8 @@ from turbopump.broker.stats import Stats
 from turbopump.broker.subscription_conflicts import SubscriptionConflicts
 from turbopump.broker.subscription_filters import SubscriptionFilters
 from turbopump.broker.topics import Topics
+from turbopump.broker.transactions.checks import Checks
+from turbopump.broker.transactions.transactions import Transactions
 from turbopump.clock import Clock
 from turbopump.net.deadlines import Deadlines
 from turbopump.net.router import Handler
@@ -141,6 +144,23 @@ class MessagePath:
         )
         self.put = put = Put(store, self.durability, len(levels))
         self.delays = Delays(store, put, state.file("delayOffset.json"), levels, clock, work)
+        self.transactions = Transactions(
+            store=store,
+            put=put,
+            topics=state.topics,
+            offsets=state.offsets,
+            store_host=store_host,
+            clock=clock,
+        )
+        self.checks = Checks(
+            config=state.live,
+            transactions=self.transactions,
+            put=put,
+            topics=state.topics,
+            producers=state.producers,
+            ask=ask_producer,
+            clock=clock,
+        )
         self.sends = Sends(
             config=state.live,
             store_host=store_host,
@@ -190,6 +210,7 @@ class MessagePath:
             SendBackRequests(self.retries),
             ReplyRequests(state.live, store_host, self.replies),
             QueryRequests(state.live, store),
+            TransactionRequests(config.identity, self.transactions),
         )
 
     @property

@@ -17,7 +17,7 @@ from turbopump.wire import properties as names
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.hosts import Host
 from turbopump.wire.names import SCHEDULE_TOPIC
-from turbopump.wire.record import Record
+from turbopump.wire.record import MessageView, Record
 from turbopump.wire.record_batch import RecordBatch
 
 BURST_BYTES_MAX = 1024 * 1024
@@ -45,6 +45,24 @@ class Draft(Struct, frozen=True, kw_only=True):
     born_host: Host
     store_host: Host
     reconsume_times: int = 0
+
+
+def draft_like(
+    view: MessageView, topic: str, queue_id: int, properties: Mapping[str, str]
+) -> Draft:
+    """Return a draft with the body and the origin of a stored message."""
+    return Draft(
+        topic=topic,
+        queue_id=queue_id,
+        properties=properties,
+        body=view.stored_body,
+        flag=view.flag,
+        sys_flag=view.sys_flag,
+        born_timestamp_ms=view.born_timestamp_ms,
+        born_host=view.born_host,
+        store_host=view.store_host,
+        reconsume_times=view.reconsume_times,
+    )
 
 
 def delay_level_of(properties: Mapping[str, str]) -> int:

@@ -14,9 +14,11 @@ from turbopump.broker.durability import Late, Outcome, Promise
 from turbopump.broker.groups import Groups
 from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.overload import WorkAhead
-from turbopump.broker.put import Draft, Put, delay_level_of, refusal, waits_for_disk
+from turbopump.broker.put import Draft, Put, delay_level_of, record_of, refusal, waits_for_disk
 from turbopump.broker.stats import Stats
 from turbopump.broker.topics import Topics, queues_of
+from turbopump.broker.transactions.half import half_draft, says_half
+from turbopump.broker.transactions.transactions import prepare_topics
 from turbopump.clock import Clock
 from turbopump.errors import BodyError, InvalidArgument, RemoteError, WriteRefused
 from turbopump.store.append import Group
@@ -266,10 +268,8 @@ class Sends:
         self, send: Send, target: _Target, properties: dict[str, str]
     ) -> tuple[list[Record], bool]:
         """Return the record of a message that may be delayed or part of a transaction."""
-        if properties.get(names.TRANSACTION_PREPARED, "").lower() == "true":
-            raise self._forbidden("sending transaction message")
-        waits = waits_for_disk(properties)
-        if delay_level_of(properties) == 0:
+        waits, is_half = waits_for_disk(properties), says_half(properties, send.topic)
+        if delay_level_of(properties) == 0 and not is_half:
             # Delayed messages keep it, as the original's do.
             properties.pop(names.WAIT, None)
         properties[names.CLUSTER] = self._config.current.identity.cluster
@@ -285,7 +285,12 @@ class Sends:
             store_host=self._store_host,
             reconsume_times=send.reconsume_times,
         )
-        return [self._put.record(draft)], waits
+        if not is_half:
+            return [self._put.record(draft)], waits
+        if self._config.current.transactions.rejected:
+            raise self._forbidden("sending transaction message")
+        prepare_topics(self._topics)
+        return [record_of(half_draft(draft, send.producer_group))], waits
 
     def _batch(self, send: Send, target: _Target) -> tuple[Group, bool]:
         """Return the records of a batch, and whether the sender waits for the disk."""

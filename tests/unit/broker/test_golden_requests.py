@@ -30,12 +30,11 @@ TOPIC_TEST_TIMES = {
 SERVED = {
     *(14, 15, 17, 21, 25, 26, 28, 34, 35, 38, 41, 42, 43, 45, 46, 50, 51, 52, 53, 200, 201),
     *(202, 203, 204, 207, 208, 215, 222, 223, 300, 301, 303, 305, 306, 307, 308, 309, 314, 315),
-    *(316, 317, 321, 323, 328, 329),
+    *(316, 317, 321, 328, 329),
 }
 
 DIFFERENT = {
-    # Transactions and access control are not there yet.
-    "resume_check_half.request": ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+    # Access control is not there yet.
     "acl_cluster_info.request": ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
     "acl_update_config.request": ResponseCode.UPDATE_AND_CREATE_ACL_CONFIG_FAILED,
     "acl_global_white.request": ResponseCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG_FAILED,

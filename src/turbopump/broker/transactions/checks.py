@@ -1,0 +1,246 @@
+"""Check-backs: producers are asked about half messages whose transaction does not end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from msgspec import Struct
+
+from turbopump.broker.clients import Member, Producers
+from turbopump.broker.live_config import LiveConfig
+from turbopump.broker.put import Put
+from turbopump.broker.topics import Topics
+from turbopump.broker.transactions import half as halves
+from turbopump.broker.transactions.half import Half, Rules, Verdict, verdict
+from turbopump.broker.transactions.ledger import Fate
+from turbopump.broker.transactions.transactions import LOAD_MAX, Replacement, Transactions
+from turbopump.clock import Clock
+from turbopump.errors import NetworkError, RemoteError
+from turbopump.message import PhysicalOffset, QueueOffset
+from turbopump.store.outcomes import Appended
+from turbopump.wire.ids import offset_id
+from turbopump.wire.names import CHECKED_TOO_OFTEN_TOPIC
+from turbopump.wire.record import MessageView, Record
+
+_log = logging.getLogger(__name__)
+
+BATCH_MAX = 64
+"""Half messages that are dealt with in one turn of the event loop, and with one write."""
+
+BATCH_BYTES_MAX = 8 * 1024 * 1024
+
+BUSY_MS = 100
+"""How long to wait while the disk, or the producers of a group, do not keep up."""
+
+TRIES_MAX = 30
+"""How often to wait so; then a group is not asked any more in this round."""
+
+
+class Question(Struct, frozen=True):
+    """What a producer is asked: what became of the transaction of a half message."""
+
+    queue_offset: QueueOffset
+    physical_offset: PhysicalOffset
+    offset_id: str
+    unique_key: str | None
+    message: bytes
+    """The half message as a record of its own topic."""
+
+
+class _Due(Struct, frozen=True):
+    """A half message, and what is to be done with it."""
+
+    half: Half
+    view: MessageView
+    verdict: Verdict
+
+
+Ask = Callable[[Member, Question], None]
+"""Sends a question to a producer; raises NetworkError."""
+
+
+class Checks:
+    """Looks at all open half messages from time to time."""
+
+    def __init__(
+        self,
+        *,
+        config: LiveConfig,
+        transactions: Transactions,
+        put: Put,
+        topics: Topics,
+        producers: Producers,
+        ask: Ask,
+        clock: Clock,
+    ) -> None:
+        self._config = config
+        self._transactions = transactions
+        self._put = put
+        self._topics = topics
+        self._producers = producers
+        self._ask = ask
+        self._clock = clock
+        self._turn = 0
+        self._unreachable: set[str] = set()
+        """Groups whose producers do not read; they are not asked again in this round."""
+
+    @property
+    def _rules(self) -> Rules:
+        config = self._config.current
+        return Rules(
+            timeout_ms=config.transactions.timeout_ms,
+            checks_max=config.transactions.checks_max,
+            reserved_ms=config.store.retention.reserved_ms,
+        )
+
+    async def run(self) -> None:
+        """Check, renew or give up what is due, and note the progress."""
+        if not self._transactions.queues.half_range[1]:
+            return
+        self._unreachable.clear()
+        has_more = True
+        while has_more:
+            has_more = self._transactions.load_open(self._rules.timeout_ms)
+            await asyncio.sleep(0)
+        ledger, rules = self._transactions.ledger, self._rules
+        is_crowded = ledger.is_crowded
+        due: list[_Due] = []
+        for number, offset in enumerate(list(ledger.open), start=1):
+            found = self._decided(offset, rules, is_crowded=is_crowded)
+            if found is not None:
+                due.append(found)
+            if len(due) == BATCH_MAX or sum(each.view.size for each in due) > BATCH_BYTES_MAX:
+                await self._deal_with(due)
+                due = []
+            elif number % LOAD_MAX == 0:
+                await asyncio.sleep(0)
+        await self._deal_with(due)
+        self._transactions.advance()
+
+    # --- acting -----------------------------------------------------------------------------------
+
+    def _decided(self, offset: QueueOffset, rules: Rules, *, is_crowded: bool) -> _Due | None:
+        """Return what is to be done with a half message; None if nothing is."""
+        transactions, now_ms = self._transactions, self._clock.now_ms()
+        half = transactions.ledger.open.get(offset)
+        if half is None or transactions.is_ending(half):
+            return None
+        has_producer = self._has_producer(half.group)
+        decision = verdict(half, now_ms, rules, has_producer=has_producer, is_crowded=is_crowded)
+        if decision is Verdict.WAIT:
+            return None
+        view = transactions.queues.message_at(half.physical_offset)
+        if view is None:
+            self._note_missing(half)
+            return None
+        return None if transactions.was_committed(offset, view) else _Due(half, view, decision)
+
+    async def _deal_with(self, due: Sequence[_Due]) -> None:
+        """Do with some half messages what is due."""
+        for _ in range(TRIES_MAX):
+            if self._put.busy() is None:
+                break
+            await asyncio.sleep(BUSY_MS / 1000)
+        await self._give_up([each for each in due if each.verdict is Verdict.GIVE_UP])
+        await self._renew([each for each in due if each.verdict is Verdict.RENEW])
+        await self._check([each for each in due if each.verdict is Verdict.CHECK])
+
+    def _note_missing(self, half: Half) -> None:
+        if self._transactions.queues.is_removed(half.physical_offset):
+            _log.error(
+                "half message %d of group %r was deleted with its log file before its transaction"
+                " ended",
+                half.queue_offset,
+                half.group,
+            )
+            self._transactions.ledger.forget(half.queue_offset)
+
+    async def _give_up(self, due: Sequence[_Due]) -> None:
+        replaced = [Replacement(each.half, halves.given_up(each.view)) for each in self._still(due)]
+        if not replaced:
+            return
+        self._topics.create_internal(CHECKED_TOO_OFTEN_TOPIC, queues=1)
+        await self._transactions.replace(replaced, Fate.GIVEN_UP)
+        for old in replaced:
+            _log.warning(
+                "gave up half message %d of group %r after %d checks: it is in %s",
+                old.half.queue_offset,
+                old.half.group,
+                old.half.checks,
+                CHECKED_TOO_OFTEN_TOPIC,
+            )
+
+    async def _renew(self, due: Sequence[_Due]) -> None:
+        made = [_copied(each, each.half.checks, halves.renewed_copy) for each in self._still(due)]
+        replaced = [old for old in made if old is not None]
+        if replaced:
+            await self._transactions.replace(replaced, Fate.REPLACED)
+
+    async def _check(self, due: Sequence[_Due]) -> None:
+        replaced, views = [], []
+        for each in self._still(due):
+            checks = each.half.checks + 1
+            old = _copied(each, checks, partial(halves.checked_copy, checks=checks))
+            if old is not None:
+                replaced.append(old)
+                views.append(each.view)
+        if not replaced:
+            return
+        places = await self._transactions.replace(replaced, Fate.REPLACED)
+        for old, view, place in zip(replaced, views, places, strict=True):
+            if old.half.group not in self._unreachable:
+                await self._send(old.half.group, _question(view, old.checks, place))
+
+    def _still(self, due: Sequence[_Due]) -> list[_Due]:
+        """Return those that are still open: transactions end while others are stored."""
+        transactions = self._transactions
+        return [
+            each
+            for each in due
+            if each.half.queue_offset in transactions.ledger.open
+            and not transactions.is_ending(each.half)
+        ]
+
+    # --- asking -----------------------------------------------------------------------------------
+
+    def _has_producer(self, group: str) -> bool:
+        return group not in self._unreachable and bool(self._producers.members(group))
+
+    async def _send(self, group: str, question: Question) -> None:
+        """Ask one producer of a group, each in its turn; wait while none of them reads."""
+        for _ in range(TRIES_MAX):
+            members = self._producers.members(group)
+            for _ in members:
+                self._turn += 1
+                try:
+                    self._ask(members[self._turn % len(members)], question)
+                except NetworkError:
+                    continue
+                return
+            if not members:
+                break
+            await asyncio.sleep(BUSY_MS / 1000)
+        _log.warning("no producer of group %r takes questions: asked again later", group)
+        self._unreachable.add(group)
+
+
+def _copied(due: _Due, checks: int, copy: Callable[[MessageView], Record]) -> Replacement | None:
+    """Return a copy of a half message; None if it cannot be made."""
+    try:
+        return Replacement(due.half, copy(due.view), checks)
+    except RemoteError as error:
+        _log.warning("half message %s cannot be copied: %s", due.view.message_id, error)
+        return None
+
+
+def _question(view: MessageView, checks: int, place: Appended) -> Question:
+    return Question(
+        queue_offset=place.queue_offset,
+        physical_offset=place.physical_offset,
+        offset_id=offset_id(view.store_host, place.physical_offset),
+        unique_key=view.unique_key,
+        message=halves.question(view, checks, place.queue_offset, place.physical_offset),
+    )

@@ -1,0 +1,125 @@
+"""Which half messages are open, and how far both queues need not be read again. Pure.
+
+Half messages are numbered by their queue. One is open if it is not before ``floor`` and no
+operation names it. What was sent since the last check is known only by its operations: it is read
+once it is old enough to be checked, so that a transaction that ends in time costs nothing here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum, auto
+
+from msgspec import Struct
+
+from turbopump.broker.transactions.half import Half, Identity
+from turbopump.message import QueueOffset
+
+CLOSED_MAX = 10_000
+"""Ended transactions before ``floor`` that are remembered, to answer repeated requests."""
+
+
+class Fate(Enum):
+    """What became of a half message."""
+
+    COMMITTED = auto()
+    ROLLED_BACK = auto()
+    REPLACED = auto()
+    """There is a newer copy."""
+    GIVEN_UP = auto()
+    ENDED = auto()
+    """It ended in an earlier run: how is not known."""
+
+
+class Progress(Struct, frozen=True):
+    """Where reading begins after a restart."""
+
+    half: QueueOffset
+    operation: QueueOffset
+
+
+class Ledger:
+    """The account of half messages, from offset ``floor`` on."""
+
+    def __init__(self, floor: QueueOffset, next_operation: QueueOffset) -> None:
+        self.floor = floor
+        """Every half message before it has ended, or has a newer copy."""
+        self.seen = floor
+        """Those before it that have not ended are in ``open``."""
+        self.open: dict[QueueOffset, Half] = {}
+        self._by_identity: dict[Identity, QueueOffset] = {}
+        self._closed: dict[QueueOffset, Fate] = {}
+        self._operations: deque[tuple[QueueOffset, QueueOffset]] = deque()
+        """Offset in the queue of operations, and of the half message."""
+        self._next_operation = next_operation
+
+    def is_open(self, offset: QueueOffset) -> bool:
+        """Whether a half message that exists has not ended and is the newest copy."""
+        return offset >= self.floor and offset not in self._closed
+
+    def fate(self, offset: QueueOffset) -> Fate | None:
+        """Return what became of a half message, if that is remembered."""
+        return self._closed.get(offset)
+
+    def newest_copy(self, identity: Identity | None) -> QueueOffset | None:
+        """Return the open copy of a half message that is not the first."""
+        found = None if identity is None else self._by_identity.get(identity)
+        return found if found is not None and self.open[found].is_copy else None
+
+    def add(self, half: Half) -> QueueOffset | None:
+        """Note an open half message; return an open one that it is a copy of."""
+        self.open[half.queue_offset] = half
+        if half.identity is None:
+            return None
+        older = self._by_identity.get(half.identity)
+        self._by_identity[half.identity] = half.queue_offset
+        return older if half.is_copy else None
+
+    def close(self, offset: QueueOffset, fate: Fate) -> None:
+        """Note that a half message has ended."""
+        self.forget(offset)
+        self._closed[offset] = fate
+
+    def reopen(self, half: Half) -> None:
+        """Undo `close`, because what was stored instead is lost."""
+        self._closed.pop(half.queue_offset, None)
+        self.add(half)
+
+    def forget(self, offset: QueueOffset) -> None:
+        """Forget an open half message that is gone."""
+        half = self.open.pop(offset, None)
+        identity = None if half is None else half.identity
+        if identity is not None and self._by_identity.get(identity) == offset:
+            del self._by_identity[identity]
+
+    def note_operation(self, at: QueueOffset, half: QueueOffset) -> None:
+        """Note that the queue of operations has one for a half message."""
+        self._operations.append((at, half))
+        self._next_operation = max(self._next_operation, QueueOffset(at + 1))
+
+    def forget_operations(self, first: QueueOffset) -> None:
+        """Undo `note_operation` from an offset on, because they are lost."""
+        kept = [operation for operation in self._operations if operation[0] < first]
+        self._operations = deque(kept)
+        self._next_operation = min(self._next_operation, first)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether most messages from the oldest open one on have ended."""
+        # Copies lie behind what was seen, so this is a lower bound.
+        ended = self.seen - self._oldest - len(self.open)
+        return ended > CLOSED_MAX + len(self.open)
+
+    @property
+    def _oldest(self) -> QueueOffset:
+        return min(min(self.open, default=self.seen), self.seen)
+
+    def advance(self) -> Progress:
+        """Move the floor to the oldest open half message; return where to read from."""
+        self.floor = self._oldest
+        while self._operations and self._operations[0][1] < self.floor:
+            self._operations.popleft()
+        while len(self._closed) > CLOSED_MAX and next(iter(self._closed)) < self.floor:
+            del self._closed[next(iter(self._closed))]
+        operation = self._operations[0][0] if self._operations else self._next_operation
+        return Progress(self.floor, operation)

@@ -1,0 +1,134 @@
+"""Reading half messages and operations, and finding out what became of one before a crash."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from turbopump.broker.transactions.half import (
+    QUEUE_ID,
+    Identity,
+    ended_by,
+    identity_of,
+)
+from turbopump.errors import RecordError
+from turbopump.message import PhysicalOffset, QueueOffset
+from turbopump.store import outcomes
+from turbopump.store.config import ReadLimits
+from turbopump.store.outcomes import EVERYTHING
+from turbopump.store.store import Store
+from turbopump.wire import properties as names
+from turbopump.wire.names import (
+    CHECKED_TOO_OFTEN_TOPIC,
+    HALF_OPERATIONS_TOPIC,
+    HALF_TOPIC,
+    SCHEDULE_TOPIC,
+)
+from turbopump.wire.record import MessageView, decode_record
+from turbopump.wire.sysflag import Transaction
+
+_log = logging.getLogger(__name__)
+
+RUN_COUNT = 256
+_LIMITS = ReadLimits.uniform(bytes_max=8 * 1024 * 1024, count_max=RUN_COUNT)
+
+_FOUND_MAX = 64
+_FOREVER_MS = 1 << 62
+
+
+class TransactionQueues:
+    """The queues of half messages and of operations."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    @property
+    def half_range(self) -> tuple[QueueOffset, QueueOffset]:
+        """The first half message that is there, and the offset of the next one."""
+        return self._store.queue_range(HALF_TOPIC, QUEUE_ID)
+
+    def half(self, offset: QueueOffset) -> MessageView | None:
+        """Return a half message by its offset; None if it is not there or cannot be read."""
+        found = self.halves(offset, 1)
+        return found[0] if found and found[0].queue_offset == offset else None
+
+    def halves(self, offset: QueueOffset, count_max: int = RUN_COUNT) -> list[MessageView]:
+        """Return some half messages from an offset on; none at the end of the queue."""
+        return self._run(HALF_TOPIC, offset, count_max)[0]
+
+    def message_at(self, position: PhysicalOffset) -> MessageView | None:
+        """Return the message at a position of the log."""
+        stored = None if position < 0 else self._store.message_at(position)
+        return None if stored is None else _decoded(stored)
+
+    def is_removed(self, position: PhysicalOffset) -> bool:
+        """Whether the log no longer has a position."""
+        return position < self._store.min_offset
+
+    def operations(self, offset: QueueOffset) -> Iterator[tuple[QueueOffset, QueueOffset]]:
+        """Yield all operations from an offset on: their own, and that of the half message."""
+        while True:
+            found, offset = self._run(HALF_OPERATIONS_TOPIC, offset, RUN_COUNT)
+            if not found:
+                return
+            for view in found:
+                ended = ended_by(view.stored_body)
+                if ended is not None:
+                    yield view.queue_offset, ended
+
+    def _run(
+        self, topic: str, offset: QueueOffset, count_max: int
+    ) -> tuple[list[MessageView], QueueOffset]:
+        """Return messages of a queue and where to read next, past what is gone or damaged."""
+        while True:
+            outcome = self._store.read(topic, QUEUE_ID, offset, count_max, EVERYTHING, _LIMITS)
+            match outcome:
+                case outcomes.Found():
+                    views = [_decoded(message) for message in outcome.messages]
+                    readable = [view for view in views if view is not None]
+                    if readable:
+                        return readable, outcome.next_offset
+                case outcomes.MessagesRemoved() | outcomes.MessageDamaged():
+                    pass
+                case outcomes.OffsetTooSmall():
+                    pass
+                case _:
+                    return [], offset
+            if outcome.next_offset <= offset:
+                return [], offset
+            offset = outcome.next_offset
+
+    # --- the past ---------------------------------------------------------------------------------
+
+    def was_committed(self, view: MessageView) -> bool:
+        """Whether the committed message of a half message is in its topic already.
+
+        A crash may come between it and its operation. Without a unique key, or without the key
+        index, this cannot be found out.
+        """
+        topics = {view.properties.get(names.REAL_TOPIC, ""), SCHEDULE_TOPIC}
+        return any(
+            found.transaction is Transaction.COMMIT
+            for topic in topics
+            for found in self._copies_in(topic, identity_of(view))
+        )
+
+    def was_given_up(self, view: MessageView) -> bool:
+        """Whether a half message is among those that are kept for operators."""
+        return any(self._copies_in(CHECKED_TOO_OFTEN_TOPIC, identity_of(view)))
+
+    def _copies_in(self, topic: str, identity: Identity | None) -> Iterator[MessageView]:
+        if identity is None or not topic:
+            return
+        for stored in self._store.messages_by_key(topic, identity[0], _FOUND_MAX, 0, _FOREVER_MS):
+            found = _decoded(stored)
+            if found is not None and found.topic == topic and identity_of(found) == identity:
+                yield found
+
+
+def _decoded(stored: memoryview) -> MessageView | None:
+    try:
+        return decode_record(stored)
+    except RecordError as error:
+        _log.warning("record of a transaction cannot be read, passed over: %s", error)
+        return None

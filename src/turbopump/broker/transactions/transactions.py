@@ -1,0 +1,466 @@
+"""Ending transactions: the committed message is stored, then an operation for its half message.
+
+A request is acknowledged once what it asked for is stored as the broker's mode promises. Repeated
+requests change nothing, whichever copy of the half message they name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVarTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from turbopump.broker.durability import Late, Outcome, Promise
+from turbopump.broker.offsets import Offsets
+from turbopump.broker.put import Put
+from turbopump.broker.topics import Topics
+from turbopump.broker.transactions import half as halves
+from turbopump.broker.transactions.half import QUEUE_ID, Half, Identity, half_of, identity_of
+from turbopump.broker.transactions.ledger import Fate, Ledger, Progress
+from turbopump.broker.transactions.queues import RUN_COUNT, TransactionQueues
+from turbopump.clock import Clock
+from turbopump.errors import RemoteError
+from turbopump.message import PhysicalOffset, QueueOffset
+from turbopump.store.outcomes import Appended
+from turbopump.store.store import Store
+from turbopump.wire.codes import ResponseCode
+from turbopump.wire.hashing import body_crc
+from turbopump.wire.hosts import Host
+from turbopump.wire.names import (
+    CHECKED_TOO_OFTEN_TOPIC,
+    HALF_OPERATIONS_TOPIC,
+    HALF_TOPIC,
+)
+from turbopump.wire.record import MessageView, Record
+
+_log = logging.getLogger(__name__)
+
+PROGRESS_GROUP = "CID_RMQ_SYS_TRANS"
+"""Progress in both queues is kept as this group's offsets."""
+
+LOAD_MAX = 2048
+"""Half messages that are looked at in one turn of the event loop."""
+
+RETRY_MS = 1000
+"""How long to wait after the store refused an operation."""
+
+_MARKS_MAX = 16
+
+Ts = TypeVarTuple("Ts")
+
+OnEnded = Callable[[RemoteError | None, *Ts], None]
+"""Called once with what kept a transaction from ending, or None when it has."""
+
+
+class End(Struct, frozen=True):
+    """A producer's decision."""
+
+    group: str
+    queue_offset: QueueOffset
+    physical_offset: PhysicalOffset
+    commits: bool
+
+
+_Key = Identity | QueueOffset
+"""By which an ending is found, whichever copy a request names."""
+
+
+class _Ending:
+    """A transaction whose end is being stored."""
+
+    def __init__(self, target: QueueOffset, *, commits: bool) -> None:
+        self.target = target
+        self.commits = commits
+        self._waiting: list[tuple[Callable[..., None], tuple[object, ...]]] = []
+
+    def add(self, on_ended: Callable[..., None], args: tuple[object, ...]) -> None:
+        self._waiting.append((on_ended, args))
+
+    def report(self, error: RemoteError | None) -> None:
+        waiting, self._waiting = self._waiting, []
+        for on_ended, args in waiting:
+            on_ended(error, *args)
+
+
+class Replacement(Struct, frozen=True):
+    """A half message, and the record that takes its place."""
+
+    half: Half
+    record: Record
+    checks: int = 0
+
+
+class Transactions:
+    """Half messages and what becomes of them."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        put: Put,
+        topics: Topics,
+        offsets: Offsets,
+        store_host: Host,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._put = put
+        self._topics = topics
+        self._offsets = offsets
+        self._store_host = store_host
+        self._clock = clock
+        self.queues = TransactionQueues(store)
+        self.ledger = Ledger(QueueOffset(0), QueueOffset(0))
+        self._earlier_end = QueueOffset(0)
+        """Half messages before it are from an earlier run."""
+        self._endings: dict[_Key, _Ending] = {}
+        self._unwritten: list[QueueOffset] = []
+        """Half messages whose operation is to be written."""
+        self._writing: asyncio.Handle | None = None
+        self._marks: deque[tuple[PhysicalOffset, Progress]] = deque()
+        """Progress that counts once the log is flushed to a position."""
+
+    def load(self) -> None:
+        """Read which half messages had ended when the broker was stopped."""
+        first, self._earlier_end = self.queues.half_range
+        if not self._earlier_end:
+            return
+        prepare_topics(self._topics)
+        floor = max(first, self._progress_in(HALF_TOPIC))
+        operation = self._progress_in(HALF_OPERATIONS_TOPIC)
+        self.ledger = Ledger(floor, operation)
+        for at, ended in self.queues.operations(operation):
+            self.ledger.note_operation(at, ended)
+            self.ledger.close(ended, Fate.ENDED)
+
+    def _progress_in(self, topic: str) -> QueueOffset:
+        return self._offsets.find(PROGRESS_GROUP, topic, QUEUE_ID) or QueueOffset(0)
+
+    # --- what is open -----------------------------------------------------------------------------
+
+    def load_open(self, age_ms: int) -> bool:
+        """Read some half messages of at least this age that have not ended; False at the end."""
+        ledger, end = self.ledger, self.queues.half_range[1]
+        stop = min(end, ledger.seen + LOAD_MAX)
+        while ledger.seen < stop and not self._is_unknown(ledger.seen):
+            ledger.seen = QueueOffset(ledger.seen + 1)
+        if ledger.seen >= stop:
+            return stop < end
+        count = 1
+        while count < RUN_COUNT and self._is_unknown(QueueOffset(ledger.seen + count)):
+            count += 1
+        found = self.queues.halves(ledger.seen, count)
+        now_ms = self._clock.now_ms()
+        for view in found:
+            if 0 <= now_ms - view.store_timestamp_ms < age_ms:
+                # Those behind it are younger still.
+                return False
+            self._note(view)
+            ledger.seen = QueueOffset(view.queue_offset + 1)
+        return bool(found)
+
+    def _load_earlier(self) -> None:
+        """Read what is open from earlier runs, if that has not happened yet."""
+        while self.ledger.seen < self._earlier_end and self.load_open(0):
+            pass
+
+    def _is_unknown(self, offset: QueueOffset) -> bool:
+        return self.ledger.is_open(offset) and offset not in self.ledger.open
+
+    def _note(self, view: MessageView) -> None:
+        """Take a half message into account, unless it has ended although no operation names it."""
+        half, first = half_of(view), halves.first_offset_of(view)
+        if not self._is_unknown(half.queue_offset):
+            return
+        if first is not None and self.ledger.fate(first) is Fate.ENDED:
+            # Apache RocketMQ ends a copy by naming the first one.
+            self.close(half.queue_offset, Fate.ENDED)
+            return
+        older = self.ledger.add(half)
+        if older is not None:
+            # A crash came between the copy and the operation for the older one.
+            self.close(older, Fate.REPLACED)
+
+    # --- ending -----------------------------------------------------------------------------------
+
+    def end(self, end: End, on_ended: OnEnded[*Ts], *args: *Ts) -> None:
+        """Commit or roll back; raises RemoteError if the request does not fit its half message."""
+        view = self._half_of(end)
+        target = self._target(end, view)
+        if target is None:
+            on_ended(None, *args)
+            return
+        key = identity_of(view) or target
+        ending = self._endings.get(key)
+        if ending is None:
+            record = self._final(view) if end.commits else self._operation(target)
+            ending = self._endings[key] = _Ending(target, commits=end.commits)
+            ending.add(on_ended, args)
+            self._put.soon([record], Promise.DURABLE, self._stored, key, ending)
+        elif ending.commits == end.commits:
+            ending.add(on_ended, args)
+        else:
+            raise _refused("the transaction is just being ended the other way")
+
+    def _half_of(self, end: End) -> MessageView:
+        """Return the half message that a request names, if everything about it fits."""
+        view = self.queues.half(end.queue_offset)
+        if view is None or view.physical_offset != end.physical_offset:
+            there = self.queues.message_at(end.physical_offset)
+            if there is None or there.topic != HALF_TOPIC:
+                raise _refused(f"no half message at commitLogOffset {end.physical_offset}")
+            raise _refused(
+                f"tranStateTableOffset of the half message at {end.physical_offset}"
+                f" must be {there.queue_offset}, got {end.queue_offset}"
+            )
+        if half_of(view).group != end.group:
+            raise _refused(f"the half message belongs to another producer group than {end.group!r}")
+        return view
+
+    def _target(self, end: End, view: MessageView) -> QueueOffset | None:
+        """Return the half message to end, perhaps a newer copy; None if it has ended so already."""
+        offset: QueueOffset | None = end.queue_offset
+        if not self.ledger.is_open(end.queue_offset):
+            self._load_earlier()
+            offset = self.ledger.newest_copy(identity_of(view))
+        if offset is not None and not self.was_committed(offset, view):
+            return offset
+        fate = self._fate(end.queue_offset, view)
+        if fate is Fate.GIVEN_UP and end.commits:
+            # Better late than never: it was not rolled back.
+            return end.queue_offset
+        if end.commits == (fate is Fate.COMMITTED):
+            return None
+        done = "committed" if fate is Fate.COMMITTED else "rolled back, or asked about anew,"
+        raise _refused(f"the transaction is {done} already")
+
+    def was_committed(self, offset: QueueOffset, view: MessageView) -> bool:
+        """Whether an open half message was committed before a crash; if so, it is closed."""
+        if offset >= self._earlier_end or not self.queues.was_committed(view):
+            return False
+        self.close(offset, Fate.COMMITTED)
+        return True
+
+    def _fate(self, offset: QueueOffset, view: MessageView) -> Fate:
+        fate = self.ledger.fate(offset)
+        if fate in {Fate.COMMITTED, Fate.ROLLED_BACK}:
+            return fate
+        if self.queues.was_committed(view):
+            return Fate.COMMITTED
+        return Fate.GIVEN_UP if self.queues.was_given_up(view) else Fate.ENDED
+
+    def _final(self, view: MessageView) -> Record:
+        if body_crc(view.stored_body) != view.body_crc:
+            # The copy would get a checksum that fits, and pass for a good message.
+            reason = "half message, not committed: the body does not match its checksum"
+            self._store.note_damaged(view.physical_offset, reason)
+            raise _refused(reason)
+        try:
+            draft = halves.final_draft(view)
+        except (KeyError, ValueError) as error:
+            raise _refused(f"the half message does not name its queue: {error}") from error
+        # A crash may have come before a new topic was saved, which had no queue to tell of it.
+        queues = max(draft.queue_id + 1, self._topics.config.default_queues)
+        self._topics.create_internal(draft.topic, queues)
+        record = self._put.record(draft)
+        return replace(record, prepared_transaction_offset=view.physical_offset)
+
+    def _stored(self, outcome: Outcome, key: _Key, ending: _Ending) -> None:
+        """Report an end as soon as that may be, and close the transaction when it is certain."""
+        if isinstance(outcome, Late):
+            ending.report(RemoteError(outcome.code, outcome.remark))
+            self._put.when_settled([outcome.appended], partial(self._settle, key, ending))
+        else:
+            self._settle(key, ending, outcome)
+
+    def _settle(self, key: _Key, ending: _Ending, outcome: Outcome) -> None:
+        del self._endings[key]
+        if isinstance(outcome, RemoteError):
+            ending.report(outcome)
+            return
+        if ending.commits:
+            self.close(ending.target, Fate.COMMITTED)
+        elif isinstance(outcome, Appended):
+            self.ledger.note_operation(outcome.queue_offset, ending.target)
+            self.ledger.close(ending.target, Fate.ROLLED_BACK)
+        ending.report(None)
+
+    def close(self, offset: QueueOffset, fate: Fate) -> None:
+        """Note what became of a half message, and have it written if it was open."""
+        was_open = self.ledger.is_open(offset)
+        self.ledger.close(offset, fate)
+        if was_open:
+            self._write_operation(offset)
+
+    def is_ending(self, half: Half) -> bool:
+        """Whether the end of a half message is being stored."""
+        return (half.identity or half.queue_offset) in self._endings
+
+    # --- operations -------------------------------------------------------------------------------
+
+    def _operation(self, half: QueueOffset) -> Record:
+        return halves.operation(half, self._clock.now_ms(), self._store_host)
+
+    def _write_operation(self, half: QueueOffset) -> None:
+        """Have an operation written with those of other requests, soon."""
+        self._unwritten.append(half)
+        if self._writing is None:
+            self._writing = asyncio.get_running_loop().call_soon(self.write_operations)
+
+    def write_operations(self) -> None:
+        """Write the operations of committed messages.
+
+        Should it be refused, the ledger remembers what has ended, and so does the store: the
+        committed message is found by its unique key.
+        """
+        self._writing = None
+        written, self._unwritten = self._unwritten, []
+        if not written:
+            return
+        try:
+            appended = self._put.groups([[self._operation(half)] for half in written])
+        except RemoteError as error:
+            _log.warning("%d operations cannot be stored yet: %s", len(written), error)
+            self._retry(written)
+            return
+        for stored, half in zip(appended, written, strict=True):
+            self.ledger.note_operation(stored.queue_offset, half)
+        self._put.when_settled(appended, partial(self._operations_settled, appended, written))
+
+    def _operations_settled(
+        self, appended: Sequence[Appended], written: list[QueueOffset], outcome: Outcome
+    ) -> None:
+        if isinstance(outcome, RemoteError):
+            self._forget_operations(appended[0].queue_offset)
+            self._retry(written)
+
+    def _forget_operations(self, first: QueueOffset) -> None:
+        self.ledger.forget_operations(first)
+        # Progress that relied on them.
+        self._marks.clear()
+
+    def _retry(self, written: list[QueueOffset]) -> None:
+        self._unwritten += written
+        if self._writing is None:
+            loop = asyncio.get_running_loop()
+            self._writing = loop.call_later(RETRY_MS / 1000, self.write_operations)
+
+    def stop(self) -> None:
+        """Write what is left to write, for the last time."""
+        if self._writing is not None:
+            self._writing.cancel()
+        self.write_operations()
+        if self._writing is not None:
+            self._writing.cancel()
+        if self.queues.half_range[1]:
+            self.advance()
+
+    # --- copies -----------------------------------------------------------------------------------
+
+    async def replace(self, replaced: Sequence[Replacement], fate: Fate) -> list[Appended]:
+        """Store records in place of half messages, each with its operation; return their places.
+
+        With `Fate.REPLACED` they are copies, which are open from then on. Raises RemoteError, and
+        nothing has changed.
+        """
+        # Operations last: after a crash in between, a copy shows that it replaces another.
+        groups = [[old.record] for old in replaced]
+        groups += [[self._operation(old.half.queue_offset)] for old in replaced]
+        appended = self._put.groups(groups)
+        places, operations = appended[: len(replaced)], appended[len(replaced) :]
+        for old, place, operation in zip(replaced, places, operations, strict=True):
+            self.ledger.note_operation(operation.queue_offset, old.half.queue_offset)
+            self.ledger.close(old.half.queue_offset, fate)
+            if fate is Fate.REPLACED:
+                self.ledger.add(halves.copied(old.half, place, old.checks))
+        outcome = await self._settled(appended)
+        if isinstance(outcome, RemoteError):
+            self._undo(replaced, places, operations[0].queue_offset, fate)
+            raise outcome
+        return places
+
+    def _undo(
+        self,
+        replaced: Sequence[Replacement],
+        places: Sequence[Appended],
+        operation: QueueOffset,
+        fate: Fate,
+    ) -> None:
+        self._forget_operations(operation)
+        for old, place in zip(replaced, places, strict=True):
+            if fate is Fate.REPLACED:
+                self.ledger.forget(place.queue_offset)
+            self.ledger.reopen(old.half)
+
+    async def _settled(self, appended: Sequence[Appended]) -> Outcome:
+        settled: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+
+        def done(outcome: Outcome) -> None:
+            if not settled.done():
+                settled.set_result(outcome)
+
+        self._put.when_settled(appended, done)
+        return await settled
+
+    async def resume(self, position: PhysicalOffset) -> None:
+        """Have a half message checked again from the beginning; raises RemoteError."""
+        view = self.queues.message_at(position)
+        if view is None or view.topic not in {CHECKED_TOO_OFTEN_TOPIC, HALF_TOPIC}:
+            raise _refused(f"no half message at {position}, neither open nor given up")
+        if self.queues.was_committed(view):
+            raise _refused("the transaction is committed already")
+        half, copy = half_of(view), halves.checked_copy(view, 0)
+        self._load_earlier()
+        offset = self.ledger.newest_copy(half.identity)
+        if offset is not None:
+            half = self.ledger.open[offset]
+        elif view.topic == CHECKED_TOO_OFTEN_TOPIC:
+            await self._reopen(half, copy)
+            return
+        elif not self.ledger.is_open(half.queue_offset):
+            raise _refused("the transaction has ended already")
+        await self.replace([Replacement(half, copy)], Fate.REPLACED)
+
+    async def _reopen(self, given_up: Half, copy: Record) -> None:
+        prepare_topics(self._topics)
+        appended = self._put.groups([[copy]])
+        self.ledger.add(halves.copied(given_up, appended[0], 0))
+        outcome = await self._settled(appended)
+        if isinstance(outcome, RemoteError):
+            self.ledger.forget(appended[0].queue_offset)
+            raise outcome
+
+    # --- progress ---------------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """Note how far both queues need not be read again."""
+        progress = self.ledger.advance()
+        if len(self._marks) >= _MARKS_MAX:
+            self._marks.pop()
+        self._marks.append((self._store.written_end, progress))
+
+    def settle_progress(self) -> None:
+        """Commit the progress that survives a power failure, for the next save of offsets."""
+        settled = None
+        while self._marks and self._marks[0][0] <= self._store.flushed_end:
+            settled = self._marks.popleft()[1]
+        if settled is not None:
+            self._offsets.commit(PROGRESS_GROUP, HALF_TOPIC, QUEUE_ID, settled.half)
+            self._offsets.commit(PROGRESS_GROUP, HALF_OPERATIONS_TOPIC, QUEUE_ID, settled.operation)
+
+
+def prepare_topics(topics: Topics) -> None:
+    """Make the topics of half messages and operations, if they are not there yet."""
+    topics.create_internal(HALF_TOPIC, queues=1)
+    # Apache RocketMQ makes none for the operations; with it, tools can read them.
+    topics.create_internal(HALF_OPERATIONS_TOPIC, queues=1)
+
+
+def _refused(remark: str) -> RemoteError:
+    return RemoteError(ResponseCode.SYSTEM_ERROR, remark)
