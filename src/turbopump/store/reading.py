@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate, compress
 from operator import add, ne
 from typing import cast
 
 import numpy as np
-from msgspec import Struct
-from numpy.typing import NDArray
 
 from turbopump.message import QueueOffset
 from turbopump.store.commit_log import CommitLog, is_topic_name
@@ -23,27 +21,19 @@ from turbopump.store.outcomes import (
     UNIT_DTYPE,
     Filter,
     Found,
-    MessageDamaged,
-    MessagesRemoved,
-    NoMatch,
     OffsetTooLarge,
     OffsetTooSmall,
     QueueEmpty,
     QueueUnknown,
     ReadOutcome,
-    Units,
     UnitsMissing,
     UpToDate,
 )
-from turbopump.store.unit_check import matching_units, properties_at
-from turbopump.store.unit_repair import Settled, UnitRepair
+from turbopump.store.unit_check import matching_units
+from turbopump.store.unit_repair import UnitRepair
+from turbopump.store.unit_scan import Scan, has_code
 
-_FEW_CODES = 16
 _FEW_UNITS = 128
-FILTERED_BYTES_MAX = 256 * 1024
-"""Most bytes of properties, and of expressions over them, for one answer: some milliseconds."""
-FILTERED_MESSAGE_BYTES = 128
-"""What finding a message costs, in bytes of properties that take as long to read."""
 
 
 def read_queue(
@@ -57,14 +47,8 @@ def read_queue(
 ) -> ReadOutcome:
     """Answer a read of a queue that exists."""
     low, high = queue.min_offset, queue.max_offset
-    if high == 0:
-        return QueueEmpty(next_offset=QueueOffset(0), min_offset=low, max_offset=high)
-    if offset < low:
-        return OffsetTooSmall(next_offset=low, min_offset=low, max_offset=high)
-    if offset == high:
-        return UpToDate(next_offset=offset, min_offset=low, max_offset=high)
-    if offset > high:
-        return OffsetTooLarge(next_offset=high, min_offset=low, max_offset=high)
+    if not low <= offset < high:
+        return _outside(offset, low, high)
     count = _units_to_look_at(count_max, limits, wanted)
     data = queue.units(offset, count)
     if not data:
@@ -80,8 +64,23 @@ def read_queue(
             found = _run_of_all(log, queue, data, offset, count_max, limits)
             if found is not None:
                 return found
-    scan = _Scan(log, queue, offset, count_max, limits, wanted, repair)
+    else:
+        found = _run_of_tagged(log, queue, data, offset, count_max, limits, wanted)
+        if found is not None:
+            return found
+    scan = Scan(log, queue, offset, count_max, limits, wanted, repair)
     return scan.run(data).outcome(low, high)
+
+
+def _outside(offset: QueueOffset, low: QueueOffset, high: QueueOffset) -> ReadOutcome:
+    """Answer a read where the queue has no messages (any more, or yet)."""
+    if high == 0:
+        return QueueEmpty(next_offset=QueueOffset(0), min_offset=low, max_offset=high)
+    if offset < low:
+        return OffsetTooSmall(next_offset=low, min_offset=low, max_offset=high)
+    if offset == high:
+        return UpToDate(next_offset=offset, min_offset=low, max_offset=high)
+    return OffsetTooLarge(next_offset=high, min_offset=low, max_offset=high)
 
 
 def checked_units(
@@ -105,9 +104,16 @@ def checked_units(
 
 def _units_to_look_at(count_max: int, limits: ReadLimits, wanted: Filter) -> int:
     if wanted is EVERYTHING or wanted == EVERYTHING:
-        # Every unit yields a message, so one more than can be returned tells where to stop.
-        return min(max(1, count_max), max(limits.memory_count_max, limits.disk_count_max)) + 1
+        return _units_of_answer(count_max, limits)
     return max(limits.scan_units_max, count_max)
+
+
+def _units_of_answer(count_max: int, limits: ReadLimits) -> int:
+    """Return how many units to look at if every one yields a message.
+
+    One more than can be returned tells where to stop.
+    """
+    return min(max(1, count_max), max(limits.memory_count_max, limits.disk_count_max)) + 1
 
 
 def _run_of_all(
@@ -120,7 +126,7 @@ def _run_of_all(
 ) -> Found | None:
     """Collect messages until the limits are reached, all being wanted; None if that is not simple.
 
-    Does what `_Scan` does at a tenth of the cost: most pulls want everything.
+    Does what `Scan` does at a tenth of the cost: most pulls want everything.
     """
     units = positions_and_sizes(data, 0, len(data) // UNIT_BYTES)
     recent_from = log.written - limits.recent_bytes
@@ -144,6 +150,27 @@ def _run_of_all(
         min_offset=queue.min_offset,
         max_offset=queue.max_offset,
     )
+
+
+def _run_of_tagged(
+    log: CommitLog,
+    queue: ConsumeQueue,
+    data: bytes,
+    offset: QueueOffset,
+    count_max: int,
+    limits: ReadLimits,
+    wanted: Filter,
+) -> Found | None:
+    """Do the same if all messages of an answer have a wanted tag, as in topics with few tags."""
+    if wanted.tags_codes is None or wanted.units is not None or wanted.properties is not None:
+        return None
+    data = data[: _units_of_answer(count_max, limits) * UNIT_BYTES]
+    if not has_code(as_units(data), wanted.tags_codes).all():
+        return None
+    good = checked_units(log, queue, offset, data, log.written - limits.recent_bytes)
+    if good < len(data) // UNIT_BYTES:
+        return None
+    return _run_of_all(log, queue, data, offset, count_max, limits)
 
 
 def bytes_and_count_max(limits: ReadLimits, *, is_recent: bool) -> tuple[int, int]:
@@ -225,239 +252,6 @@ def _pieces(
             return None
         pieces.append(piece)
     return pieces
-
-
-class _Scan:
-    """One pass over a run of units; collects messages until the limits are reached."""
-
-    def __init__(
-        self,
-        log: CommitLog,
-        queue: ConsumeQueue,
-        offset: QueueOffset,
-        count_max: int,
-        limits: ReadLimits,
-        wanted: Filter,
-        repair: UnitRepair,
-    ) -> None:
-        self._log = log
-        self._queue = queue
-        self._offset = offset
-        self._repair = repair
-        self._limits = limits
-        self._wanted = wanted
-        self._count_max = count_max
-        self._recent_from = log.written - limits.recent_bytes
-        self._messages: list[memoryview] = []
-        self._numbers: list[int] = []
-        self._bytes = 0
-        self._removed = False
-        self._skip_to = -1
-        self._damaged_to = 0
-        """The offset behind those that were wanted and cannot be read."""
-        self._is_searching = False
-        self._window = 0, 0, memoryview(b"")
-        """The file of the last message: finding it costs more than looking at a message."""
-        self._filtered_bytes = 0
-
-    def run(self, data: bytes) -> _Scanned:
-        units = as_units(data)
-        stop = len(units)
-        looked_at = 0
-        for number, position, size in self._candidates(data, units):
-            if self._messages:
-                full_at = self._first_full(units, looked_at, number, position, size)
-                if full_at is not None:
-                    stop = full_at
-                    break
-            if not 0 <= position < self._skip_to:
-                self._collect(number, position, size)
-            if self._is_searching:
-                stop = number
-                break
-            looked_at = number + 1
-            if self._filtered_bytes >= FILTERED_BYTES_MAX:
-                stop = looked_at
-                break
-        else:
-            stop = self._first_full_between(units, looked_at, stop) or stop
-        last_position = int(units["physical_offset"][max(0, stop - 1)])
-        return _Scanned(
-            self._offset,
-            stop,
-            self._damaged_to,
-            self._is_searching,
-            self._messages,
-            self._numbers,
-            self._bytes,
-            self._removed,
-            last_position < self._recent_from,
-        )
-
-    def _candidates(self, data: bytes, units: Units) -> Iterator[tuple[int, int, int]]:
-        """Pass over units whose tag is not wanted, all at once."""
-        mask = _mask(units, self._wanted)
-        if mask is None:
-            for number, (position, size, _) in enumerate(UNIT.iter_unpack(data)):
-                yield number, position, size
-            return
-        for number in np.flatnonzero(mask).tolist():
-            position, size, _ = UNIT.unpack_from(data, number * UNIT_BYTES)
-            yield number, position, size
-
-    def _first_full(
-        self, units: Units, first: int, candidate: int, position: int, size: int
-    ) -> int | None:
-        """Return the first unit, wanted or not, up to a candidate, at which the answer is full."""
-        if first < candidate:
-            full_at = self._first_full_between(units, first, candidate)
-            if full_at is not None:
-                return full_at
-        return candidate if self._is_full(position, size) else None
-
-    def _first_full_between(self, units: Units, first: int, end: int) -> int | None:
-        count, limits = len(self._messages), self._limits
-        if count == 0 or first >= end:
-            return None
-        if count >= self._count_max:
-            return first
-        run = units[first:end]
-        recent = run["physical_offset"] >= self._recent_from
-        bytes_max = np.where(recent, limits.memory_bytes_max, limits.disk_bytes_max)
-        count_max = np.where(recent, limits.memory_count_max, limits.disk_count_max)
-        full = (run["size"].astype(np.int64) + self._bytes > bytes_max) | (count >= count_max)
-        found = np.flatnonzero(full)
-        return first + int(found[0]) if len(found) else None
-
-    def _is_full(self, position: int, size: int) -> bool:
-        limits = self._limits
-        if position >= self._recent_from:
-            bytes_max, count_max = limits.memory_bytes_max, limits.memory_count_max
-        else:
-            bytes_max, count_max = limits.disk_bytes_max, limits.disk_count_max
-        count = len(self._messages)
-        return count >= self._count_max or count >= count_max or self._bytes + size > bytes_max
-
-    def _collect(self, number: int, position: int, size: int) -> None:
-        if self._is_removed(position):
-            if not self._messages:
-                self._removed = True
-            # The whole file is gone: look at nothing else that was in it.
-            segment_bytes = self._log.segment_bytes
-            self._skip_to = position + segment_bytes - position % segment_bytes
-            return
-        found = self._record(number, position, size)
-        if found is None:
-            unit = self._settled(number)
-            if unit is None:
-                return
-            position, size, _ = unit
-            found = self._record(number, position, size)
-            assert found is not None, "it was compared with its unit"
-        message, properties_start = found
-        if self._wanted.properties is not None and not self._wants(message[properties_start:]):
-            self._removed = False
-            return
-        self._messages.append(message)
-        self._numbers.append(number)
-        self._bytes += size
-        self._skip_to = -1
-
-    def _record(self, number: int, position: int, size: int) -> tuple[memoryview, int] | None:
-        """Return the message of a unit and where its properties begin; None if it is another."""
-        start, end, view = self._window
-        if not start <= position < end:
-            window = self._log.window(position)
-            if window is None:
-                return None
-            start, end, view = self._window = window
-        at = position - start
-        if position + size > end:
-            return None
-        found = properties_at(view, at, position, size, self._queue, self._offset + number)
-        return None if found is None else (view[at : at + size], found - at)
-
-    def _is_removed(self, position: int) -> bool:
-        """Whether retention has deleted the message before the queue could follow."""
-        log_min = self._log.min_offset
-        if not 0 <= position < log_min:
-            return False
-        first = self._queue.unit(self._queue.min_offset)
-        return first is not None and first[0] < log_min
-
-    def _settled(self, number: int) -> tuple[int, int, int] | None:
-        """Have a damaged unit rebuilt; None if its message cannot be read, or not yet."""
-        offset = QueueOffset(self._offset + number)
-        settled, following = self._repair.settle(self._queue, offset)
-        if settled is Settled.READABLE:
-            return self._queue.unit(offset)
-        self._is_searching = settled is Settled.SEARCHING
-        if settled is Settled.LOST and not self._messages:
-            self._damaged_to = following
-        return None
-
-    def _wants(self, properties: memoryview) -> bool:
-        assert self._wanted.properties is not None
-        self._filtered_bytes += FILTERED_MESSAGE_BYTES + len(properties) + self._wanted.weight
-        return self._wanted.properties(bytes(properties))
-
-
-class _Scanned(Struct, frozen=True):
-    offset: QueueOffset
-    units: int
-    damaged_to: int
-    is_searching: bool
-    messages: list[memoryview]
-    numbers: list[int]
-    size: int
-    removed: bool
-    far_behind: bool
-
-    def outcome(self, low: QueueOffset, high: QueueOffset) -> ReadOutcome:
-        following = QueueOffset(self.offset + self.units)
-        if self.messages:
-            return Found(
-                pieces=self.messages,
-                sizes=[len(message) for message in self.messages],
-                # Not one by one through the type's name, which takes as long as the rest of this.
-                queue_offsets=cast(
-                    list[QueueOffset], [self.offset + number for number in self.numbers]
-                ),
-                size=self.size,
-                suggest_slave=self.far_behind,
-                next_offset=following,
-                min_offset=low,
-                max_offset=high,
-            )
-        if self.is_searching or self.damaged_to:
-            # Only past what is damaged: those who wait for something else go on from there.
-            if not self.is_searching:
-                following = QueueOffset(self.damaged_to)
-            return MessageDamaged(next_offset=following, min_offset=low, max_offset=high)
-        nothing = MessagesRemoved if self.removed else NoMatch
-        return nothing(
-            suggest_slave=self.far_behind, next_offset=following, min_offset=low, max_offset=high
-        )
-
-
-def _mask(units: Units, wanted: Filter) -> NDArray[np.bool_] | None:
-    """Say which units to consider; None for all of them."""
-    mask = None if wanted.tags_codes is None else _has_code(units, wanted.tags_codes)
-    if wanted.units is not None:
-        allowed = wanted.units(units)
-        mask = allowed if mask is None else mask & allowed
-    return mask
-
-
-def _has_code(units: Units, codes: frozenset[int]) -> NDArray[np.bool_]:
-    # The hash is the lower half of the field; units of delayed messages hold a time there.
-    found = units["tags_code"].astype(np.int64).astype(np.int32)
-    if len(codes) > _FEW_CODES:
-        return np.isin(found, np.array(sorted(codes), np.int64))
-    mask = np.zeros(len(found), np.bool_)
-    for code in codes:
-        mask |= found == code
-    return mask
 
 
 def unknown_queue(topic: str, queue_id: int) -> ReadOutcome:
