@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,19 +18,22 @@ from turbopump.testing import running_server
 
 
 @contextmanager
-def cluster() -> Iterator[str]:
+def cluster(settings: Mapping[str, str] | None = None) -> Iterator[str]:
     """Give the address of a name server, of a cluster in a thread of its own if none is given."""
     if len(sys.argv) > 1:
         yield sys.argv[1]
     else:
-        with own_cluster() as address:
+        with own_cluster(settings) as address:
             yield address
 
 
 @contextmanager
-def own_cluster() -> Iterator[str]:
-    """Run a cluster in a thread of its own and give the address of its name server."""
-    with tempfile.TemporaryDirectory() as folder, running_server(Path(folder)) as server:
+def own_cluster(settings: Mapping[str, str] | None = None) -> Iterator[str]:
+    """Run a cluster in a thread of its own and give the address of its name server.
+
+    ``settings`` are a broker's, by their names in its configuration file.
+    """
+    with tempfile.TemporaryDirectory() as folder, running_server(Path(folder), settings) as server:
         yield server.nameserver
 
 

@@ -34,7 +34,7 @@ from turbopump.errors import (
 )
 from turbopump.message import Message, MessageQueue
 from turbopump.supervisor import Supervisor
-from turbopump.wire.headers import SendMessage
+from turbopump.wire.headers import CheckTransactionState, SendMessage
 from turbopump.wire.hosts import host
 from turbopump.wire.ids import UniqueIds
 from turbopump.wire.record import MessageView
@@ -263,6 +263,18 @@ class Producer(ProducerMember):
         end_ms = self._end_ms(running, None)
         route = await self._route(running, self._known_as(topic), end_ms)
         return tuple(self._shown(queue) for queue in route)
+
+    def check_transaction(
+        self, broker_address: str, asked: CheckTransactionState, message: MessageView
+    ) -> None:
+        """Say that the question is lost here: a broker picks any producer of the group."""
+        _log.error(
+            "broker %s asked for the state of transaction %s, which a Producer cannot tell: all"
+            " producers of group %s must be TransactionProducer",
+            broker_address,
+            asked.transaction_id or message.message_id,
+            self.group,
+        )
 
     # --- one message, try by try ------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import pytest
 
 from scripted_broker import Batch
 from transaction_broker import RECORD_BYTES, World, named, settled, transaction_world
+from turbopump.client.producer import Producer
 from turbopump.client.transaction_checks import CHECKS_MAX
 from turbopump.client.transaction_ends import TransactionEnd, TransactionState
 from turbopump.client.transactions import TransactionProducer
@@ -359,3 +360,18 @@ async def test_brokers_that_cannot_be_reached_at_the_start_are_told_later() -> N
             world.network.accept("10.0.0.1")
             await asyncio.sleep(31)
             assert "pg" in world.broker.peers
+
+
+@virtual_time()
+async def test_a_plain_producer_of_the_group_tells_that_it_cannot_answer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with transaction_world() as world, left_open(world, plain(COMMIT)) as (producer, half):
+        await producer.close()
+        async with Producer("pg", session=world.session("10.0.1.2")) as other:
+            await other.send(MESSAGE)
+            await settled()
+            world.broker.check(half)
+            await settled()
+            assert world.broker.ends == []
+    assert "all producers of group pg must be TransactionProducer" in caplog.text
