@@ -95,7 +95,7 @@ class TransactionProducer(Producer):
 
         def check(message):
             is_stored = database.has_order(message.message_id)
-            return TransactionState.COMMIT if is_stored else TransactionState.ROLLBACK
+            return TransactionState.COMMIT if is_stored else TransactionState.UNKNOWN
 
         with TransactionProducer(
             "orders-producer", check=check, nameserver="127.0.0.1:9876"
@@ -104,7 +104,8 @@ class TransactionProducer(Producer):
                 database.insert_order(transaction.id)
 
     ``check`` answers for every producer of the group, also for those that died: it must look the
-    transaction up where all of them store it. It is called in ``check_workers`` threads. Its
+    transaction up where all of them store it. ROLLBACK is right only if it can never commit later.
+    It is called in ``check_workers`` threads. Its
     errors, and anything it returns but a `TransactionState`, are logged and mean UNKNOWN.
 
     Brokers ask only producers that they know. All brokers of the name server's clusters are told of

@@ -24,7 +24,7 @@ class TransactionState(Enum):
 
         def check(message):
             is_stored = orders.exists(message.keys[0])
-            return TransactionState.COMMIT if is_stored else TransactionState.ROLLBACK
+            return TransactionState.COMMIT if is_stored else TransactionState.UNKNOWN
     """
 
     COMMIT = int(Wire.COMMIT)

@@ -199,7 +199,7 @@ class TransactionProducer(Producer):
 
         async def check(message):
             is_stored = await database.has_order(message.message_id)
-            return TransactionState.COMMIT if is_stored else TransactionState.ROLLBACK
+            return TransactionState.COMMIT if is_stored else TransactionState.UNKNOWN
 
         async with TransactionProducer(
             "orders-producer", check=check, nameserver="127.0.0.1:9876"
@@ -208,7 +208,8 @@ class TransactionProducer(Producer):
                 await database.insert_order(transaction.id)
 
     ``check`` answers for every producer of the group, also for those that died: it must look the
-    transaction up where all of them store it. A plain function is called in ``check_workers``
+    transaction up where all of them store it. ROLLBACK is right only if it can never commit later.
+    A plain function is called in ``check_workers``
     threads, an ``async def`` on the loop. Its errors, and anything it returns but a
     `TransactionState`, are logged and mean UNKNOWN.
 
@@ -265,7 +266,11 @@ class TransactionProducer(Producer):
         # Before brokers hear of the group, or the first check would come too early.
         self._checks = self._new_checks()
         await super().start()
-        await self._require_running().session.refresh_routes()
+        try:
+            await self._require_running().session.refresh_routes()
+        except BaseException:
+            await self.close()
+            raise
 
     async def close(self) -> None:
         """Wait for checks that run and messages on their way, then leave.
@@ -388,10 +393,13 @@ class TransactionProducer(Producer):
     async def _send_end(
         self, running: Running, queue: MessageQueue, header: EndTransaction, remark: str | None
     ) -> None:
-        """Send a decision, within the time of a send; not again if it may have arrived."""
+        """Send a decision, within the time of a send.
+
+        A one-way request that fails was not written, so a further try cannot repeat it.
+        """
         session = running.session
         end_ms = self._end_ms(running, None)
-        retries = SendRetries(session, queue.topic, self._config, end_ms, is_chosen=True)
+        retries = SendRetries(session, queue.topic, self._config, end_ms, is_chosen=False)
         while True:
             left_ms = max(end_ms - session.clock.monotonic_ms(), 1)
             try:

@@ -363,6 +363,21 @@ async def test_brokers_that_cannot_be_reached_at_the_start_are_told_later() -> N
 
 
 @virtual_time()
+async def test_a_start_that_is_cancelled_leaves_nothing_behind() -> None:
+    async with transaction_world() as world:
+        world.network.isolate("10.0.0.1")
+        session = world.session()
+        producer = TransactionProducer("pg", check=plain(COMMIT), session=session)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await producer.start()
+        assert not session.is_running
+        world.network.heal()
+        async with producer:
+            await wait_until(lambda: "pg" in world.broker.peers)
+
+
+@virtual_time()
 async def test_a_plain_producer_of_the_group_tells_that_it_cannot_answer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from clusters import Recorder
 from scripted_broker import Batch, refused
 from transaction_broker import (
     RECORD_BYTES,
@@ -34,7 +35,7 @@ from turbopump.errors import (
 from turbopump.message import Message
 from turbopump.testing import virtual_time
 from turbopump.wire import framing
-from turbopump.wire.codes import ResponseCode
+from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command, whole_body
 from turbopump.wire.headers import EndTransaction
 from turbopump.wire.record import MessageView
@@ -459,6 +460,26 @@ async def test_the_end_waits_for_a_broker_that_is_away(caplog: pytest.LogCapture
     assert [seen.transaction_id] == hook.sent
     assert seen.message is MESSAGE
     assert "only logged" in caplog.text
+
+
+@virtual_time()
+async def test_an_end_is_sent_again_when_its_connection_was_lost_before() -> None:
+    def refuse(address: str, command: Command) -> None:
+        if command.code == RequestCode.END_TRANSACTION and len(recorder.of(command.code)) == 1:
+            raise ConnectionLost("as the test wants it")
+
+    recorder = Recorder(refuse=refuse)
+    async with (
+        transaction_world() as world,
+        TransactionProducer(
+            "pg", check=never, session=world.session(hooks=(recorder,))
+        ) as producer,
+    ):
+        async with producer.transaction(MESSAGE):
+            pass
+        await settled()
+        assert len(recorder.of(RequestCode.END_TRANSACTION)) == 2
+        assert world.broker.ended == [(COMMIT.value, False)]
 
 
 @pytest.mark.parametrize("state", [COMMIT, UNKNOWN])
