@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from measure import print_table
+from turbopump.machine import Machine
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store import (
     Files,
@@ -117,7 +118,7 @@ class Bench:
         )
         raw = calls / self.timed(lambda: raw_synced(self.fresh(), data, calls))
         files = CountingFiles()
-        with Store.open(self.fresh(), SYNC, files=files) as store:
+        with Store.open(self.fresh(), SYNC, machine=Machine(files=files)) as store:
             before = files.syncs
             seconds = self.timed(lambda: append_waiting(store, groups, waiting))
             rate = (files.syncs - before) / seconds

@@ -45,6 +45,7 @@ from turbopump.store.damage import DamageLog
 from turbopump.store.outcomes import EVERYTHING, UNIT_DTYPE, Filter, NoMatch, ReadOutcome
 from turbopump.tables import TableFile, TableWriter
 from turbopump.testing import VirtualClock
+from turbopump.testing.background import VirtualBackground
 from turbopump.wire.bodies import (
     ConsumerData,
     DelayOffsets,
@@ -75,7 +76,7 @@ class FakeFile(TableFile):
     def __init__(self) -> None:
         self.saved: list[bytes] = []
         self.full = False
-        self.writer = TableWriter()
+        self.writer = TableWriter(VirtualBackground(None))
         self.path = Path("in memory")
 
     def load(self, kind: type[B]) -> B | None:

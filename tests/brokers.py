@@ -12,12 +12,12 @@ from unittest.mock import patch
 
 from turbopump.broker.broker import Broker
 from turbopump.broker.config import BrokerConfig, IdentityConfig
+from turbopump.machine.files import REAL_FILES, Files
 from turbopump.net.pool import ConnectionPool
 from turbopump.store.config import FlushConfig, FlushMode, StoreConfig
-from turbopump.store.files import Files
 from turbopump.store.flush import Flusher
 from turbopump.store.store import Store
-from turbopump.testing import MemoryNetwork, virtual_loop
+from turbopump.testing import MemoryNetwork, virtual_loop, virtual_machine
 from turbopump.wire import properties
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command, request, whole_body
@@ -85,10 +85,10 @@ async def running_broker(
 ) -> AsyncIterator[tuple[Broker, Client]]:
     """Run a broker, and give a client that is connected to it."""
     network = network or MemoryNetwork()
-    clock = virtual_loop().clock
+    machine = virtual_machine(files or REAL_FILES, seed=1)
     config = config_at(directory, **changes)
     async with (
-        Broker(config, network.host(BROKER_HOST), clock, seed=1, files=files) as broker,
+        Broker(config, network.host(BROKER_HOST), machine) as broker,
         client_of(network, broker.address) as client,
     ):
         yield broker, client

@@ -8,9 +8,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from turbopump.machine.files import REAL_FILES
 from turbopump.nameserver import NameServer, NameServerConfig
 from turbopump.net.pool import ConnectionPool
-from turbopump.testing import MemoryNetwork, virtual_loop
+from turbopump.testing import MemoryNetwork, virtual_loop, virtual_machine
 from turbopump.wire import headers
 from turbopump.wire.bodies import BrokerRegistration, DataVersion, TopicConfig, TopicConfigTable
 from turbopump.wire.codes import RequestCode
@@ -107,5 +108,6 @@ async def peer_on(network: MemoryNetwork, host: str | None = None) -> AsyncItera
 async def name_server_on(
     network: MemoryNetwork, config: NameServerConfig
 ) -> AsyncIterator[NameServer]:
-    async with NameServer(config, network.host(config.host), virtual_loop().clock) as server:
+    machine = virtual_machine(REAL_FILES)
+    async with NameServer(config, network.host(config.host), machine) as server:
         yield server

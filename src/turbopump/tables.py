@@ -14,9 +14,9 @@ from typing import TypeVar
 import msgspec
 
 from turbopump.errors import BodyError, StoreDamaged, WriteFailed
-from turbopump.net.threads import DaemonThreads
+from turbopump.machine.background import Background, Threads
+from turbopump.machine.files import REAL_FILES, Files, read_file
 from turbopump.store.config_files import backup_of, save_text
-from turbopump.store.files import Files
 from turbopump.supervisor import Supervisor
 from turbopump.wire import lenient_json
 from turbopump.wire.schema import Body
@@ -38,11 +38,11 @@ def changed(table: Mapping[str, T], name: str, value: T | None) -> dict[str, T]:
 
 
 class TableWriter:
-    """One thread that writes all files of a server, one after the other."""
+    """One worker that writes all files of a server, one after the other."""
 
-    def __init__(self) -> None:
+    def __init__(self, background: Background | None = None) -> None:
         self.work = Supervisor()
-        self._thread = DaemonThreads(1, "tables")
+        self._worker = (background or Threads()).worker("tables")
 
     async def write(
         self, action: Callable[[], None], then: Callable[[], None] | None = None
@@ -57,14 +57,14 @@ class TableWriter:
             if not written.cancelled() and written.exception() is None and then is not None:
                 then()
 
-        written = asyncio.get_running_loop().run_in_executor(self._thread, action)
+        written = asyncio.wrap_future(self._worker.submit(action))
         written.add_done_callback(follow)
         await asyncio.shield(written)
 
     def close(self) -> None:
         """Wait for what is being written, and begin no more."""
         self.work.cancel()
-        self._thread.shutdown()
+        self._worker.close()
 
 
 class TableFile:
@@ -74,7 +74,7 @@ class TableFile:
         self, path: Path, files: Files | None = None, writer: TableWriter | None = None
     ) -> None:
         self.path = path
-        self._files = files or Files()
+        self._files = files or REAL_FILES
         self.writer = writer or TableWriter()
 
     def load(self, kind: type[B]) -> B | None:
@@ -84,14 +84,14 @@ class TableFile:
         held would write over it.
         """
         try:
-            found, fault = _read(self.path, kind)
+            found, fault = _read(self._files, self.path, kind)
         except BodyError as error:
             found, fault = None, f"is damaged ({error.reason})"
         if found is not None:
             return found
         backup = backup_of(self.path)
         try:
-            spare, _ = _read(backup, kind)
+            spare, _ = _read(self._files, backup, kind)
         except BodyError:
             spare = None
         if spare is not None:
@@ -116,7 +116,7 @@ class TableFile:
 
     def _set_aside(self) -> None:
         """Keep a file that could not be used, lest it becomes the next backup."""
-        if self.path.exists():
+        if self._files.exists(self.path):
             self._files.rename(self.path, self.path.with_name(self.path.name + ".damaged"))
 
     def save(self, body: bytes) -> None:
@@ -128,10 +128,10 @@ class TableFile:
             raise WriteFailed(f"{self.path} could not be written: {error}") from error
 
 
-def _read(path: Path, kind: type[B]) -> tuple[B | None, str]:
+def _read(files: Files, path: Path, kind: type[B]) -> tuple[B | None, str]:
     """Return what a file holds, or what is wrong with it; raises BodyError for what is damaged."""
     try:
-        text = path.read_bytes()
+        text = read_file(files, path)
     except FileNotFoundError:
         return None, "is missing"
     # No server ever writes an empty object.

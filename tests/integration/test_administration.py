@@ -10,12 +10,13 @@ from pathlib import Path
 from brokers import BROKER_HOST, Client, config_at
 from turbopump.broker.broker import Broker
 from turbopump.broker.config import RegistrationConfig
+from turbopump.machine.files import REAL_FILES
 from turbopump.message import MessageQueue
 from turbopump.nameserver import NameServer, NameServerConfig
 from turbopump.net.connection import Connection
 from turbopump.net.pool import ConnectionPool
 from turbopump.net.router import Router
-from turbopump.testing import MemoryNetwork, virtual_loop, virtual_time, wait_until
+from turbopump.testing import MemoryNetwork, virtual_loop, virtual_machine, virtual_time, wait_until
 from turbopump.wire import bodies, headers
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command, request, whole_body
@@ -71,13 +72,17 @@ class World:
             order_message_enable=True,
             kv_config_path=self.directory / "kv.json",
         )
-        return NameServer(config, self.network.host(NAMES_HOST), self.clock)
+        return NameServer(config, self.network.host(NAMES_HOST), virtual_machine(REAL_FILES))
 
     def broker(self) -> Broker:
         config = config_at(
             self.directory / "store", registration=RegistrationConfig(name_servers=(NAMES,))
         )
-        return Broker(config, self.network.host(BROKER_HOST), self.clock, seed=1)
+        return Broker(
+            config,
+            self.network.host(BROKER_HOST),
+            virtual_machine(REAL_FILES, seed=1),
+        )
 
     def member(self, host: str) -> Member:
         made = Member(self.network, host)

@@ -15,7 +15,7 @@ import pytest
 # be imported twice.
 from turbopump import testing
 from turbopump.errors import NotRunning
-from turbopump.store.files import Files
+from turbopump.machine.files import Files
 from turbopump.testing.cluster import Cluster
 from turbopump.testing.disk import Disk
 from turbopump.testing.server import RunningServer

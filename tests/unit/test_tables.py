@@ -11,7 +11,7 @@ import pytest
 
 from broker_parts import FakeFile
 from turbopump.errors import WriteFailed
-from turbopump.store.files import Files
+from turbopump.machine.files import Files
 from turbopump.tables import Table, TableFile, TableWriter
 from turbopump.testing import virtual_loop, virtual_time
 
@@ -44,7 +44,8 @@ async def test_all_who_wait_during_a_write_share_the_next_one() -> None:
         await asyncio.sleep(0)
     await asyncio.gather(*waiting)
     assert numbers(file)[-1] == 20
-    assert len(file.saved) <= 4
+    # A write takes a few turns of the loop.
+    assert len(file.saved) <= 6
     await table.saving.save()
     assert not table.saving.is_dirty
     assert numbers(file)[-1] == 20, "nothing to write"

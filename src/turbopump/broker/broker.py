@@ -8,7 +8,6 @@ import socket
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
-from random import Random
 from types import TracebackType
 from typing import Self
 
@@ -22,15 +21,14 @@ from turbopump.broker.registration import Registration
 from turbopump.broker.stats import SAMPLE_INTERVAL_MS
 from turbopump.broker.topics import is_readable
 from turbopump.broker.upkeep import Upkeep
-from turbopump.clock import SYSTEM_CLOCK, Clock
 from turbopump.errors import InvalidArgument, ServerFailed
+from turbopump.machine import Machine
 from turbopump.net.connection import Connection
 from turbopump.net.network import Network
 from turbopump.net.pool import ConnectionPool
 from turbopump.net.router import Router, not_supported
 from turbopump.net.server import Server, ServerConfig
 from turbopump.net.sockets import SocketNetwork
-from turbopump.store.files import Files
 from turbopump.store.outcomes import Arrival
 from turbopump.store.scrubber import SLICE_BYTES
 from turbopump.store.store import Store
@@ -69,18 +67,15 @@ class Broker:
         self,
         config: BrokerConfig,
         network: Network | None = None,
-        clock: Clock = SYSTEM_CLOCK,
+        machine: Machine | None = None,
         *,
         config_path: Path | None = None,
-        seed: int | None = None,
-        files: Files | None = None,
     ) -> None:
         network = network or SocketNetwork()
-        self._files = files or Files()
-        self._writer = TableWriter()
-        self._live = LiveConfig(config, clock, config_path, self._files, self._writer)
-        self._clock = clock
-        self._chance = Random(seed)  # noqa: S311 - spreads messages over queues
+        self._machine = machine = machine or Machine()
+        self._clock = clock = machine.clock
+        self._writer = TableWriter(machine.background)
+        self._live = LiveConfig(config, clock, config_path, machine.files, self._writer)
         self._ready = False
         self._advertised: Host | None = None
         self._warned_of: set[str] = set()
@@ -145,9 +140,7 @@ class Broker:
     async def start(self) -> None:
         """Recover the store, listen, serve, and register with the name servers."""
         config = self.config
-        self.store = Store.open(
-            config.directory, config.store, clock=self._clock, files=self._files
-        )
+        self.store = Store.open(config.directory, config.store, self._machine)
         try:
             await self._server.start()
             # No await until everything is built: nobody is served by half a broker.
@@ -177,10 +170,15 @@ class Broker:
             _log.warning("not all name servers answered: starting without waiting for them")
 
     def _build(self, store_host: Host) -> None:
-        self.state = State(self._live, self._clock, self._files, self._writer)
+        self.state = State(self._live, self._clock, self._machine.files, self._writer)
         missing = self.state.load()
         self.path = MessagePath(
-            self.state, self.store, store_host, self._clock, self._chance, self._work
+            self.state,
+            self.store,
+            store_host,
+            self._clock,
+            self._machine.random,
+            self._work,
         )
         if not self.path.delays.load():
             missing.append(self.path.delays.saving)

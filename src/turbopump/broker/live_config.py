@@ -13,9 +13,9 @@ from turbopump.broker.config_keys import KEYS, updated
 from turbopump.broker.topics import next_version
 from turbopump.clock import Clock
 from turbopump.errors import WriteFailed
+from turbopump.machine.files import REAL_FILES, Files, read_text
 from turbopump.settings import Settings, changed_properties, is_toml, parse_properties
 from turbopump.store.config_files import save_text
-from turbopump.store.files import Files
 from turbopump.tables import TableWriter
 from turbopump.wire.bodies import DataVersion
 
@@ -42,7 +42,7 @@ class LiveConfig:
         self._current = config
         self._clock = clock
         self._path = path
-        self._files = files or Files()
+        self._files = files or REAL_FILES
         self._writer = writer or TableWriter()
         self._changing = asyncio.Lock()
         self._listeners: list[OnConfigChange] = []
@@ -80,7 +80,7 @@ class LiveConfig:
 
 def _write(files: Files, path: Path, settings: Settings) -> None:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(files, path)
         save_text(files, path, changed_properties(text, _placed(text, settings)))
     except OSError as error:
         raise WriteFailed(f"{path} could not be changed: {error}") from error

@@ -49,9 +49,9 @@ from turbopump.broker.topics import Topics
 from turbopump.broker.transactions.checks import Checks
 from turbopump.broker.transactions.transactions import Transactions
 from turbopump.clock import Clock
+from turbopump.machine.files import Files
 from turbopump.net.deadlines import Deadlines
 from turbopump.net.router import Handler
-from turbopump.store.files import Files
 from turbopump.store.store import Store
 from turbopump.supervisor import Supervisor, Watch
 from turbopump.tables import Table, TableFile, TableWriter
@@ -64,7 +64,7 @@ class State:
     def __init__(self, live: LiveConfig, clock: Clock, files: Files, writer: TableWriter) -> None:
         config = live.current
         self.live = live
-        self._files = files
+        self.files = files
         self._writer = writer
         self._directory = config.directory / "config"
         self.topics = Topics(
@@ -91,7 +91,7 @@ class State:
 
     def file(self, name: str) -> TableFile:
         """Return the file of a table."""
-        return TableFile(self._directory / name, self._files, self._writer)
+        return TableFile(self._directory / name, self.files, self._writer)
 
     @property
     def tables(self) -> tuple[Table, ...]:
@@ -268,6 +268,7 @@ class Administration:
             store=store,
             delay_progress=lambda: path.delays.progress,
             clock=clock,
+            files=state.files,
             load=lambda: path.load,
             work=lambda: (*work.watches, *state.watches),
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
@@ -13,6 +12,7 @@ from turbopump.broker.config import BrokerConfig
 from turbopump.broker.stats import Rates, Stats
 from turbopump.clock import Clock
 from turbopump.errors import WriteRefused
+from turbopump.machine.files import REAL_FILES, Files
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.damage import DamageLog
 from turbopump.supervisor import Watch, summary
@@ -89,6 +89,7 @@ class RuntimeInfo:
         store: LogStore,
         delay_progress: Callable[[], DelayOffsets],
         clock: Clock,
+        files: Files = REAL_FILES,
         load: Callable[[], Load] = Load,
         work: Callable[[], Iterable[Watch]] = tuple,
     ) -> None:
@@ -97,6 +98,7 @@ class RuntimeInfo:
         self._store = store
         self._delay_progress = delay_progress
         self._clock = clock
+        self._files = files
         self._load = load
         self._work = work
         self._boot_ms = clock.now_ms()
@@ -178,9 +180,9 @@ class RuntimeInfo:
         return _NO_TIME if entry is None else str(entry.store_timestamp_ms)
 
     def _disk(self, directory: Path) -> dict[str, str]:
-        usage = shutil.disk_usage(directory)
-        ratio = f"{usage.used / (usage.used + usage.free):.2f}"
-        capacity = f"Total : {usage.total / _GIB:.1f} GiB, Free : {usage.free / _GIB:.1f} GiB."
+        ratio, space = f"{self._files.used_ratio(directory):.2f}", self._files.space(directory)
+        total, free = space.total_bytes / _GIB, space.free_bytes / _GIB
+        capacity = f"Total : {total:.1f} GiB, Free : {free:.1f} GiB."
         return {
             "commitLogDiskRatio": ratio,
             f"commitLogDiskRatio_{directory / 'commitlog'}": ratio,

@@ -52,7 +52,7 @@ def repair(
     Shows which messages are lost and asks before it changes anything. Everything else is kept.
     """
     from turbopump.clock import SYSTEM_CLOCK
-    from turbopump.store.files import Files
+    from turbopump.machine.files import Files
     from turbopump.store.repair import stopped_store
 
     output = Output(as_json=json)

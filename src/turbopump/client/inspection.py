@@ -14,7 +14,7 @@ from turbopump.client.consumption import Consumption
 from turbopump.client.delivery.listener import Listener
 from turbopump.client.delivery.results import ConsumeContext, ConsumeResult, Verdict
 from turbopump.client.session import Session
-from turbopump.net.threads import DaemonThreads
+from turbopump.machine.threads import DaemonThreads
 from turbopump.version import __version__
 from turbopump.wire.bodies import ConsumeType, DirectConsumption, RunningInfo, Subscription
 from turbopump.wire.record import MessageView

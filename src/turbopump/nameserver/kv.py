@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 
 from turbopump.errors import InvalidArgument, StoreDamaged
+from turbopump.machine.files import REAL_FILES, Files
 from turbopump.store.config_files import load_json, save_json
-from turbopump.store.files import Files
 from turbopump.tables import TableWriter
 
 ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
@@ -36,7 +36,7 @@ class KvConfig:
     def __init__(self, path: Path, writer: TableWriter, files: Files | None = None) -> None:
         self._path = path
         self._writer = writer
-        self._files = files or Files()
+        self._files = files or REAL_FILES
         self._table: Table = {}
         # One change after the other, or a slow write could undo a later one.
         self._changing = asyncio.Lock()
@@ -46,8 +46,8 @@ class KvConfig:
 
         Starting empty instead would overwrite at the next change what somebody might still save.
         """
-        value = load_json(self._path)
-        if value is None and _has_content(self._path):
+        value = load_json(self._files, self._path)
+        if value is None and self._has_content:
             raise StoreDamaged(f"{self._path} is not readable, and neither is its backup")
         try:
             self._table = msgspec.convert(
@@ -55,6 +55,10 @@ class KvConfig:
             )
         except (msgspec.ValidationError, KeyError, TypeError) as error:
             raise StoreDamaged(f"{self._path} does not hold key-values: {error}") from error
+
+    @property
+    def _has_content(self) -> bool:
+        return self._files.exists(self._path) and self._files.file_size(self._path) > 0
 
     def value(self, namespace: str, key: str) -> str | None:
         """Return one value; None when there is none."""
@@ -95,7 +99,3 @@ class KvConfig:
         await self._writer.write(
             lambda: save_json(self._files, self._path, {_FILE_MEMBER: table}), adopt
         )
-
-
-def _has_content(path: Path) -> bool:
-    return path.exists() and path.stat().st_size > 0

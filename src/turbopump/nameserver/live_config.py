@@ -6,10 +6,10 @@ import asyncio
 from pathlib import Path
 
 from turbopump.errors import InvalidArgument, RemoteError
+from turbopump.machine.files import REAL_FILES, Files, read_text
 from turbopump.nameserver.config import LOCKED_KEYS, NameServerConfig
 from turbopump.settings import Settings, changed_properties, configured, described, keys_of
 from turbopump.store.config_files import save_text
-from turbopump.store.files import Files
 from turbopump.tables import TableWriter
 from turbopump.wire.codes import ResponseCode
 
@@ -25,7 +25,7 @@ class LiveConfig:
     ) -> None:
         self._current = config
         self._writer = writer
-        self._files = files or Files()
+        self._files = files or REAL_FILES
         self._changing = asyncio.Lock()
 
     @property
@@ -67,5 +67,5 @@ def _require_changeable(changes: Settings) -> None:
 
 
 def _write(files: Files, path: Path, changes: Settings) -> None:
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    text = read_text(files, path) if files.exists(path) else ""
     save_text(files, path, changed_properties(text, changes))

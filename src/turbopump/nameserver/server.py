@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
-from turbopump.clock import SYSTEM_CLOCK, Clock
+from turbopump.machine import Machine
 from turbopump.nameserver.config import NameServerConfig
 from turbopump.nameserver.handlers import config_handlers, kv_handlers, route_handlers
 from turbopump.nameserver.kv import KvConfig
@@ -43,12 +43,13 @@ class NameServer:
     """
 
     def __init__(
-        self, config: NameServerConfig, network: Network, clock: Clock = SYSTEM_CLOCK
+        self, config: NameServerConfig, network: Network, machine: Machine | None = None
     ) -> None:
-        self._clock = clock
-        self._writer = TableWriter()
-        self._config = LiveConfig(config, self._writer)
-        self._kv = KvConfig(config.kv_config_path, self._writer)
+        machine = machine or Machine()
+        self._clock = clock = machine.clock
+        self._writer = TableWriter(machine.background)
+        self._config = LiveConfig(config, self._writer, machine.files)
+        self._kv = KvConfig(config.kv_config_path, self._writer, machine.files)
         self._routes = RouteTable(RouteLimits(config.brokers_max, config.topics_max))
         self._connections = BrokerConnections()
         self._server = Server(

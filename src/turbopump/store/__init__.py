@@ -3,6 +3,7 @@
 One thread owns a `Store` and makes every call; a second one, the store's own, only flushes.
 """
 
+from turbopump.machine.files import Files
 from turbopump.store.config import (
     DEFAULT_DELAY_LEVELS,
     FlushConfig,
@@ -12,7 +13,6 @@ from turbopump.store.config import (
     StoreConfig,
     parse_delay_levels,
 )
-from turbopump.store.files import Files
 from turbopump.store.outcomes import (
     Appended,
     Arrival,

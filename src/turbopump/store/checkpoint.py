@@ -12,8 +12,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from turbopump.machine.files import Files, read_file
 from turbopump.message import PhysicalOffset
-from turbopump.store.files import Files
 
 FILE_BYTES = 4096
 _LAYOUT = struct.Struct(">qqq")
@@ -57,10 +57,10 @@ class Checkpoint(Struct, frozen=True, rename="camel"):
         )
 
 
-def read_checkpoint(path: Path) -> Checkpoint:
+def read_checkpoint(files: Files, path: Path) -> Checkpoint:
     """Read the file; a missing or short one knows nothing."""
     try:
-        data = path.read_bytes()
+        data = read_file(files, path)
     except FileNotFoundError:
         return Checkpoint()
     if len(data) < _LAYOUT.size:
@@ -75,7 +75,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 def write_checkpoint(files: Files, path: Path, checkpoint: Checkpoint) -> None:
     """Write the file and wait for the disk. In place: its bytes lie in one sector."""
-    new = not path.exists()
+    new = not files.exists(path)
     fd = files.open_new(path) if new else files.open(path)
     try:
         files.truncate(fd, FILE_BYTES)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import threading
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
+from turbopump.machine.files import Files, OpenFiles, sync_path
 from turbopump.message import PhysicalOffset
-from turbopump.store.files import Files, OpenFiles, sync_path
 from turbopump.store.segment import COPIED_AT_ONCE, Segment
 from turbopump.store.segments import Segments
 from turbopump.wire.record import BLANK_BYTES, MAGIC, RecordEntry, decode_entry, encode_blank
@@ -30,10 +31,15 @@ class CommitLog:
     """
 
     def __init__(
-        self, segments: Segments, files: Files, open_files: OpenFiles, mapped_max: int
+        self,
+        segments: Segments,
+        files: Files,
+        open_files: OpenFiles,
+        mapped_max: int,
+        syncing: AbstractContextManager[Any],
     ) -> None:
         self._segments = segments
-        self._files = files
+        self.files = self._files = files
         self._open_files = open_files
         # A map takes a second descriptor.
         self._mapped_max = min(mapped_max, max(2, files.open_max() // 8))
@@ -44,7 +50,7 @@ class CommitLog:
         """Position behind the current file, or where the next one begins."""
         self._unsynced_names = False
         # Held while files are synced, and by whoever takes files away that may not be synced yet.
-        self._syncing = threading.Lock()
+        self._syncing = syncing
         self.written = PhysicalOffset(0)
         self.flushed = PhysicalOffset(0)
 
@@ -180,7 +186,7 @@ class CommitLog:
         The rest of a file first, then whole files, the last one first: stopped half-way, the next
         start goes on.
         """
-        directory = self._segments.directory.resolve().parent / f"damaged-{end}"
+        directory = self._files.resolve(self._segments.directory).parent / f"damaged-{end}"
         self._files.make_directory(directory)
         if self._segments.start_at(end) is not None:
             self._copy_rest(end, self._segments.path_in(directory, end))

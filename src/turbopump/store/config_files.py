@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from turbopump.errors import BodyError
-from turbopump.store.files import Files
+from turbopump.machine.files import Files, make_directory_durable, read_file
 from turbopump.wire import lenient_json
 from turbopump.wire.schema import Body
 
@@ -31,7 +31,8 @@ def save_json(files: Files, path: Path, value: Any, *, bare_keys: bool = False) 
 
 def save_text(files: Files, path: Path, text: str) -> None:
     """Replace a file: new text beside it, forced to disk; the old one becomes ``.bak``; rename."""
-    files.make_directory(path.parent)
+    if not files.exists(path.parent):
+        make_directory_durable(files, path.parent)
     fresh, backup = _beside(path, ".tmp"), backup_of(path)
     try:
         _write_synced(files, fresh, text.encode())
@@ -49,11 +50,11 @@ def save_text(files: Files, path: Path, text: str) -> None:
     files.sync_directory(path.parent)
 
 
-def load_json(path: Path) -> Any:
+def load_json(files: Files, path: Path) -> Any:
     """Read a file, or its backup if it is missing, empty or not JSON; None if neither can be."""
     for candidate in (path, backup_of(path)):
         try:
-            text = candidate.read_bytes()
+            text = read_file(files, candidate)
             if text.strip():
                 return lenient_json.loads(text)
         except FileNotFoundError:
@@ -68,9 +69,9 @@ def backup_of(path: Path) -> Path:
     return _beside(path, ".bak")
 
 
-def load_table(path: Path, kind: type[B]) -> B | None:
+def load_table(files: Files, path: Path, kind: type[B]) -> B | None:
     """Read a file that holds one body; None when it cannot be read, which its owner reports."""
-    value = load_json(path)
+    value = load_json(files, path)
     try:
         return None if value is None else kind.from_value(value)
     except BodyError:

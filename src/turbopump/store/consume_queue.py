@@ -14,9 +14,9 @@ from typing import TypeAlias
 
 import numpy as np
 
+from turbopump.machine.files import Files, OpenFiles, erase_behind
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.config import UNIT_BYTES
-from turbopump.store.files import Files, OpenFiles, erase_behind
 from turbopump.store.outcomes import UNIT_DTYPE, Units
 from turbopump.store.segments import Segments
 from turbopump.wire.record import FIXED_BYTES, RecordEntry

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 from turbopump.errors import StoreInUse
-from turbopump.store.files import SPARE_NAME, Files
+from turbopump.machine.files import SPARE_NAME, Files, make_directory_durable
 from turbopump.store.local_time import local_time
 
 _LOCK_TEXT = b"lock"
@@ -21,7 +21,7 @@ class StoreDirectory:
 
     def __init__(self, root: Path, files: Files) -> None:
         self.root = root
-        self._files = files
+        self.files = self._files = files
         self._lock_fd = -1
 
     @property
@@ -66,7 +66,7 @@ class StoreDirectory:
         names = itertools.chain(
             (path,), (path.with_name(f"{path.name}-{n}") for n in itertools.count(2))
         )
-        return next(each for each in names if not each.exists())
+        return next(each for each in names if not self._files.exists(each))
 
     @property
     def spare(self) -> Path:
@@ -74,8 +74,8 @@ class StoreDirectory:
 
     def acquire(self) -> None:
         """Make the directory if need be and lock it."""
-        self._files.make_directory(self.root)
-        self.root = self.root.resolve()
+        make_directory_durable(self._files, self.root)
+        self.root = self._files.resolve(self.root)
         with _open_here_guard:
             if self.root in _open_here:
                 raise StoreInUse(f"{self.root} is open already in this process")
@@ -84,7 +84,7 @@ class StoreDirectory:
 
     def _take_lock(self) -> None:
         path = self.root / "lock"
-        fd = self._files.open(path) if path.exists() else self._files.open_new(path)
+        fd = self._files.open(path) if self._files.exists(path) else self._files.open_new(path)
         try:
             self._files.lock(fd)
             if self._files.read(fd, len(_LOCK_TEXT), 0) != _LOCK_TEXT:
@@ -105,6 +105,11 @@ class StoreDirectory:
             self._files.make_directory(part)
         for directory in (self.root, self.root.parent):
             self._files.sync_directory(directory)
+
+    @property
+    def has_crashed(self) -> bool:
+        """Whether whoever had it open last did not stop, or has it open now."""
+        return self._files.exists(self.abort)
 
     def mark_running(self) -> None:
         """From now on an end without `mark_stopped` is a crash."""

@@ -1,4 +1,4 @@
-"""The flusher: one thread that forces written bytes to disk, for everyone who waits at once."""
+"""The flusher: forces written bytes to disk, for everyone who waits at once."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from turbopump.errors import WriteFailed
+from turbopump.machine.background import Worker
 from turbopump.message import PhysicalOffset
 
 _log = logging.getLogger(__name__)
@@ -34,127 +35,90 @@ class Flusher:
     messages of those who wait may have been dropped from the log.
     """
 
-    def __init__(self, sync_log: Callable[[], PhysicalOffset]) -> None:
+    def __init__(self, sync_log: Callable[[], PhysicalOffset], worker: Worker) -> None:
         self._sync_log = sync_log
-        self._wake = threading.Condition()
+        self._worker = worker
+        # Between the owner and the worker; never held while anything waits for the disk.
+        self._lock = threading.Lock()
         self._group: Future[None] | None = None
-        self._jobs: list[Callable[[], None]] = []
-        self._running: Future[None] | None = None
-        self._busy = False
         self._dead = False
-        self._stopping = False
-        self._thread: threading.Thread | None = None
         self.failure: WriteFailed | None = None
 
-    def start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="store-flusher", daemon=True)
-        self._thread.start()
-
     def stop(self) -> None:
-        """Finish what was asked for and end the thread."""
-        with self._wake:
-            self._stopping = True
-            self._wake.notify_all()
-        if self._thread is not None:
-            self._thread.join()
+        """Finish what was asked for, and take no more."""
+        self._worker.close()
 
     def join(self) -> Future[None]:
         """Return the future of a flush that covers everything written so far."""
-        with self._wake:
+        with self._lock:
             if self._dead and self.failure is not None:
                 return _broken(self.failure)
-            if self._group is None:
-                self._group = Future()
-                # Shared by many: one who loses interest must not be able to cancel it.
-                self._group.set_running_or_notify_cancel()
-                self._wake.notify_all()
-            return self._group
+            if self._group is not None:
+                return self._group
+            group = self._group = Future()
+            # Shared by many: one who loses interest must not be able to cancel it.
+            group.set_running_or_notify_cancel()
+        self._worker.submit(self._flush)
+        return group
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Have something else done on this thread, after the flushes asked for before."""
-        with self._wake:
-            if not self._dead:
-                self._jobs.append(job)
-                self._wake.notify_all()
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether anything is left to do; when not, all who waited have been told.
-
-        Without the lock, as it is asked often: what is taken is busy before it is taken, so whoever
-        asks for that last overlooks nothing that was asked for on the same thread.
-        """
-        return self._group is not None or bool(self._jobs) or self._busy
+        """Have something else done by the worker, after the flushes asked for before."""
+        if not self._dead:
+            self._worker.submit(lambda: self._run(job))
 
     def wait_idle(self) -> None:
         """Return when nothing is left to do."""
-        with self._wake:
-            self._wake.wait_for(lambda: not (self._busy or self._group or self._jobs))
+        self._worker.wait_idle()
 
     def reset(self) -> None:
         """Flush again: what could not be flushed has been written anew or dropped."""
-        with self._wake:
+        with self._lock:
             failure, self.failure = self.failure, None
             group, self._group = self._group, None
-            was_dead, self._dead = self._dead, False
-            self._wake.notify_all()
+            self._dead = False
         if group is not None:
             group.set_exception(failure or WriteFailed("the commit log was mended"))
-        if was_dead:
-            self.start()
 
-    def _run(self) -> None:
-        try:
-            while self._serve():
-                pass
-        except BaseException as error:  # noqa: BLE001 - nobody may wait for ever because of a bug
-            _log.critical(
-                "the flusher failed: messages are refused until it is started again", exc_info=error
-            )
-            self._die(error)
-
-    def _serve(self) -> bool:
-        """Do what is asked for; False when there will be nothing more."""
-        with self._wake:
-            self._running = None
-            self._busy = False
-            self._wake.notify_all()
-            self._wake.wait_for(lambda: self._group or self._jobs or self._stopping)
-            if self._group is None and not self._jobs:
-                return False
-            self._busy = True
-            self._running, self._group = self._group, None
+    def _flush(self) -> None:
+        with self._lock:
+            group, self._group = self._group, None
             # Together with the taking: a `reset` in between would not know of this group.
             failure = self.failure
-            jobs, self._jobs = self._jobs, []
-        if self._running is not None:
-            self._flush(self._running, failure)
-        for job in jobs:
-            job()
-        return True
-
-    def _flush(self, group: Future[None], failure: WriteFailed | None) -> None:
-        if failure is None:
-            try:
+        if group is None:
+            # A `reset` has answered it, or the flusher has failed.
+            return
+        try:
+            if failure is None:
                 self._sync_log()
-            except OSError as error:
-                failure = self.failure = _failed(error)
+        except OSError as error:
+            failure = self.failure = _failed(error)
+        except BaseException as error:  # noqa: BLE001 - nobody may wait for ever because of a bug
+            failure = self._die(error)
         if failure is None:
             group.set_result(None)
         else:
             group.set_exception(failure)
 
-    def _die(self, error: BaseException) -> None:
-        with self._wake:
+    def _run(self, job: Callable[[], None]) -> None:
+        if self._dead:
+            return
+        try:
+            job()
+        except BaseException as error:  # noqa: BLE001 - what it stands for is not done
+            self._die(error)
+
+    def _die(self, error: BaseException) -> WriteFailed:
+        _log.critical(
+            "the flusher failed: messages are refused until it is started again", exc_info=error
+        )
+        failure = _failed(error)
+        with self._lock:
             self._dead = True
-            self._busy = False
-            self.failure = _failed(error)
-            groups, self._group = (self._running, self._group), None
-            self._jobs.clear()
-            self._wake.notify_all()
-        for group in groups:
-            if group is not None and not group.done():
-                group.set_exception(self.failure)
+            self.failure = failure
+            group, self._group = self._group, None
+        if group is not None:
+            group.set_exception(failure)
+        return failure
 
 
 def _failed(error: BaseException) -> WriteFailed:

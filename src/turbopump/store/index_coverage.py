@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from turbopump.machine.files import Files
 from turbopump.message import PhysicalOffset
 from turbopump.store.commit_log import CommitLog, scan
 from turbopump.store.config_files import backup_of, load_json, save_json
-from turbopump.store.files import Files
 from turbopump.store.key_index import KeyIndex, has_keys
 from turbopump.store.unfinished import Unfinished
 from turbopump.wire.record import RecordEntry
@@ -38,7 +38,7 @@ class IndexCoverage:
         if index is None:
             self._forget()
             return log.written
-        kept = load_json(self._path)
+        kept = load_json(self._files, self._path)
         before = kept.get(_KEY) if isinstance(kept, dict) and is_ours else None
         found = complete_from(before if isinstance(before, int) else None, index, log)
         if found != before:
@@ -49,7 +49,8 @@ class IndexCoverage:
         return found
 
     def _forget(self) -> None:
-        paths = [path for path in (self._path, backup_of(self._path)) if path.exists()]
+        paths = [self._path, backup_of(self._path)]
+        paths = [path for path in paths if self._files.exists(path)]
         for path in paths:
             self._files.remove(path)
         if paths:

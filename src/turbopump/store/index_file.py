@@ -10,9 +10,9 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from turbopump.machine.files import Files, OpenFiles, erase_behind
 from turbopump.message import PhysicalOffset
 from turbopump.store.consume_queue import EntryAt
-from turbopump.store.files import Files, OpenFiles, erase_behind
 
 HEADER_BYTES = 40
 SLOT_BYTES = 4

@@ -5,8 +5,8 @@ For people and tools, with the store running or not; of a running one it tells a
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 from msgspec import Struct
 
 from turbopump.errors import RecordError, StoreDamaged
+from turbopump.machine.files import REAL_FILES, Files
 from turbopump.store.checkpoint import Checkpoint, read_checkpoint
 from turbopump.store.commit_log import good_entry, is_blank, next_magic
 from turbopump.store.config import UNIT_BYTES
@@ -83,26 +84,29 @@ class StoreReport(Struct, frozen=True, rename="camel"):
     damage: list[Damage]
 
 
-def walk(directory: Path) -> Iterator[tuple[Path, int, MessageView | Damage]]:
+def walk(
+    directory: Path, files: Files = REAL_FILES
+) -> Iterator[tuple[Path, int, MessageView | Damage]]:
     """Go through the commit log: each message, or what stands in its place, with file and start.
 
     A message whose body is damaged comes as both, the damage first.
     """
     damage: list[Damage] = []
-    found = numbered_files(directory / "commitlog", damage)
+    found = numbered_files(files, directory / "commitlog", damage)
     damage += check_row(found, expected_size([found]))
     for one in damage:
         yield Path(one.path), -1, one
-    last_used = max((start for path, start, size in found if size and _begins(path)), default=-1)
+    used = (start for path, start, size in found if size and _begins(files, path))
+    last_used = max(used, default=-1)
     for path, start, size in found:
         if size:
-            for item in _walk_segment(path, start, more_behind=start < last_used):
+            for item in _walk_segment(files, path, start, more_behind=start < last_used):
                 yield path, start, item
 
 
-def messages(directory: Path) -> Iterator[MessageView]:
+def messages(directory: Path, files: Files = REAL_FILES) -> Iterator[MessageView]:
     """Return the messages of the commit log in order, passing over what is damaged."""
-    for _, _, item in walk(directory):
+    for _, _, item in walk(directory, files):
         if isinstance(item, MessageView) and body_crc(item.stored_body) == item.body_crc:
             yield item
 
@@ -128,9 +132,9 @@ def message_fields(view: MessageView) -> dict[str, Any]:
     }
 
 
-def log_file_count(directory: Path) -> int:
+def log_file_count(directory: Path, files: Files = REAL_FILES) -> int:
     """Return how many files the commit log has."""
-    return len(entries(directory / "commitlog"))
+    return len(entries(files, directory / "commitlog"))
 
 
 def damage_row(damage: Damage, directory: Path) -> dict[str, Any]:
@@ -140,12 +144,14 @@ def damage_row(damage: Damage, directory: Path) -> dict[str, Any]:
     return {"path": str(inside), "position": damage.position, "reason": damage.reason}
 
 
-def inspect(directory: Path, on_file: Callable[[], None] = lambda: None) -> StoreReport:
+def inspect(
+    directory: Path, on_file: Callable[[], None] = lambda: None, files: Files = REAL_FILES
+) -> StoreReport:
     """Go through everything in a store; ``on_file`` is called behind each file of the log."""
-    if not (directory / "commitlog").is_dir():
+    if not files.is_directory(directory / "commitlog"):
         raise StoreDamaged(f"{directory} is not a store: it has no directory commitlog")
-    crashed = (directory / "abort").exists()
-    log = _LogSummary(directory, on_file)
+    crashed = files.exists(directory / "abort")
+    log = _LogSummary(files, directory, on_file)
     queues = _queues(directory, log, crashed)
     index = _index(directory / "index", log)
     return StoreReport(
@@ -154,7 +160,7 @@ def inspect(directory: Path, on_file: Callable[[], None] = lambda: None) -> Stor
         min_offset=log.entries.min_offset,
         max_offset=log.entries.end,
         messages=sum(segment.messages for segment in log.segments),
-        checkpoint=read_checkpoint(directory / "checkpoint"),
+        checkpoint=read_checkpoint(files, directory / "checkpoint"),
         segments=log.segments,
         queues=queues,
         index=index,
@@ -165,15 +171,16 @@ def inspect(directory: Path, on_file: Callable[[], None] = lambda: None) -> Stor
 class _LogSummary:
     """One pass over the log; remembers where each queue's messages are."""
 
-    def __init__(self, directory: Path, on_file: Callable[[], None]) -> None:
+    def __init__(self, files: Files, directory: Path, on_file: Callable[[], None]) -> None:
+        self.files = files
         self.segments: list[SegmentReport] = []
         self.damage: list[Damage] = []
-        self.entries = LogEntries(directory)
-        found = numbered_files(directory / "commitlog", [])
+        self.entries = LogEntries(files, directory)
+        found = numbered_files(files, directory / "commitlog", [])
         self.entries.min_offset = self.entries.end = found[0][1] if found else 0
         items: dict[int, list[int]] = {start: [] for _, start, _ in found}
         reached = -1
-        for _, start, item in walk(directory):
+        for _, start, item in walk(directory, files):
             if start > reached >= 0:
                 on_file()
             reached = start
@@ -202,31 +209,29 @@ def _extended(summary: list[int], start: int, view: MessageView) -> list[int]:
     return [summary[0] + 1, used, summary[2], time_ms]
 
 
-def _walk_segment(path: Path, start: int, *, more_behind: bool) -> Iterator[MessageView | Damage]:
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        view = memoryview(data)
+def _walk_segment(
+    files: Files, path: Path, start: int, *, more_behind: bool
+) -> Iterator[MessageView | Damage]:
+    with _opened(files, path) as fd, memoryview(files.map(fd, files.size(fd))) as view:
         at = 0
-        try:
-            while at < len(view) and not is_blank(view, at):
-                if view[at : at + 8] == _UNWRITTEN[: len(view) - at]:
-                    yield from _unwritten(path, view, at, more_behind)
+        while at < len(view) and not is_blank(view, at):
+            if view[at : at + 8] == _UNWRITTEN[: len(view) - at]:
+                yield from _unwritten(path, view, at, more_behind)
+                return
+            try:
+                record = _record(view, at, start)
+            except RecordError as error:
+                following = _next_record_at(view, at, start)
+                size = (len(view) if following is None else following) - at
+                yield Damage(str(path), at, f"{error.reason}; {size} bytes are passed over")
+                if following is None:
                     return
-                try:
-                    record = _record(view, at, start)
-                except RecordError as error:
-                    following = _next_record_at(view, at, start)
-                    size = (len(view) if following is None else following) - at
-                    yield Damage(str(path), at, f"{error.reason}; {size} bytes are passed over")
-                    if following is None:
-                        return
-                    at = following
-                    continue
-                if body_crc(record.stored_body) != record.body_crc:
-                    yield Damage(str(path), at, _wrong_body(record))
-                yield record
-                at += record.size
-        finally:
-            view.release()
+                at = following
+                continue
+            if body_crc(record.stored_body) != record.body_crc:
+                yield Damage(str(path), at, _wrong_body(record))
+            yield record
+            at += record.size
 
 
 def _record(view: memoryview, at: int, start: int) -> MessageView:
@@ -262,15 +267,28 @@ def _unwritten(path: Path, view: memoryview, at: int, more_behind: bool) -> Iter
         yield Damage(str(path), at, "file ends without its closing record")
 
 
-def _begins(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(8).strip(b"\0") != b""
+def _begins(files: Files, path: Path) -> bool:
+    return _head(files, path, 8).strip(b"\0") != b""
+
+
+def _head(files: Files, path: Path, size: int) -> bytes:
+    with _opened(files, path) as fd:
+        return files.read(fd, size, 0)
+
+
+@contextmanager
+def _opened(files: Files, path: Path) -> Iterator[int]:
+    fd = files.open_to_read(path)
+    try:
+        yield fd
+    finally:
+        files.close(fd)
 
 
 def _queues(directory: Path, log: _LogSummary, crashed: bool) -> list[QueueReport]:
     root = directory / "consumequeue"
-    found = queue_directories(root, log.damage)
-    rows = [numbered_files(path, log.damage) for _, _, path in found]
+    found = queue_directories(log.files, root, log.damage)
+    rows = [numbered_files(log.files, path, log.damage) for _, _, path in found]
     size = expected_size(rows)
     reports = []
     for (topic, number, path), row in zip(found, rows, strict=True):
@@ -295,7 +313,7 @@ def _queue(
     high = 0
     entered: list[Units] = []
     for file, start, _ in row:
-        units, room = used_units(file)
+        units, room = used_units(log.files, file)
         first = start // UNIT_BYTES
         high = first + len(units)
         good = np.flatnonzero(
@@ -323,18 +341,18 @@ def _check_complete(
 
 
 def _index(directory: Path, log: _LogSummary) -> list[IndexReport]:
-    reports = []
-    found = [path for path in entries(directory) if is_index_name(path.name) and path.is_file()]
-    size_max = max((path.stat().st_size for path in found), default=0)
-    for path in entries(directory):
+    reports, files = [], log.files
+    every = entries(files, directory)
+    found = [path for path in every if is_index_name(path.name) and files.is_file(path)]
+    size_max = max(map(files.file_size, found), default=0)
+    for path in every:
         if path not in found:
             log.damage.append(Damage(str(path), 0, "does not belong into a store"))
             continue
-        with path.open("rb") as file:
-            data = file.read(HEADER_BYTES)
+        data = _head(files, path, HEADER_BYTES)
         header = read_header(data) if len(data) == HEADER_BYTES else EMPTY
-        log.damage += wrong_entries(path, header, log.entries)
-        size = path.stat().st_size
+        log.damage += wrong_entries(files, path, header, log.entries)
+        size = files.file_size(path)
         if size < max(size_max, HEADER_BYTES + header.count * ENTRY_BYTES):
             log.damage.append(Damage(str(path), size, f"file has {size} bytes only"))
         reports.append(_index_report(path.name, header))

@@ -18,13 +18,13 @@ from msgspec import Struct
 
 from turbopump.clock import Clock
 from turbopump.errors import StoreDamaged
+from turbopump.machine.files import SPARE_NAME, Files, OpenFiles, create_full_size
 from turbopump.message import PhysicalOffset
 from turbopump.store.checkpoint import Checkpoint
 from turbopump.store.config import StoreConfig
 from turbopump.store.consume_queue import EntryAt
 from turbopump.store.damage import DamageLog
 from turbopump.store.entry_run import EntryRun
-from turbopump.store.files import SPARE_NAME, Files, OpenFiles, create_full_size
 from turbopump.store.index_file import NAME_DIGITS, IndexFile, IndexHeader
 from turbopump.store.key_hashes import key_hashes
 from turbopump.store.local_time import local_time
@@ -200,11 +200,12 @@ class KeyIndex:
     def load(self) -> None:
         """Find the files."""
         self._files.remove(self.directory / SPARE_NAME)
-        for path in index_paths(self.directory):
+        for path in index_paths(self._files, self.directory):
             file = self._file(path)
-            if path.stat().st_size != file.size:
+            found = self._files.file_size(path)
+            if found != file.size:
                 raise StoreDamaged(
-                    f"{path} has {path.stat().st_size} bytes instead of {file.size}:"
+                    f"{path} has {found} bytes instead of {file.size}:"
                     " delete it, or set the numbers of slots and entries the store was made with"
                 )
             file.load_header()
@@ -415,10 +416,9 @@ def is_index_name(name: str) -> bool:
     return len(name) == NAME_DIGITS and name.isdecimal()
 
 
-def index_paths(directory: Path) -> list[Path]:
+def index_paths(files: Files, directory: Path) -> list[Path]:
     """Return the index files of a directory, oldest first; foreign names are refused."""
-    paths = sorted(directory.iterdir()) if directory.is_dir() else []
-    paths = [path for path in paths if path.name != SPARE_NAME]
+    paths = [path for path in files.entries(directory) if path.name != SPARE_NAME]
     for path in paths:
         if not is_index_name(path.name):
             raise StoreDamaged(f"{path} does not belong into a store: move it away")

@@ -8,10 +8,9 @@ prove nothing after a crash: after a power failure they may be ahead of the log.
 from __future__ import annotations
 
 import itertools
-import mmap
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +19,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from turbopump.errors import StoreDamaged
+from turbopump.machine.files import Files, OpenFiles
 from turbopump.message import PhysicalOffset
 from turbopump.store.checkpoint import read_checkpoint
 from turbopump.store.commit_log import CommitLog
@@ -27,7 +27,6 @@ from turbopump.store.config import UNIT_BYTES, StoreConfig
 from turbopump.store.config_files import load_table
 from turbopump.store.consume_queue import FILLER_SIZE, QueueKey
 from turbopump.store.directory import StoreDirectory
-from turbopump.store.files import Files, OpenFiles
 from turbopump.store.log_end import LogEnd
 from turbopump.store.outcomes import Units
 from turbopump.store.segments import Segments, segment_files
@@ -90,7 +89,7 @@ class Losses(Struct, frozen=True):
 
 def check_files(directory: StoreDirectory, segment_bytes: int) -> None:
     """Refuse a log that lacks files; changes nothing on disk."""
-    found = segment_files(directory.commit_log)
+    found = segment_files(directory.files, directory.commit_log)
     if found and found[-1][1] == 0:
         # Killed between making the file and giving it its size.
         found.pop()
@@ -101,18 +100,18 @@ def check_files(directory: StoreDirectory, segment_bytes: int) -> None:
     if any(size > segment_bytes for size in sizes) or any(step % segment_bytes for step in steps):
         # The configuration has another size, which loading the log reports.
         return
-    losses = find_losses(directory.root, segment_bytes)
+    losses = find_losses(directory.files, directory.root, segment_bytes)
     if losses is not None:
         raise StoreDamaged(str(losses))
 
 
-def find_losses(root: Path, segment_bytes: int | None = None) -> Losses | None:
+def find_losses(files: Files, root: Path, segment_bytes: int | None = None) -> Losses | None:
     """Compare the log with what vouches for it; None when nothing is missing."""
-    directory = StoreDirectory(root, Files())
-    row = [file for file in numbered_files(directory.commit_log, []) if file[2]]
+    directory = StoreDirectory(root, files)
+    row = [file for file in numbered_files(files, directory.commit_log, []) if file[2]]
     guess = expected_size([row]) or StoreConfig().segment_bytes
     size = segment_bytes or guess
-    queues = list(queue_units(directory.queues))
+    queues = list(queue_units(files, directory.queues))
     if not row:
         losses = _losses_of_all(directory, size, queues)
     else:
@@ -133,9 +132,10 @@ def _losses_of_all(
     evidence = _evidence(directory, queues)
     if evidence is None:
         return None
-    checkpoint = read_checkpoint(directory.checkpoint)
+    checkpoint = read_checkpoint(directory.files, directory.checkpoint)
     end = max([checkpoint.log_end, *(queue.physical_end for queue in queues)])
-    state = "has no files" if directory.commit_log.is_dir() else "does not exist"
+    has_directory = directory.files.is_directory(directory.commit_log)
+    state = "has no files" if has_directory else "does not exist"
     topics = Counter[str]()
     for queue in queues:
         topics[queue.topic] += queue.count_in([_EVERYWHERE])
@@ -154,12 +154,13 @@ def _losses_of_all(
 
 def _evidence(directory: StoreDirectory, queues: Sequence[QueueUnits]) -> str | None:
     """Return what says that a log without files had messages that no crash takes away."""
-    checkpoint = read_checkpoint(directory.checkpoint)
+    files = directory.files
+    checkpoint = read_checkpoint(files, directory.checkpoint)
     if checkpoint.log_ms or checkpoint.log_end:
         to = f" up to position {checkpoint.log_end:,}" if checkpoint.log_end else ""
         return f"{directory.checkpoint} says that messages were on disk{to}"
-    has_directory = directory.commit_log.is_dir()
-    if directory.abort.exists() and has_directory:
+    has_directory = files.is_directory(directory.commit_log)
+    if directory.has_crashed and has_directory:
         # The first messages of all, and the power failed before the log was forced to disk.
         return None
     used = [queue for queue in queues if queue.physical_end > 0]
@@ -169,7 +170,7 @@ def _evidence(directory: StoreDirectory, queues: Sequence[QueueUnits]) -> str | 
     if has_directory:
         # Groups may commit whatever they like before the first message comes.
         return None
-    table = load_table(offsets, ConsumerOffsets) or ConsumerOffsets()
+    table = load_table(files, offsets, ConsumerOffsets) or ConsumerOffsets()
     if any(offset > 0 for queues in table.offset_table.values() for offset in queues.values()):
         return f"{offsets} says that groups have consumed messages"
     return None
@@ -234,15 +235,17 @@ class _Search:
 
     def _find_end(self) -> tuple[int, int]:
         """Return where the log ends, and where it should."""
-        files = _PaddedFiles()
+        files = self._directory.files
         segments = Segments(
             self._directory.commit_log, self._segment_bytes, files, self._directory.spare
         )
         segments.starts = tuple(self._last_run())
-        log = CommitLog(segments, files, OpenFiles(files, 8), StoreConfig().mapped_segments_max)
+        mapped_max = StoreConfig().mapped_segments_max
+        log = _PaddedLog(segments, files, OpenFiles(files, 8), mapped_max, nullcontext())
         queues_end = max((queue.physical_end for queue in self._queues), default=-1)
-        checkpoint, crashed = read_checkpoint(self._directory.checkpoint), self._directory.abort
-        found = LogEnd(log, checkpoint, PhysicalOffset(queues_end), crashed=crashed.exists())
+        checkpoint = read_checkpoint(files, self._directory.checkpoint)
+        crashed = self._directory.has_crashed
+        found = LogEnd(log, checkpoint, PhysicalOffset(queues_end), crashed=crashed)
         try:
             return found.find(self._note), found.vouched
         finally:
@@ -282,17 +285,19 @@ def _name(start: int) -> str:
     return Segments.path_in(Path(), start).name
 
 
-class _PaddedFiles(Files):
-    """Maps files that are too short as if they ended with zeros."""
+class _PaddedLog(CommitLog):
+    """A log that reads files that are too short as if they ended with zeros."""
 
-    def map(self, fd: int, size: int) -> mmap.mmap:
-        found = os.fstat(fd).st_size
-        if found >= size:
-            return super().map(fd, size)
-        padded = mmap.mmap(-1, size)
-        for at in range(0, found, _COPIED_AT_ONCE):
-            padded.write(self.read(fd, _COPIED_AT_ONCE, at))
-        return padded
+    def _view(self, start: int) -> memoryview:
+        segment = self._segment(start)
+        found = self._files.size(segment.fd)
+        if segment.mapped is None and found < segment.size:
+            padded = bytearray(segment.size)
+            for at in range(0, found, _COPIED_AT_ONCE):
+                data = self._files.read(segment.fd, _COPIED_AT_ONCE, at)
+                padded[at : at + len(data)] = data
+            segment.mapped = memoryview(padded)
+        return super()._view(start)
 
 
 def _told_topics(topics: dict[str, int]) -> str:
@@ -351,11 +356,11 @@ def lost_in(units: Units, ranges: Sequence[Range]) -> NDArray[np.bool_]:
     return lost
 
 
-def queue_units(directory: Path) -> Iterator[QueueUnits]:
+def queue_units(files: Files, directory: Path) -> Iterator[QueueUnits]:
     """Read all queues."""
-    for topic, queue_id, path in queue_directories(directory, []):
-        files = [
-            (file, start // UNIT_BYTES, used_units(file)[0])
-            for file, start, _ in numbered_files(path, [])
+    for topic, queue_id, path in queue_directories(files, directory, []):
+        found = [
+            (file, start // UNIT_BYTES, used_units(files, file)[0])
+            for file, start, _ in numbered_files(files, path, [])
         ]
-        yield QueueUnits(topic, queue_id, files)
+        yield QueueUnits(topic, queue_id, found)

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import errno
 import logging
-import shutil
 from collections import Counter
 from pathlib import Path
 
 from turbopump.clock import Clock
 from turbopump.errors import StoreDamaged
+from turbopump.machine.files import Files, copy_tree, remove_tree
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.config import UNIT_BYTES
 from turbopump.store.consume_queue import QueueKey
 from turbopump.store.directory import StoreDirectory
-from turbopump.store.files import Files
 from turbopump.store.queues import Queues, queue_directories
 from turbopump.store.segments import segment_files
 from turbopump.store.survey import numbered_files, used_units
@@ -53,7 +52,7 @@ class QueueRebuild:
 
         Raises StoreDamaged when it is the configured file size that is wrong.
         """
-        begun = queue_directories(self._kept)
+        begun = queue_directories(self._files, self._kept)
         damaged = self._queues.load(without=begun)
         if damaged:
             self._check_size(next(iter(damaged.values())))
@@ -72,10 +71,10 @@ class QueueRebuild:
             _log.error("damaged queue, to be rebuilt from the log: %s", reason)
         for key in self._ends:
             old, kept = self._place(self._directory.queues, key), self._place(self._kept, key)
-            if kept.exists():
+            if self._files.exists(kept):
                 # A start that was killed left an unfinished queue.
-                self._remove(old)
-            elif old.exists():
+                remove_tree(self._files, old)
+            elif self._files.exists(old):
                 self._files.make_directory(kept.parent)
                 self._move(old, kept)
                 self._files.sync_directory(kept.parent)
@@ -112,8 +111,8 @@ class QueueRebuild:
         """Refuse to rebuild all queues of a store that was made with files of another size."""
         sizes = Counter(
             size
-            for key in queue_directories(self._directory.queues)
-            for _, size in segment_files(self._place(self._directory.queues, key))
+            for key in queue_directories(self._files, self._directory.queues)
+            for _, size in segment_files(self._files, self._place(self._directory.queues, key))
         )
         del sizes[0]
         most = max(sizes, key=sizes.__getitem__, default=0)
@@ -126,10 +125,10 @@ class QueueRebuild:
     def _end_of(self, directory: Path) -> int:
         """Return the offset behind the last unit that is left of a queue."""
         size, end, reached = self._segment_bytes, 0, None
-        for path, start, _ in numbered_files(directory, []):
+        for path, start, _ in numbered_files(self._files, directory, []):
             is_likely = reached is None or start - reached <= _GAP_FILES_MAX * size
             if start % size == 0 and is_likely:
-                count = min(len(used_units(path)[0]), size // UNIT_BYTES)
+                count = min(len(used_units(self._files, path)[0]), size // UNIT_BYTES)
                 end = max(end, start // UNIT_BYTES + count) if count else end
                 reached = start
         return end
@@ -142,12 +141,7 @@ class QueueRebuild:
                 raise
             # The queues have a disk of their own.
             part = self._directory.unfinished_repair / "copy"
-            shutil.rmtree(part, ignore_errors=True)
-            shutil.copytree(old, part)
+            remove_tree(self._files, part)
+            copy_tree(self._files, old, part)
             self._files.rename(part, new)
-            self._remove(old)
-
-    def _remove(self, directory: Path) -> None:
-        for path in directory.iterdir() if directory.exists() else ():
-            self._files.remove(path)
-        self._files.remove_directory(directory)
+            remove_tree(self._files, old)

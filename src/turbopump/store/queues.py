@@ -9,10 +9,10 @@ from msgspec import Struct
 
 from turbopump.clock import Clock
 from turbopump.errors import InvalidArgument, StoreDamaged
+from turbopump.machine.files import Files, OpenFiles
 from turbopump.message import PhysicalOffset
 from turbopump.store.commit_log import is_topic_name
 from turbopump.store.consume_queue import ConsumeQueue, QueueKey
-from turbopump.store.files import Files, OpenFiles
 from turbopump.store.removed import RemovedTopics
 from turbopump.store.segments import BrokenRow, Segments
 
@@ -91,7 +91,7 @@ class Queues:
         """
         self.removed.load()
         damaged = {}
-        for topic, queue_id in queue_directories(self._directory):
+        for topic, queue_id in queue_directories(self._files, self._directory):
             queue = self._make(topic, queue_id)
             if queue.key not in without:
                 try:
@@ -147,11 +147,11 @@ class Queues:
         return queue
 
 
-def queue_directories(directory: Path) -> list[tuple[str, int]]:
+def queue_directories(files: Files, directory: Path) -> list[tuple[str, int]]:
     """Return topic and number of the queues that have a directory, sorted."""
     found = []
-    for topic in directory.iterdir() if directory.is_dir() else ():
-        for queue in topic.iterdir() if topic.is_dir() else ():
+    for topic in files.entries(directory):
+        for queue in files.entries(topic):
             if not queue.name.isdecimal():
                 raise StoreDamaged(f"{queue} does not belong into a store: move it away")
             found.append((topic.name, int(queue.name)))

@@ -154,7 +154,7 @@ class Recovery:
         log, end, vouched = self._log, found.end, found.vouched
         if end < vouched:
             root = log.directory.parent
-            losses = find_losses(root, log.segment_bytes)
+            losses = find_losses(log.files, root, log.segment_bytes)
             raise StoreDamaged(str(losses or f"{root} ends at {end}, but {vouched} was on disk"))
         for position, behind in found.damaged:
             message = "%s is damaged from %d to %d: the messages in there are lost"

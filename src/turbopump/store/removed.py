@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from turbopump.machine.files import Files
 from turbopump.message import PhysicalOffset
 from turbopump.store.config_files import load_json, save_json
-from turbopump.store.files import Files
 
 
 class RemovedTopics:
@@ -25,7 +25,7 @@ class RemovedTopics:
         """Whether any topic was removed; for a quick look."""
 
     def load(self) -> None:
-        ends = load_json(self._path)
+        ends = load_json(self._files, self._path)
         if isinstance(ends, dict):
             self._ends = {
                 topic.encode(): end

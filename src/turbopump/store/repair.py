@@ -7,7 +7,6 @@ offsets behind those of the lost ones: no group skips any of them because of wha
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,12 +18,12 @@ from numpy.typing import NDArray
 
 from turbopump.clock import Clock
 from turbopump.errors import InvalidArgument, StoreDamaged
+from turbopump.machine.files import Files, copy_file, create_full_size, write_file
 from turbopump.message import PhysicalOffset
 from turbopump.store.checkpoint import read_checkpoint, write_checkpoint
 from turbopump.store.config_files import load_table, save_text
 from turbopump.store.consume_queue import FILLER_SIZE
 from turbopump.store.directory import StoreDirectory
-from turbopump.store.files import Files, create_full_size
 from turbopump.store.losses import Losses, find_losses, lost_in, queue_units
 from turbopump.store.outcomes import Units
 from turbopump.store.segments import Segments
@@ -46,7 +45,7 @@ class StoppedStore:
 
     def losses(self, segment_bytes: int | None = None) -> Losses | None:
         """Return what is missing; None when the store can be started."""
-        return find_losses(self._directory.root, segment_bytes)
+        return find_losses(self._files, self._directory.root, segment_bytes)
 
     def repair(self, losses: Losses) -> Path:
         """Accept a loss; return the directory with the former content of what was changed.
@@ -78,14 +77,14 @@ class StoppedStore:
     def _keep(self, path: Path, backup: Path) -> None:
         kept = backup / path.relative_to(self._directory.root)
         self._files.make_directory(kept.parent)
-        if not kept.exists():
-            shutil.copyfile(path, kept)
+        if not self._files.exists(kept):
+            copy_file(self._files, path, kept)
 
     # --- queues and offsets -----------------------------------------------------------------------
 
     def _mark_units(self, losses: Losses, backup: Path) -> None:
         """Have readers pass over lost messages, in queues that keep their length."""
-        for queue in queue_units(self._directory.queues):
+        for queue in queue_units(self._files, self._directory.queues):
             for path, _, units in queue.files:
                 lost = lost_in(units, losses.lost)
                 if lost.any():
@@ -103,7 +102,7 @@ class StoppedStore:
     def _lower_offsets(self, losses: Losses, backup: Path) -> None:
         """Have no group and no delay level be ahead of its queue: it would skip new messages."""
         path = self._directory.config / "consumerOffset.json"
-        groups = load_table(path, ConsumerOffsets)
+        groups = load_table(self._files, path, ConsumerOffsets)
         if groups is not None:
             table = {
                 key: _lowered(key.partition("@")[0], offsets, losses)
@@ -111,7 +110,7 @@ class StoppedStore:
             }
             self._save(path, groups, replace(groups, offset_table=table), backup)
         path = self._directory.config / "delayOffset.json"
-        delays = load_table(path, DelayOffsets)
+        delays = load_table(self._files, path, DelayOffsets)
         if delays is not None:
             queues = {level - 1: offset for level, offset in delays.offset_table.items()}
             lowered = _lowered(SCHEDULE_TOPIC, queues, losses)
@@ -167,16 +166,18 @@ class StoppedStore:
         """Have the scan of a file end at a position; what lies behind stays as it is."""
         start = position // size * size
         path = Segments.path_in(self._directory.commit_log, start)
-        with path.open("rb") as file:
-            file.seek(position - start)
-            before = file.read(BLANK_BYTES)
+        fd = self._files.open_to_read(path)
+        try:
+            before = self._files.read(fd, BLANK_BYTES, position - start)
+        finally:
+            self._files.close(fd)
         kept = Segments.path_in(backup / "commitlog", position)
         self._files.make_directory(kept.parent)
-        kept.write_bytes(before)
+        write_file(self._files, kept, before)
         self._write(path, encode_blank(end - position), position - start)
 
     def _write_checkpoint(self, losses: Losses, backup: Path) -> None:
-        checkpoint = read_checkpoint(self._directory.checkpoint)
+        checkpoint = read_checkpoint(self._files, self._directory.checkpoint)
         if losses.resume_at and checkpoint.log_end > losses.resume_at:
             self._keep(self._directory.checkpoint, backup)
             fitting = checkpoint.within(PhysicalOffset(losses.resume_at))
@@ -191,7 +192,7 @@ def stopped_store(root: Path, files: Files, clock: Clock) -> Iterator[StoppedSto
     """
     directory = StoreDirectory(root, files)
     parts = (directory.commit_log, directory.queues, directory.config)
-    if not any(part.exists() for part in parts):
+    if not any(files.exists(part) for part in parts):
         names = ", ".join(part.name for part in parts)
         raise InvalidArgument(f"{root} is not a store: it has none of {names}")
     directory.acquire()

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from turbopump.clock import Clock
+from turbopump.machine.files import Files
 from turbopump.message import PhysicalOffset
 from turbopump.store.commit_log import CommitLog
 from turbopump.store.config import RetentionConfig
 from turbopump.store.directory import StoreDirectory
 from turbopump.store.elapsed import ElapsedTime
-from turbopump.store.files import Files
 from turbopump.store.health import Health
 from turbopump.store.key_index import KeyIndex
 from turbopump.store.local_time import local_time

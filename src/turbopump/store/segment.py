@@ -6,7 +6,7 @@ to the network without copying them. Both see the same page cache. (ADR 0005)
 
 from __future__ import annotations
 
-from turbopump.store.files import Files, erase_behind
+from turbopump.machine.files import Files, erase_behind
 
 COPIED_AT_ONCE = 1024 * 1024
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from turbopump.errors import StoreDamaged
-from turbopump.store.files import SPARE_NAME, Files, create_full_size
+from turbopump.machine.files import SPARE_NAME, Files, create_full_size
 
 _NAME_DIGITS = 20
 
@@ -42,7 +42,7 @@ class Segments:
         An empty file at the end is removed if ``may_end_empty``.
         """
         self._files.remove(self.directory / SPARE_NAME)
-        found = segment_files(self.directory)
+        found = segment_files(self._files, self.directory)
         if may_end_empty and found and found[-1][1] == 0:
             # Killed between making the file and giving it its size; nothing can be in it.
             self._files.remove(self.path(found.pop()[0]))
@@ -112,13 +112,10 @@ def is_segment_name(name: str) -> bool:
     return len(name) == _NAME_DIGITS and name.isdecimal()
 
 
-def segment_files(directory: Path) -> list[tuple[int, int]]:
+def segment_files(files: Files, directory: Path) -> list[tuple[int, int]]:
     """Return start and size of the files in a directory, in order; foreign names are refused."""
-    try:
-        entries = [entry for entry in directory.iterdir() if entry.name != SPARE_NAME]
-    except FileNotFoundError:
-        return []
+    entries = [entry for entry in files.entries(directory) if entry.name != SPARE_NAME]
     for entry in entries:
         if not is_segment_name(entry.name):
             raise StoreDamaged(f"{entry} does not belong into a store: move it away")
-    return sorted((int(entry.name), entry.stat().st_size) for entry in entries)
+    return sorted((int(entry.name), files.file_size(entry)) for entry in entries)

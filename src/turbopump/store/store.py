@@ -1,7 +1,7 @@
 """The store: append, read, look up, flush, keep tidy. Everything else in this folder works for it.
 
-One thread owns a store and makes all calls. The store's own flusher thread completes the futures
-of `append`; after a flush in synchronous mode the owner calls `dispatch` (reads do so by
+One thread owns a store and makes all calls. The store's flusher, a background worker, completes the
+futures of `append`; after a flush in synchronous mode the owner calls `dispatch` (reads do so by
 themselves), as only the owner touches queues and index.
 """
 
@@ -14,8 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from turbopump.clock import SYSTEM_CLOCK, Clock
 from turbopump.errors import InvalidArgument, StoreClosed, WriteRefused
+from turbopump.machine import Machine
+from turbopump.machine.files import OpenFiles
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.append import Appender, Group
 from turbopump.store.commit_log import CommitLog
@@ -27,7 +28,6 @@ from turbopump.store.dispatch import EVERY_QUEUE, Dispatcher, Listener, Watches
 from turbopump.store.elapsed import ElapsedTime
 from turbopump.store.entry_run import EntryRun
 from turbopump.store.failures import disk_errors_named
-from turbopump.store.files import Files, OpenFiles
 from turbopump.store.flush import Flusher, done
 from turbopump.store.health import Health, refusal
 from turbopump.store.index_coverage import IndexCoverage
@@ -62,25 +62,27 @@ _CLOSING_MS_MAX = 750
 class Store:
     """An open store. Get one from `open`; `close` it or use it in a ``with`` statement."""
 
-    def __init__(self, directory: Path, config: StoreConfig, clock: Clock, files: Files) -> None:
+    def __init__(self, directory: Path, config: StoreConfig, machine: Machine) -> None:
         self.config = config
-        self._clock = clock
-        self.elapsed = ElapsedTime(clock)
-        self._directory = StoreDirectory(directory, files)
-        self._open_files = OpenFiles(files, config.open_files_max)
-        self._make_files(files)
-        self._make_workers(files)
+        self._machine = machine
+        self._clock = machine.clock
+        self.elapsed = ElapsedTime(machine.clock)
+        self._directory = StoreDirectory(directory, machine.files)
+        self._open_files = OpenFiles(machine.files, config.open_files_max)
+        self._make_files()
+        self._make_workers()
         self._synchronous = config.flush.mode is FlushMode.SYNC
         self._done = done()
         self._ticked_ms = 0
         self._open = False
 
-    def _make_files(self, files: Files) -> None:
+    def _make_files(self) -> None:
         """Make what stands for the files: log, queues, index."""
         config, clock, spare = self.config, self._clock, self._directory.spare
+        files, lock = self._machine.files, self._machine.background.lock()
         segments = Segments(self._directory.commit_log, config.segment_bytes, files, spare)
         self._segments = segments
-        self._log = CommitLog(segments, files, self._open_files, config.mapped_segments_max)
+        self._log = CommitLog(segments, files, self._open_files, config.mapped_segments_max, lock)
         self._queues = Queues(
             self._directory.queues,
             config.queue_segment_bytes,
@@ -96,9 +98,10 @@ class Store:
             else None
         )
 
-    def _make_workers(self, files: Files) -> None:
+    def _make_workers(self) -> None:
         """Make those who work on the files."""
-        config, clock, directory = self.config, self._clock, self._directory
+        config, machine, directory = self.config, self._machine, self._directory
+        clock, files = machine.clock, machine.files
         log, queues, index = self._log, self._queues, self._index
         self._dispatcher = dispatcher = Dispatcher(queues, index, config.delay_levels)
         self.damage = DamageLog()
@@ -106,9 +109,9 @@ class Store:
         self._repair = UnitRepair(log, dispatcher.code_of, self.damage)
         self._scrubber = Scrubber(log, queues, dispatcher, self._repair, self.damage)
         self._behind = behind = WriteBehind(
-            files, clock, directory.checkpoint, log, queues, index, dispatcher.crowded
+            machine, directory.checkpoint, log, queues, index, dispatcher.crowded
         )
-        self._flusher = flusher = Flusher(log.sync)
+        self._flusher = flusher = Flusher(log.sync, machine.background.worker("store-flusher"))
         self._appender = appender = Appender(config, clock, log, queues)
         self._unfinished = unfinished = Unfinished()
         self._coverage = IndexCoverage(directory.index_coverage, files, unfinished)
@@ -142,12 +145,10 @@ class Store:
         cls,
         directory: Path | str,
         config: StoreConfig | None = None,
-        *,
-        clock: Clock = SYSTEM_CLOCK,
-        files: Files | None = None,
+        machine: Machine | None = None,
     ) -> Self:
         """Lock a directory, recover what is in it, and start to flush."""
-        store = cls(Path(directory), config or StoreConfig(), clock, files or Files())
+        store = cls(Path(directory), config or StoreConfig(), machine or Machine())
         store._start()
         return store
 
@@ -162,7 +163,7 @@ class Store:
                 self._index.load()
             self._behind.load()
             is_ours = self._behind.checkpoint.end > 0
-            self.recovered = self._recovery.run(crashed=self._directory.abort.exists())
+            self.recovered = self._recovery.run(crashed=self._directory.has_crashed)
             self._indexed_from = self._coverage.settle(self._index, self._log, is_ours=is_ours)
             self.elapsed.begin(self._log.written)
             self._unfinished.attempt(self._directory.mark_running)
@@ -170,7 +171,6 @@ class Store:
         except BaseException:
             self._let_go()
             raise
-        self._flusher.start()
         self._open = True
         if self._unfinished.error is not None:
             # What is surely on disk may be deleted to make room.
@@ -414,11 +414,6 @@ class Store:
     def flushed_end(self) -> PhysicalOffset:
         """Position up to which messages survive a power failure."""
         return self._log.flushed
-
-    @property
-    def is_flushing(self) -> bool:
-        """Whether something is on its way to the disk, or about to be."""
-        return self._flusher.is_busy
 
     @property
     def refusal(self) -> WriteRefused | None:

@@ -12,10 +12,10 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from turbopump.machine.files import SPARE_NAME, Files, read_file
 from turbopump.store.config import UNIT_BYTES, StoreConfig
 from turbopump.store.consume_queue import FILLER_SIZE, as_units
 from turbopump.store.directory import StoreDirectory
-from turbopump.store.files import SPARE_NAME, Files
 from turbopump.store.index_file import (
     ENTRY_BYTES,
     ENTRY_DTYPE,
@@ -44,38 +44,40 @@ class Damage(Struct, frozen=True):
     reason: str
 
 
-def numbered_files(directory: Path, damage: list[Damage]) -> list[tuple[Path, int, int]]:
+def numbered_files(
+    files: Files, directory: Path, damage: list[Damage]
+) -> list[tuple[Path, int, int]]:
     """Return path, start and size of a row of files; anything else there is damage."""
     found = []
-    for path in entries(directory):
-        if is_segment_name(path.name) and path.is_file():
-            found.append((path, int(path.name), path.stat().st_size))
+    for path in entries(files, directory):
+        if is_segment_name(path.name) and files.is_file(path):
+            found.append((path, int(path.name), files.file_size(path)))
         else:
             damage.append(Damage(str(path), 0, _FOREIGN))
     return sorted(found)
 
 
-def queue_directories(directory: Path, damage: list[Damage]) -> list[tuple[str, int, Path]]:
+def queue_directories(
+    files: Files, directory: Path, damage: list[Damage]
+) -> list[tuple[str, int, Path]]:
     """Return topic, number and directory of each queue; anything else there is damage."""
     found = []
-    for topic in entries(directory):
-        if not topic.is_dir():
+    for topic in entries(files, directory):
+        if not files.is_directory(topic):
             damage.append(Damage(str(topic), 0, _FOREIGN))
             continue
-        for queue in entries(topic):
+        for queue in entries(files, topic):
             name = queue.name
-            if queue.is_dir() and name.isdecimal() and str(int(name)) == name:
+            if files.is_directory(queue) and name.isdecimal() and str(int(name)) == name:
                 found.append((topic.name, int(name), queue))
             else:
                 damage.append(Damage(str(queue), 0, _FOREIGN))
     return sorted(found)
 
 
-def entries(directory: Path) -> list[Path]:
+def entries(files: Files, directory: Path) -> list[Path]:
     """Return what is in a directory, if there is one, without what a kill may leave behind."""
-    if not directory.is_dir():
-        return []
-    return sorted(path for path in directory.iterdir() if path.name != SPARE_NAME)
+    return [path for path in files.entries(directory) if path.name != SPARE_NAME]
 
 
 def expected_size(rows: Sequence[Sequence[tuple[Path, int, int]]]) -> int:
@@ -102,8 +104,8 @@ def check_row(row: Sequence[tuple[Path, int, int]], size: int) -> Iterator[Damag
 class LogEntries:
     """Where the log has the messages of each queue, to be compared with the queue's units."""
 
-    def __init__(self, directory: Path) -> None:
-        self._removed = RemovedTopics(StoreDirectory(directory, Files()).removed_topics, Files())
+    def __init__(self, files: Files, directory: Path) -> None:
+        self._removed = RemovedTopics(StoreDirectory(directory, files).removed_topics, files)
         self._removed.load()
         self._messages: dict[tuple[str, int], array[int]] = {}
         self.min_offset = self.end = 0
@@ -162,9 +164,9 @@ class LogEntries:
         return int(np.count_nonzero(~np.isin(positions, np.concatenate([*found, positions[:0]]))))
 
 
-def used_units(path: Path) -> tuple[Units, int]:
+def used_units(files: Files, path: Path) -> tuple[Units, int]:
     """Return a queue file's units up to the last one, and how many there is room for."""
-    data = path.read_bytes()
+    data = read_file(files, path)
     units = as_units(data[: len(data) - len(data) % UNIT_BYTES])
     is_unit = (units["size"] >= FIXED_BYTES) & (units["physical_offset"] >= 0)
     # A flipped bit in what was never written makes a size or a position, not both.
@@ -191,7 +193,9 @@ def _ranges(numbers: Ints) -> list[tuple[int, int]]:
     return [(int(part[0]), int(part[-1]) + 1) for part in parts if len(part)]
 
 
-def wrong_entries(path: Path, header: IndexHeader, log: LogEntries) -> Iterator[Damage]:
+def wrong_entries(
+    files: Files, path: Path, header: IndexHeader, log: LogEntries
+) -> Iterator[Damage]:
     """Compare the entries of an index file with the messages of the log."""
     if header.count <= 1:
         return
@@ -199,7 +203,7 @@ def wrong_entries(path: Path, header: IndexHeader, log: LogEntries) -> Iterator[
         reason = f"covers positions {header.begin_offset} to {header.end_offset}, the log ends at"
         yield Damage(str(path), 0, f"index file {reason} {log.end}")
         return
-    data = path.read_bytes()
+    data = read_file(files, path)
     begin = _first_entry_at(data, header)
     if begin is None:
         yield Damage(str(path), 0, "header and entries of the index file do not agree")

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from turbopump.clock import Clock
-from turbopump.store.files import Files, sync_path
+from turbopump.machine.files import Files, sync_path
 
 _ONE_BY_ONE_MAX = 64
 """So many files and directories are forced each by itself: that spares the rest of the disk."""

@@ -7,15 +7,13 @@ complete; whatever lies behind it is made again from the log after a crash.
 from __future__ import annotations
 
 import logging
-import threading
 from pathlib import Path
 
-from turbopump.clock import Clock
+from turbopump.machine import Machine
 from turbopump.message import PhysicalOffset
 from turbopump.store.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from turbopump.store.commit_log import CommitLog
 from turbopump.store.consume_queue import ConsumeQueue
-from turbopump.store.files import Files
 from turbopump.store.key_index import KeyIndex
 from turbopump.store.queues import Queues
 from turbopump.store.syncing import Syncing
@@ -46,16 +44,15 @@ class WriteBehind:
 
     def __init__(
         self,
-        files: Files,
-        clock: Clock,
+        machine: Machine,
         checkpoint_path: Path,
         log: CommitLog,
         queues: Queues,
         index: KeyIndex | None,
         crowded: list[ConsumeQueue],
     ) -> None:
-        self._files = files
-        self._clock = clock
+        self._files = files = machine.files
+        self._clock = clock = machine.clock
         self._path = checkpoint_path
         self._log = log
         self._queues = queues
@@ -66,7 +63,7 @@ class WriteBehind:
         self._unmendable = False
         self._syncing = Syncing(files, clock, checkpoint_path.parent)
         # Both threads move the checkpoint: the flusher for the log, its jobs for the rest.
-        self._lock = threading.Lock()
+        self._lock = machine.background.lock()
         self.checkpoint = Checkpoint()
         self.failure: OSError | None = None
         """Why files may lack what was written to them, until that has been written again."""
@@ -74,7 +71,7 @@ class WriteBehind:
     def load(self) -> None:
         root = self._path.parent
         self._syncing.open((root, root / "consumequeue", root / "index"))
-        self.checkpoint = read_checkpoint(self._path)
+        self.checkpoint = read_checkpoint(self._files, self._path)
 
     def close(self) -> None:
         self._syncing.close()

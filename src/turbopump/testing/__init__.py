@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         virtual_time,
         wait_until,
     )
+    from turbopump.testing.machines import virtual_machine
     from turbopump.testing.memory_net import LinkQuality, MemoryHost, MemoryNetwork
     from turbopump.testing.running import running_cluster
     from turbopump.testing.server import RunningServer, running_server
@@ -42,6 +43,7 @@ else:
         "running_cluster": "turbopump.testing.running",
         "running_server": "turbopump.testing.server",
         "virtual_loop": "turbopump.testing.loop",
+        "virtual_machine": "turbopump.testing.machines",
         "virtual_time": "turbopump.testing.loop",
         "wait_until": "turbopump.testing.loop",
     }
@@ -70,6 +72,7 @@ __all__ = [
     "running_cluster",
     "running_server",
     "virtual_loop",
+    "virtual_machine",
     "virtual_time",
     "wait_until",
 ]

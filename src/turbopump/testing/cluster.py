@@ -20,6 +20,7 @@ from turbopump.client.producer import Producer
 from turbopump.client.send_hooks import SendReceipt
 from turbopump.client.session import Session
 from turbopump.errors import InvalidArgument, NotRunning
+from turbopump.machine import Machine
 from turbopump.message import Message
 from turbopump.nameserver import NameServer, NameServerConfig
 from turbopump.net.hooks import Hook
@@ -131,14 +132,14 @@ class Cluster:
         """Start all servers; the loop's clients belong to the cluster from now on."""
         self.network = MemoryNetwork(self._quality)
         self._loop = loop = virtual_loop()
-        self._stack.enter_context(loop.waiting_for(self._is_flushing))
         self._waking_clock = WakingClock(loop.clock)
         self._stack.enter_context(loop.skipping(IdleTime(self._waking_clock, self._marks)))
         home = new_home(loop)
         for number in range(self._nameserver_count):
             path = self.directory / f"ns{number}" / "kvConfig.json"
             config = NameServerConfig(host=f"ns{number}{home.suffix}", kv_config_path=path)
-            server = NameServer(config, self.network.host(config.host), self._waking_clock)
+            machine = self._machine(Disk(loop), number)
+            server = NameServer(config, self.network.host(config.host), machine)
             self.nameservers.append(await self._stack.enter_async_context(server))
         self._stack.enter_context(home.open(self.nameserver, self._client_session))
         for name in self._names:
@@ -357,9 +358,9 @@ class Cluster:
         known = self._places.get(name)
         number = known.number if known is not None else len(self._places) + 1
         host = self.network.host(f"10.0.0.{number}")
-        place = self._places[name] = _Place(number, host, Disk(self._loop))
-        config = self._config_of(name, place)
-        broker = Broker(config, host, self._waking_clock, seed=number, files=place.disk)
+        disk = known.disk if known is not None else Disk(self._loop)
+        place = self._places[name] = _Place(number, host, disk)
+        broker = Broker(self._config_of(name, place), host, self._machine(disk, number))
         await broker.start()
         self.brokers[name] = broker
         return broker
@@ -393,6 +394,10 @@ class Cluster:
             place.disk.lose_unsynced()
         place.disk.close_all()
 
+    def _machine(self, disk: Disk, seed: int) -> Machine:
+        random = Random(seed)  # noqa: S311 - the same in every run
+        return Machine(disk, disk.background, self._waking_clock, random)
+
     def _broker_name(self, name: str | None) -> str:
         known = (*self._places, *self._names)
         if name is None and known:
@@ -425,13 +430,6 @@ class Cluster:
         if not self._skips_idle_time or not is_whole:
             return None
         return stillness.marks(list(self.brokers.values()), self.clients, self.network)
-
-    def _is_flushing(self) -> bool:
-        # Asked at every step of time: a generator would cost as much as the question.
-        for name, broker in self.brokers.items():
-            if broker.store.is_flushing and not self._places[name].disk.is_waiting:
-                return True
-        return False
 
     # --- network ----------------------------------------------------------------------------------
 

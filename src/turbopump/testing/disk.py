@@ -1,100 +1,151 @@
-"""The disk of a broker in a test: fast, since it forces nothing, and it fails when told to."""
+"""The disk of a machine in a test: in memory, and it fails in every way that disks do."""
 
 from __future__ import annotations
 
 import errno
-import os
-import threading
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 
-from turbopump.store.files import Files
+from turbopump.machine.files import Files, Mapped, Space
+from turbopump.testing.background import VirtualBackground
+from turbopump.testing.disk_faults import Chances, Fault, disk_error
 from turbopump.testing.loop import VirtualTimeLoop
+from turbopump.testing.memory_files import (
+    BLOCK_BYTES,
+    MemoryDirectory,
+    MemoryFile,
+    Sync,
+    names_in,
+)
 
-_WAIT_REAL_S_MAX = 30.0
-"""How long a thread is kept waiting at most, should nobody let it go."""
+_FULLNESS = 0.1
+_TOTAL_BYTES = 1 << 40
+_OPEN_MAX = 1 << 20
+_WRITING = frozenset({"write", "open_new"})
+_SYNCING = frozenset({"sync", "sync_directory", "sync_file_system"})
 
-FileId = tuple[int, int]
+OnOperation = Callable[[str, Path], None]
+"""Told the name of a method of `Files`, and the file or directory, before anything happens."""
 
 
 @dataclass(slots=True)
-class _Unsynced:
-    """What a file held before it was written to, since it was last forced to disk."""
+class _Handle:
+    """An open file or directory."""
 
-    fd: int
-    """A descriptor of its own, since the file may be closed, renamed or removed meanwhile."""
-    before: list[tuple[int, bytes]] = field(default_factory=list)
-
-
-_FULLNESS = 0.1
+    path: Path
+    node: MemoryFile | MemoryDirectory
 
 
 class Disk(Files):
-    """Files that survive the process, but not the machine; with switches for what goes wrong.
+    """A disk in memory, with switches for what goes wrong; it outlives the processes that use it.
 
     ::
 
         cluster.disk().fail_writes()            # no space left on device
         cluster.disk().sync_ms = 200            # a slow one, in virtual time
         await cluster.crash(lose_unflushed=True)
+
+    With ``random``, a loss of power keeps some of what was not synced by chance, and `chances` may
+    let other things go wrong. ``loop`` is the virtual time in which a slow disk takes its time.
     """
 
-    def __init__(self, loop: VirtualTimeLoop) -> None:
+    def __init__(self, loop: VirtualTimeLoop | None = None, random: Random | None = None) -> None:
         self.sync_ms = 0
         """How long it takes to force a file to disk, in virtual time."""
         self.fullness = _FULLNESS
         """How much of it is in use: from 0.9 on, brokers refuse messages."""
-        self._loop = loop
-        self._write_error: int | None = None
-        self._sync_error: int | None = None
+        self.capacity_bytes: int | None = None
+        """How much can be written in all; then `fullness` does not count."""
+        self.chances = Chances()
+        self.operations: Counter[str] = Counter()
+        """How often each operation was asked for, by the name of its method."""
+        self.on_operation: OnOperation | None = None
+        """Called before each operation; it may raise, or call `die`."""
+        self.background = VirtualBackground(loop, self._may_take_time)
+        """Runs the jobs of the machine that has this disk."""
+        self.random = random
+        """Decides what is left to chance; without it, all is lost that can be."""
+        self._root = MemoryDirectory()
+        self._handles: dict[int, _Handle] = {}
+        self._next_fd = 1000
+        self._faults: list[Fault] = []
         self._is_dead = False
         self._is_stalled = False
-        self._is_waiting = False
-        self._change = threading.Condition()
-        self._slow: set[threading.Event] = set()
-        self._sleeping: set[object] = set()
-        """Jobs of the loop that wait: those who write tables, not the flusher."""
-        self._unsynced: dict[FileId, _Unsynced] = {}
 
     # --- switches ---------------------------------------------------------------------------------
 
-    def fail_writes(self, number: int = errno.ENOSPC) -> None:
-        """Let every write fail with this error, until `heal`."""
-        self._write_error = number
+    def fail(
+        self,
+        *operations: str,
+        number: int = errno.EIO,
+        matching: str = "*",
+        after: int = 0,
+        times: int | None = None,
+    ) -> None:
+        """Let operations, methods of `Files`, fail with an error, until `heal`.
 
-    def fail_syncs(self, number: int = errno.EIO) -> None:
+        Only for paths that match, as in a shell; after the first ``after`` that do, which succeed,
+        and so many times.
+        """
+        self._faults.append(Fault(frozenset(operations), number, matching, after, times))
+
+    def fail_writes(self, number: int = errno.ENOSPC, matching: str = "*") -> None:
+        """Let every write fail with this error, until `heal`."""
+        self.fail(*_WRITING, number=number, matching=matching)
+
+    def fail_syncs(self, number: int = errno.EIO, matching: str = "*") -> None:
         """Let forcing files to disk fail with this error, until `heal`."""
-        self._sync_error = number
+        self.fail(*_SYNCING, number=number, matching=matching)
 
     def stall(self) -> None:
         """Let nothing be forced to disk, until `heal`: who waits for it goes on waiting."""
-        with self._change:
-            self._is_stalled = True
+        self._is_stalled = True
 
     def heal(self) -> None:
         """End all that is wrong with the disk."""
         self.sync_ms = 0
         self.fullness = _FULLNESS
-        self._write_error = self._sync_error = None
-        with self._change:
-            self._is_stalled = self._is_waiting = False
-            self._wake(*self._sleeping)
-            self._change.notify_all()
-            for passed in self._slow:
-                passed.set()
+        self.capacity_bytes = None
+        self.chances = Chances()
+        self._faults.clear()
+        self._is_stalled = False
+        self.background.release()
 
     @property
     def is_disturbed(self) -> bool:
         """Whether anything is wrong with the disk."""
-        errors = self._write_error, self._sync_error
         is_slow = self.sync_ms > 0 or self._is_stalled
-        return is_slow or self.fullness != _FULLNESS or any(errors)
+        is_full = self.fullness != _FULLNESS or self.capacity_bytes is not None
+        return is_slow or is_full or bool(self._faults) or self.chances != Chances()
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a thread waits for virtual time to pass, or for `heal`."""
-        return self._is_waiting
+        """Whether a job waits for virtual time to pass, or for `heal`."""
+        return self.background.is_waiting
+
+    def flip_bit(self, path: Path, at: int | None = None, bit: int = 0) -> int:
+        """Change one bit of a file, as disks do in the course of years; return where.
+
+        By chance somewhere in what was ever written, if no position is given.
+        """
+        file = self._file(path)
+        if at is None:
+            random = self.random or Random(0)  # noqa: S311 - the same each time
+            start, end = random.choice(list(file.data_ranges(0, len(file.data))))
+            at, bit = random.randrange(start, end), random.randrange(8)
+        file.data[at] ^= 1 << bit
+        return at
+
+    @property
+    def used_bytes(self) -> int:
+        """How much space files take."""
+        files = {each for each in self._root.walk() if isinstance(each, MemoryFile)}
+        return sum(len(file.blocks) for file in files) * BLOCK_BYTES
+
+    # --- the end of processes ---------------------------------------------------------------------
 
     def die(self) -> None:
         """Let nothing reach the disk any more, though nobody is told: its process is gone."""
@@ -102,158 +153,286 @@ class Disk(Files):
         self.heal()
 
     def lose_unsynced(self) -> None:
-        """Bring files back to what was forced to disk, as after a power loss; names stay."""
-        with self._change:
-            for file in self._unsynced.values():
-                for at, data in reversed(file.before):
-                    os.pwrite(file.fd, data, at)
-        self.close_all()
+        """Bring the disk back to what was forced to it, as after a power loss.
+
+        Names are lost too that were not forced to disk in their directory. With `random`, chance
+        decides what of it is lost; single sectors of 512 bytes may be.
+        """
+        self._root.lose_power(self.random)
+        flips = self.chances.bit_flips
+        if self.random is not None and flips:
+            for path in list(self._paths(Path("/"), self._root)):
+                if self._file(path).blocks and self.random.random() < flips:
+                    self.flip_bit(path)
 
     def close_all(self) -> None:
-        """Forget what was written."""
-        with self._change:
-            for file in self._unsynced.values():
-                os.close(file.fd)
-            self._unsynced.clear()
+        """Close all files, as the end of a process does; a new one may use the disk then."""
+        for fd in tuple(self._handles):
+            self.close(fd)
+        self._is_dead = False
 
-    # --- what the store calls ---------------------------------------------------------------------
+    # --- open files -------------------------------------------------------------------------------
+
+    def open(self, path: Path) -> int:
+        self._begin("open", path)
+        return self._open(path, self._file(path))
+
+    def open_to_read(self, path: Path) -> int:
+        self._begin("open_to_read", path)
+        return self._open(path, self._file(path))
 
     def open_new(self, path: Path) -> int:
-        if self._is_dead:
-            return os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        _fail(self._write_error)
-        return super().open_new(path)
+        if not self._begin("open_new", path):
+            return self._open(path, MemoryFile())
+        parent = self._directory(path.parent, "create")
+        file = parent.entries.get(path.name)
+        if isinstance(file, MemoryDirectory):
+            raise disk_error(errno.EISDIR, "create", path)
+        if file is None:
+            file = MemoryFile()
+            parent.put(path.name, file)
+        file.truncate(0)
+        return self._open(path, file)
+
+    def close(self, fd: int) -> None:
+        handle = self._handles.pop(fd, None)
+        if handle is None:
+            raise disk_error(errno.EBADF, "close", fd)
+        if isinstance(handle.node, MemoryFile) and handle.node.locked_by == fd:
+            handle.node.locked_by = None
 
     def write(self, fd: int, data: bytes | bytearray | memoryview, at: int) -> None:
-        if not self._is_dead:
-            _fail(self._write_error)
-            self._remember(fd, len(data), at)
-            super().write(fd, data, at)
+        path, file = self._opened(fd, "write")
+        try:
+            if not self._begin("write", path):
+                return
+        except OSError:
+            self._write_torn(file, data, at)
+            raise
+        if self.capacity_bytes is not None:
+            needed = file.new_blocks(at, len(data)) * BLOCK_BYTES
+            if needed and self.used_bytes + needed > self.capacity_bytes:
+                raise disk_error(errno.ENOSPC, "write", path)
+        file.write(data, at)
+
+    def read(self, fd: int, size: int, at: int) -> bytes:
+        path, file = self._opened(fd, "read")
+        self._begin("read", path)
+        return bytes(file.data[at : at + size])
+
+    def size(self, fd: int) -> int:
+        return len(self._opened(fd, "look up")[1].data)
 
     def truncate(self, fd: int, size: int) -> None:
-        if not self._is_dead:
-            super().truncate(fd, size)
+        path, file = self._opened(fd, "resize")
+        if self._begin("truncate", path):
+            file.truncate(size)
 
-    def rename(self, old: Path, new: Path) -> None:
-        if not self._is_dead:
-            super().rename(old, new)
-
-    def link(self, path: Path, name: Path) -> None:
-        if not self._is_dead:
-            super().link(path, name)
-
-    def remove(self, path: Path) -> None:
-        if not self._is_dead:
-            super().remove(path)
-
-    def make_directory(self, path: Path) -> None:
-        if not self._is_dead:
-            super().make_directory(path)
-
-    def remove_directory(self, path: Path) -> None:
-        if not self._is_dead:
-            super().remove_directory(path)
+    def data_ranges(self, fd: int, at: int, size: int) -> Iterator[tuple[int, int]]:
+        return self._opened(fd, "read")[1].data_ranges(at, size)
 
     def sync(self, fd: int) -> None:
-        written = self._written(_file_id(fd))
-        self._take_time()
-        _fail(self._sync_error)
-        self._forget(written)
+        path, file = self._opened(fd, "flush")
+        self._sync("sync", path, [file])
 
-    def sync_directory(self, path: Path) -> None:  # noqa: ARG002 - names are never lost here
-        _fail(self._sync_error)
+    def map(self, fd: int, size: int) -> Mapped:
+        path, file = self._opened(fd, "map")
+        self._begin("map", path)
+        if size > len(file.data):
+            raise OSError(errno.EIO, f"cannot map: it is shorter than {size} bytes", str(path))
+        return memoryview(file.data)[:size].toreadonly()
+
+    def lock(self, fd: int) -> None:
+        path, file = self._opened(fd, "lock")
+        if file.locked_by not in {None, fd}:
+            raise disk_error(errno.EAGAIN, "lock", path)
+        file.locked_by = fd
+
+    # --- names ------------------------------------------------------------------------------------
+
+    def rename(self, old: Path, new: Path) -> None:
+        if self._begin("rename", old):
+            node, target = self._node(old), self._directory(new.parent, "rename")
+            if node is None:
+                raise disk_error(errno.ENOENT, "rename", old)
+            there = target.entries.get(new.name)
+            if isinstance(there, MemoryDirectory) and there.entries:
+                raise disk_error(errno.ENOTEMPTY, "rename", new)
+            if there is not node:
+                target.put(new.name, node)
+                self._directory(old.parent).drop(old.name)
+
+    def link(self, path: Path, name: Path) -> None:
+        if self._begin("link", path):
+            if self._node(name) is not None:
+                raise disk_error(errno.EEXIST, "link", name)
+            self._directory(name.parent, "link").put(name.name, self._file(path, "link"))
+
+    def exists(self, path: Path) -> bool:
+        return self._node(path) is not None
+
+    def is_directory(self, path: Path) -> bool:
+        return isinstance(self._node(path), MemoryDirectory)
+
+    def is_file(self, path: Path) -> bool:
+        return isinstance(self._node(path), MemoryFile)
+
+    def file_size(self, path: Path) -> int:
+        return len(self._file(path, "look up").data)
+
+    def entries(self, path: Path) -> list[Path]:
+        self._begin("entries", path)
+        node = self._node(path)
+        found = node.entries if isinstance(node, MemoryDirectory) else ()
+        return [path / name for name in sorted(found)]
+
+    def resolve(self, path: Path) -> Path:
+        return Path("/").joinpath(*names_in(path))
+
+    def remove(self, path: Path) -> None:
+        if self._begin("remove", path):
+            node = self._node(path)
+            if isinstance(node, MemoryDirectory):
+                raise disk_error(errno.EISDIR, "delete", path)
+            if node is not None:
+                self._directory(path.parent).drop(path.name)
+
+    def make_directory(self, path: Path) -> None:
+        if not self._begin("make_directory", path):
+            return
+        directory = self._root
+        for name in names_in(path):
+            node = directory.entries.get(name)
+            if node is None:
+                node = MemoryDirectory()
+                directory.put(name, node)
+            if not isinstance(node, MemoryDirectory):
+                raise disk_error(errno.EEXIST, "create directory", path)
+            directory = node
+
+    def remove_directory(self, path: Path) -> None:
+        if self._begin("remove_directory", path):
+            node = self._node(path)
+            if isinstance(node, MemoryDirectory) and not node.entries:
+                self._directory(path.parent).drop(path.name)
+
+    def sync_directory(self, path: Path) -> None:
+        self._sync("sync_directory", path, [self._directory(path)])
+
+    def open_directory(self, path: Path) -> int:
+        self._begin("open_directory", path)
+        return self._open(path, self._directory(path))
+
+    def device(self, path: Path) -> int | None:
+        return None if self._node(path) is None else 1
 
     def sync_file_system(self, fd: int, instead_of: int) -> bool:  # noqa: ARG002 - always all
-        written = self._written(*self._unsynced)
-        self._take_time()
-        _fail(self._sync_error)
-        self._forget(written)
+        self._sync("sync_file_system", self._handles[fd].path, list(self._root.walk()))
         return True
 
-    def used_ratio(self, path: Path) -> float:  # noqa: ARG002 - one disk for all
-        return self.fullness
+    def open_max(self) -> int:
+        return _OPEN_MAX
+
+    def used_ratio(self, path: Path) -> float:
+        self._begin("used_ratio", path)
+        if self.capacity_bytes is None:
+            return self.fullness
+        return min(1.0, self.used_bytes / self.capacity_bytes)
+
+    def space(self, path: Path) -> Space:
+        total = self.capacity_bytes or _TOTAL_BYTES
+        return Space(total, int(total * (1 - self.used_ratio(path))))
 
     # --- inside -----------------------------------------------------------------------------------
 
-    def _remember(self, fd: int, size: int, at: int) -> None:
-        before = os.pread(fd, size, at)
-        with self._change:
-            file = self._unsynced.get(_file_id(fd))
-            if file is None:
-                file = self._unsynced[_file_id(fd)] = _Unsynced(os.dup(fd))
-            file.before.append((at, before + bytes(size - len(before))))
+    def _begin(self, operation: str, path: Path) -> bool:
+        """Count an operation, and let it fail; return whether it may change anything."""
+        self.operations[operation] += 1
+        if self.on_operation is not None:
+            self.on_operation(operation, path)
+        if self._is_dead:
+            return False
+        for fault in self._faults:
+            if fault.strikes(operation, path):
+                raise disk_error(fault.number, operation, path)
+        chance = self._chance_of(operation)
+        if chance and self.random is not None and self.random.random() < chance:
+            numbers = (errno.EIO,) if operation in _SYNCING else (errno.ENOSPC, errno.EIO)
+            raise disk_error(self.random.choice(numbers), operation, path)
+        return True
 
-    def _written(self, *files: FileId) -> dict[FileId, int]:
-        """Return how many writes files have had; later ones are not meant by a sync that runs."""
-        with self._change:
-            return {
-                each: len(self._unsynced[each].before) for each in files if each in self._unsynced
-            }
+    def _chance_of(self, operation: str) -> float:
+        if operation in _WRITING:
+            return self.chances.write_fails
+        return self.chances.sync_fails if operation in _SYNCING else 0.0
 
-    def _forget(self, written: dict[FileId, int]) -> None:
-        with self._change:
-            for each, count in () if self._is_dead else written.items():
-                file = self._unsynced[each]
-                del file.before[:count]
-                if not file.before:
-                    os.close(file.fd)
-                    del self._unsynced[each]
+    def _write_torn(self, file: MemoryFile, data: bytes | bytearray | memoryview, at: int) -> None:
+        """Write a part, by chance, of what fails."""
+        if self.random is not None and not self._is_dead and self.random.random() < 1 / 2:
+            file.write(memoryview(data)[: self.random.randint(0, len(data))], at)
+
+    def _sync(self, operation: str, path: Path, nodes: list[MemoryFile | MemoryDirectory]) -> None:
+        syncs = [node.begin_sync() for node in nodes if isinstance(node, MemoryFile)]
+        try:
+            self._take_time()
+            may_change = self._begin(operation, path)
+        except BaseException as error:
+            _end_all(syncs, Sync.fail if isinstance(error, OSError) else Sync.abandon)
+            raise
+        _end_all(syncs, Sync.succeed if may_change else Sync.abandon)
+        for node in nodes if may_change else ():
+            if isinstance(node, MemoryDirectory):
+                node.sync()
+
+    def _may_take_time(self) -> bool:
+        return self.sync_ms > 0 or self._is_stalled or self.chances.sync_ms_max > 0
 
     def _take_time(self) -> None:
-        """Wait on the thread that writes; the loop, which may let time pass, is told first."""
-        if self.sync_ms > 0 and not self._is_dead:
-            self._be_slow()
-        with self._change:
-            if self._is_stalled:
-                if self._loop.is_in_job:
-                    sleeper = object()
-                    self._sleeping.add(sleeper)
-                    self._loop.job_sleeps(sleeper)
-                else:
-                    self._is_waiting = True
-                self._change.wait_for(lambda: not self._is_stalled, _WAIT_REAL_S_MAX)
+        milliseconds = self.sync_ms
+        if self.random is not None and self.chances.sync_ms_max:
+            milliseconds += self.random.randint(0, self.chances.sync_ms_max)
+        if not self._is_dead:
+            self.background.take_time(milliseconds)
+        if self._is_stalled:
+            self.background.stall()
 
-    def _be_slow(self) -> None:
-        passed = threading.Event()
-        with self._change:
-            self._slow.add(passed)
-        # A loop that is closed has no time any more.
-        with suppress(RuntimeError):
-            let_pass, is_job = self._let_time_pass, self._loop.is_in_job
-            self._loop.call_soon_threadsafe(let_pass, passed, is_job)
-            passed.wait(_WAIT_REAL_S_MAX)
-        with self._change:
-            self._slow.discard(passed)
+    def _open(self, path: Path, node: MemoryFile | MemoryDirectory) -> int:
+        fd = self._next_fd = self._next_fd + 1
+        self._handles[fd] = _Handle(path, node)
+        return fd
 
-    def _let_time_pass(self, passed: threading.Event, is_job: bool) -> None:
-        if passed.is_set():
-            # Healed already: nobody waits any more.
-            return
-        if is_job:
-            self._sleeping.add(passed)
-            self._loop.job_sleeps(passed)
-        else:
-            self._is_waiting = True
-        self._loop.call_later(self.sync_ms / 1000, self._end_wait, passed, is_job)
+    def _opened(self, fd: int, operation: str) -> tuple[Path, MemoryFile]:
+        handle = self._handles.get(fd)
+        if handle is None or not isinstance(handle.node, MemoryFile):
+            raise disk_error(errno.EBADF, operation, fd)
+        return handle.path, handle.node
 
-    def _end_wait(self, passed: threading.Event, is_job: bool) -> None:
-        if is_job:
-            self._wake(passed)
-        else:
-            self._is_waiting = False
-        passed.set()
+    def _node(self, path: Path) -> MemoryFile | MemoryDirectory | None:
+        node: MemoryFile | MemoryDirectory | None = self._root
+        for name in names_in(path):
+            node = node.entries.get(name) if isinstance(node, MemoryDirectory) else None
+        return node
 
-    def _wake(self, *sleepers: object) -> None:
-        for sleeper in sleepers:
-            self._sleeping.discard(sleeper)
-            self._loop.job_wakes(sleeper)
+    def _file(self, path: Path, operation: str = "open") -> MemoryFile:
+        node = self._node(path)
+        if isinstance(node, MemoryFile):
+            return node
+        raise disk_error(errno.ENOENT if node is None else errno.EISDIR, operation, path)
+
+    def _directory(self, path: Path, operation: str = "open directory") -> MemoryDirectory:
+        node = self._node(path)
+        if isinstance(node, MemoryDirectory):
+            return node
+        raise disk_error(errno.ENOENT if node is None else errno.ENOTDIR, operation, path)
+
+    def _paths(self, path: Path, directory: MemoryDirectory) -> Iterator[Path]:
+        for name, node in directory.entries.items():
+            if isinstance(node, MemoryDirectory):
+                yield from self._paths(path / name, node)
+            else:
+                yield path / name
 
 
-def _file_id(fd: int) -> FileId:
-    status = os.fstat(fd)
-    return status.st_dev, status.st_ino
-
-
-def _fail(number: int | None) -> None:
-    if number is not None:
-        raise OSError(number, os.strerror(number))
+def _end_all(syncs: list[Sync], end: Callable[[Sync], None]) -> None:
+    for sync in syncs:
+        end(sync)

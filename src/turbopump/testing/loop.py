@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from random import Random
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, TypeVarTuple
 
-from turbopump.net.threads import DaemonThreads
+from turbopump.machine.threads import DaemonThreads
 from turbopump.testing.clock import VirtualClock
 from turbopump.testing.idle import IdleTime, Timer, kind_of_timer
 from turbopump.testing.places import tasks_text, threads_lines
@@ -84,6 +84,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     # asyncio's own, for all loops that derive from its base.
     _ready: deque[asyncio.Handle]
     _closed: bool
+    _thread_id: int | None
     _stopping: bool
     if TYPE_CHECKING:
 
@@ -326,6 +327,9 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         *args: *Ts,
         context: contextvars.Context | None = None,
     ) -> asyncio.Handle:
+        if threading.get_ident() == self._thread_id:
+            # Nobody has to be woken.
+            return self.call_soon(callback, *args, context=context)
         handle = super().call_soon_threadsafe(callback, *args, context=context)
         # Only now, when there is something to be found.
         self.is_told = True

@@ -7,7 +7,7 @@ import threading
 from types import FrameType
 from typing import Any
 
-from turbopump.net.threads import busy_threads
+from turbopump.machine.threads import busy_threads
 
 
 def tasks_text(loop: asyncio.AbstractEventLoop, title: str) -> str:

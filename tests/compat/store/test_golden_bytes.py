@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from turbopump.machine import Machine
 from turbopump.message import PhysicalOffset
 from turbopump.store import Store
 from turbopump.wire.record import MessageView, Record, decode_record
@@ -20,7 +21,7 @@ def test_same_input_gives_the_same_bytes(archive: str, tmp_path: Path) -> None:
     with Store.open(original, GOLDEN_CONFIG) as source:
         positions = [message["physicalOffset"] for message in golden(archive)["messages"]]
         views = [decode_record(source.message_at(PhysicalOffset(at)) or b"") for at in positions]
-        with Store.open(ours, GOLDEN_CONFIG, clock=clock) as store:
+        with Store.open(ours, GOLDEN_CONFIG, machine=Machine(clock=clock)) as store:
             for view in views:
                 clock.wall_ms = view.store_timestamp_ms
                 assert store.append([as_record(view)]).physical_offset == view.physical_offset

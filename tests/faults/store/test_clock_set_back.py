@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from turbopump.machine import Machine
+from turbopump.machine.files import REAL_FILES, Files
 from turbopump.message import PhysicalOffset
 from turbopump.store import FlushMode, Store
 from turbopump.store.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from turbopump.store.files import Files
 from unit.store.support import ManualClock, bodies, record, small_config
 
 CONFIG = small_config(FlushMode.SYNC)
@@ -34,7 +35,7 @@ def send(store: Store, topic: str, body: bytes) -> None:
 def killed_after_the_clock_was_set_back(tmp_path: Path, clock: ManualClock, jumps: int) -> Path:
     """Return a store whose rare messages are in the log only, in the middle of the new times."""
     running, root = tmp_path / "running", tmp_path / "killed"
-    store = Store.open(running, CONFIG, clock=clock)
+    store = Store.open(running, CONFIG, machine=Machine(clock=clock))
     for _ in range(6):
         send(store, "Common", b"a" * 900)
         settled(store, clock)
@@ -50,7 +51,7 @@ def killed_after_the_clock_was_set_back(tmp_path: Path, clock: ManualClock, jump
 
 
 def check(root: Path, clock: ManualClock) -> None:
-    with Store.open(root, CONFIG, clock=clock) as store:
+    with Store.open(root, CONFIG, machine=Machine(clock=clock)) as store:
         assert store.recovered.crashed
         assert bodies(store, "Rare") == [b"f" * 900, b"precious"]
         assert len(bodies(store, "Common")) == 6
@@ -74,14 +75,14 @@ def test_the_same_without_the_positions_that_another_broker_does_not_note(
     path = root / "checkpoint"
     times = path.read_bytes()[:TIMES_BYTES]
     path.write_bytes(times.ljust(4096, b"\0"))
-    assert read_checkpoint(path).end == 0
+    assert read_checkpoint(REAL_FILES, path).end == 0
     check(root, clock)
 
 
 def test_a_replay_begins_at_the_checkpoint(tmp_path: Path) -> None:
     clock = ManualClock()
     running, root = tmp_path / "running", tmp_path / "killed"
-    store = Store.open(running, CONFIG, clock=clock)
+    store = Store.open(running, CONFIG, machine=Machine(clock=clock))
     for _ in range(40):
         send(store, "Topic", b"a" * 900)
     settled(store, clock)
@@ -89,7 +90,7 @@ def test_a_replay_begins_at_the_checkpoint(tmp_path: Path) -> None:
     send(store, "Topic", b"new")
     shutil.copytree(running, root)
     store.close()
-    with Store.open(root, CONFIG, clock=clock) as again:
+    with Store.open(root, CONFIG, machine=Machine(clock=clock)) as again:
         # From the start of the last file, of ten.
         assert again.recovered.replayed <= 5
         assert len(bodies(again)) == 41
@@ -98,7 +99,7 @@ def test_a_replay_begins_at_the_checkpoint(tmp_path: Path) -> None:
 def test_the_checkpoint_stays_before_units_that_wait_to_be_written(tmp_path: Path) -> None:
     clock = ManualClock()
     running, root = tmp_path / "running", tmp_path / "killed"
-    store = Store.open(running, CONFIG, clock=clock)
+    store = Store.open(running, CONFIG, machine=Machine(clock=clock))
     send(store, "Common", b"a")
     settled(store, clock)
     clock.advance(100)
@@ -111,7 +112,7 @@ def test_the_checkpoint_stays_before_units_that_wait_to_be_written(tmp_path: Pat
     assert not (running / "consumequeue" / "Rare").exists()
     shutil.copytree(running, root)
     store.close()
-    with Store.open(root, CONFIG, clock=clock) as again:
+    with Store.open(root, CONFIG, machine=Machine(clock=clock)) as again:
         assert bodies(again, "Rare") == [b"precious"]
 
 
@@ -120,23 +121,23 @@ def test_positions_count_for_the_times_they_were_written_with(tmp_path: Path) ->
     ours = Checkpoint(5, 4, 3)
     ours = ours.joined(Checkpoint(log_end=PhysicalOffset(1000), queues_end=PhysicalOffset(900)))
     write_checkpoint(Files(), path, ours)
-    assert read_checkpoint(path) == ours
-    assert read_checkpoint(path).end == 900
+    assert read_checkpoint(REAL_FILES, path) == ours
+    assert read_checkpoint(REAL_FILES, path).end == 900
     data = bytearray(path.read_bytes())
     data[7] += 1  # another broker has flushed since
     path.write_bytes(data)
-    assert read_checkpoint(path) == Checkpoint(6, 4, 3)
+    assert read_checkpoint(REAL_FILES, path) == Checkpoint(6, 4, 3)
     path.write_bytes(data[:TIMES_BYTES])
-    assert read_checkpoint(path) == Checkpoint(6, 4, 3)
+    assert read_checkpoint(REAL_FILES, path) == Checkpoint(6, 4, 3)
     path.write_bytes(b"short")
-    assert read_checkpoint(path) == Checkpoint()
+    assert read_checkpoint(REAL_FILES, path) == Checkpoint()
 
 
 def test_a_log_that_is_cut_takes_the_checkpoint_back(tmp_path: Path) -> None:
     """Messages stored where the cut ones were are found after the next kill."""
     clock = ManualClock()
     running, root = tmp_path / "running", tmp_path / "killed"
-    store = Store.open(running, CONFIG, clock=clock)
+    store = Store.open(running, CONFIG, machine=Machine(clock=clock))
     for _ in range(20):
         send(store, "Topic", b"a" * 900)
     settled(store, clock)
@@ -145,15 +146,17 @@ def test_a_log_that_is_cut_takes_the_checkpoint_back(tmp_path: Path) -> None:
     for path in sorted((root / "commitlog").iterdir())[1:]:
         path.unlink()
     # The power failed: queues were forced to disk, and of the log the first file only.
-    checkpoint = replace(read_checkpoint(root / "checkpoint"), log_end=PhysicalOffset(3000))
+    checkpoint = replace(
+        read_checkpoint(REAL_FILES, root / "checkpoint"), log_end=PhysicalOffset(3000)
+    )
     write_checkpoint(Files(), root / "checkpoint", checkpoint)
-    again = Store.open(root, CONFIG, clock=clock)
+    again = Store.open(root, CONFIG, machine=Machine(clock=clock))
     kept = len(bodies(again))
     assert again._behind.checkpoint.end == again.written_end
     for number in range(16):
         send(again, "New", b"%d" % number * 500)
     shutil.copytree(root, tmp_path / "again")
     again.close()
-    with Store.open(tmp_path / "again", CONFIG, clock=clock) as last:
+    with Store.open(tmp_path / "again", CONFIG, machine=Machine(clock=clock)) as last:
         assert bodies(last, "New") == [b"%d" % number * 500 for number in range(16)]
         assert len(bodies(last)) == kept

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from turbopump.machine import Machine
 from turbopump.store import Files, Store
 from unit.store.disks import Killed, KilledFiles
 from unit.store.support import bodies, read_all, record, small_config
@@ -72,7 +73,7 @@ def test_setting_aside_goes_on_after_a_kill(damaged: Path, tmp_path: Path) -> No
         root = tmp_path / f"killed{changes}"
         shutil.copytree(damaged, root)
         try:
-            Store.open(root, CONFIG, files=KilledFiles(changes)).close()
+            Store.open(root, CONFIG, machine=Machine(files=KilledFiles(changes))).close()
         except Killed:
             with Store.open(root, CONFIG) as store:
                 assert len(bodies(store)) == 4
@@ -92,7 +93,7 @@ def test_a_log_on_a_disk_of_its_own_is_copied(damaged: Path) -> None:
             super().rename(old, new)
 
     before = content(damaged)
-    with Store.open(damaged, CONFIG, files=TwoDisks()) as store:
+    with Store.open(damaged, CONFIG, machine=Machine(files=TwoDisks())) as store:
         end = store.recovered.end
     check_kept(damaged, before, end)
 

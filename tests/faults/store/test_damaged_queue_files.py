@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from turbopump.errors import StoreDamaged
+from turbopump.machine import Machine
 from turbopump.store import Files, Store
 from unit.store.disks import Killed, KilledFiles
 from unit.store.support import FaultyFiles, bodies, record, small_config
@@ -125,7 +126,7 @@ def test_the_queue_is_rebuilt(
 def expire(root: Path, count: int) -> None:
     """Have all messages of `A` expire."""
     files = FaultyFiles()
-    with Store.open(root, CONFIG, files=files) as store:
+    with Store.open(root, CONFIG, machine=Machine(files=files)) as store:
         files.ratio = 0.86
         while store.queue_range("A", 0)[0] < count:
             assert store.retain().segments > 0
@@ -161,7 +162,7 @@ def test_killed_anywhere_the_next_start_rebuilds_it(root: Path, tmp_path: Path) 
         copy = tmp_path / f"copy-{step}"
         shutil.copytree(root, copy)
         try:
-            Store.open(copy, CONFIG, files=KilledFiles(step)).close()
+            Store.open(copy, CONFIG, machine=Machine(files=KilledFiles(step))).close()
         except Killed:
             pass
         else:
@@ -182,7 +183,7 @@ def test_queues_on_a_disk_of_their_own(root: Path) -> None:
 
     middle_missing(root)
     before = contents(queue(root))
-    Store.open(root, CONFIG, files=OtherDisk()).close()
+    Store.open(root, CONFIG, machine=Machine(files=OtherDisk())).close()
     check_whole(root)
     (backup,) = backups(root)
     assert contents(backup / "consumequeue" / "A" / "0") == before

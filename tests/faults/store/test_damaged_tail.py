@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from turbopump.machine import Machine
 from turbopump.store import Store
 from turbopump.wire.record import decode_record
 from unit.store.disks import Killed, KilledFiles
@@ -136,7 +137,7 @@ def test_recovery_killed_half_way_comes_to_the_same_end(crashed: Path, tmp_path:
         root = tmp_path / f"killed{changes}"
         shutil.copytree(crashed, root)
         try:
-            Store.open(root, CONFIG, files=KilledFiles(changes)).close()
+            Store.open(root, CONFIG, machine=Machine(files=KilledFiles(changes))).close()
         except Killed:
             check(root, COUNT - 2)
             continue

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from turbopump.errors import WriteFailed, WriteRefused
+from turbopump.machine import Machine
 from turbopump.store import Appended, Files, FlushConfig, FlushMode, Store, StoreConfig
 from turbopump.wire.record import decode_record
 from unit.store.support import ManualClock, bodies, record, small_config
@@ -23,7 +24,7 @@ PATIENCE_S = 10.0
 
 
 def _is_flusher() -> bool:
-    return threading.current_thread().name == "store-flusher"
+    return threading.current_thread().name.startswith("store-flusher")
 
 
 def _path(fd: int) -> str:
@@ -57,7 +58,7 @@ def test_a_group_that_waits_while_the_log_is_mended_fails(tmp_path: Path) -> Non
     """The owner mends the log, and drops the group's messages, before the flusher gets to it."""
     files, clock = StagedFiles(), ManualClock()
     clock.elapsed_ms = 100_000
-    with Store.open(tmp_path, SYNC, clock=clock, files=files) as store:
+    with Store.open(tmp_path, SYNC, machine=Machine(files=files, clock=clock)) as store:
         store.append([record(b"before")]).durable.result(PATIENCE_S)
         first, second = threading.Event(), threading.Event()
         files.plan = [(first, False), (second, True)]
@@ -130,7 +131,7 @@ def stress(root: Path, seconds: float, heal_interval_ms: int) -> None:
     )
     files = MoodyFiles()
     acknowledged = []
-    with Store.open(root, config, files=files) as store:
+    with Store.open(root, config, machine=Machine(files=files)) as store:
         files.is_moody = True
         for body, appended in _send_for(store, seconds):
             try:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from turbopump.machine import Machine
 from turbopump.store import Store, StoreConfig
 from unit.store.support import ManualClock, bodies, record
 
@@ -17,7 +18,7 @@ def fill_and_check(tmp_path: Path, topics: int) -> None:
     )  # fmt: skip
     clock = ManualClock()
     names = [f"Topic-{number}" for number in range(topics)]
-    with Store.open(tmp_path, config, clock=clock) as store:
+    with Store.open(tmp_path, config, machine=Machine(clock=clock)) as store:
         for round_ in range(2):
             for at in range(0, topics, 100):
                 groups = [[record(f"{name}/{round_}".encode(), topic=name)] for name in names[at:]]
@@ -27,7 +28,7 @@ def fill_and_check(tmp_path: Path, topics: int) -> None:
         assert len(store.queue_ids()) == topics
         assert len(store._open_files) <= 50
     (tmp_path / "abort").touch()
-    with Store.open(tmp_path, config, clock=clock) as store:
+    with Store.open(tmp_path, config, machine=Machine(clock=clock)) as store:
         assert store.recovered.crashed
         for name in names[:: max(1, topics // 200)]:
             assert bodies(store, name) == [f"{name}/0".encode(), f"{name}/1".encode()]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from turbopump.errors import StoreDamaged
+from turbopump.machine import Machine
 from turbopump.message import PhysicalOffset
 from turbopump.store import Files, Found, OffsetTooSmall, RetentionConfig, Store
 from turbopump.store.outcomes import MessageDamaged
@@ -34,7 +35,7 @@ def root(tmp_path: Path) -> Path:
     """A stopped store with ten files."""
     root = tmp_path / "store"
     clock = ManualClock()
-    with Store.open(root, CONFIG, clock=clock) as store:
+    with Store.open(root, CONFIG, machine=Machine(clock=clock)) as store:
         for number in range(COUNT):
             clock.advance(1000)
             store.append([record(body(number), topic=f"T{number % 2}", KEYS=f"k{number}")])
@@ -330,7 +331,7 @@ def test_what_is_older_than_a_gap_expires_like_the_rest(root: Path) -> None:
     config = small_config(
         queue_segment_units=100, retention=RetentionConfig(segments_per_run_max=99)
     )
-    with Store.open(root, config, clock=clock) as store:
+    with Store.open(root, config, machine=Machine(clock=clock)) as store:
         clock.advance(73 * 3_600_000)
         store.retain(at_any_hour=True)
         assert [path.name for path in (root / "commitlog").iterdir()] == [f"{9 * SEGMENT:020d}"]

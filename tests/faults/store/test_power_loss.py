@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from turbopump.machine import Machine
 from turbopump.store import FlushMode, Store
 from unit.store.disks import PowerLossFiles
 from unit.store.support import ManualClock, bodies, record, small_config
@@ -22,7 +23,7 @@ def lose_power(tmp_path: Path, seed: int) -> None:
     root.mkdir()
     files = PowerLossFiles(root)
     clock = ManualClock()
-    store = Store.open(root, CONFIG, clock=clock, files=files)
+    store = Store.open(root, CONFIG, machine=Machine(files=files, clock=clock))
     acknowledged: dict[str, list[bytes]] = {topic: [] for topic in TOPIC_WEIGHTS}
     keys: list[tuple[str, str]] = []
     for number in range(chosen.randrange(1, 120)):
@@ -43,7 +44,7 @@ def lose_power(tmp_path: Path, seed: int) -> None:
     store._flusher.wait_idle()
     files.after_power_loss(found, chosen)
     store.close()
-    with Store.open(found, CONFIG, clock=clock) as again:
+    with Store.open(found, CONFIG, machine=Machine(clock=clock)) as again:
         assert again.recovered.crashed
         for topic, expected in acknowledged.items():
             assert bodies(again, topic)[: len(expected)] == expected

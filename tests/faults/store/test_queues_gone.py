@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from turbopump.machine import Machine
 from turbopump.store import Store
 from unit.store.support import FaultyFiles, bodies, record, small_config
 
@@ -69,7 +70,7 @@ def test_a_queue_is_gone_whose_first_messages_are_in_older_files(tmp_path: Path)
 
 def test_a_queue_is_gone_whose_first_messages_are_deleted(tmp_path: Path) -> None:
     files = FaultyFiles()
-    with Store.open(tmp_path, CONFIG, files=files) as store:
+    with Store.open(tmp_path, CONFIG, machine=Machine(files=files)) as store:
         for number in range(40):
             store.append([record(b"%d" % number * 200, topic=TOPICS[number % 2])])
         store._upkeep.flush()
@@ -91,7 +92,7 @@ def test_messages_without_units_in_files_are_not_deleted(tmp_path: Path) -> None
     """However full the disk: after a kill nobody would know the offsets that were in use."""
     running, root = tmp_path / "running", tmp_path / "killed"
     files = FaultyFiles()
-    store = Store.open(running, CONFIG, files=files)
+    store = Store.open(running, CONFIG, machine=Machine(files=files))
     for number in range(40):
         store.append([record(b"%d" % number * 200, topic=TOPICS[number % 2])])
     store._upkeep.flush()
@@ -113,7 +114,7 @@ def test_messages_deleted_before_their_units_were_on_disk(tmp_path: Path) -> Non
         store.append([record(b"%d" % number * 200) for number in range(4)])
     files = FaultyFiles()
     shutil.copytree(tmp_path / "short", tmp_path / "full")
-    with Store.open(tmp_path / "full", CONFIG, files=files) as store:
+    with Store.open(tmp_path / "full", CONFIG, machine=Machine(files=files)) as store:
         for number in range(4, 40):
             store.append([record(b"%d" % number * 200)])
         store._upkeep.flush()

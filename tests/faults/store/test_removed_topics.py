@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from turbopump.errors import WriteFailed
+from turbopump.machine import Machine
 from turbopump.message import QueueOffset
 from turbopump.store import Files, FlushMode, Store, StoreConfig
 from unit.store.disks import Killed, KilledFiles
@@ -77,7 +78,7 @@ def test_killed_at_any_moment_of_the_removal(tmp_path: Path) -> None:
         root = tmp_path / f"killed{changes}"
         shutil.copytree(tmp_path / "before", root)
         files = KilledFiles(1000)
-        store = Store.open(root, ASYNC, files=files)
+        store = Store.open(root, ASYNC, machine=Machine(files=files))
         files._changes_left = changes
         try:
             store.remove_topic("Topic")
@@ -114,7 +115,7 @@ class SlowFiles(Files):
 def test_messages_in_flight_go_with_their_topic(tmp_path: Path) -> None:
     """Written but not flushed when the topic goes: they take no offset from those that follow."""
     files = SlowFiles()
-    store = Store.open(tmp_path / "running", SYNC, files=files)
+    store = Store.open(tmp_path / "running", SYNC, machine=Machine(files=files))
     store_all(store, [b"old"])
     files.may_go_on.clear()
     late = store.append([record(b"in flight")])
@@ -148,7 +149,7 @@ def test_a_log_that_lost_its_tail_has_new_messages_where_removed_ones_were(tmp_p
 
 def test_a_mended_log_has_new_messages_where_removed_ones_were(tmp_path: Path) -> None:
     files, clock = FaultyFiles(), ManualClock()
-    store = Store.open(tmp_path / "running", SYNC, clock=clock, files=files)
+    store = Store.open(tmp_path / "running", SYNC, machine=Machine(files=files, clock=clock))
     store_all(store, [b"old"])
     files.sync_error = errno.EIO
     with pytest.raises(WriteFailed):
@@ -165,7 +166,7 @@ def test_a_mended_log_has_new_messages_where_removed_ones_were(tmp_path: Path) -
 
 def test_markers_go_with_the_log(tmp_path: Path) -> None:
     files = FaultyFiles()
-    with Store.open(tmp_path, ASYNC, files=files) as store:
+    with Store.open(tmp_path, ASYNC, machine=Machine(files=files)) as store:
         store_all(store, [b"a"], "Early")
         store.remove_topic("Early")
         store.remove_topic("Unknown")

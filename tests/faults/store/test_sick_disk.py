@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from turbopump.errors import DiskFull, WriteFailed, WriteRefused
+from turbopump.machine import Machine
 from turbopump.store import FlushConfig, FlushMode, Store, StoreConfig, UpToDate
 from unit.store.support import FaultyFiles, ManualClock, bodies, offset, record, small_config
 
@@ -22,7 +23,7 @@ def test_a_full_disk_refuses_and_heals_by_itself(
     config: StoreConfig, room: int, tmp_path: Path
 ) -> None:
     files = FaultyFiles()
-    with Store.open(tmp_path, config, files=files) as store:
+    with Store.open(tmp_path, config, machine=Machine(files=files)) as store:
         store.append([record(b"before")]).durable.result()
         files.bytes_left = room
         with pytest.raises(DiskFull, match="No space left"):
@@ -39,7 +40,7 @@ def test_a_full_disk_refuses_and_heals_by_itself(
 def test_what_a_refused_write_left_behind_never_appears(tmp_path: Path) -> None:
     """Part of a batch reached the disk; the next message has its first one's size."""
     files = FaultyFiles()
-    store = Store.open(tmp_path, ASYNC, files=files)
+    store = Store.open(tmp_path, ASYNC, machine=Machine(files=files))
     files.bytes_left = 2 * record(b"1" * 100).size + 5
     with pytest.raises(DiskFull):
         store.append([record(b"%d" % number * 100) for number in range(1, 4)])
@@ -53,7 +54,7 @@ def test_what_a_refused_write_left_behind_never_appears(tmp_path: Path) -> None:
 
 def test_a_write_that_cannot_be_taken_back_stops_the_store_until_it_can(tmp_path: Path) -> None:
     files, clock = FaultyFiles(), ManualClock()
-    with Store.open(tmp_path, ASYNC, clock=clock, files=files) as store:
+    with Store.open(tmp_path, ASYNC, machine=Machine(files=files, clock=clock)) as store:
         store.append([record(b"before")])
         files.bytes_left, files.erase_error = 50, errno.EIO
         with pytest.raises(DiskFull):
@@ -75,7 +76,7 @@ def test_a_write_that_cannot_be_taken_back_stops_the_store_until_it_can(tmp_path
 
 def test_a_failed_flush_fails_everyone_who_waits(tmp_path: Path) -> None:
     files, clock = FaultyFiles(), ManualClock()
-    with Store.open(tmp_path, SYNC, clock=clock, files=files) as store:
+    with Store.open(tmp_path, SYNC, machine=Machine(files=files, clock=clock)) as store:
         store.append([record(b"before")]).durable.result()
         files.sync_error = errno.EIO
         doomed = store.append_all([[record(b"doomed %d" % number)] for number in range(3)])
@@ -103,7 +104,7 @@ def test_a_failed_flush_fails_everyone_who_waits(tmp_path: Path) -> None:
 
 def test_a_failed_flush_of_acknowledged_messages_is_repeated(tmp_path: Path) -> None:
     files, clock = FaultyFiles(), ManualClock()
-    with Store.open(tmp_path, ASYNC, clock=clock, files=files) as store:
+    with Store.open(tmp_path, ASYNC, machine=Machine(files=files, clock=clock)) as store:
         store.append([record(b"%d" % number * 300) for number in range(3)])
         for number in range(20):
             store.append([record(b"%d" % number * 300)])
@@ -128,7 +129,7 @@ def test_a_failed_flush_of_acknowledged_messages_is_repeated(tmp_path: Path) -> 
 
 def test_a_disk_that_never_heals_leaves_the_abort_file(tmp_path: Path) -> None:
     files = FaultyFiles()
-    store = Store.open(tmp_path, ASYNC, files=files)
+    store = Store.open(tmp_path, ASYNC, machine=Machine(files=files))
     store.append([record(b"a")])
     files.sync_error = errno.EIO
     store.close()
@@ -141,7 +142,7 @@ def test_a_disk_that_never_heals_leaves_the_abort_file(tmp_path: Path) -> None:
 def test_queues_that_cannot_be_written_stop_the_store_before_memory_fills(tmp_path: Path) -> None:
     config = small_config(segment_bytes=1 << 20, queue_segment_units=10_000)
     files, clock = FaultyFiles(), ManualClock()
-    with Store.open(tmp_path, config, clock=clock, files=files) as store:
+    with Store.open(tmp_path, config, machine=Machine(files=files, clock=clock)) as store:
         files.queue_error = errno.ENOSPC
         while store.refusal is None:
             store.append([record(b"x")])
@@ -184,7 +185,7 @@ def test_queues_and_index_are_written_again_after_a_failed_sync(
     topics: int, at_once: bool, tmp_path: Path
 ) -> None:
     files, clock = QueueSyncFails(at_once=at_once), ManualClock()
-    store = Store.open(tmp_path, ASYNC, clock=clock, files=files)
+    store = Store.open(tmp_path, ASYNC, machine=Machine(files=files, clock=clock))
 
     def append_and_tick() -> None:
         for number in range(topics):
@@ -215,7 +216,7 @@ def test_queues_and_index_are_written_again_after_a_failed_sync(
 @pytest.mark.parametrize("damaged", ["consumequeue", "index"])
 def test_what_memory_has_lost_too_is_left_to_the_next_start(damaged: str, tmp_path: Path) -> None:
     files, clock = QueueSyncFails(at_once=True), ManualClock()
-    store = Store.open(tmp_path, ASYNC, clock=clock, files=files)
+    store = Store.open(tmp_path, ASYNC, machine=Machine(files=files, clock=clock))
     store.append([record(b"x")])
     store.append([record(b"x", KEYS="k"), record(b"y", KEYS="l")])
     files.fails = True
@@ -249,7 +250,7 @@ def test_closing_does_not_wait_long_for_queues(tmp_path: Path) -> None:
 
     for clock in (ManualClock(), SlowClock()):
         root = tmp_path / type(clock).__name__
-        store = Store.open(root, ASYNC, clock=clock)
+        store = Store.open(root, ASYNC, machine=Machine(clock=clock))
         store.append_all([[record(b"x", topic=f"T{number}")] for number in range(50)])
         store.close()
         assert (root / "abort").exists() == isinstance(clock, SlowClock)
@@ -260,7 +261,7 @@ def test_closing_does_not_wait_long_for_queues(tmp_path: Path) -> None:
 @pytest.mark.parametrize("at_once", [True, False])
 def test_many_queues_are_synced_at_once(at_once: bool, tmp_path: Path) -> None:
     files = QueueSyncFails(at_once=at_once)
-    with Store.open(tmp_path, ASYNC, files=files) as store:
+    with Store.open(tmp_path, ASYNC, machine=Machine(files=files)) as store:
         store.append_all([[record(b"x", topic=f"T{number}")] for number in range(100)])
         before = files.syncs
     assert (files.syncs - before < 10) == at_once
@@ -268,7 +269,7 @@ def test_many_queues_are_synced_at_once(at_once: bool, tmp_path: Path) -> None:
 
 def test_queue_files_that_cannot_be_synced_are_made_again(tmp_path: Path) -> None:
     files, clock = FaultyFiles(), ManualClock()
-    store = Store.open(tmp_path, ASYNC, clock=clock, files=files)
+    store = Store.open(tmp_path, ASYNC, machine=Machine(files=files, clock=clock))
     store.append([record(b"a")])
     store._upkeep.flush()
     store._flusher.wait_idle()
@@ -300,7 +301,7 @@ def test_one_flush_serves_many(tmp_path: Path) -> None:
     files = SlowFiles()
     files.go_on.set()
     config = small_config(FlushMode.SYNC, segment_bytes=1 << 20)
-    with Store.open(tmp_path, config, files=files) as store:
+    with Store.open(tmp_path, config, machine=Machine(files=files)) as store:
         store.append([record(b"warm")]).durable.result()
         files.go_on.clear()
         files.started.clear()
@@ -333,7 +334,7 @@ def test_a_flusher_that_dies_of_a_mistake_leaves_nobody_waiting(
             super().sync(fd)
 
     files, clock = WrongFiles(), ManualClock()
-    with Store.open(tmp_path, SYNC, clock=clock, files=files) as store:
+    with Store.open(tmp_path, SYNC, machine=Machine(files=files, clock=clock)) as store:
         files.wrong = True
         with pytest.raises(WriteFailed, match="a mistake"):
             store.append([record(b"lost")]).durable.result()
@@ -351,7 +352,9 @@ def test_asynchronous_flushing_waits_for_enough_bytes_or_time(tmp_path: Path) ->
     flush = FlushConfig(interval_ms=100, dirty_bytes_min=1000, thorough_interval_ms=5000)
     files, clock = FaultyFiles(), ManualClock()
     with Store.open(
-        tmp_path, small_config(flush=flush, segment_bytes=1 << 20), clock=clock, files=files
+        tmp_path,
+        small_config(flush=flush, segment_bytes=1 << 20),
+        machine=Machine(files=files, clock=clock),
     ) as store:
 
         def flushed_after(advance_ms: int) -> int:
@@ -375,7 +378,7 @@ def test_asynchronous_flushing_waits_for_enough_bytes_or_time(tmp_path: Path) ->
 def test_units_and_entries_are_written_within_their_interval(tmp_path: Path) -> None:
     clock = ManualClock()
     config = small_config(flush=FlushConfig(queue_interval_ms=300))
-    with Store.open(tmp_path, config, clock=clock) as store:
+    with Store.open(tmp_path, config, machine=Machine(clock=clock)) as store:
         store.append([record(b"x", KEYS="k")])
         queue = tmp_path / "consumequeue" / "Topic" / "0"
         assert not queue.exists()
@@ -390,7 +393,7 @@ def test_units_and_entries_are_written_within_their_interval(tmp_path: Path) -> 
 
 def test_a_store_above_its_disk_ratio_refuses_until_there_is_room(tmp_path: Path) -> None:
     files = FaultyFiles()
-    with Store.open(tmp_path, ASYNC, files=files) as store:
+    with Store.open(tmp_path, ASYNC, machine=Machine(files=files)) as store:
         store.append([record(b"a")])
         files.ratio = 0.91
         assert store.retain().full

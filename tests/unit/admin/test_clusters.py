@@ -20,8 +20,9 @@ from turbopump.errors import (
     NoNameServer,
     NotThere,
 )
+from turbopump.machine.files import REAL_FILES
 from turbopump.message import Message
-from turbopump.testing import MemoryNetwork, virtual_loop, virtual_time
+from turbopump.testing import MemoryNetwork, virtual_loop, virtual_machine, virtual_time
 
 CLUSTER = "DefaultCluster"
 
@@ -104,7 +105,11 @@ async def test_several_clusters_are_told_apart(tmp_path: Path) -> None:
             config.identity, broker_name="z", cluster="other", bind_host="10.0.7.7", port=10911
         )
         other = replace(config, directory=tmp_path / "z", identity=identity)
-        async with Broker(other, world.network.host("10.0.7.7"), world.clock, seed=7):
+        async with Broker(
+            other,
+            world.network.host("10.0.7.7"),
+            virtual_machine(REAL_FILES, seed=7),
+        ):
             assert [each.name for each in await admin.clusters.list()] == [CLUSTER, "other"]
             (status,) = await admin.clusters.status("other")
             assert [each.node.broker for each in status.brokers] == ["z"]

@@ -28,6 +28,7 @@ from turbopump.broker.config import LimitsConfig
 from turbopump.client.delivery.results import ConsumeResult
 from turbopump.client.push_config import Retries
 from turbopump.errors import ConnectionLost, InvalidArgument, NotThere, RemoteError
+from turbopump.machine.files import read_file
 from turbopump.message import Message, MessageQueue
 from turbopump.testing import virtual_time, wait_until
 from turbopump.wire.bodies import DirectConsumption
@@ -62,23 +63,20 @@ async def test_message_is_sent_and_found_in_every_way(tmp_path: Path) -> None:
 async def test_damaged_messages_are_not_found_by_key(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with administered(tmp_path) as (_, admin):
+    async with administered(tmp_path, "a") as (world, admin):
         await admin.topics.create("T", queues=1)
         await admin.messages.send(Message("T", b"whole", keys=["k"]))
         receipt = await admin.messages.send(Message("T", b"harmed", keys=["k"]))
-        damage(tmp_path, b"harmed")
+        damage(world, b"harmed")
         assert [each.body for each in await admin.messages.by_key("T", "k")] == [b"whole"]
         assert await admin.messages.by_unique_key("T", receipt.message_id) == ()
     assert "T, queue 0, offset 1: body does not match its checksum" in caplog.text
 
 
-def damage(directory: Path, body: bytes) -> None:
+def damage(world: Cluster, body: bytes) -> None:
     """Flip a bit of a body in the log."""
-    log = next(directory.rglob("commitlog/*"))
-    at = log.read_bytes().index(body)
-    with log.open("r+b") as file:
-        file.seek(at)
-        file.write(bytes((body[0] ^ 1,)))
+    disk, log = world.disk(), world.broker().config.directory / "commitlog" / ("0" * 20)
+    disk.flip_bit(log, read_file(disk, log).index(body))
 
 
 @virtual_time()

@@ -18,12 +18,13 @@ from turbopump.broker.broker import Broker
 from turbopump.broker.config import IdentityConfig, RegistrationConfig
 from turbopump.broker.stats import Stats
 from turbopump.errors import InvalidArgument, ListenFailed, ServerFailed
+from turbopump.machine.files import REAL_FILES
 from turbopump.net.connection import Connection
 from turbopump.net.deadlines import Deadlines
 from turbopump.net.router import Router, silence
 from turbopump.net.server import Server, ServerConfig
 from turbopump.store.store import Store
-from turbopump.testing import MemoryNetwork, virtual_loop, virtual_time, wait_until
+from turbopump.testing import MemoryNetwork, virtual_loop, virtual_machine, virtual_time, wait_until
 from turbopump.wire import headers
 from turbopump.wire.bodies import KeyValues, TopicConfig
 from turbopump.wire.codes import RequestCode, ResponseCode
@@ -34,12 +35,12 @@ from turbopump.wire.hosts import split_address
 
 @virtual_time()
 async def test_a_silent_name_server_holds_up_neither_start_nor_stop(tmp_path: Path) -> None:
-    network, clock = MemoryNetwork(), virtual_loop().clock
+    network = MemoryNetwork()
     silent = Server(
         network.host("10.0.0.2"),
         Router(unknown=silence),
         ServerConfig(host="10.0.0.2", port=9876),
-        clock=clock,
+        clock=virtual_loop().clock,
     )
     registration = RegistrationConfig(name_servers=("10.0.0.2:9876",))
     async with silent:
@@ -53,26 +54,30 @@ async def test_a_silent_name_server_holds_up_neither_start_nor_stop(tmp_path: Pa
 
 @virtual_time()
 async def test_a_taken_port_leaves_nothing_behind(tmp_path: Path) -> None:
-    network, clock = MemoryNetwork(), virtual_loop().clock
+    network = MemoryNetwork()
     config = config_at(tmp_path)
     taken = Server(
         network.host(BROKER_HOST),
         Router(),
         ServerConfig(host=BROKER_HOST, port=10911),
-        clock=clock,
+        clock=virtual_loop().clock,
     )
     async with taken:
         with pytest.raises(ListenFailed):
-            await Broker(config, network.host(BROKER_HOST), clock).start()
+            await Broker(config, network.host(BROKER_HOST), virtual_machine(REAL_FILES)).start()
     async with running_broker(tmp_path, network) as (_, client):
         assert (await client.send()).code == ResponseCode.SUCCESS
 
 
 @virtual_time()
 async def test_an_advertised_host_that_does_not_exist(tmp_path: Path) -> None:
-    network, clock = MemoryNetwork(), virtual_loop().clock
+    network = MemoryNetwork()
     identity = IdentityConfig(bind_host=BROKER_HOST, advertised_host="no such host", port=0)
-    broker = Broker(config_at(tmp_path, identity=identity), network.host(BROKER_HOST), clock)
+    broker = Broker(
+        config_at(tmp_path, identity=identity),
+        network.host(BROKER_HOST),
+        virtual_machine(REAL_FILES),
+    )
     with pytest.raises(InvalidArgument, match="brokerIP1 'no such host' cannot be resolved"):
         await broker.start()
 
@@ -84,10 +89,12 @@ async def test_clients_that_come_by_another_address_are_told_of(
     identity = IdentityConfig(
         broker_name="broker-a", bind_host=BROKER_HOST, advertised_host="192.0.2.7", port=10911
     )
-    network, clock = MemoryNetwork(), virtual_loop().clock
+    network = MemoryNetwork()
     with caplog.at_level(logging.WARNING):
         async with Broker(
-            config_at(tmp_path, identity=identity), network.host(BROKER_HOST), clock
+            config_at(tmp_path, identity=identity),
+            network.host(BROKER_HOST),
+            virtual_machine(REAL_FILES),
         ) as broker:
             assert broker.address == "192.0.2.7:10911"
             opened = [await dial(network) for _ in range(2)]
@@ -199,8 +206,12 @@ def test_closing_that_is_cancelled_at_any_step_lets_go_of_the_store(
 ) -> None:
     @virtual_time()
     async def check() -> None:
-        network, clock = MemoryNetwork(), virtual_loop().clock
-        broker = Broker(config_at(tmp_path), network.host(BROKER_HOST), clock)
+        network = MemoryNetwork()
+        broker = Broker(
+            config_at(tmp_path),
+            network.host(BROKER_HOST),
+            virtual_machine(REAL_FILES),
+        )
         await broker.start()
         async with client_of(network, broker.address) as client:
             assert (await client.send()).code == ResponseCode.SUCCESS
@@ -218,7 +229,7 @@ def test_closing_that_is_cancelled_at_any_step_lets_go_of_the_store(
             monkeypatch.setattr(owner, name, cancelled)
             with pytest.raises(asyncio.CancelledError):
                 await closing
-        with Store.open(tmp_path, SMALL_STORE, clock=clock) as store:
+        with Store.open(tmp_path, SMALL_STORE, machine=virtual_machine(REAL_FILES)) as store:
             assert store.queue_range("T", 0)[1] == 1
         saved = json.loads((tmp_path / "config" / "consumerOffset.json").read_text())
         assert saved["offsetTable"] == {"T@g": {"0": 7}}
@@ -228,8 +239,8 @@ def test_closing_that_is_cancelled_at_any_step_lets_go_of_the_store(
 
 @virtual_time()
 async def test_closing_over_a_slow_disk_leaves_no_timer(tmp_path: Path) -> None:
-    network, clock = MemoryNetwork(), virtual_loop().clock
-    broker = Broker(config_at(tmp_path), network.host(BROKER_HOST), clock)
+    network = MemoryNetwork()
+    broker = Broker(config_at(tmp_path), network.host(BROKER_HOST), virtual_machine(REAL_FILES))
     await broker.start()
     await broker.close()
     # What a message does that is stored while the broker closes.

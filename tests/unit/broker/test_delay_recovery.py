@@ -10,6 +10,7 @@ from pathlib import Path
 
 from clusters import Cluster, cluster
 from turbopump.broker import delay_recovery
+from turbopump.machine.files import read_file, write_file
 from turbopump.message import Message
 from turbopump.testing import virtual_time
 from turbopump.wire import properties
@@ -44,11 +45,13 @@ def counts(world: Cluster) -> Counter[bytes]:
     return Counter(message.body for message in world.messages("T"))
 
 
-def saved(tmp_path: Path) -> dict[str, dict[str, int]]:
-    table: dict[str, dict[str, int]] = json.loads(
-        (tmp_path / "broker-1" / "config" / "delayOffset.json").read_text()
-    )
+def saved(world: Cluster) -> dict[str, dict[str, int]]:
+    table: dict[str, dict[str, int]] = json.loads(read_file(world.disk(), progress_path(world)))
     return table
+
+
+def progress_path(world: Cluster) -> Path:
+    return world.directory / "broker-1" / "config" / "delayOffset.json"
 
 
 async def restart(world: Cluster) -> None:
@@ -68,7 +71,7 @@ async def test_a_crash_repeats_no_delivery(tmp_path: Path) -> None:
                 *(Message("T", body, delay_level=LEVEL) for body in bodies[at : at + 100])
             )
             await asyncio.sleep(3)
-        assert 0 < saved(tmp_path)["offsetTable"][str(LEVEL)] < sum(counts(world).values())
+        assert 0 < saved(world)["offsetTable"][str(LEVEL)] < sum(counts(world).values())
         for _ in range(3):
             await restart(world)
         assert counts(world) == Counter(bodies)
@@ -131,8 +134,8 @@ async def test_a_file_without_the_ends_of_the_log_is_taken_as_it_is(tmp_path: Pa
         await world.send(Message("T", b"y", delay_level=LEVEL))
         await asyncio.sleep(DELAY_S + 1)
         await world.crash("a")
-        path = tmp_path / "broker-1" / "config" / "delayOffset.json"
-        path.write_text(json.dumps({"offsetTable": {str(LEVEL): 1}}))
+        text = json.dumps({"offsetTable": {str(LEVEL): 1}})
+        write_file(world.disk(), progress_path(world), text.encode())
         await world.start_broker("a")
         await asyncio.sleep(1)
         assert counts(world) == {b"x": 1, b"y": 2}

@@ -12,9 +12,16 @@ from turbopump.broker.broker import Broker
 from turbopump.broker.config import LimitsConfig
 from turbopump.broker.delays import Level
 from turbopump.errors import WriteFailed
+from turbopump.machine.files import REAL_FILES
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.config import parse_delay_levels
-from turbopump.testing import MemoryNetwork, VirtualClock, virtual_loop, virtual_time
+from turbopump.testing import (
+    MemoryNetwork,
+    VirtualClock,
+    virtual_loop,
+    virtual_machine,
+    virtual_time,
+)
 from turbopump.wire.bodies import KeyValues
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import whole_body
@@ -212,8 +219,9 @@ class SuspendedClock:
 async def test_time_in_suspension_counts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     network = MemoryNetwork()
     clock = SuspendedClock(virtual_loop().clock)
+    machine = replace(virtual_machine(REAL_FILES), clock=clock)
     async with (
-        Broker(config_at(tmp_path), network.host(BROKER_HOST), clock) as broker,
+        Broker(config_at(tmp_path), network.host(BROKER_HOST), machine) as broker,
         client_of(network, broker.address) as client,
     ):
         await send_delayed(client, 5)

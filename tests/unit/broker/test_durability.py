@@ -15,11 +15,12 @@ import pytest
 from brokers import SMALL_STORE
 from turbopump.broker.durability import Durability, Late, Limits, Outcome, Promise
 from turbopump.errors import RemoteError, WriteFailed
+from turbopump.machine.files import REAL_FILES
 from turbopump.net.deadlines import Deadlines
 from turbopump.store.config import FlushConfig, FlushMode
 from turbopump.store.outcomes import Appended
 from turbopump.store.store import Store
-from turbopump.testing import virtual_loop, virtual_time
+from turbopump.testing import virtual_loop, virtual_machine, virtual_time
 from turbopump.wire.codes import ResponseCode
 from unit.store.support import record
 
@@ -58,7 +59,7 @@ def gate(
     directory: Path, mode: FlushMode = FlushMode.SYNC, sends_max: int = 10, bytes_max: int = 2**20
 ) -> Iterator[Gate]:
     config = replace(SMALL_STORE, flush=FlushConfig(mode=mode))
-    with Store.open(directory, config, clock=virtual_loop().clock) as store:
+    with Store.open(directory, config, machine=virtual_machine(REAL_FILES)) as store:
         yield Gate(store, Limits(timeout_ms=5000, sends_max=sends_max, bytes_max=bytes_max))
 
 

@@ -12,7 +12,15 @@ import pytest
 from brokers import BROKER_HOST, SMALL_STORE, Client, client_of, config_at, running_broker
 from turbopump.broker.broker import Broker
 from turbopump.broker.config import LimitsConfig
-from turbopump.testing import Disk, MemoryNetwork, virtual_loop, virtual_time, wait_until
+from turbopump.machine.files import read_file, read_text, write_file
+from turbopump.testing import (
+    Disk,
+    MemoryNetwork,
+    virtual_loop,
+    virtual_machine,
+    virtual_time,
+    wait_until,
+)
 from turbopump.wire.bodies import KeyValues
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import whole_body
@@ -39,8 +47,8 @@ async def commit(client: Client, offset: int) -> None:
     assert answer.code == ResponseCode.SUCCESS
 
 
-def saved_offset(directory: Path) -> int:
-    table = json.loads((directory / "config" / "consumerOffset.json").read_text())
+def saved_offset(disk: Disk, directory: Path) -> int:
+    table = json.loads(read_file(disk, directory / "config" / "consumerOffset.json"))
     return int(table["offsetTable"]["T@g"]["0"])
 
 
@@ -60,10 +68,10 @@ async def bodies(client: Client) -> list[bytes]:
 @virtual_time()
 async def test_it_serves_readers_and_takes_messages_again(tmp_path: Path, crashed: bool) -> None:
     expected = [body(number) for number in range(COUNT)]
-    await fill(tmp_path, Disk(virtual_loop()))
-    if crashed:
-        (tmp_path / "abort").touch()
     disk = Disk(virtual_loop())
+    await fill(tmp_path, disk)
+    if crashed:
+        write_file(disk, tmp_path / "abort", b"")
     disk.fail_writes()
     async with running_broker(tmp_path, files=disk, store=STORE, limits=LIMITS) as (broker, client):
         assert await bodies(client) == expected
@@ -73,31 +81,32 @@ async def test_it_serves_readers_and_takes_messages_again(tmp_path: Path, crashe
         assert "No space left" in (await runtime(client))["messagesRefused"]
         await commit(client, 7)
         await asyncio.sleep(20)
-        assert saved_offset(tmp_path) == 3
+        assert saved_offset(disk, tmp_path) == 3
         disk.heal()
         await wait_until(lambda: broker.store.refusal is None)
         assert (await client.send(b"after")).code == ResponseCode.SUCCESS
         assert (await runtime(client))["messagesRefused"] == ""
         assert await bodies(client) == [*expected, b"after"]
-    assert saved_offset(tmp_path) == 7
-    assert not (tmp_path / "abort").exists()
+    assert saved_offset(disk, tmp_path) == 7
+    assert not disk.exists(tmp_path / "abort")
 
 
 @virtual_time()
 async def test_it_makes_room_by_itself(tmp_path: Path) -> None:
     """However young the messages: the disk is full of them."""
-    await fill(tmp_path, Disk(virtual_loop()))
     log = tmp_path / "commitlog"
-    segments = len(list(log.iterdir()))
+    segments = -1
 
     class FullOfMessages(Disk):
         def used_ratio(self, path: Path) -> float:
-            left = len(list(log.iterdir()))
+            left = len(self.entries(log))
             if left < segments:
                 self.heal()
             return 1.0 if left == segments else 0.8
 
     disk = FullOfMessages(virtual_loop())
+    await fill(tmp_path, disk)
+    segments = len(disk.entries(log))
     disk.fail_writes()
     async with running_broker(tmp_path, files=disk, store=STORE, limits=LIMITS) as (broker, client):
         assert len(await bodies(client)) == COUNT
@@ -111,11 +120,12 @@ async def test_it_makes_room_by_itself(tmp_path: Path) -> None:
 @virtual_time()
 async def test_a_setting_that_cannot_be_written_does_not_count(tmp_path: Path) -> None:
     disk, network, path = Disk(virtual_loop()), MemoryNetwork(), tmp_path / "broker.conf"
-    path.write_text("traceOn=true\n")
+    disk.make_directory(tmp_path)
+    write_file(disk, path, b"traceOn=true\n")
     config = config_at(tmp_path / "store")
-    host, clock = network.host(BROKER_HOST), virtual_loop().clock
+    host = network.host(BROKER_HOST)
     async with (
-        Broker(config, host, clock, config_path=path, files=disk) as broker,
+        Broker(config, host, virtual_machine(disk), config_path=path) as broker,
         client_of(network, broker.address) as client,
     ):
         disk.fail_writes()
@@ -126,4 +136,4 @@ async def test_a_setting_that_cannot_be_written_does_not_count(tmp_path: Path) -
         assert broker.config.identity.trace_on
         answer = await client.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"traceOn=false")
         assert answer.code == ResponseCode.SUCCESS
-    assert "traceOn=false" in path.read_text()
+    assert "traceOn=false" in read_text(disk, path)

@@ -16,8 +16,9 @@ from turbopump.broker.clients import Consumers
 from turbopump.broker.group_members import GroupMembers, RememberedGroup, encoded
 from turbopump.broker.queue_locks import QueueLocks
 from turbopump.message import MessageQueue
-from turbopump.tables import TableFile
+from turbopump.tables import TableFile, TableWriter
 from turbopump.testing import VirtualClock, virtual_time
+from turbopump.testing.background import VirtualBackground
 from turbopump.wire import headers
 from turbopump.wire.bodies import (
     ConsumeFrom,
@@ -348,7 +349,8 @@ def test_a_reset_waits_for_all_members(before: Parts, tmp_path: Path) -> None:
 
 
 def table(path: Path, consumers: Consumers, locks: QueueLocks) -> GroupMembers:
-    return GroupMembers(TableFile(path), consumers, locks, VirtualClock())
+    file = TableFile(path, writer=TableWriter(VirtualBackground(None)))
+    return GroupMembers(file, consumers, locks, VirtualClock())
 
 
 @pytest.mark.parametrize(

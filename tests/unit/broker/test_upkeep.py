@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from turbopump.broker.upkeep import Upkeep
+from turbopump.machine.files import REAL_FILES
 from turbopump.store.config import FlushConfig, StoreConfig
 from turbopump.store.store import Store
 from turbopump.supervisor import Supervisor
-from turbopump.testing import virtual_loop, virtual_time
+from turbopump.testing import virtual_loop, virtual_machine, virtual_time
 
 FLUSH = FlushConfig(interval_ms=2000, queue_interval_ms=3000)
 
@@ -21,7 +22,9 @@ async def test_a_message_after_a_calm_makes_ticks_frequent_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop, ticks = virtual_loop(), list[float]()
-    with Store.open(tmp_path, StoreConfig(flush=FLUSH), clock=loop.clock) as store:
+    with Store.open(
+        tmp_path, StoreConfig(flush=FLUSH), machine=virtual_machine(REAL_FILES)
+    ) as store:
         monkeypatch.setattr(store, "tick", lambda: ticks.append(loop.time()))
         upkeep = Upkeep(store, loop.clock, Supervisor().watch("store upkeep"))
 
@@ -59,7 +62,9 @@ async def test_ticks_go_on_after_a_bug(
         if len(ticks) <= 2:
             raise LookupError("a bug")
 
-    with Store.open(tmp_path, StoreConfig(flush=FLUSH), clock=loop.clock) as store:
+    with Store.open(
+        tmp_path, StoreConfig(flush=FLUSH), machine=virtual_machine(REAL_FILES)
+    ) as store:
         monkeypatch.setattr(store, "tick", fail)
         upkeep = Upkeep(store, loop.clock, Supervisor().watch("store upkeep"))
         upkeep.note_message()
@@ -80,7 +85,9 @@ async def test_a_message_that_a_tick_makes_readable_starts_no_second_timer(
         ticks.append(round(loop.time(), 1))
         upkeep.note_message()
 
-    with Store.open(tmp_path, StoreConfig(flush=FLUSH), clock=loop.clock) as store:
+    with Store.open(
+        tmp_path, StoreConfig(flush=FLUSH), machine=virtual_machine(REAL_FILES)
+    ) as store:
         monkeypatch.setattr(store, "tick", tick)
         upkeep = Upkeep(store, loop.clock, Supervisor().watch("store upkeep"))
         upkeep.note_message()

@@ -16,7 +16,7 @@ import pytest
 
 from turbopump.client.blocking import Blocking, blocking, promising
 from turbopump.errors import NotRunning
-from turbopump.net.threads import DaemonThreads
+from turbopump.machine.threads import DaemonThreads
 
 _caller: contextvars.ContextVar[int] = contextvars.ContextVar("caller")
 
@@ -75,7 +75,7 @@ def test_nobody_waits_for_a_loop_that_has_ended() -> None:
     program = """
 from unit.client.test_blocking import BlockingFatal
 from turbopump.errors import NotRunning
-from turbopump.net.threads import DaemonThreads
+from turbopump.machine.threads import DaemonThreads
 fatal = BlockingFatal()
 fatal.__enter__()
 for _ in range(2):

@@ -17,6 +17,7 @@ from turbopump.client.calls import Found, view_message
 from turbopump.client.lite_pull_consumer import LitePullConsumer
 from turbopump.client.pull_consumer import PullConsumer
 from turbopump.errors import DamagedMessage, RecordError
+from turbopump.machine.files import read_file
 from turbopump.message import Message, MessageQueue, PhysicalOffset, QueueOffset
 from turbopump.testing import virtual_time, wait_until
 from turbopump.wire.record import MessageView
@@ -28,12 +29,9 @@ QUEUE = MessageQueue("T", "a", 0)
 
 def damage(world: Cluster, message: MessageView) -> None:
     """Flip a bit of a body in the log of a running broker."""
-    (log,) = (path for path in world.directory.rglob("commitlog/*") if path.name.endswith("0" * 20))
-    with log.open("r+b") as file:
-        file.seek(message.physical_offset)
-        at = file.read(message.size).index(message.stored_body)
-        file.seek(message.physical_offset + at)
-        file.write(bytes((message.stored_body[0] ^ 4,)))
+    disk, log = world.disk(), world.broker().config.directory / "commitlog" / ("0" * 20)
+    at = read_file(disk, log).index(message.stored_body, message.physical_offset)
+    disk.flip_bit(log, at, bit=2)
 
 
 async def fill(world: Cluster) -> MessageView:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from turbopump.errors import InvalidArgument, StoreDamaged
+from turbopump.machine.files import Files
 from turbopump.nameserver import kv as kv_module
 from turbopump.nameserver.kv import KvConfig
-from turbopump.store.files import Files
 from turbopump.tables import TableWriter
 from turbopump.testing import wait_until
 

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from turbopump.net.threads import DaemonThreads, busy_threads
+from turbopump.machine.threads import DaemonThreads, busy_threads
 
 WAIT_S = 30.0
 
@@ -127,7 +127,7 @@ def test_what_waits_is_done_before_the_threads_end() -> None:
 
 def test_a_job_that_never_returns_does_not_keep_the_process_alive() -> None:
     program = (
-        "import threading; from turbopump.net.threads import DaemonThreads;"
+        "import threading; from turbopump.machine.threads import DaemonThreads;"
         "begun = threading.Event();"
         "work = lambda: (begun.set(), threading.Event().wait());"
         "DaemonThreads(1, 'stuck').submit(work); begun.wait(); print('end')"

@@ -281,8 +281,11 @@ async def test_without_an_index_nothing_is_found_by_key(tmp_path: Path) -> None:
 async def test_messages_stored_while_the_index_was_off_are_not_missed(tmp_path: Path) -> None:
     without = replace(SMALL_STORE, index_enabled=False)
     read: set[int] = set()
-    for store in (SMALL_STORE, without, SMALL_STORE):
-        async with world(tmp_path, store=store) as (_, producer, session):
+    async with world(tmp_path) as (servers, producer, session):
+        for store in (SMALL_STORE, without, SMALL_STORE):
+            await servers.stop_broker()
+            servers.config = replace(servers.config, store=store)
+            await servers.start_broker()
             await fill(producer, 5)
             options = SourceOptions.for_batch({"nameserver": "10.0.0.1:9876", "topic": "T"})
             cluster = Cluster(session, options)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from turbopump.errors import DiskFailed, InvalidArgument, WriteFailed
+from turbopump.machine import Machine
 from turbopump.message import PhysicalOffset
 from turbopump.store import (
     Arrival,
@@ -55,7 +56,7 @@ def stored(store: Store, *args: bytes, **kwargs: Any) -> None:
 
 def test_a_message_gets_position_offset_and_time(tmp_path: Path, mode: FlushMode) -> None:
     clock = ManualClock(1_234_567)
-    with Store.open(tmp_path, small_config(mode), clock=clock) as store:
+    with Store.open(tmp_path, small_config(mode), machine=Machine(clock=clock)) as store:
         first = store.append([record(b"a")])
         second = store.append([record(b"bb")])
         other = store.append([record(b"c", queue_id=1)])
@@ -184,7 +185,7 @@ def test_the_nine_outcomes(tmp_path: Path) -> None:
     clock = ManualClock()
     retention = RetentionConfig(reserved_ms=1000, delete_hours=frozenset(range(24)))
     config = small_config(retention=retention)
-    with Store.open(tmp_path, config, clock=clock) as store:
+    with Store.open(tmp_path, config, machine=Machine(clock=clock)) as store:
         assert store.read("Topic", 0, offset(5), 1) == QueueEmpty(
             next_offset=offset(0), min_offset=offset(0), max_offset=offset(0)
         )
@@ -234,7 +235,7 @@ def test_queues_removed_under_a_running_store_are_noticed_and_made_again(
             store.tick()
             store._flusher.wait_idle()
 
-    with Store.open(tmp_path, small_config(), clock=clock) as store:
+    with Store.open(tmp_path, small_config(), machine=Machine(clock=clock)) as store:
         for topic in ("Topic", "Other"):
             for _ in range(25):
                 store.append([record(topic=topic)])
@@ -253,7 +254,7 @@ def test_queues_removed_under_a_running_store_are_noticed_and_made_again(
             store.read("Topic", 0, offset(12), 3)
         pass_time(store)
         assert store.refusal is not None
-    with Store.open(tmp_path, small_config(), clock=clock) as store:
+    with Store.open(tmp_path, small_config(), machine=Machine(clock=clock)) as store:
         assert store.queue_range("Topic", 0) == (0, 26)
         assert store.queue_range("Other", 0) == (0, 25)
         store.append([record()])
@@ -388,7 +389,7 @@ def test_delayed_messages_keep_their_delivery_time(tmp_path: Path) -> None:
     clock = ManualClock(5_000_000)
     config = small_config(delay_levels=(1000, 60_000))
     codes: list[int] = []
-    with Store.open(tmp_path, config, clock=clock) as store:
+    with Store.open(tmp_path, config, machine=Machine(clock=clock)) as store:
         store.listen(lambda arrivals: codes.extend(one.tags_code for one in arrivals))
         for level in ("1", "2", "9", "0", "x"):
             stored(store, b"later", topic="SCHEDULE_TOPIC_XXXX", DELAY=level, TAGS="A")
@@ -451,7 +452,7 @@ def test_the_listener_hears_only_of_tags_that_are_waited_for(tmp_path: Path) -> 
 
 def test_lookups(tmp_path: Path) -> None:
     clock = ManualClock(1_000_000)
-    with Store.open(tmp_path, small_config(), clock=clock) as store:
+    with Store.open(tmp_path, small_config(), machine=Machine(clock=clock)) as store:
         for number in range(30):
             clock.wall_ms = 1_000_000 + number * 10_000
             stored(store, b"%d" % number, KEYS=f"all k{number}", UNIQ_KEY=f"U{number}")

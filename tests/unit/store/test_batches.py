@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turbopump.errors import InvalidArgument, StoreError
+from turbopump.machine import Machine
 from turbopump.message import QueueOffset
 from turbopump.store import FlushMode, Found, Store, StoreConfig, key_index
 from turbopump.store.dispatch import ANY_TAG, Watch
@@ -96,7 +97,7 @@ def test_files_are_the_same(steps: list[tuple[list[str], str, int, int, bool]]) 
     with tempfile.TemporaryDirectory() as root:
         for name in ("at-once", "one-by-one"):
             clock = ManualClock()
-            with Store.open(Path(root, name), config(), clock=clock) as store:
+            with Store.open(Path(root, name), config(), machine=Machine(clock=clock)) as store:
                 for texts, shared, queue_id, body_bytes, with_single in steps:
                     clock.advance(1)
                     batch = made((texts * MESSAGES)[:MESSAGES], shared, queue_id, body_bytes)
@@ -128,7 +129,7 @@ def test_keys_are_looked_for_in_so_much_text_at_a_time(
         monkeypatch.setattr(key_index, "_TEXT_BYTES_MAX", limits[0])
         monkeypatch.setattr(key_index, "_WORDS_MAX", limits[1])
         looks.clear()
-        with Store.open(tmp_path / name, large, clock=ManualClock()) as store:
+        with Store.open(tmp_path / name, large, machine=Machine(clock=ManualClock())) as store:
             store.append_all(groups)
             for key in ("k0", "k599", "s39", "l300", "longer599"):
                 assert len(store.messages_by_key("Topic", key, 10, 0, 1 << 60)) == 1, key
@@ -196,7 +197,7 @@ def test_a_batch_that_fits_into_no_file_is_refused(tmp_path: Path) -> None:
 
 def test_a_full_disk_takes_the_whole_batch_back(tmp_path: Path) -> None:
     disk = FaultyFiles()
-    with Store.open(tmp_path, config(), files=disk) as store:
+    with Store.open(tmp_path, config(), machine=Machine(files=disk)) as store:
         store.append(made(["X\x01y"] * 40))
         disk.bytes_left = 1000
         with pytest.raises(StoreError):

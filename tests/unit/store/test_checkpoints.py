@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from turbopump.machine import Machine
+from turbopump.machine.files import REAL_FILES
 from turbopump.store import Files, FlushMode, Store, write_behind
 from turbopump.store.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from unit.store.support import ManualClock, record, small_config
@@ -26,7 +28,7 @@ def test_a_checkpoint_that_was_not_written_is_written_later_and_then_no_more(
         write_checkpoint(files, path, checkpoint)
 
     clock, jobs = ManualClock(), 0
-    with Store.open(tmp_path, small_config(mode), clock=clock) as store:
+    with Store.open(tmp_path, small_config(mode), machine=Machine(clock=clock)) as store:
         monkeypatch.setattr(write_behind, "write_checkpoint", write)
         submit = store._flusher.submit
 
@@ -45,10 +47,10 @@ def test_a_checkpoint_that_was_not_written_is_written_later_and_then_no_more(
         appended = store.append([record(b"a", KEYS="k")])
         idle(30)
         assert tries > 5
-        assert read_checkpoint(tmp_path / "checkpoint").queues_end == 0
+        assert read_checkpoint(REAL_FILES, tmp_path / "checkpoint").queues_end == 0
         is_broken = False
         idle(30)
-        reached = read_checkpoint(tmp_path / "checkpoint")
+        reached = read_checkpoint(REAL_FILES, tmp_path / "checkpoint")
         assert reached.queues_end == store.readable_end > appended.physical_offset
         assert reached == store._behind.checkpoint
         jobs = 0

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from turbopump.machine.files import REAL_FILES, Files
 from turbopump.store.config_files import load_json, save_json, save_text
-from turbopump.store.files import Files
 from unit.store.disks import Killed, KilledFiles
 from unit.store.support import DATA, FaultyFiles
 
@@ -21,8 +21,8 @@ def test_saving_keeps_the_one_before(tmp_path: Path) -> None:
     save_json(FILES, path, {"a": 1})
     assert not path.with_name("topics.json.bak").exists()
     save_json(FILES, path, {"a": 2})
-    assert load_json(path) == {"a": 2}
-    assert load_json(path.with_name("topics.json.bak")) == {"a": 1}
+    assert load_json(REAL_FILES, path) == {"a": 2}
+    assert load_json(REAL_FILES, path.with_name("topics.json.bak")) == {"a": 1}
     assert sorted(entry.name for entry in path.parent.iterdir()) == [
         "topics.json",
         "topics.json.bak",
@@ -33,7 +33,7 @@ def test_integer_keys_can_be_bare_as_the_original_writes_them(tmp_path: Path) ->
     path = tmp_path / "delayOffset.json"
     save_json(FILES, path, {"offsetTable": {1: 5}}, bare_keys=True)
     assert path.read_text() == '{"offsetTable":{1:5}}'
-    assert load_json(path) == {"offsetTable": {"1": 5}}
+    assert load_json(REAL_FILES, path) == {"offsetTable": {"1": 5}}
 
 
 @pytest.mark.parametrize("broken", [None, b"", b"  ", b"{", b"\xff"])
@@ -45,11 +45,11 @@ def test_loading_falls_back_to_the_backup(tmp_path: Path, broken: bytes | None) 
         path.unlink()
     else:
         path.write_bytes(broken)
-    assert load_json(path) == {"a": 1}
+    assert load_json(REAL_FILES, path) == {"a": 1}
 
 
 def test_nothing_to_load(tmp_path: Path) -> None:
-    assert load_json(tmp_path / "topics.json") is None
+    assert load_json(REAL_FILES, tmp_path / "topics.json") is None
 
 
 def test_a_failed_write_leaves_the_old_text(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_failed_write_leaves_the_old_text(tmp_path: Path) -> None:
             setattr(files, name, value)
         with pytest.raises(OSError, match=r"No space|Input/output"):
             save_text(files, path, '{"a":2}')
-        assert load_json(path) == {"a": 1}
+        assert load_json(REAL_FILES, path) == {"a": 1}
 
 
 def test_a_backup_that_cannot_be_made_leaves_the_old_text(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_backup_that_cannot_be_made_leaves_the_old_text(tmp_path: Path) -> Non
     save_text(FILES, path, '{"a":1}')
     with pytest.raises(OSError, match="Input/output"):
         save_text(LinkFails(), path, '{"a":2}')
-    assert load_json(path) == {"a": 1}
+    assert load_json(REAL_FILES, path) == {"a": 1}
 
 
 def test_killed_at_any_moment_there_is_a_whole_file(tmp_path: Path) -> None:
@@ -85,10 +85,10 @@ def test_killed_at_any_moment_there_is_a_whole_file(tmp_path: Path) -> None:
         try:
             save_text(KilledFiles(changes), path, '{"a":3}')
         except Killed:
-            assert load_json(path) in ({"a": 2}, {"a": 3})
+            assert load_json(REAL_FILES, path) in ({"a": 2}, {"a": 3})
             shutil.rmtree(root)
             continue
-        assert load_json(path) == {"a": 3}
+        assert load_json(REAL_FILES, path) == {"a": 3}
         assert changes > 3
         return
     raise AssertionError("saving never came to its end")
@@ -96,6 +96,6 @@ def test_killed_at_any_moment_there_is_a_whole_file(tmp_path: Path) -> None:
 
 def test_files_of_the_original_are_read() -> None:
     for path in sorted((DATA / "config").iterdir()):
-        assert isinstance(load_json(path), dict), path
-    offsets = load_json(DATA / "config" / "consumerOffset.json")["offsetTable"]
+        assert isinstance(load_json(REAL_FILES, path), dict), path
+    offsets = load_json(REAL_FILES, DATA / "config" / "consumerOffset.json")["offsetTable"]
     assert all(queue.isdecimal() for table in offsets.values() for queue in table)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from turbopump.machine.files import Files, OpenFiles
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.config import UNIT_BYTES
 from turbopump.store.consume_queue import UNIT, ConsumeQueue
-from turbopump.store.files import Files, OpenFiles
 from turbopump.store.segments import Segments
 
 UNITS_PER_FILE = 300

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from turbopump.machine import Machine
 from turbopump.message import QueueOffset
 from turbopump.store import Store, recovery
 from turbopump.wire.record import decode_record
@@ -20,7 +21,7 @@ HEADER_FIELDS = ("begin_ms", "end_ms", "begin_offset", "end_offset", "used_slots
 
 def fill(root: Path) -> list[Path]:
     clock = ManualClock()
-    with Store.open(root, CONFIG, clock=clock) as store:
+    with Store.open(root, CONFIG, machine=Machine(clock=clock)) as store:
         for number in range(COUNT):
             clock.advance(10_000)
             store.append([record(b"%d" % number, KEYS=f"k{number}")])
@@ -94,7 +95,7 @@ def test_an_index_ahead_of_a_log_that_a_power_failure_cut_is_not_damaged(
 def test_searches_by_time_pass_over_damaged_messages(tmp_path: Path) -> None:
     clock = ManualClock()
     config = small_config(queue_segment_units=100)
-    with Store.open(tmp_path, config, clock=clock) as store:
+    with Store.open(tmp_path, config, machine=Machine(clock=clock)) as store:
         for number in range(80):
             clock.advance(1000)
             store.append([record(b"%02d" % number)])
@@ -106,7 +107,7 @@ def test_searches_by_time_pass_over_damaged_messages(tmp_path: Path) -> None:
     for bad in (39, 40, 79):
         data[bad * 20 + 2] ^= 1
     unit.write_bytes(data)
-    with Store.open(tmp_path, config, clock=clock) as store:
+    with Store.open(tmp_path, config, machine=Machine(clock=clock)) as store:
         for number in (0, 10, 38, 41, 60, 78):
             time_ms = times[number]
             assert time_ms is not None

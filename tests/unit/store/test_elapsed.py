@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from turbopump.machine import Machine
 from turbopump.message import PhysicalOffset
 from turbopump.store import FlushMode, Store
 from turbopump.store.elapsed import ElapsedTime
@@ -64,7 +65,7 @@ def test_the_first_message_after_a_step_counts_with_the_new_time(
     tmp_path: Path, set_by_ms: int, since_tick_ms: int
 ) -> None:
     clock = ManualClock()
-    with Store.open(tmp_path, small_config(), clock=clock) as store:
+    with Store.open(tmp_path, small_config(), machine=Machine(clock=clock)) as store:
         store.append([record(b"before")])
         clock.advance(since_tick_ms)
         clock.wall_ms += set_by_ms
@@ -78,7 +79,9 @@ def test_positions_of_a_log_that_was_cut_count_for_what_is_stored_there_later(
     tmp_path: Path,
 ) -> None:
     clock, files = ManualClock(), FaultyFiles()
-    with Store.open(tmp_path, small_config(FlushMode.SYNC), clock=clock, files=files) as store:
+    with Store.open(
+        tmp_path, small_config(FlushMode.SYNC), machine=Machine(files=files, clock=clock)
+    ) as store:
         store.append([record(b"kept")]).durable.result()
         files.sync_error = errno.EIO
         lost = store.append([record(b"lost" * 20)])

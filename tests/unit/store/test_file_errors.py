@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from turbopump.errors import DiskFailed
+from turbopump.machine.files import create_full_size
 from turbopump.store import Files, Store
-from turbopump.store.files import create_full_size
 from unit.store.support import record, small_config
 
 FILES = Files()

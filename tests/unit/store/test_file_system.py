@@ -11,8 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from turbopump.store import Files, file_system
-from turbopump.store.file_system import sync_file_system
+from turbopump.machine import file_system
+from turbopump.machine.file_system import sync_file_system
+from turbopump.store import Files
 
 CACHED = file_system._syncfs
 

@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turbopump.errors import InvalidArgument, StoreDamaged
+from turbopump.machine import Machine
+from turbopump.machine.files import OpenFiles
 from turbopump.store import Store, parse_delay_levels
 from turbopump.store.dispatch import PropertyName, property_value
 from turbopump.store.entry_run import tags_codes
-from turbopump.store.files import OpenFiles
 from turbopump.store.index_file import IndexFile, read_header
 from turbopump.store.key_hashes import key_hashes
 from turbopump.wire import properties
@@ -132,7 +133,7 @@ def test_colliding_keys_and_full_files(tmp_path: Path) -> None:
     """Few slots, so that every chain is long, and files so small that they fill up."""
     clock = ManualClock()
     config = small_config(segment_bytes=1 << 16, index_slots=3, index_entries=50)
-    with Store.open(tmp_path, config, clock=clock) as store:
+    with Store.open(tmp_path, config, machine=Machine(clock=clock)) as store:
         for number in range(300):
             clock.advance(700)
             store.append([record(b"%d" % number, KEYS=f"k{number % 10} Aa{number} BB{number}")])
@@ -148,7 +149,7 @@ def test_colliding_keys_and_full_files(tmp_path: Path) -> None:
         # Their hashes are the same, and the index knows nothing else.
         assert found("Aa7") == found("BB7") == [7]
         assert len(store._index.files if store._index else ()) == 19
-    with Store.open(tmp_path, config, clock=clock) as store:
+    with Store.open(tmp_path, config, machine=Machine(clock=clock)) as store:
         assert len(store.messages_by_key("Topic", "k3", 64, 0, 1 << 60)) == 30
         clock.advance(700)
         store.append([record(b"300", KEYS="k0")])
@@ -268,7 +269,7 @@ def test_slots_are_written_seldom_and_made_again_after_a_crash(tmp_path: Path) -
     clock = ManualClock()
     config = small_config(segment_bytes=1 << 16, index_slots=100, index_entries=500)
     slots = slice(40, 40 + 4 * 100)
-    with Store.open(tmp_path / "store", config, clock=clock) as store:
+    with Store.open(tmp_path / "store", config, machine=Machine(clock=clock)) as store:
         store.append_all([[record(b"%d" % number, KEYS=f"k{number}")] for number in range(50)])
         for _ in range(3):
             clock.advance(2000)
@@ -281,7 +282,7 @@ def test_slots_are_written_seldom_and_made_again_after_a_crash(tmp_path: Path) -
         clock.advance(10_000)
         store.tick()
         assert any(path.read_bytes()[slots])
-    with Store.open(tmp_path / "crashed", config, clock=clock) as store:
+    with Store.open(tmp_path / "crashed", config, machine=Machine(clock=clock)) as store:
         assert store.recovered.crashed
         (found,) = store.messages_by_key("Topic", "k17", 10, 0, 1 << 60)
         assert decode_record(found).body == b"17"
@@ -291,14 +292,14 @@ def test_slots_of_a_full_file_are_written_at_once(tmp_path: Path) -> None:
     """After a crash nobody looks at such a file again."""
     clock = ManualClock()
     config = small_config(segment_bytes=1 << 16, index_slots=100, index_entries=51)
-    with Store.open(tmp_path / "store", config, clock=clock) as store:
+    with Store.open(tmp_path / "store", config, machine=Machine(clock=clock)) as store:
         store.append_all([[record(b"%d" % number, KEYS=f"k{number}")] for number in range(50)])
         for _ in range(3):
             clock.advance(2000)
             store.tick()
             store._flusher.wait_idle()
         shutil.copytree(tmp_path / "store", tmp_path / "crashed")
-    with Store.open(tmp_path / "crashed", config, clock=clock) as store:
+    with Store.open(tmp_path / "crashed", config, machine=Machine(clock=clock)) as store:
         assert store.recovered.crashed
         (found,) = store.messages_by_key("Topic", "k17", 10, 0, 1 << 60)
         assert decode_record(found).body == b"17"

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from turbopump.machine import Machine
+from turbopump.machine.files import REAL_FILES, Files
 from turbopump.store import Store
 from turbopump.store.checkpoint import read_checkpoint, write_checkpoint
-from turbopump.store.files import Files
 from unit.store.support import FaultyFiles, ManualClock, record, small_config
 
 ON, OFF = small_config(), small_config(index_enabled=False)
@@ -27,8 +28,8 @@ def found(store: Store, number: int) -> int:
     return len(store.messages_by_key("Topic", f"k{number}", 32, 0, FAR_MS))
 
 
-def opened(path: Path, config: object = ON, files: Files | None = None) -> Store:
-    return Store.open(path, config, clock=ManualClock(), files=files)  # type: ignore[arg-type]
+def opened(path: Path, config: object = ON, files: Files = REAL_FILES) -> Store:
+    return Store.open(path, config, machine=Machine(files=files, clock=ManualClock()))  # type: ignore[arg-type]
 
 
 def index_files(path: Path) -> list[Path]:
@@ -127,7 +128,7 @@ def test_another_broker_may_have_stored_anything(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         fill(store, range(5))
     path = tmp_path / "checkpoint"
-    known = read_checkpoint(path)
+    known = read_checkpoint(REAL_FILES, path)
     assert known.end > 0
     write_checkpoint(Files(), path, known)
     data = bytearray(path.read_bytes())

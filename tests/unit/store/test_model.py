@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from turbopump.errors import DiskFull
+from turbopump.machine import Machine
 from turbopump.store import Filter, FlushMode, Found, NoMatch, OffsetTooSmall, Store, UpToDate
 from turbopump.wire.hashing import tags_code
 from turbopump.wire.record import decode_record
@@ -40,7 +41,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _open(self) -> None:
         self.store = Store.open(
-            self.root / "store", self.config, clock=self.clock, files=self.files
+            self.root / "store", self.config, machine=Machine(files=self.files, clock=self.clock)
         )
 
     @rule(queue=QUEUES, sizes=st.lists(SIZES, min_size=1, max_size=3), tag=TAGS)

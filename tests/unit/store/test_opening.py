@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import shutil
 import subprocess
@@ -15,6 +14,8 @@ from typing import Any
 import pytest
 
 from turbopump.errors import DiskFailed, StoreClosed, StoreInUse
+from turbopump.machine import Machine
+from turbopump.machine.files import Mapped
 from turbopump.message import PhysicalOffset
 from turbopump.store import Files, Store
 from turbopump.store.checkpoint import Checkpoint, write_checkpoint
@@ -94,7 +95,7 @@ class FewFiles(Files):
         self._opened.add(fd)
         return fd
 
-    def map(self, fd: int, size: int) -> mmap.mmap:
+    def map(self, fd: int, size: int) -> Mapped:
         self._check()
         return super().map(fd, size)
 
@@ -108,7 +109,7 @@ class FewFiles(Files):
 
 def test_cached_files_give_way_when_the_process_has_too_many(tmp_path: Path) -> None:
     files = FewFiles()
-    with Store.open(tmp_path, small_config(), files=files) as store:
+    with Store.open(tmp_path, small_config(), machine=Machine(files=files)) as store:
         for number in range(200):
             store.append([record(b"%d" % number, topic=f"T{number}")])
         store.dispatch()
@@ -137,13 +138,13 @@ class OtherDisks(Files):
 
 
 def test_parts_may_lie_on_disks_of_their_own(tmp_path: Path) -> None:
-    with Store.open(tmp_path, small_config(), files=OtherDisks()) as store:
+    with Store.open(tmp_path, small_config(), machine=Machine(files=OtherDisks())) as store:
         for number in range(10):
             store.append([record(b"%d" % number * 500, KEYS="k")])
     for part in ("commitlog", "consumequeue/Topic/0", "index"):
         # As after a kill at the wrong moment.
         (tmp_path / part / "spare.tmp").touch()
-    with Store.open(tmp_path, small_config(), files=OtherDisks()) as store:
+    with Store.open(tmp_path, small_config(), machine=Machine(files=OtherDisks())) as store:
         assert bodies(store) == [b"%d" % number * 500 for number in range(10)]
     assert not list(tmp_path.rglob("*.tmp"))
 
@@ -222,7 +223,7 @@ def test_queue_files_and_maps_stay_bounded(tmp_path: Path) -> None:
 @pytest.mark.parametrize("now_ms", [253_402_300_800_000, 1 << 62, -1])
 def test_a_clock_beyond_all_calendars_stops_nothing(now_ms: int, tmp_path: Path) -> None:
     clock = ManualClock(now_ms)
-    with Store.open(tmp_path, small_config(), clock=clock) as store:
+    with Store.open(tmp_path, small_config(), machine=Machine(clock=clock)) as store:
         for number in range(30):
             store.append([record(b"%d" % number, KEYS="k")])
         store.retain()

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from turbopump.machine import Machine
 from turbopump.message import QueueOffset
 from turbopump.store import Files, Filter, Found, ReadLimits, Store
 from turbopump.store.config import StoreConfig
@@ -75,7 +76,7 @@ def test_the_short_cut_finds_the_same(
     clock = ManualClock()
     with (
         tempfile.TemporaryDirectory() as directory,
-        Store.open(Path(directory), small_config(), clock=clock) as store,
+        Store.open(Path(directory), small_config(), machine=Machine(clock=clock)) as store,
     ):
         for number, (queue_id, size) in enumerate(queues):
             store.append([record(b"x" * size, queue_id=queue_id)])
@@ -193,7 +194,7 @@ def test_whoever_reads_on_needs_few_reads_of_the_file(tmp_path: Path) -> None:
     with Store.open(tmp_path, config) as store:
         store.append_all([[record(b"%d" % number)] for number in range(900)])
     disk = CountingFiles()
-    with Store.open(tmp_path, config, files=disk) as store:
+    with Store.open(tmp_path, config, machine=Machine(files=disk)) as store:
         before = disk.reads
         assert bodies(store) == [b"%d" % number for number in range(900)]
         assert disk.reads - before <= 6

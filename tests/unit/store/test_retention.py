@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from turbopump.errors import DiskFailed, DiskFull
+from turbopump.machine import Machine
 from turbopump.message import PhysicalOffset
 from turbopump.store import Found, OffsetTooSmall, RetentionConfig, Store
 from turbopump.store.retention import Verdict, judge
@@ -61,7 +62,7 @@ def test_ages_follow_the_time_that_passes_though_the_clock_is_set(
             store.append([record(b"x" * 900)])
         store.flush()
 
-    with Store.open(tmp_path, small_config(), clock=clock) as store:
+    with Store.open(tmp_path, small_config(), machine=Machine(clock=clock)) as store:
         fill(store)
         clock.wall_ms += set_by_ms
         fill(store)
@@ -80,11 +81,11 @@ def test_what_was_stored_before_the_start_counts_as_young_as_it_may_be(
     tmp_path: Path, set_by_ms: int
 ) -> None:
     clock = ManualClock(NOON)
-    with Store.open(tmp_path, small_config(), clock=clock) as store:
+    with Store.open(tmp_path, small_config(), machine=Machine(clock=clock)) as store:
         for _ in range(30):
             store.append([record(b"x" * 900)])
     clock.advance(73 * HOUR_MS)
-    with Store.open(tmp_path, small_config(), clock=clock) as store:
+    with Store.open(tmp_path, small_config(), machine=Machine(clock=clock)) as store:
         clock.wall_ms += set_by_ms
         store.tick()
         is_young = set_by_ms < 0
@@ -93,7 +94,7 @@ def test_what_was_stored_before_the_start_counts_as_young_as_it_may_be(
 
 def test_queues_and_index_follow_the_log(tmp_path: Path) -> None:
     files, clock = FaultyFiles(), ManualClock(NOON)
-    with Store.open(tmp_path, small_config(), clock=clock, files=files) as store:
+    with Store.open(tmp_path, small_config(), machine=Machine(files=files, clock=clock)) as store:
         store.append([record(b"quiet", topic="Quiet", KEYS="quiet")])
         for number in range(100):
             clock.advance(1000)
@@ -139,7 +140,7 @@ def test_queues_and_index_follow_the_log(tmp_path: Path) -> None:
 def test_the_segment_being_written_and_unflushed_ones_stay(tmp_path: Path) -> None:
     files = FaultyFiles()
     config = small_config()
-    with Store.open(tmp_path, config, files=files) as store:
+    with Store.open(tmp_path, config, machine=Machine(files=files)) as store:
         for _ in range(8):
             store.append([record(b"x" * 1000)])
         files.ratio = 0.99
@@ -158,7 +159,7 @@ def test_the_segment_being_written_and_unflushed_ones_stay(tmp_path: Path) -> No
 
 def test_deletion_survives_a_crash(tmp_path: Path) -> None:
     files, clock = FaultyFiles(), ManualClock()
-    store = Store.open(tmp_path, small_config(), clock=clock, files=files)
+    store = Store.open(tmp_path, small_config(), machine=Machine(files=files, clock=clock))
     for number in range(60):
         store.append([record(b"%d" % number * 100)])
     store._upkeep.flush()
@@ -195,7 +196,7 @@ class ShrinkingFiles(FaultyFiles):
 
 
 def filled(root: Path, files: FaultyFiles) -> Store:
-    store = Store.open(root, small_config(), clock=ManualClock(NOON), files=files)
+    store = Store.open(root, small_config(), machine=Machine(files=files, clock=ManualClock(NOON)))
     for number in range(100):
         store.append([record(b"%d" % number * 500)])
     store._upkeep.flush()
@@ -243,7 +244,7 @@ def test_a_queue_file_that_cannot_be_deleted_is_tried_again(tmp_path: Path) -> N
 
     files = QueueFails()
     files.fails = False
-    with Store.open(tmp_path, small_config(), files=files) as store:
+    with Store.open(tmp_path, small_config(), machine=Machine(files=files)) as store:
         for number in range(100):
             for topic in ("First", "Second"):
                 store.append([record(b"%d" % number * 100, topic=topic)])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from turbopump.errors import DiskFull, InvalidArgument, WriteFailed
+from turbopump.machine import Machine
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store import FlushMode, Store
 from unit.store.support import FaultyFiles, ManualClock, bodies, record, small_config
@@ -63,7 +64,7 @@ def test_a_slave_whose_disk_fails_takes_the_bytes_again(tmp_path: Path) -> None:
     files, clock = FaultyFiles(), ManualClock()
     with (
         Store.open(tmp_path / "a", config) as master,
-        Store.open(tmp_path / "b", config, clock=clock, files=files) as slave,
+        Store.open(tmp_path / "b", config, machine=Machine(files=files, clock=clock)) as slave,
     ):
         stored(master, *[b"%02d" % number * 100 for number in range(10)])
         failed = False
@@ -88,7 +89,7 @@ def test_a_new_slave_whose_first_write_fails_is_new_again(
 ) -> None:
     files, clock = FaultyFiles(), ManualClock()
     data = record(b"first").encode(QueueOffset(0), PhysicalOffset(8192), 1_700_000_000_000)
-    with Store.open(tmp_path, small_config(), clock=clock, files=files) as slave:
+    with Store.open(tmp_path, small_config(), machine=Machine(files=files, clock=clock)) as slave:
         files.bytes_left, files.erase_error = room, erase_error
         with pytest.raises(DiskFull):
             slave.append_raw(PhysicalOffset(4096), data)

@@ -98,10 +98,10 @@ def test_a_crash_is_no_clean_end(world: Cluster) -> None:
         return directory
 
     directory = world.run(crash())
-    assert (directory / "abort").exists()
+    assert world.disk().exists(directory / "abort")
     world.run(world.start_broker())
     world.run(world.stop_broker())
-    assert not (directory / "abort").exists()
+    assert not world.disk().exists(directory / "abort")
 
 
 def test_a_power_loss_takes_what_was_not_flushed(world: Cluster) -> None:

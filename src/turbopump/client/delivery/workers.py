@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from turbopump.net.threads import DaemonThreads
+from turbopump.machine.threads import DaemonThreads
 from turbopump.supervisor import Watch
 
 J = TypeVar("J")

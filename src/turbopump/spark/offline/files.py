@@ -17,7 +17,7 @@ from typing import Any
 
 from turbopump.broker.config import PERM_INHERIT
 from turbopump.errors import InvalidArgument, StoreDamaged, StoreInUse
-from turbopump.store.files import SPARE_NAME
+from turbopump.machine.files import SPARE_NAME
 from turbopump.store.segments import is_segment_name
 from turbopump.wire.names import TEMPLATE_TOPIC
 

@@ -1,6 +1,7 @@
-"""All that the store asks of the operating system, so that tests can stand in its way.
+"""The disk: every access of store, broker, name server and client goes through `Files`.
 
 Positions are explicit (no file pointers), data is forced to disk only where `sync` says so.
+`turbopump.testing.Disk` is the same in memory, with faults.
 """
 
 from __future__ import annotations
@@ -16,21 +17,31 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import wraps
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import NamedTuple, ParamSpec, TypeAlias, TypeVar
 
-from turbopump.store.file_system import sync_file_system
+from turbopump.machine.file_system import sync_file_system
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+Mapped: TypeAlias = mmap.mmap | memoryview
+"""A file's bytes for reading; what is written to the file later is seen in it."""
+
 _MODE = 0o644
 _UNLIMITED = 1 << 20
-_ERASED_AT_ONCE = 1024 * 1024
+_ERASED_AT_ONCE = _COPIED_AT_ONCE = 1024 * 1024
 SPARE_NAME = "spare.tmp"
 """Where a file grows to its size before it gets its name: in the store's own directory."""
 
 # A struct flock: kind, from where, start, size, process (0: locks of open files have none).
 _FIRST_BYTE_LOCK = struct.pack("hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+
+
+class Space(NamedTuple):
+    """The space of a file system, as ``df`` tells a user without privileges."""
+
+    total_bytes: int
+    free_bytes: int
 
 
 def _named(operation: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
@@ -69,6 +80,11 @@ class Files:
     def open(self, path: Path) -> int:
         """Open an existing file for reading and writing."""
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+    @_named("open")
+    def open_to_read(self, path: Path) -> int:
+        """Open an existing file that need not be writable."""
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     @_named("create")
     def open_new(self, path: Path) -> int:
@@ -123,7 +139,7 @@ class Files:
         os.fdatasync(fd)
 
     @_named("map")
-    def map(self, fd: int, size: int) -> mmap.mmap:
+    def map(self, fd: int, size: int) -> Mapped:
         """Map a file for reading."""
         try:
             return mmap.mmap(fd, size, access=mmap.ACCESS_READ)
@@ -142,6 +158,26 @@ class Files:
 
     def exists(self, path: Path) -> bool:
         return path.exists()
+
+    def is_directory(self, path: Path) -> bool:
+        return path.is_dir()
+
+    def is_file(self, path: Path) -> bool:
+        return path.is_file()
+
+    @_named("look up")
+    def file_size(self, path: Path) -> int:
+        """Return how many bytes a file has that need not be open."""
+        return path.stat().st_size
+
+    @_named("list")
+    def entries(self, path: Path) -> list[Path]:
+        """Return what is in a directory, sorted by name; nothing if there is no such directory."""
+        return sorted(path.iterdir()) if path.is_dir() else []
+
+    def resolve(self, path: Path) -> Path:
+        """Return the same place as an absolute path without links."""
+        return path.resolve()
 
     @_named("delete")
     def remove(self, path: Path) -> None:
@@ -202,6 +238,12 @@ class Files:
         usage = shutil.disk_usage(path)
         return usage.used / (usage.used + usage.free)
 
+    @_named("look up the space on")
+    def space(self, path: Path) -> Space:
+        """Return how much space the disk has."""
+        usage = shutil.disk_usage(path)
+        return Space(usage.total, usage.free)
+
     @_named("lock")
     def lock(self, fd: int) -> None:
         """Take the lock that keeps out Java too, or raise OSError; it ends with the process.
@@ -216,6 +258,9 @@ class Files:
                 raise
             # Not Linux, or a file system that does not know them.
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+
+
+REAL_FILES = Files()
 
 
 def create_full_size(files: Files, path: Path, size: int, spare: Path) -> int:
@@ -254,6 +299,72 @@ def erase_behind(files: Files, fd: int, at: int, size: int) -> None:
     for start, end in list(files.data_ranges(fd, at, size)):
         for part in range(start, end, _ERASED_AT_ONCE):
             files.write(fd, bytes(min(_ERASED_AT_ONCE, end - part)), part)
+
+
+def make_directory_durable(files: Files, path: Path) -> None:
+    """Make a directory, and force to disk the names of all directories that this makes."""
+    new = [each for each in (path, *path.parents) if not files.exists(each)]
+    files.make_directory(path)
+    for each in new:
+        files.sync_directory(each.parent)
+
+
+def read_file(files: Files, path: Path) -> bytes:
+    """Return all that a file holds."""
+    fd = files.open_to_read(path)
+    try:
+        return files.read(fd, files.size(fd), 0)
+    finally:
+        files.close(fd)
+
+
+def read_text(files: Files, path: Path) -> str:
+    """Return a text file, its lines ended as Python ends them."""
+    return read_file(files, path).decode().replace("\r\n", "\n")
+
+
+def write_file(files: Files, path: Path, data: bytes) -> None:
+    """Write a file as a whole; it is not forced to disk."""
+    fd = files.open_new(path)
+    try:
+        files.write(fd, data, 0)
+    finally:
+        files.close(fd)
+
+
+def copy_file(files: Files, path: Path, new: Path) -> None:
+    """Write the same bytes under another name; they are not forced to disk."""
+    source = files.open_to_read(path)
+    try:
+        target = files.open_new(new)
+        try:
+            size = files.size(source)
+            files.truncate(target, size)
+            for start, end in files.data_ranges(source, 0, size):
+                for at in range(start, end, _COPIED_AT_ONCE):
+                    files.write(target, files.read(source, min(_COPIED_AT_ONCE, end - at), at), at)
+        finally:
+            files.close(target)
+    finally:
+        files.close(source)
+
+
+def copy_tree(files: Files, path: Path, new: Path) -> None:
+    """Copy a directory with all that is in it."""
+    files.make_directory(new)
+    for entry in files.entries(path):
+        copy = copy_tree if files.is_directory(entry) else copy_file
+        copy(files, entry, new / entry.name)
+
+
+def remove_tree(files: Files, path: Path) -> None:
+    """Remove a directory with all that is in it, if there is one."""
+    for entry in files.entries(path):
+        if files.is_directory(entry):
+            remove_tree(files, entry)
+        else:
+            files.remove(entry)
+    files.remove_directory(path)
 
 
 def sync_path(files: Files, path: Path) -> None:
