@@ -12,6 +12,7 @@ import mmap
 import os
 import resource
 import shutil
+import stat
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -84,7 +85,11 @@ class Files:
     @_named("open")
     def open_to_read(self, path: Path) -> int:
         """Open an existing file that need not be writable."""
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+        return fd
 
     @_named("create")
     def open_new(self, path: Path) -> int:

@@ -90,6 +90,7 @@ def test_it_does_what_the_real_disk_does(tmp_path: Path) -> None:
         (lambda files, home: files.open(home / "none"), FileNotFoundError),
         (lambda files, home: files.open_new(home / "none" / "file"), FileNotFoundError),
         (lambda files, home: files.open_new(home), IsADirectoryError),
+        (lambda files, home: read_file(files, home), IsADirectoryError),
         (lambda files, home: files.remove(home), (IsADirectoryError, PermissionError)),
         (lambda files, home: files.rename(home / "none", home / "new"), FileNotFoundError),
         (lambda files, home: files.file_size(home / "none"), FileNotFoundError),
