@@ -13,8 +13,9 @@ from transaction_peers import COMMIT, ROLLBACK, Producer, producer_of
 from turbopump.broker import config as broker_config
 from turbopump.broker.broker import Broker
 from turbopump.broker.config import IdentityConfig, LimitsConfig, TransactionsConfig
+from turbopump.machine.files import REAL_FILES
 from turbopump.store.config import StoreConfig, parse_delay_levels
-from turbopump.testing import MemoryNetwork, virtual_loop, virtual_time
+from turbopump.testing import MemoryNetwork, virtual_machine, virtual_time
 from turbopump.wire import framing
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.command import Command, whole_body
@@ -61,7 +62,7 @@ async def test_recorded_transactions(tmp_path: Path) -> None:
     network = MemoryNetwork()
     config = config_at(tmp_path, identity=IDENTITY, transactions=CHECKS)
     async with (
-        Broker(config, network.host(HOST), virtual_loop().clock) as broker,
+        Broker(config, network.host(HOST), virtual_machine(REAL_FILES)) as broker,
         client_of(network, broker.address) as client,
         producer_of(network, broker.address, group="pg_tran") as producer,
     ):
@@ -126,7 +127,7 @@ def test_a_store_with_an_open_transaction(
         directory = golden_store(name, tmp_path)
         config = config_at(directory, identity=IDENTITY, store=STORE, limits=LIMITS)
         async with (
-            Broker(config, network.host(HOST), virtual_loop().clock) as broker,
+            Broker(config, network.host(HOST), virtual_machine(REAL_FILES)) as broker,
             client_of(network, broker.address) as client,
             producer_of(
                 network, broker.address, group="pg_tran", decide=lambda _: decision

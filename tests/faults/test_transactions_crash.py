@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,32 +14,39 @@ from transaction_peers import COMMIT, ROLLBACK, Asked, Producer, producer_of
 from turbopump.broker.broker import Broker
 from turbopump.errors import NetworkError
 from turbopump.store.config import StoreConfig
-from turbopump.testing import Disk, MemoryNetwork, virtual_loop, virtual_time
-from turbopump.testing.loop import VirtualTimeLoop
+from turbopump.testing import (
+    Disk,
+    MemoryHost,
+    MemoryNetwork,
+    virtual_loop,
+    virtual_machine,
+    virtual_time,
+)
 
 INTERVAL_S = 60
+DIRECTORY = Path("/store")
 
 
-class DoomedDisk(Disk):
-    """A disk whose machine dies at a certain write of the broker's own thread."""
+class Death:
+    """The end of a broker's machine, at a certain write."""
 
-    def __init__(self, loop: VirtualTimeLoop, on_death: Callable[[], None]) -> None:
-        super().__init__(loop)
-        self.writes_left: int | None = None
-        self._on_death = on_death
-        self._owner = threading.get_ident()
+    def __init__(self, disk: Disk, network: MemoryNetwork, host: MemoryHost, writes: int) -> None:
+        self._disk = disk
+        self._network = network
+        self._host = host
+        self._writes_left = writes
+        disk.on_operation = self._look
 
-    def write(self, fd: int, data: bytes | bytearray | memoryview, at: int) -> None:
-        if self.writes_left is not None and threading.get_ident() == self._owner:
-            self.writes_left -= 1
-            if self.writes_left < 0:
-                self.crash()
-        super().write(fd, data, at)
+    def _look(self, operation: str, _: Path) -> None:
+        if operation == "write":
+            self._writes_left -= 1
+            if self._writes_left < 0:
+                self.come()
 
-    def crash(self) -> None:
-        self.writes_left = None
-        self.die()
-        self._on_death()
+    def come(self) -> None:
+        self._disk.on_operation = None
+        self._disk.die()
+        self._network.kill(self._host)
 
 
 class Work:
@@ -72,64 +77,55 @@ class Work:
             await producer.end(place)
 
 
-async def run_until_death(directory: Path, store: StoreConfig, writes: int, work: Work) -> Disk:
-    network = MemoryNetwork()
+async def run_until_death(store: StoreConfig, writes: int, work: Work) -> Disk:
+    network, disk = MemoryNetwork(), Disk(virtual_loop())
     host = network.host(BROKER_HOST)
-    disk = DoomedDisk(virtual_loop(), lambda: network.kill(host))
-    config = config_at(directory, store=store)
-    broker = Broker(config, host, virtual_loop().clock, seed=1, files=disk)
+    broker = Broker(config_at(DIRECTORY, store=store), host, virtual_machine(disk, seed=1))
     await broker.start()
-    disk.writes_left = writes
-    with virtual_loop().waiting_for(lambda: broker.store.is_flushing):
-        with suppress(NetworkError):
-            async with producer_of(network, broker.address, decide=work.decide) as producer:
-                await work.run(producer)
-                work.acknowledged = True
-        if work.acknowledged:
-            disk.crash()
-        await broker.close()
+    death = Death(disk, network, host, writes)
+    with suppress(NetworkError):
+        async with producer_of(network, broker.address, decide=work.decide) as producer:
+            await work.run(producer)
+            work.acknowledged = True
+    if work.acknowledged:
+        death.come()
+    await broker.close()
     return disk
 
 
-async def visible_after_restart(directory: Path, store: StoreConfig, work: Work) -> Counter[bytes]:
+async def visible_after_restart(disk: Disk, store: StoreConfig, work: Work) -> Counter[bytes]:
     """Return what consumers see once the producers were asked."""
-    network, disk = MemoryNetwork(), Disk(virtual_loop())
-    config = config_at(directory, store=store)
+    network, config = MemoryNetwork(), config_at(DIRECTORY, store=store)
     async with (
-        Broker(config, network.host(BROKER_HOST), virtual_loop().clock, files=disk) as broker,
+        Broker(config, network.host(BROKER_HOST), virtual_machine(disk)) as broker,
         client_of(network, broker.address) as client,
         producer_of(network, broker.address, decide=work.decide),
     ):
-        with virtual_loop().waiting_for(lambda: broker.store.is_flushing):
-            await asyncio.sleep(3 * INTERVAL_S)
+        await asyncio.sleep(3 * INTERVAL_S)
         found = Counter(message.body for message in await client.messages())
         assert not broker.path.transactions.ledger.open
-    disk.close_all()
     return found
 
 
 async def crash_at(
-    directory: Path, store: StoreConfig, writes: int, *, power_fails: bool
+    store: StoreConfig, writes: int, *, power_fails: bool
 ) -> tuple[Work, Counter[bytes]]:
     work = Work()
-    disk = await run_until_death(directory, store, writes, work)
+    disk = await run_until_death(store, writes, work)
     if power_fails:
         disk.lose_unsynced()
     disk.close_all()
-    return work, await visible_after_restart(directory, store, work)
+    return work, await visible_after_restart(disk, store, work)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("power_fails", [False, True])
 @pytest.mark.parametrize("store", [SMALL_STORE, SYNC_STORE], ids=["async", "sync"])
 @virtual_time()
-async def test_a_broker_killed_at_any_write(
-    tmp_path: Path, store: StoreConfig, power_fails: bool
-) -> None:
+async def test_a_broker_killed_at_any_write(store: StoreConfig, power_fails: bool) -> None:
     writes = 0
     while True:
-        directory = tmp_path / str(writes)
-        work, found = await crash_at(directory, store, writes, power_fails=power_fails)
+        work, found = await crash_at(store, writes, power_fails=power_fails)
         expected = Counter(work.committed)
         if store is SMALL_STORE and power_fails:
             # What was not flushed may be lost; but nothing is there twice.

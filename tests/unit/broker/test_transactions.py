@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,14 @@ from turbopump.broker.config import OverloadConfig, TransactionsConfig
 from turbopump.broker.transactions import ledger
 from turbopump.errors import RemoteError, WriteFailed
 from turbopump.message import PhysicalOffset, QueueOffset
-from turbopump.testing import Disk, MemoryNetwork, virtual_loop, virtual_time, wait_until
+from turbopump.testing import (
+    Disk,
+    MemoryNetwork,
+    VirtualTimeLoop,
+    virtual_loop,
+    virtual_time,
+    wait_until,
+)
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import request
 from turbopump.wire.headers import ResumeCheck
@@ -38,20 +46,26 @@ INTERVAL_S = 60
 TIMEOUT_S = 6
 
 
+@lru_cache(maxsize=1)
+def disk_at(loop: VirtualTimeLoop, _: Path) -> Disk:
+    """Return the same disk for the same place, as a broker may be started there again."""
+    return Disk(loop)
+
+
 @asynccontextmanager
 async def world(
     directory: Path, decide: Any = None, **changes: Any
 ) -> AsyncIterator[tuple[Broker, Client, Producer]]:
     """Run a broker with a client and a producer."""
     network = MemoryNetwork()
-    files = Disk(virtual_loop())
     async with (
-        running_broker(directory, network, files, **changes) as (broker, client),
+        running_broker(directory, network, disk_at(virtual_loop(), directory), **changes) as (
+            broker,
+            client,
+        ),
         producer_of(network, broker.address, decide=decide) as producer,
     ):
-        with virtual_loop().waiting_for(lambda: broker.store.is_flushing):
-            yield broker, client, producer
-    files.close_all()
+        yield broker, client, producer
 
 
 async def bodies(client: Client, topic: str = "T", queue_id: int = 0) -> list[bytes]:
