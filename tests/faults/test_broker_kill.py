@@ -35,6 +35,8 @@ from turbopump.wire.headers import (
 )
 from turbopump.wire.record import MessageView
 
+pytestmark = pytest.mark.slow
+
 TOPIC = "Killed"
 DELAYED = "KilledLater"
 GROUP = "survivors"
@@ -283,7 +285,6 @@ def kill_loop(directory: Path, flush: str, kills: int, seed: int) -> Outcome:
     return Outcome(kills, len(ledger.sent), len(ledger.delayed), repeated)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("flush", ["SYNC_FLUSH", "ASYNC_FLUSH"])
 def test_broker_killed_under_load(tmp_path: Path, flush: str) -> None:
     outcome = kill_loop(tmp_path, flush, kills=3, seed=1)

@@ -21,6 +21,8 @@ from turbopump.wire.catalogue import REQUEST_BODIES, REQUEST_HEADERS
 from turbopump.wire.codes import RequestCode
 from turbopump.wire.command import Command
 
+pytestmark = pytest.mark.slow
+
 CODES = sorted({
     *(14, 15, 17, 21, 25, 26, 28, 34, 35, 38, 41, 42, 43, 45, 46, 50, 51, 52, 53, 200, 201, 202),
     *(203, 204, 207, 208, 215, 222, 223, 300, 301, 303, 305, 306, 307, 308, 309, 314, 315, 316),
@@ -81,7 +83,6 @@ def world() -> Parts:
     return parts
 
 
-@pytest.mark.slow
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(requests(), min_size=1, max_size=8))
 def test_nothing_but_answers_and_errors_of_ours(asked: list[Command]) -> None:

@@ -23,6 +23,8 @@ from turbopump.message import MessageQueue
 from turbopump.testing import virtual_time, wait_until
 from turbopump.wire.codes import RequestCode, ResponseCode
 
+pytestmark = pytest.mark.slow
+
 QUEUES = tuple(MessageQueue("T", "a", number) for number in range(5))
 GRACE_S = 35
 

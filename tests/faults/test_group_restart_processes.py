@@ -35,6 +35,8 @@ from turbopump.wire.command import whole_body
 from turbopump.wire.headers import QueueOfTopic
 from turbopump.wire.names import SCHEDULE_TOPIC, dead_letter_topic, retry_topic
 
+pytestmark = pytest.mark.slow
+
 MEMBER = Path(__file__).parent.parent / "restart_member.py"
 MEMBERS = 3
 QUEUES = 4
@@ -262,7 +264,6 @@ def check_dead_letters(calls: Sequence[Call], letters: list[str], load: Load, un
     assert len(letters) - len(failed) <= unknown
 
 
-@pytest.mark.slow
 def test_twenty_restarts_under_load(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:

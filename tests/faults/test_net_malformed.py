@@ -17,6 +17,8 @@ from turbopump.testing import LinkQuality, run_virtual, virtual_time, wait_until
 from turbopump.wire.command import Command, Serialize
 from turbopump.wire.framing import encode
 
+pytestmark = pytest.mark.slow
+
 
 def frame(header: bytes, body: bytes = b"", kind: int = 0) -> bytes:
     length = 4 + len(header) + len(body)
@@ -98,7 +100,6 @@ def mutated_stream(draw: st.DrawFn) -> bytes:
     return bytes(data)
 
 
-@pytest.mark.slow
 @settings(max_examples=150)
 @given(st.lists(mutated_stream(), min_size=1, max_size=4), st.integers(0, 1000))
 def test_no_stream_of_bytes_harms_the_server(streams: list[bytes], seed: int) -> None:
@@ -121,7 +122,6 @@ def test_no_stream_of_bytes_harms_the_server(streams: list[bytes], seed: int) ->
         logging.disable(logging.NOTSET)
 
 
-@pytest.mark.slow
 @settings(max_examples=100)
 @given(mutated_stream(), st.integers(0, 1000))
 def test_no_stream_of_bytes_harms_a_client(stream: bytes, seed: int) -> None:

@@ -12,6 +12,8 @@ from turbopump.net.pool import ConnectionPool, PoolConfig
 from turbopump.testing import LinkQuality, run_virtual, virtual_loop, virtual_time
 from turbopump.wire.command import Command
 
+pytestmark = pytest.mark.slow
+
 CLIENTS = [f"client-{number}" for number in range(5)]
 CALLERS_EACH = 4
 

@@ -18,6 +18,8 @@ from turbopump.message import Message, MessageQueue
 from turbopump.testing import virtual_time, wait_until
 from turbopump.wire.record import MessageView
 
+pytestmark = pytest.mark.slow
+
 QUEUE = MessageQueue("T", "a", 0)
 
 

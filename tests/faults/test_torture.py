@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 TESTS = Path(__file__).parent.parent
 DEADLINE_S = 300.0
 """Much more than it takes, except on a machine that is busy with something else."""
@@ -25,7 +27,6 @@ def torture(directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "minutes"), [("kill-async", "0.3"), ("damage", "0.2"), ("exit-without-close", "0.1")]
 )

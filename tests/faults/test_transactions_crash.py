@@ -23,6 +23,8 @@ from turbopump.testing import (
     virtual_time,
 )
 
+pytestmark = pytest.mark.slow
+
 INTERVAL_S = 60
 DIRECTORY = Path("/store")
 
@@ -118,7 +120,6 @@ async def crash_at(
     return work, await visible_after_restart(disk, store, work)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("power_fails", [False, True])
 @pytest.mark.parametrize("store", [SMALL_STORE, SYNC_STORE], ids=["async", "sync"])
 @virtual_time()

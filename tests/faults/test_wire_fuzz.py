@@ -17,6 +17,8 @@ from turbopump.wire.record import decode_records
 from turbopump.wire.schema import Body
 from vectors import frames
 
+pytestmark = pytest.mark.slow
+
 FRAMES = [bytes.fromhex(vector["hex"]) for vector in frames()]
 FRAME_BYTES_MAX = 1 << 20
 
@@ -123,7 +125,6 @@ def odd_key(chance: random.Random, depth: int) -> str:
     return chance.choice([*names, odd_json(chance, depth + 3)])
 
 
-@pytest.mark.slow
 def test_json_that_is_hard_to_read() -> None:
     chance = random.Random(3)
     for _ in range(4000):

@@ -15,6 +15,8 @@ from turbopump.store import FlushMode, Store
 from turbopump.store.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from unit.store.support import ManualClock, bodies, record, small_config
 
+pytestmark = pytest.mark.slow
+
 CONFIG = small_config(FlushMode.SYNC)
 HOUR_MS = 3_600_000
 TIMES_BYTES = 24

@@ -14,6 +14,8 @@ from turbopump.store import Files, Store
 from unit.store.disks import Killed, KilledFiles
 from unit.store.support import bodies, read_all, record, small_config
 
+pytestmark = pytest.mark.slow
+
 CONFIG = small_config()
 COUNT = 30
 

@@ -16,6 +16,8 @@ from turbopump.store import Files, Store
 from unit.store.disks import Killed, KilledFiles
 from unit.store.support import FaultyFiles, bodies, record, small_config
 
+pytestmark = pytest.mark.slow
+
 CONFIG = small_config()
 """10 units in a file of a queue: 200 bytes."""
 COUNT = 35
@@ -154,7 +156,6 @@ def test_the_end_of_a_queue_without_messages_in_the_log_is_kept(count: int, root
         assert store.queue_range("A", 0) == (count, count + 1)
 
 
-@pytest.mark.slow
 def test_killed_anywhere_the_next_start_rebuilds_it(root: Path, tmp_path: Path) -> None:
     last_cut(root)
     before = contents(queue(root))

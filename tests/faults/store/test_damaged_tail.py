@@ -14,6 +14,8 @@ from turbopump.wire.record import decode_record
 from unit.store.disks import Killed, KilledFiles
 from unit.store.support import bodies, read_all, record, small_config
 
+pytestmark = pytest.mark.slow
+
 CONFIG = small_config(segment_bytes=16384, queue_segment_units=20)
 COUNT = 12
 
@@ -79,7 +81,6 @@ def sweep_truncation(crashed: Path, tmp_path: Path, step: int) -> None:
         shutil.rmtree(root)
 
 
-@pytest.mark.slow
 def test_log_cut_inside_the_last_three_records(crashed: Path, tmp_path: Path) -> None:
     sweep_truncation(crashed, tmp_path, step=11)
 
@@ -115,7 +116,6 @@ def sweep_bit_flips(crashed: Path, tmp_path: Path, rounds: int, seed: int) -> No
         shutil.rmtree(root)
 
 
-@pytest.mark.slow
 def test_bit_flips_in_the_tail(crashed: Path, tmp_path: Path) -> None:
     sweep_bit_flips(crashed, tmp_path, rounds=40, seed=1)
 
@@ -125,7 +125,6 @@ def test_many_bit_flips_in_the_tail(crashed: Path, tmp_path: Path) -> None:
     sweep_bit_flips(crashed, tmp_path, rounds=2000, seed=2)
 
 
-@pytest.mark.slow
 def test_recovery_killed_half_way_comes_to_the_same_end(crashed: Path, tmp_path: Path) -> None:
     log = crashed / "commitlog" / f"{0:020d}"
     data = bytearray(log.read_bytes())

@@ -19,6 +19,8 @@ from turbopump.store import Appended, Files, FlushConfig, FlushMode, Store, Stor
 from turbopump.wire.record import decode_record
 from unit.store.support import ManualClock, bodies, record, small_config
 
+pytestmark = pytest.mark.slow
+
 SYNC = small_config(FlushMode.SYNC)
 PATIENCE_S = 10.0
 
@@ -148,7 +150,6 @@ def stress(root: Path, seconds: float, heal_interval_ms: int) -> None:
             assert decode_record(message).stored_body == body
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("heal_interval_ms", [1, 20])
 def test_what_a_moody_disk_acknowledged_is_there(
     heal_interval_ms: int, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -17,6 +17,8 @@ from turbopump.store import FlushMode, Store, StoreConfig
 from turbopump.store.config_files import load_json, save_json
 from unit.store.support import FaultyFiles, ManualClock, bodies, record, small_config
 
+pytestmark = pytest.mark.slow
+
 CONFIG = small_config()
 COUNT = 30
 

@@ -21,6 +21,8 @@ from turbopump.message import QueueOffset
 from turbopump.store import Found, Store
 from turbopump.wire.record import decode_record
 
+pytestmark = pytest.mark.slow
+
 Acknowledged = dict[int, tuple[int, int]]
 """Number of a message: queue and offset it was acknowledged with."""
 
@@ -107,7 +109,6 @@ def check_row(store: Store, queue_id: int) -> None:
     assert numbers == sorted(set(numbers))
 
 
-@pytest.mark.slow
 def test_kill_loop(tmp_path: Path) -> None:
     assert kill_loop(tmp_path / "store", kills=10, seed=1) > 50
 

@@ -10,6 +10,8 @@ from turbopump.machine import Machine
 from turbopump.store import Store, StoreConfig
 from unit.store.support import ManualClock, bodies, record
 
+pytestmark = pytest.mark.slow
+
 
 def fill_and_check(tmp_path: Path, topics: int) -> None:
     config = StoreConfig(
@@ -35,7 +37,6 @@ def fill_and_check(tmp_path: Path, topics: int) -> None:
         assert len(store._open_files) <= 50
 
 
-@pytest.mark.slow
 def test_a_thousand_topics(tmp_path: Path) -> None:
     fill_and_check(tmp_path, 1000)
 

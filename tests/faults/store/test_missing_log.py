@@ -20,6 +20,8 @@ from turbopump.wire.record import decode_record
 from unit.store.disks import Killed, KilledFiles
 from unit.store.support import ManualClock, bodies, offset, record, small_config
 
+pytestmark = pytest.mark.slow
+
 CONFIG = small_config(queue_segment_units=100)
 SEGMENT = 4096
 COUNT = 40
@@ -272,7 +274,6 @@ def test_offsets_behind_the_end_of_their_queue_are_lowered(root: Path) -> None:
     }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("damage", [empty_log, no_end, no_middle, zeros_at_the_end])
 def test_a_repair_killed_half_way_is_refused_or_complete(
     damage: Callable[[Path], None], root: Path, tmp_path: Path

@@ -12,6 +12,8 @@ from turbopump.store import FlushMode, Store
 from unit.store.disks import PowerLossFiles
 from unit.store.support import ManualClock, bodies, record, small_config
 
+pytestmark = pytest.mark.slow
+
 CONFIG = small_config(FlushMode.SYNC)
 TOPIC_WEIGHTS = {"Common": 30} | {f"Rare{number}": 1 for number in range(6)}
 """Rare queues have no message in the replayed part: their files must be on disk, with names."""

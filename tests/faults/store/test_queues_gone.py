@@ -11,6 +11,8 @@ from turbopump.machine import Machine
 from turbopump.store import Store
 from unit.store.support import FaultyFiles, bodies, record, small_config
 
+pytestmark = pytest.mark.slow
+
 CONFIG = small_config()
 LARGE_FILES = small_config(segment_bytes=1 << 20)
 TOPICS = ("A", "B")

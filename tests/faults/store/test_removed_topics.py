@@ -17,6 +17,8 @@ from turbopump.store import Files, FlushMode, Store, StoreConfig
 from unit.store.disks import Killed, KilledFiles
 from unit.store.support import FaultyFiles, ManualClock, bodies, record, small_config
 
+pytestmark = pytest.mark.slow
+
 ASYNC = small_config()
 SYNC = small_config(FlushMode.SYNC)
 MARKERS = "removed-topics.json"

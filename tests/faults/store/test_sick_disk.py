@@ -13,6 +13,8 @@ from turbopump.machine import Machine
 from turbopump.store import FlushConfig, FlushMode, Store, StoreConfig, UpToDate
 from unit.store.support import FaultyFiles, ManualClock, bodies, offset, record, small_config
 
+pytestmark = pytest.mark.slow
+
 ASYNC = small_config(FlushMode.ASYNC)
 SYNC = small_config(FlushMode.SYNC)
 

@@ -13,6 +13,8 @@ from turbopump.store import Store, recovery
 from turbopump.wire.record import decode_record
 from unit.store.support import ManualClock, record, small_config
 
+pytestmark = pytest.mark.slow
+
 CONFIG = small_config(segment_bytes=1 << 16)
 COUNT = 50
 HEADER = struct.Struct(">qqqqii")

@@ -21,6 +21,8 @@ from turbopump.wire.hosts import host
 from turbopump.wire.record import decode_record
 from unit.store.support import record, small_config
 
+pytestmark = pytest.mark.slow
+
 COUNT = 90
 QUEUES = (("Topic", 0), ("Topic", 1), ("Other", 0))
 CONFIG = small_config()
@@ -381,7 +383,6 @@ def places(root: Path) -> list[Path]:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_any_one_bit(seed: int, whole: Path, tmp_path: Path) -> None:
     with Store.open(whole, CONFIG) as store:
