@@ -1,4 +1,4 @@
-"""Tables of servers (topics, groups, offsets) and their files, written off the event loop.
+"""Tables of servers and clients (topics, groups, offsets) and their files, written off the loop.
 
 A file is replaced as a whole or not at all, and what it held before stays as ``.bak``.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,10 +16,9 @@ import msgspec
 
 from turbopump.errors import BodyError, StoreDamaged, WriteFailed
 from turbopump.machine.background import Background, Threads
-from turbopump.machine.files import REAL_FILES, Files, read_file
-from turbopump.store.config_files import backup_of, save_text
+from turbopump.machine.files import REAL_FILES, Files, read_file, read_text
+from turbopump.machine.text_files import backup_of, save_text
 from turbopump.supervisor import Supervisor
-from turbopump.wire import lenient_json
 from turbopump.wire.schema import Body
 
 B = TypeVar("B", bound=Body)
@@ -68,12 +68,21 @@ class TableWriter:
 
 
 class TableFile:
-    """A file that holds one body; written as a whole, or not at all."""
+    """A file that holds one body; written as a whole, or not at all.
+
+    ``is_indented`` makes it easy to read; not for JSON that only Java peers take for some.
+    """
 
     def __init__(
-        self, path: Path, files: Files | None = None, writer: TableWriter | None = None
+        self,
+        path: Path,
+        files: Files | None = None,
+        writer: TableWriter | None = None,
+        *,
+        is_indented: bool = True,
     ) -> None:
         self.path = path
+        self._is_indented = is_indented
         self._files = files or REAL_FILES
         self.writer = writer or TableWriter()
 
@@ -121,11 +130,30 @@ class TableFile:
 
     def save(self, body: bytes) -> None:
         """Replace the file, on disk when this returns; raises WriteFailed, the old one stays."""
-        text = msgspec.json.format(body, indent=4).decode()
-        try:
+        text = (msgspec.json.format(body, indent=4) if self._is_indented else body).decode()
+        with _write_failures(self.path):
             save_text(self._files, self.path, text)
-        except OSError as error:
-            raise WriteFailed(f"{self.path} could not be written: {error}") from error
+
+
+def change_text(
+    files: Files, path: Path, change: Callable[[str], str], *, is_new: bool = False
+) -> None:
+    """Replace a text file by a changed one; raises WriteFailed, the old one stays.
+
+    ``is_new`` lets the file begin with this change. Otherwise one that is missing is a failure:
+    whatever else it held would be missing from a new one.
+    """
+    with _write_failures(path):
+        text = "" if is_new and not files.exists(path) else read_text(files, path)
+        save_text(files, path, change(text))
+
+
+@contextmanager
+def _write_failures(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise WriteFailed(f"{path} could not be written: {error}") from error
 
 
 def _read(files: Files, path: Path, kind: type[B]) -> tuple[B | None, str]:
@@ -136,7 +164,7 @@ def _read(files: Files, path: Path, kind: type[B]) -> tuple[B | None, str]:
         return None, "is missing"
     # No server ever writes an empty object.
     empty = text.strip() in (b"", b"{}")
-    return (None, "is empty") if empty else (kind.from_value(lenient_json.loads(text)), "")
+    return (None, "is empty") if empty else (kind.decode(text), "")
 
 
 class Table:

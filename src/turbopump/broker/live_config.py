@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +11,9 @@ from turbopump.broker.config import BrokerConfig
 from turbopump.broker.config_keys import KEYS, updated
 from turbopump.broker.topics import next_version
 from turbopump.clock import Clock
-from turbopump.errors import WriteFailed
-from turbopump.machine.files import REAL_FILES, Files, read_text
+from turbopump.machine.files import REAL_FILES, Files
 from turbopump.settings import Settings, changed_properties, is_toml, parse_properties
-from turbopump.store.config_files import save_text
-from turbopump.tables import TableWriter
+from turbopump.tables import TableWriter, change_text
 from turbopump.wire.bodies import DataVersion
 
 _log = logging.getLogger(__name__)
@@ -68,8 +65,11 @@ class LiveConfig:
                 _log.info("%s: changed until the next start only", ", ".join(known))
                 self._adopt(fresh)
             else:
-                write = functools.partial(_write, self._files, self._path, known)
-                await self._writer.write(write, lambda: self._adopt(fresh))
+                path, files = self._path, self._files
+                await self._writer.write(
+                    lambda: change_text(files, path, lambda text: _changed(text, known)),
+                    lambda: self._adopt(fresh),
+                )
 
     def _adopt(self, fresh: BrokerConfig) -> None:
         old, self._current = self._current, fresh
@@ -78,19 +78,12 @@ class LiveConfig:
             listener(old, fresh)
 
 
-def _write(files: Files, path: Path, settings: Settings) -> None:
-    try:
-        text = read_text(files, path)
-        save_text(files, path, changed_properties(text, _placed(text, settings)))
-    except OSError as error:
-        raise WriteFailed(f"{path} could not be changed: {error}") from error
-
-
-def _placed(text: str, settings: Settings) -> dict[str, str]:
-    """Return the settings by their keys in a file, which may configure others besides brokers."""
+def _changed(text: str, settings: Settings) -> str:
+    """Return a file with new settings; it may configure others besides brokers."""
     known = parse_properties(text).keys()
     is_shared = any(key.startswith(_SECTION) for key in known)
-    return {
+    placed = {
         _SECTION + key if is_shared and key not in known else key: value
         for key, value in settings.items()
     }
+    return changed_properties(text, placed)

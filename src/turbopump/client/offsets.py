@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
 import logging
-import os
-import threading
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 from turbopump.client import calls
 from turbopump.client.session import Session
-from turbopump.errors import BodyError, InvalidArgument, NetworkError, TurbopumpError
+from turbopump.errors import InvalidArgument, NetworkError, TurbopumpError
+from turbopump.machine.files import REAL_FILES, Files, make_directory_durable
 from turbopump.message import MessageQueue, QueueOffset
+from turbopump.tables import Table, TableFile
 from turbopump.wire.bodies import QueueOffsets
 
 _log = logging.getLogger(__name__)
@@ -194,32 +192,36 @@ class RemoteOffsets:
 class LocalOffsets:
     """Offsets in a file of this client's own, in the form that the Java client reads and writes."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, files: Files | None = None) -> None:
         self.positions = Positions()
-        self._path = path
-        self._writing = threading.Lock()
+        self._files = files or REAL_FILES
+        self._file = TableFile(path, self._files, is_indented=False)
+        self._table = Table(f"offsets in {path}", self._file, self._encoded)
         self._stored: dict[MessageQueue, QueueOffset] = {}
-        """What the file is to hold; it does unless `_unwritten`."""
-        self._unwritten = False
-        self._snapshots = 0
-        self._last_written = 0
-        self._lock: BinaryIO | None = None
+        """What the file is to hold; it does unless the table is dirty."""
+        self._lock: int | None = None
 
     async def open(self) -> None:
-        self._lock = await asyncio.to_thread(_locked, self._path)
-        self._stored = await asyncio.to_thread(read_offsets, self._path)
+        await self._file.writer.write(self._open)
+
+    def _open(self) -> None:
+        self._lock = _locked(self._files, self._file.path)
+        saved = self._file.load_expendable(QueueOffsets, "offsets of broadcasting begin anew")
+        if saved is not None:
+            self._stored = {queue: QueueOffset(at) for queue, at in saved.offset_table.items()}
 
     def close(self) -> None:
         """Let another consumer use the file."""
+        self._file.writer.close()
         if self._lock is not None:
-            self._lock.close()
+            self._files.close(self._lock)
             self._lock = None
 
     async def stored(self, queue: MessageQueue) -> QueueOffset | None:
         return self._stored.get(queue)
 
     def has_news(self, queues: Collection[MessageQueue]) -> bool:
-        return self._unwritten or any(self._is_news(queue) for queue in queues)
+        return self._table.is_dirty or any(self._is_news(queue) for queue in queues)
 
     def _is_news(self, queue: MessageQueue) -> bool:
         offset = self.positions.of(queue)
@@ -235,31 +237,11 @@ class LocalOffsets:
             offset = self.positions.of(queue)
             if offset is not None and self._stored.get(queue) != offset:
                 self._stored[queue] = offset
-                self._unwritten = True
-        if not self._unwritten:
-            return
-        self._snapshots += 1
-        number = self._snapshots
-        offsets = dict(self._stored)
-        try:
-            try:
-                await asyncio.to_thread(self._write, number, offsets)
-            except RuntimeError:
-                # The interpreter ends, and runs nothing in threads any more.
-                self._write(number, offsets)
-        except OSError as error:
-            _log.warning("offsets not written to %s, will try again: %s", self._path, error)
-        else:
-            # A later call may have more to write, and fail.
-            if number == self._snapshots:
-                self._unwritten = False
+                self._table.changes += 1
+        await self._table.try_save()
 
-    def _write(self, number: int, offsets: Mapping[MessageQueue, QueueOffset]) -> None:
-        # A task that is cancelled leaves its thread at work, and threads may overtake each other.
-        with self._writing:
-            if number > self._last_written:
-                write_offsets(self._path, offsets)
-                self._last_written = number
+    def _encoded(self) -> bytes:
+        return QueueOffsets(offset_table=dict(self._stored)).encode(bare_keys=True)
 
 
 def offsets_path(directory: Path | None, client_id: str, group: str) -> Path:
@@ -267,52 +249,20 @@ def offsets_path(directory: Path | None, client_id: str, group: str) -> Path:
     return (directory or Path.home() / _DEFAULT_DIRECTORY) / client_id / group / "offsets.json"
 
 
-def _locked(path: Path) -> BinaryIO | None:
+def _locked(files: Files, path: Path) -> int | None:
     """Keep others from the file: two that write it would skip each other's messages."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = _beside(path, ".lock").open("wb")
+        make_directory_durable(files, path.parent)
+        lock = files.open_new(path.with_name(path.name + ".lock"))
     except OSError as error:
         _log.warning("offsets cannot be kept in %s: %s", path, error)
         return None
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        files.lock(lock)
     except OSError as error:
-        lock.close()
+        files.close(lock)
         raise InvalidArgument(
             f"another broadcasting consumer keeps its offsets in {path}: give each of them its own"
             " ClientConfig(instance=...) or offsets_directory"
         ) from error
     return lock
-
-
-def read_offsets(path: Path) -> dict[MessageQueue, QueueOffset]:
-    """Read a file of offsets, or its backup when it is not there or damaged."""
-    for candidate in (path, _beside(path, ".bak")):
-        try:
-            table = QueueOffsets.decode(candidate.read_bytes()).offset_table
-        except FileNotFoundError:
-            continue
-        except (OSError, BodyError) as error:
-            _log.warning("offsets in %s cannot be read: %s", candidate, error)
-            continue
-        return {queue: QueueOffset(offset) for queue, offset in table.items()}
-    return {}
-
-
-def write_offsets(path: Path, offsets: Mapping[MessageQueue, QueueOffset]) -> None:
-    """Write a file of offsets and keep the one before; at no moment is there none that is whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = QueueOffsets(offset_table=dict(offsets)).encode(bare_keys=True)
-    new = _beside(path, ".tmp")
-    with new.open("wb") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    with contextlib.suppress(FileNotFoundError):
-        _beside(path, ".bak").write_bytes(path.read_bytes())
-    new.replace(path)
-
-
-def _beside(path: Path, suffix: str) -> Path:
-    return path.with_name(path.name + suffix)

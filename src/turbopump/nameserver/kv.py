@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from pathlib import Path
 
 import msgspec
 
-from turbopump.errors import InvalidArgument, StoreDamaged
-from turbopump.machine.files import REAL_FILES, Files
-from turbopump.store.config_files import load_json, save_json
-from turbopump.tables import TableWriter
+from turbopump.errors import InvalidArgument
+from turbopump.tables import TableFile
+from turbopump.wire.schema import Body
 
 ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
 """Its keys are topics, its values how many queues each broker has: ``broker-a:4;broker-b:4``."""
@@ -27,16 +25,18 @@ TEXT_BYTES_MAX = 8 * 1024 * 1024
 
 Table = Mapping[str, Mapping[str, str]]
 
-_FILE_MEMBER = "configTable"
+
+class KvTable(Body, frozen=True, kw_only=True):
+    """The file (kvConfig.json)."""
+
+    config_table: dict[str, dict[str, str]]
 
 
 class KvConfig:
     """The key-values of one name server; a change counts once it is on disk."""
 
-    def __init__(self, path: Path, writer: TableWriter, files: Files | None = None) -> None:
-        self._path = path
-        self._writer = writer
-        self._files = files or REAL_FILES
+    def __init__(self, file: TableFile) -> None:
+        self._file = file
         self._table: Table = {}
         # One change after the other, or a slow write could undo a later one.
         self._changing = asyncio.Lock()
@@ -46,19 +46,8 @@ class KvConfig:
 
         Starting empty instead would overwrite at the next change what somebody might still save.
         """
-        value = load_json(self._files, self._path)
-        if value is None and self._has_content:
-            raise StoreDamaged(f"{self._path} is not readable, and neither is its backup")
-        try:
-            self._table = msgspec.convert(
-                {} if value is None else value[_FILE_MEMBER], dict[str, dict[str, str]]
-            )
-        except (msgspec.ValidationError, KeyError, TypeError) as error:
-            raise StoreDamaged(f"{self._path} does not hold key-values: {error}") from error
-
-    @property
-    def _has_content(self) -> bool:
-        return self._files.exists(self._path) and self._files.file_size(self._path) > 0
+        saved = self._file.load(KvTable)
+        self._table = {} if saved is None else saved.config_table
 
     def value(self, namespace: str, key: str) -> str | None:
         """Return one value; None when there is none."""
@@ -89,13 +78,13 @@ class KvConfig:
                 await self._replace({**self._table, namespace: entries})
 
     async def _replace(self, table: Table) -> None:
-        size = len(msgspec.json.encode(table))
-        if size > TEXT_BYTES_MAX:
-            raise InvalidArgument(f"key-values take {size} bytes: {TEXT_BYTES_MAX} are allowed")
+        body = msgspec.json.encode({"configTable": table})
+        if len(body) > TEXT_BYTES_MAX:
+            raise InvalidArgument(
+                f"key-values must take at most {TEXT_BYTES_MAX} bytes, got {len(body)}"
+            )
 
         def adopt() -> None:
             self._table = table
 
-        await self._writer.write(
-            lambda: save_json(self._files, self._path, {_FILE_MEMBER: table}), adopt
-        )
+        await self._file.writer.write(lambda: self._file.save(body), adopt)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 from turbopump.errors import InvalidArgument, RemoteError
-from turbopump.machine.files import REAL_FILES, Files, read_text
+from turbopump.machine.files import REAL_FILES, Files
 from turbopump.nameserver.config import LOCKED_KEYS, NameServerConfig
 from turbopump.settings import Settings, changed_properties, configured, described, keys_of
-from turbopump.store.config_files import save_text
-from turbopump.tables import TableWriter
+from turbopump.tables import TableWriter, change_text
 from turbopump.wire.codes import ResponseCode
 
 CHANGEABLE_KEYS = frozenset({"orderMessageEnable"})
@@ -51,7 +49,12 @@ class LiveConfig:
         if path is None:
             adopt()
         else:
-            await self._writer.write(lambda: _write(self._files, path, changes), adopt)
+            await self._writer.write(
+                lambda: change_text(
+                    self._files, path, lambda text: changed_properties(text, changes), is_new=True
+                ),
+                adopt,
+            )
 
 
 def _require_changeable(changes: Settings) -> None:
@@ -64,8 +67,3 @@ def _require_changeable(changes: Settings) -> None:
         if key not in CHANGEABLE_KEYS:
             remark = f"{key} is only read at the start: change it where the name server is started"
             raise RemoteError(ResponseCode.NO_PERMISSION, remark)
-
-
-def _write(files: Files, path: Path, changes: Settings) -> None:
-    text = read_text(files, path) if files.exists(path) else ""
-    save_text(files, path, changed_properties(text, changes))

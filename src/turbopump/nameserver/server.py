@@ -20,7 +20,7 @@ from turbopump.net.network import Network
 from turbopump.net.router import Router
 from turbopump.net.server import Server, ServerConfig
 from turbopump.supervisor import Supervisor
-from turbopump.tables import TableWriter
+from turbopump.tables import TableFile, TableWriter
 from turbopump.wire.body_limits import BODY_BYTES_MAX
 
 _log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class NameServer:
         self._clock = clock = machine.clock
         self._writer = TableWriter(machine.background)
         self._config = LiveConfig(config, self._writer, machine.files)
-        self._kv = KvConfig(config.kv_config_path, self._writer, machine.files)
+        self._kv = KvConfig(TableFile(config.kv_config_path, machine.files, self._writer))
         self._routes = RouteTable(RouteLimits(config.brokers_max, config.topics_max))
         self._connections = BrokerConnections()
         self._server = Server(

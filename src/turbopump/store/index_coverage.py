@@ -10,9 +10,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from turbopump.machine.files import Files
+from turbopump.machine.text_files import backup_of
 from turbopump.message import PhysicalOffset
 from turbopump.store.commit_log import CommitLog, scan
-from turbopump.store.config_files import backup_of, load_json, save_json
+from turbopump.store.config_files import load_json, save_json
 from turbopump.store.key_index import KeyIndex, has_keys
 from turbopump.store.unfinished import Unfinished
 from turbopump.wire.record import RecordEntry

@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from turbopump.clock import Clock
 from turbopump.errors import InvalidArgument, StoreDamaged
 from turbopump.machine.files import Files, copy_file, create_full_size, write_file
+from turbopump.machine.text_files import save_text
 from turbopump.message import PhysicalOffset
 from turbopump.store.checkpoint import read_checkpoint, write_checkpoint
-from turbopump.store.config_files import load_table, save_text
+from turbopump.store.config_files import load_table
 from turbopump.store.consume_queue import FILLER_SIZE
 from turbopump.store.directory import StoreDirectory
 from turbopump.store.losses import Losses, find_losses, lost_in, queue_units

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from turbopump.machine.files import REAL_FILES, Files
-from turbopump.store.config_files import load_json, save_json, save_text
+from turbopump.machine.text_files import save_text
+from turbopump.store.config_files import load_json, save_json
 from unit.store.disks import Killed, KilledFiles
 from unit.store.support import DATA, FaultyFiles
 

@@ -1,0 +1,50 @@
+"""Small text files that are replaced as a whole.
+
+Either the old or the new text is there at any moment, also after a power loss, and the one before
+stays as ``.bak``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from turbopump.machine.files import Files, make_directory_durable
+
+
+def save_text(files: Files, path: Path, text: str) -> None:
+    """Replace a file: new text beside it, forced to disk; the old one becomes ``.bak``; rename."""
+    if not files.exists(path.parent):
+        make_directory_durable(files, path.parent)
+    fresh, backup = _beside(path, ".tmp"), backup_of(path)
+    try:
+        _write_synced(files, fresh, text.encode())
+    except OSError:
+        # Half a text on a full disk takes up space that others need.
+        files.remove(fresh)
+        raise
+    if files.exists(path):
+        # A link, not a rename: at no moment may the file itself be missing.
+        spare = _beside(path, ".bak.tmp")
+        files.remove(spare)
+        files.link(path, spare)
+        files.rename(spare, backup)
+    files.rename(fresh, path)
+    files.sync_directory(path.parent)
+
+
+def backup_of(path: Path) -> Path:
+    """Return where the text before the current one is kept."""
+    return _beside(path, ".bak")
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
+
+
+def _write_synced(files: Files, path: Path, data: bytes) -> None:
+    fd = files.open_new(path)
+    try:
+        files.write(fd, data, 0)
+        files.sync(fd)
+    finally:
+        files.close(fd)
