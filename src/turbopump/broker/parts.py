@@ -151,6 +151,7 @@ class MessagePath:
             offsets=state.offsets,
             store_host=store_host,
             clock=clock,
+            watch=work.watch("transaction operations"),
         )
         self.checks = Checks(
             config=state.live,

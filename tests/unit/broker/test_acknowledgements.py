@@ -28,6 +28,9 @@ ASK: dict[str, Ask] = {
     "send": lambda client, _: client.send(),
     "delayed send": lambda client, _: client.send(named={"DELAY": "18"}),
     "batch": lambda client, _: client.send(encode_batch([BatchEntry(b"1")] * 3), batch=True),
+    "half message": lambda client, _: client.send(
+        named={"TRAN_MSG": "true", "PGROUP": "pg", "UNIQ_KEY": "0" * 32}, sys_flag=4
+    ),
     "send-back": lambda client, failed: client.send_back(failed),
     "dead letter": lambda client, failed: client.send_back(failed, delay_level=-1),
     # What clients do when a send-back fails; the copy has WAIT=false if it was retried before.

@@ -617,16 +617,20 @@ async def test_a_commit_that_is_lost_can_be_repeated(tmp_path: Path) -> None:
             assert (await again).code == ResponseCode.SUCCESS
 
 
+@pytest.mark.parametrize(
+    "error",
+    [RemoteError(ResponseCode.SERVICE_NOT_AVAILABLE, "no space is left"), LookupError("a bug")],
+)
 @virtual_time()
 async def test_operations_that_a_full_disk_refuses_are_written_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with world(tmp_path) as (broker, client, producer):
         places = [await producer.half(b"%d" % number) for number in range(3)]
         groups = broker.path.put.groups
 
         def refuse(*_: object) -> None:
-            raise RemoteError(ResponseCode.SERVICE_NOT_AVAILABLE, "no space is left")
+            raise error
 
         monkeypatch.setattr(broker.path.put, "groups", refuse)
         for place in places:

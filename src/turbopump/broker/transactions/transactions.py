@@ -29,6 +29,7 @@ from turbopump.errors import RemoteError
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.outcomes import Appended
 from turbopump.store.store import Store
+from turbopump.supervisor import Watch
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.hashing import body_crc
 from turbopump.wire.hosts import Host
@@ -108,7 +109,9 @@ class Transactions:
         offsets: Offsets,
         store_host: Host,
         clock: Clock,
+        watch: Watch,
     ) -> None:
+        self._watch = watch
         self._store = store
         self._put = put
         self._topics = topics
@@ -329,6 +332,10 @@ class Transactions:
             _log.warning("%d operations cannot be stored yet: %s", len(written), error)
             self._retry(written)
             return
+        except Exception as error:  # noqa: BLE001 - a bug, or nobody would write them any more
+            self._retry(written, self._watch.failed(error))
+            return
+        self._watch.succeeded()
         for stored, half in zip(appended, written, strict=True):
             self.ledger.note_operation(stored.queue_offset, half)
         self._put.when_settled(appended, partial(self._operations_settled, appended, written))
@@ -345,11 +352,11 @@ class Transactions:
         # Progress that relied on them.
         self._marks.clear()
 
-    def _retry(self, written: list[QueueOffset]) -> None:
+    def _retry(self, written: list[QueueOffset], pause_ms: int = RETRY_MS) -> None:
         self._unwritten += written
         if self._writing is None:
             loop = asyncio.get_running_loop()
-            self._writing = loop.call_later(RETRY_MS / 1000, self.write_operations)
+            self._writing = loop.call_later(pause_ms / 1000, self.write_operations)
 
     def stop(self) -> None:
         """Write what is left to write, for the last time."""
