@@ -21,11 +21,12 @@ from turbopump.broker.admin.resets import ResetRequests
 from turbopump.broker.admin.settings import SettingRequests
 from turbopump.broker.admin.topics import TopicRequests
 from turbopump.broker.clients import Consumers, Producers
-from turbopump.broker.config import BrokerConfig, IdentityConfig, TopicsConfig
+from turbopump.broker.config import BrokerConfig, FiltersConfig, IdentityConfig, TopicsConfig
 from turbopump.broker.consumer_filters import ConsumerFilters
 from turbopump.broker.group_members import GroupMembers
 from turbopump.broker.groups import Groups
 from turbopump.broker.handlers.clients import ClientRequests, notify_clients
+from turbopump.broker.handlers.filter_servers import FilterServers
 from turbopump.broker.handlers.offsets import OffsetRequests
 from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.membership import Membership
@@ -290,6 +291,7 @@ class Parts:
                 store=self.store,
                 delay_progress=lambda: self.delays,
             ),
+            FilterServers(FiltersConfig(servers=1), identity, self.clock, lambda addresses: None),
             not_yet,
         )
         return {code: handler for part in parts for code, handler in part.handlers().items()}

@@ -39,12 +39,14 @@ if TYPE_CHECKING:
     from turbopump.client.selectors import by_chance, by_hash
     from turbopump.client.send_hooks import SendReceipt
     from turbopump.client.transaction_ends import TransactionState
+    from turbopump.filters.code import CodeFilter
     from turbopump.filters.sql92 import Sql
     from turbopump.wire.record import MessageView
 else:
     # Not before it is used: servers and tools start faster without the clients.
     _HOMES = {
         "ClientConfig": "turbopump.client.config",
+        "CodeFilter": "turbopump.filters.code",
         "ConsistentHash": "turbopump.client.allocation",
         "ConsumeContext": "turbopump.client.delivery.results",
         "ConsumeResult": "turbopump.client.delivery.results",
@@ -93,6 +95,7 @@ else:
 
 __all__ = [
     "ClientConfig",
+    "CodeFilter",
     "ConsistentHash",
     "ConsumeContext",
     "ConsumeResult",

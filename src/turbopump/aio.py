@@ -40,12 +40,14 @@ from turbopump.client.session import Session
 from turbopump.client.transaction_ends import TransactionState
 from turbopump.client.transactions import Transaction, TransactionProducer
 from turbopump.errors import TurbopumpError
+from turbopump.filters.code import CodeFilter
 from turbopump.filters.sql92 import Sql
 from turbopump.message import Message, MessageQueue
 from turbopump.wire.record import MessageView
 
 __all__ = [
     "ClientConfig",
+    "CodeFilter",
     "ConsistentHash",
     "ConsumeContext",
     "ConsumeResult",

@@ -15,6 +15,7 @@ from _pytest.mark.structures import ParameterSet
 
 from commands import ready_addresses, started
 from documents import DOCUMENTS, NAMESERVER, ROOT, Block, blocks, is_for_spark, is_whole, links
+from filter_processes import require_sandbox
 from servers import standalone
 
 PROGRAMS = [
@@ -61,14 +62,23 @@ def test_programs_run(place: str, program: str, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def nameserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with standalone(tmp_path_factory.mktemp("documents")) as server:
+    # With a filter server, for the programs that filter by code.
+    directory = tmp_path_factory.mktemp("documents")
+    with standalone(directory, {"filterServerNums": "1"}) as server:
         yield server.nameserver
 
 
 @pytest.mark.parametrize(("place", "program"), quick_for_readme(FOR_A_CLUSTER))
-def test_programs_for_a_cluster_run(place: str, program: str, nameserver: str) -> None:
+def test_programs_for_a_cluster_run(
+    place: str, program: str, nameserver: str, tmp_path: Path
+) -> None:
+    if "CodeFilter" in program:
+        require_sandbox()
+    # A file, as code filters are sent by their source.
+    file = tmp_path / "program.py"
+    file.write_text(program.replace(NAMESERVER, nameserver), encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program.replace(NAMESERVER, nameserver)],
+        [sys.executable, "-W", "error", str(file)],
         capture_output=True,
         text=True,
         timeout=60,

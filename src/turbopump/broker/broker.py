@@ -13,6 +13,8 @@ from typing import Self
 
 from turbopump.broker.config import BrokerConfig
 from turbopump.broker.delays import WATCH_MS
+from turbopump.broker.filter_servers import FilterServerProcesses
+from turbopump.broker.handlers.filter_servers import SWEEP_MS, FilterServers
 from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.lost_tables import note_missing, queue_counts, recover_topics
 from turbopump.broker.membership import SWEEP_INTERVAL_MS
@@ -206,12 +208,19 @@ class Broker:
             self._clock,
             self._work,
         )
+        config = self.config
+        self._filter_servers = FilterServers(
+            config.filters,
+            config.identity,
+            self._clock,
+            self._registration.announce_filter_servers,
+        )
         self.state.topics.listen(self._registration.topic_changed)
         self.state.topics.listen(self._release_unreadable)
         self.state.consumers.listen_to_expressions(self.path.arrivals.release_topic)
         self._live.listen(self._config_changed)
         self._router.settle = self.path.settle
-        for part in (self.path, self.administration):
+        for part in (self.path, self.administration, self._filter_servers):
             for code, handler in part.handlers().items():
                 self._router.add(code, handler)
 
@@ -232,6 +241,14 @@ class Broker:
         scrub_bytes_per_s = self.config.store.scrub_bytes_per_s
         if scrub_bytes_per_s:
             every("scrubber", max(1, SLICE_BYTES * 1000 // scrub_bytes_per_s), self.store.scrub)
+        if self.config.filters.servers:
+            every("silent filter servers", SWEEP_MS, self._filter_servers.sweep)
+            # They come by this address, also where routes name another one.
+            self._warned_of.add("127.0.0.1")
+            processes = FilterServerProcesses(
+                self.config.filters, self.config.identity, self._server.port
+            )
+            processes.start(self._work)
         self._await_absent()
 
     def _check_interval_ms(self) -> int:
@@ -380,6 +397,7 @@ class Broker:
         if self._ready:
             self.path.pull_requests.connection_closed(connection)
             self.administration.clients.connection_closed(connection)
+            self._filter_servers.connection_closed(connection)
 
     def _unknown(self, request: Command, peer: Connection) -> Command:
         if not self._ready:

@@ -9,6 +9,7 @@ from enum import Enum
 from pathlib import Path
 
 from turbopump.errors import InvalidArgument
+from turbopump.filters.server_config import MEMORY_BYTES_MIN, CodeLimits
 from turbopump.net.limits import RECEIVE_BYTES_MAX, RECEIVE_BYTES_MIN
 from turbopump.store.config import StoreConfig
 from turbopump.wire.bodies import QUEUES_MAX
@@ -30,6 +31,7 @@ _TEXT_CHARS_MAX = 255
 _PORT_MAX = 0xFFFF
 _ANSWER_BYTES_MAX = 15 * 1024 * 1024
 """Clients take frames of 16 MiB, of which some is needed for the rest."""
+_FILTER_SERVERS_MAX = 64
 _BULK_COUNT_MAX = 16_384
 """So many of the smallest messages are more than the bytes that a pull usually returns."""
 _NAME = re.compile(r"[%|a-zA-Z0-9_.-]{1,127}")
@@ -245,10 +247,38 @@ class FiltersConfig:
     retried: bool = False
     """Whether retried messages have to match their group's expression once more
     [filterSupportRetry]."""
+    servers: int = 0
+    """Filter servers that the broker starts; 0 for no code filters [filterServerNums]."""
+    server_port: int = 0
+    """Where the first of them listens, the others at the ports after it; 0 takes any that are
+    free [filterServerPort]."""
+    codes_max: int = 64
+    """Filters that one filter server runs; more are refused [filterCodesMax]."""
+    code_memory_bytes_max: int = 128 * 1024 * 1024
+    """Memory of a code filter's process, its interpreter included [filterCodeMemoryMax]."""
+    code_cpu_ms_max: int = 100
+    """Processor time of a code filter for one message [filterCodeCpuTimePerMessage]."""
+    code_time_ms_max: int = 5000
+    """Time of a code filter for one message [filterCodeTimePerMessage]."""
 
     def __post_init__(self) -> None:
         require_bool("enablePropertyFilter", self.sql_enabled)
         require_bool("filterSupportRetry", self.retried)
+        require_int("filterServerNums", self.servers, 0, _FILTER_SERVERS_MAX)
+        require_int("filterServerPort", self.server_port, 0, _PORT_MAX - _FILTER_SERVERS_MAX)
+        require_int("filterCodesMax", self.codes_max, 1, 10_000)
+        require_int("filterCodeMemoryMax", self.code_memory_bytes_max, MEMORY_BYTES_MIN)
+        require_int("filterCodeCpuTimePerMessage", self.code_cpu_ms_max, 1)
+        require_int("filterCodeTimePerMessage", self.code_time_ms_max, 1)
+
+    @property
+    def code_limits(self) -> CodeLimits:
+        return CodeLimits(
+            memory_bytes_max=self.code_memory_bytes_max,
+            cpu_ms_max=self.code_cpu_ms_max,
+            time_ms_max=self.code_time_ms_max,
+            filters_max=self.codes_max,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -76,6 +76,7 @@ class Registration:
         )
         self._ha_address = ha_address
         self._ordered: dict[str, frozenset[str]] = {}
+        self._filter_servers: list[str] = []
         self._whole: tuple[DataVersion, BrokerConfig, bytes] | None = None
         """The registration of all topics as it was made last, and what of."""
         self._heralds = [_Herald(self, pool, server) for server in config.registration.name_servers]
@@ -104,6 +105,12 @@ class Registration:
     def announce_all(self) -> None:
         """Tell of all topics soon, without waiting; after a change that concerns all of them."""
         self._topics.renew_version()
+        for herald in self._heralds:
+            herald.tell_all()
+
+    def announce_filter_servers(self, addresses: list[str]) -> None:
+        """Tell which filter servers there are now, soon, without waiting."""
+        self._filter_servers, self._whole = addresses, None
         for herald in self._heralds:
             herald.tell_all()
 
@@ -159,7 +166,9 @@ class Registration:
             data_version=self.version,
             topic_config_table=permitted(topics, self.config.access),
         )
-        body = BrokerRegistration(topic_config_serialize_wrapper=table)
+        body = BrokerRegistration(
+            filter_server_list=self._filter_servers, topic_config_serialize_wrapper=table
+        )
         if self.config.registration.compressed:
             return encode_compressed(body)
         return msgspec.json.encode(body)

@@ -50,7 +50,8 @@ class SubscriptionFilters:
         is_retry = subscription.topic.startswith(RETRY_PREFIX)
         if is_retry and self._config.current.filters.retried:
             return Filter(properties=lambda data: self._wants_again(group, data))
-        if subscription.sub_string == tags.EVERYTHING:
+        if subscription.sub_string == tags.EVERYTHING or subscription.class_filter_mode:
+            # Filter servers evaluate code filters.
             return EVERYTHING
         # The hashes are those that the consumer sent along: the broker does not compute them.
         return Filter(tags_codes=frozenset(subscription.code_set))

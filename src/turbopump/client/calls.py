@@ -27,7 +27,7 @@ from turbopump.wire.bodies import (
 )
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Buffer, Command, Payload, request, whole_body
-from turbopump.wire.hashing import INT_MAX
+from turbopump.wire.hashing import INT_MAX, body_crc
 from turbopump.wire.record import MessageView, decode_record, decode_records
 
 _SUCCESS = int(ResponseCode.SUCCESS)
@@ -484,6 +484,25 @@ def _ids_command(group: str) -> Command:
 
 _decoded_ids = lru_cache(maxsize=64)(ConsumerIds.decode)
 """Groups seldom change between two rounds."""
+
+
+async def upload_filter(
+    caller: Caller,
+    filter_server: str,
+    group: str,
+    subscription: Subscription,
+    source: bytes,
+    timeout_ms: int,
+) -> None:
+    """Give a filter server the source of a code filter (302); code 1 when it cannot run it."""
+    header = headers.RegisterFilterClass(
+        consumer_group=group,
+        topic=subscription.topic,
+        class_name=subscription.sub_string,
+        class_crc=body_crc(source),
+    )
+    command = request(RequestCode.REGISTER_MESSAGE_FILTER_CLASS, header, source)
+    require_success(await caller.request(filter_server, command, timeout_ms))
 
 
 async def check_subscription(

@@ -24,7 +24,12 @@ from turbopump.wire.codes import ResponseCode
 from turbopump.wire.command import Command
 from turbopump.wire.headers import PullMessage
 from turbopump.wire.record import MessageView
-from turbopump.wire.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND
+from turbopump.wire.sysflag import (
+    PULL_CLASS_FILTER,
+    PULL_COMMIT_OFFSET,
+    PULL_SUBSCRIPTION,
+    PULL_SUSPEND,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -181,7 +186,14 @@ class Puller:
         header = self._header(wanted)
         if self._command is None or header != self._asked:
             self._asked, self._command = header, calls.pull_command(header)
-        answer = await session.request(address, self._command, self._around.pulling.timeout_ms)
+        timeout_ms = self._around.pulling.timeout_ms
+        if wanted.class_filter_mode:
+            group, broker = self._around.group, owned.queue.broker
+            answer = await session.code_filters.request(
+                group, wanted, broker, self._command, timeout_ms
+            )
+        else:
+            answer = await session.request(address, self._command, timeout_ms)
         return calls.decoded(calls.pulled(answer), owned.queue, owned.next_offset)
 
     def _header(self, wanted: Subscription) -> PullMessage:
@@ -192,6 +204,9 @@ class Puller:
             # Only masters keep offsets.
             sys_flag, commit_offset = sys_flag | PULL_COMMIT_OFFSET, position
         carried = around.pulling.carries_subscription
+        if wanted.class_filter_mode:
+            # A filter server is told which filter, and commits nothing.
+            carried, sys_flag, commit_offset = True, PULL_SUSPEND | PULL_CLASS_FILTER, 0
         return PullMessage(
             consumer_group=around.group,
             topic=owned.queue.topic,

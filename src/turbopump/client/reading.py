@@ -20,7 +20,12 @@ from turbopump.message import MessageQueue, QueueOffset
 from turbopump.wire.bodies import Subscription
 from turbopump.wire.headers import PullMessage
 from turbopump.wire.record import MessageView
-from turbopump.wire.sysflag import PULL_LITE, PULL_SUBSCRIPTION, PULL_SUSPEND
+from turbopump.wire.sysflag import (
+    PULL_CLASS_FILTER,
+    PULL_LITE,
+    PULL_SUBSCRIPTION,
+    PULL_SUSPEND,
+)
 
 
 class QueueReader:
@@ -93,7 +98,14 @@ class QueueReader:
         sys_flag = _sys_flag(is_held=is_held, is_lite=is_lite)
         header = self._header(inside, offset, wanted, count_max, times.hold_ms, sys_flag)
         limit_ms = times.held_timeout_ms if is_held else times.timeout_ms
-        outcome = await calls.pull_records(self._session, address, header, limit_ms)
+        if wanted.class_filter_mode:
+            header = structs.replace(header, sys_flag=sys_flag | PULL_CLASS_FILTER)
+            command = calls.pull_command(header)
+            filters, broker = self._session.code_filters, inside.broker
+            answer = await filters.request(self._group, wanted, broker, command, limit_ms)
+            outcome = calls.pulled(answer)
+        else:
+            outcome = await calls.pull_records(self._session, address, header, limit_ms)
         self._broker_ids[queue] = outcome.broker_id
         return outcome
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from turbopump.message import MessageQueue
 from turbopump.wire.bodies import QUEUES_MAX, QueueData, TopicRoute
@@ -34,6 +34,8 @@ class Route:
     readable: tuple[MessageQueue, ...]
     brokers: Mapping[str, Mapping[int, str]]
     is_borrowed: bool = False
+    filter_servers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By the address of their broker."""
 
 
 def route_of(topic: str, found: TopicRoute) -> Route:
@@ -57,6 +59,9 @@ def route_of(topic: str, found: TopicRoute) -> Route:
             ),
         ),
         brokers=brokers,
+        filter_servers={
+            address: tuple(servers) for address, servers in found.filter_server_table.items()
+        },
     )
 
 

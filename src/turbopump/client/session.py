@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from turbopump.client import calls
+from turbopump.client.code_filters import CodeFilters
 from turbopump.client.config import ClientConfig, client_id
 from turbopump.client.members import ConsumerMember, Members, ProducerMember
 from turbopump.client.pushed import Pushed
@@ -67,6 +68,7 @@ class Session:
         self.client_id = client_id(config, self.random)
         self.members = Members()
         self.replies = Replies(self.random)
+        self.code_filters = CodeFilters(self)
         self._network = network or SocketNetwork()
         self._hooks = tuple(hooks)
         self.work = Supervisor()

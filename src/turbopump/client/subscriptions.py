@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from turbopump.client import calls
 from turbopump.client.session import Session
 from turbopump.errors import NoRoute
+from turbopump.filters.code import CodeFilter
 from turbopump.filters.sql92 import Sql
 from turbopump.filters.tags import EVERYTHING, SQL92, TAG, wanted_tags
 from turbopump.wire.bodies import Subscription
@@ -16,6 +17,7 @@ __all__ = [
     "EVERYTHING",
     "SQL92",
     "TAG",
+    "CodeFilter",
     "Expression",
     "Sql",
     "check_subscription",
@@ -23,8 +25,8 @@ __all__ = [
     "subscription",
 ]
 
-Expression = str | Sql
-"""What is wanted of a topic: tags as ``created || paid``, or an SQL92 expression."""
+Expression = str | Sql | CodeFilter
+"""What is wanted of a topic: tags as ``created || paid``, an SQL92 expression, or code."""
 
 
 def subscription(topic: str, expression: Expression, version_ms: int) -> Subscription:
@@ -43,6 +45,13 @@ def subscription(topic: str, expression: Expression, version_ms: int) -> Subscri
             sub_version=version_ms,
             expression_type=SQL92,
         )
+    if isinstance(expression, CodeFilter):
+        return Subscription(
+            topic=topic,
+            sub_string=expression.name,
+            sub_version=version_ms,
+            class_filter_mode=True,
+        )
     wanted = wanted_tags(expression, f"the tag expression of topic {topic!r}")
     return Subscription(
         topic=topic,
@@ -54,10 +63,13 @@ def subscription(topic: str, expression: Expression, version_ms: int) -> Subscri
 
 
 async def check_subscription(session: Session, group: str, wanted: Subscription) -> None:
-    """Have a broker compile an expression that is not tags; raises RemoteError if it cannot.
+    """Have a broker, or its filter servers, compile what is not tags; raises RemoteError.
 
     A topic that has no broker yet is not checked: its pulls report what is wrong.
     """
+    if wanted.class_filter_mode:
+        await session.code_filters.check(group, wanted)
+        return
     if wanted.expression_type == TAG:
         return
     try:

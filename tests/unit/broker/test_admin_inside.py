@@ -221,7 +221,7 @@ def test_runtime_info(parts: Parts) -> None:
     assert float(table["putTps"].split(" ")[0]) >= 0
 
 
-@pytest.mark.parametrize("code", [37, 301, 323, 52])
+@pytest.mark.parametrize("code", [37, 323, 52])
 def test_what_is_not_there_yet_is_not_supported(parts: Parts, code: int) -> None:
     answer = parts.ask(code)
     assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED

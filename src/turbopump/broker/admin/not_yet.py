@@ -9,9 +9,8 @@ from turbopump.wire.command import Command
 
 
 def handlers() -> dict[int, Handler]:
-    """Return what answers requests for access control and filter servers."""
+    """Return what answers requests for access control."""
     return {
-        RequestCode.REGISTER_FILTER_SERVER: not_supported,
         RequestCode.GET_BROKER_CLUSTER_ACL_INFO: not_supported,
         RequestCode.UPDATE_AND_CREATE_ACL_CONFIG: _without_access_control(
             ResponseCode.UPDATE_AND_CREATE_ACL_CONFIG_FAILED

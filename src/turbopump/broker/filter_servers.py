@@ -1,0 +1,80 @@
+"""The processes of a broker's filter servers: started, kept running, and ended with it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import sys
+
+import msgspec
+
+from turbopump.broker.config import FiltersConfig, IdentityConfig
+from turbopump.errors import ServerFailed
+from turbopump.filters.server_config import FilterServerConfig
+from turbopump.net.network import address_text
+from turbopump.supervisor import Supervisor
+from turbopump.wire.hosts import ANY_HOST
+
+_START_MS = 30_000
+_END_MS = 1000
+
+
+class FilterServerProcesses:
+    """Runs as many filter servers as the configuration says, until the work is stopped."""
+
+    def __init__(self, filters: FiltersConfig, identity: IdentityConfig, port: int) -> None:
+        self._filters = filters
+        self._identity = identity
+        host = identity.bind_host
+        self._broker = address_text(("127.0.0.1" if host in ANY_HOST else host, port))
+        first = filters.server_port
+        self._ports = [first + slot if first else 0 for slot in range(filters.servers)]
+        """Where each of them listens; one that is started again takes the same place."""
+
+    def start(self, work: Supervisor) -> None:
+        for slot in range(self._filters.servers):
+            work.keep(f"filter server {slot}", functools.partial(self._run, slot))
+
+    async def _run(self, slot: int) -> None:
+        """Run one until it ends, which it is not meant to do."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "turbopump.filter_server"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(msgspec.json.encode(self._config(slot)) + b"\n")
+            async with asyncio.timeout(_START_MS / 1000):
+                line = await process.stdout.readline()
+            # A port that is taken meanwhile is given up, unless it was configured.
+            is_listening = line.strip().isdigit()
+            if not self._filters.server_port:
+                self._ports[slot] = int(line) if is_listening else 0
+            code = await process.wait()
+        finally:
+            # Without its input it ends; one that hangs is killed.
+            process.stdin.close()
+            await _ended(process)
+        raise ServerFailed(f"filter server {slot} ended with {code}, see its log above")
+
+    def _config(self, slot: int) -> FilterServerConfig:
+        return FilterServerConfig(
+            broker=self._broker,
+            bind_host=self._identity.bind_host,
+            advertised_host=self._identity.reachable_host,
+            port=self._ports[slot],
+            limits=self._filters.code_limits,
+        )
+
+
+async def _ended(process: asyncio.subprocess.Process) -> None:
+    try:
+        async with asyncio.timeout(_END_MS / 1000):
+            await process.wait()
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()

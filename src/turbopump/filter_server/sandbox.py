@@ -1,0 +1,259 @@
+"""One code filter in a process without rights (`child`), watched from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import marshal
+import mmap
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from turbopump.filter_server import child
+from turbopump.filters.server_config import CodeLimits
+from turbopump.wire.record import MessageView
+
+_SCRIPT = Path(child.__file__)
+_END_MS = 1000
+_CPU_CLOCK = 2
+_NS_PER_MS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Allowance:
+    """How long a filter may take for something, and what to change where that is too short."""
+
+    what: str
+    cpu_ms: int
+    time_ms: int
+    remedy: str = ""
+
+
+_LOADING = _Allowance("to load", 2000, 15_000, ": do less outside of functions")
+"""Includes the start of the interpreter."""
+
+
+class FilterRefused(Exception):
+    """The source is no filter, or cannot be run here; the text says why."""
+
+
+class FilterStopped(Exception):
+    """The filter broke a limit or ended by itself, and its process is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """Which messages of a batch match, up to the first that the filter failed on."""
+
+    matched: Sequence[bool]
+    failure: str | None = None
+    """What the filter raised for the message after these."""
+
+
+class Sandbox:
+    """Runs one filter: `start`, `decide` batch after batch, `close`."""
+
+    def __init__(
+        self, process: asyncio.subprocess.Process, progress: mmap.mmap, limits: CodeLimits
+    ) -> None:
+        self._process = process
+        self._progress = progress
+        self._limits = limits
+        self._busy = asyncio.Lock()
+        self._stopped: FilterStopped | None = None
+
+    @classmethod
+    async def start(cls, source: bytes, limits: CodeLimits) -> Sandbox:
+        """Start the process and have it load the source; raises FilterRefused, FilterStopped."""
+        if not hasattr(os, "memfd_create"):
+            raise FilterRefused(f"code filters need Linux with seccomp, this is {sys.platform}")
+        file = os.memfd_create("filter-progress")
+        try:
+            os.ftruncate(file, mmap.PAGESIZE)
+            progress = mmap.mmap(file, mmap.PAGESIZE)
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-I", "-S", "-B", str(_SCRIPT)),
+                *(str(limits.memory_bytes_max), str(file)),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+                pass_fds=(file,),
+                env={},
+                cwd="/",
+            )
+        finally:
+            os.close(file)
+        sandbox = cls(process, progress, limits)
+        try:
+            await sandbox._load(source)
+        except BaseException:
+            await sandbox.close()
+            raise
+        return sandbox
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._stopped is None and self._process.returncode is None
+
+    async def decide(self, messages: Sequence[MessageView]) -> Verdicts:
+        """Return which messages match; raises FilterStopped, RecordError for a damaged body."""
+        frame = marshal.dumps([_plain(message) for message in messages])
+        # To its end, also when the subscriber leaves: others wait for the same process.
+        return await asyncio.shield(asyncio.ensure_future(self._decide(frame, len(messages))))
+
+    async def _decide(self, frame: bytes, count: int) -> Verdicts:
+        async with self._busy:
+            if self._stopped is not None:
+                raise self._stopped
+            limits = self._limits
+            allowance = _Allowance(
+                "for one message",
+                limits.cpu_ms_max,
+                limits.time_ms_max,
+                ": make it faster, or raise filterCodeCpuTimePerMessage or"
+                " filterCodeTimePerMessage",
+            )
+            kind, verdicts, text = await self._ask(frame, count, allowance)
+            if kind == child.OUT_OF_MEMORY:
+                raise await self._stop(self._memory_text())
+            is_whole = len(verdicts) == count
+            is_valid = max(verdicts, default=0) <= 1 and is_whole == (kind == child.DECIDED)
+            if kind not in (child.DECIDED, child.RAISED) or not is_valid:
+                raise await self._stop("it sent replies of its own making")
+            return Verdicts([byte == 1 for byte in verdicts], text or None)
+
+    async def close(self) -> None:
+        """End the process, whatever it does."""
+        await self._stop("it was closed")
+        with contextlib.suppress(BufferError, ValueError):
+            self._progress.close()
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    async def _load(self, source: bytes) -> None:
+        kind, _, text = await self._ask(source, 0, _LOADING)
+        if kind == child.OUT_OF_MEMORY:
+            raise await self._stop(self._memory_text())
+        if kind != child.LOADED:
+            raise FilterRefused(text or "it sent replies of its own making")
+
+    async def _ask(self, frame: bytes, count: int, allowed: _Allowance) -> tuple[bytes, bytes, str]:
+        """Send a frame and return the reply; kill the process if a message takes too long."""
+        child.PROGRESS.pack_into(self._progress, 0, 0)
+        meter = _Meter(self._process.pid, self._progress, count)
+        reply = asyncio.ensure_future(self._exchange(frame))
+        # Of a process that is killed nobody asks why there was no reply.
+        reply.add_done_callback(lambda done: done.cancelled() or done.exception())
+        try:
+            while not (await asyncio.wait([reply], timeout=allowed.cpu_ms / 2000))[0]:
+                excess = meter.excess(allowed)
+                if excess is not None:
+                    raise await self._stop(excess)
+            return reply.result()
+        except (EOFError, OSError) as error:
+            raise await self._stop(await self._end_text()) from error
+        finally:
+            if not reply.done():
+                reply.cancel()
+                # The rest of the reply would be taken for the next one.
+                await self._stop("it was interrupted")
+
+    async def _exchange(self, frame: bytes) -> tuple[bytes, bytes, str]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(child.LENGTH.pack(len(frame)))
+        self._process.stdin.write(frame)
+        await self._process.stdin.drain()
+        read = self._process.stdout.readexactly
+        kind, count, length = child.REPLY.unpack(await read(child.REPLY.size))
+        if max(count, length) > len(frame) + child.TEXT_BYTES_MAX:
+            # More than an honest child could say; `decide` refuses what is left of it.
+            return b"", b"", ""
+        verdicts, text = await read(count), await read(length)
+        return kind, verdicts, text.decode(errors="replace")
+
+    async def _stop(self, reason: str) -> FilterStopped:
+        if self._stopped is None:
+            self._stopped = FilterStopped(reason)
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        await self._process.wait()
+        return self._stopped
+
+    async def _end_text(self) -> str:
+        """Return how the process ended, which it did or is about to do."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_END_MS / 1000):
+                await self._process.wait()
+        code = self._process.returncode
+        if code is None:
+            return "it closed its pipes"
+        if code < 0:
+            return f"it ended by {signal.Signals(-code).name}"
+        return f"its process ended with exit code {code}"
+
+    def _memory_text(self) -> str:
+        most = self._limits.memory_bytes_max
+        text = f"it needs more than {most} bytes of memory, the interpreter included"
+        return f"{text}: keep less in memory, or raise filterCodeMemoryMax"
+
+
+class _Meter:
+    """How much one message has used, as seen from outside; the filter cannot set it back."""
+
+    def __init__(self, pid: int, progress: mmap.mmap, count: int) -> None:
+        # Linux derives the clock of a process from its id (clock_getcpuclockid(3)).
+        self._clock = ~pid << 3 | _CPU_CLOCK
+        self._progress = progress
+        self._count = count
+        self._at = 0
+        self._begin()
+
+    def excess(self, allowed: _Allowance) -> str | None:
+        """Return what the message that is decided now has used too much of, or None."""
+        (at,) = child.PROGRESS.unpack_from(self._progress, 0)
+        # A filter can forge its progress, but gains no more than each message may take anyway.
+        if self._at < at <= self._count:
+            self._at = at
+            self._begin()
+        cpu_ms = (self._cpu_ns() - self._began_cpu_ns) // _NS_PER_MS
+        if cpu_ms > allowed.cpu_ms:
+            took = f"it used {cpu_ms} ms of processor time {allowed.what}"
+            return f"{took}, at most {allowed.cpu_ms} ms are allowed{allowed.remedy}"
+        time_ms = (time.monotonic_ns() - self._began_ns) // _NS_PER_MS
+        if time_ms > allowed.time_ms:
+            took = f"it took {time_ms} ms {allowed.what}"
+            return f"{took}, at most {allowed.time_ms} ms are allowed{allowed.remedy}"
+        return None
+
+    def _begin(self) -> None:
+        self._began_cpu_ns, self._began_ns = self._cpu_ns(), time.monotonic_ns()
+
+    def _cpu_ns(self) -> int:
+        try:
+            return time.clock_gettime_ns(self._clock)
+        except OSError:
+            # It has just ended, which its pipe tells.
+            return 0
+
+
+def _plain(message: MessageView) -> tuple[object, ...]:
+    return (
+        message.topic,
+        message.queue_id,
+        message.queue_offset,
+        message.born_timestamp_ms,
+        message.store_timestamp_ms,
+        message.reconsume_times,
+        message.properties,
+        message.body,
+    )

@@ -1,0 +1,109 @@
+"""A filter server: takes filters, serves pulls through them, and belongs to one broker."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Self
+
+from turbopump.clock import SYSTEM_CLOCK, Clock
+from turbopump.errors import RemoteError
+from turbopump.filter_server.pulls import Pulls
+from turbopump.filter_server.uploads import Uploads
+from turbopump.filters.server_config import FilterServerConfig
+from turbopump.net.connection import Connection
+from turbopump.net.network import Network, address_text
+from turbopump.net.pool import ConnectionPool
+from turbopump.net.router import Router
+from turbopump.net.server import Server, ServerConfig
+from turbopump.supervisor import Supervisor
+from turbopump.wire.body_limits import BODY_BYTES_MAX
+from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.command import Command, request, whole_body
+from turbopump.wire.headers import RegisterFilterClass, RegisterFilterServer
+
+_log = logging.getLogger(__name__)
+
+REGISTER_INTERVAL_MS = 10_000
+REGISTER_TIMEOUT_MS = 3000
+_SWEEP_INTERVAL_MS = 60_000
+_DRAIN_MS = 500
+
+
+class FilterServer:
+    """Serves for as long as its context lasts.
+
+    ::
+
+        config = FilterServerConfig(
+            broker="127.0.0.1:10911", bind_host="127.0.0.1", advertised_host="127.0.0.1"
+        )
+        async with FilterServer(config, SocketNetwork()) as server:
+            print(server.address)
+    """
+
+    def __init__(
+        self, config: FilterServerConfig, network: Network, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._config = config
+        self._pool = ConnectionPool(network, clock=clock)
+        self.uploads = Uploads(config.limits, clock)
+        pulls = Pulls(self.uploads, self._ask_broker, clock)
+        router = Router(
+            {
+                RequestCode.REGISTER_MESSAGE_FILTER_CLASS: self._take,
+                RequestCode.PULL_MESSAGE: pulls.pull,
+            },
+            body_bytes_max=BODY_BYTES_MAX,
+        )
+        listening = ServerConfig(
+            host=config.bind_host, port=config.port, drain_timeout_ms=_DRAIN_MS
+        )
+        self._server = Server(network, router, listening, clock=clock)
+        self._work = Supervisor()
+        self._running = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as starting:
+            starting.push_async_callback(self.uploads.close)
+            await starting.enter_async_context(self._pool)
+            await starting.enter_async_context(self._server)
+            starting.push_async_callback(self._work.stop)
+            self._work.every("registration", REGISTER_INTERVAL_MS, self._register, first_ms=0)
+            self._work.every("unused filters", _SWEEP_INTERVAL_MS, self.uploads.sweep)
+            self._running = starting.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._running.aclose()
+
+    @property
+    def port(self) -> int:
+        return self._server.port
+
+    @property
+    def address(self) -> str:
+        """Where clients find it, as ``host:port``."""
+        return address_text((self._config.advertised_host, self.port))
+
+    async def _take(self, command: Command, _peer: Connection) -> Command:
+        header = RegisterFilterClass.from_ext_fields(command.ext_fields)
+        await self.uploads.take(header, whole_body(command))
+        return command.answer(ResponseCode.SUCCESS)
+
+    async def _register(self) -> None:
+        """Tell the broker that this server is there; raises TurbopumpError."""
+        header = RegisterFilterServer(filter_server_addr=self.address)
+        command = request(RequestCode.REGISTER_FILTER_SERVER, header)
+        answer = await self._ask_broker(command, REGISTER_TIMEOUT_MS)
+        if answer.code != ResponseCode.SUCCESS:
+            raise RemoteError(answer.code, answer.remark or "")
+
+    async def _ask_broker(self, command: Command, timeout_ms: int) -> Command:
+        return await self._pool.request(self._config.broker, command, timeout_ms)

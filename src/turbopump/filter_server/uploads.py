@@ -1,0 +1,192 @@
+"""The filters that consumers have uploaded, each with its process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from turbopump.clock import Clock
+from turbopump.errors import RemoteError
+from turbopump.filter_server.sandbox import FilterRefused, FilterStopped, Sandbox, Verdicts
+from turbopump.filters.code import SOURCE_BYTES_MAX, source_crc
+from turbopump.filters.server_config import CodeLimits
+from turbopump.wire.codes import ResponseCode
+from turbopump.wire.headers import RegisterFilterClass
+from turbopump.wire.names import TOPIC_CHARS_MAX, has_only_allowed_characters
+from turbopump.wire.record import MessageView
+
+_log = logging.getLogger(__name__)
+
+STOPPED_MS = 60_000
+"""How long a filter that was stopped is not run again."""
+UNUSED_MS = 600_000
+"""When a filter that nobody pulls through is removed."""
+REPLACEABLE_MS = 60_000
+"""When it may have to make room for another."""
+
+_STARTS_AT_ONCE = 2
+_NAME_CHARS_MAX = 255
+
+
+class LoadedFilter:
+    """One source for one group and topic; its process is started again when it has ended."""
+
+    def __init__(self, label: str, source: bytes, limits: CodeLimits, clock: Clock) -> None:
+        self.label = label
+        self.source = source
+        self._limits = limits
+        self._clock = clock
+        self._starting = asyncio.Lock()
+        self._stopped: tuple[str, int] | None = None
+        """Why it was stopped, and until when."""
+        self.sandbox: Sandbox | None = None
+        self.used_ms = clock.monotonic_ms()
+
+    async def start(self) -> Sandbox:
+        """Return the running process; raises RemoteError with what is wrong with the filter."""
+        async with self._starting:
+            self._require_not_stopped()
+            if self.sandbox is None or not self.sandbox.is_running:
+                try:
+                    self.sandbox = await Sandbox.start(self.source, self._limits)
+                except FilterRefused as error:
+                    remark = f"filter {self.label} was refused: {error}"
+                    raise RemoteError(ResponseCode.SYSTEM_ERROR, remark) from error
+                except FilterStopped as error:
+                    raise self._stop(error) from error
+            return self.sandbox
+
+    async def decide(self, messages: Sequence[MessageView]) -> Verdicts:
+        """Return which messages match; raises RemoteError if the filter was stopped."""
+        sandbox = await self.start()
+        try:
+            return await sandbox.decide(messages)
+        except FilterStopped as error:
+            raise self._stop(error) from error
+        finally:
+            self.used_ms = self._clock.monotonic_ms()
+
+    async def close(self) -> None:
+        if self.sandbox is not None:
+            await self.sandbox.close()
+
+    def _require_not_stopped(self) -> None:
+        if self._stopped is not None:
+            reason, until_ms = self._stopped
+            if self._clock.monotonic_ms() < until_ms:
+                raise RemoteError(ResponseCode.SYSTEM_ERROR, reason)
+            self._stopped = None
+
+    def _stop(self, error: FilterStopped) -> RemoteError:
+        reason = f"filter {self.label} was stopped: {error}; it is tried again after"
+        reason += f" {STOPPED_MS // 1000} s"
+        if self._stopped is None:
+            _log.warning("%s", reason)
+            self._stopped = reason, self._clock.monotonic_ms() + STOPPED_MS
+        return RemoteError(ResponseCode.SYSTEM_ERROR, reason)
+
+
+_Key = tuple[str, str, str]
+"""Group, topic and name of the filter."""
+
+
+class Uploads:
+    """Filters by group, topic and name; `close` ends all of their processes."""
+
+    def __init__(self, limits: CodeLimits, clock: Clock) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._filters: dict[_Key, LoadedFilter] = {}
+        self._latest: dict[tuple[str, str], str] = {}
+        """The name uploaded last for a group and topic, for clients whose pulls name none."""
+        self._starts = asyncio.Semaphore(_STARTS_AT_ONCE)
+
+    def __len__(self) -> int:
+        return len(self._filters)
+
+    async def take(self, header: RegisterFilterClass, source: bytes) -> None:
+        """Run a source from now on; the same one again changes nothing. Raises RemoteError."""
+        _require_valid(header, source)
+        key = (header.consumer_group, header.topic, header.class_name)
+        async with self._starts:
+            found = self._filters.get(key)
+            if found is None or found.source != source:
+                fresh = await self._started(key, source)
+                found, replaced = fresh, self._filters.pop(key, None)
+                self._filters[key] = fresh
+                if replaced is not None:
+                    await replaced.close()
+            else:
+                await found.start()
+            self._latest[key[:2]] = key[2]
+
+    def find(self, group: str, topic: str, name: str | None) -> LoadedFilter:
+        """Return a filter, by default the latest of a group and topic; raises RemoteError."""
+        name = name or self._latest.get((group, topic), "")
+        found = self._filters.get((group, topic, name))
+        if found is None:
+            raise RemoteError(
+                ResponseCode.FILTER_DATA_NOT_EXIST,
+                f"group {group} has uploaded no filter {name!r} for topic {topic}"
+                " to this filter server: upload it with request 302",
+            )
+        return found
+
+    async def sweep(self) -> None:
+        """Remove the filters that have not been used for a long time."""
+        await self._remove_unused(UNUSED_MS)
+
+    async def close(self) -> None:
+        await self._remove_unused(-1)
+
+    async def _started(self, key: _Key, source: bytes) -> LoadedFilter:
+        most = self._limits.filters_max
+        if key not in self._filters and len(self._filters) >= most:
+            await self._remove_unused(REPLACEABLE_MS)
+            if len(self._filters) >= most:
+                raise RemoteError(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"the filter server runs {most} filters already: raise filterCodesMax",
+                )
+        group, topic, name = key
+        label = f"{name} of group {group} for topic {topic}"
+        fresh = LoadedFilter(label, source, self._limits, self._clock)
+        await fresh.start()
+        return fresh
+
+    async def _remove_unused(self, unused_ms: int) -> None:
+        before_ms = self._clock.monotonic_ms() - unused_ms
+        for key, each in list(self._filters.items()):
+            if each.used_ms < before_ms:
+                del self._filters[key]
+                if self._latest.get(key[:2]) == key[2]:
+                    del self._latest[key[:2]]
+                await each.close()
+
+
+def _require_valid(header: RegisterFilterClass, source: bytes) -> None:
+    names = (
+        ("consumerGroup", header.consumer_group, _NAME_CHARS_MAX),
+        ("topic", header.topic, TOPIC_CHARS_MAX),
+    )
+    for field, name, most in names:
+        if not has_only_allowed_characters(name) or len(name) > most:
+            raise _refused(f"{field} must be 1 to {most} of a-z A-Z 0-9 _-%|, got {name[:300]!r}")
+    if not 0 < len(header.class_name) <= _NAME_CHARS_MAX:
+        count = len(header.class_name)
+        raise _refused(f"className must have 1 to {_NAME_CHARS_MAX} characters, got {count}")
+    if not 0 < len(source) <= SOURCE_BYTES_MAX:
+        count = len(source)
+        raise _refused(f"the source must have 1 to {SOURCE_BYTES_MAX} bytes, got {count}")
+    if header.class_crc != source_crc(source):
+        expected = source_crc(source)
+        raise _refused(f"classCRC must be that of the body, {expected}, got {header.class_crc}")
+    try:
+        source.decode()
+    except UnicodeDecodeError as error:
+        raise _refused(f"the source must be UTF-8: {error}") from error
+
+
+def _refused(remark: str) -> RemoteError:
+    return RemoteError(ResponseCode.SYSTEM_ERROR, remark)

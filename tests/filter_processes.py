@@ -1,0 +1,84 @@
+"""Processes of filter servers and code filters, as the kernel knows them."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from turbopump.filter_server.sandbox import FilterRefused, Sandbox
+from turbopump.filters.server_config import CodeLimits
+
+EVERYTHING = b"def matches(message): return True"
+
+
+@functools.cache
+def why_unavailable() -> str | None:
+    """Return why no code filter can run here, which only the sandbox itself can tell."""
+
+    async def try_one() -> str | None:
+        try:
+            sandbox = await Sandbox.start(EVERYTHING, CodeLimits())
+        except FilterRefused as error:
+            return str(error)
+        await sandbox.close()
+        return None
+
+    return asyncio.run(try_one())
+
+
+def require_sandbox() -> None:
+    """Skip the test where the system has no seccomp for the sandbox to use."""
+    reason = why_unavailable()
+    if reason is not None:
+        pytest.skip(reason)
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """Return the command lines of a process's children, and of theirs; not of the dead."""
+    parents: dict[int, tuple[int, str]] = {}
+    for directory in Path("/proc").glob("[0-9]*"):
+        try:
+            state, parent = (directory / "stat").read_text().rpartition(")")[2].split()[:2]
+            command = (directory / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue
+        if state != "Z":
+            parents[int(directory.name)] = int(parent), command
+    found = {pid: ""}
+    while more := {
+        p: c for p, (parent, c) in parents.items() if parent in found and p not in found
+    }:
+        found |= more
+    del found[pid]
+    return found
+
+
+def filter_servers(pid: int) -> list[int]:
+    """Return the filter servers that a process has started."""
+    return [p for p, command in descendants(pid).items() if "-m turbopump.filter_server" in command]
+
+
+def sandboxes(pid: int) -> list[int]:
+    """Return the processes of code filters below a process."""
+    return [p for p, command in descendants(pid).items() if "filter_server/child.py" in command]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def wait_for(fact: Callable[[], object], timeout_s: float = 60) -> None:
+    """Wait until something is so that no process reports."""
+    end_s = time.monotonic() + timeout_s
+    while not fact():
+        assert time.monotonic() < end_s, f"not so within {timeout_s:g} s"
+        time.sleep(0.01)
