@@ -45,6 +45,28 @@ def test_tag_expression_selects(node: Peers, operator: Operator) -> None:
     assert bodies(got) == [*wanted, "last"]
 
 
+def test_sql92_expression_selects_retries_included(node: Peers, operator: Operator) -> None:
+    operator.create_topic("NodeSql", queues=1)
+    operator.create_group("node-sql")
+    peer = node.start()
+    expression = {"expressionType": "SQL92", "subString": "amount > 9 AND region IN ('eu', 'us')"}
+    failures = {"20 us": 1}
+    peer.call("push", group="node-sql", topic="NodeSql", expression=expression, failures=failures)
+    for amount in ("5", "20", "many"):
+        for region in ("eu", "us", "asia"):
+            properties = {"amount": amount, "region": region}
+            peer.send("NodeSql", f"{amount} {region}", properties=properties)
+    peer.send("NodeSql", "none")
+    peer.send("NodeSql", "last", properties={"amount": "10", "region": "eu"})
+    got = node.inbox.wait_for("node-sql", 4)
+    assert sorted((one.body, one.reconsume_times) for one in got) == [
+        ("20 eu", 0),
+        ("20 us", 0),
+        ("20 us", 1),
+        ("last", 0),
+    ]
+
+
 def test_large_body_is_compressed_on_the_way_and_arrives_whole(
     node: Peers, operator: Operator
 ) -> None:

@@ -1,6 +1,6 @@
 """What a Java client of RocketMQ sent for its SQL92 subscriptions, sent again byte by byte.
 
-The C++ and the Node client have no SQL92 subscriptions.
+The C++ client has no SQL92 subscriptions; those of the Node client are in `test_node`.
 """
 
 from __future__ import annotations
