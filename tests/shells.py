@@ -106,6 +106,11 @@ def documented_keys(words: str) -> set[str]:
         keys |= message_keys
     if "letter" in text:
         keys |= message_keys | letter_keys
+    if "transaction" in text:
+        keys |= message_keys
+        keys |= set(
+            re.findall(r"`(\w+)`", paragraph(guide, "A transaction has the keys of a message"))
+        )
     return keys
 
 

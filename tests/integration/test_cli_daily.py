@@ -15,7 +15,15 @@ from typing import Any
 import pytest
 
 from shells import GUIDE, Shell, masked, wait_for
-from turbopump import ClientConfig, ConsumeResult, PushConsumer, Retries
+from turbopump import (
+    ClientConfig,
+    ConsumeResult,
+    Message,
+    PushConsumer,
+    Retries,
+    TransactionProducer,
+    TransactionState,
+)
 from turbopump.admin.blocking import Admin
 from turbopump.testing import running_server
 
@@ -42,6 +50,50 @@ def give_up(nameserver: str, group: str, topic: str, count: int) -> None:
         letters = f"%DLQ%{group}"
         wait_for(lambda: letters in admin.topics.names())
         wait_for(lambda: admin.topics.status(letters).messages == count)
+
+
+@pytest.mark.slow
+def test_transactions_that_do_not_end(tmp_path: Path) -> None:
+    settings = {
+        "transactionCheckInterval": "100",
+        "transactionTimeOut": "0",
+        "transactionCheckMax": "2",
+    }
+    with running_server(tmp_path, settings) as server:
+        shell = Shell(server.nameserver)
+        assert shell.ok("transaction list") == "No transactions are open.\n"
+        shell.ok("topic create orders")
+        asked = []
+
+        def check(message: Any) -> TransactionState:
+            asked.append(message)
+            return TransactionState.UNKNOWN
+
+        with TransactionProducer("shop", check=check, nameserver=server.nameserver) as producer:
+            message = Message("orders", b"an order", keys=["k1"])
+            producer.send_in_transaction(message, lambda _: TransactionState.UNKNOWN)
+            wait_for(lambda: shell.json_lines("transaction list --given-up") != [])
+            row = shell.json("transaction list --group shop")
+            assert (row["state"], row["checks"], row["group"]) == ("given up", 2, "shop")
+            assert (row["topic"], row["keys"], row["body"]) == ("orders", ["k1"], "an order")
+            assert 0 <= row["age_ms"] < 60_000
+            assert shell.json_lines("transaction list --group others") == []
+            shown = shell.ok(f"transaction show {row['message_id']}")
+            assert re.search(r"^checks +2$", shown, re.MULTILINE)
+            assert re.search(r"^producer group +shop$", shown, re.MULTILINE)
+            assert shell.json(f"transaction show {row['offset_id']}") | {"age_ms": 0} == row | {
+                "age_ms": 0
+            }
+            refused = shell.run("transaction resume --all")
+            assert (refused.exit_code, "--yes" in refused.stderr) == (2, True)
+            assert shell.run("transaction resume").exit_code == 2
+            assert shell.json("transaction resume --all --dry-run")["outcome"] == "would be resumed"
+            missing = shell.run("transaction resume nothing")
+            assert (missing.exit_code, "has the id nothing" in missing.stderr) == (1, True)
+            before = len(asked)
+            assert "resumed" in shell.ok(f"transaction resume {row['message_id']}")
+            wait_for(lambda: len(asked) == before + 2)
+            assert shell.run("transaction show nothing").exit_code == 1
 
 
 # --- a day's work, as it looks --------------------------------------------------------------------

@@ -34,6 +34,7 @@ from turbopump.admin.topics import (
     TopicRouting,
     TopicStatus,
 )
+from turbopump.admin.transactions import PendingState, PendingTransaction
 
 __all__ = [
     "REDRIVEN_FROM",
@@ -61,6 +62,8 @@ __all__ = [
     "Member",
     "Members",
     "Outcome",
+    "PendingState",
+    "PendingTransaction",
     "Plan",
     "Progress",
     "QueueChange",

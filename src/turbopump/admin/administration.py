@@ -13,6 +13,7 @@ from turbopump.admin.messages import Messages
 from turbopump.admin.offsets import Offsets
 from turbopump.admin.reach import Reach
 from turbopump.admin.topics import Topics
+from turbopump.admin.transactions import Transactions
 from turbopump.client.config import ClientConfig
 from turbopump.client.session import Session
 from turbopump.client.sharing import client_config, session_made_otherwise
@@ -52,6 +53,7 @@ class Admin:
         self.offsets = Offsets(reach, self.topics, self.groups)
         self.messages = Messages(reach, self.topics)
         self.dead_letters = DeadLetters(reach, self.topics, self.messages)
+        self.transactions = Transactions(reach, self.messages)
         self.configuration = Configuration(reach)
 
     async def start(self) -> None:

@@ -19,6 +19,7 @@ from turbopump.admin import (
     messages,
     offsets,
     topics,
+    transactions,
 )
 from turbopump.client.blocking import Blocking, blocking, built_by
 
@@ -133,6 +134,7 @@ class Messages(_Subject[messages.Messages]):
     find = blocking(messages.Messages.find)
     by_offset_id = blocking(messages.Messages.by_offset_id)
     by_unique_key = blocking(messages.Messages.by_unique_key)
+    by_unique_key_at = blocking(messages.Messages.by_unique_key_at)
     by_key = blocking(messages.Messages.by_key)
     by_key_at = blocking(messages.Messages.by_key_at)
     at = blocking(messages.Messages.at)
@@ -147,6 +149,12 @@ class DeadLetters(_Subject[dead_letters.DeadLetters]):
     show = blocking(dead_letters.DeadLetters.show)
     redrive = iterating(dead_letters.DeadLetters.redrive)
     is_redriven = blocking(dead_letters.DeadLetters.is_redriven)
+
+
+class Transactions(_Subject[transactions.Transactions]):
+    list = iterating(transactions.Transactions.list)
+    find = blocking(transactions.Transactions.find)
+    resume = blocking(transactions.Transactions.resume)
 
 
 class Configuration(_Subject[configuration.Configuration]):
@@ -196,6 +204,10 @@ class Admin(Blocking[administration.Admin]):
     @property
     def dead_letters(self) -> DeadLetters:
         return DeadLetters(self._client.dead_letters, self._running)
+
+    @property
+    def transactions(self) -> Transactions:
+        return Transactions(self._client.transactions, self._running)
 
     @property
     def configuration(self) -> Configuration:

@@ -156,8 +156,23 @@ class Messages:
         self, topic: str, unique_key: str, *, begin_ms: int = 0, end_ms: int = _FAR_MS
     ) -> tuple[MessageView, ...]:
         """Find messages by the id that their producer gave them, oldest first."""
+        nodes = await self._topics.nodes_of(topic)
+        return await self.by_unique_key_at(
+            nodes, topic, unique_key, begin_ms=begin_ms, end_ms=end_ms
+        )
+
+    async def by_unique_key_at(
+        self,
+        nodes: Sequence[BrokerNode],
+        topic: str,
+        unique_key: str,
+        *,
+        begin_ms: int = 0,
+        end_ms: int = _FAR_MS,
+    ) -> tuple[MessageView, ...]:
+        """The same, for those who know whom to ask."""
         header = _query(topic, unique_key, 64, begin_ms, end_ms, is_unique=True)
-        found = await self._found(await self._topics.nodes_of(topic), header)
+        found = await self._found(nodes, header)
         return tuple(each for each in found if each.unique_key == unique_key)
 
     async def by_key(

@@ -29,6 +29,7 @@ SUB_APPS = {
     "offset": ("turbopump.cli.offset", "Send a group back or forward in a topic."),
     "message": ("turbopump.cli.message", "Send, watch and find messages."),
     "dlq": ("turbopump.cli.dlq", "Dead letters: look at them, send them on, export them."),
+    "transaction": ("turbopump.cli.transaction", "Transactions that have not ended."),
     "pipeline": ("turbopump.cli.pipeline", "Archive, replay, redrive and analyse, on Spark."),
     "store": ("turbopump.cli.store", "Examine and repair the store of a stopped broker."),
     "config": ("turbopump.cli.config", "Settings of brokers and name servers, key-values."),

@@ -195,7 +195,7 @@ COMMON = {"--nameserver", "--json"}
 """Every command for daily work has them; they are explained once."""
 
 
-DAILY = ("cluster", "topic", "group", "offset", "message", "dlq", "config")
+DAILY = ("cluster", "topic", "group", "offset", "message", "dlq", "transaction", "config")
 
 
 @cache
