@@ -108,13 +108,15 @@ class Checks:
         ledger, rules = self._transactions.ledger, self._rules
         is_crowded = ledger.is_crowded
         due: list[_Due] = []
+        due_bytes = 0
         for number, offset in enumerate(list(ledger.open), start=1):
             found = self._decided(offset, rules, is_crowded=is_crowded)
             if found is not None:
                 due.append(found)
-            if len(due) == BATCH_MAX or sum(each.view.size for each in due) > BATCH_BYTES_MAX:
+                due_bytes += found.view.size
+            if len(due) == BATCH_MAX or due_bytes > BATCH_BYTES_MAX:
                 await self._deal_with(due)
-                due = []
+                due, due_bytes = [], 0
             elif number % LOAD_MAX == 0:
                 await asyncio.sleep(0)
         await self._deal_with(due)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from enum import Enum, auto
+from itertools import islice
 
 from msgspec import Struct
 
@@ -92,6 +93,14 @@ class Ledger:
         if identity is not None and self._by_identity.get(identity) == offset:
             del self._by_identity[identity]
 
+    def skip_known(self, stop: QueueOffset) -> None:
+        """Move ``seen`` past what has ended or is in ``open``, up to an offset at most."""
+        seen, closed, open_ = self.seen, self._closed, self.open
+        # As `is_open`, which costs a call for each.
+        while seen < stop and (seen in closed or seen in open_):
+            seen = QueueOffset(seen + 1)
+        self.seen = seen
+
     def note_operation(self, at: QueueOffset, half: QueueOffset) -> None:
         """Note that the queue of operations has one for a half message."""
         self._operations.append((at, half))
@@ -119,7 +128,10 @@ class Ledger:
         self.floor = self._oldest
         while self._operations and self._operations[0][1] < self.floor:
             self._operations.popleft()
-        while len(self._closed) > CLOSED_MAX and next(iter(self._closed)) < self.floor:
-            del self._closed[next(iter(self._closed))]
+        # All at once: finding the first of a dict again after each removal takes ever longer.
+        for offset in list(islice(self._closed, max(0, len(self._closed) - CLOSED_MAX))):
+            if offset >= self.floor:
+                break
+            del self._closed[offset]
         operation = self._operations[0][0] if self._operations else self._next_operation
         return Progress(self.floor, operation)

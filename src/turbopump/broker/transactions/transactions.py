@@ -30,6 +30,7 @@ from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.outcomes import Appended
 from turbopump.store.store import Store
 from turbopump.supervisor import Watch
+from turbopump.wire import properties as names
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.hashing import body_crc
 from turbopump.wire.hosts import Host
@@ -150,9 +151,8 @@ class Transactions:
     def load_open(self, age_ms: int) -> bool:
         """Read some half messages of at least this age that have not ended; False at the end."""
         ledger, end = self.ledger, self.queues.half_range[1]
-        stop = min(end, ledger.seen + LOAD_MAX)
-        while ledger.seen < stop and not self._is_unknown(ledger.seen):
-            ledger.seen = QueueOffset(ledger.seen + 1)
+        stop = min(end, QueueOffset(ledger.seen + LOAD_MAX))
+        ledger.skip_known(stop)
         if ledger.seen >= stop:
             return stop < end
         count = 1
@@ -222,7 +222,7 @@ class Transactions:
                 f"tranStateTableOffset of the half message at {end.physical_offset}"
                 f" must be {there.queue_offset}, got {end.queue_offset}"
             )
-        if half_of(view).group != end.group:
+        if view.properties.get(names.PRODUCER_GROUP, "") != end.group:
             raise _refused(f"the half message belongs to another producer group than {end.group!r}")
         return view
 
