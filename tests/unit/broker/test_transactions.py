@@ -25,7 +25,14 @@ from transaction_peers import (
 )
 from turbopump.broker.broker import Broker
 from turbopump.broker.config import OverloadConfig, TransactionsConfig
+from turbopump.broker.put import record_of
 from turbopump.broker.transactions import ledger
+from turbopump.broker.transactions.half import (
+    checked_copy,
+    final_draft,
+    operation,
+    renewed_copy,
+)
 from turbopump.errors import RemoteError, WriteFailed
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.testing import (
@@ -657,3 +664,73 @@ async def test_a_producer_that_does_not_read_uses_up_few_checks(tmp_path: Path) 
         await asyncio.sleep(INTERVAL_S)
         checked = [half for half in broker.path.transactions.ledger.open.values() if half.checks]
         assert 0 < len(checked) < 200
+
+
+# --- what other runs and other brokers left -------------------------------------------------------
+
+
+@virtual_time()
+async def test_a_copy_without_an_operation_for_the_older_one_replaces_it(tmp_path: Path) -> None:
+    """A power failure came between the two."""
+    async with world(tmp_path) as (broker, _, producer):
+        place = await producer.half(b"x")
+        view = broker.path.transactions.queues.half(QueueOffset(0))
+        assert view is not None
+        broker.store.append([checked_copy(view, 1)])
+    async with world(tmp_path) as (_, client, producer):
+        await asyncio.sleep(INTERVAL_S + 1)
+        [asked] = producer.asked
+        assert asked.message.properties["TRANSACTION_CHECK_TIMES"] == "2"
+        assert await bodies(client, HALF_OPERATIONS_TOPIC) == [b"0", b"1"]
+        assert (await producer.end(place)).code == ResponseCode.SUCCESS
+        await asyncio.sleep(2 * INTERVAL_S)
+        assert (await bodies(client), len(producer.asked)) == ([b"x"], 1)
+
+
+@virtual_time()
+async def test_a_copy_ends_with_the_first_one_that_it_names(tmp_path: Path) -> None:
+    """Apache RocketMQ copies immune half messages, and ends them by the first copy's offset."""
+    async with world(tmp_path) as (broker, _, producer):
+        await producer.half(b"x", CHECK_IMMUNITY_TIME_IN_SECONDS="1")
+        view = broker.path.transactions.queues.half(QueueOffset(0))
+        assert view is not None
+        broker.store.append([renewed_copy(view)])
+        broker.store.append([operation(QueueOffset(0), 0, view.store_host)])
+    async with world(tmp_path) as (broker, client, producer):
+        await asyncio.sleep(2 * INTERVAL_S)
+        assert producer.asked == []
+        assert not broker.path.transactions.ledger.open
+        assert await bodies(client) == []
+
+
+@virtual_time()
+async def test_a_commit_without_an_operation_is_found(tmp_path: Path) -> None:
+    async with world(tmp_path) as (broker, _, producer):
+        places = [await producer.half(body) for body in (b"x", b"y")]
+        for place in places:
+            view = broker.path.transactions.queues.half(QueueOffset(place.queue_offset))
+            assert view is not None
+            broker.store.append([record_of(final_draft(view))])
+    async with world(tmp_path, decide=lambda _: COMMIT) as (_, client, producer):
+        assert (await producer.end(places[0], ROLLBACK)).code == ResponseCode.SYSTEM_ERROR
+        assert (await producer.end(places[0])).code == ResponseCode.SUCCESS
+        await asyncio.sleep(2 * INTERVAL_S)
+        assert producer.asked == []
+        assert await bodies(client) == [b"x", b"y"]
+        assert await bodies(client, HALF_OPERATIONS_TOPIC) == [b"0", b"1"]
+
+
+@virtual_time()
+async def test_a_commit_makes_its_topic_if_that_is_gone(tmp_path: Path) -> None:
+    async with world(tmp_path) as (broker, client, producer):
+        place = await producer.half(b"x", "New")
+        assert await broker.state.topics.delete("New")
+        assert (await producer.end(place)).code == ResponseCode.SUCCESS
+        assert await bodies(client, "New") == [b"x"]
+
+
+@virtual_time()
+async def test_requests_without_their_fields_are_refused(tmp_path: Path) -> None:
+    async with world(tmp_path) as (_, client, _):
+        for code in (RequestCode.END_TRANSACTION, RequestCode.RESUME_CHECK_HALF_MESSAGE):
+            assert (await client.ask(code)).code == ResponseCode.SYSTEM_ERROR
