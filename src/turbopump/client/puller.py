@@ -222,7 +222,7 @@ class Puller:
         )
 
     async def _take(self, outcome: PullOutcome, wanted: Subscription, spent_ms: int) -> None:
-        owned, around = self._owned, self._around
+        owned, around, asked = self._owned, self._around, self._owned.next_offset
         owned.broker_id = outcome.broker_id
         if isinstance(outcome, Found):
             # Before the offset: should that fail, the same messages are pulled again.
@@ -238,9 +238,22 @@ class Puller:
                     around.positions.advance(owned.queue, outcome.next_offset)
             case OffsetIllegal():
                 _log.warning("offset of %s is illegal, going to %s", owned.queue, outcome)
-                around.offset_illegal(owned, outcome.next_offset)
+                around.offset_illegal(owned, self._corrected(outcome.next_offset, asked))
             case never:
                 assert_never(never)
+
+    def _corrected(self, offset: QueueOffset, asked: QueueOffset) -> QueueOffset:
+        """Return where to continue when the broker names another offset than the one asked for.
+
+        A queue that ends before it has lost messages with the power. The unfinished messages below
+        its end are still there and must not be skipped.
+        """
+        if offset >= asked:
+            return offset
+        position = self._around.positions.of(self._owned.queue)
+        first = self._owned.cache.first
+        unfinished = [first.queue_offset] if position is None and first is not None else []
+        return min([offset, *unfinished] if position is None else [offset, position])
 
     def _give(self, found: Found, wanted: Subscription) -> None:
         messages = self._around.prepared(matching(found.messages, wanted))

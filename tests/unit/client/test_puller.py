@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from clusters import Cluster, Recorder, cluster
 from consumers import Seen, consuming, send, sleep_ms
+from turbopump.client.delivery.results import ConsumeContext, ConsumeResult
+from turbopump.client.push_config import Listening
+from turbopump.client.push_consumer import PushConsumer
 from turbopump.errors import ConnectFailed, RemoteError
-from turbopump.message import MessageQueue
+from turbopump.message import Message, MessageQueue
+from turbopump.testing import Cluster as Whole
 from turbopump.testing import virtual_time, wait_until
 from turbopump.wire.codes import RequestCode
 from turbopump.wire.command import Command
 from turbopump.wire.headers import PullMessage
+from turbopump.wire.record import MessageView
 from turbopump.wire.sysflag import PULL_COMMIT_OFFSET, PULL_SUSPEND
 
 QUEUE = MessageQueue("T", "a", 0)
@@ -108,3 +115,32 @@ async def test_a_broadcasting_consumer_commits_nothing(tmp_path: Path) -> None:
             await send(world, [b"y"], to=QUEUE)
             await wait_until(lambda: seen.count == 2)
         assert not any(each.sys_flag & PULL_COMMIT_OFFSET for each in pulls.pulls)
+
+
+@virtual_time()
+async def test_a_queue_that_lost_its_end_is_continued_at_the_first_unfinished_message(
+    tmp_path: Path,
+) -> None:
+    calls: list[bytes] = []
+
+    async def listen(messages: Sequence[MessageView], _: ConsumeContext) -> ConsumeResult:
+        body = messages[0].body
+        calls.append(body)
+        if body == b"2" and calls.count(body) == 1:
+            await asyncio.sleep(600)
+        return ConsumeResult.SUCCESS
+
+    async with Whole(tmp_path) as world:
+        await world.make_topic("T", queues=1)
+        async with PushConsumer(
+            "g", listen, subscriptions={"T": "*"}, start_from="first", session=world.session(),
+            listening=Listening(close_wait_ms=0),
+        ):  # fmt: skip
+            await world.send(*(Message("T", b"%d" % number) for number in range(5)))
+            await world.advance(seconds=15)
+            await world.send(Message("T", b"5"))
+            await world.until(lambda: b"5" in calls)
+            await world.crash(lose_unflushed=True)
+            await world.start_broker()
+            await world.until(lambda: calls.count(b"2") == 2)
+            await world.until_consumed("g")
