@@ -98,6 +98,9 @@ class SendingBack:
         """Return the properties of a message that is sent anew in place of being sent back."""
         if delay_level >= 0:
             named = self._named(message, message.reconsume_times + 1)
+            # Brokers compare the count of a message that is sent, but that of the failed attempt
+            # when it is sent back: the same limit would end one attempt early.
+            named[properties.MAX_RECONSUME_TIMES] = str(self._attempts_max + 1)
             return {**named, properties.DELAY: str(delay_level)} if delay_level else named
         # Brokers bury what was tried as often as allowed: it is, if no more is allowed. A delay
         # would apply to dead letters too.

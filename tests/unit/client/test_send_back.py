@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from clusters import Recorder, cluster
-from consumers import send
+from consumers import send, sleep_ms
 from turbopump.client.calls import Found
+from turbopump.client.pull_config import PullConfig
 from turbopump.client.pull_consumer import PullConsumer
 from turbopump.errors import ConnectFailed
 from turbopump.message import MessageQueue
@@ -45,7 +46,7 @@ async def test_what_is_sent_anew_waits_as_long_as_asked(
         (sent,) = hook.of(RequestCode.SEND_MESSAGE_V2)
         named = properties.decode((sent.ext_fields or {})["i"])
         assert (named["DELAY"], named["RECONSUME_TIME"]) == (delay, "1")
-        assert named["MAX_RECONSUME_TIMES"] == "16"
+        assert named["MAX_RECONSUME_TIMES"] == "17"
 
 
 @virtual_time()
@@ -62,3 +63,23 @@ async def test_what_is_given_up_is_a_dead_letter_at_once(tmp_path: Path) -> None
             (letter,) = dead.messages
             assert (letter.body, letter.reconsume_times) == (b"x", 0)
             assert letter.properties["RETRY_TOPIC"] == "T"
+
+
+@virtual_time()
+async def test_what_is_sent_anew_is_tried_as_often_as_what_is_sent_back(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as world:
+        await send(world, [b"x"], to=QUEUE)
+        retry = MessageQueue("%RETRY%g", "a", 0)
+        session, once = world.session(hooks=[NotTakenBack()]), PullConfig(attempts_max=1)
+        async with PullConsumer("g", session=session, config=once) as consumer:
+            found = await consumer.pull(QUEUE, 0)
+            assert isinstance(found, Found)
+            await consumer.send_back(found.messages[0], QUEUE)
+            again = await consumer.pull_when_found(retry, 0)
+            assert isinstance(again, Found)
+            (message,) = again.messages
+            assert message.reconsume_times == 1
+            await consumer.send_back(message, retry)
+            # Dead letters wait as long as the retry would have.
+            await sleep_ms(40_000)
+            assert isinstance(await consumer.pull(MessageQueue("%DLQ%g", "a", 0), 0), Found)
