@@ -48,7 +48,8 @@ class CommitLog:
         self._zeroed_to = 0
         self.tail_end = 0
         """Position behind the current file, or where the next one begins."""
-        self._unsynced_names = False
+        # Those that a killed process left may be in memory only.
+        self._unsynced_names = True
         # Held while files are synced, and by whoever takes files away that may not be synced yet.
         self._syncing = syncing
         self.written = PhysicalOffset(0)

@@ -311,6 +311,11 @@ class ConsumeQueue:
             fd = self._open_files.fd(self._segments.path(start))
             erase_behind(self._files, fd, position - start, self._segments.segment_bytes)
 
+    @property
+    def paths(self) -> list[Path]:
+        """Its files."""
+        return [self._segments.path(start) for start in self._segments.starts]
+
     def fill_to(self, offset: QueueOffset) -> None:
         """Leave out offsets whose messages cannot be read from the log."""
         if self._is_without_units():

@@ -42,7 +42,7 @@ class Queues:
         self.removed = removed
         self.entered_to = PhysicalOffset(0)
         """Position behind the last message entered."""
-        self._directory = directory
+        self.directory = directory
         self._segment_bytes = segment_bytes
         self._files = files
         self._open_files = open_files
@@ -91,7 +91,7 @@ class Queues:
         """
         self.removed.load()
         damaged = {}
-        for topic, queue_id in queue_directories(self._files, self._directory):
+        for topic, queue_id in queue_directories(self._files, self.directory):
             queue = self._make(topic, queue_id)
             if queue.key not in without:
                 try:
@@ -139,7 +139,7 @@ class Queues:
             self.remove(queue)
 
     def _make(self, topic: str, queue_id: int) -> ConsumeQueue:
-        directory = self._directory / topic / str(queue_id)
+        directory = self.directory / topic / str(queue_id)
         segments = Segments(directory, self._segment_bytes, self._files, self._spare)
         queue = ConsumeQueue(topic, queue_id, segments, self._files, self._open_files)
         self._queues[queue.key] = queue

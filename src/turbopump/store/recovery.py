@@ -132,6 +132,7 @@ class Recovery:
         self._log.begin_at(PhysicalOffset(0), PhysicalOffset(0))
         self._unfinished.attempt(lambda: self._behind.fit(PhysicalOffset(0)))
         self._unfinished.attempt(lambda: self._removed.fit(PhysicalOffset(0), PhysicalOffset(0)))
+        self._unfinished.attempt(lambda: self._make_durable(crashed))
         return Recovered(crashed, PhysicalOffset(0), 0, 0)
 
     def _find_end(self, found: LogEnd, crashed: bool) -> tuple[PhysicalOffset, PhysicalOffset]:
@@ -273,6 +274,8 @@ class Recovery:
 
     def _make_durable(self, crashed: bool) -> None:
         self._behind.write_all()
+        if crashed:
+            self._behind.distrust()
         changed = crashed or self._replayed > 0
         job = self._behind.sync_job(self._last_ms if changed else 0)
         self._log.sync()

@@ -117,6 +117,18 @@ class WriteBehind:
         self._write_index(with_slots=True)
         self._write_lost()
 
+    def distrust(self) -> None:
+        """Sync every queue again: a process that was killed may have left it in memory only.
+
+        Units and names that a later loss of power brings back would belong to other messages.
+        """
+        touched, new = self._unsynced.touched, self._unsynced.new
+        for queue in self._queues:
+            touched.update((path, 0) for path in queue.paths if path not in touched)
+            new.update(queue.paths)
+        # Those of queues that were removed, too.
+        new.update(topic / "removed" for topic in self._files.entries(self._queues.directory))
+
     def sync_job(self, entered_ms: int, time_max_ms: int | None = None) -> SyncJob:
         """Return what the flusher has to do so that the files may be relied upon.
 

@@ -1,0 +1,64 @@
+"""A broker is killed, starts again on what its predecessor left in memory, and loses power."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from turbopump.machine import Machine
+from turbopump.store import FlushMode, Store, StoreConfig
+from turbopump.testing import Disk
+from unit.store.support import ManualClock, bodies, record, small_config
+
+ROOT = Path("/store")
+SYNC, ASYNC = small_config(FlushMode.SYNC), small_config(FlushMode.ASYNC)
+
+
+@contextmanager
+def crashing(
+    disk: Disk, config: StoreConfig = SYNC, *, loses_power: bool = False
+) -> Iterator[Store]:
+    """Open a store whose process, or machine, ends at the end of the block."""
+    store = Store.open(ROOT, config, Machine(disk, disk.background, ManualClock()))
+    yield store
+    disk.die()
+    store.close()
+    if loses_power:
+        disk.lose_unsynced()
+    disk.close_all()
+
+
+def test_names_of_the_log_that_a_killed_broker_could_not_sync() -> None:
+    disk = Disk()
+    with crashing(disk, ASYNC) as store:
+        disk.fail("sync_directory", matching="*commitlog")
+        store.append([record(b"first")])
+    disk.heal()
+    with crashing(disk, loses_power=True) as store:
+        store.append([record(b"second")]).durable.result()
+    with crashing(disk) as store:
+        assert bodies(store) == [b"first", b"second"]
+
+
+def test_units_of_lost_messages_do_not_come_back_with_the_next_power_loss() -> None:
+    disk = Disk()
+    with crashing(disk, ASYNC) as store:
+        store.append([record(b"kept", topic="Other")])
+        store.flush()
+    with crashing(disk, ASYNC, loses_power=True) as store:
+        for number in range(3):
+            store.append([record(b"lost %d" % number)])
+        # The disk has written the queues before the log.
+        store._behind.write_all()
+        store._behind.sync_job(0)()
+    with crashing(disk, ASYNC, loses_power=True) as store:
+        assert bodies(store) == []
+        for number in range(5):
+            store.append([record(b"new %d" % number, topic="Other")])
+        store._log.sync()
+    with crashing(disk) as store:
+        assert bodies(store) == []
+        assert store.queue_range("Topic", 0) == (0, 0)
+        assert store.append([record(b"next")]).durable.result() is None
+        assert bodies(store) == [b"next"]
