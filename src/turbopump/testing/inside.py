@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 from turbopump.broker.broker import Broker
 from turbopump.message import QueueOffset
 from turbopump.store.outcomes import Found
+from turbopump.store.store import Store
 from turbopump.wire import properties
 from turbopump.wire.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC
 from turbopump.wire.record import MessageView, decode_records
@@ -21,7 +22,7 @@ def messages(brokers: Iterable[Broker], topic: str) -> list[MessageView]:
         for broker in brokers
         for name, queue_id in broker.store.queue_ids()
         if name == topic
-        for message in _queue(broker, topic, queue_id)
+        for message in queue_messages(broker.store, topic, queue_id)
     ]
     return sorted(found, key=lambda message: (message.store_timestamp_ms, message.physical_offset))
 
@@ -83,7 +84,7 @@ def retrying(brokers: Iterable[Broker], group: str) -> list[MessageView]:
         message
         for broker in brokers
         for queue_id, start in _delayed(broker).items()
-        for message in _queue(broker, SCHEDULE_TOPIC, queue_id, start)
+        for message in queue_messages(broker.store, SCHEDULE_TOPIC, queue_id, start)
         if message.properties.get(properties.REAL_TOPIC) == topic
     ]
 
@@ -104,11 +105,12 @@ def summary(brokers: Iterable[Broker]) -> list[str]:
     ]
 
 
-def _queue(
-    broker: Broker, topic: str, queue_id: int, start: QueueOffset | None = None
+def queue_messages(
+    store: Store, topic: str, queue_id: int, start: QueueOffset | None = None
 ) -> Iterator[MessageView]:
-    offset = broker.store.queue_range(topic, queue_id)[0] if start is None else start
-    while isinstance(outcome := broker.store.read(topic, queue_id, offset, _COUNT_AT_ONCE), Found):
+    """Read a queue from an offset on, or from its begin."""
+    offset = store.queue_range(topic, queue_id)[0] if start is None else start
+    while isinstance(outcome := store.read(topic, queue_id, offset, _COUNT_AT_ONCE), Found):
         for data in outcome.messages:
             # Copied: a view would keep the log's file mapped when the broker is closed.
             yield from decode_records(bytes(data))

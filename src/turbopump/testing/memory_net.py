@@ -63,6 +63,7 @@ class MemoryNetwork:
         self._partitioned: set[frozenset[str]] = set()
         self._isolated: set[str] = set()
         self._losing: set[tuple[str, str]] = set()
+        self._silent: set[str] = set()
         self._refusing: set[str] = set()
         self._frozen: set[str] = set()
         self._next_port = _FIRST_FREE_PORT
@@ -94,6 +95,11 @@ class MemoryNetwork:
         """Let nothing pass between a host and all others; what was sent arrives after `heal`."""
         self._isolated.add(host)
 
+    def join(self, one: str, other: str) -> None:
+        """End the partition between two hosts."""
+        self._partitioned.discard(frozenset((one, other)))
+        self._catch_up()
+
     def heal(self) -> None:
         """End all partitions."""
         self._partitioned.clear()
@@ -104,9 +110,16 @@ class MemoryNetwork:
         """Let all that one host sends to another vanish from now on; nobody is told."""
         self._losing.add((source, target))
 
-    def stop_losing(self) -> None:
-        """End all losses; streams that lost bytes stay damaged."""
-        self._losing.clear()
+    def silence(self, host: str) -> None:
+        """Let all that a host sends vanish until it is killed; for those who cannot wait for it."""
+        self._silent.add(host)
+
+    def stop_losing(self, source: str | None = None, target: str | None = None) -> None:
+        """End the losses from one host to another, or all; streams that lost bytes stay damaged."""
+        if source is None or target is None:
+            self._losing.clear()
+        else:
+            self._losing.discard((source, target))
 
     def refuse(self, host: str) -> None:
         """Refuse new connections to a host."""
@@ -123,6 +136,7 @@ class MemoryNetwork:
         """
         host.is_dead = True
         self.cut(host.name)
+        self._silent.discard(host.name)
         for at in [at for at in self.listeners if at[0] == host.name]:
             del self.listeners[at]
 
@@ -147,7 +161,9 @@ class MemoryNetwork:
         return is_apart or frozenset((one, other)) in self._partitioned
 
     def is_losing(self, source: str, target: str) -> bool:
-        return bool(self._losing) and (source, target) in self._losing
+        if not self._losing and not self._silent:
+            return False
+        return source in self._silent or (source, target) in self._losing
 
     def is_refusing(self, host: str) -> bool:
         return host in self._refusing

@@ -1,0 +1,4 @@
+"""A simulator: a cluster under faults, decided by a seed, and checks of what is guaranteed.
+
+Run it with ``python -m turbopump.testing.simulate``, see docs/guide/simulation.md.
+"""

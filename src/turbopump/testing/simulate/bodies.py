@@ -1,0 +1,21 @@
+"""Bodies that tell which message they are, and whether they are whole."""
+
+from __future__ import annotations
+
+_PATTERN = b"the quick brown fox jumps over the lazy dog "
+
+
+def body_of(key: str, size: int) -> bytes:
+    """Return a body of about a size for a message."""
+    start = f"{key}|{size}|".encode()
+    pattern = key.encode() + _PATTERN
+    return start + (pattern * (size // len(pattern) + 1))[:size]
+
+
+def key_of(body: bytes) -> str | None:
+    """Return which message a body is; None if it is not one that was ever sent."""
+    try:
+        key, size, _ = body.split(b"|", 2)
+        return key.decode() if body == body_of(key.decode(), int(size)) else None
+    except ValueError:
+        return None

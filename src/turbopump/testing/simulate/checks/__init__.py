@@ -1,0 +1,41 @@
+"""The invariants: each is a check that follows a history and names what must not have happened."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from turbopump.testing.simulate.checks.commits import CommitsBehindConsumption, CommitsKept
+from turbopump.testing.simulate.checks.delays import NeverEarly
+from turbopump.testing.simulate.checks.duplicates import BoundedDuplicates
+from turbopump.testing.simulate.checks.durability import AcknowledgedKept, ReadableKept
+from turbopump.testing.simulate.checks.failures import NothingUnexpected, RecoveryIdempotent
+from turbopump.testing.simulate.checks.outcomes import DeadLettersExact, EveryMessageEnds
+from turbopump.testing.simulate.checks.owners import InOrder, OneOwner, RestartMovesNoQueue
+from turbopump.testing.simulate.checks.promptness import DeliveredPromptly
+from turbopump.testing.simulate.checks.queues import ProducerOrder, QueuesDense
+from turbopump.testing.simulate.history import Check
+from turbopump.testing.simulate.ledger import Ledger
+
+
+def all_checks(ledger: Ledger) -> Sequence[Check]:
+    """Return every check; the ledger comes first, as they ask it, but for those who compare."""
+    return (
+        # These compare what a broker holds with what it held before, so they see events first.
+        ReadableKept(ledger),
+        QueuesDense(ledger),
+        ledger,
+        AcknowledgedKept(ledger),
+        ProducerOrder(ledger),
+        EveryMessageEnds(ledger),
+        DeadLettersExact(ledger),
+        CommitsBehindConsumption(ledger),
+        CommitsKept(ledger),
+        OneOwner(ledger),
+        InOrder(ledger),
+        RestartMovesNoQueue(),
+        NeverEarly(ledger),
+        BoundedDuplicates(ledger),
+        DeliveredPromptly(ledger),
+        RecoveryIdempotent(),
+        NothingUnexpected(),
+    )

@@ -1,0 +1,121 @@
+"""Committed offsets stay behind what is consumed, and do not go back."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+from turbopump.message import MessageQueue
+from turbopump.testing.simulate.events import (
+    US_PER_S,
+    BrokerUp,
+    Committed,
+    Down,
+    Event,
+)
+from turbopump.testing.simulate.history import Handler
+from turbopump.testing.simulate.ledger import Attempts, Ledger, Place
+from turbopump.testing.simulate.plan import CONSUME_TIMEOUT_S, Group
+
+SAVED_US = 6 * US_PER_S
+"""A broker saves offsets every 5 s, and takes a moment for it."""
+SETTLED_US = 70 * US_PER_S
+"""After so long without a fault or a new member, each queue has one owner."""
+
+
+class CommitsBehindConsumption:
+    """A group's committed offset passes no message that its listeners have not finished.
+
+    But for messages that get offsets of others lost with the power in asynchronous mode, and
+    those that a listener has had for longer than the consumer's timeout, which are sent back.
+    """
+
+    name = "commits pass no unfinished message"
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._checked: defaultdict[Place, int] = defaultdict(int)
+
+    def handlers(self) -> Mapping[type[Event], Handler]:
+        return {Committed: self._committed, BrokerUp: self._forget_lost}
+
+    def _committed(self, event: Committed) -> Iterator[str]:
+        ledger, place = self._ledger, (event.group, event.queue)
+        group = ledger.groups.get(event.group)
+        if group is None:
+            return
+        attempts = ledger.attempts[place]
+        for offset in range(self._checked[place], event.offset):
+            done = attempts[offset]
+            if self._is_finished(group, done, event.at_us):
+                continue
+            if not ledger.is_reused(event.queue, offset):
+                yield (
+                    f"{event.group} committed {event.offset} in {event.queue}, "
+                    f"but has not finished offset {offset}"
+                )
+        self._checked[place] = max(self._checked[place], event.offset)
+
+    def _is_finished(self, group: Group, attempts: Attempts, now_us: int) -> bool:
+        oldest_us = min(attempts.begun_us.values(), default=now_us)
+        is_expired = now_us - oldest_us > CONSUME_TIMEOUT_S * US_PER_S
+        return attempts.is_done(group) or is_expired
+
+    def _forget_lost(self, event: BrokerUp) -> None:
+        for (group, queue), checked in tuple(self._checked.items()):
+            if queue.broker == event.broker:
+                end = max(self._ledger.stored.get(queue, {}), default=-1) + 1
+                self._checked[group, queue] = min(checked, end)
+
+
+class CommitsKept:
+    """Committed offsets do not go back, but for a crash, which may set them back by 5 s.
+
+    A member that gets a queue begins at what is committed then. If the owner of before commits
+    after that, the next commit of the new one may be lower.
+    """
+
+    name = "commits do not go back"
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._commits: defaultdict[Place, list[tuple[int, int]]] = defaultdict(list)
+        """Time and offset of the latest commits."""
+
+    def handlers(self) -> Mapping[type[Event], Handler]:
+        return {Committed: self._committed, BrokerUp: self._came_up}
+
+    def _committed(self, event: Committed) -> Iterator[str]:
+        self._commits[event.group, event.queue].append((event.at_us, event.offset))
+        is_settled = event.at_us - self._ledger.unsettled_us(event.group) > SETTLED_US
+        if event.before is not None and event.offset < event.before and is_settled:
+            yield f"{event.group} committed {event.offset} in {event.queue} after {event.before}"
+
+    def _came_up(self, event: BrokerUp) -> Iterator[str]:
+        down = self._ledger.downs.get(event.broker)
+        if down is None:
+            return
+        is_clean = down.how is Down.STOPPED
+        saved_until_us = down.at_us - (0 if is_clean else SAVED_US)
+        for (group, queue), commits in self._commits.items():
+            if queue.broker != event.broker or not commits:
+                continue
+            saved = [offset for at_us, offset in commits if at_us <= saved_until_us]
+            least = min(saved[-1] if saved else 0, self._kept_end(queue))
+            now = event.committed.get((group, queue), 0)
+            if now < least and not self._ledger.disk_failed(event.broker, saved_until_us):
+                yield f"{group} had committed {least} in {queue}, after the start it is {now}"
+            commits[:] = [(event.at_us, now)]
+
+    def _kept_end(self, queue: MessageQueue) -> int:
+        """Return up to where a queue had its messages for certain after the last start."""
+        ledger = self._ledger
+        stored = ledger.stored.get(queue, {})
+        if ledger.plan.is_sync:
+            return max(stored, default=-1) + 1
+        at_risk = (
+            offset
+            for offset in stored
+            if ledger.may_be_lost(queue.broker, ledger.stored_us[queue, offset])
+        )
+        return min(at_risk, default=max(stored, default=-1) + 1)

@@ -1,0 +1,104 @@
+"""Every message ends in success or in the dead letters, in every group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from turbopump.testing.simulate.events import Calm, ConsumeEnded, Event, Readable, Result
+from turbopump.testing.simulate.history import Handler
+from turbopump.testing.simulate.ledger import Ledger
+from turbopump.testing.simulate.plan import FateKind, Group
+from turbopump.wire.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
+
+
+class EveryMessageEnds:
+    """Each message that can be read is consumed or dead-lettered by each group that wants it.
+
+    In asynchronous mode a loss of power may take a message that was about to be retried, or one
+    that has the offset of a lost one: a consumer that runs is already beyond that offset.
+    """
+
+    name = "every message ends"
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def handlers(self) -> Mapping[type[Event], Handler]:
+        return {Calm: self._at_end}
+
+    def unfinished(self) -> Iterator[tuple[Group, str]]:
+        """Return the messages that groups have still to consume."""
+        ledger = self._ledger
+        for group in ledger.plan.groups:
+            wanted = {key for topic in group.topics for key in ledger.keys_in(topic)}
+            done = ledger.succeeded[group.name] | ledger.dead_letters(group.name)
+            for key in sorted(wanted - done):
+                if not self._may_be_lost(group, key):
+                    yield group, key
+
+    def missing(self) -> Iterator[str]:
+        """Return the keys of acknowledged delayed messages that are not delivered."""
+        ledger = self._ledger
+        readable = {key for topic in ledger.plan.queues for key in ledger.keys_in(topic)}
+        for key in ledger.acknowledged:
+            send = ledger.sends[key]
+            if send.delay_us and key not in readable and not self._delay_may_be_lost(key):
+                yield key
+
+    def _at_end(self, _: Calm) -> Iterator[str]:
+        for key in self.missing():
+            yield f"{key} was acknowledged, and never delivered after its delay"
+        for group in self._ledger.plan.groups:
+            keys = [key for of_group, key in self.unfinished() if of_group is group]
+            if keys:
+                fates = ", ".join(f"{key} ({group.fates[key].kind.value})" for key in keys)
+                yield f"{group.name} has neither consumed nor dead-lettered {fates}"
+
+    def _may_be_lost(self, group: Group, key: str) -> bool:
+        ledger = self._ledger
+        if ledger.plan.is_sync:
+            return False
+        copies = [
+            (queue, offset)
+            for queue, messages in ledger.stored.items()
+            if queue.topic in (*group.topics, RETRY_PREFIX + group.name)
+            for offset, message in messages.items()
+            if message.key == key
+        ]
+        if any(ledger.is_reused(queue, offset) for queue, offset in copies):
+            return True
+        # Sent back, and lost before it was flushed.
+        fate = group.fates.get(key)
+        return fate is not None and fate.fails(0) and self._delay_may_be_lost(key)
+
+    def _delay_may_be_lost(self, key: str) -> bool:
+        ledger = self._ledger
+        is_promised = ledger.plan.is_sync and ledger.sends[key].is_durable
+        return not is_promised and ledger.has_lost(key)
+
+
+class DeadLettersExact:
+    """Dead letters are exactly the messages that failed every time."""
+
+    name = "dead letters are exact"
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def handlers(self) -> Mapping[type[Event], Handler]:
+        return {Readable: self._dead, ConsumeEnded: self._consumed}
+
+    def _dead(self, event: Readable) -> Iterator[str]:
+        group = self._ledger.groups.get(event.queue.topic.removeprefix(DEAD_LETTER_PREFIX))
+        if not event.queue.topic.startswith(DEAD_LETTER_PREFIX) or group is None:
+            return
+        key = event.message.key or ""
+        fate = group.fates.get(key)
+        if fate is None or fate.kind is not FateKind.ALWAYS_FAILS:
+            yield f"{key} is a dead letter of {group.name}, but would have succeeded"
+
+    def _consumed(self, event: ConsumeEnded) -> Iterator[str]:
+        fate = self._ledger.groups[event.group].fates.get(event.key)
+        always_fails = fate is not None and fate.kind is FateKind.ALWAYS_FAILS
+        if event.result is Result.SUCCESS and always_fails:
+            yield f"{event.key} succeeded in {event.group}, but always fails"

@@ -1,0 +1,117 @@
+"""Who consumes a queue: one at a time, in order, and the same member across a broker's restart."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+from turbopump.message import MessageQueue
+from turbopump.testing.simulate.events import (
+    Assigned,
+    BrokerUp,
+    Calm,
+    ConsumeBegan,
+    ConsumeEnded,
+    Event,
+    Left,
+)
+from turbopump.testing.simulate.history import Handler
+from turbopump.testing.simulate.ledger import Ledger, Place
+from turbopump.testing.simulate.plan import GroupKind
+
+
+class OneOwner:
+    """No two calls of an orderly group's listener run on one queue at the same time."""
+
+    name = "one call per orderly queue"
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._running: dict[Place, ConsumeBegan] = {}
+
+    def handlers(self) -> Mapping[type[Event], Handler]:
+        return {ConsumeBegan: self._began, ConsumeEnded: self._ended}
+
+    def _began(self, event: ConsumeBegan) -> Iterator[str]:
+        if self._ledger.groups[event.group].kind is not GroupKind.ORDERLY:
+            return
+        place = (event.group, event.queue)
+        other = self._running.get(place)
+        if other is not None and (other.member, other.call) != (event.member, event.call):
+            yield (
+                f"{event.member} gets {event.key} of {event.queue} while {other.member} "
+                f"has {other.key}"
+            )
+        self._running[place] = event
+
+    def _ended(self, event: ConsumeEnded) -> None:
+        place = (event.group, event.queue)
+        running = self._running.get(place)
+        if running is not None and (running.member, running.call) == (event.member, event.call):
+            del self._running[place]
+
+
+class InOrder:
+    """An orderly group begins a message only after all before it in its queue are done."""
+
+    name = "orderly groups consume in order"
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._done: defaultdict[Place, int] = defaultdict(int)
+
+    def handlers(self) -> Mapping[type[Event], Handler]:
+        return {ConsumeBegan: self._began, BrokerUp: self._forget_lost}
+
+    def _began(self, event: ConsumeBegan) -> Iterator[str]:
+        group, place = self._ledger.groups[event.group], (event.group, event.queue)
+        if group.kind is not GroupKind.ORDERLY:
+            return
+        attempts = self._ledger.attempts[place]
+        for offset in range(self._done[place], event.offset):
+            found = attempts[offset]
+            is_same_call = (event.member, event.call) in found.begun_us
+            if is_same_call or self._ledger.is_reused(event.queue, offset):
+                continue
+            if not found.is_done(group):
+                yield (
+                    f"{event.group} begins offset {event.offset} of {event.queue} "
+                    f"before offset {offset} is done"
+                )
+                return
+            if offset == self._done[place]:
+                self._done[place] = offset + 1
+
+    def _forget_lost(self, event: BrokerUp) -> None:
+        for (group, queue), done in tuple(self._done.items()):
+            if queue.broker == event.broker:
+                end = max(self._ledger.stored.get(queue, {}), default=-1) + 1
+                self._done[group, queue] = min(done, end)
+
+
+class RestartMovesNoQueue:
+    """When a broker restarts in a calm cluster, every queue stays with its owner."""
+
+    name = "a restart moves no queue"
+
+    def __init__(self) -> None:
+        self._owned: dict[str, tuple[MessageQueue, ...]] = {}
+        self._is_calm = False
+
+    def handlers(self) -> Mapping[type[Event], Handler]:
+        return {Assigned: self._assigned, Calm: self._calm, Left: self._left}
+
+    def _assigned(self, event: Assigned) -> Iterator[str]:
+        before = self._owned.get(event.member, ())
+        self._owned[event.member] = event.queues
+        if self._is_calm:
+            yield (
+                f"{event.member} owned {', '.join(map(str, before)) or 'no queue'}, and owns "
+                f"{', '.join(map(str, event.queues)) or 'no queue'} after a restart"
+            )
+
+    def _calm(self, _: Calm) -> None:
+        self._is_calm = True
+
+    def _left(self, _: Left) -> None:
+        self._is_calm = False

@@ -1,0 +1,68 @@
+"""Queues have no gaps and no foreign bodies, and keep the order of each producer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from turbopump.message import MessageQueue
+from turbopump.testing.simulate.events import Acknowledged, BrokerUp, Event, Readable
+from turbopump.testing.simulate.history import Handler
+from turbopump.testing.simulate.ledger import Ledger
+from turbopump.wire.names import OFFSET_MOVED_TOPIC
+
+
+class QueuesDense:
+    """Offsets of a queue follow each other, and each holds one whole message."""
+
+    name = "queues are dense"
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def handlers(self) -> Mapping[type[Event], Handler]:
+        return {Readable: self._next, BrokerUp: self._all}
+
+    def _next(self, event: Readable) -> Iterator[str]:
+        expected = max(self._ledger.stored.get(event.queue, {}), default=-1) + 1
+        if event.offset != expected:
+            yield f"{event.queue} continues with offset {event.offset}, not {expected}"
+        if event.message.key is None and event.queue.topic != OFFSET_MOVED_TOPIC:
+            yield f"{event.queue} offset {event.offset} holds a body that was never sent"
+
+    def _all(self, event: BrokerUp) -> Iterator[str]:
+        for queue, (begin, messages) in event.contents.items():
+            if begin != 0 and messages:
+                yield f"{queue} begins with offset {begin}, not 0"
+            for offset, message in enumerate(messages, begin):
+                if message.key is None and queue.topic != OFFSET_MOVED_TOPIC:
+                    yield f"{queue} offset {offset} holds a body that was never sent there"
+
+
+class ProducerOrder:
+    """What a producer sends one after the other has rising offsets in each queue."""
+
+    name = "order of each producer"
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._last: dict[tuple[str, MessageQueue], Acknowledged] = {}
+
+    def handlers(self) -> Mapping[type[Event], Handler]:
+        return {Acknowledged: self._follow, BrokerUp: self._forget_lost}
+
+    def _follow(self, event: Acknowledged) -> Iterator[str]:
+        if self._ledger.sends[event.key].delay_us:
+            return
+        last = self._last.get((event.producer, event.queue))
+        self._last[event.producer, event.queue] = event
+        if last is not None and event.offset <= last.offset:
+            yield (
+                f"{event.producer} sent {last.key} before {event.key}, but their offsets in "
+                f"{event.queue} are {last.offset} and {event.offset}"
+            )
+
+    def _forget_lost(self, event: BrokerUp) -> None:
+        for place, last in tuple(self._last.items()):
+            stored = self._ledger.stored.get(last.queue, {})
+            if last.queue.broker == event.broker and last.offset not in stored:
+                del self._last[place]

@@ -1,0 +1,321 @@
+"""Makes the planned faults happen, and repairs them."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from random import Random
+
+from turbopump.testing.disk_faults import Chances
+from turbopump.testing.loop import virtual_loop
+from turbopump.testing.memory_net import LinkQuality
+from turbopump.testing.simulate.broken_work import BrokenWork
+from turbopump.testing.simulate.events import (
+    ClockJumped,
+    Down,
+    Event,
+    FaultBegan,
+    FaultEnded,
+    Healed,
+)
+from turbopump.testing.simulate.fault_plan import DISK_FAULTS, Fault, FaultKind
+from turbopump.testing.simulate.load import Load
+from turbopump.testing.simulate.world import World
+
+_FULL = 0.97
+_DOOM_S = 10.0
+_MEMBERS_MAX = 4
+_DOWN = {
+    FaultKind.KILL_BROKER: Down.KILLED,
+    FaultKind.POWER_LOSS: Down.POWER_LOST,
+    FaultKind.RESTART_BROKER: Down.STOPPED,
+}
+
+
+class Faults:
+    """Carries out the faults of a plan."""
+
+    def __init__(self, world: World, load: Load, broken: list[BrokenWork]) -> None:
+        self.injected: Counter[str] = Counter()
+        """How many faults had an effect, by kind."""
+        self._world = world
+        self._load = load
+        self._broken = broken
+        self._calm_quality = world.network.quality
+        self._restarting: set[str] = set()
+        self._disturbed_disks: Counter[str] = Counter()
+
+    async def run(self) -> None:
+        """Let all faults happen, and return when none is under way."""
+        tasks = [asyncio.create_task(self._happen(fault)) for fault in self._world.plan.faults]
+        await asyncio.gather(*tasks)
+        self._world.heal()
+        for name in self._world.plan.brokers:
+            self._world.calm_disk(name)
+        self._world.network.quality = self._calm_quality
+        self._note(Healed(self._world.now_us))
+
+    async def _happen(self, fault: Fault) -> None:
+        await asyncio.sleep(fault.at_s)
+        for _ in range(fault.turns):
+            await asyncio.sleep(0)
+        happened = await self._effect(fault)(fault)
+        if happened:
+            self.injected[fault.kind.name.lower().replace("_", " ")] += 1
+
+    def _effect(self, fault: Fault) -> Callable[[Fault], Awaitable[bool]]:
+        if fault.kind in _DOWN:
+            return self._restart_broker
+        if fault.kind in DISK_FAULTS:
+            return self._disturb_disk
+        effects: dict[FaultKind, Callable[[Fault], Awaitable[bool]]] = {
+            FaultKind.RESET: self._reset,
+            FaultKind.ISOLATE: self._isolate,
+            FaultKind.PARTITION: self._partition,
+            FaultKind.LOSE: self._lose,
+            FaultKind.SLOW_NETWORK: self._slow_network,
+            FaultKind.REFUSE: self._refuse,
+            FaultKind.FREEZE: self._freeze,
+            FaultKind.KILL_NAMESERVER: self._kill_nameserver,
+            FaultKind.KILL_MEMBER: self._kill_member,
+            FaultKind.LEAVE: self._leave,
+            FaultKind.JOIN: self._join,
+            FaultKind.KILL_PRODUCER: self._kill_producer,
+            FaultKind.CRASH_AT_CHANGE: self._crash_at_change,
+            FaultKind.BROKEN_WORK: self._break_work,
+            FaultKind.CLOCK_JUMP: self._jump_clock,
+        }
+        return effects[fault.kind]
+
+    # --- network ----------------------------------------------------------------------------------
+
+    async def _reset(self, fault: Fault) -> bool:
+        count = sum(self._world.network.cut(host) for host in self._hosts(fault.target))
+        self._began(fault, f"({count} connections)")
+        return count > 0
+
+    async def _isolate(self, fault: Fault) -> bool:
+        hosts = self._hosts(fault.target)
+        pairs = [(host, other) for host in hosts for other in self._world.all_hosts()]
+        return await self._apart(fault, [pair for pair in pairs if pair[0] != pair[1]])
+
+    async def _partition(self, fault: Fault) -> bool:
+        ones, others = self._hosts(fault.target), self._hosts(fault.other)
+        return await self._apart(fault, [(one, other) for one in ones for other in others])
+
+    async def _apart(self, fault: Fault, pairs: list[tuple[str, str]]) -> bool:
+        self._began(fault)
+        for one, other in pairs:
+            self._world.network.partition(one, other)
+        await asyncio.sleep(fault.duration_s)
+        for one, other in pairs:
+            self._world.network.join(one, other)
+        self._ended(fault)
+        return bool(pairs)
+
+    async def _lose(self, fault: Fault) -> bool:
+        """Lose what one end sends, then reset: TCP delivers no stream with a hole in it."""
+        network = self._world.network
+        pairs = [(a, b) for a in self._hosts(fault.target) for b in self._hosts(fault.other)]
+        self._began(fault)
+        for source, target in pairs:
+            network.lose(source, target)
+        await asyncio.sleep(fault.duration_s)
+        for source, target in pairs:
+            network.stop_losing(source, target)
+            network.cut(source, target)
+        self._ended(fault)
+        return bool(pairs)
+
+    async def _slow_network(self, fault: Fault) -> bool:
+        network = self._world.network
+        self._began(fault, f"({fault.amount:g} ms)")
+        network.quality = LinkQuality(fault.amount / 4, fault.amount, cut_chance=0.1)
+        await asyncio.sleep(fault.duration_s)
+        network.quality = self._calm_quality
+        self._ended(fault)
+        return True
+
+    async def _refuse(self, fault: Fault) -> bool:
+        hosts = self._hosts(fault.target)
+        self._began(fault)
+        for host in hosts:
+            self._world.network.refuse(host)
+            self._world.network.cut(host)
+        await asyncio.sleep(fault.duration_s)
+        for host in hosts:
+            self._world.network.accept(host)
+        self._ended(fault)
+        return bool(hosts)
+
+    async def _freeze(self, fault: Fault) -> bool:
+        hosts = list(self._hosts(fault.target))
+        self._began(fault)
+        for host in hosts:
+            self._world.network.stop_reading(host)
+        await asyncio.sleep(fault.duration_s)
+        for host in hosts:
+            self._world.network.resume_reading(host)
+        self._ended(fault)
+        return bool(hosts)
+
+    def _hosts(self, name: str) -> list[str]:
+        return list(self._world.host_names(name))
+
+    # --- processes --------------------------------------------------------------------------------
+
+    async def _restart_broker(self, fault: Fault) -> bool:
+        name = fault.target
+        if name in self._restarting or name not in self._world.brokers:
+            return False
+        await self._restart(name, _DOWN[fault.kind], fault.duration_s)
+        return True
+
+    async def _crash_at_change(self, fault: Fault) -> bool:
+        """Let a broker die at one of the next changes on its disk, even while it starts."""
+        name, struck = fault.target, asyncio.Event()
+        if self._world.disk(name).on_operation is not None:
+            return False
+        how = Down.POWER_LOST if fault.turns % 2 else Down.KILLED
+        self._began(fault, f"({fault.amount:g} changes on)")
+        self._world.doom(name, int(fault.amount), how, struck.set)
+        try:
+            async with asyncio.timeout(_DOOM_S):
+                await struck.wait()
+        except TimeoutError:
+            self._world.spare(name)
+            return False
+        if name in self._world.brokers and name not in self._restarting:
+            await self._restart(name, how, fault.duration_s)
+        return True
+
+    async def _restart(self, name: str, how: Down, down_s: float) -> None:
+        self._restarting.add(name)
+        try:
+            await self._world.end_broker(name, how)
+            await asyncio.sleep(down_s)
+            await self._world.begin_broker(name)
+        finally:
+            self._restarting.discard(name)
+
+    async def _kill_nameserver(self, fault: Fault) -> bool:
+        number = int(fault.target.removeprefix("ns"))
+        if number in self._world.down_nameservers:
+            return False
+        await self._world.kill_nameserver(number)
+        await asyncio.sleep(fault.duration_s)
+        await self._world.restart_nameserver(number)
+        return True
+
+    async def _kill_member(self, fault: Fault) -> bool:
+        """Kill a member; another process takes its place."""
+        member = self._load.any_member(fault.target, fault.turns)
+        if member is None:
+            return False
+        await self._load.crash(member)
+        await asyncio.sleep(fault.duration_s)
+        await self._load.add_member(fault.target)
+        return True
+
+    async def _leave(self, fault: Fault) -> bool:
+        member = self._load.any_member(fault.target, fault.turns)
+        if member is None:
+            return False
+        await self._load.leave(member)
+        await asyncio.sleep(fault.duration_s)
+        await self._load.add_member(fault.target)
+        return True
+
+    async def _join(self, fault: Fault) -> bool:
+        if len(self._load.members_of(fault.target)) >= _MEMBERS_MAX:
+            return False
+        await self._load.add_member(fault.target)
+        return True
+
+    async def _kill_producer(self, fault: Fault) -> bool:
+        self._began(fault)
+        await self._load.senders[fault.target].crash()
+        return True
+
+    async def _break_work(self, fault: Fault) -> bool:
+        """Let a piece of background work raise once, as if it had a bug."""
+        is_broker = fault.target in self._world.plan.brokers
+        work = self._broker_work(fault) if is_broker else self._member_work(fault)
+        if work is not None:
+            self._began(fault, f"({work.name})")
+            self._broken.append(work)
+        return work is not None
+
+    def _broker_work(self, fault: Fault) -> BrokenWork | None:
+        world, name = self._world, fault.target
+        broker = world.brokers.get(name)
+        if broker is None or name in world.doomed:
+            return None
+        owner, method = (
+            (broker.path.arrivals, "wake_behind"),
+            (broker.store, "retain"),
+            (broker.state.offsets.saving, "try_save"),
+        )[int(fault.amount)]
+
+        def is_due() -> bool:
+            # Offsets are saved only when there are new ones.
+            return method != "try_save" and world.brokers.get(name) is broker
+
+        return BrokenWork(owner, method, f"{method} of {name}", is_due)
+
+    def _member_work(self, fault: Fault) -> BrokenWork | None:
+        member = self._load.any_member(fault.target, fault.turns)
+        if member is None:
+            return None
+        members = self._load.members_of(fault.target)
+        name = f"heartbeat of {member.name}"
+        return BrokenWork(member.session, "heartbeat", name, lambda: member in members)
+
+    # --- disks and clocks -------------------------------------------------------------------------
+
+    async def _disturb_disk(self, fault: Fault) -> bool:
+        name = fault.target
+        disk = self._world.disk(name)
+        self._began(fault, f"({fault.amount:g})" if fault.amount else "")
+        match fault.kind:
+            case FaultKind.SLOW_DISK:
+                disk.sync_ms = int(fault.amount)
+            case FaultKind.STALL_DISK:
+                disk.stall()
+            case FaultKind.FAIL_SYNCS:
+                disk.fail_syncs()
+            case FaultKind.FAIL_WRITES:
+                disk.fail_writes(errno.ENOSPC)
+            case FaultKind.FLAKY_DISK:
+                disk.random = disk.random or Random(self._world.plan.seed)  # noqa: S311 - the same in every run
+                disk.chances = Chances(write_fails=fault.amount, sync_fails=fault.amount)
+            case _:
+                disk.fullness = _FULL
+        self._disturbed_disks[name] += 1
+        await asyncio.sleep(fault.duration_s)
+        self._disturbed_disks[name] -= 1
+        if not self._disturbed_disks[name]:
+            self._world.calm_disk(name)
+        self._ended(fault)
+        return True
+
+    async def _jump_clock(self, fault: Fault) -> bool:
+        by_ms = round(fault.amount * 1000)
+        virtual_loop().clock.jump_wall(by_ms)
+        self._note(ClockJumped(self._world.now_us, by_ms * 1000))
+        return True
+
+    # --- noting -----------------------------------------------------------------------------------
+
+    def _began(self, fault: Fault, text: str = "") -> None:
+        target = f"{fault.target} {fault.other}".strip()
+        self._note(FaultBegan(self._world.now_us, fault.kind.value, target, text))
+
+    def _ended(self, fault: Fault) -> None:
+        target = f"{fault.target} {fault.other}".strip()
+        self._note(FaultEnded(self._world.now_us, fault.kind.value, target))
+
+    def _note(self, event: Event) -> None:
+        self._world.history.add(event)

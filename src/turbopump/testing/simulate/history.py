@@ -1,0 +1,78 @@
+"""The history of a run: every event in order, judged as it comes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from turbopump.testing.simulate.events import US_PER_S, Event
+
+Handler = Callable[[Any], Iterable[str] | None]
+"""Judges an event of one type; returns what it violates."""
+
+
+class Check(Protocol):
+    """One invariant."""
+
+    name: str
+
+    def handlers(self) -> Mapping[type[Event], Handler]:
+        """Return what is to be called with each event of a type."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A guarantee that was not kept."""
+
+    at_us: int
+    check: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.check}: {self.text} (at {self.at_us / US_PER_S:.6f} s)"
+
+
+class History:
+    """Keeps events, and has the checks judge each of them."""
+
+    def __init__(self, checks: Sequence[Check] = ()) -> None:
+        self.events: list[Event] = []
+        self.violations: list[Violation] = []
+        self.on_violation: Callable[[], object] = lambda: None
+        self._is_closed = False
+        self._handlers: defaultdict[type[Event], list[tuple[str, Handler]]] = defaultdict(list)
+        for check in checks:
+            for kind, handler in check.handlers().items():
+                self._handlers[kind].append((check.name, handler))
+
+    def add(self, event: Event) -> None:
+        """Note an event; calls `on_violation` if it must not have happened."""
+        if self._is_closed:
+            return
+        self.events.append(event)
+        found = [
+            Violation(event.at_us, name, text)
+            for name, handler in self._handlers.get(type(event), ())
+            for text in handler(event) or ()
+        ]
+        if found:
+            self.violations += found
+            self.on_violation()
+
+    def close(self) -> None:
+        """Note nothing any more: what comes only ends the run."""
+        self._is_closed = True
+
+    def lines(self) -> list[str]:
+        """Return the events as text: time, who, what."""
+        return [
+            f"{event.at_us / US_PER_S:12.6f}  {event.who:<12}  {event}" for event in self.events
+        ]
+
+    def digest(self) -> str:
+        """Return what is the same for the same history only."""
+        return hashlib.sha256("\n".join(self.lines()).encode()).hexdigest()

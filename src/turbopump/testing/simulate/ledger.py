@@ -1,0 +1,248 @@
+"""What the checks have in common: what was sent, what is stored, what was consumed, what was lost.
+
+It judges nothing.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from turbopump.message import MessageQueue
+from turbopump.testing.simulate.events import (
+    US_PER_S,
+    Acknowledged,
+    BrokerDown,
+    BrokerUp,
+    ConsumeBegan,
+    ConsumeEnded,
+    Down,
+    Event,
+    FaultBegan,
+    FaultEnded,
+    Joined,
+    Left,
+    Readable,
+    Result,
+    SendBegan,
+    Stored,
+)
+from turbopump.testing.simulate.fault_plan import DISK_FAULTS
+from turbopump.testing.simulate.history import Handler
+from turbopump.testing.simulate.plan import Group, GroupKind, Plan
+from turbopump.wire.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC
+
+UNFLUSHED_US = 11 * US_PER_S
+"""So much may be lost with the power in asynchronous mode: 10 s, and the flush itself."""
+
+_DISK_FAULTS = frozenset(kind.value for kind in DISK_FAULTS)
+
+
+@dataclass(slots=True)
+class Attempts:
+    """What a group has done with one message of one queue."""
+
+    begun_us: dict[tuple[str, int], int] = field(default_factory=dict)
+    """Calls that run, by member and number."""
+    results: set[tuple[Result, int]] = field(default_factory=set)
+    """How calls ended, and how often the message had been retried before."""
+    expired_us: int | None = None
+    """When the consumer may first have sent it back because the listener took too long."""
+
+    def is_done(self, group: Group) -> bool:
+        """Whether the group may commit an offset beyond this message, as far as calls tell."""
+        if any(result is Result.SUCCESS for result, _ in self.results):
+            return True
+        failures = [times for result, times in self.results if result is Result.FAILURE]
+        if group.kind is GroupKind.ORDERLY:
+            # Not sent back before it was tried often enough, as that would change the order.
+            return any(times >= group.attempts_max for times in failures)
+        return bool(failures)
+
+
+Place = tuple[str, MessageQueue]
+"""A queue as one group sees it."""
+
+
+class Ledger:
+    """Follows a history."""
+
+    name = "ledger"
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.groups = {group.name: group for group in plan.groups}
+        self.sends: dict[str, SendBegan] = {}
+        self.acknowledged: dict[str, Acknowledged] = {}
+        self.stored: defaultdict[MessageQueue, dict[int, Stored]] = defaultdict(dict)
+        """What can be read now, or could when the broker ran last."""
+        self.stored_us: dict[tuple[MessageQueue, int], int] = {}
+        self.attempts: defaultdict[Place, defaultdict[int, Attempts]] = defaultdict(
+            lambda: defaultdict(Attempts)
+        )
+        self.running = 0
+        """How many calls of listeners run, counted by message."""
+        self.consumed_us = 0
+        """When the last of them ended."""
+        self.succeeded: defaultdict[str, set[str]] = defaultdict(set)
+        """Keys by group."""
+        self.downs: dict[str, BrokerDown] = {}
+        """How each broker ended the last time."""
+        self._up_us: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+        """When each broker ran."""
+        self._up_since_us: dict[str, int] = {}
+        self._reused: defaultdict[MessageQueue, set[int]] = defaultdict(set)
+        """Offsets whose messages were lost with the power, and which later messages may have."""
+        self.power_losses_us: list[int] = []
+        self.lost: set[str] = set()
+        """Keys of messages of which a copy was lost with the power, wherever it was stored."""
+        self._stored_by_us: defaultdict[str, list[int]] = defaultdict(list)
+        """When a broker was asked to store a message, by key: by a producer, or after a failure."""
+        self._unsettled_us: defaultdict[str, int] = defaultdict(int)
+        """When members of a group last changed, by group; "" is for what concerns all of them."""
+        self._disk_faults: defaultdict[str, list[list[int]]] = defaultdict(list)
+
+    def handlers(self) -> Mapping[type[Event], Handler]:
+        return {
+            SendBegan: self._send_began,
+            Acknowledged: self._acknowledged,
+            Readable: self._readable,
+            ConsumeBegan: self._consume_began,
+            ConsumeEnded: self._consume_ended,
+            BrokerDown: self._down,
+            BrokerUp: self._up,
+            Joined: self._members_changed,
+            Left: self._members_changed,
+            FaultBegan: self._fault_began,
+            FaultEnded: self._fault_ended,
+        }
+
+    # --- questions --------------------------------------------------------------------------------
+
+    def may_be_lost(self, broker: str, since_us: int) -> bool:
+        """Whether what was written then may be gone, given how the broker ended the last time.
+
+        For messages that are not flushed before they are acknowledged: asynchronous mode, or
+        sends that do not wait for the disk.
+        """
+        down = self.downs.get(broker)
+        if down is None or down.how is not Down.POWER_LOST or since_us > down.at_us:
+            return False
+        flushing_us = sum(
+            end_us - max(begin_us, since_us)
+            for begin_us, end_us in self._up_us[broker]
+            if end_us > since_us
+        )
+        return flushing_us < UNFLUSHED_US or self.disk_failed(broker, since_us)
+
+    def disk_failed(self, broker: str, since_us: int) -> bool:
+        """Whether a broker's disk did not work as it should at any time from then on."""
+        return any(end >= since_us - UNFLUSHED_US for _, end in self._disk_faults[broker])
+
+    def unsettled_us(self, group: str) -> int:
+        """Return when anything last happened that may move the queues of a group."""
+        return max(self._unsettled_us[group], self._unsettled_us[""])
+
+    def is_reused(self, queue: MessageQueue, offset: int) -> bool:
+        return offset in self._reused.get(queue, ())
+
+    def has_lost(self, key: str) -> bool:
+        """Whether a copy of a message was lost with the power, or may have been unseen."""
+        return key in self.lost or any(
+            0 <= loss_us - at_us < US_PER_S
+            for loss_us in self.power_losses_us
+            for at_us in self._stored_by_us.get(key, ())
+        )
+
+    def dead_letters(self, group: str) -> set[str]:
+        """Return the keys of a group's dead letters."""
+        return set(self.keys_in(DEAD_LETTER_PREFIX + group))
+
+    def keys_in(self, topic: str) -> Iterable[str]:
+        """Return the keys of all messages that can be read from a topic."""
+        return [
+            message.key
+            for queue, messages in self.stored.items()
+            if queue.topic == topic
+            for message in messages.values()
+            if message.key is not None
+        ]
+
+    def is_own(self, topic: str) -> bool:
+        """Whether producers send to a topic, and not the broker itself."""
+        return topic != SCHEDULE_TOPIC and not topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
+
+    # --- events -----------------------------------------------------------------------------------
+
+    def _send_began(self, event: SendBegan) -> None:
+        self.sends[event.key] = event
+
+    def _acknowledged(self, event: Acknowledged) -> None:
+        self._stored_by_us[event.key].append(event.at_us)
+        self.acknowledged[event.key] = event
+
+    def _readable(self, event: Readable) -> None:
+        self.stored[event.queue][event.offset] = event.message
+        self.stored_us[event.queue, event.offset] = event.at_us
+
+    def _consume_began(self, event: ConsumeBegan) -> None:
+        attempts = self.attempts[event.group, event.queue][event.offset]
+        attempts.begun_us[event.member, event.call] = event.at_us
+        self.running += 1
+
+    def _consume_ended(self, event: ConsumeEnded) -> None:
+        attempts = self.attempts[event.group, event.queue][event.offset]
+        attempts.begun_us.pop((event.member, event.call), None)
+        self.running -= 1
+        self.consumed_us = event.at_us
+        attempts.results.add((event.result, event.times))
+        if event.result is Result.SUCCESS:
+            self.succeeded[event.group].add(event.key)
+        else:
+            self._stored_by_us[event.key].append(event.at_us)
+
+    def _members_changed(self, event: Joined | Left) -> None:
+        self._unsettled_us[event.group] = event.at_us
+
+    def _down(self, event: BrokerDown) -> None:
+        self._unsettled_us[""] = event.at_us
+        if event.how is Down.POWER_LOST:
+            self.power_losses_us.append(event.at_us)
+        before = self.downs.get(event.broker)
+        if before is not None and event.broker not in self._up_since_us:
+            # It had not started again: what the first left unflushed, the second may lose.
+            how = Down.POWER_LOST if Down.POWER_LOST in {before.how, event.how} else event.how
+            event = BrokerDown(before.at_us, event.broker, how)
+        self.downs[event.broker] = event
+        up_us = self._up_since_us.pop(event.broker, None)
+        if up_us is not None:
+            self._up_us[event.broker].append((up_us, event.at_us))
+
+    def _up(self, event: BrokerUp) -> None:
+        self._up_since_us[event.broker] = event.at_us
+        self._unsettled_us[""] = event.at_us
+        for queue in [queue for queue in self.stored if queue.broker == event.broker]:
+            begin, messages = event.contents.get(queue, (0, ()))
+            now = dict(enumerate(messages, begin))
+            for offset, message in self.stored.pop(queue).items():
+                if now.get(offset) != message:
+                    self._reused[queue].add(offset)
+                    self.lost.add(message.key or "")
+        for queue, (begin, messages) in event.contents.items():
+            self.stored[queue] = dict(enumerate(messages, begin))
+            for offset in self.stored[queue]:
+                self.stored_us.setdefault((queue, offset), event.at_us)
+
+    def _fault_began(self, event: FaultBegan) -> None:
+        self._unsettled_us[""] = event.at_us
+        if event.kind in _DISK_FAULTS:
+            self._disk_faults[event.target].append([event.at_us, 1 << 62])
+
+    def _fault_ended(self, event: FaultEnded) -> None:
+        self._unsettled_us[""] = event.at_us
+        if event.kind in _DISK_FAULTS:
+            for fault in self._disk_faults[event.target]:
+                if fault[1] == 1 << 62:
+                    fault[1] = event.at_us
+                    break

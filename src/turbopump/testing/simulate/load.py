@@ -1,0 +1,88 @@
+"""The clients of a run: producers, and groups whose members come and go."""
+
+from __future__ import annotations
+
+import asyncio
+
+from turbopump.testing.simulate.consumers import Member
+from turbopump.testing.simulate.observer import Observer
+from turbopump.testing.simulate.plan import Group
+from turbopump.testing.simulate.producers import Sender
+from turbopump.testing.simulate.world import World
+
+_LOOK_EVERY_S = 1.0
+
+
+class Load:
+    """All producers, and the members that run, by group."""
+
+    def __init__(self, world: World, observer: Observer) -> None:
+        plan = world.plan
+        self.senders = {name: Sender(world, name, sends) for name, sends in plan.producers.items()}
+        self._world = world
+        self._observer = observer
+        self._groups = {group.name: group for group in plan.groups}
+        self._members: dict[str, list[Member]] = {name: [] for name in self._groups}
+        self._numbers = dict.fromkeys(self._groups, 0)
+        self._watching: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start the members that groups begin with."""
+        for group in self._groups.values():
+            for _ in range(group.members):
+                await self.add_member(group.name)
+        self._watching = asyncio.create_task(self._watch())
+
+    async def send_all(self) -> None:
+        """Have every producer send what it has to send."""
+        await asyncio.gather(*(sender.run() for sender in self.senders.values()))
+
+    async def close(self) -> None:
+        """End everything in order."""
+        if self._watching is not None:
+            self._watching.cancel()
+        for sender in self.senders.values():
+            await sender.close()
+        members = [member for members in self._members.values() for member in members]
+        await asyncio.gather(*(self.leave(member) for member in members))
+
+    # --- members ----------------------------------------------------------------------------------
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        return tuple(self._groups.values())
+
+    def members_of(self, group: str) -> list[Member]:
+        """Return the members that run."""
+        return self._members[group]
+
+    def any_member(self, group: str, number: int) -> Member | None:
+        """Return one of the members that run, None when there is none."""
+        members = [member for member in self._members[group] if member.is_started]
+        return members[number % len(members)] if members else None
+
+    async def add_member(self, group: str) -> None:
+        """Let one more process join a group."""
+        self._numbers[group] += 1
+        member = Member(self._world, self._groups[group], self._numbers[group])
+        self._members[group].append(member)
+        await member.start()
+
+    async def crash(self, member: Member) -> None:
+        """Kill a member."""
+        self._members[member.group.name].remove(member)
+        await member.crash()
+        self._observer.note_assignments(member.group.name, member.name, ())
+
+    async def leave(self, member: Member) -> None:
+        """Let a member leave in order."""
+        self._members[member.group.name].remove(member)
+        await member.leave()
+        self._observer.note_assignments(member.group.name, member.name, ())
+
+    async def _watch(self) -> None:
+        while True:
+            for group, members in self._members.items():
+                for member in members:
+                    self._observer.note_assignments(group, member.name, member.assignment())
+            await asyncio.sleep(_LOOK_EVERY_S)

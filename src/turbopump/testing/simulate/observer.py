@@ -1,0 +1,114 @@
+"""Sees what brokers hold, at every instant of virtual time at which anything has changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from turbopump.broker.broker import Broker
+from turbopump.message import MessageQueue
+from turbopump.testing.simulate.events import (
+    Assigned,
+    BrokerUp,
+    Committed,
+    Readable,
+    Reopened,
+)
+from turbopump.testing.simulate.store_contents import (
+    Contents,
+    contents_of,
+    differences,
+    messages_of,
+)
+from turbopump.testing.simulate.world import World
+
+Offsets = dict[tuple[str, MessageQueue], int]
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What is known of a broker that runs."""
+
+    broker: Broker
+    marks: tuple[object, ...] = ()
+    ends: dict[MessageQueue, int] = field(default_factory=dict)
+    committed: Offsets = field(default_factory=dict)
+
+
+class Observer:
+    """Looks into brokers, and adds what is new to the history."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._seen: dict[str, _Seen] = {}
+        self._assigned: dict[str, tuple[MessageQueue, ...]] = {}
+
+    def look(self) -> bool:
+        """Look at all brokers; called when everything else is done at an instant."""
+        for name, broker in self._world.brokers.items():
+            if name in self._world.doomed:
+                continue
+            seen = self._seen.get(name)
+            if seen is None or seen.broker is not broker:
+                self._note_start(name, broker)
+                continue
+            marks = (broker.store.readable_end, broker.state.offsets.changes)
+            if marks != seen.marks:
+                seen.marks = marks
+                self._note_messages(name, seen)
+                self._note_commits(name, seen)
+        return False
+
+    def note_assignments(self, group: str, member: str, queues: tuple[MessageQueue, ...]) -> None:
+        """Note the queues of a member if they have changed."""
+        if self._assigned.get(member, ()) != queues:
+            self._assigned[member] = queues
+            self._world.history.add(Assigned(self._world.now_us, group, member, queues))
+
+    def _note_start(self, name: str, broker: Broker) -> None:
+        contents, committed = contents_of(broker.store, name), _committed(broker, name)
+        ends = {queue: begin + len(found) for queue, (begin, found) in contents.items()}
+        marks = (broker.store.readable_end, broker.state.offsets.changes)
+        self._seen[name] = _Seen(broker, marks, ends, committed)
+        self._compare_with_abandoned(name, contents)
+        self._world.history.add(BrokerUp(self._world.now_us, name, contents, committed))
+
+    def _compare_with_abandoned(self, name: str, contents: Contents) -> None:
+        """Compare with what was there before a recovery was repeated; it may have grown since."""
+        abandoned = self._world.abandoned.pop(name, None)
+        if abandoned is None:
+            return
+        same = {
+            queue: (begin, found[: len(abandoned[queue][1])])
+            for queue, (begin, found) in contents.items()
+            if queue in abandoned
+        }
+        differing = tuple(differences(abandoned, same))
+        self._world.history.add(Reopened(self._world.now_us, name, differing))
+
+    def _note_messages(self, name: str, seen: _Seen) -> None:
+        store = seen.broker.store
+        for topic, queue_id in store.queue_ids():
+            queue = MessageQueue(topic, name, queue_id)
+            known = seen.ends.get(queue, 0)
+            if store.queue_range(topic, queue_id)[1] > known:
+                for offset, message in messages_of(store, topic, queue_id, known):
+                    self._world.history.add(Readable(self._world.now_us, queue, offset, message))
+                    seen.ends[queue] = offset + 1
+
+    def _note_commits(self, name: str, seen: _Seen) -> None:
+        now = _committed(seen.broker, name)
+        for place, offset in now.items():
+            before = seen.committed.get(place)
+            if before != offset:
+                group, queue = place
+                self._world.history.add(Committed(self._world.now_us, group, queue, offset, before))
+        seen.committed = now
+
+
+def _committed(broker: Broker, name: str) -> Offsets:
+    found: Offsets = {}
+    for key, queues in broker.state.offsets.snapshot.offset_table.items():
+        topic, _, group = key.partition("@")
+        for queue_id, offset in queues.items():
+            found[group, MessageQueue(topic, name, queue_id)] = offset
+    return found

@@ -1,0 +1,251 @@
+"""What a seed decides: the cluster, its settings, its load, and what goes wrong when."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from random import Random
+
+from turbopump.testing.simulate.events import Down
+from turbopump.testing.simulate.fault_plan import Fault, planned_faults
+
+PLAIN = "plain"
+ORDERED = "ordered"
+
+DELAYS_S = (1, 2, 3, 4, 5, 6, 8, 10)
+"""The broker's delay levels, from level 1 on: short, so that retries end within the run."""
+
+CONSUME_TIMEOUT_S = 60
+"""After so long, a message that its listener still has is sent back; the shortest setting."""
+
+
+class GroupKind(Enum):
+    """How a group consumes."""
+
+    CONCURRENT = "concurrent"
+    ORDERLY = "orderly"
+    PULL = "pull"
+
+
+class Way(Enum):
+    """How a message is sent."""
+
+    PLAIN = "plain"
+    ORDERED = "ordered"
+    DELAYED = "delayed"
+    BATCH = "batch"
+    UNFLUSHED = "without waiting for the disk"
+    ONE_WAY = "one way"
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """One send of a producer, after a pause."""
+
+    pause_s: float
+    way: Way
+    keys: tuple[str, ...]
+    """Those of a batch, else one."""
+    size: int
+    delay_level: int = 0
+    shard: int = 0
+    """What a send in order is hashed by."""
+
+    @property
+    def topic(self) -> str:
+        return ORDERED if self.way is Way.ORDERED else PLAIN
+
+
+class FateKind(Enum):
+    """What a group's listener does with a message."""
+
+    SUCCEEDS = "succeeds"
+    FAILS = "fails at first"
+    RAISES = "raises at first"
+    HANGS = "hangs at first"
+    ALWAYS_FAILS = "always fails"
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What becomes of a message in a group."""
+
+    kind: FateKind
+    work_s: float
+    failures: int = 0
+    """How often it fails before it succeeds."""
+
+    def fails(self, times: int) -> bool:
+        """Whether the listener fails, when the message was retried so often before."""
+        return self.kind is FateKind.ALWAYS_FAILS or times < self.failures
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A consumer group."""
+
+    name: str
+    kind: GroupKind
+    topics: tuple[str, ...]
+    members: int
+    attempts_max: int
+    threads: int
+    batch_max: int
+    fates: Mapping[str, Fate]
+    """By the key of the message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that is decided before a run begins."""
+
+    seed: int
+    nameservers: int
+    brokers: tuple[str, ...]
+    queues: Mapping[str, int]
+    is_sync: bool
+    settings: Mapping[str, str]
+    latency_ms: float
+    jitter_ms: float
+    producers: Mapping[str, tuple[Send, ...]]
+    groups: tuple[Group, ...]
+    faults: tuple[Fault, ...]
+    load_s: float
+    """How long the load, and with it the faults, last."""
+    sync_ms: int
+    """How long a disk takes to sync when nothing is wrong with it."""
+    keeps_some: bool
+    """Whether a loss of power leaves some sectors of what was not synced, or nothing."""
+    last_restart: Down | None
+    """How a broker ends in the calm after the load, to start again."""
+    opens_twice: bool
+    """Whether a broker that crashed has its store opened, and abandoned, before it starts."""
+
+    @property
+    def mode(self) -> str:
+        return "SYNC_FLUSH" if self.is_sync else "ASYNC_FLUSH"
+
+    def described(self) -> list[str]:
+        """Describe the run for people."""
+        groups = ", ".join(
+            f"{group.name} ({group.kind.value}, {group.members} members, "
+            f"{group.attempts_max} retries, topics {'+'.join(group.topics)})"
+            for group in self.groups
+        )
+        counts = {name: sum(len(s.keys) for s in sends) for name, sends in self.producers.items()}
+        return [
+            f"{len(self.brokers)} brokers with {self.mode}, {self.nameservers} name servers",
+            f"queues: {dict(self.queues)}",
+            f"groups: {groups}",
+            f"producers: {', '.join(f'{name} ({count})' for name, count in counts.items())}",
+            *(f"fault planned: {fault}" for fault in self.faults),
+        ]
+
+
+def planned(seed: int) -> Plan:
+    """Return what a seed decides."""
+    chance = Random(seed)  # noqa: S311 - the same in every run
+    brokers = ("broker-a", "broker-b")[: chance.choice((1, 1, 2))]
+    nameservers = chance.choice((1, 1, 2))
+    load_s = chance.uniform(10, 40)
+    producers = {
+        f"producer-{number}": _sends(chance, f"p{number}", load_s)
+        for number in range(chance.choice((1, 2)))
+    }
+    groups = _groups(chance, [key for sends in producers.values() for s in sends for key in s.keys])
+    return Plan(
+        seed=seed,
+        nameservers=nameservers,
+        brokers=brokers,
+        queues={PLAIN: chance.choice((1, 2, 3)), ORDERED: chance.choice((1, 2))},
+        is_sync=chance.random() < 0.6,
+        settings=_settings(chance),
+        latency_ms=chance.choice((0.2, 0.2, 1, 5)),
+        jitter_ms=chance.choice((0, 0.1, 2, 10)),
+        producers=producers,
+        groups=groups,
+        faults=planned_faults(
+            chance, brokers, nameservers, {group.name: group.members for group in groups},
+            tuple(producers), load_s,
+        ),
+        load_s=load_s,
+        sync_ms=chance.choice((0, 0, 0, 0, 0, 1, 8)),
+        keeps_some=chance.random() < 0.7,
+        last_restart=chance.choice((None, None, Down.STOPPED, Down.KILLED, Down.POWER_LOST)),
+        opens_twice=chance.random() < 0.3,
+    )  # fmt: skip
+
+
+def _settings(chance: Random) -> dict[str, str]:
+    return {
+        "messageDelayLevel": " ".join(f"{delay}s" for delay in DELAYS_S),
+        "maxMessageSize": "8192",
+        "mappedFileSizeCommitLog": str(chance.choice((96 * 1024, 128 * 1024, 1024 * 1024))),
+        "mappedFileSizeConsumeQueue": str(20 * chance.choice((20, 100, 1000))),
+        "messageIndexEnable": chance.choice(("true", "false")),
+        "flushDelayOffsetInterval": str(chance.choice((1000, 10_000))),
+    }
+
+
+def _sends(chance: Random, prefix: str, load_s: float) -> tuple[Send, ...]:
+    count = chance.randint(6, 20)
+    sends, number = [], 0
+    ways = chance.choices(
+        list(Way), weights=(10, 8, chance.choice((0, 3)), 2, chance.choice((0, 1)), 1), k=count
+    )
+    for way in ways:
+        size = chance.randint(2, 4) if way is Way.BATCH else 1
+        keys = tuple(f"{prefix}-{number + at}" for at in range(size))
+        number += size
+        sends.append(
+            Send(
+                pause_s=chance.expovariate(count / load_s),
+                way=way,
+                keys=keys,
+                size=chance.choice((20, 200, 1200, 3000)),
+                delay_level=chance.randint(1, 6) if way is Way.DELAYED else 0,
+                shard=chance.randrange(4),
+            )
+        )
+    return tuple(sends)
+
+
+def _groups(chance: Random, keys: list[str]) -> tuple[Group, ...]:
+    kinds = list(GroupKind)
+    chance.shuffle(kinds)
+    kinds = [*kinds[: chance.choice((1, 1, 2))], GroupKind.CONCURRENT]
+    return tuple(
+        _group(chance, f"group-{number}", kind, keys) for number, kind in enumerate(kinds[:3])
+    )
+
+
+def _group(chance: Random, name: str, kind: GroupKind, keys: list[str]) -> Group:
+    attempts_max = chance.choice((1, 2, 3))
+    is_orderly = kind is GroupKind.ORDERLY
+    topics = (ORDERED,) if is_orderly and chance.random() < 0.6 else (PLAIN, ORDERED)
+    hangs = chance.random() < 0.15 and kind is GroupKind.CONCURRENT
+    # Pull consumers of this kind have no retries: whoever polls handles failures itself.
+    failing = 0.0 if kind is GroupKind.PULL else chance.choice((0.0, 0.1, 0.25))
+    return Group(
+        name=name,
+        kind=kind,
+        topics=topics,
+        members=chance.choice((1, 1, 2, 2, 3)),
+        attempts_max=attempts_max,
+        threads=chance.choice((1, 2, 20)),
+        # A call fails or succeeds as a whole, so messages that fail are not called with others.
+        batch_max=1 if failing or hangs else chance.choice((1, 4)),
+        fates={key: _fate(chance, failing, attempts_max, hangs=hangs) for key in keys},
+    )
+
+
+def _fate(chance: Random, failing: float, attempts_max: int, *, hangs: bool) -> Fate:
+    work_s = chance.choice((0.0, 0.0, 0.001, 0.05, 0.5, 2.0))
+    if chance.random() >= failing:
+        if hangs and chance.random() < 0.05:
+            return Fate(FateKind.HANGS, chance.uniform(5, CONSUME_TIMEOUT_S + 20))
+        return Fate(FateKind.SUCCEEDS, work_s)
+    kind = chance.choice((FateKind.FAILS, FateKind.RAISES, FateKind.ALWAYS_FAILS))
+    failures = 0 if kind is FateKind.ALWAYS_FAILS else chance.randint(1, attempts_max)
+    return Fate(kind, work_s, failures)

@@ -1,0 +1,146 @@
+"""Producers: each sends what the plan says, one message after the other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+
+from turbopump.client.calls import SendStatus
+from turbopump.client.outgoing import Outgoing
+from turbopump.client.producer import Producer
+from turbopump.client.selectors import by_hash
+from turbopump.client.send_hooks import SendReceipt
+from turbopump.errors import TurbopumpError
+from turbopump.message import Message, MessageQueue
+from turbopump.testing.simulate.bodies import body_of
+from turbopump.testing.simulate.events import (
+    US_PER_S,
+    Acknowledged,
+    SendBegan,
+    SendFailed,
+    SendTried,
+)
+from turbopump.testing.simulate.plan import DELAYS_S, Send, Way
+from turbopump.testing.simulate.world import World
+
+
+class Sender:
+    """One producer, across the processes that it has one after the other."""
+
+    def __init__(self, world: World, name: str, sends: Sequence[Send]) -> None:
+        self.name = name
+        self._world = world
+        self._sends = sends
+        self._sending: Send | None = None
+        self._producer: Producer | None = None
+        self._session = world.client(name)
+        self._is_dead = False
+
+    async def run(self) -> None:
+        """Send everything."""
+        await self._start()
+        for send in self._sends:
+            await asyncio.sleep(send.pause_s)
+            await self.send(send)
+
+    async def close(self) -> None:
+        """End in order."""
+        if self._producer is not None:
+            await self._producer.close()
+
+    async def crash(self) -> None:
+        """Die and begin again as another process; the message under way may be sent or not."""
+        producer, session = self._producer, self._session
+        self._world.kill_client(session)
+        self._session = self._world.client(self.name)
+        await self._start()
+        if producer is not None:
+            await producer.close()
+
+    async def _start(self) -> None:
+        producer = Producer(self.name, session=self._session, hooks=[_Tries(self)])
+        await producer.start()
+        self._producer = producer
+
+    # --- one message ------------------------------------------------------------------------------
+
+    async def send(self, send: Send) -> None:
+        """Send a message or a batch, and note what becomes of it."""
+        assert self._producer is not None, "started"
+        self._sending = send
+        delay_us = DELAYS_S[send.delay_level - 1] * US_PER_S if send.delay_level else 0
+        is_durable = send.way not in (Way.UNFLUSHED, Way.ONE_WAY)
+        for key in send.keys:
+            self._note(
+                SendBegan(self._world.now_us, self.name, key, send.topic, delay_us, is_durable)
+            )
+        try:
+            receipt = await self._call(self._producer, send)
+        except TurbopumpError as error:
+            self._failed(send, type(error).__name__)
+        else:
+            self._stored(send, receipt)
+
+    def tried(self) -> None:
+        """Note that a request leaves."""
+        for key in () if self._sending is None else self._sending.keys:
+            self._note(SendTried(self._world.now_us, self.name, key))
+
+    def _call(self, producer: Producer, send: Send) -> Awaitable[SendReceipt | None]:
+        messages = [
+            Message(
+                send.topic,
+                body_of(key, send.size),
+                delay_level=send.delay_level,
+                wait_stored=send.way is not Way.UNFLUSHED,
+            )
+            for key in send.keys
+        ]
+        match send.way:
+            case Way.BATCH:
+                return producer.send_batch(messages)
+            case Way.ORDERED:
+                return producer.send(messages[0], to=by_hash(send.shard))
+            case Way.ONE_WAY:
+                return producer.send_oneway(messages[0])
+            case _:
+                return producer.send(messages[0])
+
+    def _stored(self, send: Send, receipt: SendReceipt | None) -> None:
+        if receipt is None:
+            self._failed(send, "sent one way")
+        elif receipt.status is not SendStatus.OK:
+            self._failed(send, receipt.status.name)
+        else:
+            for number, key in enumerate(send.keys):
+                self._note(
+                    Acknowledged(
+                        self._world.now_us,
+                        self.name,
+                        key,
+                        receipt.queue,
+                        receipt.queue_offset + number,
+                    )
+                )
+
+    def _failed(self, send: Send, reason: str) -> None:
+        for key in send.keys:
+            self._note(SendFailed(self._world.now_us, self.name, key, reason))
+
+    def _note(self, event: SendBegan | SendTried | Acknowledged | SendFailed) -> None:
+        self._world.history.add(event)
+
+
+class _Tries:
+    """Notes each request of a producer, retries included."""
+
+    def __init__(self, sender: Sender) -> None:
+        self._sender = sender
+
+    def before_send(self, group: str, sent: Outgoing, queue: MessageQueue) -> None:  # noqa: ARG002 - as the protocol has it
+        self._sender.tried()
+
+    def after_send(
+        self, group: str, sent: Outgoing, queue: MessageQueue, outcome: SendReceipt | Exception
+    ) -> None:
+        """See nothing: the send itself reports its outcome."""

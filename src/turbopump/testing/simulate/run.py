@@ -1,0 +1,229 @@
+"""Runs one seed: load under faults, healing, draining, a last look at everything."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import traceback
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from turbopump.testing import inside
+from turbopump.testing.loop import Deadlock, VirtualTimeLoop, virtual_loop
+from turbopump.testing.places import where
+from turbopump.testing.simulate.broken_work import BrokenWork
+from turbopump.testing.simulate.checks import all_checks
+from turbopump.testing.simulate.checks.duplicates import BoundedDuplicates
+from turbopump.testing.simulate.checks.outcomes import EveryMessageEnds
+from turbopump.testing.simulate.checks.promptness import PROMPT_US, DeliveredPromptly
+from turbopump.testing.simulate.events import US_PER_S, Calm, Down, Ended, Unexpected
+from turbopump.testing.simulate.faults import Faults
+from turbopump.testing.simulate.history import History, Violation
+from turbopump.testing.simulate.ledger import Ledger
+from turbopump.testing.simulate.load import Load
+from turbopump.testing.simulate.observer import Observer
+from turbopump.testing.simulate.plan import GroupKind, Plan, Send, Way, planned
+from turbopump.testing.simulate.unexpected import hearing_errors, is_bug
+from turbopump.testing.simulate.world import World
+from turbopump.testing.waiting import until
+
+REAL_LIMIT_S = 120.0
+_DRAIN_S = 600.0
+"""Longer than all timeouts and retries of a run together."""
+_SETTLE_S = 60.0
+"""After so long without faults, every client and server has noticed that they are over."""
+
+_IDLE_S = 3.0
+_SAVED_S = 12.0
+_RECONNECTED_S = 40.0
+"""More than the 35 s for which a broker that has started counts on the members of before."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a run came to."""
+
+    seed: int
+    violations: list[Violation] = field(default_factory=list)
+    history: list[str] = field(default_factory=list)
+    digest: str = ""
+    virtual_s: float = 0.0
+    real_s: float = 0.0
+    faults: Counter[str] = field(default_factory=Counter)
+    sent: int = 0
+    acknowledged: int = 0
+    deliveries: int = 0
+    stored_twice: int = 0
+    consumed_twice: int = 0
+    dead_letters: int = 0
+
+
+def simulate(seed: int, *, keeps_history: bool = False) -> Outcome:
+    """Run a seed; the history is kept if it is wanted, or if a check fails."""
+    plan = planned(seed)
+    run = _Run(plan)
+    start_s = time.perf_counter()
+    run.execute()
+    outcome = run.outcome()
+    outcome.real_s = time.perf_counter() - start_s
+    if keeps_history or outcome.violations:
+        outcome.history = [*plan.described(), *run.history.lines()]
+    return outcome
+
+
+class _Run:
+    """One run of a plan."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self._ledger = Ledger(plan)
+        checks = all_checks(self._ledger)
+        self.history = History(checks)
+        self._ends = next(check for check in checks if isinstance(check, EveryMessageEnds))
+        self._prompt = next(check for check in checks if isinstance(check, DeliveredPromptly))
+        self._twice = next(check for check in checks if isinstance(check, BoundedDuplicates))
+        self._faults: Counter[str] = Counter()
+        self._broken: list[BrokenWork] = []
+        self._virtual_s = 0.0
+
+    def execute(self) -> None:
+        """Run to the end, or to the first violation."""
+        self._loop = loop = VirtualTimeLoop(self.plan.seed)
+        loop.limit_real_time(REAL_LIMIT_S)
+        # Also while the loop is closed, which ends what a violation has left running.
+        with (
+            hearing_errors(self._heard) as hear,
+            asyncio.Runner(loop_factory=lambda: loop) as runner,
+        ):
+            hear(runner.get_loop())
+            try:
+                runner.run(self._until_violation())
+            except Deadlock as deadlock:
+                self._unexpected(f"no end: {deadlock}")
+            self.history.close()
+            self._virtual_s = loop.time()
+
+    def _heard(self, text: str, error: BaseException | None) -> None:
+        for work in self._broken:
+            work.heard(error)
+        if is_bug(text, error):
+            self._unexpected(f"{text}: {error!r}")
+
+    def outcome(self) -> Outcome:
+        ledger = self._ledger
+        return Outcome(
+            seed=self.plan.seed,
+            violations=self.history.violations,
+            digest=self.history.digest(),
+            virtual_s=self._virtual_s,
+            faults=self._faults,
+            sent=len(ledger.sends),
+            acknowledged=len(ledger.acknowledged),
+            deliveries=sum(map(len, ledger.succeeded.values())),
+            stored_twice=self._twice.stored_twice,
+            consumed_twice=self._twice.consumed_twice,
+            dead_letters=sum(len(ledger.dead_letters(name)) for name in ledger.groups),
+        )
+
+    async def _until_violation(self) -> None:
+        violated = asyncio.Event()
+        self.history.on_violation = violated.set
+        work = asyncio.create_task(self._work())
+        watch = asyncio.create_task(violated.wait())
+        await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
+        watch.cancel()
+        if not work.done():
+            self.history.close()
+            work.cancel()
+            await asyncio.wait({work}, timeout=60)
+        elif (error := work.exception()) is not None:
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            self._unexpected(f"the run ended with {error!r} at {place.filename}:{place.lineno}")
+
+    async def _work(self) -> None:
+        world = World(self.plan, self.history)
+        loop, before = virtual_loop(), asyncio.all_tasks()
+        async with world:
+            observer = Observer(world)
+            with loop.watched(observer.look):
+                await self._serve(world, observer)
+            for name in tuple(world.brokers):
+                await world.end_broker(name, Down.STOPPED)
+                world.open_twice(name)
+        self._look_for_rest(world, before)
+        self.history.add(Ended(world.now_us))
+
+    async def _serve(self, world: World, observer: Observer) -> None:
+        for topic, queues in self.plan.queues.items():
+            await world.make_topic(topic, queues=queues)
+        load = Load(world, observer)
+        await load.start()
+        faults = Faults(world, load, self._broken)
+        self._faults = faults.injected
+        await asyncio.gather(load.send_all(), faults.run())
+        healed_s = virtual_loop().time()
+        await self._drain(world)
+        await asyncio.sleep(max(0.0, healed_s + _SETTLE_S - virtual_loop().time()))
+        # Duplicates may still keep members busy.
+        await until(self._is_idle, _DRAIN_S, pause_s=1)
+        self.history.add(Calm(world.now_us))
+        for text in [text for work in self._broken for text in work.violations()]:
+            self._unexpected(text)
+        await self._probe(load, 0)
+        if self.plan.last_restart is not None:
+            await self._restart_in_calm(world, self.plan.last_restart)
+            await self._probe(load, 1)
+        await load.close()
+
+    async def _restart_in_calm(self, world: World, how: Down) -> None:
+        """Restart a broker when nothing else happens: no member may notice."""
+        # Until the latest offsets are saved, and until members that are missed are given up.
+        await asyncio.sleep(_SAVED_S)
+        name = self.plan.brokers[-1]
+        await world.end_broker(name, how)
+        await world.begin_broker(name)
+        await asyncio.sleep(_RECONNECTED_S)
+
+    async def _drain(self, world: World) -> None:
+        """Wait until every group has consumed everything; `Calm` tells what it has not."""
+        try:
+            await until(lambda: self._is_drained(world), _DRAIN_S, pause_s=1)
+        except AssertionError:
+            self.history.add(Calm(world.now_us))
+            if not self.history.violations:
+                lines = inside.summary(world.brokers.values())
+                self._unexpected(f"not committed {_DRAIN_S:g} s after the faults: {lines}")
+
+    def _is_drained(self, world: World) -> bool:
+        if any(True for _ in self._ends.missing()) or any(True for _ in self._ends.unfinished()):
+            return False
+        brokers = list(world.brokers.values())
+        # Whoever commits by hand does not commit again what a crash of the broker has lost.
+        pushed = [group.name for group in self.plan.groups if group.kind is not GroupKind.PULL]
+        return not any(inside.lag(brokers, name) for name in pushed)
+
+    def _is_idle(self) -> bool:
+        idle_s = self._loop.time() - self._ledger.consumed_us / US_PER_S
+        return not self._ledger.running and idle_s > _IDLE_S
+
+    async def _probe(self, load: Load, part: int) -> None:
+        """Send a few more messages, which must be delivered at once."""
+        sender = next(iter(load.senders.values()))
+        for number, way in enumerate((Way.PLAIN, Way.ORDERED, Way.PLAIN, Way.ORDERED)):
+            key = f"probe-{part}-{number}"
+            await sender.send(Send(0, way, (key,), 20, shard=number))
+        # Those that do not come in time are reported at the end.
+        with suppress(AssertionError):
+            await until(lambda: not self._prompt.waiting, 2 * PROMPT_US / US_PER_S)
+
+    def _look_for_rest(self, world: World, before: set[asyncio.Task[object]]) -> None:
+        """Report what outlives its owner."""
+        tasks = sorted(where(task) for task in asyncio.all_tasks() - before)
+        if tasks:
+            self._unexpected(f"{len(tasks)} tasks left over: {'; '.join(tasks)}")
+        if world.network.open_connections:
+            self._unexpected(f"{world.network.open_connections} connections left open")
+
+    def _unexpected(self, text: str) -> None:
+        self.history.add(Unexpected(round(self._loop.time() * 1e6), text))

@@ -1,0 +1,44 @@
+"""What a store holds, as the checks compare it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from turbopump.message import MessageQueue, QueueOffset
+from turbopump.store.store import Store
+from turbopump.testing.inside import queue_messages
+from turbopump.testing.simulate.bodies import key_of
+from turbopump.testing.simulate.events import Stored
+
+Contents = dict[MessageQueue, tuple[int, tuple[Stored, ...]]]
+
+
+def contents_of(store: Store, broker: str) -> Contents:
+    """Return all messages of a store by queue."""
+    found: Contents = {}
+    for topic, queue_id in sorted(store.queue_ids()):
+        begin, _ = store.queue_range(topic, queue_id)
+        messages = tuple(message for _, message in messages_of(store, topic, queue_id, begin))
+        found[MessageQueue(topic, broker, queue_id)] = (begin, messages)
+    return found
+
+
+def differences(
+    one: Mapping[MessageQueue, object], other: Mapping[MessageQueue, object]
+) -> list[str]:
+    """Describe the queues in which two openings of a store differ."""
+    return [
+        f"{queue} held {one.get(queue)}, then {other.get(queue)}"
+        for queue in sorted({*one, *other})
+        if one.get(queue) != other.get(queue)
+    ]
+
+
+def messages_of(
+    store: Store, topic: str, queue_id: int, start: int
+) -> Iterator[tuple[int, Stored]]:
+    """Return the messages of a queue with their offsets, which each of them says itself too."""
+    views = queue_messages(store, topic, queue_id, QueueOffset(start))
+    for offset, view in enumerate(views, start):
+        key = key_of(view.body) if view.queue_offset == offset else None
+        yield offset, Stored(key, view.reconsume_times)

@@ -1,0 +1,241 @@
+"""The cluster of a run: every process can be killed and started again, and goes by a name."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from turbopump.client.session import Session
+from turbopump.errors import StoreDamaged, TurbopumpError
+from turbopump.nameserver import NameServer, NameServerConfig
+from turbopump.store.store import Store
+from turbopump.testing.cluster import Cluster, broker_config
+from turbopump.testing.disk import Disk
+from turbopump.testing.memory_net import LinkQuality, MemoryHost
+from turbopump.testing.simulate.events import (
+    BrokerDown,
+    Down,
+    FaultBegan,
+    FaultEnded,
+    Reopened,
+    Unexpected,
+)
+from turbopump.testing.simulate.history import History
+from turbopump.testing.simulate.plan import Plan
+from turbopump.testing.simulate.store_contents import Contents, contents_of, differences
+
+_DIRECTORY = Path("/")
+"""On the disks in memory, of which each broker has its own."""
+_START_AGAIN_S = 1.0
+
+_CHANGES = frozenset(
+    {
+        "open_new",
+        "write",
+        "truncate",
+        "rename",
+        "link",
+        "remove",
+        "make_directory",
+        "sync",
+        "sync_directory",
+        "sync_file_system",
+    }
+)
+"""The operations of a disk that change what is on it."""
+
+
+class World(Cluster):
+    """Name servers, brokers, and the hosts of all clients, by name."""
+
+    def __init__(self, plan: Plan, history: History) -> None:
+        flush = {"flushDiskType": plan.mode}
+        super().__init__(
+            _DIRECTORY,
+            plan.brokers,
+            nameservers=plan.nameservers,
+            config=broker_config({**plan.settings, **flush}),
+            quality=LinkQuality(plan.latency_ms, plan.jitter_ms, cut_chance=0.02),
+            skips_idle_time=False,
+        )
+        self.plan = plan
+        self.history = history
+        self.hosts: dict[str, list[str]] = {}
+        """Of producers and groups, by name: those of the members that run."""
+        self.down_nameservers: set[int] = set()
+        self.doomed: dict[str, Down] = {}
+        """Brokers that died in the midst of something, and still have to be cleared away."""
+        self.abandoned: dict[str, Contents] = {}
+        """What brokers held that recovered, and crashed before they served."""
+
+    async def start(self) -> None:
+        """Start all servers."""
+        await super().start()
+        for name in self._names:
+            if self.plan.keeps_some:
+                # What a loss of power leaves of unsynced data is left to chance.
+                seed = f"{self.plan.seed} {name}"
+                self.disk(name).random = Random(seed)  # noqa: S311 - the same in every run
+            self.calm_disk(name)
+
+    @property
+    def now_us(self) -> int:
+        """Virtual time since the run began."""
+        return round(self._loop.time() * 1e6)
+
+    # --- clients ----------------------------------------------------------------------------------
+
+    def client(self, name: str, **changes: Any) -> Session:
+        """Return a session on a host of its own, which belongs to a producer or group."""
+        session = self.session(instance=f"client-{len(self.clients)}", **changes)
+        self.hosts.setdefault(name, []).append(session.config.host)
+        return session
+
+    def kill_client(self, session: Session) -> None:
+        """Cut off a client for ever: nothing that it does from now on reaches anybody."""
+        host = session._network  # noqa: SLF001 - which is the host that this cluster has given it
+        assert isinstance(host, MemoryHost)
+        self.network.kill(host)
+        self.forget_client(session)
+
+    def forget_client(self, session: Session) -> None:
+        """Choose this client for no more faults."""
+        for hosts in self.hosts.values():
+            if session.config.host in hosts:
+                hosts.remove(session.config.host)
+
+    def host_names(self, name: str) -> list[str]:
+        """Return the hosts that go by a name now: of a broker, name server, producer or group."""
+        if name in self._places:
+            return [self._places[name].host.name]
+        return [name] if name.startswith("ns") else self.hosts.get(name, [])
+
+    def all_hosts(self) -> list[str]:
+        """Return the hosts of all processes that run now."""
+        brokers = [place.host.name for place in self._places.values()]
+        names = [_host(server) for server in self.nameservers]
+        return [*brokers, *names, *(host for hosts in self.hosts.values() for host in hosts)]
+
+    def broker_at(self, address: str) -> str:
+        """Return the broker of an address."""
+        return next(name for name, at in self._places.items() if at.host.name == address)
+
+    # --- brokers ----------------------------------------------------------------------------------
+
+    def calm_disk(self, name: str) -> None:
+        """Let a disk work as it does when nothing is wrong."""
+        self.disk(name).heal()
+        self.disk(name).sync_ms = self.plan.sync_ms
+
+    def doom(self, name: str, changes: int, how: Down, told: Callable[[], object]) -> None:
+        """Let a broker die when its disk is about to change for the so-manieth time."""
+        disk, left = self.disk(name), changes
+
+        def strike(operation: str, _: Path) -> None:
+            nonlocal left
+            left -= operation in _CHANGES
+            if left <= 0:
+                self.spare(name)
+                self.doomed[name] = how
+                self.history.add(BrokerDown(self.now_us, name, how))
+                disk.die()
+                # The disk may be at work on a thread, while the loop stands still.
+                self.network.silence(self._places[name].host.name)
+                self._loop.call_soon(self._die, name, told)
+
+        disk.on_operation = strike
+
+    def _die(self, name: str, told: Callable[[], object]) -> None:
+        self.network.kill(self._places[name].host)
+        told()
+
+    def spare(self, name: str) -> None:
+        """Let a broker live on that was to die."""
+        self.disk(name).on_operation = None
+
+    async def end_broker(self, name: str, how: Down) -> None:
+        """Stop or crash a broker, or clear away one that has died."""
+        if name in self.doomed:
+            how = self.doomed[name]
+        else:
+            self.history.add(BrokerDown(self.now_us, name, how))
+        if how is Down.STOPPED:
+            await self.stop_broker(name)
+        else:
+            await self.crash(name, lose_unflushed=how is Down.POWER_LOST)
+        self.doomed.pop(name, None)
+
+    async def begin_broker(self, name: str) -> None:
+        """Start a broker again; a disk that fails or is full may keep it from that for a while."""
+        if self.plan.opens_twice:
+            self._open_and_abandon(name)
+        while name not in self.brokers:
+            try:
+                await self.start_broker(name)
+            except (OSError, TurbopumpError) as error:
+                note = f"not started: {type(error).__name__}"
+                self.history.add(FaultBegan(self.now_us, "start of", name, note))
+                if isinstance(error, StoreDamaged):
+                    # No fault of a run damages what was synced.
+                    self.history.add(Unexpected(self.now_us, f"{name} does not start: {error}"))
+                self.disk(name).close_all()
+                await asyncio.sleep(_START_AGAIN_S)
+            else:
+                if name in self.doomed:
+                    await self.end_broker(name, self.doomed[name])
+
+    def open_twice(self, name: str) -> None:
+        """Open the store of a broker that is down two times, and compare."""
+        first, second = self._opened(name), self._opened(name)
+        self.history.add(Reopened(self.now_us, name, tuple(differences(first, second))))
+
+    def _open_and_abandon(self, name: str) -> None:
+        """Recover a store, then crash: the next recovery has to find the same."""
+        try:
+            self.abandoned[name] = self._opened(name)
+        except (OSError, TurbopumpError):
+            # A disk that fails; the start itself tells of it.
+            self.disk(name).close_all()
+
+    def _opened(self, name: str) -> Contents:
+        """Open a store as a broker does, and abandon it."""
+        disk = self.disk(name)
+        config, machine = self._config_of(name, self._places[name]), self._machine(disk, 0)
+        store = Store.open(config.directory, config.store, machine)
+        try:
+            return contents_of(store, name)
+        finally:
+            disk.die()
+            store.close()
+            disk.close_all()
+
+    # --- name servers -----------------------------------------------------------------------------
+
+    async def kill_nameserver(self, number: int) -> None:
+        """End a name server at once; it knows no routes when it starts again."""
+        server = self.nameservers[number]
+        self.down_nameservers.add(number)
+        self.history.add(FaultBegan(self.now_us, "kill name server", f"ns{number}"))
+        self.network.kill(self.network.host(_host(server)))
+        await server.__aexit__(None, None, None)
+
+    async def restart_nameserver(self, number: int) -> None:
+        """Start a name server again at its address."""
+        old = self.nameservers[number]
+        config = NameServerConfig(
+            host=_host(old),
+            port=int(old.address.rpartition(":")[2]),
+            kv_config_path=self.directory / f"ns{number}" / "kvConfig.json",
+        )
+        machine = self._machine(Disk(self._loop), number)
+        server = NameServer(config, self.network.host(config.host), machine)
+        self.nameservers[number] = await self._stack.enter_async_context(server)
+        self.down_nameservers.discard(number)
+        self.history.add(FaultEnded(self.now_us, "kill name server", f"ns{number}"))
+
+
+def _host(server: NameServer) -> str:
+    return server.address.rpartition(":")[0]

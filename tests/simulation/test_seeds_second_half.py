@@ -1,0 +1,19 @@
+"""The second half of the seeds that every run of the tests simulates; the other is beside it."""
+
+from __future__ import annotations
+
+import pytest
+
+from simulations import check_seeds, chunks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", chunks(range(100, 200), 20), ids=str)
+def test_seeds(seeds: range) -> None:
+    check_seeds(seeds)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seeds", chunks(range(3500, 6000), 250), ids=str)
+def test_many_seeds(seeds: range) -> None:
+    check_seeds(seeds)

@@ -1,0 +1,397 @@
+"""Each check fails on a history that violates its invariant, and accepts what is documented."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from turbopump.message import MessageQueue
+from turbopump.testing.simulate.checks import all_checks
+from turbopump.testing.simulate.events import (
+    US_PER_S,
+    Acknowledged,
+    Assigned,
+    BrokerDown,
+    BrokerUp,
+    Calm,
+    ClockJumped,
+    Committed,
+    ConsumeBegan,
+    ConsumeEnded,
+    Down,
+    Ended,
+    Event,
+    FaultBegan,
+    FaultEnded,
+    Joined,
+    Left,
+    Readable,
+    Reopened,
+    Result,
+    SendBegan,
+    SendTried,
+    Stored,
+    Unexpected,
+)
+from turbopump.testing.simulate.fault_plan import FaultKind
+from turbopump.testing.simulate.history import History
+from turbopump.testing.simulate.ledger import Ledger
+from turbopump.testing.simulate.plan import Fate, FateKind, Group, GroupKind, Plan
+
+QUEUE = MessageQueue("plain", "a", 0)
+RETRY = MessageQueue("%RETRY%g", "a", 0)
+DEAD = MessageQueue("%DLQ%g", "a", 0)
+
+FATES = {
+    "m0": Fate(FateKind.SUCCEEDS, 0),
+    "m1": Fate(FateKind.SUCCEEDS, 0),
+    "bad": Fate(FateKind.ALWAYS_FAILS, 0),
+    "late": Fate(FateKind.FAILS, 0, failures=1),
+}
+
+
+def group(kind: GroupKind = GroupKind.CONCURRENT) -> Group:
+    return Group("g", kind, ("plain",), 1, 1, 1, 1, FATES)
+
+
+def plan(*, is_sync: bool = True, groups: Sequence[Group] = (group(),)) -> Plan:
+    return Plan(
+        seed=0,
+        nameservers=1,
+        brokers=("a",),
+        queues={"plain": 1},
+        is_sync=is_sync,
+        settings={},
+        latency_ms=0,
+        jitter_ms=0,
+        producers={},
+        groups=tuple(groups),
+        faults=(),
+        load_s=1,
+        sync_ms=0,
+        keeps_some=False,
+        last_restart=None,
+        opens_twice=False,
+    )
+
+
+def violations(events: Sequence[Event], of: Plan | None = None) -> set[str]:
+    """Return the names of the checks that a history violates."""
+    history = History(all_checks(Ledger(of or plan())))
+    for event in events:
+        history.add(event)
+    return {violation.check for violation in history.violations}
+
+
+# --- pieces of histories --------------------------------------------------------------------------
+
+
+def s(seconds: float) -> int:
+    return round(seconds * US_PER_S)
+
+
+def sent(key: str, at: float = 0, offset: int = 0, **more: int | bool) -> list[Event]:
+    """Return how a message is sent, stored and acknowledged."""
+    began = SendBegan(s(at), "p", key, "plain", **more)  # type: ignore[arg-type]
+    return [
+        began,
+        SendTried(s(at), "p", key),
+        Readable(s(at), QUEUE, offset, Stored(key)),
+        Acknowledged(s(at), "p", key, QUEUE, offset),
+    ]
+
+
+def up(at: float, *keys: str, committed: int | None = None) -> BrokerUp:
+    contents = {QUEUE: (0, tuple(map(Stored, keys)))} if keys else {}
+    return BrokerUp(s(at), "a", contents, {} if committed is None else {("g", QUEUE): committed})
+
+
+def down(at: float, how: Down = Down.KILLED) -> BrokerDown:
+    return BrokerDown(s(at), "a", how)
+
+
+def began(
+    key: str, at: float = 1, offset: int = 0, times: int = 0, member: str = "g.1", call: int = 1
+) -> ConsumeBegan:
+    return ConsumeBegan(s(at), "g", member, QUEUE, offset, key, times, call)
+
+
+def consumed(
+    key: str,
+    at: float = 1,
+    offset: int = 0,
+    times: int = 0,
+    result: Result = Result.SUCCESS,
+    call: int = 1,
+) -> list[Event]:
+    ended = ConsumeEnded(s(at), "g", "g.1", QUEUE, offset, key, times, call, result)
+    return [began(key, at, offset, times, call=call), ended]
+
+
+def committed(offset: int, at: float = 2, before: int | None = None) -> Committed:
+    return Committed(s(at), "g", QUEUE, offset, before)
+
+
+GOOD = [*sent("m0"), *consumed("m0"), committed(1), Calm(s(9)), Ended(s(10))]
+
+
+def test_a_good_history_violates_nothing() -> None:
+    assert violations([up(0), *GOOD]) == set()
+
+
+# --- durability -----------------------------------------------------------------------------------
+
+
+def test_an_acknowledged_message_that_is_nowhere() -> None:
+    lost = [event for event in sent("m0") if not isinstance(event, Readable)]
+    assert "acknowledged messages are kept" in violations([up(0), *lost, Calm(s(9))])
+
+
+def test_an_acknowledged_message_at_another_offset() -> None:
+    events = [up(0), *sent("m0"), Acknowledged(s(1), "p", "m0", QUEUE, 1), Calm(s(9))]
+    assert "acknowledged messages are kept" in violations(events)
+
+
+@pytest.mark.parametrize("how", list(Down))
+def test_a_message_that_a_restart_loses_in_synchronous_mode(how: Down) -> None:
+    found = violations([up(0), *sent("m0"), down(1, how), up(2)])
+    assert {"readable messages stay", "acknowledged messages are kept"} <= found
+
+
+def test_a_message_that_another_replaces() -> None:
+    found = violations([up(0), *sent("m0"), *sent("m1", 0, 1), down(1), up(2, "m1", "m0")])
+    assert "readable messages stay" in found
+
+
+@pytest.mark.parametrize(
+    ("how", "at", "is_kept"),
+    [(Down.POWER_LOST, 5, True), (Down.POWER_LOST, 30, False), (Down.KILLED, 5, False)],
+    ids=["not flushed yet", "flushed long ago", "only killed"],
+)
+def test_what_asynchronous_mode_may_lose(how: Down, at: float, is_kept: bool) -> None:
+    events = [up(0), *sent("m0"), down(at, how), up(at + 1)]
+    found = violations(events, plan(is_sync=False))
+    assert found == (
+        set() if is_kept else {"readable messages stay", "acknowledged messages are kept"}
+    )
+
+
+def test_time_in_which_a_broker_is_down_flushes_nothing() -> None:
+    events = [up(0), *sent("m0"), down(1), down(30, Down.POWER_LOST), up(31)]
+    assert violations(events, plan(is_sync=False)) == set()
+
+
+def test_a_send_that_does_not_wait_may_be_lost_with_the_power() -> None:
+    unread = [e for e in sent("m0", is_durable=False) if not isinstance(e, Readable)]
+    assert violations([up(0), *unread, down(1, Down.POWER_LOST), up(2)]) == set()
+    assert violations([up(0), *unread, down(1, Down.KILLED), up(2)]) != set()
+
+
+# --- queues ---------------------------------------------------------------------------------------
+
+
+def test_a_gap_between_offsets() -> None:
+    assert "queues are dense" in violations([up(0), *sent("m0", 0, 1)])
+
+
+def test_an_offset_that_is_given_twice() -> None:
+    assert "queues are dense" in violations([up(0), *sent("m0"), *sent("m1")])
+
+
+def test_a_body_that_was_never_sent() -> None:
+    assert "queues are dense" in violations([up(0), Readable(0, QUEUE, 0, Stored(None))])
+    whole = BrokerUp(0, "a", {QUEUE: (0, (Stored(None),))}, {})
+    assert "queues are dense" in violations([whole])
+
+
+def test_messages_of_a_producer_in_another_order() -> None:
+    swapped = [
+        SendBegan(0, "p", "m0", "plain"),
+        SendBegan(1, "p", "m1", "plain"),
+        Acknowledged(2, "p", "m0", QUEUE, 1),
+        Acknowledged(3, "p", "m1", QUEUE, 0),
+    ]
+    assert "order of each producer" in violations(swapped)
+
+
+# --- outcomes -------------------------------------------------------------------------------------
+
+
+def test_a_message_that_a_group_never_gets() -> None:
+    assert "every message ends" in violations([up(0), *sent("m0"), Calm(s(9))])
+
+
+def test_a_failed_message_that_is_neither_retried_nor_dead() -> None:
+    failed = consumed("late", result=Result.FAILURE)
+    assert "every message ends" in violations([up(0), *sent("late"), *failed, Calm(s(9))])
+
+
+def test_a_delayed_message_that_is_never_delivered() -> None:
+    events = [SendBegan(0, "p", "m0", "plain", s(1)), Acknowledged(1, "p", "m0", QUEUE, 0)]
+    assert "every message ends" in violations([up(0), *events, Calm(s(9))])
+
+
+def test_a_retry_that_a_power_loss_takes_in_asynchronous_mode() -> None:
+    failed = consumed("late", result=Result.FAILURE)
+    waiting = Readable(s(2), MessageQueue("SCHEDULE_TOPIC_XXXX", "a", 2), 0, Stored("late", 1))
+    gone = [down(5, Down.POWER_LOST), up(6, "late"), Calm(s(9))]
+    lost = [up(0), *sent("late"), *failed, waiting, *gone]
+    assert violations(lost, plan(is_sync=False)) == set()
+    assert "every message ends" in violations(lost)
+    # Not lost, but never stored.
+    forgotten = [up(0), *sent("late"), *failed, *gone]
+    assert violations(forgotten, plan(is_sync=False)) == {"every message ends"}
+
+
+def test_dead_letters_that_are_not_the_messages_that_fail() -> None:
+    events = [*sent("m0"), *sent("bad", 0, 1)]
+    dead = [Readable(s(2), DEAD, 0, Stored("bad", 1))]
+    assert violations([up(0), *events, *dead]) == set()
+    dead = [Readable(s(2), DEAD, 0, Stored("m0", 1))]
+    assert violations([up(0), *events, *dead]) == {"dead letters are exact"}
+    assert violations([up(0), *events, *consumed("bad", offset=1)]) == {"dead letters are exact"}
+
+
+# --- commits --------------------------------------------------------------------------------------
+
+
+def test_a_commit_beyond_a_message_in_the_listener() -> None:
+    events = [up(0), *sent("m0"), *sent("m1", 0, 1), began("m0"), *consumed("m1", offset=1, call=2)]
+    assert violations([*events, committed(0)]) == set()
+    assert violations([*events, committed(2)]) == {"commits pass no unfinished message"}
+
+
+def test_a_message_that_takes_too_long_is_sent_back() -> None:
+    events = [up(0), *sent("m0"), began("m0", at=1)]
+    assert violations([*events, committed(1, at=62)]) == set()
+    assert violations([*events, committed(1, at=60)]) == {"commits pass no unfinished message"}
+
+
+def test_an_orderly_group_commits_no_failure_that_will_be_tried_again() -> None:
+    orderly = plan(groups=[group(GroupKind.ORDERLY)])
+    failed = consumed("late", result=Result.FAILURE)
+    events = [up(0), *sent("late"), *failed, committed(1)]
+    assert violations(events) == set()
+    assert violations(events, orderly) == {"commits pass no unfinished message"}
+
+
+def test_a_commit_that_goes_back() -> None:
+    events = [up(0), *sent("m0"), *consumed("m0"), committed(1)]
+    back = committed(0, at=200, before=1)
+    assert violations([*events, back]) == {"commits do not go back"}
+    # The owner of before had committed after the new owner began.
+    assert violations([*events, Joined(s(190), "g", "g.2"), back]) == set()
+
+
+def test_commits_that_a_crash_loses() -> None:
+    def lost(down_at: float, how: Down, *faults: Event) -> set[str]:
+        events = [up(0), *sent("m0"), *consumed("m0"), committed(1), *faults]
+        return violations([*events, down(down_at, how), up(down_at + 1, "m0", committed=0)])
+
+    assert lost(4, Down.KILLED) == set()
+    assert lost(20, Down.KILLED) == {"commits do not go back"}
+    assert lost(20, Down.POWER_LOST) == {"commits do not go back"}
+    assert lost(4, Down.STOPPED) == {"commits do not go back"}
+    full = FaultBegan(s(3), FaultKind.FULL_DISK.value, "a")
+    assert lost(20, Down.KILLED, full) == set()
+
+
+# --- owners ---------------------------------------------------------------------------------------
+
+ORDERLY = plan(groups=[group(GroupKind.ORDERLY)])
+
+
+def test_two_members_in_one_orderly_queue() -> None:
+    events = [up(0), *sent("m0"), began("m0"), began("m0", at=2, member="g.2")]
+    assert violations(events, ORDERLY) == {"one call per orderly queue"}
+    assert violations(events) == set()
+
+
+def test_an_orderly_group_that_skips_a_message() -> None:
+    events = [up(0), *sent("m0"), *sent("m1", 0, 1), began("m1", offset=1)]
+    assert violations(events, ORDERLY) == {"orderly groups consume in order"}
+
+
+def test_a_restart_that_moves_a_queue() -> None:
+    owned = [Assigned(0, "g", "g.1", (QUEUE,)), Calm(s(1)), down(2), up(3)]
+    moved = Assigned(s(4), "g", "g.2", (QUEUE,))
+    assert violations([up(0), *owned, moved]) == {"a restart moves no queue"}
+    assert violations([up(0), *owned, Left(s(4), "g", "g.1", is_crash=True), moved]) == set()
+
+
+# --- delays ---------------------------------------------------------------------------------------
+
+
+def delayed(at: float) -> list[Event]:
+    return [
+        SendBegan(0, "p", "m0", "plain", s(5)),
+        SendTried(0, "p", "m0"),
+        Readable(s(at), QUEUE, 0, Stored("m0")),
+    ]
+
+
+def test_a_delayed_message_that_is_early() -> None:
+    assert violations([up(0), *delayed(4.9)]) == {"delays are not cut short"}
+    assert violations([up(0), *delayed(5)]) == set()
+
+
+def test_a_clock_that_is_set_forward_makes_delays_short_only_across_a_restart() -> None:
+    begin, tried, readable = delayed(3)
+    jump = ClockJumped(s(1), s(60))
+    assert violations([up(0), begin, tried, jump, readable]) == {"delays are not cut short"}
+    assert violations([up(0), begin, tried, jump, down(2), up(2.5), readable]) == set()
+    # What was set before the message was sent explains nothing.
+    events = [jump, begin, tried, down(2), up(2.5), readable]
+    late = [SendBegan(s(1.5), "p", "m0", "plain", s(5)) if e is begin else e for e in events]
+    assert violations([up(0), *late]) == {"delays are not cut short"}
+
+
+def test_a_retry_that_is_early() -> None:
+    events = [up(0), *sent("late"), *consumed("late", result=Result.FAILURE)]
+
+    def retried(at: float) -> set[str]:
+        return violations([*events, Readable(s(at), RETRY, 0, Stored("late", 1))])
+
+    assert retried(3.9) == {"delays are not cut short"}
+    assert retried(4) == set()
+
+
+# --- the rest -------------------------------------------------------------------------------------
+
+
+def test_a_message_that_is_stored_more_often_than_sent() -> None:
+    twice = [*sent("m0"), Readable(s(1), QUEUE, 1, Stored("m0"))]
+    assert violations([up(0), *twice]) == {"duplicates are bounded"}
+    tried = [*twice[:2], SendTried(0, "p", "m0"), *twice[2:]]
+    assert violations([up(0), *tried]) == set()
+
+
+def test_a_message_that_is_consumed_twice_without_a_cause() -> None:
+    events = [up(0), *sent("m0", 100), *consumed("m0", 101), *consumed("m0", 102, call=2)]
+    assert violations(events) == {"duplicates are bounded"}
+    caused = [*events[:-2], FaultEnded(s(101), "x", "a"), FaultBegan(s(101), "x", "a")]
+    assert violations([*caused, *events[-2:]]) == set()
+
+
+def test_a_message_that_is_late_in_the_calm() -> None:
+    def got(at: float) -> set[str]:
+        events = [Calm(0), *sent("m0", 1), *consumed("m0", at), Ended(s(20))]
+        return violations([up(0), *events])
+
+    assert got(2) == set()
+    assert got(4) == {"calm deliveries are prompt"}
+
+
+def test_a_message_that_never_comes_in_the_calm() -> None:
+    events = [up(0), Calm(0), *sent("m0", 1), Ended(s(20))]
+    assert violations(events) == {"calm deliveries are prompt"}
+
+
+def test_a_recovery_that_differs_the_second_time() -> None:
+    assert violations([Reopened(0, "a", ())]) == set()
+    assert violations([Reopened(0, "a", ("plain@a:0",))]) == {"recovery is idempotent"}
+
+
+def test_an_error_that_nobody_expects() -> None:
+    assert violations([Unexpected(0, "a task died")]) == {"nothing unexpected"}
