@@ -130,6 +130,9 @@ class Member:
     async def _listen(
         self, messages: Sequence[MessageView], context: ConsumeContext
     ) -> ConsumeResult | None:
+        if self._world.history.is_closed:
+            # What ends the run cancels only one call.
+            return ConsumeResult.RETRY_LATER
         call = self._begin(messages, context.queue)
         outcome: Result = Result.CUT
         try:

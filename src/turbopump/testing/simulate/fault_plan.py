@@ -111,6 +111,7 @@ def _kinds(chance: Random) -> list[FaultKind]:
         list(FaultKind),
         list(FaultKind),
         [FaultKind.POWER_LOSS, FaultKind.CRASH_AT_CHANGE, FaultKind.SLOW_DISK],
+        [FaultKind.POWER_LOSS],
         [*BROKER_FAULTS, *DISK_FAULTS],
         [*GROUP_FAULTS, *HOST_FAULTS, FaultKind.KILL_BROKER, FaultKind.RESTART_BROKER],
     )

@@ -178,7 +178,7 @@ class Faults:
         name, struck = fault.target, asyncio.Event()
         if self._world.disk(name).on_operation is not None:
             return False
-        how = Down.POWER_LOST if fault.turns % 2 else Down.KILLED
+        how = Down.KILLED if fault.turns in (0, 2) else Down.POWER_LOST
         self._began(fault, f"({fault.amount:g} changes on)")
         self._world.doom(name, int(fault.amount), how, struck.set)
         try:

@@ -43,7 +43,7 @@ class History:
         self.events: list[Event] = []
         self.violations: list[Violation] = []
         self.on_violation: Callable[[], object] = lambda: None
-        self._is_closed = False
+        self.is_closed = False
         self._handlers: defaultdict[type[Event], list[tuple[str, Handler]]] = defaultdict(list)
         for check in checks:
             for kind, handler in check.handlers().items():
@@ -51,7 +51,7 @@ class History:
 
     def add(self, event: Event) -> None:
         """Note an event; calls `on_violation` if it must not have happened."""
-        if self._is_closed:
+        if self.is_closed:
             return
         self.events.append(event)
         found = [
@@ -65,7 +65,7 @@ class History:
 
     def close(self) -> None:
         """Note nothing any more: what comes only ends the run."""
-        self._is_closed = True
+        self.is_closed = True
 
     def lines(self) -> list[str]:
         """Return the events as text: time, who, what."""

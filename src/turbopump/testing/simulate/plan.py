@@ -159,7 +159,7 @@ def planned(seed: int) -> Plan:
         nameservers=nameservers,
         brokers=brokers,
         queues={PLAIN: chance.choice((1, 2, 3)), ORDERED: chance.choice((1, 2))},
-        is_sync=chance.random() < 0.6,
+        is_sync=chance.random() < 0.5,
         settings=_settings(chance),
         latency_ms=chance.choice((0.2, 0.2, 1, 5)),
         jitter_ms=chance.choice((0, 0.1, 2, 10)),
@@ -203,7 +203,7 @@ def _sends(chance: Random, prefix: str, load_s: float) -> tuple[Send, ...]:
                 pause_s=chance.expovariate(count / load_s),
                 way=way,
                 keys=keys,
-                size=chance.choice((20, 200, 1200, 3000)),
+                size=chance.choice((20, 1500, 3000, 3000)),
                 delay_level=chance.randint(1, 6) if way is Way.DELAYED else 0,
                 shard=chance.randrange(4),
             )
