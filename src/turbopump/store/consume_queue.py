@@ -311,10 +311,23 @@ class ConsumeQueue:
             fd = self._open_files.fd(self._segments.path(start))
             erase_behind(self._files, fd, position - start, self._segments.segment_bytes)
 
-    @property
-    def paths(self) -> list[Path]:
-        """Its files."""
-        return [self._segments.path(start) for start in self._segments.starts]
+    def rewrite_since(self, position: PhysicalOffset) -> dict[Path, int]:
+        """Write the units of messages from a position on once more.
+
+        Returns their files, at least the last one, each with where the units begin in it.
+        """
+        first = self.written_offset
+        while (unit := self.unit(QueueOffset(first - 1))) is not None and unit[0] >= position:
+            first = QueueOffset(first - 1)
+        at, found = first * UNIT_BYTES, {}
+        for start in self._segments.starts:
+            if start + self._segments.segment_bytes > at or start == self._segments.starts[-1]:
+                path, begin = self._segments.path(start), max(0, at - start)
+                fd = self._open_files.fd(path)
+                units = min(self.written_offset * UNIT_BYTES - start, self._segments.segment_bytes)
+                self._files.write(fd, self._files.read(fd, max(0, units - begin), begin), begin)
+                found[path] = begin
+        return found
 
     def fill_to(self, offset: QueueOffset) -> None:
         """Leave out offsets whose messages cannot be read from the log."""

@@ -119,7 +119,7 @@ class Recovery:
             queue.next_offset = queue.max_offset
             queue.raise_minimum(self._log.min_offset)
         self._queues.entered_to = end
-        self._unfinished.attempt(lambda: self._make_durable(crashed))
+        self._unfinished.attempt(lambda: self._make_durable(start, crashed))
         self._unfinished.attempt(self._rebuild.finish)
         return Recovered(crashed, end, cut_bytes, self._replayed)
 
@@ -132,7 +132,7 @@ class Recovery:
         self._log.begin_at(PhysicalOffset(0), PhysicalOffset(0))
         self._unfinished.attempt(lambda: self._behind.fit(PhysicalOffset(0)))
         self._unfinished.attempt(lambda: self._removed.fit(PhysicalOffset(0), PhysicalOffset(0)))
-        self._unfinished.attempt(lambda: self._make_durable(crashed))
+        self._unfinished.attempt(lambda: self._make_durable(PhysicalOffset(0), crashed))
         return Recovered(crashed, PhysicalOffset(0), 0, 0)
 
     def _find_end(self, found: LogEnd, crashed: bool) -> tuple[PhysicalOffset, PhysicalOffset]:
@@ -272,10 +272,11 @@ class Recovery:
             self._replayed += 1
         return True
 
-    def _make_durable(self, crashed: bool) -> None:
+    def _make_durable(self, start: PhysicalOffset, crashed: bool) -> None:
         self._behind.write_all()
         if crashed:
-            self._behind.distrust()
+            self._log.rewrite_unflushed()
+            self._behind.distrust(start)
         changed = crashed or self._replayed > 0
         job = self._behind.sync_job(self._last_ms if changed else 0)
         self._log.sync()

@@ -117,15 +117,19 @@ class WriteBehind:
         self._write_index(with_slots=True)
         self._write_lost()
 
-    def distrust(self) -> None:
-        """Sync every queue again: a process that was killed may have left it in memory only.
+    def distrust(self, position: PhysicalOffset) -> None:
+        """Write and sync the units of messages from a position on once more.
 
-        Units and names that a later loss of power brings back would belong to other messages.
+        A process that was killed may have left them in memory only, even if a sync would succeed:
+        one that failed drops what it could not write. Units and names that a later loss of power
+        brings back would belong to other messages.
         """
         touched, new = self._unsynced.touched, self._unsynced.new
         for queue in self._queues:
-            touched.update((path, 0) for path in queue.paths if path not in touched)
-            new.update(queue.paths)
+            rewritten = queue.rewrite_since(position)
+            for path, begin in rewritten.items():
+                touched[path] = min(begin, touched.get(path, begin))
+            new.update(rewritten)
         # Those of queues that were removed, too.
         new.update(topic / "removed" for topic in self._files.entries(self._queues.directory))
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from turbopump.machine import Machine
 from turbopump.store import FlushMode, Store, StoreConfig
 from turbopump.testing import Disk
@@ -37,6 +39,24 @@ def test_names_of_the_log_that_a_killed_broker_could_not_sync() -> None:
     disk.heal()
     with crashing(disk, loses_power=True) as store:
         store.append([record(b"second")]).durable.result()
+    with crashing(disk) as store:
+        assert bodies(store) == [b"first", b"second"]
+
+
+@pytest.mark.parametrize("what", ["commitlog", "consumequeue"])
+def test_what_a_failed_sync_dropped_before_the_kill(what: str) -> None:
+    disk = Disk()
+    with crashing(disk, ASYNC) as store:
+        store.append([record(b"first")])
+        disk.fail("sync", "sync_file_system", matching=f"*{what}*")
+        store.flush()
+        store.tick()
+        store.append([record(b"second")])
+        store._behind.write_all()
+        store._behind.sync_job(0)()
+    disk.heal()
+    with crashing(disk, loses_power=True) as store:
+        assert bodies(store) == [b"first", b"second"]
     with crashing(disk) as store:
         assert bodies(store) == [b"first", b"second"]
 

@@ -32,7 +32,7 @@ def all_checks(ledger: Ledger) -> Sequence[Check]:
         CommitsKept(ledger),
         OneOwner(ledger),
         InOrder(ledger),
-        RestartMovesNoQueue(),
+        RestartMovesNoQueue(ledger),
         NeverEarly(ledger),
         BoundedDuplicates(ledger),
         DeliveredPromptly(ledger),
