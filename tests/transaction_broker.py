@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from random import Random
 
 from scripted_broker import Batch, Decide, ScriptedBroker
 from turbopump.client.config import ClientConfig
@@ -16,7 +15,7 @@ from turbopump.net.connection import Connection
 from turbopump.net.hooks import Hook
 from turbopump.net.router import Router
 from turbopump.net.server import Server, ServerConfig
-from turbopump.testing import LinkQuality, MemoryNetwork, virtual_loop
+from turbopump.testing import LinkQuality, MemoryNetwork, virtual_loop, virtual_machine
 from turbopump.wire import properties
 from turbopump.wire.bodies import Heartbeat
 from turbopump.wire.codes import RequestCode, ResponseCode
@@ -121,8 +120,7 @@ class World:
         return Session(
             config,
             self.network.host(host),
-            clock=virtual_loop().clock,
-            random=Random(1),
+            virtual_machine(seed=1),
             hooks=hooks,
         )
 

@@ -6,12 +6,20 @@ import pytest
 
 from imports import calls, modules, name_of
 
-STARTS = ("create_task", "ensure_future", "threading.Thread", "threading.Timer", "Thread")
+STARTS = (
+    "create_task",
+    "ensure_future",
+    "threading.Thread",
+    "threading.Timer",
+    "Thread",
+    "start_thread",
+)
 
 OWNERS = {
     "supervisor.py": "the supervisor itself",
     "net/serving.py": "one task for each request: owned by the connection, errors are answered",
     "net/pool.py": "dialling: whoever asks for the connection waits for it",
+    "machine/process.py": "starts threads for those below",
     "machine/threads.py": "threads of an executor: errors reach whoever waits for the job",
     "client/background.py": "the event loop of blocking clients, and the calls that wait for it",
     "client/blocking.py": "closes a client that was not closed, at the end of the process",

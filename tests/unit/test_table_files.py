@@ -39,7 +39,7 @@ from turbopump.store.outcomes import QueueEmpty
 from turbopump.store.store import Store
 from turbopump.supervisor import Supervisor
 from turbopump.tables import TableFile, TableWriter
-from turbopump.testing import VirtualClock
+from turbopump.testing import VirtualClock, virtual_machine
 from turbopump.testing.disk import Disk
 from turbopump.wire.bodies import ConsumerData, GroupConfig, Subscription, TopicConfig
 
@@ -197,7 +197,7 @@ class KeptBroadcasting(Kept):
     queue = MessageQueue("T", "a", 0)
 
     async def begin(self) -> None:
-        self.table = LocalOffsets(self.path, self.disk)
+        self.table = LocalOffsets(self.path, virtual_machine(self.disk))
         await self.table.open()
 
     async def change(self, number: int) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import logging
-import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -17,6 +16,7 @@ from typing import Any
 
 from turbopump.broker.config import RECORD_EXTRA_BYTES, BrokerConfig, Role
 from turbopump.errors import InvalidArgument
+from turbopump.machine.process import memory_bytes
 from turbopump.settings import Settings, read_settings
 from turbopump.store.config import UNIT_BYTES, FlushMode, parse_delay_levels
 
@@ -89,16 +89,12 @@ def _read_reserved(text: str) -> int:
     return max(int(text) * _HOUR_MS, 1)
 
 
-def _memory_bytes() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
 def _read_memory_percent(text: str) -> int:
-    return _memory_bytes() * int(text) // 100
+    return memory_bytes() * int(text) // 100
 
 
 def _write_memory_percent(size: int) -> str:
-    return str(round(size * 100 / _memory_bytes()))
+    return str(round(size * 100 / memory_bytes()))
 
 
 def _one_of(members: Mapping[str, Enum]) -> _Kind:

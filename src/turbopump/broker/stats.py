@@ -6,10 +6,10 @@ array; a window is the difference of its last and its first copy.
 
 from __future__ import annotations
 
-import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime, time, timedelta
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -376,7 +376,6 @@ class _Days:
 def _local_day_ms(epoch_ms: int) -> tuple[int, int]:
     """Return when the day of a moment begins and when it ends."""
     # People read these numbers against the clock on their wall.
-    year, month, day = time.localtime(epoch_ms / 1000)[:3]
-    mornings = (time.mktime((year, month, each, 0, 0, 0, 0, 0, -1)) for each in (day, day + 1))
-    begin_s, end_s = mornings
-    return round(begin_s * 1000), round(end_s * 1000)
+    day = datetime.fromtimestamp(epoch_ms / 1000).date()  # noqa: DTZ006 - the local day
+    begin, end = (datetime.combine(each, time()) for each in (day, day + timedelta(days=1)))
+    return round(begin.timestamp() * 1000), round(end.timestamp() * 1000)

@@ -7,14 +7,14 @@ import concurrent.futures
 import contextvars
 import functools
 import math
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
-from time import monotonic
 from typing import Any, TypeVar
 
+from turbopump.clock import SYSTEM_CLOCK
 from turbopump.errors import ClientError, NotRunning
+from turbopump.machine.process import after_fork, process_id, start_thread
 from turbopump.net.loop import fastest_loop
 
 T = TypeVar("T")
@@ -35,17 +35,16 @@ class LoopThread:
     """An event loop in a thread of its own."""
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
+        self.pid = process_id()
         self.users = 0
         self._loop = fastest_loop()()
-        # A daemon: a program that forgets to close its clients must be able to end.
-        self._thread = threading.Thread(target=self._main, name="turbopump-client", daemon=True)
         self._inbox: deque[Callable[[], object]] = deque()
         self._is_woken = False
         self._is_stopped = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self._waiting: set[threading.Lock] = set()
-        self._thread.start()
+        # A daemon: a program that forgets to close its clients must be able to end.
+        self._thread = start_thread(self._main, "turbopump-client")
 
     def _main(self) -> None:
         _here.is_loop_thread = True
@@ -99,7 +98,7 @@ class LoopThread:
             # Not for ever at once: a signal that comes just before waiting begins does not end
             # it, and Ctrl-C would go unheard.
             while not finished.acquire(timeout=_HEAR_SIGNALS_S):
-                if monotonic() >= end_s:
+                if SYSTEM_CLOCK.monotonic_ms() / 1000 >= end_s:
                     raise TimeoutError("not done in time")  # noqa: TRY301 - ends it below
         except NotRunning:
             raise
@@ -191,4 +190,4 @@ class Background:
 
 
 background = Background()
-os.register_at_fork(after_in_child=background.after_fork)
+after_fork(background.after_fork)

@@ -14,18 +14,18 @@ import contextlib
 import contextvars
 import functools
 import logging
-import os
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
-from time import monotonic
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from turbopump.client import lite_pull_consumer, producer, pull_consumer, push_consumer
 from turbopump.client.background import LoopThread, background, is_loop_thread
 from turbopump.client.stop_signals import stop_signals
+from turbopump.clock import SYSTEM_CLOCK
 from turbopump.errors import ForkedClient, NotRunning
+from turbopump.machine.process import process_id, start_thread
 from turbopump.wire.record import MessageView
 
 
@@ -112,7 +112,7 @@ class Blocking(Generic[C]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._thread is not None and os.getpid() != self._thread.pid:
+        if self._thread is not None and process_id() != self._thread.pid:
             # A child that leaves the parent's block has nothing of its own to close.
             return
         with self._starting:
@@ -124,7 +124,7 @@ class Blocking(Generic[C]):
         elif self._is_called_back():
             finish = functools.partial(self._finish, thread, (kind, error, traceback))
             # Not a daemon: the process is not to end before it is done.
-            threading.Thread(target=finish, name="turbopump-close", daemon=False).start()
+            start_thread(finish, "turbopump-close", is_daemon=False)
         else:
             self._finish(thread, (kind, error, traceback))
 
@@ -159,10 +159,10 @@ class Blocking(Generic[C]):
         return self._thread
 
     def _require_own_process(self, thread: LoopThread) -> None:
-        if os.getpid() != thread.pid:
+        if process_id() != thread.pid:
             raise ForkedClient(
                 f"this {type(self).__name__} was started in process {thread.pid} and is used in "
-                f"{os.getpid()}: make producers and consumers after the fork"
+                f"{process_id()}: make producers and consumers after the fork"
             )
 
 
@@ -190,9 +190,9 @@ _open: dict[Blocking[Any], _Opened] = {}
 @atexit.register
 def _close_all() -> None:
     """Give what was submitted a chance to be sent, and tell what was not."""
-    end_s = monotonic() + EXIT_WAIT_S
+    end_s = SYSTEM_CLOCK.monotonic_ms() / 1000 + EXIT_WAIT_S
     # A child has nothing to do for its parent's.
-    own = [each for each in tuple(_open.values()) if each.thread.pid == os.getpid()]
+    own = [each for each in tuple(_open.values()) if each.thread.pid == process_id()]
     promises = [promise for each in own for promise in tuple(each.promises)]
     lost = concurrent.futures.wait(promises, timeout=EXIT_WAIT_S).not_done
     if lost:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from dataclasses import dataclass
 from random import Random
 
 from turbopump.errors import InvalidArgument
+from turbopump.machine.process import environment, process_id
 from turbopump.net.limits import require_at_least
 from turbopump.net.tls import ClientTls
 from turbopump.wire.hosts import split_address
@@ -69,7 +69,7 @@ class ClientConfig:
     @property
     def nameserver_addresses(self) -> tuple[str, ...]:
         """The addresses one by one; raises InvalidArgument when none is given anywhere."""
-        text = self.nameserver or os.environ.get(NAMESERVER_VARIABLE, "")
+        text = self.nameserver or environment(NAMESERVER_VARIABLE)
         addresses = tuple(part.strip() for part in text.split(";") if part.strip())
         if not addresses:
             raise InvalidArgument(
@@ -90,7 +90,7 @@ _NUMBERS = (
 
 def client_id(config: ClientConfig, random: Random) -> str:
     """Return ``host@instance``, making what the configuration leaves open."""
-    instance = config.instance or f"{os.getpid()}#{random.randrange(10**12)}"
+    instance = config.instance or f"{process_id()}#{random.randrange(10**12)}"
     return f"{config.host or own_address()}@{instance}"
 
 

@@ -12,9 +12,10 @@ from typing import Protocol
 from turbopump.client import calls
 from turbopump.client.session import Session
 from turbopump.errors import InvalidArgument, NetworkError, TurbopumpError
-from turbopump.machine.files import REAL_FILES, Files, make_directory_durable
+from turbopump.machine import Machine
+from turbopump.machine.files import Files, make_directory_durable
 from turbopump.message import MessageQueue, QueueOffset
-from turbopump.tables import Table, TableFile
+from turbopump.tables import Table, TableFile, TableWriter
 from turbopump.wire.bodies import QueueOffsets
 
 _log = logging.getLogger(__name__)
@@ -192,10 +193,12 @@ class RemoteOffsets:
 class LocalOffsets:
     """Offsets in a file of this client's own, in the form that the Java client reads and writes."""
 
-    def __init__(self, path: Path, files: Files | None = None) -> None:
+    def __init__(self, path: Path, machine: Machine | None = None) -> None:
+        machine = machine or Machine()
         self.positions = Positions()
-        self._files = files or REAL_FILES
-        self._file = TableFile(path, self._files, is_indented=False)
+        self._files = machine.files
+        writer = TableWriter(machine.background)
+        self._file = TableFile(path, self._files, writer, is_indented=False)
         self._table = Table(f"offsets in {path}", self._file, self._encoded)
         self._stored: dict[MessageQueue, QueueOffset] = {}
         """What the file is to hold; it does unless the table is dirty."""

@@ -391,7 +391,8 @@ class PushConsumer(ConsumerMember):
         if not self._settings.is_broadcast:
             return RemoteOffsets(session, self.group)
         directory = self._settings.offsets_directory
-        return LocalOffsets(offsets_path(directory, session.client_id, self.group))
+        path = offsets_path(directory, session.client_id, self.group)
+        return LocalOffsets(path, session.machine)
 
     def _delivery(
         self,

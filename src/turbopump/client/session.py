@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Awaitable, Collection, Coroutine, Mapping, Sequence
-from random import Random
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,8 +16,9 @@ from turbopump.client.pushed import Pushed
 from turbopump.client.replies import Replies
 from turbopump.client.route_cache import NameServers, RouteCache
 from turbopump.client.routes import MASTER_ID, Route, address_to_read
-from turbopump.clock import SYSTEM_CLOCK, Clock
 from turbopump.errors import ForkedClient, NoRoute, NotRunning, TurbopumpError
+from turbopump.machine import Machine
+from turbopump.machine.process import process_id
 from turbopump.message import MessageQueue
 from turbopump.net.hooks import Hook
 from turbopump.net.limits import ConnectionLimits
@@ -57,14 +56,14 @@ class Session:
         self,
         config: ClientConfig,
         network: Network | None = None,
+        machine: Machine | None = None,
         *,
-        clock: Clock = SYSTEM_CLOCK,
-        random: Random | None = None,
         hooks: Sequence[Hook] = (),
     ) -> None:
         self.config = config
-        self.clock = clock
-        self.random = random or Random()  # noqa: S311 - spreads load, keeps no secret
+        self.machine = machine = machine or Machine()
+        self.clock = machine.clock
+        self.random = machine.random
         self.client_id = client_id(config, self.random)
         self.members = Members()
         self.replies = Replies(self.random)
@@ -80,7 +79,7 @@ class Session:
             self._route_changed,
         )
         self._users = 0
-        self.pid = os.getpid()
+        self.pid = process_id()
         self._pool: ConnectionPool | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._heartbeat_wanted = asyncio.Event()
@@ -134,10 +133,10 @@ class Session:
 
     def require_own_process(self) -> None:
         """Raise ForkedClient in a child of the process that made the session."""
-        if os.getpid() != self.pid:
+        if process_id() != self.pid:
             raise ForkedClient(
                 f"client {self.client_id} was made in process {self.pid} and is used in "
-                f"{os.getpid()}: make producers and consumers after the fork"
+                f"{process_id()}: make producers and consumers after the fork"
             )
 
     # --- members ----------------------------------------------------------------------------------

@@ -6,10 +6,10 @@ import asyncio
 import atexit
 import functools
 import logging
-import os
 
 from turbopump.client.send_hooks import OnSent, SendReceipt
 from turbopump.errors import NotRunning
+from turbopump.machine.process import process_id
 
 _log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ class Submitted:
         self._pending = 0
         self._cancelled = 0
         self._loop = asyncio.get_running_loop()
-        self._pid = os.getpid()
+        self._pid = process_id()
         _running.add(self)
 
     def follow(self, task: asyncio.Task[SendReceipt], on_sent: OnSent | None) -> None:
@@ -69,7 +69,7 @@ class Submitted:
     def report_lost(self) -> None:
         """Tell of messages whose event loop has ended, at the end of the process."""
         is_over = not self._loop.is_running()
-        if self._pending and is_over and self._pid == os.getpid():
+        if self._pending and is_over and self._pid == process_id():
             _log.error(
                 "%d submitted messages were not sent: their event loop ended, and the producer was"
                 " not closed before",

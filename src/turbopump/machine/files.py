@@ -263,6 +263,8 @@ class Files:
                 raise
             # Not Linux, or a file system that does not know them.
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+            # That kind does not keep out others of the same process.
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 REAL_FILES = Files()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import errno
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,8 @@ from pathlib import Path
 import msgspec
 
 from turbopump.errors import TurbopumpError
+from turbopump.machine.files import REAL_FILES
+from turbopump.machine.process import drop_output
 from turbopump.store.inspect import StoreReport, inspect, message_fields, messages
 
 
@@ -31,18 +32,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except BrokenPipeError:
         # Whoever read has seen enough.
-        _drop_output()
+        drop_output()
     except (TurbopumpError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            _drop_output()
+            drop_output()
         return 2
     return 0
-
-
-def _drop_output() -> None:
-    """Keep Python from writing at its end what could not be written now."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -58,9 +54,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check_is_store(directory: Path) -> None:
-    if not directory.is_dir():
+    if not REAL_FILES.is_directory(directory):
         raise NotADirectoryError(f"{directory} is not a directory")
-    if not (directory / "commitlog").is_dir():
+    if not REAL_FILES.is_directory(directory / "commitlog"):
         raise FileNotFoundError(f"{directory} is not a store: it has no directory commitlog")
 
 

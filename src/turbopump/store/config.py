@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Self
 
 from turbopump.errors import InvalidArgument
+from turbopump.machine.process import memory_bytes
 
 UNIT_BYTES = 20
 """Size of one entry of a consume queue."""
@@ -89,7 +89,7 @@ class ReadLimits:
     """Older messages [maxTransferCountOnMessageInDisk]."""
     scan_units_max: int = 800
     """Units looked at for a filter in one read [maxFilterMessageSize / 20]."""
-    recent_bytes: int = field(default_factory=lambda: _memory_bytes() * 40 // 100)
+    recent_bytes: int = field(default_factory=lambda: memory_bytes() * 40 // 100)
     """How far from the end of the log messages count as being in memory; by default 40 % of the
     machine's memory [accessMessageInMemoryMaxRatio]."""
 
@@ -196,7 +196,3 @@ class StoreConfig:
     def segment_bytes_min(self) -> int:
         """The smallest file that holds the largest message and the filler."""
         return self.record_bytes_max + _BLANK_BYTES
-
-
-def _memory_bytes() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

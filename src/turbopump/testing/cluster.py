@@ -117,6 +117,8 @@ class Cluster:
         """Those that run, by name."""
         self.clients: list[Session] = []
         """The sessions of all clients that were started, oldest first."""
+        self._client_disks: dict[str, Disk] = {}
+        """By host: consumers that broadcast keep their offsets there."""
         self._quality = quality
         self._skips_idle_time = skips_idle_time
         self._names = tuple(brokers)
@@ -225,8 +227,7 @@ class Cluster:
         made = kind(
             ClientConfig(**settings),
             self.network.host(host),
-            clock=self._waking_clock,
-            random=Random(number),  # noqa: S311 - the same in every run
+            self._machine(self._client_disks.setdefault(host, Disk(self._loop)), number),
             hooks=hooks,
         )
         self.clients.append(made)

@@ -22,7 +22,7 @@ from turbopump.errors import (
 )
 from turbopump.machine.files import REAL_FILES
 from turbopump.message import Message
-from turbopump.testing import MemoryNetwork, virtual_loop, virtual_machine, virtual_time
+from turbopump.testing import MemoryNetwork, virtual_machine, virtual_time
 
 CLUSTER = "DefaultCluster"
 
@@ -88,7 +88,7 @@ async def test_missing_name_server_is_named(tmp_path: Path) -> None:
     session = Session(
         ClientConfig("10.9.9.9:9876;10.9.9.8:9876", host="10.0.1.1", instance="t"),
         network.host("10.0.1.1"),
-        clock=virtual_loop().clock,
+        virtual_machine(),
     )
     async with Admin(session=session) as admin:
         with pytest.raises(NoNameServer, match=r"10\.9\.9\.9:9876;10\.9\.9\.8:9876"):

@@ -19,9 +19,10 @@ from turbopump.client.offsets import (
     offsets_path,
 )
 from turbopump.errors import RemoteError
+from turbopump.machine.files import REAL_FILES
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.tables import TableFile
-from turbopump.testing import virtual_time, wait_until
+from turbopump.testing import virtual_machine, virtual_time, wait_until
 from turbopump.wire import headers, lenient_json
 from turbopump.wire.bodies import QueueOffsets
 from turbopump.wire.codes import RequestCode
@@ -64,7 +65,7 @@ def test_a_file_of_the_original_is_read() -> None:
 @virtual_time()
 async def test_what_is_written_has_the_form_of_the_original(tmp_path: Path) -> None:
     path = tmp_path / "offsets.json"
-    store = LocalOffsets(path)
+    store = LocalOffsets(path, virtual_machine(REAL_FILES))
     await store.open()
     store.positions.advance(QUEUE, QueueOffset(7))
     await store.persist([QUEUE])
@@ -84,7 +85,7 @@ async def test_what_nobody_can_read_does_not_keep_a_consumer_from_starting(
     path.write_text('{"offsetTable":')
     if backup is not None:
         (tmp_path / "offsets.json.bak").write_text(backup)
-    store = LocalOffsets(path)
+    store = LocalOffsets(path, virtual_machine(REAL_FILES))
     await store.open()
     assert await store.stored(QUEUE) is None
     store.close()
@@ -107,7 +108,7 @@ def test_where_a_file_lies(tmp_path: Path) -> None:
 async def test_offsets_of_other_queues_stay_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "g" / "offsets.json"
     write_offsets(path, {OTHER: QueueOffset(9)})
-    store = LocalOffsets(path)
+    store = LocalOffsets(path, virtual_machine(REAL_FILES))
     await store.open()
     store.positions.advance(QUEUE, QueueOffset(4))
     await store.persist([QUEUE])
@@ -121,7 +122,7 @@ async def test_a_directory_that_cannot_be_written_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
-    store = LocalOffsets(tmp_path / "file" / "offsets.json")
+    store = LocalOffsets(tmp_path / "file" / "offsets.json", virtual_machine(REAL_FILES))
     await store.open()
     store.positions.advance(QUEUE, QueueOffset(4))
     await store.persist([QUEUE])
@@ -133,7 +134,7 @@ async def test_offsets_that_could_not_be_written_are_written_when_they_can_be(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "g").write_text("")
-    store = LocalOffsets(tmp_path / "g" / "offsets.json")
+    store = LocalOffsets(tmp_path / "g" / "offsets.json", virtual_machine(REAL_FILES))
     await store.open()
     store.positions.advance(QUEUE, QueueOffset(4))
     await store.persist([QUEUE])

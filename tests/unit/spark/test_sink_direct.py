@@ -18,6 +18,7 @@ from turbopump.client.selectors import by_hash
 from turbopump.client.session import Session
 from turbopump.clock import SYSTEM_CLOCK, Clock
 from turbopump.errors import InvalidArgument, SparkError
+from turbopump.machine import Machine
 from turbopump.message import MessageQueue
 from turbopump.spark import plain
 from turbopump.spark.link import Link
@@ -59,7 +60,7 @@ class CoarseClock:
 @contextmanager
 def linked(broker: ScriptedBroker, clock: Clock = SYSTEM_CLOCK) -> Iterator[Link]:
     thread = background.join()
-    session = Session(SinkOptions(nameserver=broker.address).client(), clock=clock)
+    session = Session(SinkOptions(nameserver=broker.address).client(), machine=Machine(clock=clock))
     link = Link(thread, session)
     link.run(lambda session: session.start())
     try:

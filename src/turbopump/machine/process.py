@@ -1,0 +1,42 @@
+"""The process that a server or client lives in, and the machine's memory."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+
+
+def process_id() -> int:
+    """Return the number of this process; a child made by fork has another one."""
+    return os.getpid()
+
+
+def environment(name: str) -> str:
+    """Return a variable of the environment; empty if it is not set."""
+    return os.environ.get(name, "")
+
+
+def memory_bytes() -> int:
+    """Return how much memory the machine has."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def after_fork(action: Callable[[], None]) -> None:
+    """Have something called in every child that is made by fork."""
+    os.register_at_fork(after_in_child=action)
+
+
+def start_thread(
+    action: Callable[[], object], name: str, *, is_daemon: bool = True
+) -> threading.Thread:
+    """Start a thread; one that is a daemon does not keep the process from ending."""
+    thread = threading.Thread(target=action, name=name, daemon=is_daemon)
+    thread.start()
+    return thread
+
+
+def drop_output() -> None:
+    """Keep Python from writing at its end what could not be written now."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
