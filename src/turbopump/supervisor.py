@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from turbopump.errors import TurbopumpError
+from turbopump.machine.timers import Repeated
 
 T = TypeVar("T")
 
@@ -252,7 +253,8 @@ class Supervisor:
         if together is None:
             together = self._due[moment] = []
             loop = asyncio.get_running_loop()
-            self._timers[moment] = loop.call_at(moment / _MOMENTS_PER_S, self._act_all, moment)
+            act = Repeated(self._act_all)
+            self._timers[moment] = loop.call_at(moment / _MOMENTS_PER_S, act, moment)
         together.append(repeated)
 
     def _act_all(self, moment: int) -> None:

@@ -13,6 +13,7 @@ from msgspec import Struct
 from turbopump.broker.config import AccessConfig, BrokerConfig
 from turbopump.broker.topics import Topics
 from turbopump.errors import NetworkError, WireError
+from turbopump.machine.timers import Repeated
 from turbopump.supervisor import Supervisor
 from turbopump.wire import headers
 from turbopump.wire.bodies import (
@@ -316,9 +317,15 @@ class _Herald:
 
 async def _set_within(event: asyncio.Event, timeout_ms: int) -> bool:
     """Wait for an event; whether it came in time."""
+    loop = asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(timeout_ms / 1000):
-            await event.wait()
+        async with asyncio.timeout(None) as limit:
+            end = Repeated(lambda: limit.reschedule(loop.time()))
+            timer = loop.call_later(timeout_ms / 1000, end)
+            try:
+                await event.wait()
+            finally:
+                timer.cancel()
     except TimeoutError:
         return False
     return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from turbopump.clock import Clock
+from turbopump.machine.timers import Repeated
 from turbopump.store.store import Store
 from turbopump.supervisor import Watch
 
@@ -60,7 +61,7 @@ class Upkeep:
             # A message that the tick itself made readable has started one already.
             self._timer.cancel()
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(wait_ms / 1000, self._tick)
+        self._timer = loop.call_later(wait_ms / 1000, Repeated(self._tick))
 
     def _bring_forward(self, timer: asyncio.TimerHandle) -> None:
         """Tick soon again: what was left to the clock may be a long way off."""

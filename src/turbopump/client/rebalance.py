@@ -13,6 +13,7 @@ from turbopump.client.group_list import group_members
 from turbopump.client.owned_queue import OwnedQueue
 from turbopump.client.session import Session
 from turbopump.errors import NoRoute, TurbopumpError
+from turbopump.machine.timers import Repeated
 from turbopump.message import MessageQueue
 from turbopump.wire.names import RETRY_PREFIX
 
@@ -101,7 +102,7 @@ class Rebalancer:
         """Balance when woken, and every so often."""
         while True:
             loop = asyncio.get_running_loop()
-            timer = loop.call_later(self._pause_ms() / 1000, self._wanted.set)
+            timer = loop.call_later(self._pause_ms() / 1000, Repeated(self._wanted.set))
             try:
                 await self._wanted.wait()
             finally:

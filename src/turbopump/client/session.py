@@ -19,6 +19,7 @@ from turbopump.client.routes import MASTER_ID, Route, address_to_read
 from turbopump.errors import ForkedClient, NoRoute, NotRunning, TurbopumpError
 from turbopump.machine import Machine
 from turbopump.machine.process import process_id
+from turbopump.machine.timers import Repeated
 from turbopump.message import MessageQueue
 from turbopump.net.hooks import Hook
 from turbopump.net.limits import ConnectionLimits
@@ -315,7 +316,7 @@ class Session:
         wait_ms = _FIRST_HEARTBEAT_MS
         while True:
             loop = asyncio.get_running_loop()
-            timer = loop.call_later(wait_ms / 1000, self._heartbeat_wanted.set)
+            timer = loop.call_later(wait_ms / 1000, Repeated(self._heartbeat_wanted.set))
             try:
                 await self._heartbeat_wanted.wait()
             finally:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TypeVarTuple
 
 from turbopump.clock import SYSTEM_CLOCK, Clock
+from turbopump.machine.timers import Repeated
 
 Ts = TypeVarTuple("Ts")
 
@@ -93,7 +94,7 @@ class Deadlines:
             self._timer_bucket = self._order[0]
             wait_ms = self._timer_bucket * self._granularity_ms - self.clock.monotonic_ms()
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(max(wait_ms, 0) / 1000, self._on_timer)
+            self._timer = loop.call_later(max(wait_ms, 0) / 1000, Repeated(self._on_timer))
 
     def _on_timer(self) -> None:
         self._timer = None

@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from types import FrameType
+from typing import TypeVarTuple
 
+from turbopump.machine.timers import Repeated
 from turbopump.testing.clock import VirtualClock
 
 QUIET_S = 150.0
@@ -28,20 +29,7 @@ _HOUR_MS = 3_600_000
 _AWAKE_S = 30.0
 """So much of each hour is not left out: what is due at an hour of the day is done in it."""
 
-_REPEATING = frozenset(
-    {
-        "turbopump.broker.registration",
-        "turbopump.broker.upkeep",
-        "turbopump.client.rebalance",
-        "turbopump.client.session",
-        "turbopump.nameserver.server",
-        "turbopump.net.deadlines",
-        "turbopump.supervisor",
-    }
-)
-"""Modules whose timers, in a cluster in which nothing happens, only repeat what was before."""
-
-_TRAVELLING = frozenset({"turbopump.testing.memory_net", "turbopump.testing.memory_transport"})
+Ts = TypeVarTuple("Ts")
 
 Timer = tuple[float, int, asyncio.TimerHandle]
 Marks = Callable[[], object]
@@ -62,6 +50,12 @@ class SeldomTimer(asyncio.TimerHandle):
 
 class TravellingTimer(asyncio.TimerHandle):
     """Bytes on their way; as long as there are any, no time is left out."""
+
+    __slots__ = ()
+
+
+class Travelling(Repeated[*Ts]):
+    """A callback that bytes arrive with."""
 
     __slots__ = ()
 
@@ -135,18 +129,12 @@ class IdleTime:
         return skip_ms
 
 
-def kind_of_timer(setter: FrameType | None, delay_s: float) -> type[asyncio.TimerHandle]:
-    """Return which kind of timer somebody sets: the first who is not the event loop."""
-    while setter is not None:
-        name = setter.f_globals.get("__name__", "")
-        if name in _REPEATING:
-            return RepeatingTimer if delay_s < QUIET_S else SeldomTimer
-        if name in _TRAVELLING:
-            return TravellingTimer
-        if not name.startswith("asyncio.") and name != "turbopump.testing.loop":
-            break
-        setter = setter.f_back
-    return asyncio.TimerHandle
+def kind_of_timer(callback: object, delay_s: float) -> type[asyncio.TimerHandle]:
+    """Return which kind of timer somebody sets; by what he says himself of what it calls."""
+    kind = type(callback)
+    if kind is Repeated:
+        return RepeatingTimer if delay_s < QUIET_S else SeldomTimer
+    return TravellingTimer if kind is Travelling else asyncio.TimerHandle
 
 
 def _free_ms(now_s: float, timers: list[Timer]) -> int:

@@ -13,7 +13,6 @@ import functools
 import heapq
 import math
 import selectors
-import sys
 import threading
 import time
 from collections import deque
@@ -133,7 +132,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             raise RuntimeError("Event loop is closed")
         kind: type[asyncio.TimerHandle] = asyncio.TimerHandle
         if self._idle:
-            kind = kind_of_timer(sys._getframe(1), when - self.clock.elapsed_s)  # noqa: SLF001 - there is no other way to know who sets it
+            kind = kind_of_timer(callback, when - self.clock.elapsed_s)
         timer = kind(when, callback, args, self, context)
         self.timers_set = number = self.timers_set + 1
         heapq.heappush(self._timers, (when, number, timer))
