@@ -261,6 +261,9 @@ class Disk(Files):
             if there is not node:
                 target.put(new.name, node)
                 self._directory(old.parent).drop(old.name)
+                for handle in self._handles.values():
+                    if handle.node is node:
+                        handle.path = new
 
     def link(self, path: Path, name: Path) -> None:
         if self._begin("link", path):

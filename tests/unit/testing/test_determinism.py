@@ -1,4 +1,4 @@
-"""The same seed gives the same run, event by event."""
+"""The same seed gives the same run, event by event, whatever else the machine has to do."""
 
 from __future__ import annotations
 
@@ -7,15 +7,23 @@ import hashlib
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from random import Random
+from typing import NamedTuple
 
 import pytest
 
 from netkit import ECHO, slow, world
-from turbopump.errors import NetworkError
+from turbopump.aio import ConsumeContext, ConsumeResult, Message, Producer, PushConsumer
+from turbopump.errors import NetworkError, TurbopumpError
 from turbopump.net.pool import ConnectionPool
-from turbopump.testing import LinkQuality, run_virtual, virtual_loop
+from turbopump.testing import Cluster, LinkQuality, run_virtual, running_cluster, virtual_loop
+from turbopump.testing.disk_faults import Chances
 from turbopump.wire.command import Command
+from turbopump.wire.record import MessageView
 
 
 async def scenario() -> list[str]:
@@ -65,6 +73,92 @@ def test_the_same_seed_gives_the_same_trace() -> None:
 
 def test_another_seed_gives_another_trace() -> None:
     assert digest(3) != digest(4)
+
+
+class Cost(NamedTuple):
+    """What a run has cost."""
+
+    turns: int
+    timers: int
+    operations: dict[str, int]
+    seconds: float
+
+
+def shop(seed: int) -> Cost:
+    """Send, fail, retry, crash and restart on a disk that is slow and fails by chance."""
+    settings = {"flushDiskType": "SYNC_FLUSH"}
+    with running_cluster(Path("/cluster"), settings=settings, seed=seed) as cluster:
+
+        async def work() -> Cost:
+            loop, disk = virtual_loop(), cluster.disk()
+            disk.random = Random(seed)
+            disk.chances = Chances(sync_ms_max=30, sync_fails=0.02)
+            await cluster.make_topic("orders")
+            async with listening(cluster):
+                await send_some(cluster, range(8))
+                await cluster.crash(lose_unflushed=True)
+                await cluster.start_broker()
+                disk.chances = Chances(sync_ms_max=30, sync_fails=0.02)
+                await send_some(cluster, range(8, 16))
+                await cluster.until_consumed("billing")
+            return Cost(loop.turns, loop.timers_set, dict(disk.operations), loop.time())
+
+        return cluster.run(work())
+
+
+def listening(cluster: Cluster) -> PushConsumer:
+    """Return a consumer that fails every third message the first time."""
+
+    async def handle(messages: Sequence[MessageView], _: ConsumeContext) -> ConsumeResult:
+        is_failing = messages[0].reconsume_times == 0 and int(messages[0].body) % 3 == 0
+        return ConsumeResult.RETRY_LATER if is_failing else ConsumeResult.SUCCESS
+
+    return PushConsumer(
+        "billing",
+        handle,
+        nameserver=cluster.nameserver,
+        subscriptions={"orders": "*"},
+        start_from="first",
+    )
+
+
+async def send_some(cluster: Cluster, numbers: range) -> None:
+    async with Producer("shop", nameserver=cluster.nameserver) as producer:
+        for number in numbers:
+            with suppress(TurbopumpError):
+                await producer.send(Message("orders", b"%d" % number))
+
+
+@contextmanager
+def busy_machine() -> Iterator[None]:
+    """Have threads that want the processor all the time, and get it at any moment."""
+    is_over, interval_s = threading.Event(), sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)
+
+    def burn() -> None:
+        while not is_over.is_set():
+            sum(range(1000))
+
+    threads = [threading.Thread(target=burn) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        sys.setswitchinterval(interval_s)
+        for thread in threads:
+            thread.join()
+
+
+@pytest.mark.slow
+def test_a_run_costs_the_same_on_a_busy_machine() -> None:
+    idle = shop(5)
+    assert idle.operations["sync"] > 50
+    assert idle.turns > 500
+    with busy_machine():
+        assert shop(5) == idle
+    assert shop(6) != idle
 
 
 @pytest.mark.slow

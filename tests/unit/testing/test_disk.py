@@ -274,6 +274,15 @@ def test_any_operation_fails_where_when_and_as_often_as_it_is_told_to() -> None:
     assert not disk.is_disturbed
 
 
+def test_open_files_are_known_by_their_new_names() -> None:
+    disk = disk_with()
+    fd = disk.open(FILE)
+    disk.rename(FILE, HOME / "renamed")
+    disk.fail_writes(matching="*/renamed")
+    with pytest.raises(OSError, match=r"cannot write: .*/data/store/renamed"):
+        disk.write(fd, b"x", 0)
+
+
 def test_it_fills_up() -> None:
     disk = disk_with(b"x" * 4096)
     disk.capacity_bytes = 3 * 4096
