@@ -28,6 +28,7 @@ from turbopump.broker.queue_locks import QueueLocks
 from turbopump.broker.topics import Topics
 from turbopump.client.offsets import LocalOffsets
 from turbopump.errors import StoreDamaged, WriteFailed
+from turbopump.machine import Machine
 from turbopump.machine.files import read_text
 from turbopump.machine.text_files import backup_of, save_text
 from turbopump.message import MessageQueue, PhysicalOffset, QueueOffset
@@ -39,7 +40,7 @@ from turbopump.store.outcomes import QueueEmpty
 from turbopump.store.store import Store
 from turbopump.supervisor import Supervisor
 from turbopump.tables import TableFile, TableWriter
-from turbopump.testing import VirtualClock, virtual_machine
+from turbopump.testing import VirtualClock
 from turbopump.testing.disk import Disk
 from turbopump.wire.bodies import ConsumerData, GroupConfig, Subscription, TopicConfig
 
@@ -197,7 +198,7 @@ class KeptBroadcasting(Kept):
     queue = MessageQueue("T", "a", 0)
 
     async def begin(self) -> None:
-        self.table = LocalOffsets(self.path, virtual_machine(self.disk))
+        self.table = LocalOffsets(self.path, Machine(files=self.disk))
         await self.table.open()
 
     async def change(self, number: int) -> None:
