@@ -148,12 +148,18 @@ class Sends:
         args: tuple[object, ...],
     ) -> None:
         """Count a send and report its outcome."""
-        if isinstance(outcome, Late) and _is_retry(send):
-            outcome = outcome.as_failure()
-        if isinstance(outcome, RemoteError):
+        appended: Appended | None = None
+        # What nearly all are comes first.
+        if isinstance(outcome, Appended):
+            appended = outcome
+        elif isinstance(outcome, Late):
+            if _is_retry(send):
+                outcome = outcome.as_failure()
+            else:
+                appended = outcome.appended
+        if appended is None:
             self._stats.put_failed()
         else:
-            appended = outcome if isinstance(outcome, Appended) else outcome.appended
             size = appended.end_offset - appended.physical_offsets[0]
             self._stats.put(target.topic, target.queue_id, count, size)
         on_outcome(outcome, target.queue_id, *args)

@@ -100,7 +100,7 @@ class SendRequests:
 
 def send_of(request: Command, peer: Connection, header: SendMessage) -> Send:
     """Return what a request wants to be stored."""
-    sent, is_batch = request.body, header.batch or False
+    sent, is_batch, limit = request.body, header.batch or False, header.max_reconsume_times
     return Send(
         client=peer.peer_address,
         producer_group=header.producer_group,
@@ -116,6 +116,7 @@ def send_of(request: Command, peer: Connection, header: SendMessage) -> Send:
         default_topic_queue_nums=header.default_topic_queue_nums,
         unit_mode=header.unit_mode or False,
         reconsume_times=header.reconsume_times or 0,
-        retries_max=retries_max_of(request, header.max_reconsume_times),
+        # Only retried messages have a limit: all others need no call.
+        retries_max=None if limit is None else retries_max_of(request, limit),
         is_batch=is_batch,
     )
