@@ -20,6 +20,8 @@ from turbopump.wire.record import MessageView
 
 _SCRIPT = Path(child.__file__)
 _END_MS = 1000
+_UNREAD_BYTES_MAX = 16 * 1024
+"""Of what a filter sends; more than any honest reply."""
 _CPU_CLOCK = 2
 _NS_PER_MS = 1_000_000
 
@@ -34,7 +36,7 @@ class _Allowance:
     remedy: str = ""
 
 
-_LOADING = _Allowance("to load", 2000, 15_000, ": do less outside of functions")
+_LOADING = _Allowance("to load", 2000, 60_000, ": do less outside of functions")
 """Includes the start of the interpreter."""
 
 
@@ -66,6 +68,8 @@ class Sandbox:
         self._limits = limits
         self._busy = asyncio.Lock()
         self._stopped: FilterStopped | None = None
+        self._ending = asyncio.Lock()
+        self._reply: asyncio.Future[tuple[bytes, bytes, str]] | None = None
 
     @classmethod
     async def start(cls, source: bytes, limits: CodeLimits) -> Sandbox:
@@ -85,6 +89,7 @@ class Sandbox:
                 pass_fds=(file,),
                 env={},
                 cwd="/",
+                limit=_UNREAD_BYTES_MAX,
             )
         finally:
             os.close(file)
@@ -150,7 +155,7 @@ class Sandbox:
         """Send a frame and return the reply; kill the process if a message takes too long."""
         child.PROGRESS.pack_into(self._progress, 0, 0)
         meter = _Meter(self._process.pid, self._progress, count)
-        reply = asyncio.ensure_future(self._exchange(frame))
+        self._reply = reply = asyncio.ensure_future(self._exchange(frame))
         # Of a process that is killed nobody asks why there was no reply.
         reply.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
@@ -158,20 +163,21 @@ class Sandbox:
                 excess = meter.excess(allowed)
                 if excess is not None:
                     raise await self._stop(excess)
+            if reply.cancelled():
+                raise await self._stop("it was closed")
             return reply.result()
         except (EOFError, OSError) as error:
             raise await self._stop(await self._end_text()) from error
         finally:
             if not reply.done():
-                reply.cancel()
                 # The rest of the reply would be taken for the next one.
                 await self._stop("it was interrupted")
 
     async def _exchange(self, frame: bytes) -> tuple[bytes, bytes, str]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(child.LENGTH.pack(len(frame)))
-        self._process.stdin.write(frame)
+        # In one piece: each write may wake the process.
+        self._process.stdin.write(child.LENGTH.pack(len(frame)) + frame)
         await self._process.stdin.drain()
         read = self._process.stdout.readexactly
         kind, count, length = child.REPLY.unpack(await read(child.REPLY.size))
@@ -186,7 +192,15 @@ class Sandbox:
             self._stopped = FilterStopped(reason)
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
-        await self._process.wait()
+        if self._reply is not None and not self._reply.done():
+            self._reply.cancel()
+            await asyncio.wait([self._reply])
+        assert self._process.stdout is not None
+        async with self._ending:
+            # The end of a process is reported only after all that it has sent was read.
+            while await self._process.stdout.read(_UNREAD_BYTES_MAX):
+                pass
+            await self._process.wait()
         return self._stopped
 
     async def _end_text(self) -> str:

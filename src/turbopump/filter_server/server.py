@@ -13,6 +13,7 @@ from turbopump.filter_server.pulls import Pulls
 from turbopump.filter_server.uploads import Uploads
 from turbopump.filters.server_config import FilterServerConfig
 from turbopump.net.connection import Connection
+from turbopump.net.limits import ConnectionLimits
 from turbopump.net.network import Network, address_text
 from turbopump.net.pool import ConnectionPool
 from turbopump.net.router import Router
@@ -29,6 +30,8 @@ REGISTER_INTERVAL_MS = 10_000
 REGISTER_TIMEOUT_MS = 3000
 _SWEEP_INTERVAL_MS = 60_000
 _DRAIN_MS = 500
+_PULLS_MAX = 20_000
+"""Pulls of one client that wait at once: one for each of its queues."""
 
 
 class FilterServer:
@@ -58,7 +61,10 @@ class FilterServer:
             body_bytes_max=BODY_BYTES_MAX,
         )
         listening = ServerConfig(
-            host=config.bind_host, port=config.port, drain_timeout_ms=_DRAIN_MS
+            host=config.bind_host,
+            port=config.port,
+            drain_timeout_ms=_DRAIN_MS,
+            limits=ConnectionLimits(handlers_running_max=_PULLS_MAX),
         )
         self._server = Server(network, router, listening, clock=clock)
         self._work = Supervisor()

@@ -240,7 +240,7 @@ def test_an_endless_loop() -> None:
 
 @pytest.mark.slow
 def test_an_endless_loop_outside_of_functions() -> None:
-    with pytest.raises(FilterStopped, match=r"processor time to load.*outside of functions"):
+    with pytest.raises(FilterStopped, match=r"to load, at most .* outside of functions"):
         run(decided("while True: pass"))
 
 
@@ -321,6 +321,20 @@ def test_replies_of_its_own_making(reply: str) -> None:
 def test_a_flood_of_replies() -> None:
     lines = ["import os", "while True: os.write(1, bytes(65536))"]
     assert stopped(*lines, limits=CodeLimits(cpu_ms_max=100, time_ms_max=500))
+
+
+def test_closing_while_it_decides() -> None:
+    async def main() -> None:
+        sandbox = await Sandbox.start(
+            body("while True: pass").encode(), CodeLimits(cpu_ms_max=60_000, time_ms_max=60_000)
+        )
+        deciding = asyncio.ensure_future(sandbox.decide([message()]))
+        await asyncio.sleep(0)
+        await sandbox.close()
+        with pytest.raises(FilterStopped, match="it was closed"):
+            await deciding
+
+    run(main())
 
 
 def test_monkey_patches_stay_inside() -> None:

@@ -163,6 +163,20 @@ async def test_a_held_pull_waits_for_a_match(tmp_path: Path) -> None:
 
 
 @virtual_time()
+async def test_many_pulls_of_one_client_wait_without_keeping_others_from_being_served(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path) as it:
+        await send(it.client, 1)
+        await it.upload(EVEN)
+        waiting = [asyncio.ensure_future(it.pull(1, hold_ms=15_000)) for _ in range(1100)]
+        await asyncio.sleep(1)
+        assert numbers(await it.pull()) == [0]
+        assert not any(pull.done() for pull in waiting)
+        await asyncio.gather(*waiting)
+
+
+@virtual_time()
 async def test_a_held_pull_ends_in_time_behind_what_did_not_match(tmp_path: Path) -> None:
     async with world(tmp_path) as it:
         await send(it.client, 1)
