@@ -295,6 +295,8 @@ def test_commits_that_a_crash_loses() -> None:
     assert lost(4, Down.STOPPED) == {"commits do not go back"}
     full = FaultBegan(s(3), FaultKind.FULL_DISK.value, "a")
     assert lost(20, Down.KILLED, full) == set()
+    lowered = committed(0, at=18, before=1)
+    assert lost(20, Down.KILLED, lowered) == set()
 
 
 # --- owners ---------------------------------------------------------------------------------------

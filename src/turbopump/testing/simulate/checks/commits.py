@@ -101,7 +101,9 @@ class CommitsKept:
             if queue.broker != event.broker or not commits:
                 continue
             saved = [offset for at_us, offset in commits if at_us <= saved_until_us]
-            least = min(saved[-1] if saved else 0, self._kept_end(queue))
+            # Saved then or at any time later: a reset may have lowered it in between.
+            later = [offset for at_us, offset in commits if at_us > saved_until_us]
+            least = min(saved[-1] if saved else 0, *later, self._kept_end(queue))
             now = event.committed.get((group, queue), 0)
             if now < least and not self._ledger.disk_failed(event.broker, saved_until_us):
                 yield f"{group} had committed {least} in {queue}, after the start it is {now}"
