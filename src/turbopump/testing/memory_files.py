@@ -215,15 +215,18 @@ def names_in(path: Path) -> tuple[str, ...]:
 
 
 def _lost(sectors: list[int], random: Random | None) -> list[int]:
-    """Choose the sectors that the disk has not got: all, or none, or by chance, or from one on."""
+    """Choose the sectors that the disk has not got: all, none, by chance, one, or from one on."""
     if random is None:
         return sectors
-    match random.randrange(4):
+    match random.randrange(5):
         case 0:
             return sectors
         case 1:
             return []
         case 2:
             return [sector for sector in sectors if random.random() < 1 / 2]
+        case 3:
+            # Such as in the middle of a body, with all that describes it in place.
+            return random.sample(sectors, min(1, len(sectors)))
         case _:
             return sectors[random.randint(0, len(sectors)) :]
