@@ -1,0 +1,231 @@
+"""Bugs to plant in the product, each of which the simulator has to find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from msgspec.structs import replace
+
+from turbopump import supervisor
+from turbopump.broker import retries
+from turbopump.broker.arrivals import Arrivals
+from turbopump.broker.delays import Delays
+from turbopump.broker.durability import Durability, Promise
+from turbopump.broker.group_members import GroupMembers
+from turbopump.broker.queue_locks import QueueLocks
+from turbopump.broker.retries import Dropped, Retries
+from turbopump.client import rebalance
+from turbopump.client.consumption import Consumption
+from turbopump.client.delivery.orderly import OrderlyDelivery
+from turbopump.client.process_queue import ProcessQueue
+from turbopump.machine import text_files
+from turbopump.machine.files import Files
+from turbopump.message import MessageQueue, PhysicalOffset, QueueOffset
+from turbopump.store import log_end
+from turbopump.store.append import Appender
+from turbopump.store.dispatch import Dispatcher
+from turbopump.store.recovery import Recovery
+from turbopump.store.store import Store
+
+Function = Callable[..., Any]
+
+
+@dataclass(slots=True)
+class Calls:
+    """How often a wrong function was called."""
+
+    count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PlantedBug:
+    """A wrong version of one function of the product."""
+
+    name: str
+    where: Any
+    """The class or module of the function."""
+    function: str
+    wrong: Function
+    """Takes the right version as its first argument; its docstring says what is wrong."""
+    found_by: tuple[str, ...]
+    """How violations begin that it may cause: with the name of the invariant."""
+    near: int
+    """The first seed that finds it, where short runs begin."""
+
+    @contextmanager
+    def planted(self) -> Iterator[Calls]:
+        """Use the wrong version meanwhile; fails if the product has no such function."""
+        right, calls = getattr(self.where, self.function), Calls()
+        is_property = isinstance(right, property)
+
+        def counted(*args: Any, **options: Any) -> Any:
+            calls.count += 1
+            return self.wrong(right.fget if is_property else right, *args, **options)
+
+        wrong = property(counted) if is_property else counted
+        with mock.patch.object(self.where, self.function, wrong):
+            yield calls
+
+
+BUGS: list[PlantedBug] = []
+
+
+def bug(where: Any, function: str, *found_by: str, near: int = 0) -> Callable[[Function], Function]:
+    """Declare a planted bug, which goes by the name of its wrong function."""
+
+    def add(wrong: Function) -> Function:
+        name = wrong.__name__.replace("_", " ")
+        BUGS.append(PlantedBug(name, where, function, wrong, found_by, near))
+        return wrong
+
+    return add
+
+
+@bug(Durability, "acknowledge", "acknowledged messages are kept", "every message ends", near=12)
+def acknowledge_before_flush(
+    right: Function, self: Durability, appended: Any, promise: Promise, *rest: Any, **options: Any
+) -> None:
+    """A synchronous broker answers a send when the message is written, not when it is flushed."""
+    early = Promise.WRITTEN if promise is Promise.DURABLE else promise
+    right(self, appended, early, *rest, **options)
+
+
+@bug(Retries, "accept", "every message ends", near=36)
+def send_back_acknowledged_early(
+    right: Function, self: Retries, failed: Any, on_outcome: Function, *args: Any
+) -> None:
+    """A broker answers a send-back before it knows whether the copy is stored."""
+    on_outcome(Dropped(), *args)
+    right(self, failed, lambda _: None)
+
+
+@bug(Arrivals, "notify", "calm deliveries are prompt")
+def lost_wake_up(right: Function, self: Arrivals, arrival: Any) -> None:
+    """Of the groups that wait for a queue, only the first is woken by a message."""
+    queue = self._by_queue.get((arrival.topic, arrival.queue_id))
+    for pull in list(queue.wanting(arrival) if queue is not None else ())[:1]:
+        self._wake(pull)
+
+
+@bug(ProcessQueue, "remove", "commits pass no unfinished message", near=3)
+def highest_offset_committed(
+    right: Function, self: ProcessQueue[Any], messages: Sequence[Any]
+) -> Any:
+    """A consumer commits behind the last message that is finished, not the first that is not."""
+    offset = right(self, messages)
+    last = max((message.queue_offset for message in messages), default=-1)
+    return max(offset, QueueOffset(last + 1)) if offset >= 0 else offset
+
+
+@bug(Consumption, "lose", "one call per orderly queue", near=91)
+async def lock_dropped_early(right: Function, self: Consumption, owned: Any) -> bool:
+    """A consumer that loses a queue returns its lock while a listener is still at work."""
+    if self._locks is not None:
+        await self._locks.unlock([owned.queue])
+    done: bool = await right(self, owned)
+    return done
+
+
+@bug(GroupMembers, "load", "a restart moves no queue", "one call per orderly queue", near=40)
+def incomplete_member_list_after_restart(right: Function, self: GroupMembers, *_: Any) -> None:
+    """A broker that starts lists only the members that have sent a heartbeat since."""
+
+
+@bug(log_end, "scan", "queues are dense", near=63)
+def crc_skipped_on_recovery(right: Function, *args: Any, **options: Any) -> Any:
+    """Recovery accepts records whose bodies do not match their checksums."""
+    return right(*args, **{**options, "check_crc": False})
+
+
+@bug(Store, "readable_end", "readable messages stay", near=12)
+def queue_unit_written_before_the_log(right: Function, self: Store) -> PhysicalOffset:
+    """A message enters its queue when it is written, although the log is not flushed yet."""
+    return self.written_end
+
+
+@bug(Dispatcher, "_delay_ms", "delays are not cut short")
+def delayed_message_early(right: Function, self: Dispatcher, level: int) -> Any:
+    """The delay of a level is that of the level below."""
+    return right(self, max(level - 1, 1))
+
+
+@bug(text_files, "_write_synced", "commits do not go back", near=3)
+def offset_table_not_synced(right: Function, files: Files, path: Path, data: bytes) -> None:
+    """The file of committed offsets replaces the one before without being synced."""
+    if not path.name.startswith("consumerOffset"):
+        right(files, path, data)
+        return
+    fd = files.open_new(path)
+    files.write(fd, data, 0)
+    files.close(fd)
+
+
+@bug(retries, "_again", "every message ends")
+def retry_counter_lost(right: Function, *args: Any) -> Any:
+    """The copy of a failed message counts as never retried."""
+    return replace(right(*args), reconsume_times=0)
+
+
+@bug(supervisor.Supervisor, "_kept", "nothing unexpected: the failure of", near=70)
+async def supervisor_that_swallows(
+    right: Function, self: supervisor.Supervisor, watch: Any, work: Function
+) -> None:
+    """Background work that fails is neither reported nor started again."""
+    with suppress(Exception):
+        await work()
+
+
+@bug(rebalance, "changes", "one call per orderly queue", "duplicates are bounded")
+def queue_of_another_member_kept(right: Function, *args: Any) -> Any:
+    """A member keeps the queues that a rebalance gives to another."""
+    found = right(*args)
+    return rebalance.Changes(gained=found.gained, lost=())
+
+
+@bug(Appender, "_place_batch", "acknowledged messages are kept", "order of each producer", near=1)
+def part_of_batch_stored(right: Function, self: Appender, group: Any, now_ms: int) -> Any:
+    """All messages of a batch are acknowledged, but the last is not stored."""
+    return right(self, group[:-1], now_ms)
+
+
+@bug(Recovery, "_replay_from", "readable messages stay", "acknowledged messages are kept", near=6)
+def dispatcher_skips_a_message_after_restart(
+    right: Function, self: Recovery, start: PhysicalOffset, end: PhysicalOffset
+) -> Any:
+    """After a crash, messages enter their queues from the second one on."""
+    entry = self._log.entry_at(start)
+    return right(self, start if entry is None else PhysicalOffset(start + entry.size), end)
+
+
+@bug(QueueLocks, "holder", "one call per orderly queue", near=107)
+def lock_given_to_two(
+    right: Function, self: QueueLocks, group: str, queue: MessageQueue, now_ms: int
+) -> str | None:
+    """A broker gives the lock of a queue to whoever asks."""
+    return None
+
+
+@bug(Delays, "load", "duplicates are bounded", near=52)
+def delay_progress_not_loaded(right: Function, self: Delays) -> bool:
+    """A broker that starts delivers all delayed messages again."""
+    return True
+
+
+@bug(OrderlyDelivery, "_bury", "every message ends")
+async def failed_dead_letter_committed(
+    right: Function, self: OrderlyDelivery, message: Any
+) -> bool:
+    """An orderly consumer commits a message that could not be sent to the dead letters."""
+    await right(self, message)
+    return True
+
+
+@bug(supervisor.Watch, "failed", "nothing unexpected: the failure of", near=24)
+def failure_not_reported(right: Function, self: supervisor.Watch, *_: Any, **__: Any) -> int:
+    """Background work that fails is started again, but nobody is told."""
+    return supervisor.BACKOFF_FIRST_MS
