@@ -267,11 +267,12 @@ class Topics:
         self._tell(topics)
 
     def _check_room(self, topics: list[TopicConfig]) -> str | None:
-        """Return why new topics cannot be added, or None."""
+        """Return why new topics cannot be added, or None; there is always room for the broker's."""
+        wanted = [topic.topic_name for topic in topics if topic.topic_name not in SYSTEM_TOPICS]
         count, most = len(self._table), self.config.topics_max
-        if count + len(topics) <= most:
+        if not wanted or count + len(wanted) <= most:
             return None
-        name = topics[0].topic_name[:200]
+        name = wanted[0][:200]
         return f"topic[{name}] is not made: there are {count} topics, topicsMax is {most}"
 
     def _tell(self, topics: list[TopicConfig]) -> None:

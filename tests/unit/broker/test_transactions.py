@@ -24,14 +24,13 @@ from transaction_peers import (
     producer_of,
 )
 from turbopump.broker.broker import Broker
-from turbopump.broker.config import OverloadConfig, TransactionsConfig
-from turbopump.broker.put import record_of
+from turbopump.broker.config import OverloadConfig, TopicsConfig, TransactionsConfig
+from turbopump.broker.put import draft_like, record_of
 from turbopump.broker.transactions import ledger
 from turbopump.broker.transactions.half import (
-    checked_copy,
+    copy_of,
     final_draft,
     operation,
-    renewed_copy,
 )
 from turbopump.errors import RemoteError, WriteFailed
 from turbopump.message import PhysicalOffset, QueueOffset
@@ -45,9 +44,10 @@ from turbopump.testing import (
 )
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import request
-from turbopump.wire.headers import ResumeCheck
+from turbopump.wire.headers import ResumeCheck, UpdateConsumerOffset
 from turbopump.wire.ids import offset_id
 from turbopump.wire.names import CHECKED_TOO_OFTEN_TOPIC, HALF_OPERATIONS_TOPIC, HALF_TOPIC
+from turbopump.wire.record import MessageView, Record
 
 INTERVAL_S = 60
 TIMEOUT_S = 6
@@ -577,14 +577,64 @@ async def test_what_stays_open_for_long_is_copied_behind_what_has_ended(
         await asyncio.sleep(2 * INTERVAL_S + 20)
         copy = (await client.messages(HALF_TOPIC))[-1]
         assert copy.queue_offset == 21
-        assert copy.properties["TRAN_PREPARED_QUEUE_OFFSET"] == "0"
-        assert "TRANSACTION_CHECK_TIMES" not in copy.properties
+        assert copy.properties["TRANSACTION_CHECK_TIMES"] == "0"
         assert broker.state.offsets.find("CID_RMQ_SYS_TRANS", HALF_TOPIC, 0) == 21
         assert (await producer.end(place)).code == ResponseCode.SUCCESS
         await asyncio.sleep(3600)
         assert (await bodies(client))[-1] == b"x"
         assert len(await bodies(client)) == 21
         assert producer.asked == []
+
+
+@virtual_time()
+async def test_what_was_copied_without_a_check_is_open_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "CLOSED_MAX", 10)
+    async with world(tmp_path) as (broker, _, producer):
+        place = await producer.half(b"x", CHECK_IMMUNITY_TIME_IN_SECONDS="3600")
+        for _ in range(20):
+            await producer.commit()
+        await asyncio.sleep(INTERVAL_S - 2)
+        # The operation of the second one must be read again, and with it that of the older copy.
+        await producer.half(b"young")
+        await producer.commit()
+        await asyncio.sleep(10)
+        assert list(broker.path.transactions.ledger.open) == [23]
+    async with world(tmp_path) as (broker, client, producer):
+        await asyncio.sleep(INTERVAL_S + 1)
+        assert [asked.message.body for asked in producer.asked] == [b"young"]
+        assert len(broker.path.transactions.ledger.open) == 2
+        assert (await producer.end(place)).code == ResponseCode.SUCCESS
+        assert (await bodies(client))[-1] == b"x"
+
+
+@virtual_time()
+async def test_progress_is_the_brokers_own(tmp_path: Path) -> None:
+    """Clients that commit offsets for its group cannot make it pass over what is open."""
+    async with world(tmp_path) as (broker, client, producer):
+        await producer.half(b"x")
+        await asyncio.sleep(INTERVAL_S + 10)
+        offsets = broker.state.offsets
+        before = offsets.find("CID_RMQ_SYS_TRANS", HALF_TOPIC, 0)
+        forged = UpdateConsumerOffset(
+            consumer_group="CID_RMQ_SYS_TRANS", topic=HALF_TOPIC, queue_id=0, commit_offset=2
+        )
+        await client.ask(RequestCode.UPDATE_CONSUMER_OFFSET, forged)
+        await asyncio.sleep(6)
+        assert offsets.find("CID_RMQ_SYS_TRANS", HALF_TOPIC, 0) == before == 1
+
+
+@virtual_time()
+async def test_a_full_table_of_topics_does_not_stop_the_checks(tmp_path: Path) -> None:
+    async with world(tmp_path) as (broker, _, producer):
+        await producer.half(b"x")
+        topics = len(broker.state.topics.table)
+    full = TopicsConfig(topics_max=topics)
+    async with world(tmp_path, topics=full) as (_, client, producer):
+        await asyncio.sleep(17 * INTERVAL_S)
+        assert len(producer.asked) == 15
+        assert await bodies(client, CHECKED_TOO_OFTEN_TOPIC) == [b"x"]
 
 
 @virtual_time()
@@ -676,7 +726,7 @@ async def test_a_copy_without_an_operation_for_the_older_one_replaces_it(tmp_pat
         place = await producer.half(b"x")
         view = broker.path.transactions.queues.half(QueueOffset(0))
         assert view is not None
-        broker.store.append([checked_copy(view, 1)])
+        broker.store.append([copy_of(view, 1)])
     async with world(tmp_path) as (_, client, producer):
         await asyncio.sleep(INTERVAL_S + 1)
         [asked] = producer.asked
@@ -687,6 +737,28 @@ async def test_a_copy_without_an_operation_for_the_older_one_replaces_it(tmp_pat
         assert (await bodies(client), len(producer.asked)) == ([b"x"], 1)
 
 
+def immune_copy(view: MessageView) -> Record:
+    """Return a copy as Apache RocketMQ makes them of half messages that wait out their immunity."""
+    first = {"TRAN_PREPARED_QUEUE_OFFSET": str(view.queue_offset)}
+    return record_of(draft_like(view, HALF_TOPIC, 0, {**view.properties, **first}))
+
+
+@virtual_time()
+async def test_a_copy_that_names_the_first_one_stays_open_over_restarts(tmp_path: Path) -> None:
+    async with world(tmp_path) as (broker, _, producer):
+        await producer.half(b"x", CHECK_IMMUNITY_TIME_IN_SECONDS="600")
+        view = broker.path.transactions.queues.half(QueueOffset(0))
+        assert view is not None
+        broker.store.append([immune_copy(view)])
+    for _ in range(2):
+        async with world(tmp_path) as (broker, _, producer):
+            await asyncio.sleep(INTERVAL_S + 1)
+            assert list(broker.path.transactions.ledger.open) == [1]
+    async with world(tmp_path, decide=lambda _: COMMIT) as (_, client, producer):
+        await asyncio.sleep(600)
+        assert (await bodies(client), len(producer.asked)) == ([b"x"], 1)
+
+
 @virtual_time()
 async def test_a_copy_ends_with_the_first_one_that_it_names(tmp_path: Path) -> None:
     """Apache RocketMQ copies immune half messages, and ends them by the first copy's offset."""
@@ -694,7 +766,7 @@ async def test_a_copy_ends_with_the_first_one_that_it_names(tmp_path: Path) -> N
         await producer.half(b"x", CHECK_IMMUNITY_TIME_IN_SECONDS="1")
         view = broker.path.transactions.queues.half(QueueOffset(0))
         assert view is not None
-        broker.store.append([renewed_copy(view)])
+        broker.store.append([immune_copy(view)])
         broker.store.append([operation(QueueOffset(0), 0, view.store_host)])
     async with world(tmp_path) as (broker, client, producer):
         await asyncio.sleep(2 * INTERVAL_S)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from msgspec import Struct
 
@@ -23,7 +22,7 @@ from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.outcomes import Appended
 from turbopump.wire.ids import offset_id
 from turbopump.wire.names import CHECKED_TOO_OFTEN_TOPIC
-from turbopump.wire.record import MessageView, Record
+from turbopump.wire.record import MessageView
 
 _log = logging.getLogger(__name__)
 
@@ -176,7 +175,7 @@ class Checks:
             )
 
     async def _renew(self, due: Sequence[_Due]) -> None:
-        made = [_copied(each, each.half.checks, halves.renewed_copy) for each in self._still(due)]
+        made = [_copied(each, each.half.checks) for each in self._still(due)]
         replaced = [old for old in made if old is not None]
         if replaced:
             await self._transactions.replace(replaced, Fate.REPLACED)
@@ -184,8 +183,7 @@ class Checks:
     async def _check(self, due: Sequence[_Due]) -> None:
         replaced, views = [], []
         for each in self._still(due):
-            checks = each.half.checks + 1
-            old = _copied(each, checks, partial(halves.checked_copy, checks=checks))
+            old = _copied(each, each.half.checks + 1)
             if old is not None:
                 replaced.append(old)
                 views.append(each.view)
@@ -229,10 +227,10 @@ class Checks:
         self._unreachable.add(group)
 
 
-def _copied(due: _Due, checks: int, copy: Callable[[MessageView], Record]) -> Replacement | None:
+def _copied(due: _Due, checks: int) -> Replacement | None:
     """Return a copy of a half message; None if it cannot be made."""
     try:
-        return Replacement(due.half, copy(due.view), checks)
+        return Replacement(due.half, halves.copy_of(due.view, checks), checks)
     except RemoteError as error:
         _log.warning("half message %s cannot be copied: %s", due.view.message_id, error)
         return None

@@ -186,19 +186,14 @@ def final_draft(view: MessageView) -> Draft:
     return replace(draft, sys_flag=with_transaction(view.sys_flag, Transaction.COMMIT))
 
 
-def checked_copy(view: MessageView, checks: int) -> Record:
-    """Return the copy of a half message that its producer is asked about."""
-    return _copy(view, {names.TRANSACTION_CHECK_TIMES: str(checks)})
+def copy_of(view: MessageView, checks: int) -> Record:
+    """Return a copy of a half message, about which its producers were asked so many times.
 
-
-def renewed_copy(view: MessageView) -> Record:
-    """Return a copy that is as good as the half message."""
-    first = view.properties.get(names.TRANSACTION_PREPARED_QUEUE_OFFSET, str(view.queue_offset))
-    return _copy(view, {names.TRANSACTION_PREPARED_QUEUE_OFFSET: first})
-
-
-def _copy(view: MessageView, changed: Mapping[str, str]) -> Record:
-    return record_of(draft_like(view, HALF_TOPIC, QUEUE_ID, {**view.properties, **changed}))
+    It does not name the first copy as Apache RocketMQ's do that wait out their immunity: there an
+    operation for the first one ends all copies, and here every copy that is replaced gets one.
+    """
+    named = {**view.properties, names.TRANSACTION_CHECK_TIMES: str(checks)}
+    return record_of(draft_like(view, HALF_TOPIC, QUEUE_ID, named))
 
 
 def given_up(view: MessageView) -> Record:

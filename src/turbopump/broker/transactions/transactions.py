@@ -129,6 +129,7 @@ class Transactions:
         self._writing: asyncio.Handle | None = None
         self._marks: deque[tuple[PhysicalOffset, Progress]] = deque()
         """Progress that counts once the log is flushed to a position."""
+        self._saved: Progress | None = None
 
     def load(self) -> None:
         """Read which half messages had ended when the broker was stopped."""
@@ -186,9 +187,14 @@ class Transactions:
             self.close(half.queue_offset, Fate.ENDED)
             return
         older = self.ledger.add(half)
-        if older is not None:
+        if older is None:
+            return
+        if first is None:
             # A crash came between the copy and the operation for the older one.
             self.close(older, Fate.REPLACED)
+        else:
+            # Without an operation, which would end this copy after a restart.
+            self.ledger.close(older, Fate.REPLACED)
 
     # --- ending -----------------------------------------------------------------------------------
 
@@ -422,7 +428,7 @@ class Transactions:
             raise _refused(f"no half message at {position}, neither open nor given up")
         if self.queues.was_committed(view):
             raise _refused("the transaction is committed already")
-        half, copy = half_of(view), halves.checked_copy(view, 0)
+        half, copy = half_of(view), halves.copy_of(view, 0)
         self._load_earlier()
         offset = self.ledger.newest_copy(half.identity)
         if offset is not None:
@@ -454,12 +460,13 @@ class Transactions:
 
     def settle_progress(self) -> None:
         """Commit the progress that survives a power failure, for the next save of offsets."""
-        settled = None
         while self._marks and self._marks[0][0] <= self._store.flushed_end:
-            settled = self._marks.popleft()[1]
-        if settled is not None:
-            self._offsets.commit(PROGRESS_GROUP, HALF_TOPIC, QUEUE_ID, settled.half)
-            self._offsets.commit(PROGRESS_GROUP, HALF_OPERATIONS_TOPIC, QUEUE_ID, settled.operation)
+            self._saved = self._marks.popleft()[1]
+        if self._saved is not None:
+            # Each time: any client may have committed something else for the group.
+            self._offsets.commit(PROGRESS_GROUP, HALF_TOPIC, QUEUE_ID, self._saved.half)
+            operation = self._saved.operation
+            self._offsets.commit(PROGRESS_GROUP, HALF_OPERATIONS_TOPIC, QUEUE_ID, operation)
 
 
 def prepare_topics(topics: Topics) -> None:
