@@ -9,7 +9,7 @@ import pytest
 
 from turbopump.machine import Machine
 from turbopump.store import FlushMode, Store
-from unit.store.disks import PowerLossFiles
+from turbopump.testing import Disk
 from unit.store.support import ManualClock, bodies, record, small_config
 
 pytestmark = pytest.mark.slow
@@ -19,13 +19,14 @@ TOPIC_WEIGHTS = {"Common": 30} | {f"Rare{number}": 1 for number in range(6)}
 """Rare queues have no message in the replayed part: their files must be on disk, with names."""
 
 
-def lose_power(tmp_path: Path, seed: int) -> None:
+ROOT = Path("/store")
+
+
+def lose_power(seed: int) -> None:
     chosen = random.Random(seed)
-    root = tmp_path / f"running{seed}"
-    root.mkdir()
-    files = PowerLossFiles(root)
-    clock = ManualClock()
-    store = Store.open(root, CONFIG, machine=Machine(files=files, clock=clock))
+    disk, clock = Disk(random=chosen), ManualClock()
+    machine = Machine(disk, disk.background, clock)
+    store = Store.open(ROOT, CONFIG, machine)
     acknowledged: dict[str, list[bytes]] = {topic: [] for topic in TOPIC_WEIGHTS}
     keys: list[tuple[str, str]] = []
     for number in range(chosen.randrange(1, 120)):
@@ -41,12 +42,24 @@ def lose_power(tmp_path: Path, seed: int) -> None:
         if chosen.random() < 0.3:
             store.tick()
             store._flusher.wait_idle()
+    # The power fails before what comes next is on disk, or after a part of it.
+    operations_left = chosen.randrange(12)
+
+    def fail_power(*_: object) -> None:
+        nonlocal operations_left
+        operations_left -= 1
+        if operations_left == 0:
+            disk.die()
+
+    disk.on_operation = fail_power
     store.append([record(b"never waited for")])
-    found = tmp_path / f"found{seed}"
-    store._flusher.wait_idle()
-    files.after_power_loss(found, chosen)
+    store.tick()
+    disk.die()
     store.close()
-    with Store.open(found, CONFIG, machine=Machine(clock=clock)) as again:
+    disk.on_operation = None
+    disk.lose_unsynced()
+    disk.close_all()
+    with Store.open(ROOT, CONFIG, machine) as again:
         assert again.recovered.crashed
         for topic, expected in acknowledged.items():
             assert bodies(again, topic)[: len(expected)] == expected
@@ -57,11 +70,11 @@ def lose_power(tmp_path: Path, seed: int) -> None:
 @pytest.mark.parametrize(
     "seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 24))]
 )
-def test_acknowledged_messages_survive(seed: int, tmp_path: Path) -> None:
-    lose_power(tmp_path, seed)
+def test_acknowledged_messages_survive(seed: int) -> None:
+    lose_power(seed)
 
 
 @pytest.mark.long
-def test_acknowledged_messages_survive_many_power_losses(tmp_path: Path) -> None:
+def test_acknowledged_messages_survive_many_power_losses() -> None:
     for seed in range(100, 600):
-        lose_power(tmp_path, seed)
+        lose_power(seed)
