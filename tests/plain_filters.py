@@ -21,6 +21,7 @@ class PlainSandbox:
     """Decides as a sandbox does, without a process; of filters that the test itself wrote."""
 
     started = 0
+    batch_count = 64
 
     def __init__(self, matches: Callable[[MessageView], bool]) -> None:
         self._matches = matches
@@ -32,6 +33,8 @@ class PlainSandbox:
         names: dict[str, Any] = {"clock": virtual_loop().clock}
         try:
             exec(source, names)
+        except MemoryError as error:
+            raise FilterStopped("it needs more memory") from error
         except Exception as error:
             raise FilterRefused(str(error)) from error
         return cls(names["matches"])
@@ -47,6 +50,9 @@ class PlainSandbox:
             except Exception as error:  # noqa: BLE001 - as a sandbox reports it
                 return Verdicts(matched, repr(error))
         return Verdicts(matched)
+
+    async def check_idle(self) -> None:
+        """What runs in the test's own process is never idle."""
 
     async def close(self) -> None:
         self.is_running = False

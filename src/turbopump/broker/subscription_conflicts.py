@@ -24,6 +24,9 @@ from turbopump.wire.names import RETRY_PREFIX
 
 _log = logging.getLogger(__name__)
 
+_CODE = "CODE"
+"""The kind of a code filter, whose subscription says TAG, and its name as the tag."""
+
 _LISTED_MAX = 5
 _SHOWN_CHARS_MAX = 200
 _LOGGED_MAX = 100
@@ -129,15 +132,19 @@ class SubscriptionConflicts:
 
 def _wishes(subscriptions: Iterable[Subscription]) -> frozenset[_Wish]:
     return frozenset(
-        _Wish(each.topic, each.expression_type or tags.TAG, _meaning(each))
+        _Wish(each.topic, _kind(each), _meaning(each))
         for each in subscriptions
         if not each.topic.startswith(RETRY_PREFIX)
     )
 
 
+def _kind(subscription: Subscription) -> str:
+    return _CODE if subscription.class_filter_mode else subscription.expression_type or tags.TAG
+
+
 def _meaning(subscription: Subscription) -> str:
     """Return the expression; tags in one order."""
-    if subscription.expression_type not in (None, tags.TAG):
+    if _kind(subscription) != tags.TAG:
         return subscription.sub_string
     try:
         wanted = tags.parse_tags(subscription.sub_string)

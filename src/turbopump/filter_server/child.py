@@ -1,7 +1,7 @@
 """The process that runs one code filter. It is a script: it imports nothing but Python's library.
 
-Started by `sandbox` with ``python -I -S -B child.py MEMORY_BYTES PROGRESS_FD``, with an empty
-environment and no open files but two pipes and a page of shared memory. It reads the filter's
+Started by `sandbox` with ``python -I -S -B child.py MEMORY_BYTES PROGRESS_FD PARENT``, with an
+empty environment and no open files but two pipes and a page of shared memory. It reads the filter's
 source, gives up every right that it does not need, and only then compiles and runs the source.
 From there on the kernel, not Python, keeps the filter from files, sockets and processes.
 """
@@ -112,7 +112,7 @@ class Unavailable(Exception):
 # --- giving up rights -----------------------------------------------------------------------------
 
 
-def lock_down(memory_bytes: int) -> None:
+def lock_down(memory_bytes: int, parent: int) -> None:
     """Give up everything but memory, the clock and the two pipes, for good."""
     if sys.platform != "linux":
         raise Unavailable(f"this system is {sys.platform}")
@@ -123,7 +123,6 @@ def lock_down(memory_bytes: int) -> None:
         os.setgroups([])
         os.setresgid(_NOBODY, _NOBODY, _NOBODY)
         os.setresuid(_NOBODY, _NOBODY, _NOBODY)
-    parent = os.getppid()
     # After the change of user, which would clear it.
     _prctl(libc, _PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -285,7 +284,7 @@ def serve(matches: Callable[[Message], object], progress: mmap.mmap) -> NoReturn
 
 
 def main() -> None:
-    memory_bytes, progress_file = map(int, sys.argv[1:])
+    memory_bytes, progress_file, parent = map(int, sys.argv[1:])
     for name in (*AVAILABLE, *_NEEDED_BY_THEM):
         import_module(name)
     progress = mmap.mmap(progress_file, mmap.PAGESIZE)
@@ -294,7 +293,7 @@ def main() -> None:
     sys.stdin = sys.stdout = sys.stderr = None
     source = receive()
     try:
-        lock_down(memory_bytes)
+        lock_down(memory_bytes, parent)
     except (Unavailable, OSError, ValueError) as error:
         needed = "they need Linux with seccomp, on x86-64 or arm64"
         reply(REFUSED, text=f"code filters cannot give up their rights here: {error}; {needed}")

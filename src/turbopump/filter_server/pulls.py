@@ -31,9 +31,8 @@ HOLD_MS_MAX = 60_000
 _GROWTH = 4
 _ANSWER_MS = 10_000
 """How much longer than it may hold a pull the broker has for its answer."""
-_BATCH_COUNT_MAX = 64
 _BATCH_BYTES_MAX = 4 * 1024 * 1024
-"""Most messages, and bytes of bodies, that a filter is given at a time; one message in any case."""
+"""Most bytes of bodies that a filter is given at a time; one message in any case."""
 
 AskBroker = Callable[[Command, int], Awaitable[Command]]
 """Sends a request to the broker, with a timeout in milliseconds."""
@@ -124,7 +123,7 @@ class Pulls:
     async def _selected(self, chosen: LoadedFilter, body: bytes, count_max: int) -> _Selection:
         """Return the records that match, in order, as far as number and time allow."""
         selection = _Selection()
-        batch, at = _batch(body, 0)
+        batch, at = _batch(body, 0, chosen.batch_count)
         end_ms = self._clock.monotonic_ms() + SLICE_MS
         while batch.messages or batch.unreadable:
             if batch.messages:
@@ -135,7 +134,7 @@ class Pulls:
                 # Clients tell damaged messages apart, and make dead letters of them.
                 selection.records.append(batch.unreadable)
                 selection.seen += 1
-            batch, at = _batch(body, at)
+            batch, at = _batch(body, at, chosen.batch_count)
             if batch.messages and self._clock.monotonic_ms() >= end_ms:
                 selection.next_offset = batch.messages[0].queue_offset
                 break
@@ -166,11 +165,11 @@ def _nothing_matched(command: Command, limits: PullMessageAnswer) -> Command:
     return command.answer(ResponseCode.PULL_RETRY_IMMEDIATELY, limits, remark="NO_MATCHED_MESSAGE")
 
 
-def _batch(body: bytes, at: int) -> tuple[_Batch, int]:
+def _batch(body: bytes, at: int, count_max: int) -> tuple[_Batch, int]:
     """Read records from a position on; return them, and where to go on."""
     batch = _Batch([], [])
     whole, size = memoryview(body), 0
-    while at < len(body) and size < _BATCH_BYTES_MAX and len(batch.messages) < _BATCH_COUNT_MAX:
+    while at < len(body) and size < _BATCH_BYTES_MAX and len(batch.messages) < count_max:
         try:
             message = decode_record(body, at)
         except RecordError:

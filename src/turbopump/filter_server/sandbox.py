@@ -24,6 +24,9 @@ _UNREAD_BYTES_MAX = 16 * 1024
 """Of what a filter sends; more than any honest reply."""
 _CPU_CLOCK = 2
 _NS_PER_MS = 1_000_000
+_BATCH_COUNT_MAX = 64
+_BATCH_MS = 100
+"""Processor time for a batch, by the speed of the last one: queues take turns in one process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,10 @@ class Sandbox:
         self._stopped: FilterStopped | None = None
         self._ending = asyncio.Lock()
         self._reply: asyncio.Future[tuple[bytes, bytes, str]] | None = None
+        self._idle_since_cpu_ns = 0
+        """The processor time that it had used when it sent its last reply."""
+        self.batch_count = 1
+        """How many messages it should be given at a time."""
 
     @classmethod
     async def start(cls, source: bytes, limits: CodeLimits) -> Sandbox:
@@ -82,7 +89,7 @@ class Sandbox:
             progress = mmap.mmap(file, mmap.PAGESIZE)
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-S", "-B", str(_SCRIPT)),
-                *(str(limits.memory_bytes_max), str(file)),
+                *(str(limits.memory_bytes_max), str(file), str(os.getpid())),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,
@@ -127,7 +134,11 @@ class Sandbox:
                 ": make it faster, or raise filterCodeCpuTimePerMessage or"
                 " filterCodeTimePerMessage",
             )
+            before_ns = self._idle_since_cpu_ns
             kind, verdicts, text = await self._ask(frame, count, allowance)
+            ns_per_message = (self._idle_since_cpu_ns - before_ns) // (len(verdicts) + 1)
+            fitting = _BATCH_MS * _NS_PER_MS // max(1, ns_per_message)
+            self.batch_count = min(max(1, fitting), _BATCH_COUNT_MAX)
             if kind == child.OUT_OF_MEMORY:
                 raise await self._stop(self._memory_text())
             is_whole = len(verdicts) == count
@@ -135,6 +146,15 @@ class Sandbox:
             if kind not in (child.DECIDED, child.RAISED) or not is_valid:
                 raise await self._stop("it sent replies of its own making")
             return Verdicts([byte == 1 for byte in verdicts], text or None)
+
+    async def check_idle(self) -> None:
+        """Stop a process that works although nothing was asked of it; raises FilterStopped."""
+        if self._busy.locked() or not self.is_running:
+            return
+        used_ms = (_cpu_ns(self._process.pid) - self._idle_since_cpu_ns) // _NS_PER_MS
+        if used_ms > self._limits.cpu_ms_max:
+            text = f"it used {used_ms} ms of processor time while there was no message to decide"
+            raise await self._stop(text)
 
     async def close(self) -> None:
         """End the process, whatever it does."""
@@ -159,12 +179,14 @@ class Sandbox:
         # Of a process that is killed nobody asks why there was no reply.
         reply.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
-            while not (await asyncio.wait([reply], timeout=allowed.cpu_ms / 2000))[0]:
+            interval_s = min(allowed.cpu_ms, allowed.time_ms) / 2000
+            while not (await asyncio.wait([reply], timeout=interval_s))[0]:
                 excess = meter.excess(allowed)
                 if excess is not None:
                     raise await self._stop(excess)
             if reply.cancelled():
                 raise await self._stop("it was closed")
+            self._idle_since_cpu_ns = _cpu_ns(self._process.pid)
             return reply.result()
         except (EOFError, OSError) as error:
             raise await self._stop(await self._end_text()) from error
@@ -225,8 +247,7 @@ class _Meter:
     """How much one message has used, as seen from outside; the filter cannot set it back."""
 
     def __init__(self, pid: int, progress: mmap.mmap, count: int) -> None:
-        # Linux derives the clock of a process from its id (clock_getcpuclockid(3)).
-        self._clock = ~pid << 3 | _CPU_CLOCK
+        self._pid = pid
         self._progress = progress
         self._count = count
         self._at = 0
@@ -239,7 +260,7 @@ class _Meter:
         if self._at < at <= self._count:
             self._at = at
             self._begin()
-        cpu_ms = (self._cpu_ns() - self._began_cpu_ns) // _NS_PER_MS
+        cpu_ms = (_cpu_ns(self._pid) - self._began_cpu_ns) // _NS_PER_MS
         if cpu_ms > allowed.cpu_ms:
             took = f"it used {cpu_ms} ms of processor time {allowed.what}"
             return f"{took}, at most {allowed.cpu_ms} ms are allowed{allowed.remedy}"
@@ -250,14 +271,17 @@ class _Meter:
         return None
 
     def _begin(self) -> None:
-        self._began_cpu_ns, self._began_ns = self._cpu_ns(), time.monotonic_ns()
+        self._began_cpu_ns, self._began_ns = _cpu_ns(self._pid), time.monotonic_ns()
 
-    def _cpu_ns(self) -> int:
-        try:
-            return time.clock_gettime_ns(self._clock)
-        except OSError:
-            # It has just ended, which its pipe tells.
-            return 0
+
+def _cpu_ns(pid: int) -> int:
+    """Return the processor time that a process has used."""
+    try:
+        # Linux derives the clock of a process from its id (clock_getcpuclockid(3)).
+        return time.clock_gettime_ns(~pid << 3 | _CPU_CLOCK)
+    except OSError:
+        # It has just ended, which its pipe tells.
+        return 0
 
 
 def _plain(message: MessageView) -> tuple[object, ...]:

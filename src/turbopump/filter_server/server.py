@@ -29,6 +29,7 @@ _log = logging.getLogger(__name__)
 REGISTER_INTERVAL_MS = 10_000
 REGISTER_TIMEOUT_MS = 3000
 _SWEEP_INTERVAL_MS = 60_000
+_CHECK_IDLE_INTERVAL_MS = 1000
 _DRAIN_MS = 500
 _PULLS_MAX = 20_000
 """Pulls of one client that wait at once: one for each of its queues."""
@@ -78,6 +79,7 @@ class FilterServer:
             starting.push_async_callback(self._work.stop)
             self._work.every("registration", REGISTER_INTERVAL_MS, self._register, first_ms=0)
             self._work.every("unused filters", _SWEEP_INTERVAL_MS, self.uploads.sweep)
+            self._work.every("idle filters", _CHECK_IDLE_INTERVAL_MS, self.uploads.check_idle)
             self._running = starting.pop_all()
         return self
 

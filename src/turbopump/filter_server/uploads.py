@@ -67,6 +67,19 @@ class LoadedFilter:
         finally:
             self.used_ms = self._clock.monotonic_ms()
 
+    @property
+    def batch_count(self) -> int:
+        """How many messages it should be given at a time."""
+        return 1 if self.sandbox is None else self.sandbox.batch_count
+
+    async def check_idle(self) -> None:
+        """Stop the process if it works although nothing was asked of it."""
+        if self.sandbox is not None:
+            try:
+                await self.sandbox.check_idle()
+            except FilterStopped as error:
+                self._stop(error)
+
     async def close(self) -> None:
         if self.sandbox is not None:
             await self.sandbox.close()
@@ -100,6 +113,8 @@ class Uploads:
         self._filters: dict[_Key, LoadedFilter] = {}
         self._latest: dict[tuple[str, str], str] = {}
         """The name uploaded last for a group and topic, for clients whose pulls name none."""
+        self._failed: dict[_Key, LoadedFilter] = {}
+        """Those that did not load, which remember for how long they are not tried again."""
         self._starts = asyncio.Semaphore(_STARTS_AT_ONCE)
 
     def __len__(self) -> int:
@@ -133,6 +148,11 @@ class Uploads:
             )
         return found
 
+    async def check_idle(self) -> None:
+        """Stop the processes that work although nothing was asked of them."""
+        for each in list(self._filters.values()):
+            await each.check_idle()
+
     async def sweep(self) -> None:
         """Remove the filters that have not been used for a long time."""
         await self._remove_unused(UNUSED_MS)
@@ -151,8 +171,16 @@ class Uploads:
                 )
         group, topic, name = key
         label = f"{name} of group {group} for topic {topic}"
-        fresh = LoadedFilter(label, source, self._limits, self._clock)
-        await fresh.start()
+        fresh = self._failed.pop(key, None)
+        if fresh is None or fresh.source != source:
+            fresh = LoadedFilter(label, source, self._limits, self._clock)
+        try:
+            await fresh.start()
+        except RemoteError:
+            self._failed[key] = fresh
+            if len(self._failed) > most:
+                del self._failed[next(iter(self._failed))]
+            raise
         return fresh
 
     async def _remove_unused(self, unused_ms: int) -> None:
@@ -173,6 +201,8 @@ def _require_valid(header: RegisterFilterClass, source: bytes) -> None:
     for field, name, most in names:
         if not has_only_allowed_characters(name) or len(name) > most:
             raise _refused(f"{field} must be 1 to {most} of a-z A-Z 0-9 _-%|, got {name[:300]!r}")
+    if not header.class_name.isprintable():
+        raise _refused(f"className must have no control characters, got {header.class_name!r}")
     if not 0 < len(header.class_name) <= _NAME_CHARS_MAX:
         count = len(header.class_name)
         raise _refused(f"className must have 1 to {_NAME_CHARS_MAX} characters, got {count}")

@@ -20,7 +20,7 @@ from turbopump.wire.bodies import (
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import whole_body
 
-TAG, SQL92 = "TAG", "SQL92"
+TAG, SQL92, CODE = "TAG", "SQL92", "CODE"
 Wanted = dict[str, tuple[str, str]]
 A: Wanted = {"orders": (TAG, "a")}
 B: Wanted = {"orders": (TAG, "b")}
@@ -46,7 +46,8 @@ def beat(
         Subscription(
             topic=topic,
             sub_string=expression,
-            expression_type=kind,
+            expression_type=TAG if kind == CODE else kind,
+            class_filter_mode=kind == CODE,
             sub_version=parts.clock.now_ms(),
         )
         for topic, (kind, expression) in {**wanted, "%RETRY%g": (TAG, "*")}.items()
@@ -89,6 +90,7 @@ def test_members_that_agree_are_not_mentioned(
     [
         (B, ("orders", TAG, "b", ["two"])),
         ({"orders": (SQL92, "a")}, ("orders", SQL92, "a", ["two"])),
+        ({"orders": (CODE, "a")}, ("orders", CODE, "a", ["two"])),
         ({"orders": (TAG, "*")}, ("orders", TAG, "*", ["two"])),
         ({"bills": (TAG, "a")}, ("orders", None, None, ["two"])),
         ({}, ("orders", None, None, ["two"])),

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from filter_processes import is_alive, require_sandbox, sandboxes, wait_for
+from filter_processes import EVERYTHING, is_alive, require_sandbox, sandboxes, wait_for
 from turbopump.filter_server import child
 from turbopump.filter_server.sandbox import FilterRefused, FilterStopped, Sandbox, Verdicts
 from turbopump.filters.server_config import CodeLimits
@@ -248,6 +248,77 @@ def test_waiting_without_using_the_processor() -> None:
     lines = ["import _thread", "lock = _thread.allocate_lock()", "lock.acquire()", "lock.acquire()"]
     limits = CodeLimits(cpu_ms_max=100, time_ms_max=150)
     assert "it took" in stopped(*lines, limits=limits)
+
+
+def test_time_is_limited_however_much_processor_time_is_allowed() -> None:
+    lines = ["import os", "os.read(0, 1)"]
+    limits = CodeLimits(cpu_ms_max=10_000_000, time_ms_max=150)
+    assert "it took" in stopped(*lines, limits=limits)
+
+
+async def checked_until_stopped(sandbox: Sandbox) -> None:
+    while True:
+        await sandbox.check_idle()
+        await asyncio.sleep(0.01)
+
+
+UNASKED = {
+    "after a reply": "import os\ndef spin(*_):\n    while True: pass\n"
+    "def matches(message):\n    os.read = spin\n    return True",
+    "after a forged reply": "import os\nos.write(1, b'L' + bytes(8))\nwhile True: pass",
+}
+
+
+@pytest.mark.parametrize("source", UNASKED.values(), ids=UNASKED)
+def test_working_while_nothing_is_asked(source: str) -> None:
+    async def main() -> None:
+        sandbox = await Sandbox.start(source.encode(), CodeLimits(cpu_ms_max=20))
+        try:
+            if "matches" in source:
+                await sandbox.decide([message()])
+            with pytest.raises(FilterStopped, match="while there was no message to decide"):
+                await checked_until_stopped(sandbox)
+            assert not is_alive(sandbox.pid)
+        finally:
+            await sandbox.close()
+
+    run(main())
+
+
+def test_waiting_for_messages_is_not_working() -> None:
+    async def main() -> None:
+        sandbox = await Sandbox.start(EVERYTHING, CodeLimits(cpu_ms_max=50))
+        try:
+            for _ in range(20):
+                await sandbox.decide([message()])
+                await sandbox.check_idle()
+            assert sandbox.is_running
+        finally:
+            await sandbox.close()
+
+    run(main())
+
+
+def test_batches_are_as_large_as_the_filter_is_fast() -> None:
+    async def main() -> None:
+        slow = body("import time", "end = time.process_time() + 0.04")
+        for source, fewest, most in (
+            (EVERYTHING, 10, 64),
+            (
+                (slow + "\n    while time.process_time() < end: pass\n    return True").encode(),
+                1,
+                3,
+            ),
+        ):
+            sandbox = await Sandbox.start(source, LIMITS)
+            try:
+                assert sandbox.batch_count == 1
+                await sandbox.decide([message()] * 2)
+                assert fewest <= sandbox.batch_count <= most
+            finally:
+                await sandbox.close()
+
+    run(main())
 
 
 def test_forged_progress_does_not_gain_time() -> None:

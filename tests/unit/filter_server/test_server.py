@@ -15,6 +15,7 @@ from plain_filters import PlainSandbox, filter_server, plain_filters
 from turbopump.broker.broker import Broker
 from turbopump.broker.config import FiltersConfig
 from turbopump.filter_server import pulls, uploads
+from turbopump.filter_server.sandbox import FilterStopped
 from turbopump.filter_server.server import FilterServer
 from turbopump.filters.code import SOURCE_BYTES_MAX, source_crc
 from turbopump.testing import MemoryNetwork, virtual_loop, virtual_time
@@ -300,6 +301,7 @@ async def test_a_pull_without_an_upload(tmp_path: Path) -> None:
         ({"topic": "T" * 200}, "topic must be"),
         ({"name": ""}, "className must have 1 to 255 characters, got 0"),
         ({"name": "n" * 256}, "className must have 1 to 255 characters, got 256"),
+        ({"name": "n\nforged"}, "className must have no control characters, got 'n\\nforged'"),
     ],
     ids=lambda value: None if isinstance(value, str) else ",".join(value),
 )
@@ -335,6 +337,66 @@ async def test_a_filter_that_was_stopped_is_tried_again_after_a_while(tmp_path: 
         await asyncio.sleep(uploads.STOPPED_MS / 1000)
         assert (await it.upload(hostile, name="hostile")).code == ResponseCode.SUCCESS
         assert PlainSandbox.started == started + 1
+
+
+@virtual_time()
+async def test_a_filter_that_was_stopped_while_it_loaded_is_not_tried_at_once(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path) as it:
+        hostile, started = "raise MemoryError", PlainSandbox.started
+        first = await it.upload(hostile)
+        assert "was stopped: it needs more memory; it is tried again after 60 s" in str(
+            first.remark
+        )
+        assert (await it.upload(hostile)).remark == first.remark
+        assert PlainSandbox.started == started + 1
+        # Another source may be better, another filter has nothing to do with it.
+        assert (await it.upload(EVEN, name="other")).code == ResponseCode.SUCCESS
+        await asyncio.sleep(uploads.STOPPED_MS / 1000)
+        await it.upload(hostile)
+        assert PlainSandbox.started == started + 3
+        assert (await it.upload(EVEN)).code == ResponseCode.SUCCESS
+
+
+@virtual_time()
+async def test_few_filters_that_were_stopped_are_remembered(tmp_path: Path) -> None:
+    async with world(tmp_path, filters_max=2) as it:
+        for number in range(5):
+            await it.upload("raise MemoryError", name=f"f{number}")
+        assert len(it.server.uploads._failed) == 2
+
+
+@virtual_time()
+async def test_a_filter_that_works_unasked_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world(tmp_path) as it:
+        await send(it.client, 1)
+        await it.upload(EVEN)
+
+        async def check_idle(sandbox: PlainSandbox) -> None:
+            sandbox.is_running = False
+            raise FilterStopped("it used the processor")
+
+        monkeypatch.setattr(PlainSandbox, "check_idle", check_idle)
+        await asyncio.sleep(2)
+        answer = await it.pull()
+        assert "filter f of group g for topic T was stopped: it used" in str(answer.remark)
+
+
+@virtual_time()
+async def test_a_slow_filter_is_given_fewer_messages_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world(tmp_path) as it:
+        await send(it.client, 100)
+        slow = "def matches(message):\n    clock.advance_ns(90_000_000)\n    return False"
+        await it.upload(slow)
+        monkeypatch.setattr(PlainSandbox, "batch_count", 2)
+        answer = await it.pull()
+        # Six batches are 1.08 s: the answer is due, long before the 32 messages are decided.
+        assert pulled(answer).next_begin_offset == 12
 
 
 @virtual_time()

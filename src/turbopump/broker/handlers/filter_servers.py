@@ -81,7 +81,8 @@ def _checked(address: str) -> str:
         host, port = split_address(address)
     except InvalidArgument as error:
         raise RemoteError(ResponseCode.SYSTEM_ERROR, f"filterServerAddr: {error}") from error
-    if not port or not host or len(address) > _ADDRESS_CHARS_MAX:
+    is_plain = address.isascii() and address.isprintable() and not set(address) & set(" ,;")
+    if not port or not host or not is_plain or len(address) > _ADDRESS_CHARS_MAX:
         remark = f"filterServerAddr must be host:port, got {address[:_ADDRESS_CHARS_MAX]!r}"
         raise RemoteError(ResponseCode.SYSTEM_ERROR, remark)
     return address
