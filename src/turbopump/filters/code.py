@@ -51,7 +51,7 @@ class CodeFilter:
             self.source, function = code, MATCHES
         else:
             self.source, function = _source_with_matches(code)
-        data = self.source.encode()
+        data = _encoded(self.source)
         if len(data) > SOURCE_BYTES_MAX:
             raise InvalidArgument(
                 f"the source of a filter must be at most {SOURCE_BYTES_MAX} bytes, got {len(data)}"
@@ -69,6 +69,13 @@ class CodeFilter:
 
     def __hash__(self) -> int:
         return hash(self.source)
+
+
+def _encoded(source: str) -> bytes:
+    try:
+        return source.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"the filter's source must be valid Unicode: {error}") from error
 
 
 class _Source:
@@ -109,6 +116,10 @@ def _source_with_matches(function: object) -> tuple[str, str]:
         raise InvalidArgument("CodeFilter cannot send a lambda: write it as a function with def")
     if inspect.iscoroutinefunction(function):
         raise InvalidArgument(f"{name} is async: a filter is a plain function")
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError as error:
+        raise InvalidArgument(f"{name} must take one argument, the message: {error}") from error
     if function.__closure__:
         free = ", ".join(function.__code__.co_freevars)
         raise InvalidArgument(f"{name} uses {free} of the function around it: define it inside")
@@ -143,7 +154,8 @@ def _require_matches(source: str) -> None:
     try:
         tree = ast.parse(source)
     except SyntaxError as error:
-        reason = f"line {error.lineno} of the filter: {error.msg}"
+        place = "" if error.lineno is None else f"line {error.lineno} of "
+        reason = f"{place}the filter: {error.msg}"
         raise InvalidExpression(reason, max(0, (error.offset or 1) - 1)) from error
     except (ValueError, RecursionError, MemoryError) as error:
         raise InvalidArgument(f"the filter's source cannot be read: {error}") from error

@@ -56,6 +56,14 @@ def of_another(limit: int) -> Callable[[MessageView], bool]:
     return inner
 
 
+def of_two(message: MessageView, limit: int) -> bool:
+    return len(message.body) > limit
+
+
+def of_none() -> bool:
+    return True
+
+
 def test_a_function_becomes_its_source() -> None:
     made = CodeFilter(large)
     names: dict[str, Any] = {"MessageView": MessageView}
@@ -108,12 +116,16 @@ def test_the_checksum_of_an_upload() -> None:
         ("async def matches(message): return True", "must define matches(message)"),
         ("#" * (SOURCE_BYTES_MAX + 1), f"at most {SOURCE_BYTES_MAX} bytes, got"),
         ("x = '\0'", "null bytes"),
+        ("def matches(message): return '\ud800'", "must be valid Unicode"),
+        (of_two, "of_two must take one argument, the message: missing a required argument"),
+        (of_none, "of_none must take one argument, the message: too many positional"),
     ],
 )
 def test_what_cannot_be_sent(code: Any, reason: str) -> None:
     with pytest.raises(InvalidArgument) as raised:
         CodeFilter(code)
     assert reason in str(raised.value)
+    assert "None of" not in str(raised.value)
 
 
 def test_a_function_without_a_file() -> None:
