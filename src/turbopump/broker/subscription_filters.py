@@ -14,6 +14,9 @@ from turbopump.wire.bodies import Subscription
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.names import RETRY_PREFIX
 
+_SHOWN_CHARS_MAX = 200
+"""How much of an expression an error quotes: remarks are cut, and what is wrong comes last."""
+
 
 class SubscriptionFilters:
     """Turns subscriptions into filters, and checks them for clients."""
@@ -31,8 +34,8 @@ class SubscriptionFilters:
         if length > LENGTH_MAX:
             remark = f"subscription must be at most {LENGTH_MAX} characters, got {length}"
             raise RemoteError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark)
-        if kind == tags.SQL92:
-            self._require_sql()
+        if kind and kind != tags.TAG:
+            self._require_sql(kind)
             return _sql_filter(expression, ResponseCode.SUBSCRIPTION_PARSE_FAILED)
         if expression == tags.EVERYTHING:
             return EVERYTHING
@@ -44,8 +47,9 @@ class SubscriptionFilters:
 
     def of_subscription(self, group: str, subscription: Subscription) -> Filter:
         """Return what a group wants of a topic, as its heartbeat said."""
-        if subscription.expression_type == tags.SQL92:
-            self._require_sql()
+        kind = subscription.expression_type
+        if kind and kind != tags.TAG:
+            self._require_sql(kind)
             return self._newest(group, subscription)
         is_retry = subscription.topic.startswith(RETRY_PREFIX)
         if is_retry and self._config.current.filters.retried:
@@ -59,16 +63,17 @@ class SubscriptionFilters:
     def check(self, subscription: Subscription) -> None:
         """Raise RemoteError if a subscription could not be served."""
         kind = subscription.expression_type
-        if kind is None or kind == tags.TAG:
+        if not kind or kind == tags.TAG:
             return
         self._require_sql(kind)
         _sql_filter(subscription.sub_string, ResponseCode.SUBSCRIPTION_PARSE_FAILED)
 
-    def _require_sql(self, kind: str = tags.SQL92) -> None:
+    def _require_sql(self, kind: str) -> None:
         if kind != tags.SQL92 or not self._config.current.filters.sql_enabled:
             raise RemoteError(
                 ResponseCode.SYSTEM_ERROR,
-                f"The broker does not support consumer to filter message by {kind}",
+                "The broker does not support consumer to filter message by"
+                f" {kind[:_SHOWN_CHARS_MAX]}",
             )
 
     def _newest(self, group: str, subscription: Subscription) -> Filter:
@@ -96,4 +101,7 @@ def _sql_filter(expression: str | None, refusal: ResponseCode) -> Filter:
     try:
         return sql_filter(expression or "")
     except InvalidExpression as error:
-        raise RemoteError(refusal, f"SQL92 expression {expression!r}: {error}") from error
+        shown = repr((expression or "")[:_SHOWN_CHARS_MAX])
+        if len(expression or "") > _SHOWN_CHARS_MAX:
+            shown += "..."
+        raise RemoteError(refusal, f"SQL92 expression {shown}: {error}") from error

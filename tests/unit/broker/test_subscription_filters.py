@@ -28,9 +28,11 @@ def bodies(answer: Command) -> list[bytes]:
     return [view.body for view in views(answer)]
 
 
-async def beat(client: Client, expression: str, version: int = 1, topic: str = "T") -> None:
+async def beat(
+    client: Client, expression: str, version: int = 1, topic: str = "T", kind: str = SQL92
+) -> None:
     wanted = Subscription(
-        topic=topic, sub_string=expression, expression_type=SQL92, sub_version=version
+        topic=topic, sub_string=expression, expression_type=kind, sub_version=version
     )
     retries = Subscription(topic="%RETRY%g", sub_string="*", sub_version=1)
     data = ConsumerData(
@@ -75,6 +77,31 @@ async def test_a_wrong_expression_is_reported_to_whoever_pulls(tmp_path: Path) -
         answer = await client.pull(sys_flag=0)
         assert answer.code == ResponseCode.FILTER_DATA_NOT_EXIST
         assert "(at character 9)" in (answer.remark or "")
+
+
+@virtual_time()
+async def test_what_is_wrong_with_a_long_expression_is_not_cut_off(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (_, client):
+        await send_orders(client)
+        for expression in ("(" * 5000, "amount > 5 AND " * 1000):
+            answer = await client.pull(expression_type=SQL92, tags=expression)
+            assert answer.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
+            assert "(at character " in (answer.remark or "")
+
+
+@virtual_time()
+async def test_a_kind_of_expression_that_does_not_exist(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (_, client):
+        await send_orders(client)
+        await beat(client, "amount > 5", kind="sql92")
+        for fields in ({"expression_type": "sql92", "tags": "amount > 5"}, {"sys_flag": 0}):
+            answer = await client.pull(**fields)
+            assert answer.code == ResponseCode.SYSTEM_ERROR
+            assert (
+                answer.remark == "The broker does not support consumer to filter message by sql92"
+            )
+        # Clients may name none, as RocketMQ allows.
+        assert len(bodies(await client.pull(expression_type="", tags="*"))) == 5
 
 
 @virtual_time()
