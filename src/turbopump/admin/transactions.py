@@ -127,7 +127,7 @@ class Transactions:
         async with aclosing(self._messages_of(node, CHECKED_TOO_OFTEN_TOPIC, first)) as letters:
             async for letter in letters:
                 identity = _identity(letter)
-                if identity not in known and not await self._is_committed(node, letter):
+                if identity not in known and await self._is_given_up(node, letter):
                     known.add(identity)
                     yield PendingTransaction(letter, node.broker, PendingState.GIVEN_UP)
 
@@ -206,15 +206,21 @@ class Transactions:
                 return
             offset = QueueOffset(offset + len(units))
 
-    async def _is_committed(self, node: BrokerNode, letter: MessageView) -> bool:
-        """Whether a half message that was given up was committed since."""
+    async def _is_given_up(self, node: BrokerNode, letter: MessageView) -> bool:
+        """Whether a half message that was given up has been neither committed nor resumed since."""
         topic, key = letter.properties.get(properties.REAL_TOPIC), letter.unique_key
         if topic is None or key is None:
-            return False
-        found = await self._messages.by_unique_key_at([node], topic, key)
-        return any(
-            each.transaction is Transaction.COMMIT and _identity(each) == _identity(letter)
-            for each in found
+            return True
+        same = [
+            each
+            for place in (topic, HALF_TOPIC)
+            for each in await self._messages.by_unique_key_at([node], place, key)
+            if _identity(each) == _identity(letter)
+        ]
+        return not any(
+            each.transaction is Transaction.COMMIT
+            or (each.topic == HALF_TOPIC and each.physical_offset > letter.physical_offset)
+            for each in same
         )
 
 

@@ -13,6 +13,7 @@ import concurrent.futures
 import contextlib
 import contextvars
 import functools
+import inspect
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Iterator
@@ -226,6 +227,8 @@ def built_by(
         def construct(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
             self._hold(kind(*args, **kwargs))
 
+        # Where `help` and notebooks find the parameters.
+        vars(construct)["__wrapped__"] = inspect.getattr_static(kind, "__init__")
         return construct
 
     return decorate
@@ -280,13 +283,17 @@ def promising(
             promise.set_exception(error)
         return promise
 
+    taken = inspect.signature(method)
+    # The asynchronous one returns another kind of promise.
+    vars(call)["__signature__"] = taken.replace(return_annotation=concurrent.futures.Future)
     return _documented(call, method)
 
 
 def _documented(call: T, method: Callable[..., object]) -> T:
     """Give a method the name and text of the one it wraps, for readers who need not wait."""
     text = (method.__doc__ or "").replace("async with", "with").replace("await ", "")
-    for name, value in (("__name__", method.__name__), ("__doc__", text)):
+    # `__wrapped__` is where `help` and notebooks find the parameters.
+    for name, value in (("__name__", method.__name__), ("__doc__", text), ("__wrapped__", method)):
         setattr(call, name, value)
     return call
 

@@ -10,10 +10,11 @@ from typing import Self
 from turbopump.client import transactions
 from turbopump.client.background import LoopThread
 from turbopump.client.blocking import Producer, blocking, built_by
+from turbopump.client.delivery.listener import is_async
 from turbopump.client.producer import To
 from turbopump.client.send_hooks import SendReceipt
-from turbopump.client.transaction_ends import TransactionState, state_from
-from turbopump.errors import ClientError
+from turbopump.client.transaction_ends import TransactionState, require_function, state_from
+from turbopump.errors import ClientError, InvalidArgument
 from turbopump.message import Message
 
 _log = logging.getLogger(__name__)
@@ -153,6 +154,11 @@ class TransactionProducer(Producer):
 
             transaction = producer.send_in_transaction(Message("orders", b"hello"), execute)
         """
+        require_function("execute", execute)
+        if is_async(execute):
+            raise InvalidArgument(
+                "execute must not be async: turbopump.aio.TransactionProducer awaits functions"
+            )
         with self.transaction(message, to=to, timeout_ms=timeout_ms) as transaction:
             answer: object = execute(transaction)
             if transaction.state is None:

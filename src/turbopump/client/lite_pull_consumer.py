@@ -17,7 +17,7 @@ from turbopump.client.config import ClientConfig
 from turbopump.client.fetching import Fetching
 from turbopump.client.group_list import group_members
 from turbopump.client.members import ConsumerMember
-from turbopump.client.names import check_group, check_topic, with_namespace
+from turbopump.client.names import check_group, check_topic_to_subscribe, with_namespace
 from turbopump.client.pending import Pending
 from turbopump.client.pull_config import LitePullConfig
 from turbopump.client.reading import QueueReader, require_offset
@@ -82,7 +82,7 @@ class LitePullConsumer(ConsumerMember):
         self._subscriptions: dict[str, Subscription] = {}
         self._expressions = dict(subscriptions or {})
         for topic, expression in self._expressions.items():
-            check_topic(topic)
+            check_topic_to_subscribe(topic)
             subscription(topic, expression, 0)
         self._running: _Running | None = None
 
@@ -134,7 +134,7 @@ class LitePullConsumer(ConsumerMember):
             await consumer.subscribe("orders", "created || paid")
             await consumer.subscribe("prices", Sql("amount > 100"))
         """
-        check_topic(topic)
+        check_topic_to_subscribe(topic)
         running = self._require_running()
         if running.is_assigned_by_hand:
             raise InvalidArgument(f"topic {topic!r}: queues are assigned by hand, do not subscribe")

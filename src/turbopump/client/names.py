@@ -7,6 +7,8 @@ from functools import lru_cache
 from turbopump.errors import InvalidArgument
 from turbopump.wire.names import (
     DEAD_LETTER_PREFIX,
+    HALF_OPERATIONS_TOPIC,
+    HALF_TOPIC,
     RETRY_PREFIX,
     SYSTEM_PREFIX,
     SYSTEM_TOPICS,
@@ -20,6 +22,7 @@ INNER_PRODUCER_GROUP = "CLIENT_INNER_PRODUCER"
 GROUP_CHARS_MAX = 255
 _SEPARATOR = "%"
 _DEFAULT_GROUPS = frozenset({"DEFAULT_PRODUCER", "DEFAULT_CONSUMER"})
+_UNCOMMITTED = frozenset({HALF_TOPIC, HALF_OPERATIONS_TOPIC})
 _SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
 
 
@@ -34,6 +37,16 @@ def check_topic_for_sending(topic: str) -> None:
     check_topic(topic)
     if is_forbidden_to_send(topic):
         raise InvalidArgument(f"topic is {topic!r}: only brokers send to it, choose another one")
+
+
+def check_topic_to_subscribe(topic: str) -> None:
+    """Refuse a name that no topic can have, and topics of messages that are not committed."""
+    check_topic(topic)
+    if topic in _UNCOMMITTED:
+        raise InvalidArgument(
+            f"topic is {topic!r}: it is for messages of open transactions, not for consumers;"
+            " `turbopump transaction list` shows them"
+        )
 
 
 def check_group(group: str) -> None:

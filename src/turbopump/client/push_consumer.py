@@ -22,7 +22,7 @@ from turbopump.client.delivery.orderly import OrderlyDelivery
 from turbopump.client.delivery.results import ConsumeContext
 from turbopump.client.inspection import direct_consumption, running_info
 from turbopump.client.members import ConsumerMember
-from turbopump.client.names import check_group, check_topic, with_namespace
+from turbopump.client.names import check_group, check_topic_to_subscribe, with_namespace
 from turbopump.client.offsets import LocalOffsets, OffsetStore, RemoteOffsets, offsets_path
 from turbopump.client.push_config import FlowLimits, Listening, Pulling, PushSettings, Retries
 from turbopump.client.queue_locks import QueueLocks
@@ -412,7 +412,7 @@ class PushConsumer(ConsumerMember):
 
     def _checked(self, topic: str, expression: Expression) -> str:
         """Return a topic's name as brokers know it; refuses what cannot be wanted of it."""
-        check_topic(topic)
+        check_topic_to_subscribe(topic)
         name = with_namespace(self._client.namespace, topic)
         subscription(name, expression, 0)
         return name

@@ -32,6 +32,7 @@ from turbopump.client.transaction_ends import (
     TransactionHook,
     TransactionState,
     report_end,
+    require_function,
     state_after,
     state_from,
 )
@@ -242,8 +243,7 @@ class TransactionProducer(Producer):
             session=session,
             hooks=hooks,
         )
-        if not callable(check):
-            raise InvalidArgument(f"check must be a function, got {check!r}")
+        require_function("check", check)
         if isinstance(topics, str):
             raise InvalidArgument(f"topics must be a list of names, got the string {topics!r}")
         for topic in topics or ():
@@ -322,6 +322,7 @@ class TransactionProducer(Producer):
 
             transaction = await producer.send_in_transaction(Message("orders", b"hello"), execute)
         """
+        require_function("execute", execute)
         async with self.transaction(message, to=to, timeout_ms=timeout_ms) as transaction:
             answer: object = execute(transaction)
             if inspect.isawaitable(answer):

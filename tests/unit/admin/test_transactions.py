@@ -95,3 +95,18 @@ async def test_given_up_transactions_can_be_resumed(tmp_path: Path) -> None:
         await producer.end(producer.asked[1].place)
         assert await listed(admin) == []
         assert second.message.body == b"y"
+
+
+@virtual_time()
+async def test_what_was_resumed_and_rolled_back_is_not_listed(tmp_path: Path) -> None:
+    async with (
+        administered(tmp_path, "a") as (world, admin),
+        producer_of(world.network, world.brokers["a"].address) as producer,
+    ):
+        await producer.half(b"x")
+        await asyncio.sleep(17 * INTERVAL_S)
+        [pending] = await listed(admin)
+        await admin.transactions.resume(pending)
+        producer.decide = lambda _: ROLLBACK
+        await asyncio.sleep(INTERVAL_S + 10)
+        assert await listed(admin) == []

@@ -408,6 +408,22 @@ async def test_what_was_given_up_can_be_resumed(tmp_path: Path) -> None:
 
 
 @virtual_time()
+async def test_what_was_resumed_and_rolled_back_has_ended(tmp_path: Path) -> None:
+    async with world(tmp_path) as (_, client, producer):
+        place = await producer.half(b"x")
+        await asyncio.sleep(17 * INTERVAL_S)
+        [letter] = await client.messages(CHECKED_TOO_OFTEN_TOPIC)
+        header = ResumeCheck(msg_id=letter.offset_id)
+        assert (await client.ask(RequestCode.RESUME_CHECK_HALF_MESSAGE, header)).code == 0
+        producer.decide = lambda _: ROLLBACK
+        await asyncio.sleep(INTERVAL_S + 10)
+        assert (await producer.end(place)).code == ResponseCode.SYSTEM_ERROR
+        refused = await client.ask(RequestCode.RESUME_CHECK_HALF_MESSAGE, header)
+        assert "ended already" in (refused.remark or "")
+        assert await bodies(client) == []
+
+
+@virtual_time()
 async def test_only_half_messages_can_be_resumed(tmp_path: Path) -> None:
     async with world(tmp_path) as (_, client, producer):
         sent = await client.send(b"plain")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
@@ -199,3 +201,24 @@ def test_arguments_are_checked_when_it_is_made() -> None:
         make("pg", check="check", nameserver="127.0.0.1:9876")
     with pytest.raises(TypeError, match="check"):
         make("pg", nameserver="127.0.0.1:9876")
+
+
+def test_functions_that_cannot_work_are_refused_before_anything_is_sent() -> None:
+    async def execute(_: Transaction) -> TransactionState:
+        return TransactionState.COMMIT
+
+    producer = TransactionProducer("pg", check=never, nameserver="127.0.0.1:1")
+    refused: list[tuple[Any, str]] = [
+        (None, "execute must be a function, got None"),
+        (execute, "execute must not be async: turbopump.aio.TransactionProducer"),
+    ]
+    for function, wrong in refused:
+        with pytest.raises(InvalidArgument, match=wrong):
+            producer.send_in_transaction(MESSAGE, function)
+
+
+def test_parameters_are_those_of_the_asynchronous_methods() -> None:
+    assert "check" in inspect.signature(TransactionProducer).parameters
+    assert list(inspect.signature(Transaction.end).parameters) == ["self", "state", "error"]
+    assert "timeout_ms" in inspect.signature(TransactionProducer.send).parameters
+    assert inspect.signature(TransactionProducer.submit).return_annotation is Future

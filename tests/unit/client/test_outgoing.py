@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from turbopump import LitePullConsumer, PushConsumer
 from turbopump.client.names import check_group, check_topic, with_namespace, without_namespace
 from turbopump.client.outgoing import (
     MessageRules,
@@ -133,6 +134,15 @@ def test_names_of_groups_and_topics(name: str) -> None:
         check_group(name)
     with pytest.raises(InvalidArgument, match="topic is"):
         check_topic(name)
+
+
+@pytest.mark.parametrize("name", ["RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"])
+def test_messages_that_are_not_committed_are_not_for_consumers(name: str) -> None:
+    listener: Any = print
+    with pytest.raises(InvalidArgument, match="open transactions, not for consumers"):
+        PushConsumer("g", listener, subscriptions={name: "*"}, nameserver="127.0.0.1:1")
+    with pytest.raises(InvalidArgument, match="open transactions, not for consumers"):
+        LitePullConsumer("g", subscriptions={name: "*"}, nameserver="127.0.0.1:1")
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from turbopump.broker.transactions.half import (
     QUEUE_ID,
@@ -114,8 +114,10 @@ class TransactionQueues:
         )
 
     def was_given_up(self, view: MessageView) -> bool:
-        """Whether a half message is among those that are kept for operators."""
-        return any(self._copies_in(CHECKED_TOO_OFTEN_TOPIC, identity_of(view)))
+        """Whether a half message is kept for operators, and was not resumed since."""
+        identity = identity_of(view)
+        given_up = _newest(self._copies_in(CHECKED_TOO_OFTEN_TOPIC, identity))
+        return given_up > _newest(self._copies_in(HALF_TOPIC, identity))
 
     def _copies_in(self, topic: str, identity: Identity | None) -> Iterator[MessageView]:
         if identity is None or not topic:
@@ -124,6 +126,10 @@ class TransactionQueues:
             found = _decoded(stored)
             if found is not None and found.topic == topic and identity_of(found) == identity:
                 yield found
+
+
+def _newest(copies: Iterable[MessageView]) -> int:
+    return max((copy.physical_offset for copy in copies), default=-1)
 
 
 def _decoded(stored: memoryview) -> MessageView | None:

@@ -433,12 +433,17 @@ class Transactions:
         offset = self.ledger.newest_copy(half.identity)
         if offset is not None:
             half = self.ledger.open[offset]
+        elif not self._is_resumable(view):
+            raise _refused("the transaction has ended already")
         elif view.topic == CHECKED_TOO_OFTEN_TOPIC:
             await self._reopen(half, copy)
             return
-        elif not self.ledger.is_open(half.queue_offset):
-            raise _refused("the transaction has ended already")
         await self.replace([Replacement(half, copy)], Fate.REPLACED)
+
+    def _is_resumable(self, view: MessageView) -> bool:
+        if view.topic == HALF_TOPIC:
+            return self.ledger.is_open(view.queue_offset)
+        return identity_of(view) is None or self.queues.was_given_up(view)
 
     async def _reopen(self, given_up: Half, copy: Record) -> None:
         prepare_topics(self._topics)
