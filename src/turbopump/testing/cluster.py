@@ -375,7 +375,8 @@ class Cluster:
         # Closing waits for the disk on the loop's own thread: time could not pass meanwhile.
         disk.heal()
         await broker.close()
-        disk.close_all()
+        left = disk.close_all()
+        assert not left, f"broker {name} has stopped and left files open: {left}"
 
     async def crash(self, name: str | None = None, *, lose_unflushed: bool = False) -> None:
         """End a broker in the midst of what it does: nobody is told, and nothing is written.

@@ -165,11 +165,16 @@ class Disk(Files):
                 if self._file(path).blocks and self.random.random() < flips:
                     self.flip_bit(path)
 
-    def close_all(self) -> None:
-        """Close all files, as the end of a process does; a new one may use the disk then."""
+    def close_all(self) -> list[Path]:
+        """Close all files, as the end of a process does; a new one may use the disk then.
+
+        Returns those that were open, of which a broker that has stopped leaves none.
+        """
+        left = [handle.path for handle in self._handles.values()]
         for fd in tuple(self._handles):
             self.close(fd)
         self._is_dead = False
+        return left
 
     # --- open files -------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ class Totals:
         if outcome.violations:
             self.failed.append(outcome.seed)
         self.virtual_s += outcome.virtual_s
-        self.processor_s += outcome.real_s
+        self.processor_s += outcome.processor_s
         self.faults += outcome.faults
         self.sent += outcome.sent
         self.acknowledged += outcome.acknowledged

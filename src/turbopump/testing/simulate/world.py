@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from turbopump.broker.broker import Broker
 from turbopump.client.session import Session
 from turbopump.errors import StoreDamaged, TurbopumpError
 from turbopump.nameserver import NameServer, NameServerConfig
@@ -65,6 +67,8 @@ class World(Cluster):
         self.history = history
         self.hosts: dict[str, list[str]] = {}
         """Of producers and groups, by name: those of the members that run."""
+        self.made: list[weakref.ref[Broker | Session]] = []
+        """All brokers and clients of the run."""
         self.down_nameservers: set[int] = set()
         self.doomed: dict[str, Down] = {}
         """Brokers that died in the midst of something, and still have to be cleared away."""
@@ -81,6 +85,12 @@ class World(Cluster):
                 self.disk(name).random = Random(seed)  # noqa: S311 - the same in every run
             self.calm_disk(name)
 
+    async def start_broker(self, name: str | None = None) -> Broker:
+        """Start a broker, and remember it for as long as it is in memory."""
+        broker = await super().start_broker(name)
+        self.made.append(weakref.ref(broker))
+        return broker
+
     @property
     def now_us(self) -> int:
         """Virtual time since the run began."""
@@ -92,6 +102,7 @@ class World(Cluster):
         """Return a session on a host of its own, which belongs to a producer or group."""
         session = self.session(instance=f"client-{len(self.clients)}", **changes)
         self.hosts.setdefault(name, []).append(session.config.host)
+        self.made.append(weakref.ref(session))
         return session
 
     def kill_client(self, session: Session) -> None:
