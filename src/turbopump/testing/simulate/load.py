@@ -6,7 +6,7 @@ import asyncio
 
 from turbopump.testing.simulate.consumers import Member
 from turbopump.testing.simulate.observer import Observer
-from turbopump.testing.simulate.plan import Group
+from turbopump.testing.simulate.plan import Group, GroupKind
 from turbopump.testing.simulate.producers import Sender
 from turbopump.testing.simulate.world import World
 
@@ -55,6 +55,17 @@ class Load:
     def members_of(self, group: str) -> list[Member]:
         """Return the members that run."""
         return self._members[group]
+
+    @property
+    def owns_everything(self) -> bool:
+        """Whether every queue has an owner in every group, but for those that poll."""
+        plan = self._world.plan
+        return all(
+            sum(len(member.assignment()) for member in self._members[group.name])
+            == sum(plan.queues[topic] for topic in group.topics) * len(plan.brokers)
+            for group in plan.groups
+            if group.kind is not GroupKind.PULL
+        )
 
     def any_member(self, group: str, number: int) -> Member | None:
         """Return one of the members that run, None when there is none."""

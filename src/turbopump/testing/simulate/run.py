@@ -200,8 +200,8 @@ class _Run:
         healed_s = virtual_loop().time()
         await self._drain(world)
         await asyncio.sleep(max(0.0, healed_s + _SETTLE_S - virtual_loop().time()))
-        # Duplicates may still keep members busy.
-        await until(self._is_idle, _DRAIN_S, pause_s=1)
+        # Duplicates may keep members busy, and locks of members that died queues without an owner.
+        await until(lambda: self._is_idle and load.owns_everything, _DRAIN_S, pause_s=1)
         self.history.add(Calm(world.now_us))
         for text in [text for work in self._broken for text in work.violations()]:
             self._unexpected(text)
@@ -238,6 +238,7 @@ class _Run:
         pushed = [group.name for group in self.plan.groups if group.kind is not GroupKind.PULL]
         return not any(inside.lag(brokers, name) for name in pushed)
 
+    @property
     def _is_idle(self) -> bool:
         idle_s = self._loop.time() - self._ledger.consumed_us / US_PER_S
         return not self._ledger.running and idle_s > _IDLE_S

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from turbopump.message import MessageQueue
-from turbopump.testing.simulate.events import Acknowledged, BrokerUp, Event, Readable
+from turbopump.testing.simulate.events import (
+    Acknowledged,
+    BrokerDown,
+    BrokerUp,
+    Down,
+    Event,
+    Readable,
+)
 from turbopump.testing.simulate.history import Handler
 from turbopump.testing.simulate.ledger import Ledger
 from turbopump.wire.names import OFFSET_MOVED_TOPIC
@@ -48,7 +55,7 @@ class ProducerOrder:
         self._last: dict[tuple[str, MessageQueue], Acknowledged] = {}
 
     def handlers(self) -> Mapping[type[Event], Handler]:
-        return {Acknowledged: self._follow, BrokerUp: self._forget_lost}
+        return {Acknowledged: self._follow, BrokerDown: self._forget_lost}
 
     def _follow(self, event: Acknowledged) -> Iterator[str]:
         if self._ledger.sends[event.key].delay_us:
@@ -61,8 +68,8 @@ class ProducerOrder:
                 f"{event.queue} are {last.offset} and {event.offset}"
             )
 
-    def _forget_lost(self, event: BrokerUp) -> None:
-        for place, last in tuple(self._last.items()):
-            stored = self._ledger.stored.get(last.queue, {})
-            if last.queue.broker == event.broker and last.offset not in stored:
+    def _forget_lost(self, event: BrokerDown) -> None:
+        """Expect lower offsets from a broker that may have lost what it has acknowledged."""
+        if event.how is Down.POWER_LOST and not self._ledger.plan.is_sync:
+            for place in [place for place in self._last if place[1].broker == event.broker]:
                 del self._last[place]
