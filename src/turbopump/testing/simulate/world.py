@@ -186,7 +186,13 @@ class World(Cluster):
         while name not in self.brokers:
             try:
                 await self.start_broker(name)
-            except (OSError, TurbopumpError) as error:
+            except Exception as error:
+                if name in self.doomed:
+                    # Whatever it has seen of the disk after its death.
+                    self._clear_away(name)
+                    continue
+                if not isinstance(error, OSError | TurbopumpError):
+                    raise
                 note = f"not started: {type(error).__name__}"
                 self.history.add(FaultBegan(self.now_us, "start of", name, note))
                 if isinstance(error, StoreDamaged):
@@ -197,6 +203,13 @@ class World(Cluster):
             else:
                 if name in self.doomed:
                     await self.end_broker(name, self.doomed[name])
+
+    def _clear_away(self, name: str) -> None:
+        """Forget a broker that died while it started."""
+        disk = self.disk(name)
+        if self.doomed.pop(name) is Down.POWER_LOST:
+            disk.lose_unsynced()
+        disk.close_all()
 
     def open_twice(self, name: str) -> None:
         """Open the store of a broker that is down two times, and compare."""
