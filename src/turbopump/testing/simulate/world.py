@@ -190,6 +190,7 @@ class World(Cluster):
                 if name in self.doomed:
                     # Whatever it has seen of the disk after its death.
                     self._clear_away(name)
+                    await asyncio.sleep(_START_AGAIN_S)
                     continue
                 if not isinstance(error, OSError | TurbopumpError):
                     raise
