@@ -37,10 +37,12 @@ class _Allowance:
     cpu_ms: int
     time_ms: int
     remedy: str = ""
+    waiting_ms: int | None = None
+    """How long it may use no processor time at all, although others get some meanwhile."""
 
 
-_LOADING = _Allowance("to load", 2000, 60_000, ": do less outside of functions")
-"""Includes the start of the interpreter."""
+_LOADING = _Allowance("to load", 2000, 60_000, ": do less outside of functions", 5000)
+"""Includes the start of the interpreter. One that waits keeps other filters from being loaded."""
 
 
 class FilterRefused(Exception):
@@ -251,6 +253,7 @@ class _Meter:
         self._progress = progress
         self._count = count
         self._at = 0
+        self._last_cpu_ns, self._worked_ns = 0, time.monotonic_ns()
         self._begin()
 
     def excess(self, allowed: _Allowance) -> str | None:
@@ -260,11 +263,17 @@ class _Meter:
         if self._at < at <= self._count:
             self._at = at
             self._begin()
-        cpu_ms = (_cpu_ns(self._pid) - self._began_cpu_ns) // _NS_PER_MS
+        now_ns, cpu_ns = time.monotonic_ns(), _cpu_ns(self._pid)
+        if cpu_ns != self._last_cpu_ns:
+            self._last_cpu_ns, self._worked_ns = cpu_ns, now_ns
+        waited_ms = (now_ns - self._worked_ns) // _NS_PER_MS
+        if allowed.waiting_ms is not None and waited_ms > allowed.waiting_ms:
+            return f"it waited {waited_ms} ms {allowed.what}: filters have nothing to wait for"
+        cpu_ms = (cpu_ns - self._began_cpu_ns) // _NS_PER_MS
         if cpu_ms > allowed.cpu_ms:
             took = f"it used {cpu_ms} ms of processor time {allowed.what}"
             return f"{took}, at most {allowed.cpu_ms} ms are allowed{allowed.remedy}"
-        time_ms = (time.monotonic_ns() - self._began_ns) // _NS_PER_MS
+        time_ms = (now_ns - self._began_ns) // _NS_PER_MS
         if time_ms > allowed.time_ms:
             took = f"it took {time_ms} ms {allowed.what}"
             return f"{took}, at most {allowed.time_ms} ms are allowed{allowed.remedy}"

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Awaitable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from filter_processes import EVERYTHING, is_alive, require_sandbox, sandboxes, wait_for
 from turbopump.filter_server import child
+from turbopump.filter_server import sandbox as sandbox_module
 from turbopump.filter_server.sandbox import FilterRefused, FilterStopped, Sandbox, Verdicts
 from turbopump.filters.server_config import CodeLimits
 from turbopump.wire import properties
@@ -254,6 +256,13 @@ def test_time_is_limited_however_much_processor_time_is_allowed() -> None:
     lines = ["import os", "os.read(0, 1)"]
     limits = CodeLimits(cpu_ms_max=10_000_000, time_ms_max=150)
     assert "it took" in stopped(*lines, limits=limits)
+
+
+def test_waiting_while_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    loading = replace(sandbox_module._LOADING, cpu_ms=1000, waiting_ms=300)
+    monkeypatch.setattr(sandbox_module, "_LOADING", loading)
+    with pytest.raises(FilterStopped, match="ms to load: filters have nothing to wait for"):
+        run(decided("import os\nos.read(0, 1)"))
 
 
 async def checked_until_stopped(sandbox: Sandbox) -> None:
