@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from turbopump.testing.listeners import InjectedFailure
+
+_STARTED_AGAIN_S = 45.0
+"""Longer than any of the intervals, and the pause after a failure."""
 
 
 class BrokenWork:
@@ -17,15 +22,15 @@ class BrokenWork:
         """Whether it must have been called again by now: its process is alive, and has cause to."""
         self._error = InjectedFailure(f"{name} fails as planned")
         self._is_reported = False
-        self._has_failed = False
+        self._failed_s = math.inf
         self._calls = 0
         """After the failure."""
         self._call: Callable[..., Any] = getattr(owner, method)
         setattr(owner, method, self._broken)
 
     def _broken(self, *args: Any, **kwargs: Any) -> Any:
-        if not self._has_failed:
-            self._has_failed = True
+        if self._failed_s == math.inf:
+            self._failed_s = asyncio.get_running_loop().time()
             raise self._error
         self._calls += 1
         return self._call(*args, **kwargs)
@@ -34,9 +39,12 @@ class BrokenWork:
         """Note what was reported."""
         self._is_reported |= error is self._error
 
-    def violations(self) -> Iterator[str]:
+    def violations(self, now_s: float) -> Iterator[str]:
         """Return whether it was not reported, or not started again."""
-        if self._has_failed and not self._is_reported:
+        if now_s < self._failed_s:
+            return
+        if not self._is_reported:
             yield f"the failure of {self.name} was not reported"
-        if self._has_failed and not self._calls and self._is_due():
+        is_late = now_s - self._failed_s > _STARTED_AGAIN_S
+        if is_late and not self._calls and self._is_due():
             yield f"{self.name} failed and was not started again"

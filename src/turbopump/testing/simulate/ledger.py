@@ -231,8 +231,11 @@ class Ledger:
                     self.lost.add(message.key or "")
         for queue, (begin, messages) in event.contents.items():
             self.stored[queue] = dict(enumerate(messages, begin))
-            for offset in self.stored[queue]:
-                self.stored_us.setdefault((queue, offset), event.at_us)
+            for place in ((queue, offset) for offset in self.stored[queue]):
+                since_us = self.stored_us.get(place, event.at_us)
+                # Perhaps it was lost, and the broker has delivered it once more.
+                is_doubtful = self.may_be_lost(event.broker, since_us)
+                self.stored_us[place] = event.at_us if is_doubtful else since_us
 
     def _fault_began(self, event: FaultBegan) -> None:
         self._unsettled_us[""] = event.at_us

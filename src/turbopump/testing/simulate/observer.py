@@ -18,6 +18,7 @@ from turbopump.testing.simulate.store_contents import (
     contents_of,
     differences,
     messages_of,
+    queues_of,
 )
 from turbopump.testing.simulate.world import World
 
@@ -87,7 +88,7 @@ class Observer:
 
     def _note_messages(self, name: str, seen: _Seen) -> None:
         store = seen.broker.store
-        for topic, queue_id in store.queue_ids():
+        for topic, queue_id in queues_of(store):
             queue = MessageQueue(topic, name, queue_id)
             known = seen.ends.get(queue, 0)
             if store.queue_range(topic, queue_id)[1] > known:

@@ -203,12 +203,13 @@ class _Run:
         # Duplicates may keep members busy, and locks of members that died queues without an owner.
         await until(lambda: self._is_idle and load.owns_everything, _DRAIN_S, pause_s=1)
         self.history.add(Calm(world.now_us))
-        for text in [text for work in self._broken for text in work.violations()]:
-            self._unexpected(text)
         await self._probe(load, 0)
         if self.plan.last_restart is not None:
             await self._restart_in_calm(world, self.plan.last_restart)
             await self._probe(load, 1)
+        now_s = self._loop.time()
+        for text in [text for work in self._broken for text in work.violations(now_s)]:
+            self._unexpected(text)
         await load.close()
 
     async def _restart_in_calm(self, world: World, how: Down) -> None:

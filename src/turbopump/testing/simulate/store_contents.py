@@ -9,6 +9,7 @@ from turbopump.store.store import Store
 from turbopump.testing.inside import queue_messages
 from turbopump.testing.simulate.bodies import key_of
 from turbopump.testing.simulate.events import Stored
+from turbopump.wire.names import OFFSET_MOVED_TOPIC
 
 Contents = dict[MessageQueue, tuple[int, tuple[Stored, ...]]]
 
@@ -16,11 +17,16 @@ Contents = dict[MessageQueue, tuple[int, tuple[Stored, ...]]]
 def contents_of(store: Store, broker: str) -> Contents:
     """Return all messages of a store by queue."""
     found: Contents = {}
-    for topic, queue_id in sorted(store.queue_ids()):
+    for topic, queue_id in queues_of(store):
         begin, _ = store.queue_range(topic, queue_id)
         messages = tuple(message for _, message in messages_of(store, topic, queue_id, begin))
         found[MessageQueue(topic, broker, queue_id)] = (begin, messages)
     return found
+
+
+def queues_of(store: Store) -> list[tuple[str, int]]:
+    """Return the queues that hold messages of the run, and not events of the broker's own."""
+    return sorted(queue for queue in store.queue_ids() if queue[0] != OFFSET_MOVED_TOPIC)
 
 
 def differences(

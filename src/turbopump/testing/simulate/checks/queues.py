@@ -15,7 +15,6 @@ from turbopump.testing.simulate.events import (
 )
 from turbopump.testing.simulate.history import Handler
 from turbopump.testing.simulate.ledger import Ledger
-from turbopump.wire.names import OFFSET_MOVED_TOPIC
 
 
 class QueuesDense:
@@ -33,7 +32,7 @@ class QueuesDense:
         expected = max(self._ledger.stored.get(event.queue, {}), default=-1) + 1
         if event.offset != expected:
             yield f"{event.queue} continues with offset {event.offset}, not {expected}"
-        if event.message.key is None and event.queue.topic != OFFSET_MOVED_TOPIC:
+        if event.message.key is None:
             yield f"{event.queue} offset {event.offset} holds a body that was never sent"
 
     def _all(self, event: BrokerUp) -> Iterator[str]:
@@ -41,7 +40,7 @@ class QueuesDense:
             if begin != 0 and messages:
                 yield f"{queue} begins with offset {begin}, not 0"
             for offset, message in enumerate(messages, begin):
-                if message.key is None and queue.topic != OFFSET_MOVED_TOPIC:
+                if message.key is None:
                     yield f"{queue} offset {offset} holds a body that was never sent there"
 
 
@@ -55,10 +54,14 @@ class ProducerOrder:
         self._last: dict[tuple[str, MessageQueue], Acknowledged] = {}
 
     def handlers(self) -> Mapping[type[Event], Handler]:
-        return {Acknowledged: self._follow, BrokerDown: self._forget_lost}
+        # At both: answers that were under way arrive after the end of the broker.
+        lost = dict.fromkeys((BrokerDown, BrokerUp), self._forget_lost)
+        return {Acknowledged: self._follow, **lost}
 
     def _follow(self, event: Acknowledged) -> Iterator[str]:
-        if self._ledger.sends[event.key].delay_us:
+        send = self._ledger.sends[event.key]
+        # A flush that fails takes back what was sent without waiting for it.
+        if send.delay_us or not send.is_durable:
             return
         last = self._last.get((event.producer, event.queue))
         self._last[event.producer, event.queue] = event
@@ -68,8 +71,10 @@ class ProducerOrder:
                 f"{event.queue} are {last.offset} and {event.offset}"
             )
 
-    def _forget_lost(self, event: BrokerDown) -> None:
+    def _forget_lost(self, event: BrokerDown | BrokerUp) -> None:
         """Expect lower offsets from a broker that may have lost what it has acknowledged."""
-        if event.how is Down.POWER_LOST and not self._ledger.plan.is_sync:
+        down = self._ledger.downs.get(event.broker)
+        is_lossy = down is not None and down.how is Down.POWER_LOST
+        if is_lossy and not self._ledger.plan.is_sync:
             for place in [place for place in self._last if place[1].broker == event.broker]:
                 del self._last[place]
