@@ -180,7 +180,13 @@ async def supervisor_that_swallows(
         await work()
 
 
-@bug(rebalance, "changes", "one call per orderly queue", "duplicates are bounded")
+@bug(
+    rebalance,
+    "changes",
+    "one call per orderly queue",
+    "duplicates are bounded",
+    "nothing unexpected: queues do not have one owner",
+)
 def queue_of_another_member_kept(right: Function, *args: Any) -> Any:
     """A member keeps the queues that a rebalance gives to another."""
     found = right(*args)

@@ -200,8 +200,7 @@ class _Run:
         healed_s = virtual_loop().time()
         await self._drain(world)
         await asyncio.sleep(max(0.0, healed_s + _SETTLE_S - virtual_loop().time()))
-        # Duplicates may keep members busy, and locks of members that died queues without an owner.
-        await until(lambda: self._is_idle and load.owns_everything, _DRAIN_S, pause_s=1)
+        await self._settle(load)
         self.history.add(Calm(world.now_us))
         await self._probe(load, 0)
         if self.plan.last_restart is not None:
@@ -230,6 +229,15 @@ class _Run:
             if not self.history.violations:
                 lines = inside.summary(world.brokers.values())
                 self._unexpected(f"not committed {_DRAIN_S:g} s after the faults: {lines}")
+
+    async def _settle(self, load: Load) -> None:
+        """Wait until no member is busy and every queue has one owner in each group."""
+        # Duplicates may keep members busy, and locks of members that died queues without an owner.
+        try:
+            await until(lambda: self._is_idle and load.owns_everything, _DRAIN_S, pause_s=1)
+        except AssertionError:
+            what = "members are busy" if load.owns_everything else "queues do not have one owner"
+            self._unexpected(f"{what} {_DRAIN_S:g} s after everything was consumed")
 
     def _is_drained(self, world: World) -> bool:
         if any(True for _ in self._ends.missing()) or any(True for _ in self._ends.unfinished()):
