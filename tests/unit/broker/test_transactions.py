@@ -424,6 +424,24 @@ async def test_what_was_resumed_and_rolled_back_has_ended(tmp_path: Path) -> Non
 
 
 @virtual_time()
+async def test_what_was_given_up_and_rolled_back_has_ended(tmp_path: Path) -> None:
+    async with world(tmp_path) as (_, client, producer):
+        place = await producer.half(b"x")
+        await asyncio.sleep(17 * INTERVAL_S)
+        [letter] = await client.messages(CHECKED_TOO_OFTEN_TOPIC)
+        for _ in range(2):
+            assert (await producer.end(place, ROLLBACK)).code == ResponseCode.SUCCESS
+            assert "rolled back" in ((await producer.end(place)).remark or "")
+    async with world(tmp_path) as (_, client, producer):
+        assert (await producer.end(place, ROLLBACK)).code == ResponseCode.SUCCESS
+        assert "rolled back" in ((await producer.end(place)).remark or "")
+        assert "ended already" in ((await resume(client, letter.offset_id)).remark or "")
+        await asyncio.sleep(3 * INTERVAL_S)
+        assert producer.asked == []
+        assert await bodies(client) == []
+
+
+@virtual_time()
 async def test_only_half_messages_can_be_resumed(tmp_path: Path) -> None:
     async with world(tmp_path) as (_, client, producer):
         sent = await client.send(b"plain")

@@ -76,9 +76,11 @@ _Key = Identity | QueueOffset
 class _Ending:
     """A transaction whose end is being stored."""
 
-    def __init__(self, target: QueueOffset, *, commits: bool) -> None:
+    def __init__(self, target: QueueOffset, *, commits: bool, was_open: bool) -> None:
         self.target = target
         self.commits = commits
+        self.was_open = was_open
+        """If not, it was given up."""
         self._waiting: list[tuple[Callable[..., None], tuple[object, ...]]] = []
 
     def add(self, on_ended: Callable[..., None], args: tuple[object, ...]) -> None:
@@ -208,8 +210,9 @@ class Transactions:
         key = identity_of(view) or target
         ending = self._endings.get(key)
         if ending is None:
-            record = self._final(view) if end.commits else self._operation(target)
-            ending = self._endings[key] = _Ending(target, commits=end.commits)
+            ending = _Ending(target, commits=end.commits, was_open=self.ledger.is_open(target))
+            record = self._final(view) if end.commits else self._rollback(ending, view)
+            self._endings[key] = ending
             ending.add(on_ended, args)
             self._put.soon([record], Promise.DURABLE, self._stored, key, ending)
         elif ending.commits == end.commits:
@@ -241,12 +244,12 @@ class Transactions:
         if offset is not None and not self.was_committed(offset, view):
             return offset
         fate = self._fate(end.queue_offset, view)
-        if fate is Fate.GIVEN_UP and end.commits:
-            # Better late than never: it was not rolled back.
+        if fate is Fate.GIVEN_UP:
+            # Better late than never.
             return end.queue_offset
         if end.commits == (fate is Fate.COMMITTED):
             return None
-        done = "committed" if fate is Fate.COMMITTED else "rolled back, or asked about anew,"
+        done = "committed" if fate is Fate.COMMITTED else "rolled back, or replaced by a copy,"
         raise _refused(f"the transaction is {done} already")
 
     def was_committed(self, offset: QueueOffset, view: MessageView) -> bool:
@@ -280,6 +283,13 @@ class Transactions:
         record = self._put.record(draft)
         return replace(record, prepared_transaction_offset=view.physical_offset)
 
+    def _rollback(self, ending: _Ending, view: MessageView) -> Record:
+        """Return what to store: an operation, or a newer copy of what was given up.
+
+        The copy shows, also after a restart, that it is no longer given up. Its operation follows.
+        """
+        return self._operation(ending.target) if ending.was_open else halves.copy_of(view, 0)
+
     def _stored(self, outcome: Outcome, key: _Key, ending: _Ending) -> None:
         """Report an end as soon as that may be, and close the transaction when it is certain."""
         if isinstance(outcome, Late):
@@ -296,7 +306,10 @@ class Transactions:
         if ending.commits:
             self.close(ending.target, Fate.COMMITTED)
         elif isinstance(outcome, Appended):
-            self.ledger.note_operation(outcome.queue_offset, ending.target)
+            if ending.was_open:
+                self.ledger.note_operation(outcome.queue_offset, ending.target)
+            else:
+                self.close(outcome.queue_offset, Fate.ROLLED_BACK)
             self.ledger.close(ending.target, Fate.ROLLED_BACK)
         ending.report(None)
 
