@@ -64,7 +64,7 @@ class Send(Struct, frozen=True, kw_only=True):
     sys_flag: int
     born_timestamp_ms: int
     default_topic: str
-    """The topic that a new one is made like."""
+    """The topic whose settings a new topic gets."""
     default_topic_queue_nums: int
     unit_mode: bool
     reconsume_times: int
@@ -165,7 +165,7 @@ class Sends:
         on_outcome(outcome, target.queue_id, *args)
 
     def close(self) -> None:
-        """Take no more messages; what was taken is still reported."""
+        """Accept no further messages; outcomes of those accepted are still reported."""
         self._is_closed = True
 
     def _refuse_when_busy(self) -> None:

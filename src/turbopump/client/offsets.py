@@ -209,7 +209,9 @@ class LocalOffsets:
 
     def _open(self) -> None:
         self._lock = _locked(self._files, self._file.path)
-        saved = self._file.load_expendable(QueueOffsets, "offsets of broadcasting begin anew")
+        saved = self._file.load_expendable(
+            QueueOffsets, "broadcasting starts without stored offsets"
+        )
         if saved is not None:
             self._stored = {queue: QueueOffset(at) for queue, at in saved.offset_table.items()}
 

@@ -195,7 +195,7 @@ def _jump(code: int, value: int, if_true: int, if_false: int) -> bytes:
 
 
 def receive() -> bytes:
-    """Return the next frame; ends the process when no more can come."""
+    """Return the next frame; exit the process at the end of input."""
     (length,) = LENGTH.unpack(_read(LENGTH.size))
     return _read(length)
 

@@ -26,7 +26,7 @@ COUNT_MAX = 1024
 """Most messages that are asked of the broker at a time, when the last ones did not match."""
 SLICE_MESSAGES = 4096
 SLICE_MS = 1000
-"""After so many messages without a match, or so long, the client is told where to go on."""
+"""Limits of one search without a match; the answer then has the offset to continue from."""
 HOLD_MS_MAX = 60_000
 _GROWTH = 4
 _ANSWER_MS = 10_000

@@ -272,11 +272,11 @@ class _Meter:
         cpu_ms = (cpu_ns - self._began_cpu_ns) // _NS_PER_MS
         if cpu_ms > allowed.cpu_ms:
             took = f"it used {cpu_ms} ms of processor time {allowed.what}"
-            return f"{took}, at most {allowed.cpu_ms} ms are allowed{allowed.remedy}"
+            return f"{took}, the limit is {allowed.cpu_ms} ms{allowed.remedy}"
         time_ms = (now_ns - self._began_ns) // _NS_PER_MS
         if time_ms > allowed.time_ms:
             took = f"it took {time_ms} ms {allowed.what}"
-            return f"{took}, at most {allowed.time_ms} ms are allowed{allowed.remedy}"
+            return f"{took}, the limit is {allowed.time_ms} ms{allowed.remedy}"
         return None
 
     def _begin(self) -> None:

@@ -89,7 +89,7 @@ async def test_what_nobody_can_read_does_not_keep_a_consumer_from_starting(
     await store.open()
     assert await store.stored(QUEUE) is None
     store.close()
-    assert "offsets of broadcasting begin anew" in caplog.text
+    assert "broadcasting starts without stored offsets" in caplog.text
 
 
 def test_where_a_file_lies(tmp_path: Path) -> None:

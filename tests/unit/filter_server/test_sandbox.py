@@ -236,7 +236,7 @@ def test_no_import_from_files_and_no_environment() -> None:
 
 def test_an_endless_loop() -> None:
     text = stopped("while True: pass")
-    assert "ms of processor time for one message, at most 200 ms are allowed" in text
+    assert "ms of processor time for one message, the limit is 200 ms" in text
     assert "filterCodeCpuTimePerMessage" in text
 
 

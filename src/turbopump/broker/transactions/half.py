@@ -187,7 +187,7 @@ def final_draft(view: MessageView) -> Draft:
 
 
 def copy_of(view: MessageView, checks: int) -> Record:
-    """Return a copy of a half message, about which its producers were asked so many times.
+    """Return a copy of a half message whose producers were asked ``checks`` times.
 
     It does not name the first copy as Apache RocketMQ's do that wait out their immunity: there an
     operation for the first one ends all copies, and here every copy that is replaced gets one.
