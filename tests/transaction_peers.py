@@ -6,13 +6,17 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import count
+from pathlib import Path
+from typing import Any
 
-from brokers import Client
+from brokers import Client, StuckDisk, running_broker
+from turbopump.broker.broker import Broker
 from turbopump.net.connection import Connection
 from turbopump.net.pool import ConnectionPool
 from turbopump.net.router import Router
-from turbopump.testing import MemoryNetwork, virtual_loop
+from turbopump.testing import Disk, MemoryNetwork, VirtualTimeLoop, virtual_loop
 from turbopump.wire.bodies import Heartbeat, ProducerData
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command, request, whole_body
@@ -24,6 +28,10 @@ COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
 GROUP = "pg"
 PREPARED = 4
 HEARTBEAT_S = 30
+INTERVAL_S = 60
+"""Between two rounds of checks, by default."""
+TIMEOUT_S = 6
+"""Half messages younger than this are not checked, by default."""
 
 _keys = count(1)
 
@@ -138,3 +146,37 @@ async def _beat(producer: Producer) -> None:
     while True:
         await asyncio.sleep(HEARTBEAT_S)
         await producer.heartbeat()
+
+
+@lru_cache(maxsize=1)
+def disk_at(loop: VirtualTimeLoop, _: Path) -> Disk:
+    """Return the same disk for the same place, as a broker may be started there again."""
+    return Disk(loop)
+
+
+@asynccontextmanager
+async def world(
+    directory: Path, decide: Any = None, **changes: Any
+) -> AsyncIterator[tuple[Broker, Client, Producer]]:
+    """Run a broker with a client and a producer."""
+    network = MemoryNetwork()
+    async with (
+        running_broker(directory, network, disk_at(virtual_loop(), directory), **changes) as (
+            broker,
+            client,
+        ),
+        producer_of(network, broker.address, decide=decide) as producer,
+    ):
+        yield broker, client, producer
+
+
+async def bodies(client: Client, topic: str = "T", queue_id: int = 0) -> list[bytes]:
+    return [message.body for message in await client.messages(topic, queue_id)]
+
+
+async def half_on(disk: StuckDisk, broker: Broker, producer: Producer) -> Place:
+    """Send a half message, and let the disk have it."""
+    sending = asyncio.create_task(producer.half(b"x"))
+    await asyncio.sleep(0.1)
+    disk.flush(broker.store)
+    return await sending

@@ -1,0 +1,455 @@
+"""Check-backs: producers are asked about half messages that do not end."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brokers import SYNC_STORE, Client, running_broker, stuck_disk
+from transaction_peers import (
+    COMMIT,
+    GROUP,
+    INTERVAL_S,
+    ROLLBACK,
+    TIMEOUT_S,
+    bodies,
+    half_on,
+    producer_of,
+    world,
+)
+from turbopump.broker.config import TopicsConfig
+from turbopump.broker.transactions import ledger
+from turbopump.errors import RemoteError, WriteFailed
+from turbopump.message import PhysicalOffset, QueueOffset
+from turbopump.testing import (
+    MemoryNetwork,
+    virtual_loop,
+    virtual_time,
+    wait_until,
+)
+from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.headers import ResumeCheck, UpdateConsumerOffset
+from turbopump.wire.ids import offset_id
+from turbopump.wire.names import CHECKED_TOO_OFTEN_TOPIC, HALF_OPERATIONS_TOPIC, HALF_TOPIC
+
+
+@virtual_time()
+async def test_a_producer_is_asked_about_what_does_not_end(tmp_path: Path) -> None:
+    async with world(tmp_path, decide=lambda _: COMMIT) as (_, client, producer):
+        await producer.commit(b"ended")
+        place = await producer.half(b"x", KEYS="k")
+        await asyncio.sleep(INTERVAL_S + 1)
+        [asked] = producer.asked
+        assert asked.place != place
+        assert asked.message.body == b"x"
+        assert (asked.message.topic, asked.message.queue_id) == ("T", 0)
+        assert asked.message.queue_offset == asked.place.queue_offset
+        assert asked.message.physical_offset == asked.place.physical_offset
+        assert asked.message.properties["TRANSACTION_CHECK_TIMES"] == "1"
+        assert asked.message.properties["WAIT"] == "false"
+        assert asked.header.msg_id == asked.header.transaction_id == asked.message.unique_key
+        assert asked.header.offset_msg_id == asked.message.offset_id
+        assert await bodies(client) == [b"ended", b"x"]
+        await asyncio.sleep(3 * INTERVAL_S)
+        assert len(producer.asked) == 1
+        assert await bodies(client) == [b"ended", b"x"]
+
+
+@virtual_time()
+async def test_fifteen_checks_and_then_operators_have_to_look(tmp_path: Path) -> None:
+    async with world(tmp_path) as (_, client, producer):
+        await producer.half(b"x")
+        start_ms = virtual_loop().clock.now_ms()
+        await asyncio.sleep(20 * INTERVAL_S)
+        counts = [asked.message.properties["TRANSACTION_CHECK_TIMES"] for asked in producer.asked]
+        assert counts == [str(number) for number in range(1, 16)]
+        minutes = [round((asked.at_ms - start_ms) / 60_000) for asked in producer.asked]
+        assert minutes == list(range(1, 16))
+        [given_up] = await client.messages(CHECKED_TOO_OFTEN_TOPIC)
+        assert given_up.body == b"x"
+        assert given_up.properties["TRANSACTION_CHECK_TIMES"] == "15"
+        assert await bodies(client) == []
+        # Copies and what replaces them: nothing is left open.
+        halves = [view.queue_offset for view in await client.messages(HALF_TOPIC)]
+        assert [b"%d" % offset for offset in halves] == await bodies(client, HALF_OPERATIONS_TOPIC)
+
+
+@virtual_time()
+async def test_a_late_commit_of_what_was_given_up_counts(tmp_path: Path) -> None:
+    async with world(tmp_path) as (_, client, producer):
+        place = await producer.half(b"x")
+        await asyncio.sleep(20 * INTERVAL_S)
+        for asked in (place, producer.asked[-1].place, producer.asked[3].place):
+            assert (await producer.end(asked)).code == ResponseCode.SUCCESS
+        assert await bodies(client) == [b"x"]
+        [given_up] = await client.messages(CHECKED_TOO_OFTEN_TOPIC)
+        resumed = await resume(client, given_up.offset_id)
+        assert (resumed.code, "committed" in (resumed.remark or "")) == (1, True)
+
+
+async def resume(client: Client, message_id: str) -> Any:
+    return await client.ask(RequestCode.RESUME_CHECK_HALF_MESSAGE, ResumeCheck(msg_id=message_id))
+
+
+@virtual_time()
+async def test_what_was_given_up_can_be_resumed(tmp_path: Path) -> None:
+    async with world(tmp_path) as (_, client, producer):
+        await producer.half(b"x")
+        await asyncio.sleep(20 * INTERVAL_S)
+        [given_up] = await client.messages(CHECKED_TOO_OFTEN_TOPIC)
+        producer.asked.clear()
+        for _ in range(2):
+            assert (await resume(client, given_up.offset_id)).code == ResponseCode.SUCCESS
+        await asyncio.sleep(2 * INTERVAL_S + 1)
+        counts = [asked.message.properties["TRANSACTION_CHECK_TIMES"] for asked in producer.asked]
+        assert counts == ["1", "2"]
+        producer.decide = lambda _: COMMIT
+        await asyncio.sleep(INTERVAL_S)
+        assert await bodies(client) == [b"x"]
+        assert (await resume(client, given_up.offset_id)).code == ResponseCode.SYSTEM_ERROR
+
+
+@virtual_time()
+async def test_what_was_resumed_and_rolled_back_has_ended(tmp_path: Path) -> None:
+    async with world(tmp_path) as (_, client, producer):
+        place = await producer.half(b"x")
+        await asyncio.sleep(17 * INTERVAL_S)
+        [letter] = await client.messages(CHECKED_TOO_OFTEN_TOPIC)
+        header = ResumeCheck(msg_id=letter.offset_id)
+        assert (await client.ask(RequestCode.RESUME_CHECK_HALF_MESSAGE, header)).code == 0
+        producer.decide = lambda _: ROLLBACK
+        await asyncio.sleep(INTERVAL_S + 10)
+        assert (await producer.end(place)).code == ResponseCode.SYSTEM_ERROR
+        refused = await client.ask(RequestCode.RESUME_CHECK_HALF_MESSAGE, header)
+        assert "ended already" in (refused.remark or "")
+        assert await bodies(client) == []
+
+
+@virtual_time()
+async def test_what_was_given_up_and_rolled_back_has_ended(tmp_path: Path) -> None:
+    async with world(tmp_path) as (_, client, producer):
+        place = await producer.half(b"x")
+        await asyncio.sleep(17 * INTERVAL_S)
+        [letter] = await client.messages(CHECKED_TOO_OFTEN_TOPIC)
+        for _ in range(2):
+            assert (await producer.end(place, ROLLBACK)).code == ResponseCode.SUCCESS
+            assert "rolled back" in ((await producer.end(place)).remark or "")
+    async with world(tmp_path) as (_, client, producer):
+        assert (await producer.end(place, ROLLBACK)).code == ResponseCode.SUCCESS
+        assert "rolled back" in ((await producer.end(place)).remark or "")
+        assert "ended already" in ((await resume(client, letter.offset_id)).remark or "")
+        await asyncio.sleep(3 * INTERVAL_S)
+        assert producer.asked == []
+        assert await bodies(client) == []
+
+
+@virtual_time()
+async def test_only_half_messages_can_be_resumed(tmp_path: Path) -> None:
+    async with world(tmp_path) as (_, client, producer):
+        sent = await client.send(b"plain")
+        ended = await producer.half(b"x")
+        await producer.end(ended, ROLLBACK)
+        plain_id = (sent.ext_fields or {})["msgId"]
+        [half] = await client.messages(HALF_TOPIC)
+        nowhere = offset_id(half.store_host, PhysicalOffset(1 << 40))
+        for wrong in (plain_id, half.offset_id, nowhere, "nonsense"):
+            assert (await resume(client, wrong)).code == ResponseCode.SYSTEM_ERROR, wrong
+        open_half = await producer.half(b"y")
+        await asyncio.sleep(2 * INTERVAL_S + 1)
+        copy = producer.asked[-1]
+        assert (await resume(client, copy.message.offset_id)).code == ResponseCode.SUCCESS
+        await asyncio.sleep(INTERVAL_S)
+        assert producer.asked[-1].message.properties["TRANSACTION_CHECK_TIMES"] == "1"
+        assert (await producer.end(open_half)).code == ResponseCode.SUCCESS
+        assert await bodies(client) == [b"plain", b"y"]
+
+
+@virtual_time()
+async def test_ends_may_name_an_older_copy(tmp_path: Path) -> None:
+    """The producer answers the first check after the third was sent; its own end comes late too."""
+    async with world(tmp_path) as (_, client, producer):
+        place = await producer.half(b"x")
+        await asyncio.sleep(3 * INTERVAL_S + 1)
+        assert len(producer.asked) == 3
+        for where in (producer.asked[0].place, place, producer.asked[2].place):
+            assert (await producer.end(where)).code == ResponseCode.SUCCESS
+        await asyncio.sleep(3 * INTERVAL_S)
+        assert len(producer.asked) == 3
+        assert await bodies(client) == [b"x"]
+
+
+@virtual_time()
+async def test_young_and_immune_half_messages_are_not_checked(tmp_path: Path) -> None:
+    async with world(tmp_path) as (_, _client, producer):
+        await producer.half(b"immune", CHECK_IMMUNITY_TIME_IN_SECONDS="200")
+        await asyncio.sleep(INTERVAL_S - TIMEOUT_S + 1)
+        await producer.half(b"young")
+        await producer.half(b"odd", CHECK_IMMUNITY_TIME_IN_SECONDS="soon")
+        await asyncio.sleep(TIMEOUT_S)
+        assert producer.asked == []
+        await asyncio.sleep(INTERVAL_S)
+        assert [asked.message.body for asked in producer.asked] == [b"young", b"odd"]
+        await asyncio.sleep(2 * INTERVAL_S)
+        assert producer.asked[-3].message.body == b"immune"
+        assert producer.asked[-3].message.properties["TRANSACTION_CHECK_TIMES"] == "1"
+
+
+@virtual_time()
+async def test_an_immune_half_message_is_not_used_up_by_waiting(tmp_path: Path) -> None:
+    async with world(tmp_path) as (_, client, producer):
+        place = await producer.half(b"x", CHECK_IMMUNITY_TIME_IN_SECONDS="3600")
+        await asyncio.sleep(3540)
+        assert producer.asked == []
+        assert (await producer.end(place)).code == ResponseCode.SUCCESS
+        await asyncio.sleep(300)
+        assert (await bodies(client), producer.asked) == ([b"x"], [])
+
+
+@virtual_time()
+async def test_a_day_without_a_producer_costs_no_check(tmp_path: Path) -> None:
+    network = MemoryNetwork()
+    async with running_broker(tmp_path, network) as (broker, client):
+        async with producer_of(network, broker.address) as producer:
+            await producer.half(b"x")
+        await asyncio.sleep(24 * 3600)
+        assert len(await client.messages(HALF_TOPIC)) == 1
+        async with producer_of(network, broker.address, decide=lambda _: COMMIT) as producer:
+            await asyncio.sleep(INTERVAL_S + 1)
+            assert producer.asked[0].message.properties["TRANSACTION_CHECK_TIMES"] == "1"
+        assert await bodies(client) == [b"x"]
+
+
+@pytest.mark.slow
+@virtual_time()
+async def test_half_messages_older_than_the_log_keeps_are_given_up(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as (_, client):
+        await client.send(b"x", named={"TRAN_MSG": "true", "PGROUP": GROUP})
+        await asyncio.sleep(71 * 3600)
+        assert await bodies(client, CHECKED_TOO_OFTEN_TOPIC) == []
+        # Renewed once, so that it is not deleted with the log before.
+        assert len(await client.messages(HALF_TOPIC)) == 2
+        await asyncio.sleep(2 * 3600)
+        assert await bodies(client, CHECKED_TOO_OFTEN_TOPIC) == [b"x"]
+
+
+@virtual_time()
+async def test_producers_of_a_group_are_asked_in_turn(tmp_path: Path) -> None:
+    network = MemoryNetwork()
+    async with (
+        running_broker(tmp_path, network) as (broker, client),
+        producer_of(network, broker.address, "p1") as first,
+        producer_of(network, broker.address, "p2", decide=lambda _: COMMIT) as second,
+        producer_of(network, broker.address, "p3", group="others") as other,
+    ):
+        for number in range(20):
+            await first.half(b"%d" % number)
+        await asyncio.sleep(INTERVAL_S + 1)
+        assert (len(first.asked), len(second.asked), len(other.asked)) == (10, 10, 0)
+        assert len(await bodies(client)) == 10
+        first.decide = lambda _: ROLLBACK
+        await asyncio.sleep(INTERVAL_S)
+        assert len(await bodies(client)) == 15
+        await asyncio.sleep(INTERVAL_S)
+        assert (len(first.asked), len(second.asked)) == (15, 15)
+
+
+@virtual_time()
+async def test_checks_go_on_after_a_restart_where_they_were(tmp_path: Path) -> None:
+    async with world(tmp_path) as (_, _client, producer):
+        await producer.half(b"x")
+        await asyncio.sleep(5 * INTERVAL_S + 1)
+        assert len(producer.asked) == 5
+        early = producer.asked[1].place
+    async with world(tmp_path) as (broker, client, producer):
+        await asyncio.sleep(2 * INTERVAL_S + 1)
+        counts = [asked.message.properties["TRANSACTION_CHECK_TIMES"] for asked in producer.asked]
+        assert counts == ["6", "7"]
+        assert (await producer.end(early)).code == ResponseCode.SUCCESS
+        await asyncio.sleep(2 * INTERVAL_S)
+        assert await bodies(client) == [b"x"]
+        offsets = broker.state.offsets
+        assert offsets.find("CID_RMQ_SYS_TRANS", HALF_TOPIC, 0) == broker.queue_end(HALF_TOPIC, 0)
+        operations = broker.queue_end(HALF_OPERATIONS_TOPIC, 0)
+        assert offsets.find("CID_RMQ_SYS_TRANS", HALF_OPERATIONS_TOPIC, 0) == operations
+
+
+@virtual_time()
+async def test_an_end_for_an_old_copy_just_after_a_restart(tmp_path: Path) -> None:
+    async with world(tmp_path) as (_, _client, producer):
+        place = await producer.half(b"x")
+        await asyncio.sleep(2 * INTERVAL_S + 1)
+    async with world(tmp_path) as (_, client, producer):
+        assert (await producer.end(place)).code == ResponseCode.SUCCESS
+        await asyncio.sleep(3 * INTERVAL_S)
+        assert (await bodies(client), producer.asked) == ([b"x"], [])
+
+
+@virtual_time()
+async def test_thousands_open_at_once(tmp_path: Path) -> None:
+    async with world(tmp_path) as (broker, client, producer):
+        places = [await producer.half(b"%d" % number) for number in range(2000)]
+        producer.decide = lambda asked: COMMIT if int(asked.message.body) % 2 else ROLLBACK
+        await asyncio.sleep(INTERVAL_S + 5)
+        assert sorted(map(int, await bodies(client))) == list(range(1, 2000, 2))
+        assert len(producer.asked) == 2000
+        await asyncio.sleep(INTERVAL_S)
+        assert len(producer.asked) == 2000
+        assert not broker.path.transactions.ledger.open
+        for place in places[:4]:
+            await producer.end(place)
+        assert len(await bodies(client)) == 1000
+
+
+@virtual_time()
+async def test_what_stays_open_for_long_is_copied_behind_what_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a restart would read everything since; the copy costs no check."""
+    monkeypatch.setattr(ledger, "CLOSED_MAX", 10)
+    async with world(tmp_path) as (broker, client, producer):
+        place = await producer.half(b"x", CHECK_IMMUNITY_TIME_IN_SECONDS="3600")
+        for _ in range(20):
+            await producer.commit()
+        await asyncio.sleep(2 * INTERVAL_S + 20)
+        copy = (await client.messages(HALF_TOPIC))[-1]
+        assert copy.queue_offset == 21
+        assert copy.properties["TRANSACTION_CHECK_TIMES"] == "0"
+        assert broker.state.offsets.find("CID_RMQ_SYS_TRANS", HALF_TOPIC, 0) == 21
+        assert (await producer.end(place)).code == ResponseCode.SUCCESS
+        await asyncio.sleep(3600)
+        assert (await bodies(client))[-1] == b"x"
+        assert len(await bodies(client)) == 21
+        assert producer.asked == []
+
+
+@virtual_time()
+async def test_what_was_copied_without_a_check_is_open_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "CLOSED_MAX", 10)
+    async with world(tmp_path) as (broker, _, producer):
+        place = await producer.half(b"x", CHECK_IMMUNITY_TIME_IN_SECONDS="3600")
+        for _ in range(20):
+            await producer.commit()
+        await asyncio.sleep(INTERVAL_S - 2)
+        # The operation of the second one must be read again, and with it that of the older copy.
+        await producer.half(b"young")
+        await producer.commit()
+        await asyncio.sleep(10)
+        assert list(broker.path.transactions.ledger.open) == [23]
+    async with world(tmp_path) as (broker, client, producer):
+        await asyncio.sleep(INTERVAL_S + 1)
+        assert [asked.message.body for asked in producer.asked] == [b"young"]
+        assert len(broker.path.transactions.ledger.open) == 2
+        assert (await producer.end(place)).code == ResponseCode.SUCCESS
+        assert (await bodies(client))[-1] == b"x"
+
+
+@virtual_time()
+async def test_progress_is_the_brokers_own(tmp_path: Path) -> None:
+    """Clients that commit offsets for its group cannot make it pass over what is open."""
+    async with world(tmp_path) as (broker, client, producer):
+        await producer.half(b"x")
+        await asyncio.sleep(INTERVAL_S + 10)
+        offsets = broker.state.offsets
+        before = offsets.find("CID_RMQ_SYS_TRANS", HALF_TOPIC, 0)
+        forged = UpdateConsumerOffset(
+            consumer_group="CID_RMQ_SYS_TRANS", topic=HALF_TOPIC, queue_id=0, commit_offset=2
+        )
+        await client.ask(RequestCode.UPDATE_CONSUMER_OFFSET, forged)
+        await asyncio.sleep(6)
+        assert offsets.find("CID_RMQ_SYS_TRANS", HALF_TOPIC, 0) == before == 1
+
+
+@virtual_time()
+async def test_a_full_table_of_topics_does_not_stop_the_checks(tmp_path: Path) -> None:
+    async with world(tmp_path) as (broker, _, producer):
+        await producer.half(b"x")
+        topics = len(broker.state.topics.table)
+    full = TopicsConfig(topics_max=topics)
+    async with world(tmp_path, topics=full) as (_, client, producer):
+        await asyncio.sleep(17 * INTERVAL_S)
+        assert len(producer.asked) == 15
+        assert await bodies(client, CHECKED_TOO_OFTEN_TOPIC) == [b"x"]
+
+
+@virtual_time()
+async def test_a_check_whose_copy_is_lost_is_repeated(tmp_path: Path) -> None:
+    with stuck_disk() as disk:
+        async with world(tmp_path, store=SYNC_STORE) as (broker, client, producer):
+            place = await half_on(disk, broker, producer)
+            flushes = len(disk.flushes)
+            await wait_until(lambda: len(disk.flushes) > flushes, 2 * INTERVAL_S)
+            account = broker.path.transactions.ledger
+            assert list(account.open) == [1]
+            disk.flushes[-1].set_exception(WriteFailed("the disk said no"))
+            await asyncio.sleep(1)
+            assert list(account.open) == [0]
+            assert account.is_open(QueueOffset(0))
+            assert producer.asked == []
+            ending = asyncio.create_task(producer.end(place))
+            await asyncio.sleep(0.1)
+            disk.flush(broker.store)
+            assert (await ending).code == ResponseCode.SUCCESS
+            disk.flush(broker.store)
+            assert await bodies(client) == [b"x"]
+
+
+@virtual_time()
+async def test_a_commit_that_is_lost_can_be_repeated(tmp_path: Path) -> None:
+    with stuck_disk() as disk:
+        async with world(tmp_path, store=SYNC_STORE) as (broker, _client, producer):
+            place = await half_on(disk, broker, producer)
+            ending = asyncio.create_task(producer.end(place))
+            await asyncio.sleep(0.1)
+            disk.flushes[-1].set_exception(WriteFailed("the disk said no"))
+            assert (await ending).code == ResponseCode.SERVICE_NOT_AVAILABLE
+            again = asyncio.create_task(producer.end(place, ROLLBACK))
+            await asyncio.sleep(0.1)
+            disk.flush(broker.store)
+            assert (await again).code == ResponseCode.SUCCESS
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RemoteError(ResponseCode.SERVICE_NOT_AVAILABLE, "no space is left"), LookupError("a bug")],
+)
+@virtual_time()
+async def test_operations_that_a_full_disk_refuses_are_written_later(
+    tmp_path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world(tmp_path) as (broker, client, producer):
+        places = [await producer.half(b"%d" % number) for number in range(3)]
+        groups = broker.path.put.groups
+
+        def refuse(*_: object) -> None:
+            raise error
+
+        monkeypatch.setattr(broker.path.put, "groups", refuse)
+        for place in places:
+            assert (await producer.end(place)).code == ResponseCode.SUCCESS
+        assert await bodies(client, HALF_OPERATIONS_TOPIC) == []
+        assert (await producer.end(places[0])).code == ResponseCode.SUCCESS
+        monkeypatch.setattr(broker.path.put, "groups", groups)
+        await asyncio.sleep(5)
+        assert await bodies(client, HALF_OPERATIONS_TOPIC) == [b"0", b"1", b"2"]
+        assert await bodies(client) == [b"0", b"1", b"2"]
+
+
+@virtual_time()
+async def test_a_producer_that_does_not_read_uses_up_few_checks(tmp_path: Path) -> None:
+    network = MemoryNetwork()
+    async with (
+        running_broker(tmp_path, network) as (broker, _client),
+        producer_of(network, broker.address) as producer,
+    ):
+        for _ in range(300):
+            await producer.half(bytes(50_000))
+        await asyncio.sleep(INTERVAL_S - 1)
+        network.stop_reading("10.0.8.1")
+        await asyncio.sleep(INTERVAL_S)
+        checked = [half for half in broker.path.transactions.ledger.open.values() if half.checks]
+        assert 0 < len(checked) < 200
