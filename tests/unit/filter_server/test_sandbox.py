@@ -242,7 +242,7 @@ def test_an_endless_loop() -> None:
 
 @pytest.mark.slow
 def test_an_endless_loop_outside_of_functions() -> None:
-    with pytest.raises(FilterStopped, match=r"to load, at most .* outside of functions"):
+    with pytest.raises(FilterStopped, match=r"to load, the limit is .* outside of functions"):
         run(decided("while True: pass"))
 
 
