@@ -9,10 +9,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from turbopump.client import calls
+from turbopump.client.broker_requests import BrokerRequests
 from turbopump.client.code_filters import CodeFilters
 from turbopump.client.config import ClientConfig, client_id
 from turbopump.client.members import ConsumerMember, Members, ProducerMember
-from turbopump.client.pushed import Pushed
 from turbopump.client.replies import Replies
 from turbopump.client.route_cache import NameServers, RouteCache
 from turbopump.client.routes import MASTER_ID, Route, address_to_read
@@ -282,7 +282,7 @@ class Session:
         return ConnectionPool(
             self._network,
             PoolConfig(backoff_max_ms=_BACKOFF_MAX_MS, limits=limits, tls=self.config.tls),
-            router=Pushed(self.members, self.replies.arrived, self.work).router(),
+            router=BrokerRequests(self.members, self.replies.arrived, self.work).router(),
             hooks=self._hooks,
             greeting=self._greeting,
             clock=self.clock,

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 OnReply = Callable[[PushReply, bytes], None]
 
 
-class Pushed:
+class BrokerRequests:
     """Hands a broker's requests to the members that they are meant for."""
 
     def __init__(self, members: Members, on_reply: OnReply, work: Supervisor) -> None:
