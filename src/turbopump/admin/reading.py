@@ -13,7 +13,7 @@ from turbopump.admin.reach import TOOLS_GROUP
 from turbopump.admin.topics import QueueLimits
 from turbopump.client.calls import Found, OffsetIllegal
 from turbopump.client.pull_config import PullTimes
-from turbopump.client.reading import QueueReader
+from turbopump.client.queue_reader import QueueReader
 from turbopump.client.session import Session
 from turbopump.client.subscriptions import EVERYTHING, Expression, subscription
 from turbopump.errors import DamagedMessage

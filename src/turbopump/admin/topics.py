@@ -10,7 +10,7 @@ from turbopump.admin.reach import ANSWER_MS, TOOLS_GROUP, BrokerNode, Reach, gat
 from turbopump.client import calls
 from turbopump.client.names import check_topic
 from turbopump.client.pull_config import PullTimes
-from turbopump.client.reading import QueueReader
+from turbopump.client.queue_reader import QueueReader
 from turbopump.client.routes import PERM_READ, PERM_WRITE
 from turbopump.client.subscriptions import EVERYTHING, subscription
 from turbopump.errors import AlreadyThere, DamagedMessage, InvalidArgument, RemoteError

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from turbopump.client.calls import Found
 from turbopump.client.pending import Pending
-from turbopump.client.reading import QueueReader
+from turbopump.client.queue_reader import QueueReader
 from turbopump.client.start_position import StartFrom
 from turbopump.errors import DamagedMessage, RemoteError, TurbopumpError
 from turbopump.message import MessageQueue, QueueOffset

@@ -20,7 +20,7 @@ from turbopump.client.members import ConsumerMember
 from turbopump.client.names import check_group, check_topic_to_subscribe, with_namespace
 from turbopump.client.pending import Pending
 from turbopump.client.pull_config import LitePullConfig
-from turbopump.client.reading import QueueReader, require_offset
+from turbopump.client.queue_reader import QueueReader, require_offset
 from turbopump.client.session import Session
 from turbopump.client.sharing import client_config, shared_session
 from turbopump.client.start_position import StartFrom, consume_from

@@ -12,7 +12,7 @@ from turbopump.client.config import ClientConfig
 from turbopump.client.members import ConsumerMember
 from turbopump.client.names import check_group, check_topic, with_namespace
 from turbopump.client.pull_config import PullConfig
-from turbopump.client.reading import QueueReader, require_offset
+from turbopump.client.queue_reader import QueueReader, require_offset
 from turbopump.client.send_back import SendingBack
 from turbopump.client.session import Session
 from turbopump.client.sharing import client_config, shared_session

@@ -14,7 +14,7 @@ from turbopump.client import puller
 from turbopump.client.lite_pull_consumer import LitePullConsumer
 from turbopump.client.offsets import RemoteOffsets
 from turbopump.client.queue_locks import QueueLocks
-from turbopump.client.reading import QueueReader
+from turbopump.client.queue_reader import QueueReader
 from turbopump.client.rebalance import Rebalancer
 from turbopump.client.session import Session
 from turbopump.message import MessageQueue

@@ -19,7 +19,7 @@ from turbopump.broker.offsets import Offsets as GroupOffsets
 from turbopump.broker.progress import Progress
 from turbopump.client.producer import Producer
 from turbopump.client.pull_config import PullTimes
-from turbopump.client.reading import QueueReader
+from turbopump.client.queue_reader import QueueReader
 from turbopump.client.session import Session
 from turbopump.errors import DataLost, NoRoute, RemoteError
 from turbopump.message import Message, MessageQueue

@@ -10,7 +10,7 @@ from typing import TypeVar, assert_never
 from turbopump.client.calls import Found, require_success
 from turbopump.client.names import is_system, with_namespace, without_namespace
 from turbopump.client.pull_config import PullTimes
-from turbopump.client.reading import QueueReader
+from turbopump.client.queue_reader import QueueReader
 from turbopump.client.route_cache import NameServers
 from turbopump.client.session import Session
 from turbopump.client.subscriptions import subscription

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from turbopump.client import calls
-from turbopump.client.reading import QueueReader
+from turbopump.client.queue_reader import QueueReader
 from turbopump.client.session import Session
 from turbopump.errors import NoRoute, RemoteError
 from turbopump.message import MessageQueue, QueueOffset

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from turbopump.client.names import with_namespace
 from turbopump.client.pull_config import PullTimes
-from turbopump.client.reading import QueueReader
+from turbopump.client.queue_reader import QueueReader
 from turbopump.client.session import Session
 from turbopump.client.subscriptions import subscription
 from turbopump.errors import TurbopumpError

@@ -16,7 +16,7 @@ from turbopump.client.calls import (
 )
 from turbopump.client.names import with_namespace
 from turbopump.client.pull_config import PullTimes
-from turbopump.client.reading import QueueReader
+from turbopump.client.queue_reader import QueueReader
 from turbopump.client.session import Session
 from turbopump.client.subscriptions import subscription
 from turbopump.errors import DataLost, NetworkError, NoRoute, RemoteError, TurbopumpError

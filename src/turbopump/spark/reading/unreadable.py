@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from enum import Enum
 
 from turbopump.client import calls
-from turbopump.client.reading import QueueReader
+from turbopump.client.queue_reader import QueueReader
 from turbopump.client.routes import MASTER_ID
 from turbopump.client.session import Session
 from turbopump.client.subscriptions import subscription
