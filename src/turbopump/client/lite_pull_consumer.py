@@ -14,11 +14,11 @@ from typing import Self
 
 from turbopump.client.allocation import Strategy, allocated, average
 from turbopump.client.config import ClientConfig
-from turbopump.client.fetching import Fetching
+from turbopump.client.fetch_buffer import FetchBuffer
+from turbopump.client.fetcher import Fetcher
 from turbopump.client.group_list import group_members
 from turbopump.client.members import ConsumerMember
 from turbopump.client.names import check_group, check_topic_to_subscribe, with_namespace
-from turbopump.client.pending import Pending
 from turbopump.client.pull_config import LitePullConfig
 from turbopump.client.queue_reader import QueueReader, require_offset
 from turbopump.client.session import Session
@@ -154,9 +154,7 @@ class LitePullConsumer(ConsumerMember):
         running = self._require_running()
         self._expressions.pop(topic, None)
         self._subscriptions.pop(topic, None)
-        await self._own(
-            running, [queue for queue in running.pending.queues if queue.topic != topic]
-        )
+        await self._own(running, [queue for queue in running.buffer.queues if queue.topic != topic])
         await running.session.heartbeat()
 
     async def assign(self, queues: Iterable[MessageQueue]) -> None:
@@ -191,7 +189,7 @@ class LitePullConsumer(ConsumerMember):
 
             print(consumer.assignment())
         """
-        return frozenset(self._require_running().pending.queues)
+        return frozenset(self._require_running().buffer.queues)
 
     def pause(self, *queues: MessageQueue) -> None:
         """Read queues no more for now; what was fetched of them waits.
@@ -202,7 +200,7 @@ class LitePullConsumer(ConsumerMember):
         """
         running = self._require_running()
         for queue in queues:
-            running.pending[queue].is_paused = True
+            running.buffer[queue].is_paused = True
 
     def resume(self, *queues: MessageQueue) -> None:
         """Go on with queues that were paused.
@@ -213,9 +211,9 @@ class LitePullConsumer(ConsumerMember):
         """
         running = self._require_running()
         for queue in queues:
-            running.pending[queue].is_paused = False
-        running.fetching.wake()
-        running.fetching.changed.set()
+            running.buffer[queue].is_paused = False
+        running.fetcher.wake()
+        running.fetcher.changed.set()
 
     # --- messages ---------------------------------------------------------------------------------
 
@@ -253,21 +251,21 @@ class LitePullConsumer(ConsumerMember):
 
     async def _finish(self, running: _Running) -> None:
         """Note that what was given out before is done with, and commit it when it is time to."""
-        running.pending.finish()
+        running.buffer.finish()
         now_ms = running.session.clock.monotonic_ms()
         due_ms = running.committed_ms + self._config.commit_interval_ms
         if self._config.auto_commit and now_ms >= due_ms:
             running.committed_ms = now_ms
-            await self._commit_soon(running, running.pending.positions())
+            await self._commit_soon(running, running.buffer.positions())
 
     async def _take(self, running: _Running, count_max: int) -> list[MessageView]:
         while True:
-            taken = running.pending.take(count_max)
+            taken = running.buffer.take(count_max)
             if taken:
-                running.fetching.wake()
+                running.fetcher.wake()
                 return taken
-            running.fetching.changed.clear()
-            await running.fetching.changed.wait()
+            running.fetcher.changed.clear()
+            await running.fetcher.changed.wait()
             if running.is_closed:
                 raise NotRunning(f"consumer {self.group!r} was closed")
 
@@ -281,8 +279,8 @@ class LitePullConsumer(ConsumerMember):
             await consumer.seek(queue, 0)
         """
         running = self._require_running()
-        running.pending.restart(queue, require_offset("offset", offset))
-        running.fetching.start(queue)
+        running.buffer.restart(queue, require_offset("offset", offset))
+        running.fetcher.start(queue)
 
     async def seek_to_begin(self, queue: MessageQueue) -> None:
         """Go on at the oldest message of a queue.
@@ -310,8 +308,8 @@ class LitePullConsumer(ConsumerMember):
             await consumer.commit()
         """
         running = self._require_running()
-        running.pending.finish()
-        positions = running.pending.positions().items()
+        running.buffer.finish()
+        positions = running.buffer.positions().items()
         await asyncio.gather(*(running.reader.commit(*position) for position in positions))
 
     async def committed(self, queue: MessageQueue) -> QueueOffset | None:
@@ -346,7 +344,7 @@ class LitePullConsumer(ConsumerMember):
     @property
     def watches(self) -> Iterable[Watch]:
         running = self._running
-        return () if running is None else (*running.tasks.watches, *running.fetching.work.watches)
+        return () if running is None else (*running.tasks.watches, *running.fetcher.work.watches)
 
     def members_changed(self) -> None:
         if self._running is not None:
@@ -360,7 +358,7 @@ class LitePullConsumer(ConsumerMember):
         if self._running is None:
             return {}
         inside = self._running.reader.inside
-        positions = self._running.pending.positions().items()
+        positions = self._running.buffer.positions().items()
         found = {inside(queue): int(offset) for queue, offset in positions}
         return {queue: offset for queue, offset in found.items() if queue.topic == topic}
 
@@ -368,22 +366,22 @@ class LitePullConsumer(ConsumerMember):
         running = self._require_running()
         for inside, offset in offsets.items():
             queue = running.reader.shown(inside)
-            if inside.topic == topic and queue in running.pending:
+            if inside.topic == topic and queue in running.buffer:
                 await self.seek(queue, offset)
 
     # --- inside -----------------------------------------------------------------------------------
 
     def _new_running(self, session: Session) -> _Running:
         reader = QueueReader(session, self.group, self._config.times)
-        pending = Pending(self._config.ahead)
-        fetching = Fetching(
+        buffer = FetchBuffer(self._config.ahead)
+        fetcher = Fetcher(
             reader,
-            pending,
+            buffer,
             self._subscription_of,
             self._start_from,
             self._config.fetch_count_max,
         )
-        return _Running(session, reader, pending, fetching, session.clock.monotonic_ms())
+        return _Running(session, reader, buffer, fetcher, session.clock.monotonic_ms())
 
     async def _note_subscription(
         self, running: _Running, topic: str, expression: Expression
@@ -420,7 +418,7 @@ class LitePullConsumer(ConsumerMember):
                     error,
                     exc_info=None if known else error,
                 )
-                wanted += [queue for queue in running.pending.queues if queue.topic == topic]
+                wanted += [queue for queue in running.buffer.queues if queue.topic == topic]
         # Meanwhile somebody may have unsubscribed.
         await self._own(running, [queue for queue in wanted if queue.topic in self._expressions])
 
@@ -434,17 +432,17 @@ class LitePullConsumer(ConsumerMember):
 
     async def _own(self, running: _Running, queues: list[MessageQueue]) -> None:
         wanted = set(queues)
-        lost = [queue for queue in running.pending.queues if queue not in wanted]
-        gained = [queue for queue in queues if queue not in running.pending]
+        lost = [queue for queue in running.buffer.queues if queue not in wanted]
+        gained = [queue for queue in queues if queue not in running.buffer]
         if lost or gained:
             _log.info("%s: gained %s, lost %s", self.group, gained, lost)
-        positions = running.pending.positions()
+        positions = running.buffer.positions()
         for queue in lost:
-            running.fetching.stop(queue)
-            running.pending.remove(queue)
+            running.fetcher.stop(queue)
+            running.buffer.remove(queue)
         for queue in gained:
-            running.pending.add(queue)
-            running.fetching.start(queue)
+            running.buffer.add(queue)
+            running.fetcher.start(queue)
         if self._config.auto_commit:
             await self._commit_soon(running, {q: positions[q] for q in lost if q in positions})
 
@@ -464,13 +462,13 @@ class LitePullConsumer(ConsumerMember):
             return
         running.session.require_own_process()
         running.is_closed = True
-        running.fetching.changed.set()
+        running.fetcher.changed.set()
         await running.tasks.stop()
-        await running.fetching.close()
+        await running.fetcher.close()
         if is_finished:
-            running.pending.finish()
+            running.buffer.finish()
         if self._config.auto_commit:
-            await self._commit_soon(running, running.pending.positions())
+            await self._commit_soon(running, running.buffer.positions())
         await running.session.leave(self)
         await running.session.close()
 
@@ -488,8 +486,8 @@ class _Running:
 
     session: Session
     reader: QueueReader
-    pending: Pending
-    fetching: Fetching
+    buffer: FetchBuffer
+    fetcher: Fetcher
     committed_ms: int
     tasks: Supervisor = field(default_factory=Supervisor)
     balance_wanted: asyncio.Event = field(default_factory=asyncio.Event)

@@ -255,7 +255,7 @@ async def test_fetching_ahead_is_bounded(tmp_path: Path) -> None:
             await consumer.assign(await consumer.queues(TOPIC))
             await asyncio.sleep(5)
             assert consumer._running is not None
-            assert 15 <= len(consumer._running.pending) < 15 + 4 * 5
+            assert 15 <= len(consumer._running.buffer) < 15 + 4 * 5
             assert numbers(await poll_all(consumer, 200)) == list(range(200))
 
 

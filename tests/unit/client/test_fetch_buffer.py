@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from turbopump.client.pending import Pending
+from turbopump.client.fetch_buffer import FetchBuffer
 from turbopump.client.pull_config import FetchLimits
 from turbopump.message import MessageQueue, PhysicalOffset, QueueOffset
 from turbopump.wire.hosts import host
@@ -34,7 +34,7 @@ class PendingMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pending = Pending(LIMITS)
+        self.buffer = FetchBuffer(LIMITS)
         self.waiting: dict[MessageQueue, list[int]] = {}
         self.taken: dict[MessageQueue, int] = {}
         self.finished: dict[MessageQueue, int] = {}
@@ -42,32 +42,32 @@ class PendingMachine(RuleBasedStateMachine):
     @rule(queue=st.sampled_from(QUEUES), offset=st.integers(0, 100))
     def assign(self, queue: MessageQueue, offset: int) -> None:
         if queue not in self.waiting:
-            self.pending.add(queue)
+            self.buffer.add(queue)
             self.seek(queue, offset)
 
     @rule(queue=st.sampled_from(QUEUES), offset=st.integers(0, 100))
     def seek(self, queue: MessageQueue, offset: int) -> None:
-        if queue in self.pending:
-            self.pending.restart(queue, QueueOffset(offset))
+        if queue in self.buffer:
+            self.buffer.restart(queue, QueueOffset(offset))
             self.waiting[queue] = []
             self.taken[queue] = self.finished[queue] = offset
 
     @rule(queue=st.sampled_from(QUEUES))
     def take_away(self, queue: MessageQueue) -> None:
         if queue in self.waiting:
-            self.pending.remove(queue)
+            self.buffer.remove(queue)
             for table in (self.waiting, self.taken, self.finished):
                 del table[queue]
 
     @rule(queue=st.sampled_from(QUEUES), count=st.integers(0, 4), skipped=st.integers(0, 2))
     def fetch(self, queue: MessageQueue, count: int, skipped: int) -> None:
-        if queue not in self.waiting or not self.pending.has_room(queue):
+        if queue not in self.waiting or not self.buffer.has_room(queue):
             return
-        start = self.pending[queue].fetch_offset
+        start = self.buffer[queue].fetch_offset
         assert start is not None
         offsets = range(start, start + count)
         end = QueueOffset(start + count + skipped)
-        self.pending.put(queue, [message(queue, offset) for offset in offsets], end)
+        self.buffer.put(queue, [message(queue, offset) for offset in offsets], end)
         self.waiting[queue] += offsets
         if not self.waiting[queue]:
             self.taken[queue] = end
@@ -75,14 +75,14 @@ class PendingMachine(RuleBasedStateMachine):
     @rule(queue=st.sampled_from(QUEUES), paused=st.booleans())
     def pause(self, queue: MessageQueue, paused: bool) -> None:
         if queue in self.waiting:
-            self.pending[queue].is_paused = paused
+            self.buffer[queue].is_paused = paused
 
     @precondition(lambda self: self.waiting)
     @rule(count_max=st.integers(1, 8))
     def take(self, count_max: int) -> None:
-        open_queues = [queue for queue in self.waiting if not self.pending[queue].is_paused]
+        open_queues = [queue for queue in self.waiting if not self.buffer[queue].is_paused]
         available = sum(len(self.waiting[queue]) for queue in open_queues)
-        taken = self.pending.take(count_max)
+        taken = self.buffer.take(count_max)
         assert len(taken) == min(count_max, available)
         for each in taken:
             queue = MessageQueue(each.topic, "a", each.queue_id)
@@ -92,24 +92,24 @@ class PendingMachine(RuleBasedStateMachine):
 
     @rule()
     def finish(self) -> None:
-        self.pending.finish()
+        self.buffer.finish()
         self.finished = dict(self.taken)
 
     @invariant()
     def counts_agree(self) -> None:
-        assert len(self.pending) == sum(map(len, self.waiting.values()))
-        assert set(self.pending.queues) == set(self.waiting)
+        assert len(self.buffer) == sum(map(len, self.waiting.values()))
+        assert set(self.buffer.queues) == set(self.waiting)
 
     @invariant()
     def bounds_hold(self) -> None:
         for queue, offsets in self.waiting.items():
-            assert self.pending[queue].bytes == 10 * len(offsets)
+            assert self.buffer[queue].bytes == 10 * len(offsets)
             assert len(offsets) < LIMITS.messages_per_queue + 4
-        assert len(self.pending) < LIMITS.messages_of_all + 4
+        assert len(self.buffer) < LIMITS.messages_of_all + 4
 
     @invariant()
     def only_what_is_finished_is_committed(self) -> None:
-        assert self.pending.positions() == self.finished
+        assert self.buffer.positions() == self.finished
 
 
 PendingMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

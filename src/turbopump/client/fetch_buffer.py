@@ -11,7 +11,7 @@ from turbopump.message import MessageQueue, QueueOffset
 from turbopump.wire.record import MessageView
 
 
-class PendingQueue:
+class QueueBuffer:
     """One assigned queue: messages that wait, and the three offsets that matter."""
 
     def __init__(self) -> None:
@@ -64,12 +64,12 @@ def _body_bytes(message: MessageView | DamagedMessage) -> int:
     return 0 if isinstance(message, DamagedMessage) else len(message.stored_body)
 
 
-class Pending:
+class FetchBuffer:
     """All assigned queues; messages are taken from them in turn."""
 
     def __init__(self, limits: FetchLimits) -> None:
         self._limits = limits
-        self._queues: dict[MessageQueue, PendingQueue] = {}
+        self._queues: dict[MessageQueue, QueueBuffer] = {}
         self._turn: deque[MessageQueue] = deque()
         self._count = 0
 
@@ -84,7 +84,7 @@ class Pending:
     def __contains__(self, queue: MessageQueue) -> bool:
         return queue in self._queues
 
-    def __getitem__(self, queue: MessageQueue) -> PendingQueue:
+    def __getitem__(self, queue: MessageQueue) -> QueueBuffer:
         found = self._queues.get(queue)
         if found is None:
             raise InvalidArgument(f"queue {queue} is not assigned to this consumer")
@@ -93,7 +93,7 @@ class Pending:
     def add(self, queue: MessageQueue) -> None:
         """Assign a queue."""
         if queue not in self._queues:
-            self._queues[queue] = PendingQueue()
+            self._queues[queue] = QueueBuffer()
             self._turn.append(queue)
 
     def remove(self, queue: MessageQueue) -> None:
@@ -103,9 +103,9 @@ class Pending:
 
     def restart(self, queue: MessageQueue, offset: QueueOffset) -> None:
         """Go to another offset of a queue."""
-        pending = self[queue]
-        self._count -= len(pending.messages)
-        pending.restart(offset)
+        buffer = self[queue]
+        self._count -= len(buffer.messages)
+        buffer.restart(offset)
 
     def put(
         self,
@@ -114,17 +114,17 @@ class Pending:
         next_offset: QueueOffset,
     ) -> None:
         """Take in what was fetched."""
-        pending = self._queues[queue]
-        before = len(pending.messages)
-        pending.put(messages, next_offset)
-        self._count += len(pending.messages) - before
+        buffer = self._queues[queue]
+        before = len(buffer.messages)
+        buffer.put(messages, next_offset)
+        self._count += len(buffer.messages) - before
 
     def has_room(self, queue: MessageQueue) -> bool:
         """Whether more of a queue may be fetched."""
-        pending = self._queues[queue]
+        buffer = self._queues[queue]
         return (
-            len(pending.messages) < self._limits.messages_per_queue
-            and pending.bytes < self._limits.bytes_per_queue
+            len(buffer.messages) < self._limits.messages_per_queue
+            and buffer.bytes < self._limits.bytes_per_queue
             and self._count < self._limits.messages_of_all
         )
 
@@ -137,13 +137,13 @@ class Pending:
         for _ in range(len(self._turn)):
             queue = self._turn[0]
             self._turn.rotate(-1)
-            pending = self._queues[queue]
-            while pending.messages and not pending.is_paused and len(taken) < count_max:
-                if pending.is_damaged:
+            buffer = self._queues[queue]
+            while buffer.messages and not buffer.is_paused and len(taken) < count_max:
+                if buffer.is_damaged:
                     if taken:
                         break
                     self._count -= 1
-                taken.append(pending.take())
+                taken.append(buffer.take())
             if len(taken) >= count_max:
                 break
         self._count -= len(taken)
@@ -151,13 +151,13 @@ class Pending:
 
     def finish(self) -> None:
         """Note that all messages given out so far are done with."""
-        for pending in self._queues.values():
-            pending.finished = pending.taken
+        for buffer in self._queues.values():
+            buffer.finished = buffer.taken
 
     def positions(self) -> dict[MessageQueue, QueueOffset]:
         """Return what can be committed."""
         return {
-            queue: pending.finished
-            for queue, pending in self._queues.items()
-            if pending.finished is not None
+            queue: buffer.finished
+            for queue, buffer in self._queues.items()
+            if buffer.finished is not None
         }

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 
 from turbopump.client.calls import Found
-from turbopump.client.pending import Pending
+from turbopump.client.fetch_buffer import FetchBuffer
 from turbopump.client.queue_reader import QueueReader
 from turbopump.client.start_position import StartFrom
 from turbopump.errors import DamagedMessage, RemoteError, TurbopumpError
@@ -24,20 +24,20 @@ ERROR_PAUSE_S = 1.0
 FLOW_CONTROL_PAUSE_S = 0.02
 
 
-class Fetching:
-    """Keeps the pending queues filled; `changed` is set whenever there may be more to take."""
+class Fetcher:
+    """Keeps the buffer filled; `changed` is set whenever there may be more to take."""
 
     def __init__(
         self,
         reader: QueueReader,
-        pending: Pending,
+        buffer: FetchBuffer,
         subscription_of: Callable[[str], Subscription],
         start_from: StartFrom,
         count_max: int,
     ) -> None:
         self.changed = asyncio.Event()
         self._reader = reader
-        self._pending = pending
+        self._buffer = buffer
         self._subscription_of = subscription_of
         self._start_from = start_from
         self._count_max = count_max
@@ -68,10 +68,10 @@ class Fetching:
         self._room = asyncio.Event()
 
     async def _fetch(self, queue: MessageQueue) -> None:
-        while self._pending[queue].fetch_offset is None:
+        while self._buffer[queue].fetch_offset is None:
             await self._find_start(queue)
         while True:
-            while self._pending[queue].is_paused or not self._pending.has_room(queue):
+            while self._buffer[queue].is_paused or not self._buffer.has_room(queue):
                 await self._room.wait()
             await self._fetch_once(queue)
 
@@ -82,10 +82,10 @@ class Fetching:
             _log.warning("where to start in %s is not known yet: %s", queue, error)
             await asyncio.sleep(START_UNKNOWN_PAUSE_S)
         else:
-            self._pending.restart(queue, offset)
+            self._buffer.restart(queue, offset)
 
     async def _fetch_once(self, queue: MessageQueue) -> None:
-        offset = self._pending[queue].fetch_offset
+        offset = self._buffer[queue].fetch_offset
         assert offset is not None, "the start was found before"
         wanted = self._subscription_of(queue.topic)
         try:
@@ -94,7 +94,7 @@ class Fetching:
             )
         except DamagedMessage as error:
             # `poll` raises it in its turn.
-            self._pending.put(queue, (error,), QueueOffset(error.next_offset))
+            self._buffer.put(queue, (error,), QueueOffset(error.next_offset))
             self.changed.set()
             return
         except RemoteError as error:
@@ -105,9 +105,9 @@ class Fetching:
             await self._pause(queue, error, ERROR_PAUSE_S)
             return
         if not isinstance(outcome, Found):
-            self._pending.put(queue, (), QueueOffset(outcome.next_offset))
+            self._buffer.put(queue, (), QueueOffset(outcome.next_offset))
             return
-        self._pending.put(queue, outcome.messages, outcome.next_offset)
+        self._buffer.put(queue, outcome.messages, outcome.next_offset)
         self.changed.set()
 
     async def _pause(self, queue: MessageQueue, error: TurbopumpError, pause_s: float) -> None:
