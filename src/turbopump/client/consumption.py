@@ -16,7 +16,7 @@ from turbopump.client.delivery.orderly import OrderlyDelivery
 from turbopump.client.names import without_namespace
 from turbopump.client.offsets import OffsetStore
 from turbopump.client.owned_queue import OwnedQueue
-from turbopump.client.puller import Puller, Surroundings
+from turbopump.client.puller import PullContext, Puller
 from turbopump.client.push_config import PushSettings, QueueLimits
 from turbopump.client.queue_locks import (
     RENEW_FIRST_MS,
@@ -89,12 +89,12 @@ class Consumption:
         self._to_unlock: dict[MessageQueue, None] = {}
         """Lost queues whose locks are kept for a while."""
         sending_back = SendingBack(session, group, settings.attempts_max)
-        self._surroundings = self._around(subscriptions, sending_back)
+        self._pull_context = self._new_pull_context(subscriptions, sending_back)
 
-    def _around(
+    def _new_pull_context(
         self, subscriptions: Mapping[str, Subscription], sending_back: SendingBack
-    ) -> Surroundings:
-        return Surroundings(
+    ) -> PullContext:
+        return PullContext(
             session=self._session,
             group=self._group,
             pulling=self._settings.pulling,
@@ -223,7 +223,7 @@ class Consumption:
 
     def _pull(self, owned: OwnedQueue) -> None:
         self._pullers[owned] = self._tasks.keep(
-            f"pull of {owned.queue}", lambda: Puller(owned, self._surroundings).run()
+            f"pull of {owned.queue}", lambda: Puller(owned, self._pull_context).run()
         )
 
     async def _gain_one(self, queue: MessageQueue) -> OwnedQueue | None:

@@ -59,7 +59,7 @@ class Delivery(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class PullContext:
     """What the pullers of one consumer share."""
 
     session: Session
@@ -84,25 +84,25 @@ class Surroundings:
 class Puller:
     """Pulls one queue until it is dropped; its task is ended from outside."""
 
-    def __init__(self, owned: OwnedQueue, around: Surroundings) -> None:
+    def __init__(self, owned: OwnedQueue, context: PullContext) -> None:
         self._owned = owned
-        self._around = around
+        self._context = context
         self._asked: PullMessage | None = None
         self._command: Command | None = None
         """The last request: while nothing comes, it is the same again and again."""
 
     async def run(self) -> None:
-        owned, around = self._owned, self._around
+        owned, context = self._owned, self._context
         while not owned.is_dropped:
             if self._has_to_wait():
                 await self._wait()
                 continue
-            wanted = around.subscription(owned.queue.topic)
+            wanted = context.subscription(owned.queue.topic)
             if wanted is None:
                 await self._pause(_AFTER_ERROR_MS)
                 continue
             try:
-                start_ms = around.session.clock.monotonic_ms()
+                start_ms = context.session.clock.monotonic_ms()
                 owned.last_pull_ms = start_ms
                 outcome = await self._pull(wanted)
             except DamagedMessage as error:
@@ -112,29 +112,29 @@ class Puller:
                 await self._pause(self._delay_ms(error))
                 continue
             if not owned.is_dropped:
-                spent_ms = around.session.clock.monotonic_ms() - start_ms
+                spent_ms = context.session.clock.monotonic_ms() - start_ms
                 await self._take(outcome, wanted, spent_ms)
 
     def _has_to_wait(self) -> bool:
-        return not self._around.resumed.is_set() or self._is_full or self._is_unlocked
+        return not self._context.resumed.is_set() or self._is_full or self._is_unlocked
 
     @property
     def _is_full(self) -> bool:
-        owned, around = self._owned, self._around
-        is_orderly = around.delivery.is_orderly
-        return owned.is_full(around.limits(owned.queue.topic), is_orderly=is_orderly)
+        owned, context = self._owned, self._context
+        is_orderly = context.delivery.is_orderly
+        return owned.is_full(context.limits(owned.queue.topic), is_orderly=is_orderly)
 
     @property
     def _is_unlocked(self) -> bool:
-        is_locking = self._around.delivery.is_orderly and not self._around.is_broadcast
+        is_locking = self._context.delivery.is_orderly and not self._context.is_broadcast
         return is_locking and self._owned.locked_ms is None
 
     async def _wait(self) -> None:
         """Wait for what keeps from pulling; then everything is to be looked at anew."""
-        owned, around = self._owned, self._around
-        if not around.resumed.is_set():
+        owned, context = self._owned, self._context
+        if not context.resumed.is_set():
             with owned.waiting():
-                await around.resumed.wait()
+                await context.resumed.wait()
         elif self._is_full:
             with owned.waiting():
                 await owned.wait_for_room()
@@ -150,11 +150,11 @@ class Puller:
 
         Retries would bring the same bytes, and some brokers give the copies a new checksum.
         """
-        owned, around = self._owned, self._around
-        _log.error("damaged message, not consumed by %s: %s", around.group, damaged)
-        around.stats.called(owned.queue.topic, 0, 1, 0)
+        owned, context = self._owned, self._context
+        _log.error("damaged message, not consumed by %s: %s", context.group, damaged)
+        context.stats.called(owned.queue.topic, 0, 1, 0)
         for attempt in range(_BURY_ATTEMPTS_MAX):
-            if around.is_broadcast or await self._bury(damaged.message):
+            if context.is_broadcast or await self._bury(damaged.message):
                 break
             if attempt + 1 < _BURY_ATTEMPTS_MAX:
                 await self._pause(_BURY_AGAIN_MS)
@@ -163,22 +163,22 @@ class Puller:
         if not owned.is_dropped:
             owned.next_offset = QueueOffset(damaged.next_offset)
             if owned.cache.is_empty:
-                around.positions.advance(owned.queue, owned.next_offset)
+                context.positions.advance(owned.queue, owned.next_offset)
 
     async def _bury(self, message: MessageView | None) -> bool:
         # Where not even the header can be read, there is nothing to make a dead letter of.
-        return message is None or await self._around.bury_damaged(self._owned.queue, message)
+        return message is None or await self._context.bury_damaged(self._owned.queue, message)
 
     def _delay_ms(self, error: TurbopumpError) -> int:
         if isinstance(error, RemoteError) and error.code == ResponseCode.FLOW_CONTROL:
             return _AFTER_FLOW_CONTROL_MS
-        _log.warning("pulling %s for %s: %s", self._owned.queue, self._around.group, error)
+        _log.warning("pulling %s for %s: %s", self._owned.queue, self._context.group, error)
         if isinstance(error, RemoteError) and error.code in _UNKNOWN:
-            self._around.unknown_to_broker()
+            self._context.unknown_to_broker()
         return _AFTER_ERROR_MS
 
     async def _pull(self, wanted: Subscription) -> PullOutcome:
-        owned, session = self._owned, self._around.session
+        owned, session = self._owned, self._context.session
         route = session.cached_route(owned.queue.topic)
         if route is None or route.is_borrowed:
             await session.route(owned.queue.topic)
@@ -186,9 +186,9 @@ class Puller:
         header = self._header(wanted)
         if self._command is None or header != self._asked:
             self._asked, self._command = header, calls.pull_command(header)
-        timeout_ms = self._around.pulling.timeout_ms
+        timeout_ms = self._context.pulling.timeout_ms
         if wanted.class_filter_mode:
-            group, broker = self._around.group, owned.queue.broker
+            group, broker = self._context.group, owned.queue.broker
             answer = await session.code_filters.request(
                 group, wanted, broker, self._command, timeout_ms
             )
@@ -197,32 +197,32 @@ class Puller:
         return calls.decoded(calls.pulled(answer), owned.queue, owned.next_offset)
 
     def _header(self, wanted: Subscription) -> PullMessage:
-        owned, around = self._owned, self._around
+        owned, context = self._owned, self._context
         sys_flag, commit_offset = PULL_SUSPEND, 0
-        position = None if around.is_broadcast else around.positions.of(owned.queue)
+        position = None if context.is_broadcast else context.positions.of(owned.queue)
         if position is not None and position > 0 and owned.broker_id == MASTER_ID:
             # Only masters keep offsets.
             sys_flag, commit_offset = sys_flag | PULL_COMMIT_OFFSET, position
-        carried = around.pulling.carries_subscription
+        carried = context.pulling.carries_subscription
         if wanted.class_filter_mode:
             # A filter server is told which filter, and commits nothing.
             carried, sys_flag, commit_offset = True, PULL_SUSPEND | PULL_CLASS_FILTER, 0
         return PullMessage(
-            consumer_group=around.group,
+            consumer_group=context.group,
             topic=owned.queue.topic,
             queue_id=owned.queue.queue_id,
             queue_offset=owned.next_offset,
-            max_msg_nums=around.pulling.batch_max,
+            max_msg_nums=context.pulling.batch_max,
             sys_flag=sys_flag | PULL_SUBSCRIPTION if carried else sys_flag,
             commit_offset=commit_offset,
-            suspend_timeout_millis=around.pulling.hold_ms,
+            suspend_timeout_millis=context.pulling.hold_ms,
             subscription=wanted.sub_string if carried else None,
             sub_version=wanted.sub_version,
             expression_type=wanted.expression_type,
         )
 
     async def _take(self, outcome: PullOutcome, wanted: Subscription, spent_ms: int) -> None:
-        owned, around, asked = self._owned, self._around, self._owned.next_offset
+        owned, context, asked = self._owned, self._context, self._owned.next_offset
         owned.broker_id = outcome.broker_id
         if isinstance(outcome, Found):
             # Before the offset: should that fail, the same messages are pulled again.
@@ -230,15 +230,15 @@ class Puller:
         owned.next_offset = outcome.next_offset
         match outcome:
             case Found():
-                around.stats.pulled(owned.queue.topic, len(outcome.messages), spent_ms)
-                if around.pulling.interval_ms:
-                    await self._pause(around.pulling.interval_ms)
+                context.stats.pulled(owned.queue.topic, len(outcome.messages), spent_ms)
+                if context.pulling.interval_ms:
+                    await self._pause(context.pulling.interval_ms)
             case NothingNew() | NothingMatched():
                 if owned.cache.is_empty:
-                    around.positions.advance(owned.queue, outcome.next_offset)
+                    context.positions.advance(owned.queue, outcome.next_offset)
             case OffsetIllegal():
                 _log.warning("offset of %s is illegal, going to %s", owned.queue, outcome)
-                around.offset_illegal(owned, self._corrected(outcome.next_offset, asked))
+                context.offset_illegal(owned, self._corrected(outcome.next_offset, asked))
             case never:
                 assert_never(never)
 
@@ -250,13 +250,13 @@ class Puller:
         """
         if offset >= asked:
             return offset
-        position = self._around.positions.of(self._owned.queue)
+        position = self._context.positions.of(self._owned.queue)
         first = self._owned.cache.first
         unfinished = [first.queue_offset] if position is None and first is not None else []
         return min([offset, *unfinished] if position is None else [offset, position])
 
     def _give(self, found: Found, wanted: Subscription) -> None:
-        messages = self._around.prepared(matching(found.messages, wanted))
+        messages = self._context.prepared(matching(found.messages, wanted))
         if messages:
             begins = self._owned.cache.put(messages, found.max_offset)
-            self._around.delivery.deliver(self._owned, messages, begins=begins)
+            self._context.delivery.deliver(self._owned, messages, begins=begins)
