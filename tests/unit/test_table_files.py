@@ -204,7 +204,7 @@ class KeptBroadcasting(Kept):
     async def change(self, number: int) -> None:
         self.table.positions.replace(self.queue, QueueOffset(number))
         await self.table.persist([self.queue])
-        if self.table.has_news([]):
+        if self.table.has_uncommitted([]):
             raise WriteFailed("as was logged")
 
     def value(self) -> int:

@@ -121,7 +121,9 @@ class Consumption:
     async def start(self) -> None:
         """Own this client's share of the queues, and look after it from now on."""
         tasks, interval_ms = self._tasks, self._session.config.persist_interval_ms
-        tasks.every("offset commits", interval_ms, self._persist_news, first_ms=_PERSIST_FIRST_MS)
+        tasks.every(
+            "offset commits", interval_ms, self._persist_changes, first_ms=_PERSIST_FIRST_MS
+        )
         self._sample()
         tasks.every("statistics", SAMPLE_INTERVAL_MS, self._sample)
         if self._locks is not None:
@@ -152,8 +154,8 @@ class Consumption:
         """Commit the position of every owned queue."""
         await self.offsets.persist(list(self.owned))
 
-    def _persist_news(self) -> Awaitable[None] | None:
-        if not self.offsets.has_news(self.owned):
+    def _persist_changes(self) -> Awaitable[None] | None:
+        if not self.offsets.has_uncommitted(self.owned):
             return None
         return self.offsets.persist(list(self.owned), is_routine=True)
 

@@ -20,10 +20,10 @@ from turbopump.wire.bodies import QueueOffsets
 
 _log = logging.getLogger(__name__)
 
-TELL_AGAIN_MS = 30_000
+COMMIT_AGAIN_MS = 30_000
 """How often brokers are told an offset that stays the same, as they may have lost it."""
 
-_TELL_TIMES = 2
+_COMMIT_TIMES = 2
 _COMMIT_TIMEOUT_MS = 5000
 _DEFAULT_DIRECTORY = ".rocketmq_offsets"
 
@@ -72,7 +72,7 @@ class OffsetStore(Protocol):
         """Return what survives of a queue, None when nothing does; raises TurbopumpError."""
         ...
 
-    def has_news(self, queues: Collection[MessageQueue]) -> bool:
+    def has_uncommitted(self, queues: Collection[MessageQueue]) -> bool:
         """Whether `persist` has anything to do that is done again and again."""
         ...
 
@@ -88,7 +88,7 @@ class OffsetStore(Protocol):
         ...
 
 
-class Told:
+class CommitHistory:
     """What brokers have been told of one queue, to tell them no more often than it needs.
 
     Nobody confirms an offset, and a broker that crashes forgets the latest: so each is told twice
@@ -102,14 +102,14 @@ class Told:
         self._times = 0
         self._at_ms = 0
 
-    def is_enough(self, offset: QueueOffset, now_ms: int) -> bool:
-        is_same = offset == self._offset and self._times >= _TELL_TIMES
-        return is_same and now_ms - self._at_ms < TELL_AGAIN_MS
+    def is_settled(self, offset: QueueOffset, now_ms: int) -> bool:
+        is_same = offset == self._offset and self._times >= _COMMIT_TIMES
+        return is_same and now_ms - self._at_ms < COMMIT_AGAIN_MS
 
     @property
-    def again_ms(self) -> int:
+    def due_ms(self) -> int:
         """When to tell again what stays the same."""
-        return self._at_ms + TELL_AGAIN_MS
+        return self._at_ms + COMMIT_AGAIN_MS
 
     def note(self, offset: QueueOffset, now_ms: int) -> None:
         self._times = self._times + 1 if offset == self._offset else 1
@@ -121,12 +121,12 @@ class RemoteOffsets:
 
     def __init__(self, session: Session, group: str) -> None:
         self.positions = Positions()
-        self._told: defaultdict[MessageQueue, Told] = defaultdict(Told)
+        self._history: defaultdict[MessageQueue, CommitHistory] = defaultdict(CommitHistory)
         self._session = session
         self._group = group
         self._seen: tuple[int, int] | None = None
         """What there was when all had been told, which is enough until the time below."""
-        self._told_until_ms = 0
+        self._settled_until_ms = 0
 
     async def open(self) -> None:
         """Nothing to do: brokers are asked for each queue."""
@@ -141,28 +141,28 @@ class RemoteOffsets:
         timeout_ms = self._session.config.request_timeout_ms
         return await calls.committed_offset(self._session, address, self._group, queue, timeout_ms)
 
-    def has_news(self, queues: Collection[MessageQueue]) -> bool:
+    def has_uncommitted(self, queues: Collection[MessageQueue]) -> bool:
         now_ms = self._session.clock.monotonic_ms()
         seen = (self.positions.changes, len(queues))
-        if seen == self._seen and now_ms < self._told_until_ms:
+        if seen == self._seen and now_ms < self._settled_until_ms:
             return False
-        if any(self._is_news(queue, now_ms) for queue in queues):
+        if any(self._is_uncommitted(queue, now_ms) for queue in queues):
             return True
         known = (queue for queue in queues if self.positions.of(queue) is not None)
-        again_ms = (self._told[queue].again_ms for queue in known)
-        self._seen, self._told_until_ms = seen, min(again_ms, default=now_ms + TELL_AGAIN_MS)
+        due_ms = (self._history[queue].due_ms for queue in known)
+        self._seen, self._settled_until_ms = seen, min(due_ms, default=now_ms + COMMIT_AGAIN_MS)
         return False
 
-    def _is_news(self, queue: MessageQueue, now_ms: int) -> bool:
+    def _is_uncommitted(self, queue: MessageQueue, now_ms: int) -> bool:
         offset = self.positions.of(queue)
-        return offset is not None and not self._told[queue].is_enough(offset, now_ms)
+        return offset is not None and not self._history[queue].is_settled(offset, now_ms)
 
     async def persist(self, queues: Collection[MessageQueue], *, is_routine: bool = False) -> None:
         now_ms = self._session.clock.monotonic_ms()
         by_broker: defaultdict[str, dict[MessageQueue, QueueOffset]] = defaultdict(dict)
         for queue in queues:
             offset = self.positions.of(queue)
-            if offset is not None and not (is_routine and not self._is_news(queue, now_ms)):
+            if offset is not None and not (is_routine and not self._is_uncommitted(queue, now_ms)):
                 by_broker[queue.broker][queue] = offset
         if len(by_broker) == 1:
             await self._commit(*by_broker.values())
@@ -180,7 +180,7 @@ class RemoteOffsets:
                 await calls.commit_offset(
                     self._session, address, self._group, queue, offset, _COMMIT_TIMEOUT_MS
                 )
-                self._told[queue].note(offset, self._session.clock.monotonic_ms())
+                self._history[queue].note(offset, self._session.clock.monotonic_ms())
             except TurbopumpError as error:
                 _log.warning(
                     "offset %d of %s in %s not committed: %s", offset, self._group, queue, error
@@ -225,10 +225,10 @@ class LocalOffsets:
     async def stored(self, queue: MessageQueue) -> QueueOffset | None:
         return self._stored.get(queue)
 
-    def has_news(self, queues: Collection[MessageQueue]) -> bool:
-        return self._table.is_dirty or any(self._is_news(queue) for queue in queues)
+    def has_uncommitted(self, queues: Collection[MessageQueue]) -> bool:
+        return self._table.is_dirty or any(self._is_uncommitted(queue) for queue in queues)
 
-    def _is_news(self, queue: MessageQueue) -> bool:
+    def _is_uncommitted(self, queue: MessageQueue) -> bool:
         offset = self.positions.of(queue)
         return offset is not None and self._stored.get(queue) != offset
 

@@ -11,11 +11,11 @@ import pytest
 from clusters import Recorder, cluster
 from consumers import Seen, committed, consuming, make_topic, send, sleep_ms
 from turbopump.client.offsets import (
-    TELL_AGAIN_MS,
+    COMMIT_AGAIN_MS,
+    CommitHistory,
     LocalOffsets,
     Positions,
     RemoteOffsets,
-    Told,
     offsets_path,
 )
 from turbopump.errors import RemoteError
@@ -141,11 +141,11 @@ async def test_offsets_that_could_not_be_written_are_written_when_they_can_be(
     # A queue that is released before the next attempt keeps its offset.
     store.positions.forget(QUEUE)
     assert await store.stored(QUEUE) == 4
-    assert store.has_news([OTHER])
+    assert store.has_uncommitted([OTHER])
     (tmp_path / "g").unlink()
     await store.persist([OTHER], is_routine=True)
     assert read_offsets(tmp_path / "g" / "offsets.json") == {QUEUE: 4}
-    assert not store.has_news([OTHER])
+    assert not store.has_uncommitted([OTHER])
 
 
 @virtual_time()
@@ -187,23 +187,23 @@ async def test_an_offset_that_stays_the_same_is_told_twice_and_then_now_and_then
             offsets = world.broker().state.offsets
             assert offsets.of_topic("g", "T")[0] == 3
             offsets.remove_group("g")
-            await sleep_ms(TELL_AGAIN_MS)
+            await sleep_ms(COMMIT_AGAIN_MS)
             assert offsets.of_topic("g", "T")[0] == 3, "healed what the broker had lost"
             again = len(recorder.of(RequestCode.UPDATE_CONSUMER_OFFSET))
             assert again - told == told // 2
 
 
 def test_what_was_told_is_enough_for_a_while() -> None:
-    told = Told()
-    assert not told.is_enough(QueueOffset(3), 0)
+    told = CommitHistory()
+    assert not told.is_settled(QueueOffset(3), 0)
     told.note(QueueOffset(3), 0)
-    assert not told.is_enough(QueueOffset(3), 5000), "nobody has confirmed it"
+    assert not told.is_settled(QueueOffset(3), 5000), "nobody has confirmed it"
     told.note(QueueOffset(3), 5000)
-    assert told.is_enough(QueueOffset(3), 10_000)
-    assert not told.is_enough(QueueOffset(4), 10_000)
-    assert not told.is_enough(QueueOffset(3), 5000 + TELL_AGAIN_MS)
+    assert told.is_settled(QueueOffset(3), 10_000)
+    assert not told.is_settled(QueueOffset(4), 10_000)
+    assert not told.is_settled(QueueOffset(3), 5000 + COMMIT_AGAIN_MS)
     told.note(QueueOffset(2), 10_000)
-    assert not told.is_enough(QueueOffset(2), 10_000), "it went backwards by a reset"
+    assert not told.is_settled(QueueOffset(2), 10_000), "it went backwards by a reset"
 
 
 @pytest.mark.parametrize("orderly", [False, True])
@@ -292,18 +292,18 @@ async def test_an_idle_consumer_looks_for_news_in_vain(tmp_path: Path) -> None:
         await session.route("T")
         store = RemoteOffsets(session, "g")
         queue = MessageQueue("T", next(iter(world.brokers)), 0)
-        assert not store.has_news([queue]), "no position yet"
+        assert not store.has_uncommitted([queue]), "no position yet"
         store.positions.advance(queue, QueueOffset(3))
-        assert store.has_news([queue])
+        assert store.has_uncommitted([queue])
         await store.persist([queue])
-        assert store.has_news([queue]), "told once"
+        assert store.has_uncommitted([queue]), "told once"
         await store.persist([queue])
-        assert not store.has_news([queue])
+        assert not store.has_uncommitted([queue])
         store.positions.advance(queue, QueueOffset(3))
-        assert not store.has_news([queue]), "nothing new"
+        assert not store.has_uncommitted([queue]), "nothing new"
         store.positions.advance(queue, QueueOffset(4))
-        assert store.has_news([queue])
+        assert store.has_uncommitted([queue])
         store.positions.replace(queue, QueueOffset(3))
-        assert not store.has_news([queue])
-        await sleep_ms(TELL_AGAIN_MS)
-        assert store.has_news([queue]), "told again after a while"
+        assert not store.has_uncommitted([queue])
+        await sleep_ms(COMMIT_AGAIN_MS)
+        assert store.has_uncommitted([queue]), "told again after a while"
