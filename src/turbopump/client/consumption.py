@@ -108,7 +108,7 @@ class Consumption:
             prepared=self.prepared,
             bury_damaged=sending_back.bury_damaged,
             offset_illegal=self._offset_illegal,
-            unknown_to_broker=self._beat,
+            unknown_to_broker=self._send_heartbeat,
         )
 
     @property
@@ -162,7 +162,7 @@ class Consumption:
     def _sample(self) -> None:
         self.stats.sample(self._session.clock.monotonic_ms())
 
-    def _beat(self) -> None:
+    def _send_heartbeat(self) -> None:
         """Tell brokers of the group now: one has restarted, or a connection is new."""
         if self._beating is None or self._beating.done():
             self._beating = self._tasks.start(self._session.heartbeat())
@@ -216,7 +216,7 @@ class Consumption:
             if not owned.is_dropped:
                 self._pull(owned)
 
-    def pull_anew(self, topic: str) -> None:
+    def restart_pulls(self, topic: str) -> None:
         """Pull by the subscription as it is now, not by the one that pulls are held with."""
         for owned, puller in list(self._pullers.items()):
             if owned.queue.topic == topic:
@@ -285,15 +285,15 @@ class Consumption:
     def suspend(self) -> None:
         """Pull nothing until `resume`."""
         self._is_suspended = True
-        self._note_pause()
+        self._update_pause()
 
     def resume(self) -> None:
         """Pull again, once no reset is under way."""
         self._is_suspended = False
-        self._note_pause()
+        self._update_pause()
         self.rebalancer.wake()
 
-    def _note_pause(self) -> None:
+    def _update_pause(self) -> None:
         if self._is_suspended or self._resets:
             self.resumed.clear()
         else:
@@ -307,7 +307,7 @@ class Consumption:
 
     async def _correct(self, owned: OwnedQueue, offset: QueueOffset) -> None:
         await asyncio.sleep(_BEFORE_OTHER_OFFSET_MS / 1000)
-        await self._go_to(owned, offset)
+        await self._seek(owned, offset)
 
     async def reset(self, topic: str, offsets: Mapping[MessageQueue, QueueOffset]) -> None:
         """Go on from other offsets, perhaps backwards, in those queues that are owned by then."""
@@ -319,7 +319,7 @@ class Consumption:
         chosen = [queue for queue in offsets if queue.topic == topic]
         self._targets.update((queue, offsets[queue]) for queue in chosen)
         self._resets += 1
-        self._note_pause()
+        self._update_pause()
         try:
             for owned in [self.owned[queue] for queue in chosen if queue in self.owned]:
                 self._drop(owned)
@@ -327,12 +327,12 @@ class Consumption:
             await asyncio.sleep(_BEFORE_OTHER_OFFSET_MS / 1000)
         finally:
             self._resets -= 1
-            self._note_pause()
+            self._update_pause()
         async with asyncio.TaskGroup() as group:
             for queue in chosen:
-                group.create_task(self._go_to_target(queue))
+                group.create_task(self._seek_to_target(queue))
 
-    async def _go_to_target(self, queue: MessageQueue) -> None:
+    async def _seek_to_target(self, queue: MessageQueue) -> None:
         """Go where the latest reset wants; one that overlaps with it may have done so already."""
         while queue in self._targets:
             owned = self.owned.get(queue)
@@ -353,7 +353,7 @@ class Consumption:
                 self.offsets.positions.forget(queue)
         self.rebalancer.wake()
 
-    async def _go_to(self, owned: OwnedQueue, offset: QueueOffset) -> None:
+    async def _seek(self, owned: OwnedQueue, offset: QueueOffset) -> None:
         """Let a dropped queue be gained anew, at another offset."""
         # An orderly listener that still runs must end first, or two would run on one queue.
         await owned.idle.wait()

@@ -242,7 +242,7 @@ class PushConsumer(ConsumerMember):
             self._subscriptions[name] = wanted
             await self._session.refresh_route(name)
             await self._session.heartbeat()
-            self._running.pull_anew(name)
+            self._running.restart_pulls(name)
             self._running.rebalancer.wake()
         self._expressions[name] = expression
 

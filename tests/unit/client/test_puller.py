@@ -93,7 +93,7 @@ async def test_progress_travels_with_pulls_but_not_to_slaves(tmp_path: Path) -> 
             assert running is not None
             # As if an answer had advised to read from a slave; there is none, so its master does.
             running.owned[QUEUE].broker_id = 1
-            running.pull_anew("T")
+            running.restart_pulls("T")
             await sleep_ms(100)
             last = pulls.pulls[-1]
             assert (last.sys_flag & PULL_COMMIT_OFFSET, last.commit_offset) == (0, 0)
