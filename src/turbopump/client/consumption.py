@@ -25,7 +25,7 @@ from turbopump.client.queue_locks import (
     QueueLocks,
 )
 from turbopump.client.rebalance import Rebalancer
-from turbopump.client.send_back import SendingBack
+from turbopump.client.retry_sender import RetrySender
 from turbopump.client.session import Session
 from turbopump.client.start_position import At, AtEnd, AtTime, start_in
 from turbopump.client.stats import SAMPLE_INTERVAL_MS, ConsumerStats
@@ -88,11 +88,11 @@ class Consumption:
         """Where resets that are under way will go, the latest for each queue."""
         self._to_unlock: dict[MessageQueue, None] = {}
         """Lost queues whose locks are kept for a while."""
-        sending_back = SendingBack(session, group, settings.attempts_max)
-        self._pull_context = self._new_pull_context(subscriptions, sending_back)
+        retry_sender = RetrySender(session, group, settings.attempts_max)
+        self._pull_context = self._new_pull_context(subscriptions, retry_sender)
 
     def _new_pull_context(
-        self, subscriptions: Mapping[str, Subscription], sending_back: SendingBack
+        self, subscriptions: Mapping[str, Subscription], retry_sender: RetrySender
     ) -> PullContext:
         return PullContext(
             session=self._session,
@@ -106,7 +106,7 @@ class Consumption:
             subscription=subscriptions.get,
             limits=self._limits_of,
             prepared=self.prepared,
-            bury_damaged=sending_back.bury_damaged,
+            dead_letter_damaged=retry_sender.dead_letter_damaged,
             offset_illegal=self._offset_illegal,
             unknown_to_broker=self._send_heartbeat,
         )

@@ -13,7 +13,7 @@ from turbopump.client.members import ConsumerMember
 from turbopump.client.names import check_group, check_topic, with_namespace
 from turbopump.client.pull_config import PullConfig
 from turbopump.client.queue_reader import QueueReader, require_offset
-from turbopump.client.send_back import SendingBack
+from turbopump.client.retry_sender import RetrySender
 from turbopump.client.session import Session
 from turbopump.client.sharing import client_config, shared_session
 from turbopump.client.subscriptions import EVERYTHING, Expression, subscription
@@ -165,8 +165,8 @@ class PullConsumer(ConsumerMember):
 
             await consumer.send_back(message, queue)
         """
-        sending = self._require_running().sending_back
-        if not await sending.give_back(queue, message, delay_level):
+        sending = self._require_running().retry_sender
+        if not await sending.send_back(queue, message, delay_level):
             raise ClientError(f"message {message.message_id} could not be sent back; see the log")
 
     # --- positions --------------------------------------------------------------------------------
@@ -279,4 +279,4 @@ class _Running:
     def __init__(self, session: Session, group: str, config: PullConfig) -> None:
         self.session = session
         self.reader = QueueReader(session, group, config.times)
-        self.sending_back = SendingBack(session, group, config.attempts_max)
+        self.retry_sender = RetrySender(session, group, config.attempts_max)

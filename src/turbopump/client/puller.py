@@ -36,8 +36,8 @@ _log = logging.getLogger(__name__)
 _AFTER_ERROR_MS = 1000
 _AFTER_FLOW_CONTROL_MS = 20
 _NOT_LOCKED_MS = 1000
-_BURY_AGAIN_MS = 5000
-_BURY_ATTEMPTS_MAX = 3
+_DEAD_LETTER_PAUSE_MS = 5000
+_DEAD_LETTER_ATTEMPTS_MAX = 3
 _UNKNOWN = frozenset(
     {
         ResponseCode.SUBSCRIPTION_NOT_EXIST,
@@ -74,7 +74,7 @@ class PullContext:
     limits: Callable[[str], QueueLimits]
     prepared: Callable[[Sequence[MessageView]], list[MessageView]]
     """Makes of pulled messages what listeners see."""
-    bury_damaged: Callable[[MessageQueue, MessageView], Awaitable[bool]]
+    dead_letter_damaged: Callable[[MessageQueue, MessageView], Awaitable[bool]]
     """Has the broker make a dead letter of its own copy; returns whether that worked."""
     offset_illegal: Callable[[OwnedQueue, QueueOffset], None]
     unknown_to_broker: Callable[[], None]
@@ -153,11 +153,11 @@ class Puller:
         owned, context = self._owned, self._context
         _log.error("damaged message, not consumed by %s: %s", context.group, damaged)
         context.stats.called(owned.queue.topic, 0, 1, 0)
-        for attempt in range(_BURY_ATTEMPTS_MAX):
-            if context.is_broadcast or await self._bury(damaged.message):
+        for attempt in range(_DEAD_LETTER_ATTEMPTS_MAX):
+            if context.is_broadcast or await self._dead_letter(damaged.message):
                 break
-            if attempt + 1 < _BURY_ATTEMPTS_MAX:
-                await self._pause(_BURY_AGAIN_MS)
+            if attempt + 1 < _DEAD_LETTER_ATTEMPTS_MAX:
+                await self._pause(_DEAD_LETTER_PAUSE_MS)
         else:
             _log.error("it could not be made a dead letter, the group goes on: %s", damaged)
         if not owned.is_dropped:
@@ -165,9 +165,11 @@ class Puller:
             if owned.cache.is_empty:
                 context.positions.advance(owned.queue, owned.next_offset)
 
-    async def _bury(self, message: MessageView | None) -> bool:
+    async def _dead_letter(self, message: MessageView | None) -> bool:
         # Where not even the header can be read, there is nothing to make a dead letter of.
-        return message is None or await self._context.bury_damaged(self._owned.queue, message)
+        return message is None or await self._context.dead_letter_damaged(
+            self._owned.queue, message
+        )
 
     def _delay_ms(self, error: TurbopumpError) -> int:
         if isinstance(error, RemoteError) and error.code == ResponseCode.FLOW_CONTROL:

@@ -26,7 +26,7 @@ from turbopump.client.names import check_group, check_topic_to_subscribe, with_n
 from turbopump.client.offsets import LocalOffsets, OffsetStore, RemoteOffsets, offsets_path
 from turbopump.client.push_config import FlowLimits, Listening, Pulling, PushSettings, Retries
 from turbopump.client.queue_locks import QueueLocks
-from turbopump.client.send_back import SendingBack
+from turbopump.client.retry_sender import RetrySender
 from turbopump.client.session import Session
 from turbopump.client.sharing import client_config, shared_session
 from turbopump.client.start_position import StartFrom, consume_from
@@ -403,7 +403,7 @@ class PushConsumer(ConsumerMember):
         stats: ConsumerStats,
     ) -> Delivery:
         own, clock, positions = self._settings, session.clock, offsets.positions
-        back = None if own.is_broadcast else SendingBack(session, self.group, own.attempts_max)
+        back = None if own.is_broadcast else RetrySender(session, self.group, own.attempts_max)
         common = (self.group, listener, own.listening)
         if not own.is_orderly:
             return ConcurrentDelivery(*common, positions, back, stats, clock)

@@ -21,7 +21,7 @@ from turbopump.client.delivery.workers import TaskWorkers, ThreadWorkers, Worker
 from turbopump.client.offsets import Positions
 from turbopump.client.owned_queue import OwnedQueue
 from turbopump.client.push_config import Listening
-from turbopump.client.send_back import SendingBack
+from turbopump.client.retry_sender import RetrySender
 from turbopump.client.stats import ConsumerStats
 from turbopump.clock import Clock
 from turbopump.supervisor import Supervisor, Watch
@@ -55,7 +55,7 @@ class ConcurrentDelivery:
         listener: Listener,
         config: Listening,
         positions: Positions,
-        sending_back: SendingBack | None,
+        retry_sender: RetrySender | None,
         stats: ConsumerStats,
         clock: Clock,
     ) -> None:
@@ -63,7 +63,7 @@ class ConcurrentDelivery:
         self._listener = listener
         self._config = config
         self._positions = positions
-        self._sending_back = sending_back
+        self._retry_sender = retry_sender
         """None when broadcasting: what fails is logged and gone."""
         self._stats = stats
         self._clock = clock
@@ -144,7 +144,7 @@ class ConcurrentDelivery:
             if failed:
                 self._tasks.keep(
                     f"send-back of {owned.queue}",
-                    functools.partial(self._give_back, batch, messages[count:]),
+                    functools.partial(self._send_back, batch, messages[count:]),
                 )
                 messages = messages[:count]
             done.setdefault(owned, []).extend(messages)
@@ -159,9 +159,9 @@ class ConcurrentDelivery:
         if offset >= 0:
             self._positions.advance(owned.queue, offset)
 
-    async def _give_back(self, batch: Batch, failed: list[MessageView]) -> None:
+    async def _send_back(self, batch: Batch, failed: list[MessageView]) -> None:
         owned = batch.owned
-        if self._sending_back is None:
+        if self._retry_sender is None:
             ids = ", ".join(message.message_id for message in failed)
             _log.warning("broadcast messages that failed are not tried again: %s", ids)
             self._finish(owned, failed)
@@ -172,7 +172,7 @@ class ConcurrentDelivery:
             if owned.is_dropped:
                 return
             level = batch.context.delay_level
-            worked = await self._sending_back.give_back(owned.queue, message, level)
+            worked = await self._retry_sender.send_back(owned.queue, message, level)
             (given if worked else kept).append(message)
         self._finish(owned, given)
         if kept:
@@ -186,7 +186,7 @@ class ConcurrentDelivery:
 
     async def send_expired_back(self, queues: Iterable[OwnedQueue]) -> None:
         """Send back what its listener has had for too long: it would stop the queue for ever."""
-        if self._sending_back is None:
+        if self._retry_sender is None:
             return
         for owned in queues:
             for _ in range(_EXPIRED_PER_SWEEP_MAX):
@@ -195,14 +195,14 @@ class ConcurrentDelivery:
 
     async def _send_first_back(self, owned: OwnedQueue) -> bool:
         message = owned.cache.first
-        if message is None or owned.is_dropped or self._sending_back is None:
+        if message is None or owned.is_dropped or self._retry_sender is None:
             return False
         start_ms = owned.started_ms.get(message.queue_offset)
         limit_ms = self._config.timeout_minutes * _MS_PER_MINUTE
         if start_ms is None or self._clock.monotonic_ms() - start_ms <= limit_ms:
             return False
         _log.warning("%s takes too long in %s, sent back", message.message_id, owned.queue)
-        if not await self._sending_back.give_back(owned.queue, message, _EXPIRED_DELAY_LEVEL):
+        if not await self._retry_sender.send_back(owned.queue, message, _EXPIRED_DELAY_LEVEL):
             return False
         if owned.cache.first is message:
             self._finish(owned, [message])

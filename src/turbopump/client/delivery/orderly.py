@@ -30,7 +30,7 @@ from turbopump.client.delivery.workers import TaskWorkers, ThreadWorkers, Worker
 from turbopump.client.offsets import Positions
 from turbopump.client.owned_queue import OwnedQueue
 from turbopump.client.push_config import Listening, Retries
-from turbopump.client.send_back import SendingBack
+from turbopump.client.retry_sender import RetrySender
 from turbopump.client.stats import ConsumerStats
 from turbopump.clock import Clock
 from turbopump.supervisor import Supervisor, Watch
@@ -79,7 +79,7 @@ class OrderlyDelivery:
         config: Listening,
         retries: Retries,
         positions: Positions,
-        sending_back: SendingBack | None,
+        retry_sender: RetrySender | None,
         lock: Lock | None,
         stats: ConsumerStats,
         clock: Clock,
@@ -89,7 +89,7 @@ class OrderlyDelivery:
         self._config = config
         self._retries = retries
         self._positions = positions
-        self._sending_back = sending_back
+        self._retry_sender = retry_sender
         self._lock = lock
         """None when broadcasting: every member has every queue, and no queue is locked."""
         self._stats = stats
@@ -243,7 +243,7 @@ class OrderlyDelivery:
         limit = self._retries.attempts(is_orderly=True)
         tried = attempts(call.messages, limit)
         again = tried.again + [
-            message for message in tried.exhausted if not await self._bury(message)
+            message for message in tried.exhausted if not await self._dead_letter(message)
         ]
         if owned.is_dropped:
             return
@@ -256,11 +256,11 @@ class OrderlyDelivery:
             owned.note_room()
         self._next(owned)
 
-    async def _bury(self, message: MessageView) -> bool:
-        if self._sending_back is None:
+    async def _dead_letter(self, message: MessageView) -> bool:
+        if self._retry_sender is None:
             _log.warning("broadcast message %s failed too often", message.message_id)
             return True
-        return await self._sending_back.bury(message)
+        return await self._retry_sender.dead_letter(message)
 
     def _pause_ms(self, call: Call) -> int:
         return suspend_time_ms(call.context.suspend_ms, self._retries.suspend_ms)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from turbopump.client.config import ClientConfig
-from turbopump.client.send_back import SendingBack
+from turbopump.client.retry_sender import RetrySender
 from turbopump.client.session import Session
 from turbopump.errors import SparkError
 from turbopump.message import MessageQueue
@@ -38,14 +38,14 @@ class SendBack:
 
     async def _all(self, session: Session, returned: Sequence[Returned]) -> list[Returned]:
         """Send all back, and return those that nobody took."""
-        sending = SendingBack(session, self.group, self.attempts_max)
+        sending = RetrySender(session, self.group, self.attempts_max)
         places = asyncio.Semaphore(_AT_ONCE_MAX)
 
         async def one(each: Returned) -> bool:
             async with places:
                 message, broker = each.delivered.message, each.delivered.broker
                 queue = MessageQueue(message.topic, broker, message.queue_id)
-                return await sending.give_back(queue, message, each.delay_level)
+                return await sending.send_back(queue, message, each.delay_level)
 
         async with asyncio.TaskGroup() as tasks:
             sent = [tasks.create_task(one(each)) for each in returned]

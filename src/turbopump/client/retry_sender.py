@@ -23,7 +23,7 @@ _DEAD_LETTER_LEVEL = -1
 _COMPRESSION_BITS = sysflag.COMPRESSED | 0x700
 
 
-class SendingBack:
+class RetrySender:
     """Gives messages of one group back to where they came from."""
 
     def __init__(self, session: Session, group: str, attempts_max: int) -> None:
@@ -31,7 +31,7 @@ class SendingBack:
         self._group = group
         self._attempts_max = attempts_max
 
-    async def give_back(self, queue: MessageQueue, message: MessageView, delay_level: int) -> bool:
+    async def send_back(self, queue: MessageQueue, message: MessageView, delay_level: int) -> bool:
         """Let the broker deliver it again later, or else send it anew; return whether it worked.
 
         A level of 0 lets the delay grow with each attempt, one below makes a dead letter of it.
@@ -40,10 +40,10 @@ class SendingBack:
             await self._by_position(queue, message, delay_level)
         except TurbopumpError as error:
             _log.warning("%s not sent back, sending it anew: %s", message.message_id, error)
-            return await self._anew(message, self._named_again(message, delay_level))
+            return await self._resend(message, self._resent_properties(message, delay_level))
         return True
 
-    async def bury_damaged(self, queue: MessageQueue, message: MessageView) -> bool:
+    async def dead_letter_damaged(self, queue: MessageQueue, message: MessageView) -> bool:
         """Have the broker make a dead letter of its own copy; return whether it worked.
 
         Not sent as a new message: that would give the damaged body a valid checksum.
@@ -55,9 +55,9 @@ class SendingBack:
             return False
         return True
 
-    async def bury(self, message: MessageView) -> bool:
+    async def dead_letter(self, message: MessageView) -> bool:
         """Make a dead letter of a message that was tried often enough; return whether it worked."""
-        return await self._anew(message, self._named(message, message.reconsume_times))
+        return await self._resend(message, self._retry_properties(message, message.reconsume_times))
 
     async def _by_position(
         self, queue: MessageQueue, message: MessageView, delay_level: int
@@ -79,7 +79,7 @@ class SendingBack:
         except NoRoute:
             return str(message.store_host)
 
-    async def _anew(self, message: MessageView, named: dict[str, str]) -> bool:
+    async def _resend(self, message: MessageView, named: dict[str, str]) -> bool:
         try:
             topic = retry_topic(self._group)
             route = await self._session.route_to_send(topic, _RETRY_QUEUES)
@@ -94,21 +94,21 @@ class SendingBack:
             return False
         return True
 
-    def _named_again(self, message: MessageView, delay_level: int) -> dict[str, str]:
+    def _resent_properties(self, message: MessageView, delay_level: int) -> dict[str, str]:
         """Return the properties of a message that is sent anew in place of being sent back."""
         if delay_level >= 0:
-            named = self._named(message, message.reconsume_times + 1)
+            named = self._retry_properties(message, message.reconsume_times + 1)
             # Brokers compare the count of a message that is sent, but that of the failed attempt
             # when it is sent back: the same limit would end one attempt early.
             named[properties.MAX_RECONSUME_TIMES] = str(self._attempts_max + 1)
             return {**named, properties.DELAY: str(delay_level)} if delay_level else named
         # Brokers bury what was tried as often as allowed: it is, if no more is allowed. A delay
         # would apply to dead letters too.
-        named = self._named(message, message.reconsume_times)
+        named = self._retry_properties(message, message.reconsume_times)
         del named[properties.DELAY]
         return {**named, properties.MAX_RECONSUME_TIMES: str(message.reconsume_times)}
 
-    def _named(self, message: MessageView, reconsume_times: int) -> dict[str, str]:
+    def _retry_properties(self, message: MessageView, reconsume_times: int) -> dict[str, str]:
         named = {
             **message.properties,
             properties.RETRY_TOPIC: self._wire_topic(message),
