@@ -97,7 +97,7 @@ class LitePullConsumer(ConsumerMember):
         try:
             running = self._new_running(session)
             for topic, expression in self._expressions.items():
-                await session.refresh_route(running.reader.known_as(topic))
+                await session.refresh_route(running.reader.wire_topic(topic))
                 await self._note_subscription(running, topic, expression)
             await session.join(self)
         except BaseException:
@@ -138,7 +138,7 @@ class LitePullConsumer(ConsumerMember):
         running = self._require_running()
         if running.is_assigned_by_hand:
             raise InvalidArgument(f"topic {topic!r}: queues are assigned by hand, do not subscribe")
-        await running.session.refresh_route(running.reader.known_as(topic))
+        await running.session.refresh_route(running.reader.wire_topic(topic))
         await self._note_subscription(running, topic, tags)
         self._expressions[topic] = tags
         await running.session.heartbeat()
@@ -357,16 +357,16 @@ class LitePullConsumer(ConsumerMember):
     def progress(self, topic: str) -> Mapping[MessageQueue, int]:
         if self._running is None:
             return {}
-        inside = self._running.reader.inside
+        wire_queue = self._running.reader.wire_queue
         positions = self._running.buffer.positions().items()
-        found = {inside(queue): int(offset) for queue, offset in positions}
+        found = {wire_queue(queue): int(offset) for queue, offset in positions}
         return {queue: offset for queue, offset in found.items() if queue.topic == topic}
 
     async def reset_offsets(self, topic: str, offsets: Mapping[MessageQueue, QueueOffset]) -> None:
         running = self._require_running()
-        for inside, offset in offsets.items():
-            queue = running.reader.shown(inside)
-            if inside.topic == topic and queue in running.buffer:
+        for on_wire, offset in offsets.items():
+            queue = running.reader.user_queue(on_wire)
+            if on_wire.topic == topic and queue in running.buffer:
                 await self.seek(queue, offset)
 
     # --- inside -----------------------------------------------------------------------------------
@@ -386,7 +386,7 @@ class LitePullConsumer(ConsumerMember):
     async def _note_subscription(
         self, running: _Running, topic: str, expression: Expression
     ) -> None:
-        known = running.reader.known_as(topic)
+        known = running.reader.wire_topic(topic)
         wanted = subscription(known, expression, running.session.clock.now_ms())
         await check_subscription(running.session, self.group, wanted)
         self._subscriptions[topic] = wanted
@@ -424,11 +424,11 @@ class LitePullConsumer(ConsumerMember):
 
     async def _share(self, running: _Running, topic: str) -> list[MessageQueue]:
         session = running.session
-        route = await session.route(running.reader.known_as(topic))
+        route = await session.route(running.reader.wire_topic(topic))
         address = session.any_address(route)
         members = await group_members(session, address, self.group)
         share = allocated(self._strategy, route.readable, members, session.client_id)
-        return list(map(running.reader.shown, share))
+        return list(map(running.reader.user_queue, share))
 
     async def _own(self, running: _Running, queues: list[MessageQueue]) -> None:
         wanted = set(queues)

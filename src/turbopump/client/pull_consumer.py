@@ -77,7 +77,7 @@ class PullConsumer(ConsumerMember):
         try:
             running = _Running(session, self.group, self._config)
             for topic in self._topics:
-                await session.refresh_route(running.reader.known_as(topic))
+                await session.refresh_route(running.reader.wire_topic(topic))
             await session.join(self)
         except BaseException:
             await session.leave(self)
@@ -85,7 +85,7 @@ class PullConsumer(ConsumerMember):
             raise
         self._running = running
         for topic in self._topics:
-            self.route_changed(running.reader.known_as(topic))
+            self.route_changed(running.reader.wire_topic(topic))
 
     async def close(self) -> None:
         """Leave the group."""
@@ -238,7 +238,7 @@ class PullConsumer(ConsumerMember):
             return
         route = running.session.cached_route(topic)
         if route is not None:
-            queues = [running.reader.shown(queue) for queue in route.readable]
+            queues = [running.reader.user_queue(queue) for queue in route.readable]
             name = queues[0].topic if queues else topic
             self._on_queues(name, queues)
 
@@ -255,7 +255,7 @@ class PullConsumer(ConsumerMember):
         reader = self._require_running().reader
         count = self._config.count_max if count_max is None else count_max
         require_at_least("count_max", count, 1)
-        wanted = subscription(reader.known_as(queue.topic), tags, 0)
+        wanted = subscription(reader.wire_topic(queue.topic), tags, 0)
         return await reader.pull(
             queue,
             require_offset("offset", offset),

@@ -45,8 +45,8 @@ class QueueReader:
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """Return the queues of a topic to read from."""
-        found = await self._session.readable_queues(self.known_as(topic))
-        return tuple(map(self.shown, found))
+        found = await self._session.readable_queues(self.wire_topic(topic))
+        return tuple(map(self.user_queue, found))
 
     async def pull(
         self,
@@ -88,20 +88,20 @@ class QueueReader:
         timeout_ms: int | None = None,
     ) -> RecordsOutcome:
         """Do the same, and leave the messages as the broker has stored them, other tags and all."""
-        inside = self.inside(queue)
-        if not self._session.has_broker(inside.broker):
-            await self._session.refresh_route(inside.topic)
+        on_wire = self.wire_queue(queue)
+        if not self._session.has_broker(on_wire.broker):
+            await self._session.refresh_route(on_wire.topic)
         address = self._session.address_to_read(
-            inside.broker, self._broker_ids.get(queue, MASTER_ID)
+            on_wire.broker, self._broker_ids.get(queue, MASTER_ID)
         )
         times = self._times if timeout_ms is None else self._times.of(timeout_ms)
         sys_flag = _sys_flag(is_held=is_held, is_lite=is_lite)
-        header = self._header(inside, offset, wanted, count_max, times.hold_ms, sys_flag)
+        header = self._header(on_wire, offset, wanted, count_max, times.hold_ms, sys_flag)
         limit_ms = times.held_timeout_ms if is_held else times.timeout_ms
         if wanted.class_filter_mode:
             header = structs.replace(header, sys_flag=sys_flag | PULL_CLASS_FILTER)
             command = calls.pull_command(header)
-            filters, broker = self._session.code_filters, inside.broker
+            filters, broker = self._session.code_filters, on_wire.broker
             answer = await filters.request(self._group, wanted, broker, command, limit_ms)
             outcome = calls.pulled(answer)
         else:
@@ -114,8 +114,8 @@ class QueueReader:
     ) -> PullMessage:
         """Return what a pull that is not held says, for those who send it themselves."""
         sys_flag = _sys_flag(is_held=False, is_lite=False)
-        inside = self.inside(queue)
-        return self._header(inside, offset, wanted, count_max, self._times.hold_ms, sys_flag)
+        on_wire = self.wire_queue(queue)
+        return self._header(on_wire, offset, wanted, count_max, self._times.hold_ms, sys_flag)
 
     def back_to_master(self, queue: MessageQueue) -> bool:
         """Ask the master next time; return whether another one was to be asked."""
@@ -164,23 +164,23 @@ class QueueReader:
 
     async def committed(self, queue: MessageQueue) -> QueueOffset | None:
         """Return how far the group has come, None when nothing is known."""
-        inside = self.inside(queue)
-        address = await self._session.address_of(inside)
+        on_wire = self.wire_queue(queue)
+        address = await self._session.address_of(on_wire)
         return await calls.committed_offset(
-            self._session, address, self._group, inside, self._timeout_ms
+            self._session, address, self._group, on_wire, self._timeout_ms
         )
 
     async def commit(
         self, queue: MessageQueue, offset: QueueOffset, *, is_oneway: bool = False
     ) -> None:
         """Tell how far the group has come, and hear that the broker has noted it unless one-way."""
-        inside = self.inside(queue)
-        address = await self._session.address_of(inside)
+        on_wire = self.wire_queue(queue)
+        address = await self._session.address_of(on_wire)
         await calls.commit_offset(
             self._session,
             address,
             self._group,
-            inside,
+            on_wire,
             offset,
             self._timeout_ms,
             is_oneway=is_oneway,
@@ -188,15 +188,15 @@ class QueueReader:
 
     async def min_offset(self, queue: MessageQueue) -> QueueOffset:
         """Return the offset of the oldest message."""
-        inside = self.inside(queue)
-        address = await self._session.address_of(inside)
-        return await calls.min_offset(self._session, address, inside, self._timeout_ms)
+        on_wire = self.wire_queue(queue)
+        address = await self._session.address_of(on_wire)
+        return await calls.min_offset(self._session, address, on_wire, self._timeout_ms)
 
     async def max_offset(self, queue: MessageQueue) -> QueueOffset:
         """Return the offset that the next message will get."""
-        inside = self.inside(queue)
-        address = await self._session.address_of(inside)
-        return await calls.max_offset(self._session, address, inside, self._timeout_ms)
+        on_wire = self.wire_queue(queue)
+        address = await self._session.address_of(on_wire)
+        return await calls.max_offset(self._session, address, on_wire, self._timeout_ms)
 
     async def offset_at(self, queue: MessageQueue, moment: datetime) -> QueueOffset:
         """Return the offset of the first message stored at a moment or after it."""
@@ -214,9 +214,11 @@ class QueueReader:
 
     async def offset_at_ms(self, queue: MessageQueue, timestamp_ms: int) -> QueueOffset:
         """Do the same for a moment in milliseconds."""
-        inside = self.inside(queue)
-        address = await self._session.address_of(inside)
-        return await calls.offset_at(self._session, address, inside, timestamp_ms, self._timeout_ms)
+        on_wire = self.wire_queue(queue)
+        address = await self._session.address_of(on_wire)
+        return await calls.offset_at(
+            self._session, address, on_wire, timestamp_ms, self._timeout_ms
+        )
 
     @property
     def _timeout_ms(self) -> int:
@@ -224,15 +226,15 @@ class QueueReader:
 
     # --- names ------------------------------------------------------------------------------------
 
-    def known_as(self, topic: str) -> str:
+    def wire_topic(self, topic: str) -> str:
         """Return a topic's name as brokers know it."""
         return with_namespace(self._session.config.namespace, topic)
 
-    def inside(self, queue: MessageQueue) -> MessageQueue:
+    def wire_queue(self, queue: MessageQueue) -> MessageQueue:
         """Return a queue as brokers know it."""
-        return MessageQueue(self.known_as(queue.topic), queue.broker, queue.queue_id)
+        return MessageQueue(self.wire_topic(queue.topic), queue.broker, queue.queue_id)
 
-    def shown(self, queue: MessageQueue) -> MessageQueue:
+    def user_queue(self, queue: MessageQueue) -> MessageQueue:
         """Return a queue as the application knows it."""
         topic = without_namespace(self._session.config.namespace, queue.topic)
         return MessageQueue(topic, queue.broker, queue.queue_id)

@@ -325,7 +325,7 @@ class Cluster:
         }
 
     async def _all_committed(self, queue: MessageQueue) -> ConsumerOffsets:
-        address = await self._session.address_of(self._reader.inside(queue))
+        address = await self._session.address_of(self._reader.wire_queue(queue))
         command = request(RequestCode.GET_ALL_CONSUMER_OFFSET)
         timeout_ms = self._options.pulling.timeout_ms
         answer = await self._patiently(
@@ -336,7 +336,7 @@ class Cluster:
         return ConsumerOffsets.decode(whole_body(require_success(answer)))
 
     def _is_in(self, table: ConsumerOffsets, queue: MessageQueue) -> bool:
-        name = f"{self._reader.known_as(queue.topic)}@{self._group}"
+        name = f"{self._reader.wire_topic(queue.topic)}@{self._group}"
         return queue.queue_id in table.offset_table.get(name, {})
 
     async def commit(self, offsets: Offsets) -> Offsets:
@@ -369,7 +369,7 @@ class Cluster:
         self, topic: str, key: str
     ) -> frozenset[tuple[MessageQueue, int]] | None:
         """Return the messages of a topic that may have a key; None if brokers do not know all."""
-        name = self._reader.known_as(topic)
+        name = self._reader.wire_topic(topic)
         route = await self._session.route(name)
         found: set[tuple[MessageQueue, int]] = set()
         for broker in route.brokers:
@@ -439,7 +439,7 @@ class Cluster:
 
     async def _messages(self, queue: MessageQueue, offset: int, count: int) -> Found | None:
         everything, at = (
-            subscription(self._reader.known_as(queue.topic), "*", 0),
+            subscription(self._reader.wire_topic(queue.topic), "*", 0),
             QueueOffset(offset),
         )
         try:
@@ -476,7 +476,7 @@ class Cluster:
 
     async def _held(self, queue: MessageQueue, offset: int, wait_ms: int) -> bool:
         pulling = self._options.pulling.of(queue.topic)
-        wanted = subscription(self._reader.known_as(queue.topic), pulling.expression, 0)
+        wanted = subscription(self._reader.wire_topic(queue.topic), pulling.expression, 0)
         try:
             outcome = await self._reader.pull_records(
                 queue, QueueOffset(offset), wanted, 1, is_held=True, timeout_ms=wait_ms

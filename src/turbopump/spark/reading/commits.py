@@ -40,7 +40,7 @@ async def _told(
         # Of a topic that was deleted there is no route, though its broker may be there.
         address = await master_address(session, queue.broker)
         timeout_ms = session.config.request_timeout_ms
-        inside = reader.inside(queue)
+        inside = reader.wire_queue(queue)
         # Answered, since the queue leaves the checkpoint once it is noted.
         await calls.commit_offset(
             session, address, group, inside, offset, timeout_ms, is_oneway=False

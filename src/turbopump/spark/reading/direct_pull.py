@@ -225,5 +225,5 @@ def _header(session: Session, of: QueueRange, group: str, pulling: Pulling) -> P
     times = PullTimes(timeout_ms=pulling.timeout_ms)
     name = with_namespace(session.config.namespace, group)
     reader = QueueReader(session, name, times, in_bulk=True)
-    wanted = subscription(reader.known_as(of.topic), pulling.expression, 0)
+    wanted = subscription(reader.wire_topic(of.topic), pulling.expression, 0)
     return reader.header_to_pull(of.queue, QueueOffset(of.start), wanted, pulling.count_max)

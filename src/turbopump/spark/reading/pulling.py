@@ -71,7 +71,7 @@ class RangePull:
         name = with_namespace(session.config.namespace, group)
         self._reader = QueueReader(session, name, times, in_bulk=True)
         self._queue = of.queue
-        self._wanted = subscription(self._reader.known_as(of.topic), pulling.expression, 0)
+        self._wanted = subscription(self._reader.wire_topic(of.topic), pulling.expression, 0)
         self._ahead: Ahead[_Answer] = Ahead(
             of.start,
             of.end,
@@ -225,7 +225,7 @@ class RangePull:
             lambda: self._pull_once(offset, count),
             self._pulling.retries,
             self._range,
-            between=lambda: self._session.refresh_route(self._reader.known_as(self._queue.topic)),
+            between=lambda: self._session.refresh_route(self._reader.wire_topic(self._queue.topic)),
         )
 
     async def _pull_once(self, offset: int, count: int) -> RecordsOutcome:

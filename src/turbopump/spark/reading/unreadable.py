@@ -51,7 +51,7 @@ async def _asked_at(
     address: str, session: Session, reader: QueueReader, queue: MessageQueue
 ) -> Unreadable | None:
     """Pull at the end of a queue, which is harmless, and see what the broker says."""
-    inside, timeout_ms = reader.inside(queue), session.config.request_timeout_ms
+    inside, timeout_ms = reader.wire_queue(queue), session.config.request_timeout_ms
     end = await calls.max_offset(session, address, inside, timeout_ms)
     header = reader.header_to_pull(queue, end, subscription(inside.topic, "*", 0), 1)
     try:
