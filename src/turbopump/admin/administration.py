@@ -16,7 +16,7 @@ from turbopump.admin.topics import Topics
 from turbopump.admin.transactions import Transactions
 from turbopump.client.config import ClientConfig
 from turbopump.client.session import Session
-from turbopump.client.sharing import client_config, session_made_otherwise
+from turbopump.client.shared_sessions import client_config, custom_session
 
 
 class Admin:
@@ -60,7 +60,7 @@ class Admin:
         """Begin; connects to nobody before the first question."""
         if not self._is_running:
             # Known only now, since not before is it certain which event loop it runs in.
-            other = None if self._is_given else session_made_otherwise(self._config)
+            other = None if self._is_given else custom_session(self._config)
             if other is not None:
                 self._build(other)
             await self._session.start()

@@ -14,7 +14,7 @@ from turbopump.wire.hosts import split_address
 
 NAMESERVER_VARIABLE = "NAMESRV_ADDR"
 
-_NO_PACKET_GOES_THERE = ("192.0.2.1", 9)
+_TEST_NET_ADDRESS = ("192.0.2.1", 9)
 """An address for documentation: asking the way to it tells the own address."""
 
 
@@ -98,7 +98,7 @@ def own_address() -> str:
     """Return the IP address that this machine is known by; nothing is sent to find it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         try:
-            asking.connect(_NO_PACKET_GOES_THERE)
+            asking.connect(_TEST_NET_ADDRESS)
         except OSError:
             return "127.0.0.1"
         return str(asking.getsockname()[0])

@@ -16,13 +16,13 @@ from turbopump.client.allocation import Strategy, allocated, average
 from turbopump.client.config import ClientConfig
 from turbopump.client.fetch_buffer import FetchBuffer
 from turbopump.client.fetcher import Fetcher
-from turbopump.client.group_list import group_members
+from turbopump.client.group_members import group_members
 from turbopump.client.members import ConsumerMember
 from turbopump.client.names import check_group, check_topic_to_subscribe, with_namespace
 from turbopump.client.pull_config import LitePullConfig
 from turbopump.client.queue_reader import QueueReader, require_offset
 from turbopump.client.session import Session
-from turbopump.client.sharing import client_config, shared_session
+from turbopump.client.shared_sessions import client_config, shared_session
 from turbopump.client.start_position import StartFrom, consume_from
 from turbopump.client.subscriptions import (
     EVERYTHING,

@@ -94,7 +94,7 @@ class Members:
         self.producers: dict[str, ProducerMember] = {}
         self.consumers: dict[str, ConsumerMember] = {}
         # Weak: one whose start failed must not keep its group for ever.
-        self._coming: WeakSet[ProducerMember | ConsumerMember] = WeakSet()
+        self._joining: WeakSet[ProducerMember | ConsumerMember] = WeakSet()
 
     def has(self, member: ProducerMember | ConsumerMember) -> bool:
         """Whether another member of this kind has the group already."""
@@ -105,13 +105,13 @@ class Members:
         is_producer = isinstance(member, ProducerMember)
         return self.has(member) or any(
             each.group == member.group and isinstance(each, ProducerMember) == is_producer
-            for each in self._coming
+            for each in self._joining
             if each is not member
         )
 
     def expect(self, member: ProducerMember | ConsumerMember) -> None:
         """Note that a member is about to join."""
-        self._coming.add(member)
+        self._joining.add(member)
 
     def add(self, member: ProducerMember | ConsumerMember) -> None:
         """Take one in; raises InvalidArgument when its group is taken."""
@@ -128,7 +128,7 @@ class Members:
 
     def remove(self, member: ProducerMember | ConsumerMember) -> bool:
         """Let one go; return whether it was there."""
-        self._coming.discard(member)
+        self._joining.discard(member)
         if self._of_kind(member).get(member.group) is not member:
             return False
         if isinstance(member, ProducerMember):

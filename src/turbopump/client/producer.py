@@ -22,7 +22,7 @@ from turbopump.client.selectors import Selector
 from turbopump.client.send_hooks import OnSent, SendHook, SendReceipt, SendScope
 from turbopump.client.send_retries import SendRetries
 from turbopump.client.session import Session
-from turbopump.client.sharing import client_config, shared_session
+from turbopump.client.shared_sessions import client_config, shared_session
 from turbopump.client.submitted import Submitted
 from turbopump.errors import (
     NetworkError,

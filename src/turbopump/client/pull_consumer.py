@@ -15,7 +15,7 @@ from turbopump.client.pull_config import PullConfig
 from turbopump.client.queue_reader import QueueReader, require_offset
 from turbopump.client.retry_sender import RetrySender
 from turbopump.client.session import Session
-from turbopump.client.sharing import client_config, shared_session
+from turbopump.client.shared_sessions import client_config, shared_session
 from turbopump.client.subscriptions import EVERYTHING, Expression, subscription
 from turbopump.errors import ClientError, NotRunning
 from turbopump.message import MessageQueue, QueueOffset

@@ -28,7 +28,7 @@ from turbopump.client.push_config import FlowLimits, Listening, Pulling, PushSet
 from turbopump.client.queue_locks import QueueLocks
 from turbopump.client.retry_sender import RetrySender
 from turbopump.client.session import Session
-from turbopump.client.sharing import client_config, shared_session
+from turbopump.client.shared_sessions import client_config, shared_session
 from turbopump.client.start_position import StartFrom, consume_from
 from turbopump.client.stats import ConsumerStats
 from turbopump.client.stop_signals import stop_signals

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from turbopump.client.allocation import Strategy, allocated
-from turbopump.client.group_list import group_members
+from turbopump.client.group_members import group_members
 from turbopump.client.owned_queue import OwnedQueue
 from turbopump.client.session import Session
 from turbopump.errors import NoRoute, TurbopumpError

@@ -37,7 +37,7 @@ _calling: contextvars.ContextVar[TransactionChecks | None] = contextvars.Context
 
 
 @dataclass(slots=True)
-class Asked:
+class CheckRequest:
     """A broker's question, and what the application has answered."""
 
     broker_address: str
@@ -50,14 +50,14 @@ class TransactionChecks:
     """Calls the application's function for each check, and passes its answers on to ``answer``."""
 
     def __init__(
-        self, group: str, check: Check, answer: Callable[[Asked], None], workers: int
+        self, group: str, check: Check, answer: Callable[[CheckRequest], None], workers: int
     ) -> None:
         self._group = group
         self._check: Callable[[MessageView], Any] = check
         self._answer = answer
         self._waiting = 0
         watch = Watch(f"transaction checks of {group}")
-        self._workers: Workers[Asked] = (
+        self._workers: Workers[CheckRequest] = (
             TaskWorkers(self._acall, self._answer_all, workers, watch)
             if is_async(check)
             else ThreadWorkers(self._call, self._answer_all, workers, watch)
@@ -68,7 +68,7 @@ class TransactionChecks:
         """Whether the caller is the application's function, or called by it."""
         return _calling.get() is self
 
-    def submit(self, asked: Asked) -> None:
+    def submit(self, asked: CheckRequest) -> None:
         """Have a check answered as soon as a worker is free."""
         if self._waiting >= CHECKS_MAX:
             _log.warning(
@@ -85,7 +85,7 @@ class TransactionChecks:
         """Drop the checks that wait, and wait for those that run."""
         await self._workers.close(_CLOSE_WAIT_MS)
 
-    def _call(self, asked: Asked) -> None:
+    def _call(self, asked: CheckRequest) -> None:
         before = _calling.set(self)
         try:
             answer = self._check(asked.message)
@@ -96,7 +96,7 @@ class TransactionChecks:
         finally:
             _calling.reset(before)
 
-    async def _acall(self, asked: Asked) -> None:
+    async def _acall(self, asked: CheckRequest) -> None:
         before = _calling.set(self)
         try:
             answer = await cast("Awaitable[object]", self._check(asked.message))
@@ -111,17 +111,17 @@ class TransactionChecks:
         finally:
             _calling.reset(before)
 
-    def _note(self, asked: Asked, answer: object) -> None:
+    def _note(self, asked: CheckRequest, answer: object) -> None:
         asked.state = state_from(answer, "check", asked.message.message_id)
 
-    def _log_failure(self, asked: Asked) -> None:
+    def _log_failure(self, asked: CheckRequest) -> None:
         _log.exception(
             "check of %s failed for transaction %s: taken as UNKNOWN",
             self._group,
             asked.message.message_id,
         )
 
-    def _answer_all(self, finished: Sequence[Asked]) -> None:
+    def _answer_all(self, finished: Sequence[CheckRequest]) -> None:
         self._waiting -= len(finished)
         for asked in finished:
             self._answer(asked)

@@ -26,7 +26,7 @@ from turbopump.client.producer_config import ProducerConfig
 from turbopump.client.send_hooks import SendHook, SendReceipt
 from turbopump.client.send_retries import SendRetries
 from turbopump.client.session import Session
-from turbopump.client.transaction_checks import Asked, Check, TransactionChecks
+from turbopump.client.transaction_checks import Check, CheckRequest, TransactionChecks
 from turbopump.client.transaction_ends import (
     TransactionEnd,
     TransactionHook,
@@ -441,7 +441,7 @@ class TransactionProducer(Producer):
             _log.info("transaction %s is not checked: producer closes", message.message_id)
             return
         topic = without_namespace(self._client.namespace, message.topic)
-        question = Asked(broker_address, asked, structs.replace(message, topic=topic))
+        question = CheckRequest(broker_address, asked, structs.replace(message, topic=topic))
         transaction = self._open.get(message.message_id)
         if transaction is None:
             self._checks.submit(question)
@@ -450,11 +450,11 @@ class TransactionProducer(Producer):
             transaction.moved(asked)
             self._answer(question)
 
-    def _answer(self, asked: Asked) -> None:
+    def _answer(self, asked: CheckRequest) -> None:
         if self._running is not None:
             self._running.tasks.start(self._answer_to(self._running, asked))
 
-    async def _answer_to(self, running: Running, asked: Asked) -> None:
+    async def _answer_to(self, running: Running, asked: CheckRequest) -> None:
         header = EndTransaction(
             producer_group=self.group,
             tran_state_table_offset=asked.header.tran_state_table_offset,

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 from turbopump.client.config import ClientConfig
 from turbopump.client.session import Session
-from turbopump.client.sharing import make_sessions_by
+from turbopump.client.shared_sessions import create_sessions_with
 from turbopump.errors import InvalidArgument, NotRunning
 from turbopump.testing.loop import VirtualTimeLoop
 
@@ -47,7 +47,7 @@ def new_home(loop: VirtualTimeLoop) -> Home:
     homes = _homes.setdefault(loop, [])
     home = Home(f"-{len(homes) + 1}" if homes else "")
     homes.append(home)
-    make_sessions_by(partial(_session, homes))
+    create_sessions_with(partial(_session, homes))
     return home
 
 

@@ -15,7 +15,7 @@ from turbopump.client.config import ClientConfig
 from turbopump.client.members import ConsumerMember, ProducerMember
 from turbopump.client.producer import Producer
 from turbopump.client.session import Session
-from turbopump.client.sharing import client_config, shared_session
+from turbopump.client.shared_sessions import client_config, shared_session
 from turbopump.client.subscriptions import subscription
 from turbopump.errors import ForkedClient, InvalidArgument, NoRoute, NotRunning, RemoteError
 from turbopump.message import Message, MessageQueue

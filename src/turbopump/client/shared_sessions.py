@@ -16,20 +16,20 @@ _sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[ClientConfig, list[
 )
 
 
-Make = Callable[[ClientConfig], Session]
+SessionFactory = Callable[[ClientConfig], Session]
 
-_makers: WeakKeyDictionary[asyncio.AbstractEventLoop, Make] = WeakKeyDictionary()
+_factories: WeakKeyDictionary[asyncio.AbstractEventLoop, SessionFactory] = WeakKeyDictionary()
 
 
-def make_sessions_by(make: Make) -> None:
+def create_sessions_with(create: SessionFactory) -> None:
     """Let all that start in the running event loop have sessions of another kind, as tests do."""
-    _makers[asyncio.get_running_loop()] = make
+    _factories[asyncio.get_running_loop()] = create
 
 
-def session_made_otherwise(config: ClientConfig) -> Session | None:
+def custom_session(config: ClientConfig) -> Session | None:
     """Return a new session of the kind that the running event loop has; None for ordinary ones."""
-    make = _makers.get(asyncio.get_running_loop())
-    return None if make is None else make(config)
+    create = _factories.get(asyncio.get_running_loop())
+    return None if create is None else create(config)
 
 
 def client_config(
@@ -63,7 +63,7 @@ def shared_session(config: ClientConfig, member: ProducerMember | ConsumerMember
         if config.instance or not session.members.expects(member):
             break
     else:
-        session = session_made_otherwise(config) or Session(config)
+        session = custom_session(config) or Session(config)
         sessions.append(session)
     # Before anybody awaits anything, or two who start at the same time would choose the same.
     session.members.expect(member)
