@@ -17,8 +17,8 @@ from enum import Enum
 
 from turbopump.admin.messages import TOOLS_PRODUCER_GROUP, Messages, Span
 from turbopump.admin.positions import Earliest, Latest, Position
+from turbopump.admin.range_reader import OffsetRange, RangeReader
 from turbopump.admin.reach import ANSWER_MS, BrokerNode, Reach, gathered
-from turbopump.admin.reading import Reading, Stretch
 from turbopump.admin.topics import Topics
 from turbopump.client import calls
 from turbopump.client.names import check_topic_for_sending
@@ -153,7 +153,7 @@ class DeadLetters:
         self._reach = reach
         self._topics = topics
         self._messages = messages
-        self._reading = Reading(reach.session)
+        self._reader = RangeReader(reach.session)
         self._choice = QueueChoice(reach.session.random)
 
     async def span(
@@ -165,10 +165,10 @@ class DeadLetters:
             return Span(())
         limits = (await self._topics.status(topic)).queues
         begins = await gathered(
-            self._reading.offset_of(each, begin or Earliest()) for each in limits
+            self._reader.offset_of(each, begin or Earliest()) for each in limits
         )
-        ends = await gathered(self._reading.offset_of(each, end or Latest()) for each in limits)
-        return Span(tuple(map(Stretch, (each.queue for each in limits), begins, ends)))
+        ends = await gathered(self._reader.offset_of(each, end or Latest()) for each in limits)
+        return Span(tuple(map(OffsetRange, (each.queue for each in limits), begins, ends)))
 
     async def list(
         self,
@@ -184,7 +184,7 @@ class DeadLetters:
         """
         chosen = wanted or LetterFilter()
         where = await self.span(group) if span is None else span
-        queues = {stretch.queue for stretch in where.stretches}
+        queues = {each.queue for each in where.ranges}
         by_host = {node.address: node.broker for node in await self._reach.nodes()}
         only = next(iter(queues)).broker if len({queue.broker for queue in queues}) == 1 else None
         async with aclosing(self._messages.read(where, tags=chosen.tags)) as messages:

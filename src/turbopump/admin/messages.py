@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 
 from msgspec.structs import replace
 
-from turbopump.admin.following import Following
 from turbopump.admin.positions import AtTime, Last, Latest, Start
+from turbopump.admin.range_reader import OffsetRange, RangeReader, merged
 from turbopump.admin.reach import ANSWER_MS, BrokerNode, Reach, gathered
-from turbopump.admin.reading import Reading, Stretch, merged
+from turbopump.admin.tail import TopicTail
 from turbopump.admin.topics import QueueLimits, Topics
 from turbopump.client import calls
 from turbopump.client.producer import Producer, To
@@ -43,11 +43,11 @@ _INDEX_STEP_MS = 1000
 class Span:
     """The messages of a topic in a span of time, and how many there are to read."""
 
-    stretches: tuple[Stretch, ...]
+    ranges: tuple[OffsetRange, ...]
 
     @property
     def messages(self) -> int:
-        return sum(stretch.messages for stretch in self.stretches)
+        return sum(each.messages for each in self.ranges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Messages:
     def __init__(self, reach: Reach, topics: Topics) -> None:
         self._reach = reach
         self._topics = topics
-        self._reading = Reading(reach.session)
+        self._reader = RangeReader(reach.session)
 
     async def send(
         self,
@@ -219,7 +219,7 @@ class Messages:
         place = f"{queue} at offset {offset}"
         if not limits.min_offset <= offset < limits.max_offset:
             raise NotThere("message in", f"{place} ({limits.min_offset} to {limits.max_offset})")
-        messages, _ = await self._reading.page(queue, QueueOffset(offset), count_max=1)
+        messages, _ = await self._reader.page(queue, QueueOffset(offset), count_max=1)
         if not messages or messages[0].queue_offset != offset:
             raise NotThere("message in", place)
         return messages[0]
@@ -230,15 +230,15 @@ class Messages:
             raise InvalidArgument(f"the end {end} is before the beginning {begin}")
         stop = Latest() if end is None else AtTime(end)
         limits = (await self._topics.status(topic)).queues
-        begins = await gathered(self._reading.offset_of(each, AtTime(begin)) for each in limits)
-        ends = await gathered(self._reading.offset_of(each, stop) for each in limits)
-        return Span(tuple(map(Stretch, (each.queue for each in limits), begins, ends)))
+        begins = await gathered(self._reader.offset_of(each, AtTime(begin)) for each in limits)
+        ends = await gathered(self._reader.offset_of(each, stop) for each in limits)
+        return Span(tuple(map(OffsetRange, (each.queue for each in limits), begins, ends)))
 
     def read(
         self, span: Span, *, tags: Expression = EVERYTHING
     ) -> AsyncGenerator[MessageView, None]:
         """Read the messages of a span, in the order in which they were stored."""
-        return merged([self._reading.stretch(each, tags=tags) for each in span.stretches])
+        return merged([self._reader.read(each, tags=tags) for each in span.ranges])
 
     # --- watching ---------------------------------------------------------------------------------
 
@@ -268,9 +268,9 @@ class Messages:
             async for message in messages:
                 yield message
         if follow:
-            ends = {stretch.queue: stretch.end for stretch in span.stretches}
-            following = Following(self._reading, self._topics, topic, tags, began)
-            async with aclosing(following.messages(ends)) as coming:
+            ends = {each.queue: each.end for each in span.ranges}
+            tail = TopicTail(self._reader, self._topics, topic, tags, began)
+            async with aclosing(tail.messages(ends)) as coming:
                 async for message in coming:
                     yield message
 
@@ -280,10 +280,10 @@ class Messages:
                 QueueOffset(max(each.min_offset, each.max_offset - start.count)) for each in limits
             ]
         else:
-            begins = await gathered(self._reading.offset_of(each, start) for each in limits)
+            begins = await gathered(self._reader.offset_of(each, start) for each in limits)
         return Span(
             tuple(
-                Stretch(each.queue, begin, each.max_offset)
+                OffsetRange(each.queue, begin, each.max_offset)
                 for each, begin in zip(limits, begins, strict=True)
             )
         )

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from turbopump.admin.groups import Groups, GroupSettings
 from turbopump.admin.positions import AtTime, Latest, Position
+from turbopump.admin.range_reader import RangeReader
 from turbopump.admin.reach import ANSWER_MS, BrokerNode, Reach, gathered
-from turbopump.admin.reading import Reading
 from turbopump.admin.topics import QueueLimits, Topics
 from turbopump.client import calls
 from turbopump.errors import AdministrationError, InvalidArgument, NotThere, RemoteError
@@ -81,7 +81,7 @@ class Offsets:
         self._reach = reach
         self._topics = topics
         self._groups = groups
-        self._reading = Reading(reach.session)
+        self._reader = RangeReader(reach.session)
 
     async def plan(
         self,
@@ -183,7 +183,7 @@ class Offsets:
         return QueueChange(
             limits.queue,
             current,
-            await self._reading.offset_of(limits, to),
+            await self._reader.offset_of(limits, to),
             limits.min_offset,
             limits.max_offset,
         )

@@ -12,7 +12,7 @@ import pytest
 from clusters import Cluster, cluster
 from consumers import Seen, committed, consuming
 from turbopump.admin import Admin
-from turbopump.admin.reading import Reading
+from turbopump.admin.range_reader import RangeReader
 from turbopump.client.calls import Found, view_message
 from turbopump.client.lite_pull_consumer import LitePullConsumer
 from turbopump.client.pull_consumer import PullConsumer
@@ -124,7 +124,7 @@ async def test_tools_leave_it_out_or_refuse_to_show_it(tmp_path: Path) -> None:
         bad = await fill(world)
         session = world.session()
         async with Admin(session=session):
-            reading, found, offset = Reading(session), [], QueueOffset(0)
+            reading, found, offset = RangeReader(session), [], QueueOffset(0)
             while offset < COUNT:
                 page, offset = await reading.page(QUEUE, offset)
                 found += [message.body for message in page]

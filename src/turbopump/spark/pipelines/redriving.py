@@ -21,7 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 from turbopump.admin.administration import Admin
 from turbopump.admin.dead_letters import Destination, LetterFilter, Outcome
 from turbopump.admin.messages import Span
-from turbopump.admin.reading import Stretch
+from turbopump.admin.range_reader import OffsetRange
 from turbopump.client.config import ClientConfig
 from turbopump.client.names import check_topic_for_sending
 from turbopump.client.session import Session
@@ -240,7 +240,7 @@ class _Work:
 
     def _slice(self, letters: pa.RecordBatch) -> pa.RecordBatch:
         rows = letters.to_pylist()
-        span = Span(_stretches(self.group, rows))
+        span = Span(_offset_ranges(self.group, rows))
         wanted = LetterFilter(ids=frozenset(row["offsetMsgId"] for row in rows))
         counts = link_to(self.client).run(lambda session: self._redrive(session, span, wanted))
         keys = list(counts)
@@ -271,9 +271,9 @@ class _Work:
         return counts
 
 
-def _stretches(group: str, rows: Sequence[Mapping[str, object]]) -> tuple[Stretch, ...]:
-    """Return the stretches of queues that hold these letters, which are sorted by place."""
-    found: list[Stretch] = []
+def _offset_ranges(group: str, rows: Sequence[Mapping[str, object]]) -> tuple[OffsetRange, ...]:
+    """Return the ranges of queues that hold these letters, which are sorted by place."""
+    found: list[OffsetRange] = []
     for row in rows:
         broker, queue_id, offset = (row[name] for name in _PLACE)
         assert isinstance(queue_id, int)
@@ -282,7 +282,7 @@ def _stretches(group: str, rows: Sequence[Mapping[str, object]]) -> tuple[Stretc
         begin = QueueOffset(offset)
         if found and found[-1].queue == queue and found[-1].end == offset:
             begin = found.pop().begin
-        found.append(Stretch(queue, begin, QueueOffset(offset + 1)))
+        found.append(OffsetRange(queue, begin, QueueOffset(offset + 1)))
     return tuple(found)
 
 

@@ -1,4 +1,4 @@
-"""Following a topic: what comes into its queues, also into those that are added later."""
+"""Follow a topic: what comes into its queues, also into those that are added later."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncGenerator, Mapping
 
 from turbopump.admin.positions import AtTime
-from turbopump.admin.reading import Reading
+from turbopump.admin.range_reader import RangeReader
 from turbopump.admin.topics import QueueLimits, Topics
 from turbopump.client.subscriptions import Expression
 from turbopump.errors import NetworkError, NoRoute, TurbopumpError
@@ -25,13 +25,13 @@ _WAITING_MAX = 1000
 """Messages that were read and not asked for yet."""
 
 
-class Following:
+class TopicTail:
     """Reads the queues of one topic, each by a task of its own."""
 
     def __init__(
-        self, reading: Reading, topics: Topics, topic: str, tags: Expression, since: AtTime
+        self, reader: RangeReader, topics: Topics, topic: str, tags: Expression, since: AtTime
     ) -> None:
-        self._reading = reading
+        self._reader = reader
         self._topics = topics
         self._topic = topic
         self._tags = tags
@@ -78,7 +78,7 @@ class Following:
         is_away = False
         while True:
             try:
-                messages, at = await self._reading.page(queue, at, tags=self._tags, is_held=True)
+                messages, at = await self._reader.page(queue, at, tags=self._tags, is_held=True)
             except (NetworkError, NoRoute) as error:
                 if not is_away:
                     _log.warning("%s cannot be read at the moment: %s", queue, error)
@@ -95,7 +95,7 @@ class Following:
         It need not be new: its broker may have been away, with messages from long before.
         """
         try:
-            begin = await self._reading.offset_of(limits, self._since)
+            begin = await self._reader.offset_of(limits, self._since)
         except TurbopumpError as error:
             _log.debug("%s cannot be read yet: %s", limits.queue, error)
             return

@@ -27,7 +27,7 @@ PAGE_MESSAGES = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class OffsetRange:
     """Messages of one queue, from ``begin`` to before ``end``."""
 
     queue: MessageQueue
@@ -39,7 +39,7 @@ class Stretch:
         return max(0, self.end - self.begin)
 
 
-class Reading:
+class RangeReader:
     """Reads queues wherever wanted."""
 
     def __init__(self, session: Session) -> None:
@@ -70,15 +70,15 @@ class Reading:
             case _:
                 return (), QueueOffset(max(offset, outcome.next_offset))
 
-    async def stretch(
-        self, stretch: Stretch, *, tags: Expression = EVERYTHING
+    async def read(
+        self, span: OffsetRange, *, tags: Expression = EVERYTHING
     ) -> AsyncGenerator[MessageView, None]:
-        """Read everything of a stretch that is still there."""
-        at = stretch.begin
-        while at < stretch.end:
-            messages, after = await self.page(stretch.queue, at, tags=tags)
+        """Read all messages of a range that is still there."""
+        at = span.begin
+        while at < span.end:
+            messages, after = await self.page(span.queue, at, tags=tags)
             for message in messages:
-                if message.queue_offset < stretch.end:
+                if message.queue_offset < span.end:
                     yield message
             if after <= at:
                 return
@@ -108,8 +108,8 @@ class Reading:
         at = QueueOffset(min(max(found, limits.min_offset), limits.max_offset))
         while at > limits.min_offset and not await self._is_older(limits, at, to):
             at = QueueOffset(max(limits.min_offset, at - PAGE_MESSAGES))
-        begin = Stretch(limits.queue, at, limits.max_offset)
-        async with aclosing(self.stretch(begin)) as messages:
+        begin = OffsetRange(limits.queue, at, limits.max_offset)
+        async with aclosing(self.read(begin)) as messages:
             async for message in messages:
                 if message.store_timestamp_ms >= to.epoch_ms:
                     return message.queue_offset
