@@ -26,7 +26,7 @@ from turbopump.admin.members import Connection, Difference, HeldQueue, Inside, M
 from turbopump.admin.messages import Consumed, Span
 from turbopump.admin.offsets import Plan, QueueChange
 from turbopump.admin.positions import AtOffset, AtTime, Earliest, Last, Latest
-from turbopump.admin.reach import BrokerNode
+from turbopump.admin.servers import BrokerNode
 from turbopump.admin.topics import (
     QueueLimits,
     TopicInfo,

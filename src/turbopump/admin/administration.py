@@ -11,7 +11,7 @@ from turbopump.admin.dead_letters import DeadLetters
 from turbopump.admin.groups import Groups
 from turbopump.admin.messages import Messages
 from turbopump.admin.offsets import Offsets
-from turbopump.admin.reach import Reach
+from turbopump.admin.servers import Servers
 from turbopump.admin.topics import Topics
 from turbopump.admin.transactions import Transactions
 from turbopump.client.config import ClientConfig
@@ -46,15 +46,15 @@ class Admin:
 
     def _build(self, session: Session) -> None:
         self._session = session
-        reach = Reach(session)
-        self.clusters = Clusters(reach)
-        self.topics = Topics(reach)
-        self.groups = Groups(reach, self.topics)
-        self.offsets = Offsets(reach, self.topics, self.groups)
-        self.messages = Messages(reach, self.topics)
-        self.dead_letters = DeadLetters(reach, self.topics, self.messages)
-        self.transactions = Transactions(reach, self.messages)
-        self.configuration = Configuration(reach)
+        servers = Servers(session)
+        self.clusters = Clusters(servers)
+        self.topics = Topics(servers)
+        self.groups = Groups(servers, self.topics)
+        self.offsets = Offsets(servers, self.topics, self.groups)
+        self.messages = Messages(servers, self.topics)
+        self.dead_letters = DeadLetters(servers, self.topics, self.messages)
+        self.transactions = Transactions(servers, self.messages)
+        self.configuration = Configuration(servers)
 
     async def start(self) -> None:
         """Begin; connects to nobody before the first question."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
-from turbopump.admin.reach import BrokerNode, Reach, gathered
+from turbopump.admin.servers import BrokerNode, Servers, gathered
 from turbopump.errors import TurbopumpError
 from turbopump.wire import headers
 from turbopump.wire.bodies import KeyValues
@@ -70,19 +70,19 @@ class Clusters:
                 print(cluster.name, broker.node.broker, broker.in_per_s)
     """
 
-    def __init__(self, reach: Reach) -> None:
-        self._reach = reach
+    def __init__(self, servers: Servers) -> None:
+        self._servers = servers
 
     async def list(self) -> tuple[Cluster, ...]:
         """Return all clusters that the name servers know."""
-        nodes = await self._reach.nodes()
+        nodes = await self._servers.nodes()
         return tuple(
             Cluster(name, tuple(own)) for name, own in groupby(nodes, lambda node: node.cluster)
         )
 
     async def status(self, cluster: str | None = None) -> tuple[ClusterStatus, ...]:
         """Ask all brokers, of one cluster if given; one that does not answer is shown with why."""
-        nodes = await self._reach.nodes(cluster)
+        nodes = await self._servers.nodes(cluster)
         found = await gathered(self._status(node) for node in nodes)
         return tuple(
             ClusterStatus(name, tuple(own))
@@ -91,7 +91,7 @@ class Clusters:
 
     async def runtime_info(self, broker: str) -> dict[str, str]:
         """Return what the master of a broker name tells of itself."""
-        (node,) = await self._reach.masters(broker=broker)
+        (node,) = await self._servers.masters(broker=broker)
         return await self._runtime_info(node)
 
     async def wipe_write_permission(self, broker: str) -> int:
@@ -99,8 +99,8 @@ class Clusters:
 
         Consumers go on, so it runs empty and can be stopped without losing anybody's message.
         """
-        await self._reach.nodes(broker=broker)
-        answers = await self._reach.ask_every_nameserver(
+        await self._servers.nodes(broker=broker)
+        answers = await self._servers.ask_every_nameserver(
             RequestCode.WIPE_WRITE_PERM_OF_BROKER, headers.BrokerName(broker_name=broker)
         )
         return max(
@@ -110,8 +110,8 @@ class Clusters:
 
     async def add_write_permission(self, broker: str) -> int:
         """Let producers find a broker again; return how many topics that concerns."""
-        await self._reach.nodes(broker=broker)
-        answers = await self._reach.ask_every_nameserver(
+        await self._servers.nodes(broker=broker)
+        answers = await self._servers.ask_every_nameserver(
             RequestCode.ADD_WRITE_PERM_OF_BROKER, headers.BrokerName(broker_name=broker)
         )
         return max(
@@ -126,7 +126,7 @@ class Clusters:
             return BrokerStatus(node, error=str(error))
 
     async def _runtime_info(self, node: BrokerNode) -> dict[str, str]:
-        answer = await self._reach.ask(node, RequestCode.GET_BROKER_RUNTIME_INFO)
+        answer = await self._servers.ask(node, RequestCode.GET_BROKER_RUNTIME_INFO)
         return KeyValues.decode(whole_body(answer)).table
 
 

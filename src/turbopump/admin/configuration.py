@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from turbopump.admin.reach import BrokerNode, Reach, gathered
+from turbopump.admin.servers import BrokerNode, Servers, gathered
 from turbopump.broker import config_keys
 from turbopump.errors import InvalidArgument, NotThere, RemoteError
 from turbopump.settings import parse_properties, render_properties
@@ -37,17 +37,17 @@ class Configuration:
         await admin.configuration.change_brokers({"fileReservedTime": "48"})
     """
 
-    def __init__(self, reach: Reach) -> None:
-        self._reach = reach
+    def __init__(self, servers: Servers) -> None:
+        self._servers = servers
 
     async def broker(self, broker: str) -> dict[str, str]:
         """Return all settings of a broker's master; raises NotThere."""
-        (node,) = await self._reach.masters(broker=broker)
+        (node,) = await self._servers.masters(broker=broker)
         return await self._of_broker(node)
 
     async def name_servers(self) -> dict[str, dict[str, str]]:
         """Return all settings of each name server, by its address."""
-        answers = await self._reach.ask_every_nameserver(RequestCode.GET_NAMESRV_CONFIG)
+        answers = await self._servers.ask_every_nameserver(RequestCode.GET_NAMESRV_CONFIG)
         return {address: _settings(whole_body(answer)) for address, answer in answers.items()}
 
     async def change_brokers(
@@ -65,7 +65,7 @@ class Configuration:
         is known, which it is for our brokers. What changed is read back from the brokers.
         """
         _require_some(settings)
-        masters = await self._reach.masters(cluster, broker)
+        masters = await self._servers.masters(cluster, broker)
         before = await self._of_brokers(masters)
         for name, current in before.items():
             _require_known(f"broker {name}", current, settings)
@@ -74,7 +74,7 @@ class Configuration:
             return _planned(before, settings)
         body = render_properties(settings).encode()
         await gathered(
-            self._reach.ask(node, RequestCode.UPDATE_BROKER_CONFIG, body=body) for node in masters
+            self._servers.ask(node, RequestCode.UPDATE_BROKER_CONFIG, body=body) for node in masters
         )
         return _happened(before, await self._of_brokers(masters), settings)
 
@@ -91,7 +91,7 @@ class Configuration:
             _require_known(f"name server {address}", current, settings)
         if dry_run:
             return _planned(before, settings)
-        await self._reach.ask_every_nameserver(
+        await self._servers.ask_every_nameserver(
             RequestCode.UPDATE_NAMESRV_CONFIG, body=render_properties(settings).encode()
         )
         return _happened(before, await self.name_servers(), settings)
@@ -102,7 +102,7 @@ class Configuration:
         """Return the key-values of a namespace; none when nobody has written any."""
         header = headers.KvNamespace(namespace=namespace)
         try:
-            answer = await self._reach.ask_nameserver(RequestCode.GET_KVLIST_BY_NAMESPACE, header)
+            answer = await self._servers.ask_nameserver(RequestCode.GET_KVLIST_BY_NAMESPACE, header)
         except RemoteError as error:
             if error.code == ResponseCode.QUERY_NOT_FOUND:
                 return {}
@@ -113,7 +113,7 @@ class Configuration:
         """Return one value; raises NotThere."""
         header = headers.KvKey(namespace=namespace, key=key)
         try:
-            answer = await self._reach.ask_nameserver(RequestCode.GET_KV_CONFIG, header)
+            answer = await self._servers.ask_nameserver(RequestCode.GET_KV_CONFIG, header)
         except RemoteError as error:
             if error.code != ResponseCode.QUERY_NOT_FOUND:
                 raise
@@ -126,20 +126,20 @@ class Configuration:
             if not text.strip():
                 raise InvalidArgument(f"{name} is {text!r}: it must not be blank")
         entry = headers.KvEntry(namespace=namespace, key=key, value=value)
-        await self._reach.ask_every_nameserver(RequestCode.PUT_KV_CONFIG, entry)
+        await self._servers.ask_every_nameserver(RequestCode.PUT_KV_CONFIG, entry)
 
     async def delete_key_value(self, namespace: str, key: str) -> None:
         """Delete one value from all name servers; raises NotThere."""
         await self.key_value(namespace, key)
         header = headers.KvKey(namespace=namespace, key=key)
-        await self._reach.ask_every_nameserver(RequestCode.DELETE_KV_CONFIG, header)
+        await self._servers.ask_every_nameserver(RequestCode.DELETE_KV_CONFIG, header)
 
     async def _of_brokers(self, masters: Sequence[BrokerNode]) -> dict[str, dict[str, str]]:
         found = await gathered(self._of_broker(node) for node in masters)
         return {node.broker: each for node, each in zip(masters, found, strict=True)}
 
     async def _of_broker(self, node: BrokerNode) -> dict[str, str]:
-        return _settings(whole_body(await self._reach.ask(node, RequestCode.GET_BROKER_CONFIG)))
+        return _settings(whole_body(await self._servers.ask(node, RequestCode.GET_BROKER_CONFIG)))
 
 
 def _settings(text: bytes) -> dict[str, str]:

@@ -18,7 +18,7 @@ from enum import Enum
 from turbopump.admin.messages import TOOLS_PRODUCER_GROUP, Messages, Span
 from turbopump.admin.positions import Earliest, Latest, Position
 from turbopump.admin.range_reader import OffsetRange, RangeReader
-from turbopump.admin.reach import ANSWER_MS, BrokerNode, Reach, gathered
+from turbopump.admin.servers import ANSWER_MS, BrokerNode, Servers, gathered
 from turbopump.admin.topics import Topics
 from turbopump.client import calls
 from turbopump.client.names import check_topic_for_sending
@@ -149,19 +149,19 @@ class DeadLetters:
             print(done.letter.message.body, done.outcome)
     """
 
-    def __init__(self, reach: Reach, topics: Topics, messages: Messages) -> None:
-        self._reach = reach
+    def __init__(self, servers: Servers, topics: Topics, messages: Messages) -> None:
+        self._servers = servers
         self._topics = topics
         self._messages = messages
-        self._reader = RangeReader(reach.session)
-        self._choice = QueueChoice(reach.session.random)
+        self._reader = RangeReader(servers.session)
+        self._choice = QueueChoice(servers.session.random)
 
     async def span(
         self, group: str, begin: Position | None = None, end: Position | None = None
     ) -> Span:
         """Work out where the letters of a group lie; of nothing when it never had any."""
         topic = dead_letter_topic(group)
-        if not await self._reach.has_topic(topic):
+        if not await self._servers.has_topic(topic):
             return Span(())
         limits = (await self._topics.status(topic)).queues
         begins = await gathered(
@@ -185,7 +185,7 @@ class DeadLetters:
         chosen = wanted or LetterFilter()
         where = await self.span(group) if span is None else span
         queues = {each.queue for each in where.ranges}
-        by_host = {node.address: node.broker for node in await self._reach.nodes()}
+        by_host = {node.address: node.broker for node in await self._servers.nodes()}
         only = next(iter(queues)).broker if len({queue.broker for queue in queues}) == 1 else None
         async with aclosing(self._messages.read(where, tags=chosen.tags)) as messages:
             async for message in messages:
@@ -226,7 +226,7 @@ class DeadLetters:
         """
         if isinstance(to, str):
             _check_destination(to)
-            await self._reach.route(to)
+            await self._servers.route(to)
         job = _Job(group, to, again=again, create_topic=create_topic, dry_run=dry_run)
         batch: list[DeadLetter] = []
         size = 0
@@ -286,7 +286,7 @@ class DeadLetters:
         return known[topic]
 
     async def _send(self, copy: Outgoing) -> None:
-        session = self._reach.session
+        session = self._servers.session
         route = await session.route_to_send(copy.topic, 1)
         queue = self._choice.next(route.writable)
         header = copy.header(TOOLS_PRODUCER_GROUP, queue, session.clock.now_ms(), 1)

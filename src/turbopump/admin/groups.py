@@ -15,7 +15,7 @@ from turbopump.admin.members import (
     differences,
     inside,
 )
-from turbopump.admin.reach import BrokerNode, Reach, gathered, not_there
+from turbopump.admin.servers import BrokerNode, Servers, gathered, not_found
 from turbopump.admin.topics import Topics
 from turbopump.client.names import check_group
 from turbopump.errors import (
@@ -129,15 +129,15 @@ class Groups:
         print(progress.lag, [each.queue for each in progress.queues if each.lag])
     """
 
-    def __init__(self, reach: Reach, topics: Topics) -> None:
-        self._reach = reach
+    def __init__(self, servers: Servers, topics: Topics) -> None:
+        self._servers = servers
         self._topics = topics
 
     # --- settings ---------------------------------------------------------------------------------
 
     async def list(self, cluster: str | None = None) -> tuple[GroupInfo, ...]:
         """Return all groups; where brokers differ about one, the first by name is right."""
-        masters = await self._reach.masters(cluster)
+        masters = await self._servers.masters(cluster)
         tables = await gathered(self._table(node) for node in masters)
         having: dict[str, list[BrokerNode]] = {}
         configs: dict[str, GroupConfig] = {}
@@ -161,7 +161,7 @@ class Groups:
         """Make a group on all brokers; raises AlreadyThere. Return the brokers' names."""
         check_group(settings.group)
         _check_numbers(settings)
-        masters = await self._reach.masters(cluster)
+        masters = await self._servers.masters(cluster)
         for node in masters:
             if settings.group in await self._table(node):
                 raise AlreadyThere(f"group {settings.group!r} is there already, on {node.broker}")
@@ -185,11 +185,11 @@ class Groups:
                 "nothing to change is given: retries_max, retry_queues, can_consume, "
                 "can_broadcast are allowed"
             )
-        masters = await self._reach.masters(cluster)
+        masters = await self._servers.masters(cluster)
         tables = await gathered(self._table(node) for node in masters)
         known = [(n, t[group]) for n, t in zip(masters, tables, strict=True) if group in t]
         if not known:
-            raise not_there("group", group, {name for table in tables for name in table})
+            raise not_found("group", group, {name for table in tables for name in table})
         changes = []
         for node, config in known:
             before = _settings(config)
@@ -227,8 +227,8 @@ class Groups:
             await self.require_stopped(group)
         header = headers.DeleteGroup(group_name=group, remove_offset=True)
         await gathered(
-            self._reach.ask(node, RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
-            for node in await self._reach.masters(cluster)
+            self._servers.ask(node, RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
+            for node in await self._servers.masters(cluster)
         )
         topics = [retry_topic(group)] + [dead_letter_topic(group)] * with_dead_letters
         names = await self._topics.names()
@@ -239,13 +239,13 @@ class Groups:
 
     async def require(self, group: str) -> None:
         """Raise NotThere, with similar names, unless some broker knows the group."""
-        tables = await gathered(self._table(node) for node in await self._reach.readable())
+        tables = await gathered(self._table(node) for node in await self._servers.readable())
         if not any(group in table for table in tables):
-            raise not_there("group", group, {name for table in tables for name in table})
+            raise not_found("group", group, {name for table in tables for name in table})
 
     async def require_stopped(self, group: str) -> None:
         """Raise StillInUse when a group has members."""
-        members = await self._connections(group, await self._reach.readable())
+        members = await self._connections(group, await self._servers.readable())
         if members:
             ids = ", ".join(sorted(members))
             raise StillInUse(f"group {group!r} has {len(members)} members: {ids}")
@@ -260,7 +260,7 @@ class Groups:
         ``with_owners`` asks every member which queues it has, which takes longer.
         """
         await self.require(group)
-        nodes = await self._reach.readable()
+        nodes = await self._servers.readable()
         stats = await gathered(self._stats(node, group, topic) for node in nodes)
         delays = await gathered(
             self._delays(node, group, {queue.topic for queue in each.offset_table})
@@ -289,7 +289,7 @@ class Groups:
 
     async def _stats(self, node: BrokerNode, group: str, topic: str | None) -> ConsumeStats:
         header = headers.ConsumeStatsOf(consumer_group=group, topic=topic)
-        answer = await self._reach.ask(node, RequestCode.GET_CONSUME_STATS, header)
+        answer = await self._servers.ask(node, RequestCode.GET_CONSUME_STATS, header)
         return ConsumeStats.decode(whole_body(answer))
 
     async def _delays(
@@ -299,7 +299,7 @@ class Groups:
         for topic in sorted(topics):
             header = headers.TopicAndGroup(topic=topic, group=group)
             try:
-                answer = await self._reach.ask(node, RequestCode.QUERY_CONSUME_TIME_SPAN, header)
+                answer = await self._servers.ask(node, RequestCode.QUERY_CONSUME_TIME_SPAN, header)
             except RemoteError:
                 # The topic went away meanwhile: there is nothing to be late with.
                 continue
@@ -323,7 +323,7 @@ class Groups:
     async def members(self, group: str) -> Members:
         """Return who is in a group and which queues each owns; raises NotThere for no group."""
         await self.require(group)
-        nodes = await self._reach.readable()
+        nodes = await self._servers.readable()
         found = await self._online(group, nodes)
         connections = by_client(each for body in found for each in body.connection_set)
         queues = await gathered(self._owned(nodes, group, client) for client in connections)
@@ -348,7 +348,7 @@ class Groups:
     ) -> Inside:
         """Let a member tell of its inside; with several, which one has to be said."""
         await self.require(group)
-        nodes = await self._reach.readable()
+        nodes = await self._servers.readable()
         members = sorted(await self._connections(group, nodes))
         if client_id is None and len(members) > 1:
             raise InvalidArgument(f"group {group!r} has several members: {', '.join(members)}")
@@ -356,7 +356,7 @@ class Groups:
             raise AdministrationError(f"group {group!r} has no members")
         chosen = client_id or members[0]
         if chosen not in members:
-            raise not_there(f"member of group {group!r}", chosen, members)
+            raise not_found(f"member of group {group!r}", chosen, members)
         info = await self._running_info(nodes, group, chosen, with_stacks=with_stacks)
         if info is None:
             raise AdministrationError(f"member {chosen} of group {group!r} does not answer")
@@ -366,9 +366,9 @@ class Groups:
         """Return who is in a producer group; nobody when no broker has heard of it."""
         header = headers.ProducerGroup(producer_group=group)
         found: list[ClientConnection] = []
-        for node in await self._reach.readable():
+        for node in await self._servers.readable():
             try:
-                answer = await self._reach.ask(
+                answer = await self._servers.ask(
                     node, RequestCode.GET_PRODUCER_CONNECTION_LIST, header
                 )
             except RemoteError as error:
@@ -382,7 +382,7 @@ class Groups:
     async def _consumers(self, node: BrokerNode, group: str) -> ConsumerConnections | None:
         header = headers.ConsumerGroup(consumer_group=group)
         try:
-            answer = await self._reach.ask(node, RequestCode.GET_CONSUMER_CONNECTION_LIST, header)
+            answer = await self._servers.ask(node, RequestCode.GET_CONSUMER_CONNECTION_LIST, header)
         except RemoteError as error:
             if error.code == ResponseCode.CONSUMER_NOT_ONLINE:
                 return None
@@ -416,7 +416,9 @@ class Groups:
         )
         for node in nodes:
             try:
-                answer = await self._reach.ask(node, RequestCode.GET_CONSUMER_RUNNING_INFO, header)
+                answer = await self._servers.ask(
+                    node, RequestCode.GET_CONSUMER_RUNNING_INFO, header
+                )
                 return RunningInfo.decode(whole_body(answer))
             except TurbopumpError:
                 continue
@@ -425,7 +427,7 @@ class Groups:
     # --- inside -----------------------------------------------------------------------------------
 
     async def _table(self, node: BrokerNode) -> dict[str, GroupConfig]:
-        answer = await self._reach.ask(node, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+        answer = await self._servers.ask(node, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
         return GroupConfigTable.decode(whole_body(answer)).subscription_group_table
 
     async def _put(self, node: BrokerNode, base: GroupConfig, settings: GroupSettings) -> None:
@@ -441,7 +443,7 @@ class Groups:
             which_broker_when_consume_slowly=base.which_broker_when_consume_slowly,
         )
         code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
-        await self._reach.ask(node, code, body=config.encode())
+        await self._servers.ask(node, code, body=config.encode())
 
 
 def _check_numbers(settings: GroupSettings) -> None:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from turbopump.admin.positions import AtTime, Last, Latest, Start
 from turbopump.admin.range_reader import OffsetRange, RangeReader, merged
-from turbopump.admin.reach import ANSWER_MS, BrokerNode, Reach, gathered
+from turbopump.admin.servers import ANSWER_MS, BrokerNode, Servers, gathered
 from turbopump.admin.tail import TopicTail
 from turbopump.admin.topics import QueueLimits, Topics
 from turbopump.client import calls
@@ -75,10 +75,10 @@ class Messages:
         print((await admin.messages.find(receipt.message_id, "orders"))[0].body)
     """
 
-    def __init__(self, reach: Reach, topics: Topics) -> None:
-        self._reach = reach
+    def __init__(self, servers: Servers, topics: Topics) -> None:
+        self._servers = servers
         self._topics = topics
-        self._reader = RangeReader(reach.session)
+        self._reader = RangeReader(servers.session)
 
     async def send(
         self,
@@ -96,9 +96,9 @@ class Messages:
         if queue is not None and sharding_key is not None:
             raise InvalidArgument("queue and sharding_key: one of the two is allowed")
         if not create_topic:
-            await self._reach.route(message.topic)
+            await self._servers.route(message.topic)
         to: To = queue if sharding_key is None else by_hash(sharding_key)
-        async with Producer(TOOLS_PRODUCER_GROUP, session=self._reach.session) as producer:
+        async with Producer(TOOLS_PRODUCER_GROUP, session=self._servers.session) as producer:
             return await producer.send(message, to=to)
 
     async def consume(self, message: MessageView, group: str, client_id: str) -> Consumed:
@@ -112,7 +112,7 @@ class Messages:
         # The broker that has the message has to be one that the member is connected to.
         address = str(message.store_host)
         command = request(RequestCode.CONSUME_MESSAGE_DIRECTLY, header)
-        answer = await self._reach.ask_at(address, command)
+        answer = await self._servers.ask_at(address, command)
         told = DirectConsumption.decode(whole_body(answer))
         return Consumed(
             client_id, told.consume_result or "unknown", told.spent_time_millis, told.remark
@@ -142,11 +142,11 @@ class Messages:
         except InvalidArgument:
             return None
         # Both kinds of id look the same: only an address of ours is taken for one.
-        known = {node.address for node in await self._reach.nodes()}
+        known = {node.address for node in await self._servers.nodes()}
         if str(host) not in known:
             return None
         try:
-            return await calls.view_message(self._reach.session, str(host), offset, ANSWER_MS)
+            return await calls.view_message(self._servers.session, str(host), offset, ANSWER_MS)
         except RemoteError as error:
             if error.code == ResponseCode.SYSTEM_ERROR:
                 return None
@@ -256,7 +256,7 @@ class Messages:
         A broker that is away is waited for; queues that are added later are seen within half a
         minute, with all that was stored in them since.
         """
-        now_s = self._reach.session.clock.now_ms() / 1000
+        now_s = self._servers.session.clock.now_ms() / 1000
         began = AtTime(datetime.fromtimestamp(now_s, UTC))
         limits = (await self._topics.status(topic)).queues
         span = await self._before_now(limits, start or Latest())
@@ -306,7 +306,7 @@ class Messages:
 
     async def _query_at(self, node: BrokerNode, header: QueryMessage) -> list[MessageView]:
         wider = replace(header, begin_timestamp=max(0, header.begin_timestamp - _INDEX_STEP_MS))
-        return await calls.query_messages(self._reach.session, node.address, wider, ANSWER_MS)
+        return await calls.query_messages(self._servers.session, node.address, wider, ANSWER_MS)
 
 
 def _is_whole(message: MessageView) -> bool:

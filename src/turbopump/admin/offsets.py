@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from turbopump.admin.groups import Groups, GroupSettings
 from turbopump.admin.positions import AtTime, Latest, Position
 from turbopump.admin.range_reader import RangeReader
-from turbopump.admin.reach import ANSWER_MS, BrokerNode, Reach, gathered
+from turbopump.admin.servers import ANSWER_MS, BrokerNode, Servers, gathered
 from turbopump.admin.topics import QueueLimits, Topics
 from turbopump.client import calls
 from turbopump.errors import AdministrationError, InvalidArgument, NotThere, RemoteError
@@ -77,11 +77,11 @@ class Offsets:
         await admin.offsets.apply(plan)
     """
 
-    def __init__(self, reach: Reach, topics: Topics, groups: Groups) -> None:
-        self._reach = reach
+    def __init__(self, servers: Servers, topics: Topics, groups: Groups) -> None:
+        self._servers = servers
         self._topics = topics
         self._groups = groups
-        self._reader = RangeReader(reach.session)
+        self._reader = RangeReader(servers.session)
 
     async def plan(
         self,
@@ -140,7 +140,7 @@ class Offsets:
         """Work out what `clone` would do to the destination; changes nothing."""
         progress = await self._groups.progress(source, topic)
         rows = [each for each in progress.queues if each.queue.topic != retry_topic(source)]
-        current = await self._committed(await self._reach.readable(), destination)
+        current = await self._committed(await self._servers.readable(), destination)
         return tuple(
             QueueChange(
                 each.queue,
@@ -169,7 +169,7 @@ class Offsets:
                 raise
             await self._groups.create(GroupSettings(destination))
         changes = await self.plan_clone(source, destination, topic)
-        nodes = {node.broker: node for node in await self._reach.masters()}
+        nodes = {node.broker: node for node in await self._servers.masters()}
         await gathered(
             self._clone_on(nodes[broker], source, destination, name)
             for broker, name in sorted({(c.queue.broker, c.queue.topic) for c in changes})
@@ -207,7 +207,7 @@ class Offsets:
 
     async def _offsets_on(self, node: BrokerNode) -> dict[str, dict[int, int]]:
         try:
-            answer = await self._reach.ask(node, RequestCode.GET_ALL_CONSUMER_OFFSET)
+            answer = await self._servers.ask(node, RequestCode.GET_ALL_CONSUMER_OFFSET)
         except RemoteError as error:
             # The one code for everything; brokers use it as long as nobody has consumed.
             if error.code == ResponseCode.SYSTEM_ERROR:
@@ -218,7 +218,7 @@ class Offsets:
     async def _is_running(self, node: BrokerNode, group: str) -> bool:
         header = headers.ConsumerGroup(consumer_group=group)
         try:
-            await self._reach.ask(node, RequestCode.GET_CONSUMER_CONNECTION_LIST, header)
+            await self._servers.ask(node, RequestCode.GET_CONSUMER_CONNECTION_LIST, header)
         except RemoteError as error:
             if error.code == ResponseCode.CONSUMER_NOT_ONLINE:
                 return False
@@ -236,7 +236,7 @@ class Offsets:
             return
         for queue, target in targets.items():
             await calls.commit_offset(
-                self._reach.session,
+                self._servers.session,
                 node.address,
                 plan.group,
                 queue,
@@ -257,10 +257,10 @@ class Offsets:
             topic=plan.topic, group=plan.group, timestamp=_NEWEST, is_force=False
         )
         body = QueueOffsets(offset_table=dict(targets)).encode(bare_keys=True)
-        await self._reach.ask(node, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header, body)
+        await self._servers.ask(node, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header, body)
 
     async def _is_ours(self, node: BrokerNode) -> bool:
-        answer = await self._reach.ask(node, RequestCode.GET_BROKER_RUNTIME_INFO)
+        answer = await self._servers.ask(node, RequestCode.GET_BROKER_RUNTIME_INFO)
         return "turbopumpVersion" in KeyValues.decode(whole_body(answer)).table
 
     async def _tell_by_time(self, node: BrokerNode, plan: Plan) -> None:
@@ -274,13 +274,13 @@ class Offsets:
         header = headers.ResetOffset(
             topic=plan.topic, group=plan.group, timestamp=timestamp_ms, is_force=True
         )
-        await self._reach.ask(node, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
+        await self._servers.ask(node, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
 
     async def _clone_on(self, node: BrokerNode, source: str, destination: str, topic: str) -> None:
         header = headers.CloneGroupOffset(
             src_group=source, dest_group=destination, topic=topic, offline=True
         )
-        await self._reach.ask(node, RequestCode.CLONE_GROUP_OFFSET, header)
+        await self._servers.ask(node, RequestCode.CLONE_GROUP_OFFSET, header)
 
 
 def _chosen(

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 
 from turbopump.admin.positions import AtOffset, AtTime, Earliest, Latest, Position
-from turbopump.admin.reach import TOOLS_GROUP
+from turbopump.admin.servers import TOOLS_GROUP
 from turbopump.admin.topics import QueueLimits
 from turbopump.client.calls import Found, OffsetIllegal
 from turbopump.client.pull_config import PullTimes

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from turbopump.admin.reach import ANSWER_MS, TOOLS_GROUP, BrokerNode, Reach, gathered
+from turbopump.admin.servers import ANSWER_MS, TOOLS_GROUP, BrokerNode, Servers, gathered
 from turbopump.client import calls
 from turbopump.client.names import check_topic
 from turbopump.client.pull_config import PullTimes
@@ -137,17 +137,17 @@ class Topics:
         print((await admin.topics.status("orders")).messages)
     """
 
-    def __init__(self, reach: Reach) -> None:
-        self._reach = reach
-        self._reader = QueueReader(reach.session, TOOLS_GROUP, PullTimes())
+    def __init__(self, servers: Servers) -> None:
+        self._servers = servers
+        self._reader = QueueReader(servers.session, TOOLS_GROUP, PullTimes())
 
     async def names(self) -> list[str]:
         """Return the names of all topics, those of the system included."""
-        return await self._reach.topic_names()
+        return await self._servers.topic_names()
 
     async def list(self, cluster: str | None = None) -> tuple[TopicInfo, ...]:
         """Return all topics as the brokers know them, of one cluster if given."""
-        masters = await self._reach.masters(cluster)
+        masters = await self._servers.masters(cluster)
         tables = await gathered(self._table(node) for node in masters)
         system = {n for names in await gathered(map(self._system, masters)) for n in names}
         found: dict[str, list[TopicOnBroker]] = {}
@@ -211,7 +211,7 @@ class Topics:
         tables = await gathered(self._table(node) for node in nodes)
         known = [(n, t[topic]) for n, t in zip(nodes, tables, strict=True) if topic in t]
         if not known:
-            raise await self._reach.missing_topic(topic)
+            raise await self._servers.missing_topic(topic)
         # Name servers are asked, as brokers hear of it late.
         ordered = bool(await self._order(topic)) if is_ordered is None else is_ordered
         changed = [
@@ -237,17 +237,17 @@ class Topics:
 
     async def delete(self, topic: str, cluster: str | None = None) -> tuple[str, ...]:
         """Delete a topic with all its messages; return the names of the brokers that had it."""
-        masters = await self._reach.masters(cluster)
+        masters = await self._servers.masters(cluster)
         tables = await gathered(self._table(node) for node in masters)
         having = [n for n, table in zip(masters, tables, strict=True) if topic in table]
-        if not having and not await self._reach.has_topic(topic):
-            raise await self._reach.missing_topic(topic)
+        if not having and not await self._servers.has_topic(topic):
+            raise await self._servers.missing_topic(topic)
         # Name servers last: producers would find the topic gone and have brokers make it again.
         header = headers.TopicName(topic=topic)
         await gathered(
-            self._reach.ask(node, RequestCode.DELETE_TOPIC_IN_BROKER, header) for node in having
+            self._servers.ask(node, RequestCode.DELETE_TOPIC_IN_BROKER, header) for node in having
         )
-        await self._reach.ask_every_nameserver(
+        await self._servers.ask_every_nameserver(
             RequestCode.DELETE_TOPIC_IN_NAMESRV,
             headers.DeleteTopicInNameServer(topic=topic, cluster_name=cluster),
         )
@@ -257,7 +257,7 @@ class Topics:
 
     async def route(self, topic: str) -> TopicRouting:
         """Return where clients find a topic; raises NotThere."""
-        return routing(topic, await self._reach.route(topic))
+        return routing(topic, await self._servers.route(topic))
 
     async def status(self, topic: str) -> TopicStatus:
         """Return what each queue of a topic holds; raises NotThere."""
@@ -270,7 +270,7 @@ class Topics:
         """Return the groups that consume a topic now, or did once."""
         header = headers.TopicName(topic=topic)
         answers = await gathered(
-            self._reach.ask(node, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, header)
+            self._servers.ask(node, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, header)
             for node in await self.nodes_of(topic)
         )
         bodies = [GroupList.decode(whole_body(answer)) for answer in answers]
@@ -284,21 +284,21 @@ class Topics:
 
     async def _chosen(self, cluster: str | None, brokers: Sequence[str]) -> tuple[BrokerNode, ...]:
         if not brokers:
-            return await self._reach.masters(cluster)
-        found = await gathered(self._reach.masters(cluster, broker) for broker in brokers)
+            return await self._servers.masters(cluster)
+        found = await gathered(self._servers.masters(cluster, broker) for broker in brokers)
         return tuple(dict.fromkeys(node for nodes in found for node in nodes))
 
     async def _table(self, node: BrokerNode) -> dict[str, TopicConfig]:
-        answer = await self._reach.ask(node, RequestCode.GET_ALL_TOPIC_CONFIG)
+        answer = await self._servers.ask(node, RequestCode.GET_ALL_TOPIC_CONFIG)
         return TopicConfigTable.decode(whole_body(answer)).topic_config_table
 
     async def _system(self, node: BrokerNode) -> Sequence[str]:
-        answer = await self._reach.ask(node, RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
+        answer = await self._servers.ask(node, RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
         return TopicList.decode(whole_body(answer)).topic_list
 
     async def _put(self, wanted: Sequence[tuple[BrokerNode, TopicConfig]]) -> None:
         code = RequestCode.UPDATE_AND_CREATE_TOPIC
-        await gathered(self._reach.ask(node, code, _header(config)) for node, config in wanted)
+        await gathered(self._servers.ask(node, code, _header(config)) for node, config in wanted)
         ordered = {node.broker: each.write_queue_nums for node, each in wanted if each.order}
         if ordered:
             topic = wanted[0][1].topic_name
@@ -306,13 +306,13 @@ class Topics:
             queues = {**await self._order(topic), **ordered}
             value = ";".join(f"{broker}:{count}" for broker, count in sorted(queues.items()))
             entry = headers.KvEntry(namespace=ORDER_NAMESPACE, key=topic, value=value)
-            await self._reach.ask_every_nameserver(RequestCode.PUT_KV_CONFIG, entry)
+            await self._servers.ask_every_nameserver(RequestCode.PUT_KV_CONFIG, entry)
 
     async def _order(self, topic: str) -> dict[str, int]:
         """Return the fixed queues of an ordered topic by broker; none when it is not ordered."""
         header = headers.KvKey(namespace=ORDER_NAMESPACE, key=topic)
         try:
-            answer = await self._reach.ask_nameserver(RequestCode.GET_KV_CONFIG, header)
+            answer = await self._servers.ask_nameserver(RequestCode.GET_KV_CONFIG, header)
         except RemoteError as error:
             if error.code == ResponseCode.QUERY_NOT_FOUND:
                 return {}
@@ -322,14 +322,14 @@ class Topics:
         return {broker: int(count) for broker, _, count in pairs if count.isdecimal()}
 
     async def _forget_order(self, topic: str) -> None:
-        await self._reach.ask_every_nameserver(
+        await self._servers.ask_every_nameserver(
             RequestCode.DELETE_KV_CONFIG, headers.KvKey(namespace=ORDER_NAMESPACE, key=topic)
         )
 
     async def _limits(self, place: RouteOnBroker, topic: str) -> Sequence[QueueLimits]:
         header = headers.TopicName(topic=topic)
         try:
-            answer = await self._reach.ask(place.node, RequestCode.GET_TOPIC_STATS_INFO, header)
+            answer = await self._servers.ask(place.node, RequestCode.GET_TOPIC_STATS_INFO, header)
         except RemoteError as error:
             # Name servers hear of a deletion later than the broker.
             if error.code == ResponseCode.TOPIC_NOT_EXIST:
@@ -354,7 +354,7 @@ class Topics:
         )
 
     async def _limits_of(self, node: BrokerNode, queue: MessageQueue) -> QueueLimits:
-        session = self._reach.session
+        session = self._servers.session
         begin = await calls.min_offset(session, node.address, queue, ANSWER_MS)
         end = await calls.max_offset(session, node.address, queue, ANSWER_MS)
         begin, end = QueueOffset(max(0, begin)), QueueOffset(max(0, end))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from turbopump.admin.messages import Messages
-from turbopump.admin.reach import ANSWER_MS, TOOLS_GROUP, BrokerNode, Reach
+from turbopump.admin.servers import ANSWER_MS, TOOLS_GROUP, BrokerNode, Servers
 from turbopump.client import calls
 from turbopump.errors import DamagedMessage, NotThere, RemoteError
 from turbopump.message import MessageQueue, PhysicalOffset, QueueOffset
@@ -81,8 +81,8 @@ class Transactions:
             print(pending.group, pending.checks, pending.state)
     """
 
-    def __init__(self, reach: Reach, messages: Messages) -> None:
-        self._reach = reach
+    def __init__(self, servers: Servers, messages: Messages) -> None:
+        self._servers = servers
         self._messages = messages
 
     async def list(
@@ -92,7 +92,7 @@ class Transactions:
 
         By broker: those that are open, oldest copy first, then those that were given up.
         """
-        for node in await self._reach.masters(broker=broker):
+        for node in await self._servers.masters(broker=broker):
             async with aclosing(self._of(node)) as found:
                 async for pending in found:
                     if group in (None, pending.group):
@@ -108,9 +108,9 @@ class Transactions:
 
     async def resume(self, pending: PendingTransaction) -> None:
         """Have the producers asked again, as often as for a new one; raises RemoteError."""
-        [node] = await self._reach.masters(broker=pending.broker)
+        [node] = await self._servers.masters(broker=pending.broker)
         header = ResumeCheck(msg_id=pending.message.offset_id)
-        await self._reach.ask(node, RequestCode.RESUME_CHECK_HALF_MESSAGE, header)
+        await self._servers.ask(node, RequestCode.RESUME_CHECK_HALF_MESSAGE, header)
 
     # --- one broker -------------------------------------------------------------------------------
 
@@ -134,7 +134,7 @@ class Transactions:
     async def _progress(self, node: BrokerNode, topic: str) -> QueueOffset:
         """Return from where on a broker itself reads one of its queues."""
         queue = MessageQueue(topic, node.broker, 0)
-        session = self._reach.session
+        session = self._servers.session
         found = await calls.committed_offset(
             session, node.address, PROGRESS_GROUP, queue, ANSWER_MS
         )
@@ -171,7 +171,7 @@ class Transactions:
                 sub_version=0,
             )
             try:
-                page = await calls.pull(self._reach.session, node.address, header, ANSWER_MS)
+                page = await calls.pull(self._servers.session, node.address, header, ANSWER_MS)
             except DamagedMessage as error:
                 offset = QueueOffset(error.next_offset)
                 continue
@@ -190,13 +190,13 @@ class Transactions:
         self, node: BrokerNode, offset: QueueOffset
     ) -> AsyncGenerator[bytes, None]:
         """Read operations one by one: slow, but the only way with Apache RocketMQ."""
-        session, queue = self._reach.session, MessageQueue(HALF_OPERATIONS_TOPIC, node.broker, 0)
+        session, queue = self._servers.session, MessageQueue(HALF_OPERATIONS_TOPIC, node.broker, 0)
         end = await calls.max_offset(session, node.address, queue, ANSWER_MS)
         while offset < end:
             header = ConsumeQueuePart(
                 topic=queue.topic, queue_id=0, index=offset, count=min(_PAGE_UNITS, end - offset)
             )
-            answer = await self._reach.ask(node, RequestCode.QUERY_CONSUME_QUEUE, header)
+            answer = await self._servers.ask(node, RequestCode.QUERY_CONSUME_QUEUE, header)
             units = ConsumeQueuePage.decode(whole_body(answer)).queue_data
             for unit in units:
                 position = PhysicalOffset(unit.physic_offset)

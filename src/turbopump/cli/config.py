@@ -173,14 +173,14 @@ def delete_kv(
 
 
 def _print_settings(found: dict[str, dict[str, str]], keys: Sequence[str], output: Output) -> None:
-    from turbopump.admin.reach import not_there
+    from turbopump.admin.servers import not_found
     from turbopump.cli.administration import reported
 
     known = {key for settings in found.values() for key in settings}
     with reported():
         for key in keys:
             if key not in known:
-                raise not_there("setting", key, known)
+                raise not_found("setting", key, known)
     rows = [
         {"server": server, "key": key, "value": settings[key]}
         for server, settings in found.items()

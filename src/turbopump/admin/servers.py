@@ -50,13 +50,13 @@ class BrokerNode:
         return self.broker_id == MASTER_ID
 
 
-class Reach:
+class Servers:
     """Asks name servers and brokers; failures name who was asked."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self.nameservers = session.config.nameserver_addresses
-        self._servers = NameServers(self.nameservers, session.random)
+        self._nameservers = NameServers(self.nameservers, session.random)
 
     @property
     def now_ms(self) -> int:
@@ -108,7 +108,7 @@ class Reach:
 
     async def missing_topic(self, topic: str) -> NotThere:
         """Return the error that says so, with names that may have been meant."""
-        return not_there("topic", topic, await self.topic_names())
+        return not_found("topic", topic, await self.topic_names())
 
     # --- brokers ----------------------------------------------------------------------------------
 
@@ -124,9 +124,9 @@ class Reach:
             for broker_id, address in data.broker_addrs.items()
         )
         if cluster is not None and all(node.cluster != cluster for node in every):
-            raise not_there("cluster", cluster, {node.cluster for node in every})
+            raise not_found("cluster", cluster, {node.cluster for node in every})
         if broker is not None and all(node.broker != broker for node in every):
-            raise not_there("broker", broker, {node.broker for node in every})
+            raise not_found("broker", broker, {node.broker for node in every})
         return tuple(
             node
             for node in every
@@ -139,7 +139,7 @@ class Reach:
         """Return the brokers that can be changed."""
         found = tuple(node for node in await self.nodes(cluster, broker) if node.is_master)
         if not found:
-            raise not_there("master broker", broker or cluster or "of any name", ())
+            raise not_found("master broker", broker or cluster or "of any name", ())
         return found
 
     async def readable(self) -> tuple[BrokerNode, ...]:
@@ -171,7 +171,7 @@ class Reach:
 
     async def _any_nameserver(self, call: Callable[[str], Awaitable[T]]) -> T:
         try:
-            return await self._servers.ask(call)
+            return await self._nameservers.ask(call)
         except NetworkError as error:
             asked = ";".join(self.nameservers)
             raise NoNameServer(f"no name server answers at {asked}: {error}") from error
@@ -185,7 +185,7 @@ class Reach:
             raise RemoteError(error.code, f"name server {address}: {error.remark}") from error
 
 
-def not_there(kind: str, name: str, names: Iterable[str]) -> NotThere:
+def not_found(kind: str, name: str, names: Iterable[str]) -> NotThere:
     """Return the error that something is missing, with the names that come closest."""
     similar = get_close_matches(name, sorted(names), _SIMILAR_MAX, _SIMILAR_FROM)
     return NotThere(kind, name, tuple(similar))
