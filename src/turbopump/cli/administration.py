@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from turbopump.cli.texts import clean_text
+from turbopump.cli.formats import printable
 from turbopump.errors import (
     AlreadyThere,
     ConnectFailed,
@@ -167,7 +167,7 @@ def _where_to_look(kind: str, name: str) -> str | None:
 
 
 def _fail(error: Exception, code: int) -> None:
-    text = "\n".join(clean_text(line) for line in str(error).splitlines())
+    text = "\n".join(printable(line) for line in str(error).splitlines())
     typer.echo(f"turbopump: {text}", err=True)
     next_step = advice(error)
     if next_step is not None:

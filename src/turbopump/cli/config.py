@@ -17,8 +17,8 @@ from turbopump.cli.administration import (
     administration,
     confirm,
 )
+from turbopump.cli.formats import parse_pairs
 from turbopump.cli.output import Column, Output
-from turbopump.cli.texts import parsed_pairs
 
 if TYPE_CHECKING:
     from turbopump.admin import SettingChange
@@ -86,7 +86,7 @@ def update_broker(
 ) -> None:
     """Change settings of brokers while they run: of all, of a cluster, or of one."""
     with administration(nameserver) as admin:
-        wanted = parsed_pairs(settings, "setting")
+        wanted = parse_pairs(settings, "setting")
         output = Output(as_json=json)
         changes = admin.configuration.change_brokers(
             wanted, broker=broker, cluster=cluster, dry_run=True
@@ -106,7 +106,7 @@ def update_nameservers(
 ) -> None:
     """Change settings of all name servers while they run."""
     with administration(nameserver) as admin:
-        wanted = parsed_pairs(settings, "setting")
+        wanted = parse_pairs(settings, "setting")
         output = Output(as_json=json)
         changes = admin.configuration.change_name_servers(wanted, dry_run=True)
         if _is_confirmed(changes, output, dry_run=dry_run, yes=yes):

@@ -28,8 +28,8 @@ from turbopump.cli.administration import (
     confirm,
     local_now,
 )
+from turbopump.cli.formats import format_body, format_number, parse_time
 from turbopump.cli.output import Column, Output, json_line, progress_bar
-from turbopump.cli.texts import body_text, number_text, parsed_moment
 from turbopump.errors import InvalidArgument
 from turbopump.wire.names import DEAD_LETTER_PREFIX, retry_topic
 
@@ -173,7 +173,7 @@ def redrive(
     with administration(nameserver) as admin:
         _require(admin, group)
         span = _span(admin, group, since, until)
-        question = f"Send on up to {number_text(span.messages)} dead letters of {group} to {to}?"
+        question = f"Send on up to {format_number(span.messages)} dead letters of {group} to {to}?"
         if not dry_run:
             confirm(question, is_sure=yes, as_json=json)
         outcomes: Counter[Outcome] = Counter()
@@ -237,7 +237,7 @@ def export(
                 count += 1
     if output is not None:
         value = {"group": group, "file": str(output), "letters": count}
-        Output(as_json=json).done(value, f"{number_text(count)} dead letters are in {output}.")
+        Output(as_json=json).done(value, f"{format_number(count)} dead letters are in {output}.")
 
 
 # --- inside ---------------------------------------------------------------------------------------
@@ -271,8 +271,8 @@ def _span(admin: Admin, group: str, since: str | None, until: str | None) -> Spa
     now = local_now()
     return admin.dead_letters.span(
         group,
-        None if since is None else AtTime(parsed_moment(since, now)),
-        None if until is None else AtTime(parsed_moment(until, now)),
+        None if since is None else AtTime(parse_time(since, now)),
+        None if until is None else AtTime(parse_time(until, now)),
     )
 
 
@@ -292,7 +292,7 @@ def _tell_outcomes(group: str, outcomes: Counter[Outcome]) -> None:
     if not outcomes:
         typer.echo(f"Group {group} has no such dead letters.")
     for outcome, count in sorted(outcomes.items(), key=lambda each: each[0].value):
-        typer.echo(f"{number_text(count)} {outcome.value}")
+        typer.echo(f"{format_number(count)} {outcome.value}")
 
 
 def _fail_if_left(group: str, outcomes: Counter[Outcome], missing: Collection[str]) -> None:
@@ -328,7 +328,7 @@ def _row(letter: DeadLetter) -> dict[str, Any]:
 
 
 def _shown(letter: DeadLetter) -> dict[str, Any]:
-    return {**_row(letter), "short_body": body_text(letter.message.body, 40)}
+    return {**_row(letter), "short_body": format_body(letter.message.body, 40)}
 
 
 def _redriven_row(done: Redriven) -> dict[str, Any]:

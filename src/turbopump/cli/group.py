@@ -19,8 +19,8 @@ from turbopump.cli.administration import (
     complete_topic,
     confirm,
 )
+from turbopump.cli.formats import format_duration, format_number
 from turbopump.cli.output import Column, Output, progress_bar
-from turbopump.cli.texts import duration_text, number_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -162,7 +162,7 @@ def delete(
         lag = admin.groups.progress(group).lag
         if not force:
             admin.groups.require_stopped(group)
-        what = f"group {group}, which is {number_text(lag)} messages behind"
+        what = f"group {group}, which is {format_number(lag)} messages behind"
         value: dict[str, Any] = {"group": group, "lag": lag, "dry_run": dry_run}
         if dry_run:
             output.done({**value, "topics": []}, f"Would delete {what}.")
@@ -230,9 +230,9 @@ def _print_progress(found: Progress, output: Output, *, with_members: bool) -> N
         else Column("last_consumed_ms", "LAST CONSUMED", "time"),
     )
     value = {**_progress_row(found), "queues": rows}
-    late = f", {duration_text(found.delay_ms)} late" if found.lag else ""
+    late = f", {format_duration(found.delay_ms)} late" if found.lag else ""
     state = "running" if found.is_running else "stopped"
-    summary = f"Lag {number_text(found.lag)}{late}; the group is {state}."
+    summary = f"Lag {format_number(found.lag)}{late}; the group is {state}."
     if not rows:
         summary = f"Nothing is committed yet; the group is {state}."
     output.one(value, rows, columns, summary)

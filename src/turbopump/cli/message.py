@@ -25,8 +25,8 @@ from turbopump.cli.administration import (
     confirm,
     local_now,
 )
+from turbopump.cli.formats import parse_pairs, parse_queues, parse_time
 from turbopump.cli.output import Output, progress_bar
-from turbopump.cli.texts import parsed_moment, parsed_pairs, parsed_queues
 from turbopump.errors import InvalidArgument, NotThere
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def send(
             _body(body, file),
             tags=tag,
             keys=key or (),
-            properties=parsed_pairs(property_ or (), "property"),
+            properties=parse_pairs(property_ or (), "property"),
             delay_level=delay_level,
         )
         delay = _delay(admin, topic, delay_level, may_be_missing=create_topic)
@@ -309,8 +309,8 @@ def _by_key(
     return admin.messages.by_key(
         topic,
         key,
-        begin=None if since is None else parsed_moment(since, now),
-        end=None if until is None else parsed_moment(until, now),
+        begin=None if since is None else parse_time(since, now),
+        end=None if until is None else parse_time(until, now),
         count_max=limit,
     )
 
@@ -321,8 +321,8 @@ def _by_time(
     from datetime import UTC, datetime
 
     now = local_now()
-    begin = datetime.fromtimestamp(0, UTC) if since is None else parsed_moment(since, now)
-    end = None if until is None else parsed_moment(until, now)
+    begin = datetime.fromtimestamp(0, UTC) if since is None else parse_time(since, now)
+    end = None if until is None else parse_time(until, now)
     span = admin.messages.span(topic, begin, end)
     with (
         progress_bar("Reading", min(limit, span.messages)) as advance,
@@ -362,7 +362,7 @@ def _delay(admin: Admin, topic: str, level: int, *, may_be_missing: bool) -> str
 
 def _one_queue(admin: Admin, topic: str, text: str) -> MessageQueue:
     known = [each.queue for each in admin.topics.status(topic).queues]
-    found = parsed_queues([text], known) or []
+    found = parse_queues([text], known) or []
     if len(found) != 1:
         names = ", ".join(f"{queue.broker}:{queue.queue_id}" for queue in found)
         raise InvalidArgument(f"queue {text!r} is one of several: {names}; name the broker too")
@@ -388,7 +388,7 @@ def _start(text: str, last: int | None) -> Start:
         return Last(last)
     if text == "now":
         return Latest()
-    return Earliest() if text == "earliest" else AtTime(parsed_moment(text, local_now()))
+    return Earliest() if text == "earliest" else AtTime(parse_time(text, local_now()))
 
 
 def _body(text: str | None, file: Path | None) -> bytes:

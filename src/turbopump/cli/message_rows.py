@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 from typing import TYPE_CHECKING, Any
 
+from turbopump.cli.formats import format_body, format_time, printable
 from turbopump.cli.output import Column
-from turbopump.cli.texts import body_text, clean_text, time_text
 
 if TYPE_CHECKING:
     from turbopump.wire.record import MessageView
@@ -72,16 +72,16 @@ def shown_row(message: MessageView) -> dict[str, Any]:
     """Return what people get."""
     return {
         **message_row(message),
-        "short_body": body_text(message.body, _BODY_CHARS_MAX),
-        "body_shown": body_text(message.body),
+        "short_body": format_body(message.body, _BODY_CHARS_MAX),
+        "body_shown": format_body(message.body),
         "property_texts": [f"{name}={value}" for name, value in message.properties.items()],
     }
 
 
 def message_line(message: MessageView) -> str:
     """Return a message on one line, for those who watch."""
-    tags = f" [{clean_text(message.tags)}]" if message.tags else ""
-    keys = f" {clean_text(','.join(message.keys))}" if message.keys else ""
+    tags = f" [{printable(message.tags)}]" if message.tags else ""
+    keys = f" {printable(','.join(message.keys))}" if message.keys else ""
     place = f"{message.queue_id}:{message.queue_offset}"
-    moment = time_text(message.store_timestamp_ms)
-    return f"{moment}  {place}{tags}{keys}  {body_text(message.body)}"
+    moment = format_time(message.store_timestamp_ms)
+    return f"{moment}  {place}{tags}{keys}  {format_body(message.body)}"

@@ -20,8 +20,8 @@ from turbopump.cli.administration import (
     confirm,
     local_now,
 )
+from turbopump.cli.formats import format_number, parse_queues, parse_time
 from turbopump.cli.output import Column, Output
-from turbopump.cli.texts import number_text, parsed_moment, parsed_queues
 from turbopump.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def reset(
     with administration(nameserver) as admin:
         to = _position(to_time, to_offset, is_earliest=to_earliest, is_latest=to_latest)
         known = [each.queue for each in admin.topics.status(topic).queues] if queue else []
-        plan = admin.offsets.plan(group, topic, to, parsed_queues(queue or (), known))
+        plan = admin.offsets.plan(group, topic, to, parse_queues(queue or (), known))
         _carry_out(admin, plan, Output(as_json=json), dry_run=dry_run, yes=yes)
 
 
@@ -151,7 +151,7 @@ def _position(
 
     given: list[Position] = []
     if to_time is not None:
-        given.append(AtTime(parsed_moment(to_time, local_now())))
+        given.append(AtTime(parse_time(to_time, local_now())))
     if to_offset is not None:
         given.append(AtOffset(to_offset))
     if is_earliest:
@@ -177,7 +177,7 @@ def _carry_out(admin: Admin, plan: Plan, output: Output, *, dry_run: bool, yes: 
         "dry_run": dry_run,
         "queues": rows,
     }
-    effect = f"{number_text(plan.repeats)} repeated, {number_text(plan.skips)} skipped"
+    effect = f"{format_number(plan.repeats)} repeated, {format_number(plan.skips)} skipped"
     state = "running" if plan.is_running else "stopped"
     if dry_run:
         output.one(value, rows, _COLUMNS, f"Would be {effect}; the group is {state}.")

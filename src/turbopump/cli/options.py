@@ -16,7 +16,7 @@ SECTIONS = ("nameserver", "broker")
 _PORT_MAX = 0xFFFF
 
 
-def _parsed_port(text: str) -> int:
+def _parse_port(text: str) -> int:
     # The parser of typer does not say what was given.
     if not text.isdecimal() or int(text) > _PORT_MAX:
         raise typer.BadParameter(f"{text!r}: 0 to {_PORT_MAX} is allowed")
@@ -29,7 +29,7 @@ HostOption: TypeAlias = Annotated[
 PortOption: TypeAlias = Annotated[
     int | None,
     typer.Option(
-        parser=_parsed_port, metavar="PORT", help="0 takes any that is free.", show_default=False
+        parser=_parse_port, metavar="PORT", help="0 takes any that is free.", show_default=False
     ),
 ]
 AdvertiseOption: TypeAlias = Annotated[

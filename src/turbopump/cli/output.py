@@ -11,17 +11,23 @@ from typing import Any, TextIO
 
 import typer
 
-from turbopump.cli.texts import duration_text, number_text, part_text, plain_text, time_text
+from turbopump.cli.formats import (
+    format_duration,
+    format_number,
+    format_percent,
+    format_time,
+    format_value,
+)
 
 Row = Mapping[str, Any]
 
 _WRITERS: dict[str, Callable[[Any], str]] = {
-    "text": plain_text,
-    "number": number_text,
-    "time": time_text,
-    "duration": duration_text,
-    "part": part_text,
-    "id": plain_text,
+    "text": format_value,
+    "number": format_number,
+    "time": format_time,
+    "duration": format_duration,
+    "part": format_percent,
+    "id": format_value,
 }
 _RIGHT = frozenset({"number", "duration", "part"})
 _FOLDED = frozenset({"text", "id"})

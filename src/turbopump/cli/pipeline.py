@@ -25,8 +25,8 @@ from turbopump.cli.administration import (
     local_now,
     reported,
 )
+from turbopump.cli.formats import parse_pairs, parse_time
 from turbopump.cli.spark_runs import ConfOption, MasterOption, print_report, spark_run
-from turbopump.cli.texts import parsed_moment, parsed_pairs
 from turbopump.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def archive(
             "startingOffsets": begin,
             **({"group": group} if group else {}),
             **({"maxOffsetsPerTrigger": str(batch)} if batch is not None else {}),
-            **parsed_pairs(option or (), "--option"),
+            **parse_pairs(option or (), "--option"),
         }
         _require_above_0("--every", every, most=threading.TIMEOUT_MAX)
         _require_above_0("--batch", batch)
@@ -211,7 +211,7 @@ def replay(
         targets = _targets(to)
         _require_above_0("--rate", rate)
         _require_speed(speed)
-        first, last = _moment(since), _moment(until)
+        first, last = _parse_time(since), _parse_time(until)
         _require_nameserver(nameserver)
         _require_archive(directory)
         with spark_run("replay", master, conf) as run:
@@ -259,7 +259,7 @@ def redrive(
     """Send dead letters that match on their way again, each once; on all cores of a cluster."""
     with reported():
         _require_above_0("--rate", rate)
-        first, last = _moment(since), _moment(until)
+        first, last = _parse_time(since), _parse_time(until)
         _require_group(nameserver, group)
         if not dry_run:
             chosen = "all dead letters" if where is None else f"dead letters where {where}"
@@ -348,12 +348,12 @@ def trace(
 ) -> None:
     """Show latencies, failures and retries by topic, group and tag, from the message trace."""
     with reported():
-        first, last = _moment(since), _moment(until)
+        first, last = _parse_time(since), _parse_time(until)
         _require_topics(nameserver, [topic])
         source = {
             "nameserver": nameserver,
             "topic": topic,
-            **parsed_pairs(option or (), "--option"),
+            **parse_pairs(option or (), "--option"),
         }
         with spark_run("trace", master, conf) as run:
             from turbopump.spark import pipelines
@@ -422,8 +422,8 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def _moment(text: str | None) -> datetime | None:
-    return None if text is None else parsed_moment(text, local_now())
+def _parse_time(text: str | None) -> datetime | None:
+    return None if text is None else parse_time(text, local_now())
 
 
 def _destination(text: str) -> Destination | str:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
+from turbopump.cli.formats import parse_pairs
 from turbopump.cli.output import Column, Output
-from turbopump.cli.texts import parsed_pairs
 from turbopump.errors import InvalidArgument, MissingPackage, SparkError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Run:
 @contextmanager
 def spark_run(title: str, master: str, conf: Sequence[str] | None) -> Iterator[Run]:
     """Start Spark, show progress on stderr, and end in order at the first signal."""
-    settings = parsed_pairs(conf or (), "--conf")
+    settings = parse_pairs(conf or (), "--conf")
     if find_spec("pyspark") is None:
         raise MissingPackage.of_extra("spark", "pipelines need PySpark")
     _check_master(master)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from turbopump.cli.administration import DryRunOption, JsonOption, YesOption, confirm, reported
+from turbopump.cli.formats import format_number
 from turbopump.cli.output import Column, Output, progress_bar
-from turbopump.cli.texts import number_text
 from turbopump.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def repair(
         if not json:
             typer.echo(f"{losses.reason}.")
         rows = [{"topic": name, "messages": lost} for name, lost in losses.topics.items()]
-        loss = f"about {number_text(losses.messages)} messages" if rows else "messages"
+        loss = f"about {format_number(losses.messages)} messages" if rows else "messages"
         if dry_run:
             output.one(value, rows, _LOST_TOPICS, f"Would give up {loss}.")
             return
@@ -111,7 +111,7 @@ def verify(directory: StoreArgument, json: JsonOption = False) -> None:
         "damage": rows,
     }
     summary = (
-        f"{number_text(found.messages)} messages, {len(found.queues)} queues and"
+        f"{format_number(found.messages)} messages, {len(found.queues)} queues and"
         f" {len(found.index)} index files checked: "
         + (f"{len(rows)} damaged places." if rows else "no damage.")
     )

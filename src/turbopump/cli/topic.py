@@ -17,8 +17,8 @@ from turbopump.cli.administration import (
     administration,
     confirm,
 )
+from turbopump.cli.formats import format_number
 from turbopump.cli.output import Column, Output
-from turbopump.cli.texts import number_text
 
 if TYPE_CHECKING:
     from turbopump.admin import TopicInfo
@@ -174,7 +174,7 @@ def delete(
         status = admin.topics.status(topic)
         groups = admin.topics.groups(topic)
         output = Output(as_json=json)
-        loss = f"topic {topic} with {number_text(status.messages)} messages"
+        loss = f"topic {topic} with {format_number(status.messages)} messages"
         readers = f", consumed by {', '.join(groups)}" if groups else ""
         value = {"topic": topic, "messages": status.messages, "groups": list(groups)}
         if dry_run:
@@ -248,7 +248,7 @@ def status(
         Column("last_stored_ms", "LAST STORED", "time"),
     )
     value = {"topic": topic, "messages": found.messages, "queues": rows}
-    summary = f"{number_text(found.messages)} messages in {len(rows)} queues."
+    summary = f"{format_number(found.messages)} messages in {len(rows)} queues."
     Output(as_json=json).one(value, rows, columns, summary)
 
 

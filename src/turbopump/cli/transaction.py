@@ -18,8 +18,8 @@ from turbopump.cli.administration import (
     administration,
     confirm,
 )
+from turbopump.cli.formats import format_body, format_number
 from turbopump.cli.output import Column, Output
-from turbopump.cli.texts import body_text, number_text
 from turbopump.errors import InvalidArgument, RemoteError
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def resume(
         wanted = set(message_ids or ())
         chosen = _chosen(admin, wanted, group, broker)
         if not dry_run and every:
-            text = f"Resume the checks of {number_text(len(chosen))} transactions?"
+            text = f"Resume the checks of {format_number(len(chosen))} transactions?"
             confirm(text, is_sure=yes, as_json=json)
         failed = 0
         for pending in chosen:
@@ -182,7 +182,7 @@ def _row(pending: PendingTransaction) -> dict[str, Any]:
 
 
 def _shown(pending: PendingTransaction) -> dict[str, Any]:
-    return {**_row(pending), "short_body": body_text(pending.message.body, 40)}
+    return {**_row(pending), "short_body": format_body(pending.message.body, 40)}
 
 
 def _now_ms() -> int:

@@ -7,18 +7,18 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from turbopump.cli import output
-from turbopump.cli.output import Column, Output, plain_table, width_needed
-from turbopump.cli.texts import (
-    body_text,
-    duration_text,
-    number_text,
-    parsed_moment,
-    parsed_pairs,
-    parsed_queues,
-    part_text,
-    plain_text,
-    time_text,
+from turbopump.cli.formats import (
+    format_body,
+    format_duration,
+    format_number,
+    format_percent,
+    format_time,
+    format_value,
+    parse_pairs,
+    parse_queues,
+    parse_time,
 )
+from turbopump.cli.output import Column, Output, plain_table, width_needed
 from turbopump.errors import InvalidArgument
 from turbopump.message import MessageQueue
 
@@ -39,7 +39,7 @@ NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
     ],
 )
 def test_moments_are_read(text: str, moment: datetime) -> None:
-    assert parsed_moment(text, NOW) == moment
+    assert parse_time(text, NOW) == moment
 
 
 @pytest.mark.parametrize(
@@ -60,16 +60,16 @@ def test_moments_are_read(text: str, moment: datetime) -> None:
 )
 def test_other_moments_are_refused(text: str) -> None:
     with pytest.raises(InvalidArgument, match=r"time '.*': 2026-03-01T12:00:00, 15m"):
-        parsed_moment(text, NOW)
+        parse_time(text, NOW)
 
 
 def test_times_are_local_and_can_be_read_back() -> None:
-    text = time_text(1_772_366_400_000)
+    text = format_time(1_772_366_400_000)
     assert len(text) == 19
-    assert parsed_moment(text, NOW) == NOW
-    assert parsed_moment("2026-03-01T12:00:00", NOW) == datetime(2026, 3, 1, 12).astimezone()
-    assert time_text(None) == "-"
-    assert time_text(2**62) == str(2**62)
+    assert parse_time(text, NOW) == NOW
+    assert parse_time("2026-03-01T12:00:00", NOW) == datetime(2026, 3, 1, 12).astimezone()
+    assert format_time(None) == "-"
+    assert format_time(2**62) == str(2**62)
 
 
 @pytest.mark.parametrize(
@@ -85,49 +85,49 @@ def test_times_are_local_and_can_be_read_back() -> None:
     ],
 )
 def test_durations_are_written_by_two_units(duration_ms: int | None, text: str) -> None:
-    assert duration_text(duration_ms) == text
+    assert format_duration(duration_ms) == text
 
 
 def test_values_are_written_for_people() -> None:
-    assert [number_text(number) for number in (12345, 0.25, None)] == ["12345", "0.2", "-"]
-    assert [part_text(part) for part in (0.256, None)] == ["26%", "-"]
+    assert [format_number(number) for number in (12345, 0.25, None)] == ["12345", "0.2", "-"]
+    assert [format_percent(part) for part in (0.256, None)] == ["26%", "-"]
     values: tuple[object, ...] = (None, "", True, False, ["a", "b"], [], 7)
-    assert [plain_text(value) for value in values] == ["-", "-", "yes", "no", "a, b", "-", "7"]
+    assert [format_value(value) for value in values] == ["-", "-", "yes", "no", "a, b", "-", "7"]
 
 
 def test_what_others_made_up_cannot_steer_a_terminal() -> None:
-    assert plain_text("a\x1b[2Jb\nc\udcff") == r"a\x1b[2Jb\nc\udcff"
-    assert plain_text(["x=\r", "y"]) == r"x=\r, y"
+    assert format_value("a\x1b[2Jb\nc\udcff") == r"a\x1b[2Jb\nc\udcff"
+    assert format_value(["x=\r", "y"]) == r"x=\r, y"
 
 
 def test_bodies_are_written_on_one_line() -> None:
-    assert body_text(b"hello") == "hello"
-    assert body_text(b"a\nb\t\x1b[31m") == r"a\nb\t\x1b[31m"
-    assert body_text("ä".encode()) == "ä"
-    assert body_text(b"\xff" * 3) == "<3 bytes: ffffff>"
-    assert body_text(b"x" * 100, 10) == "x" * 9 + "…"
+    assert format_body(b"hello") == "hello"
+    assert format_body(b"a\nb\t\x1b[31m") == r"a\nb\t\x1b[31m"
+    assert format_body("ä".encode()) == "ä"
+    assert format_body(b"\xff" * 3) == "<3 bytes: ffffff>"
+    assert format_body(b"x" * 100, 10) == "x" * 9 + "…"
 
 
 QUEUES = [MessageQueue("T", broker, number) for broker in "ab" for number in range(2)]
 
 
 def test_queues_are_read() -> None:
-    assert parsed_queues([], QUEUES) is None
-    assert parsed_queues(["a:1"], QUEUES) == [MessageQueue("T", "a", 1)]
-    assert parsed_queues(["0", "a:0"], QUEUES) == [MessageQueue("T", b, 0) for b in "ab"]
+    assert parse_queues([], QUEUES) is None
+    assert parse_queues(["a:1"], QUEUES) == [MessageQueue("T", "a", 1)]
+    assert parse_queues(["0", "a:0"], QUEUES) == [MessageQueue("T", b, 0) for b in "ab"]
 
 
 @pytest.mark.parametrize("text", ["c:0", "a:2", "x", ""])
 def test_other_queues_are_refused(text: str) -> None:
     with pytest.raises(InvalidArgument, match=r"is not there: a:0, a:1, b:0, b:1 are"):
-        parsed_queues([text], QUEUES)
+        parse_queues([text], QUEUES)
 
 
 def test_pairs_are_read() -> None:
-    assert parsed_pairs(["a=1", "b = x=y"], "setting") == {"a": "1", "b": " x=y"}
+    assert parse_pairs(["a=1", "b = x=y"], "setting") == {"a": "1", "b": " x=y"}
     for text in ("a", "=1"):
         with pytest.raises(InvalidArgument, match=r"setting .*: name=value"):
-            parsed_pairs([text], "setting")
+            parse_pairs([text], "setting")
 
 
 def test_numbers_stand_to_the_right() -> None:

@@ -18,10 +18,10 @@ _EPOCH_MS_DIGITS = 12
 """A whole number of so many digits or more counts milliseconds since 1970."""
 
 
-def parsed_moment(text: str, now: datetime) -> datetime:
+def parse_time(text: str, now: datetime) -> datetime:
     """Read a moment: ISO, local unless it has a zone; so long ago, as ``15m``; or epoch in ms."""
     try:
-        moment = _moment(text.strip(), now)
+        moment = _parse_time(text.strip(), now)
         # Some that can be written have no such number.
         moment.timestamp()
     except (ValueError, OverflowError, OSError):
@@ -32,7 +32,7 @@ def parsed_moment(text: str, now: datetime) -> datetime:
     return moment
 
 
-def _moment(words: str, now: datetime) -> datetime:
+def _parse_time(words: str, now: datetime) -> datetime:
     ago = _AGO.fullmatch(words)
     if words == "now":
         return now
@@ -43,7 +43,7 @@ def _moment(words: str, now: datetime) -> datetime:
     return datetime.fromisoformat(words).astimezone()
 
 
-def parsed_queues(texts: Sequence[str], known: Iterable[MessageQueue]) -> list[MessageQueue] | None:
+def parse_queues(texts: Sequence[str], known: Iterable[MessageQueue]) -> list[MessageQueue] | None:
     """Read queues, ``broker:0`` or ``0`` of every broker; None for none given, which means all."""
     if not texts:
         return None
@@ -63,7 +63,7 @@ def parsed_queues(texts: Sequence[str], known: Iterable[MessageQueue]) -> list[M
     return list(dict.fromkeys(chosen))
 
 
-def parsed_pairs(texts: Iterable[str], what: str) -> dict[str, str]:
+def parse_pairs(texts: Iterable[str], what: str) -> dict[str, str]:
     """Read ``name=value`` words."""
     found = {}
     for text in texts:
@@ -74,8 +74,8 @@ def parsed_pairs(texts: Iterable[str], what: str) -> dict[str, str]:
     return found
 
 
-def time_text(epoch_ms: int | None) -> str:
-    """Write a moment in local time, as `parsed_moment` reads it."""
+def format_time(epoch_ms: int | None) -> str:
+    """Write a moment in local time, as `parse_time` reads it."""
     if epoch_ms is None:
         return "-"
     try:
@@ -86,7 +86,7 @@ def time_text(epoch_ms: int | None) -> str:
     return moment.replace(tzinfo=None).isoformat(timespec="seconds")
 
 
-def duration_text(duration_ms: int | None) -> str:
+def format_duration(duration_ms: int | None) -> str:
     """Write a duration by its two largest units."""
     if duration_ms is None:
         return "-"
@@ -101,40 +101,40 @@ def duration_text(duration_ms: int | None) -> str:
     return f"{minutes}m{seconds % 60:02}s" if minutes else f"{seconds}s"
 
 
-def number_text(number: float | None) -> str:
+def format_number(number: float | None) -> str:
     """Write a number; one with a fraction has one digit of it."""
     if number is None:
         return "-"
     return str(number) if isinstance(number, int) else f"{number:.1f}"
 
 
-def part_text(part: float | None) -> str:
+def format_percent(part: float | None) -> str:
     return "-" if part is None else f"{part:.0%}"
 
 
-def plain_text(value: object) -> str:
+def format_value(value: object) -> str:
     """Write anything else: lists by commas, what is missing as a dash."""
     if value is None or value == "":
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list | tuple):
-        return ", ".join(clean_text(str(each)) for each in value) or "-"
-    return clean_text(str(value))
+        return ", ".join(printable(str(each)) for each in value) or "-"
+    return printable(str(value))
 
 
-def clean_text(text: str) -> str:
+def printable(text: str) -> str:
     """Write what others made up on one line, so that it cannot steer a terminal."""
     return "".join(mark if mark.isprintable() else repr(mark)[1:-1] for mark in text)
 
 
-def body_text(body: bytes, chars_max: int = 0) -> str:
+def format_body(body: bytes, chars_max: int = 0) -> str:
     """Write a body on one line, as text if it is some; 0 leaves none of it out."""
     try:
         text = body.decode()
     except UnicodeDecodeError:
         text = f"<{len(body)} bytes: {body[:16].hex()}{'…' if len(body) > 16 else ''}>"
-    shown = clean_text(text)
+    shown = printable(text)
     if chars_max and len(shown) > chars_max:
         return shown[: chars_max - 1] + "…"
     return shown
