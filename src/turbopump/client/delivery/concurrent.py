@@ -15,7 +15,7 @@ from turbopump.client.delivery.results import (
     ConsumeContext,
     Verdict,
     acknowledged_count,
-    tried_again,
+    with_next_attempt,
 )
 from turbopump.client.delivery.workers import TaskWorkers, ThreadWorkers, Workers
 from turbopump.client.offsets import Positions
@@ -182,7 +182,7 @@ class ConcurrentDelivery:
         """Try messages here that nobody takes back; until then they hold up the commit."""
         await asyncio.sleep(_TRY_AGAIN_MS / 1000)
         if not owned.is_dropped:
-            self.deliver(owned, [tried_again(message) for message in messages], begins=True)
+            self.deliver(owned, [with_next_attempt(message) for message in messages], begins=True)
 
     async def send_expired_back(self, queues: Iterable[OwnedQueue]) -> None:
         """Send back what its listener has had for too long: it would stop the queue for ever."""

@@ -165,7 +165,7 @@ class OrderlyDelivery:
         """Have something done, after errors again: it is what makes a queue go on."""
         self._tasks.keep(f"{what} of {owned.queue}", functools.partial(work, owned))
 
-    async def _go_on_after(self, owned: OwnedQueue, pause_ms: int) -> None:
+    async def _continue_after(self, owned: OwnedQueue, pause_ms: int) -> None:
         await asyncio.sleep(pause_ms / 1000)
         self._next(owned)
 
@@ -175,7 +175,7 @@ class OrderlyDelivery:
         run.calls.clear()
         end_ms = self._clock.monotonic_ms() + _RUN_MS_MAX
         for messages in run.batches:
-            if not self._goes_on(run, end_ms):
+            if not self._continues(run, end_ms):
                 return
             context = ConsumeContext(self._group, run.owned.queue)
             run.calls.append(_call(messages, context, self._listener.call(messages, context)))
@@ -184,18 +184,18 @@ class OrderlyDelivery:
         run.calls.clear()
         end_ms = self._clock.monotonic_ms() + _RUN_MS_MAX
         for messages in run.batches:
-            if not self._goes_on(run, end_ms):
+            if not self._continues(run, end_ms):
                 return
             context = ConsumeContext(self._group, run.owned.queue)
             verdict = await self._listener.acall(messages, context)
             run.calls.append(_call(messages, context, verdict))
 
-    def _goes_on(self, run: Run, end_ms: int) -> bool:
+    def _continues(self, run: Run, end_ms: int) -> bool:
         """Whether the next batch may follow; called where the listener runs."""
         owned, now_ms = run.owned, self._clock.monotonic_ms()
         if owned.is_dropped or (self._lock is not None and not owned.is_locked(now_ms)):
             return False
-        return not run.calls or (run.calls[-1].step.goes_on and now_ms < end_ms)
+        return not run.calls or (run.calls[-1].step.continues and now_ms < end_ms)
 
     # --- what follows -----------------------------------------------------------------------------
 
@@ -214,13 +214,13 @@ class OrderlyDelivery:
             owned.cache.take(sum(len(call.messages) for call in calls))
             self._act(owned, step)
         owned.note_room()
-        if last is None or last.step.goes_on:
+        if last is None or last.step.continues:
             self._next(owned)
         elif last.step is OrderlyStep.SUSPEND:
             self._keep("pause", owned, functools.partial(self._suspend, call=last))
         else:
             pause_ms = self._pause_ms(last)
-            self._keep("pause", owned, functools.partial(self._go_on_after, pause_ms=pause_ms))
+            self._keep("pause", owned, functools.partial(self._continue_after, pause_ms=pause_ms))
 
     def _act(self, owned: OwnedQueue, step: OrderlyStep) -> None:
         match step:

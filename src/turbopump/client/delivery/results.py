@@ -100,7 +100,7 @@ class OrderlyStep(Enum):
     SUSPEND = "suspend"
 
     @property
-    def goes_on(self) -> bool:
+    def continues(self) -> bool:
         """Whether the next messages follow at once."""
         return self in (OrderlyStep.COMMIT, OrderlyStep.KEEP)
 
@@ -136,12 +136,12 @@ def attempts(messages: Iterable[MessageView], attempts_max: int) -> Attempts:
     again, exhausted = [], []
     for message in messages:
         if message.reconsume_times < attempts_max:
-            again.append(tried_again(message))
+            again.append(with_next_attempt(message))
         else:
             exhausted.append(message)
     return Attempts(again, exhausted)
 
 
-def tried_again(message: MessageView) -> MessageView:
+def with_next_attempt(message: MessageView) -> MessageView:
     """Return the message as its listener sees it the next time."""
     return replace(message, reconsume_times=message.reconsume_times + 1)

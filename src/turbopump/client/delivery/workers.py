@@ -20,7 +20,7 @@ J = TypeVar("J")
 J_in = TypeVar("J_in", contravariant=True)
 
 THREADS_LIMIT = 1000
-_LOOK_AFTER_S = 0.001
+_CHECK_AFTER_S = 0.001
 _JOBS_PER_TURN = 64
 _CANCEL_WAIT_S = 1.0
 """How long a cancelled listener may take to end."""
@@ -72,8 +72,8 @@ class ThreadWorkers(Generic[J]):
         self._active: set[asyncio.Future[None]] = set()
         self._taken = 0
         self._taken_before = 0
-        self._look: asyncio.TimerHandle | None = None
-        self._is_told = False
+        self._check: asyncio.TimerHandle | None = None
+        self._is_notified = False
         self._is_closed = False
 
     def submit(self, jobs: Iterable[J]) -> None:
@@ -82,14 +82,14 @@ class ThreadWorkers(Generic[J]):
         self._jobs.extend(jobs)
         if not self._active and self._jobs:
             self._start(1)
-        if self._look is None and self._jobs:
-            self._look_later()
+        if self._check is None and self._jobs:
+            self._check_later()
 
     async def close(self, timeout_ms: int) -> None:
         self._is_closed = True
         self._jobs.clear()
-        if self._look is not None:
-            self._look.cancel()
+        if self._check is not None:
+            self._check.cancel()
         if self._active and timeout_ms:
             await asyncio.wait(self._active, timeout=timeout_ms / 1000)
         self._collect()
@@ -117,15 +117,15 @@ class ThreadWorkers(Generic[J]):
                     loop.call_soon_threadsafe(self._run_again, job, error)
                 continue
             self._finished.append(job)
-            if not self._is_told and not self._is_closed:
-                self._is_told = True
+            if not self._is_notified and not self._is_closed:
+                self._is_notified = True
                 loop.call_soon_threadsafe(self._collect)
 
     def _run_again(self, job: J, error: Exception) -> None:
         _run_later(self, job, self._watch.failed(error))
 
     def _collect(self) -> None:
-        self._is_told = False
+        self._is_notified = False
         finished = []
         while self._finished:
             finished.append(self._finished.popleft())
@@ -140,20 +140,20 @@ class ThreadWorkers(Generic[J]):
             # A job came after this worker had looked for the last time, or the size has shrunk.
             self._start(1)
 
-    def _look_later(self) -> None:
+    def _check_later(self) -> None:
         self._taken_before = self._taken
         loop = asyncio.get_running_loop()
-        self._look = loop.call_later(_LOOK_AFTER_S, self._look_for_stuck)
+        self._check = loop.call_later(_CHECK_AFTER_S, self._check_stuck)
 
-    def _look_for_stuck(self) -> None:
+    def _check_stuck(self) -> None:
         """Double the workers while jobs wait and those that run take none."""
-        self._look = None
+        self._check = None
         if not self._jobs:
             return
         if self._taken - self._taken_before < len(self._active):
             room = min(self.size - len(self._active), len(self._jobs))
             self._start(max(min(room, len(self._active)), 0))
-        self._look_later()
+        self._check_later()
 
 
 class TaskWorkers(Generic[J]):

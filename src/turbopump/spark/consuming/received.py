@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from turbopump.client.delivery.results import tried_again
+from turbopump.client.delivery.results import with_next_attempt
 from turbopump.client.names import without_namespace
 from turbopump.message import QueueOffset
 from turbopump.wire import properties, sysflag
@@ -89,7 +89,7 @@ class Messages:
         counted = list(self._delivered)
         for row in rows:
             each = counted[row]
-            counted[row] = Delivered(tried_again(each.message), each.broker)
+            counted[row] = Delivered(with_next_attempt(each.message), each.broker)
         return Messages(counted)
 
     @property
