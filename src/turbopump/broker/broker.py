@@ -15,6 +15,7 @@ from turbopump.broker.config import BrokerConfig
 from turbopump.broker.delays import WATCH_MS
 from turbopump.broker.filter_servers import FilterServerProcesses
 from turbopump.broker.handlers.filter_servers import SWEEP_MS, FilterServers
+from turbopump.broker.handlers.slave import refusals
 from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.lost_tables import note_missing, queue_counts, recover_topics
 from turbopump.broker.membership import SWEEP_INTERVAL_MS
@@ -220,22 +221,21 @@ class Broker:
         self.state.consumers.listen_to_expressions(self.path.arrivals.release_topic)
         self._live.listen(self._config_changed)
         self._router.settle = self.path.settle
+        refused = refusals() if config.identity.is_slave else {}
         for part in (self.path, self.administration, self._filter_servers):
             for code, handler in part.handlers().items():
-                self._router.add(code, handler)
+                self._router.add(code, refused.get(code, handler))
 
     def _run(self) -> None:
         every = self._work.every
         self.store.listen(self._arrived, self.path.arrivals.queues)
-        self.path.delays.start()
+        if not self.config.identity.is_slave:
+            self._run_master()
         self._upkeep.note_message()
         first_ms = _RETENTION_FIRST_MS if self.store.refusal is None else _RETENTION_FULL_MS
         every("retention", _RETENTION_INTERVAL_MS, self._retain, first_ms=first_ms)
         every("held pulls", lambda: self.config.long_polling.sweep_interval_ms, self._sweep)
         every("offsets", lambda: self.config.intervals.offsets_ms, self._save_offsets)
-        every("delay progress", lambda: self.config.intervals.delays_ms, self._save_delays)
-        every("transaction checks", self._check_interval_ms, self.path.checks.run)
-        every("clock watch", WATCH_MS, self.path.delays.watch_clock)
         every("statistics", SAMPLE_INTERVAL_MS, self.state.stats.sample)
         every("silent clients", SWEEP_INTERVAL_MS, self.administration.membership.sweep)
         scrub_bytes_per_s = self.config.store.scrub_bytes_per_s
@@ -250,6 +250,14 @@ class Broker:
             )
             processes.start(self._work)
         self._await_absent()
+
+    def _run_master(self) -> None:
+        """Start what writes messages: a slave gets the results from its master."""
+        every = self._work.every
+        self.path.delays.start()
+        every("delay progress", lambda: self.config.intervals.delays_ms, self._save_delays)
+        every("transaction checks", self._check_interval_ms, self.path.checks.run)
+        every("clock watch", WATCH_MS, self.path.delays.watch_clock)
 
     def _check_interval_ms(self) -> int:
         return self.config.transactions.check_interval_ms

@@ -8,6 +8,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
+from turbopump.broker.replication.config import ReplicationConfig
+from turbopump.broker.setting_checks import (
+    PORT_MAX,
+    require,
+    require_bool,
+    require_int,
+    require_text,
+)
 from turbopump.errors import InvalidArgument
 from turbopump.filters.server_config import MEMORY_BYTES_MIN, CodeLimits
 from turbopump.net.limits import RECEIVE_BYTES_MAX, RECEIVE_BYTES_MIN
@@ -25,10 +33,6 @@ RECORD_EXTRA_BYTES = 64 * 1024
 POLL_US_MAX = 1000
 """A request that takes longer to come does not notice that somebody has to be woken for it."""
 
-_TEXT_CHARS_MAX = 255
-"""Of names, addresses and the like: some are sent with every answer."""
-
-_PORT_MAX = 0xFFFF
 _ANSWER_BYTES_MAX = 15 * 1024 * 1024
 """Clients take frames of 16 MiB, of which some is needed for the rest."""
 _FILTER_SERVERS_MAX = 64
@@ -36,32 +40,6 @@ _BULK_COUNT_MAX = 16_384
 """So many of the smallest messages are more than the bytes that a pull usually returns."""
 _NAME = re.compile(r"[%|a-zA-Z0-9_.-]{1,127}")
 _NAME_ALLOWED = "1 to 127 of the characters % | a-z A-Z 0-9 _ . -, not only dots,"
-
-
-def require(ok: bool, key: str, value: object, allowed: str) -> None:
-    """Refuse a setting, naming it, its value and what would be right."""
-    if not ok:
-        raise InvalidArgument(f"{key} is {value!r}: {allowed} is allowed")
-
-
-def require_int(key: str, value: object, least: int, most: int | None = None) -> None:
-    ok = isinstance(value, int) and not isinstance(value, bool) and value >= least
-    if ok and most is not None:
-        ok = isinstance(value, int) and value <= most
-    allowed = f"at least {least}" if most is None else f"{least} to {most}"
-    require(ok, key, value, f"a whole number of {allowed}")
-
-
-def require_bool(key: str, value: object) -> None:
-    require(isinstance(value, bool), key, value, "true or false")
-
-
-def require_text(key: str, value: object, *, empty: bool = False) -> None:
-    ok = isinstance(value, str) and (empty or bool(value)) and not set(value) & set("\n\r\0")
-    require(ok, key, value, "a text on one line")
-    if isinstance(value, str) and len(value) > _TEXT_CHARS_MAX:
-        text = f"{key} must be at most {_TEXT_CHARS_MAX} characters, got {len(value)}"
-        raise InvalidArgument(text)
 
 
 class Role(Enum):
@@ -107,7 +85,7 @@ class IdentityConfig:
             require(ok, key, name, _NAME_ALLOWED)
         require_int("brokerId", self.broker_id, 0)
         require_text("bindAddress", self.bind_host, empty=True)
-        require_int("listenPort", self.port, 0, _PORT_MAX)
+        require_int("listenPort", self.port, 0, PORT_MAX)
         require_text("brokerIP1", self.advertised_host, empty=True)
         require_text("regionId", self.region)
         require_bool("traceOn", self.trace_on)
@@ -265,7 +243,7 @@ class FiltersConfig:
         require_bool("enablePropertyFilter", self.sql_enabled)
         require_bool("filterSupportRetry", self.retried)
         require_int("filterServerNums", self.servers, 0, _FILTER_SERVERS_MAX)
-        require_int("filterServerPort", self.server_port, 0, _PORT_MAX - _FILTER_SERVERS_MAX)
+        require_int("filterServerPort", self.server_port, 0, PORT_MAX - _FILTER_SERVERS_MAX)
         require_int("filterCodesMax", self.codes_max, 1, 10_000)
         require_int("filterCodeMemoryMax", self.code_memory_bytes_max, MEMORY_BYTES_MIN)
         require_int("filterCodeCpuTimePerMessage", self.code_cpu_ms_max, 1)
@@ -410,6 +388,7 @@ class BrokerConfig:
 
     identity: IdentityConfig = field(default_factory=IdentityConfig)
     registration: RegistrationConfig = RegistrationConfig()
+    replication: ReplicationConfig = field(default_factory=ReplicationConfig)
     access: AccessConfig = AccessConfig()
     topics: TopicsConfig = TopicsConfig()
     groups: GroupsConfig = GroupsConfig()
@@ -425,10 +404,11 @@ class BrokerConfig:
     store: StoreConfig = field(default_factory=StoreConfig)
 
     def __post_init__(self) -> None:
-        # Until there is replication: a broker that thinks it is a slave must not act as a master.
-        is_alone = self.identity.role is Role.ASYNC_MASTER and self.identity.broker_id == 0
-        given = f"{self.identity.role.value} with brokerId {self.identity.broker_id}"
-        require(is_alone, "brokerRole", given, "only ASYNC_MASTER with brokerId 0")
+        role, broker_id = self.identity.role, self.identity.broker_id
+        allowed = (
+            "above 0 with brokerRole SLAVE" if self.identity.is_slave else f"0 with {role.value}"
+        )
+        require(self.identity.is_slave == (broker_id > 0), "brokerId", broker_id, allowed)
         largest = self.store.record_bytes_max - RECORD_EXTRA_BYTES
         given_bytes = self.limits.message_bytes_max
         require(given_bytes <= largest, "maxMessageSize", given_bytes, f"at most {largest} here")

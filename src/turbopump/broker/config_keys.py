@@ -152,6 +152,15 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("registerBrokerTimeoutMills", "registration.timeout_ms", _INT, live=True),
     Setting("forceRegister", "registration.forced", _BOOL, live=True),
     Setting("compressedRegister", "registration.compressed", _BOOL, live=True),
+    Setting("haListenPort", "replication.port", _INT),
+    Setting("brokerIP2", "replication.advertised_host", _TEXT),
+    Setting("haMasterAddress", "replication.master_address", _TEXT),
+    Setting("haSendHeartbeatInterval", "replication.heartbeat_ms", _INT),
+    Setting("haHousekeepingInterval", "replication.idle_max_ms", _INT),
+    Setting("haTransferBatchSize", "replication.transfer_bytes", _INT, live=True),
+    Setting("maxHaTransferByteInSecond", "replication.transfer_bytes_per_s", _INT, live=True),
+    Setting("haSlaveFallbehindMax", "replication.fall_behind_max_bytes", _INT, live=True),
+    Setting("slaveTimeout", "replication.timeout_ms", _INT, live=True),
     Setting("brokerPermission", "access.permission", _INT, live=True),
     Setting("startAcceptSendRequestTimeStamp", "access.sends_from_ms", _INT, live=True),
     Setting("configBlackList", "access.config_blacklist", _KEYS),
@@ -245,7 +254,7 @@ NOT_YET = {
 
 WITHOUT_EFFECT = frozenset(
     {
-        "rocketmqHome", "brokerConfigPath", "brokerIP2", "haListenPort",
+        "rocketmqHome", "brokerConfigPath",
         "sendMessageThreadPoolNums", "pullMessageThreadPoolNums", "queryMessageThreadPoolNums",
         "adminBrokerThreadPoolNums", "clientManageThreadPoolNums", "consumerManageThreadPoolNums",
         "heartbeatThreadPoolNums", "endTransactionThreadPoolNums", "putMessageFutureThreadPoolNums",

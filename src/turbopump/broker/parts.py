@@ -142,7 +142,8 @@ class MessagePath:
                 bytes_max=overload.unflushed_bytes_max,
             ),
         )
-        self.put = put = Put(store, self.durability, len(levels))
+        is_slave = config.identity.is_slave
+        self.put = put = Put(store, self.durability, len(levels), is_slave=is_slave)
         self.delays = Delays(store, put, state.file("delayOffset.json"), levels, clock, work)
         self.transactions = Transactions(
             store=store,

@@ -150,6 +150,9 @@ class Pulls:
         if self._consumers.has_absent:
             self._consumers.note_puller(pull.group, pull.client)
         wanted = self._wanted(pull, group)
+        # Slaves copy offsets from their master: what is committed here would be lost.
+        if self._put.is_slave:
+            return wanted
         if pull.commit_offset is not None and self._is_committable(pull, pull.commit_offset):
             self._offsets.commit(pull.group, pull.topic, pull.queue_id, pull.commit_offset)
         return wanted

@@ -123,10 +123,19 @@ def refusal(error: RemoteError | InvalidArgument | StoreError) -> RemoteError:
     return RemoteError(code, str(error))
 
 
+def _slave_refusal() -> RemoteError:
+    remark = "messages are put to the slave: this broker is a slave, send to its master"
+    return RemoteError(ResponseCode.SERVICE_NOT_AVAILABLE, remark)
+
+
 class Put:
     """Appends messages; what becomes of them is reported through the gate of acknowledgements."""
 
-    def __init__(self, store: Store, durability: Durability, delay_levels: int) -> None:
+    def __init__(
+        self, store: Store, durability: Durability, delay_levels: int, *, is_slave: bool = False
+    ) -> None:
+        self.is_slave = is_slave
+        """Whether messages come from a master only, and all others are refused."""
         self._store = store
         self._durability = durability
         self._delay_levels = delay_levels
@@ -140,11 +149,16 @@ class Put:
 
     def busy(self) -> RemoteError | None:
         """Return why nothing more should be stored now; None if the disk keeps up."""
-        return self._durability.busy()
+        return _slave_refusal() if self.is_slave else self._durability.busy()
+
+    def refuse_on_slave(self) -> None:
+        """Raise RemoteError on a slave: to be called before a message creates a topic."""
+        if self.is_slave:
+            raise _slave_refusal()
 
     def now(self, records: Group, promise: Promise, on_outcome: OnOutcome[*Ts], *args: *Ts) -> None:
         """Append records immediately: all of them or none."""
-        busy = self._durability.busy()
+        busy = self.busy()
         if busy is not None:
             on_outcome(busy, *args)
             return
@@ -187,7 +201,7 @@ class Put:
 
     def _append_burst(self) -> None:
         burst, self._burst, self._burst_bytes = self._burst, [], 0
-        busy = self._durability.busy()
+        busy = self.busy()
         if busy is not None:
             for _, _, on_outcome, args in burst:
                 on_outcome(busy, *args)
@@ -212,6 +226,7 @@ class Put:
 
     def groups(self, groups: Sequence[Group]) -> list[Appended]:
         """Append several groups with one write; raises what is refused. See `when_settled`."""
+        self.refuse_on_slave()
         try:
             return self._store.append_all(groups, told_later=True)
         except (InvalidArgument, StoreError) as error:

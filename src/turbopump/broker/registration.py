@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 import msgspec
@@ -51,6 +51,18 @@ class NameServers(Protocol):
     async def connection(self, address: str) -> NameServerConnection: ...
 
 
+class MasterAddress(Struct, frozen=True):
+    """Where a slave finds its master, as a name server reports it."""
+
+    address: str
+    """Where clients connect to, and where tables are copied from."""
+    ha_address: str
+    """Where the log is copied from."""
+
+
+OnMaster = Callable[[MasterAddress], None]
+
+
 class Registration:
     """Registers with all name servers: at the start, every 30 s, and whenever a topic changes.
 
@@ -78,6 +90,9 @@ class Registration:
         self._ha_address = ha_address
         self._ordered: dict[str, frozenset[str]] = {}
         self._filter_servers: list[str] = []
+        self.master: MasterAddress | None = None
+        """A slave's master, as a name server reported it last; None until one has."""
+        self._on_master: list[OnMaster] = []
         self._whole: tuple[DataVersion, BrokerConfig, bytes] | None = None
         """The registration of all topics as it was made last, and what of."""
         self._heralds = [_Herald(self, pool, server) for server in config.registration.name_servers]
@@ -114,6 +129,10 @@ class Registration:
         self._filter_servers, self._whole = addresses, None
         for herald in self._heralds:
             herald.tell_all()
+
+    def listen_to_master(self, on_master: OnMaster) -> None:
+        """Call a function whenever a slave's master is reported at another address."""
+        self._on_master.append(on_master)
 
     async def unregister(self) -> None:
         """Take the broker out of all routes at once; failures are logged."""
@@ -154,6 +173,20 @@ class Registration:
         """Take over which topics are ordered, from all name servers that have an opinion."""
         self._ordered[server] = frozenset(names)
         self._topics.mark_ordered(frozenset().union(*self._ordered.values()))
+
+    def note_master(self, answer: headers.RegisterBrokerAnswer) -> None:
+        """Take over where the master is, if a name server knows it.
+
+        One that does not may have lost its table: the address from before stays.
+        """
+        if not answer.master_addr or not answer.ha_server_addr:
+            return
+        master = MasterAddress(answer.master_addr, answer.ha_server_addr)
+        if self.config.identity.is_slave and master != self.master:
+            _log.info("master of this slave: %s, HA port %s", master.address, master.ha_address)
+            self.master = master
+            for on_master in self._on_master:
+                on_master(master)
 
     def _whole_body(self) -> bytes:
         """Return all topics, which are told every 30 s and seldom others than before."""
@@ -274,6 +307,8 @@ class _Herald:
         if answer.code != ResponseCode.SUCCESS:
             return f"code {answer.code}: {answer.remark}"
         self._told = _Told(connection, version)
+        header = headers.RegisterBrokerAnswer.from_ext_fields(answer.ext_fields)
+        self._registration.note_master(header)
         body = whole_body(answer)
         if body:
             self._registration.note_ordered(self.server, KeyValues.decode(body).table)

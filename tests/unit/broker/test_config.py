@@ -36,7 +36,9 @@ from turbopump.testing import VirtualClock
 from vectors import frame
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guide" / "configuration.md"
-NAMED_IN_WORDS = {"brokerName", "storePathRootDir", "brokerIP1", "namesrvAddr"}
+NAMED_IN_WORDS = {
+    "brokerName", "storePathRootDir", "brokerIP1", "namesrvAddr", "brokerIP2", "haMasterAddress",
+}  # fmt: skip
 
 OTHER_VALUES = {
     "brokerClusterName": "other",
@@ -51,6 +53,15 @@ OTHER_VALUES = {
     "registerBrokerTimeoutMills": "100",
     "forceRegister": "false",
     "compressedRegister": "true",
+    "haListenPort": "12345",
+    "brokerIP2": "10.1.2.4",
+    "haMasterAddress": "10.0.0.9:10912",
+    "haSendHeartbeatInterval": "1000",
+    "haHousekeepingInterval": "9000",
+    "haTransferBatchSize": "65536",
+    "maxHaTransferByteInSecond": "1000000",
+    "haSlaveFallbehindMax": "1048576",
+    "slaveTimeout": "500",
     "brokerPermission": "4",
     "startAcceptSendRequestTimeStamp": "1700000000000",
     "configBlackList": "brokerConfigPath;brokerPermission",
@@ -142,7 +153,7 @@ def test_every_key_is_documented_with_its_default() -> None:
 
 
 def test_every_key_is_varied() -> None:
-    # Both have only one value that is allowed, so far.
+    # Each of the two limits the other: see the tests of roles.
     assert {s.key for s in SETTINGS} - OTHER_VALUES.keys() == {"brokerId", "brokerRole"}
 
 
@@ -239,8 +250,13 @@ def test_toml_and_lines_say_the_same(tmp_path: Path) -> None:
             ["mappedFileSizeCommitLog", "65536", "maxMessageSize 1000", "at least 66544"],
         ),
         ({"aclEnable": "true"}, ["aclEnable", "only false"]),
-        ({"brokerRole": "SLAVE"}, ["brokerRole", "SLAVE", "only ASYNC_MASTER"]),
-        ({"brokerId": "1"}, ["brokerRole", "brokerId 1"]),
+        ({"brokerRole": "SLAVE"}, ["brokerId", "0", "above 0 with brokerRole SLAVE"]),
+        ({"brokerId": "1"}, ["brokerId", "1", "0 with ASYNC_MASTER"]),
+        ({"brokerId": "1", "brokerRole": "SYNC_MASTER"}, ["brokerId", "0 with SYNC_MASTER"]),
+        ({"brokerRole": "LEADER"}, ["brokerRole", "'LEADER'", "SYNC_MASTER or SLAVE"]),
+        ({"haMasterAddress": "here"}, ["haMasterAddress", "'here'", "host:port"]),
+        ({"haHousekeepingInterval": "4999"}, ["haHousekeepingInterval", "at least 5000"]),
+        ({"haTransferBatchSize": "9999999"}, ["haTransferBatchSize", "1024 to 4190208"]),
         ({"storePathCommitLog": "x"}, ["'storePathCommitLog'", "storePathRootDir"]),
     ],
 )
@@ -313,6 +329,8 @@ def test_configurations_are_frozen(kind: Any) -> None:
 def test_roles() -> None:
     assert IdentityConfig(role=Role.SLAVE).is_slave
     assert not IdentityConfig().is_slave
+    assert parse({"brokerRole": "SLAVE", "brokerId": "1"}).identity.is_slave
+    assert not parse({"brokerRole": "SYNC_MASTER"}).identity.is_slave
 
 
 # --- changes while it runs ------------------------------------------------------------------------
