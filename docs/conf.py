@@ -1,0 +1,74 @@
+"""Build the documentation site with Sphinx: `scripts/docs`."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+
+from turbopump import __version__
+
+project = "Turbopump"
+author = "The Turbopump maintainers"
+version = release = __version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinxcontrib.mermaid"]
+html_theme = "furo"
+html_title = f"Turbopump {release}"
+html_copy_source = False
+
+myst_fence_as_directive = ["mermaid"]
+myst_heading_anchors = 4
+
+autodoc_default_options = {
+    "members": True,
+    "inherited-members": "Exception,Enum,Struct,tuple,int,str",
+}
+add_module_names = False
+autodoc_member_order = "groupwise"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+python_maximum_signature_line_length = 80
+
+# These packages import a name when it is first used. Sphinx looks at what is imported.
+for _name in ("turbopump", "turbopump.aio", "turbopump.spark"):
+    _module = import_module(_name)
+    vars(_module).update({public: getattr(_module, public) for public in _module.__all__})
+
+_OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?!docs/)([^)#]+)(#[^)]*)?\)")
+_INCLUDED = {
+    "benchmarks/README.md": "/benchmarks.md",
+    "CHANGELOG.md": "/changelog.md",
+    "CONTRIBUTING.md": "/contributing.md",
+    "SECURITY.md": "/security.md",
+}
+
+
+_DECISIONS = "\n```{toctree}\n:hidden:\n:glob:\n\n0*\n```\n"
+
+
+def list_decisions(_app, docname, source):
+    """Add the decision records to the table of contents."""
+    if docname == "adr/README":
+        source[0] += _DECISIONS
+
+
+def keep_links_inside(_app, docname, source):
+    """Replace links to files outside docs/, which the site does not have.
+
+    Pages that include such a file take the link; other links become plain text.
+    """
+    depth = docname.count("/") + 1
+
+    def replaced(link):
+        text, path, anchor = link.groups()
+        if link[0].count("../") < depth:
+            return link[0]
+        target = _INCLUDED.get(path)
+        return f"[{text}]({target}{anchor or ''})" if target else text
+
+    source[0] = _OUTSIDE.sub(replaced, source[0])
+
+
+def setup(app):
+    app.connect("source-read", list_decisions)
+    app.connect("source-read", keep_links_inside)
