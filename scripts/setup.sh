@@ -1,5 +1,5 @@
-# Sourced by the other scripts: makes .venv from the lock file, once, and says where it is.
-# Needs nothing but python3 (3.11 or newer) and pip; Debian's python3 without python3-venv is enough.
+# Sourced by the other scripts: creates .venv from the lock file once, and puts it on the PATH.
+# Needs only python3 (3.11 or newer) and pip; Debian's python3 without python3-venv is enough.
 
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -13,11 +13,11 @@ fail() {
     exit 1
 }
 
-command -v "$python" >/dev/null || fail "no $python found: install Python 3.11 or newer, or set PYTHON"
+command -v "$python" >/dev/null || fail "$python not found; install Python 3.11 or newer, or set PYTHON"
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
-    fail "$python is older than 3.11: set PYTHON to a newer one"
+    fail "Python 3.11 or newer is required, but $python is older; set PYTHON to a newer one"
 
-# For scripts that others call: by then, .venv's own python3 comes first, which has no pip.
+# For scripts called by scripts: there, .venv's python3 comes first on the PATH, and it has no pip.
 PYTHON=$(command -v "$python")
 export PYTHON
 
@@ -25,14 +25,14 @@ fingerprint() {
     { cat "$lock" pyproject.toml; "$python" --version; printf '%s' "$venv"; } | sha256sum | cut -d' ' -f1
 }
 
-# Puts the command that installs into .venv into `pip`.
+# Sets `pip` to the command that installs into .venv.
 find_pip() {
     if "$python" -m pip --version >/dev/null 2>&1; then
         pip=("$python" -m pip --python "$venv/bin/python")
     elif "$venv/bin/python" -m ensurepip >/dev/null 2>&1; then
         pip=("$venv/bin/python" -m pip)
     else
-        fail "no pip found: install it (Debian: apt-get install python3-pip) and run this again"
+        fail "pip not found; install it (Debian: apt-get install python3-pip) and run this again"
     fi
     export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 }
@@ -40,7 +40,7 @@ find_pip() {
 make_venv() {
     printf 'turbopump: setting up %s; Spark is a large download (first run only)\n' "${venv#"$PWD"/}" >&2
     rm -rf "$venv"
-    # --without-pip: Debian leaves ensurepip out of python3; pip outside can install into the venv.
+    # --without-pip: Debian ships python3 without ensurepip; the system's pip can install into the venv.
     "$python" -m venv --without-pip "$venv"
     find_pip
     "${pip[@]}" install --quiet --quiet --require-hashes -r "$lock"
@@ -55,5 +55,5 @@ is_complete() {
 
 is_complete || make_venv
 export PATH="$venv/bin:$PATH"
-# Many processes are started: what one has compiled is there for the next.
+# Tests start many processes: let them share compiled bytecode.
 unset PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE

@@ -178,7 +178,7 @@ def test_what_is_missing_is_named(machine: Machine) -> None:
     none = machine.set_up(PYTHON="python9")
     assert none.returncode == 1
     assert none.stderr == (
-        "turbopump: no python9 found: install Python 3.11 or newer, or set PYTHON\n"
+        "turbopump: python9 not found; install Python 3.11 or newer, or set PYTHON\n"
     )
     old = machine.tools / "python-old"
     old.write_text("#!/bin/sh\nexit 1\n")
@@ -186,7 +186,8 @@ def test_what_is_missing_is_named(machine: Machine) -> None:
     too_old = machine.set_up(PYTHON="python-old")
     assert too_old.returncode == 1
     assert too_old.stderr == (
-        "turbopump: python-old is older than 3.11: set PYTHON to a newer one\n"
+        "turbopump: Python 3.11 or newer is required, but python-old is older; "
+        "set PYTHON to a newer one\n"
     )
 
 
@@ -203,5 +204,5 @@ def test_without_pip_it_says_what_to_do(machine: Machine) -> None:
         machine.install_python()
         shutil.rmtree(without)
     assert done.returncode == 1
-    assert "no pip found: install it (Debian: apt-get install python3-pip)" in done.stderr
-    assert not (machine.clone / ".venv" / ".complete").exists(), "the next run makes it anew"
+    assert "pip not found; install it (Debian: apt-get install python3-pip)" in done.stderr
+    assert not (machine.clone / ".venv" / ".complete").exists(), "the next run creates it again"
