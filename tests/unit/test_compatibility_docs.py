@@ -59,6 +59,6 @@ def test_other_tests() -> None:
 
 
 def test_own_client() -> None:
-    section = TEXT.partition("\n## Our client beside them")[2].partition("\n## ")[0]
+    section = TEXT.partition("\n## Turbopump's client beside the others")[2].partition("\n## ")[0]
     own, mixed = CLIENTS / "test_own_client.py", CLIENTS / "test_mixed_group.py"
     assert set(_TEST.findall(section)) == named_in(own) | named_in(mixed)
