@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from measure import print_table
 from turbopump.message import PhysicalOffset, QueueOffset
-from turbopump.spark.records.columns import RecordColumns
+from turbopump.spark.records.record_columns import RecordColumns
 from turbopump.spark.records.schema import COLUMNS, arrow_schema
 from turbopump.wire import properties
 from turbopump.wire.compression import deflate

@@ -31,8 +31,8 @@ from turbopump.errors import RemoteError
 from turbopump.message import Message
 from turbopump.net.loop import run
 from turbopump.spark.reading.options import SourceOptions
-from turbopump.spark.reading.planning import QueueRange
-from turbopump.spark.reading.reader import PartitionReader
+from turbopump.spark.reading.partition_planner import QueueRange
+from turbopump.spark.reading.partition_reader import PartitionReader
 
 HERE = Path(__file__).parent
 PARTS = ("read", "stream", "write", "latency")

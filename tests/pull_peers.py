@@ -9,12 +9,12 @@ from contextlib import contextmanager, suppress
 
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.spark.kept import KeptConnections
+from turbopump.spark.reading.blocking_pull import BlockingPull
 from turbopump.spark.reading.direct_connection import DirectConnection
-from turbopump.spark.reading.direct_pull import DirectPull
 from turbopump.spark.reading.options import Pulling
-from turbopump.spark.reading.planning import QueueRange
-from turbopump.spark.records.arrays import cells
-from turbopump.spark.records.columns import RecordColumns
+from turbopump.spark.reading.partition_planner import QueueRange
+from turbopump.spark.records.arrow_arrays import cells
+from turbopump.spark.records.record_columns import RecordColumns
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.command import Command
 from turbopump.wire.framing import FrameDecoder, encode
@@ -105,7 +105,7 @@ def peer(replies: Replies, piece_bytes: int = 1 << 20) -> Iterator[DirectConnect
 
 def pull_of(
     connection: DirectConnection, start: int = 0, end: int = COUNT, **options: int
-) -> DirectPull:
+) -> BlockingPull:
     pulling = Pulling(**options)  # type: ignore[arg-type]
     header = PullMessage(
         consumer_group="g",
@@ -121,10 +121,10 @@ def pull_of(
         expression_type="TAG",
     )
     of = QueueRange("T", "a", 0, start, end)
-    return DirectPull(connection, of, header, pulling, KeptConnections(DirectConnection.to))
+    return BlockingPull(connection, of, header, pulling, KeptConnections(DirectConnection.to))
 
 
-def rows_of(pull: DirectPull) -> list[tuple[int, bytes]]:
+def rows_of(pull: BlockingPull) -> list[tuple[int, bytes]]:
     """Return what comes, as the columns of each chunk say it."""
     columns = RecordColumns(["queueOffset", "body"])
     rows: list[tuple[int, bytes]] = []

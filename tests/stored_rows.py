@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from turbopump.message import PhysicalOffset, QueueOffset
-from turbopump.spark.records.columns import RecordColumns
+from turbopump.spark.records.record_columns import RecordColumns
 from turbopump.spark.records.schema import COLUMNS, arrow_schema
 from turbopump.wire import properties
 from turbopump.wire.hosts import host

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from servers import Standalone, standalone
-from turbopump.spark.local import session
+from turbopump.spark.session_builder import session
 
 HERE = Path(__file__).parent
 

@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from turbopump.errors import InvalidArgument
-from turbopump.spark.writing.duplicates import without_duplicates
-from turbopump.spark.writing.rows import STAMP_PROPERTY
+from turbopump.spark.writing.deduplication import without_duplicates
+from turbopump.spark.writing.row_converter import STAMP_PROPERTY
 
 READ = (
     "topic string, broker string, queueId int, queueOffset long, properties map<string,string>, "

@@ -27,7 +27,7 @@ from turbopump.spark.pipelines import Pace, lag, redrive, replay, trace
 from turbopump.spark.pipelines.pacing import SLICE_MS
 from turbopump.spark.pipelines.plots import save_lag_plot, save_trace_plot
 from turbopump.spark.pipelines.progress import Step
-from turbopump.spark.pipelines.resending import FROM, as_messages, in_order
+from turbopump.spark.pipelines.replay_sender import FROM, as_messages, in_order
 from turbopump.wire.record import MessageView
 
 BEGIN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

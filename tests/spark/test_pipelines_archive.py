@@ -23,8 +23,8 @@ from servers import Standalone
 from turbopump import Message, Producer
 from turbopump.cli.app import app
 from turbopump.errors import InvalidArgument, SparkError
-from turbopump.spark.pipelines import archive, archiving, compact, compaction, read_archive
-from turbopump.spark.pipelines.archived import batch_folders, pending_merges
+from turbopump.spark.pipelines import archive, archive_writer, compact, compaction, read_archive
+from turbopump.spark.pipelines.archive_reader import batch_folders, pending_merges
 from turbopump.spark.pipelines.progress import Step
 
 ROOT = Path(__file__).parents[2]
@@ -75,13 +75,13 @@ def test_each_message_is_archived_once_and_merging_loses_none(
 
     send(producer, topic, range(50, 60))
     with monkeypatch.context() as patch:
-        write = archiving._Writer.write
+        write = archive_writer._Writer.write
 
-        def dying(writer: archiving._Writer, frame: DataFrame, batch_id: int) -> None:
+        def dying(writer: archive_writer._Writer, frame: DataFrame, batch_id: int) -> None:
             write(writer, frame, batch_id)
             raise RuntimeError("died before it was noted")
 
-        patch.setattr(archiving._Writer, "write", dying)
+        patch.setattr(archive_writer._Writer, "write", dying)
         with pytest.raises(SparkError, match="died before it was noted"):
             archive(spark, path, source)
     # The rows are there; the query does not know, and writes them once more, over themselves.
@@ -190,7 +190,7 @@ def test_dates_and_hours_are_those_of_utc(spark: SparkSession, zone: str) -> Non
         rows = [(datetime.fromisoformat(f"{text}+00:00"),) for text in texts]
         frame = spark.createDataFrame(rows, "storeTimestamp timestamp")
         derived = frame.select(
-            *(column.alias(name) for name, column in archiving._derived(("date", "hour")).items())
+            *(each.alias(name) for name, each in archive_writer._derived(("date", "hour")).items())
         )
         found = [f"{row.date}T{row.hour:02}" for row in derived.collect()]
     finally:

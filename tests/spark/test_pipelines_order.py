@@ -14,9 +14,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
 from turbopump.spark.clocks import CLOCK_MARGIN_MS
+from turbopump.spark.pipelines.archive_replay import replay
 from turbopump.spark.pipelines.progress import Step
-from turbopump.spark.pipelines.replaying import replay
-from turbopump.spark.pipelines.resending import DUE_MS, as_messages, in_order
+from turbopump.spark.pipelines.replay_sender import DUE_MS, as_messages, in_order
 
 BEGIN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 BEGIN_MS = round(BEGIN.timestamp() * 1000)

@@ -21,8 +21,8 @@ from stored_messages import stored
 from turbopump.admin.blocking import Admin
 from turbopump.client.selectors import by_hash
 from turbopump.message import MessageQueue
-from turbopump.spark.writing.duplicates import without_duplicates
-from turbopump.spark.writing.rows import STAMP_PROPERTY
+from turbopump.spark.writing.deduplication import without_duplicates
+from turbopump.spark.writing.row_converter import STAMP_PROPERTY
 from turbopump.wire.record import MessageView
 
 STAMP_PARTS = 4

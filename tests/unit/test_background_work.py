@@ -26,11 +26,11 @@ OWNERS = {
     "client/push_consumer.py": "closing: whoever closes waits for it",
     "filter_server/sandbox.py": "batches: awaited by the pull, and over when the process ends",
     "client/delivery/workers.py": "calls of listeners: watched",
-    "spark/pipelines/stored.py": "the display of progress: watched",
+    "spark/pipelines/send_progress.py": "the display of progress: watched",
     "spark/reading/cluster.py": "requests to several queues: awaited together",
-    "spark/reading/patience.py": "requests to several brokers: awaited together",
-    "spark/reading/pulling.py": "reads ahead: awaited in order by the same reader",
-    "spark/writing/sending.py": "sends: awaited before the task of Spark ends",
+    "spark/reading/retry.py": "requests to several brokers: awaited together",
+    "spark/reading/retrying_pull.py": "reads ahead: awaited in order by the same reader",
+    "spark/writing/retrying_sender.py": "sends: awaited before the task of Spark ends",
     "testing/": "runs whatever tests ask for",
 }
 

@@ -75,7 +75,7 @@ def spark_run(title: str, master: str, conf: Sequence[str] | None) -> Iterator[R
 
 
 def _check_master(master: str) -> None:
-    from turbopump.spark.local import require_master
+    from turbopump.spark.session_builder import require_master
 
     if master.startswith("sc:"):
         raise InvalidArgument(
@@ -91,8 +91,8 @@ def _started(app_name: str, master: str, settings: Mapping[str, str]) -> SparkSe
     from py4j.protocol import Py4JError, Py4JJavaError
     from pyspark.errors import PySparkException
 
-    from turbopump.spark.local import session
-    from turbopump.spark.pipelines.failures import first_line
+    from turbopump.spark.pipelines.spark_errors import first_line
+    from turbopump.spark.session_builder import session
 
     try:
         return session(app_name, master=master, settings=settings)

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from turbopump.spark.consumer import ConsumerRun, SparkConsumer
     from turbopump.spark.consuming.outcomes import GiveUp, RetryLater
     from turbopump.spark.consuming.progress import ConsumerReport
-    from turbopump.spark.local import session
+    from turbopump.spark.session_builder import session
     from turbopump.spark.source import register
-    from turbopump.spark.writing.duplicates import without_duplicates
+    from turbopump.spark.writing.deduplication import without_duplicates
 else:
     _HOMES = {
         "ConsumerReport": "turbopump.spark.consuming.progress",
@@ -22,8 +22,8 @@ else:
         "RetryLater": "turbopump.spark.consuming.outcomes",
         "SparkConsumer": "turbopump.spark.consumer",
         "register": "turbopump.spark.source",
-        "session": "turbopump.spark.local",
-        "without_duplicates": "turbopump.spark.writing.duplicates",
+        "session": "turbopump.spark.session_builder",
+        "without_duplicates": "turbopump.spark.writing.deduplication",
     }
 
     def __getattr__(name):

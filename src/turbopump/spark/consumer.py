@@ -22,19 +22,25 @@ from turbopump.client.start_position import StartFrom, consume_from
 from turbopump.errors import InvalidArgument
 from turbopump.filters.sql92 import Sql
 from turbopump.filters.tags import wanted_tags
-from turbopump.spark.consuming.handling import (
+from turbopump.spark.consuming.handler_runner import (
     COUNTS_SCHEMA,
     ROWS_MAX,
     Exhausted,
     Handler,
-    Handling,
+    HandlerConfig,
+    HandlerRunner,
     Mode,
-    Plan,
     counts_batch,
     require_within,
 )
-from turbopump.spark.consuming.progress import METRICS, ConsumerReport, Reached, Watching, watched
-from turbopump.spark.consuming.returning import SendBack
+from turbopump.spark.consuming.progress import (
+    METRICS,
+    ConsumerReport,
+    Reached,
+    RunWatcher,
+    start_watched,
+)
+from turbopump.spark.consuming.send_back import SendBack
 from turbopump.spark.reading.options import SourceOptions
 from turbopump.wire.names import retry_topic
 
@@ -110,7 +116,7 @@ class SparkConsumer:
         self._spark = spark
         self._checkpoint = _checkpoint(checkpoint)
         self._tasks_min = tasks_min
-        self._plan = Plan(
+        self._plan = HandlerConfig(
             group=with_namespace(namespace, group),
             namespace=namespace,
             mode=mode,
@@ -144,7 +150,9 @@ class SparkConsumer:
         """
         if available_now and interval is not None:
             raise InvalidArgument("available_now and interval exclude each other: give one of them")
-        return ConsumerRun(*watched(self._spark, lambda: self._query(available_now, interval)))
+        return ConsumerRun(
+            *start_watched(self._spark, lambda: self._query(available_now, interval))
+        )
 
     def run(self, *, available_now: bool = False, interval: str | None = None) -> ConsumerReport:
         """Consume until it is stopped elsewhere, or until everything that is there is handled."""
@@ -182,7 +190,7 @@ class SparkConsumer:
 class ConsumerRun:
     """A consumer that runs."""
 
-    def __init__(self, query: StreamingQuery, watching: Watching) -> None:
+    def __init__(self, query: StreamingQuery, watching: RunWatcher) -> None:
         self.query = query
         """Spark's own handle, with its progress and its errors."""
         self._watching = watching
@@ -231,11 +239,11 @@ class ConsumerRun:
         self.stop()
 
 
-def _work(handler: Handler, plan: Plan, send_back: SendBack) -> ArrowMapIterFunction:
+def _work(handler: Handler, plan: HandlerConfig, send_back: SendBack) -> ArrowMapIterFunction:
     """Return what each task does with its rows."""
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        handling = Handling(handler, plan, send_back, time.sleep)
+        handling = HandlerRunner(handler, plan, send_back, time.sleep)
         return map(counts_batch, handling.all(batches))
 
     return work

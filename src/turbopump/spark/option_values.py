@@ -162,7 +162,7 @@ def duration_ms_from(least_ms: int) -> Callable[[str, str], int]:
     return read
 
 
-def moment_ms(name: str, text: str, forms: str) -> int:
+def timestamp_ms(name: str, text: str, forms: str) -> int:
     """Read a moment: milliseconds since 1970, or an ISO time, which is UTC if it names no zone.
 
     ``forms`` is what an error says is allowed.

@@ -26,14 +26,14 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from turbopump.spark.workers import begin_call
+from turbopump.spark.worker_gc import begin_call
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-    from turbopump.spark.reading.driver import Driver
     from turbopump.spark.reading.options import SourceOptions
+    from turbopump.spark.reading.stream_driver import StreamDriver
 
 # What reads and writes is imported where it is used: Spark imports this module to find the source,
 # for every query of whatever source, and must not fail or wait because of it.
@@ -133,13 +133,13 @@ class BatchReader(DataSourceReader):
         return self._planned(())
 
     def _planned(self, filters: Iterable[Filter]) -> list[InputPartition]:
-        from turbopump.spark.link import link_to
-        from turbopump.spark.reading.batch import plan_batch
+        from turbopump.spark.reading.batch_planner import plan_batch
         from turbopump.spark.reading.cluster import Cluster
-        from turbopump.spark.reading.filters import narrowing
+        from turbopump.spark.reading.filter_pushdown import scan_bounds
+        from turbopump.spark.shared_session import shared_session
 
-        options, by = self._options, narrowing(filters)
-        planned = link_to(options.client).run(
+        options, by = self._options, scan_bounds(filters)
+        planned = shared_session(options.client).run(
             lambda session: plan_batch(Cluster(session, options), options, by)
         )
         return [InputPartition(partition) for partition in planned]
@@ -157,7 +157,7 @@ class FilteringReader(BatchReader):
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Take filters as hints; all of them are Spark's to apply, so that none can be wrong."""
-        from turbopump.spark.reading.filters import with_tags
+        from turbopump.spark.reading.filter_pushdown import with_tags
 
         self._filters = tuple(filters)
         self._options = with_tags(self._options, self._filters)
@@ -168,7 +168,7 @@ class FilteringReader(BatchReader):
 
 
 def _read(options: SourceOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    from turbopump.spark.reading.reader import PartitionReader
+    from turbopump.spark.reading.partition_reader import PartitionReader
 
     begin_call()
     # Spark makes a partition of its own, of nothing, when there is none.
@@ -183,7 +183,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._driver: Driver | None = None
+        self._driver: StreamDriver | None = None
 
     def initialOffset(self) -> dict[str, Any]:
         """Return that nothing is known yet, always.
@@ -223,7 +223,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         from turbopump.spark.reading.offsets import flat
-        from turbopump.spark.reading.planning import plan, ranges_between
+        from turbopump.spark.reading.partition_planner import plan, ranges_between
 
         planned = plan(ranges_between(flat(start), flat(end)), self._options.plan)
         return [InputPartition(partition) for partition in planned]
@@ -241,9 +241,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._driver is not None:
             self._driver.close()
 
-    def _on_driver(self) -> Driver:
-        from turbopump.spark.reading.driver import Driver
+    def _on_driver(self) -> StreamDriver:
+        from turbopump.spark.reading.stream_driver import StreamDriver
 
         if self._driver is None:
-            self._driver = Driver(self._options)
+            self._driver = StreamDriver(self._options)
         return self._driver

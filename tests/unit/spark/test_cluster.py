@@ -26,9 +26,9 @@ from turbopump.errors import (
     TurbopumpError,
 )
 from turbopump.message import Message, MessageQueue
-from turbopump.spark.reading.batch import plan_batch
+from turbopump.spark.reading.batch_planner import plan_batch
 from turbopump.spark.reading.cluster import Cluster
-from turbopump.spark.reading.filters import Bounds, Narrowing
+from turbopump.spark.reading.filter_pushdown import Bounds, ScanBounds
 from turbopump.spark.reading.offsets import Limits
 from turbopump.spark.reading.options import SourceOptions
 from turbopump.spark.reading.positions import AtTime, Earliest, Latest, OfGroup, parse_position
@@ -101,10 +101,10 @@ async def test_a_topic_without_a_route_does_not_hide_the_others(
         with pytest.raises(NoRoute):
             await found.queues()
         for _ in range(2):
-            assert len(await found.queues_known()) == 4
+            assert len(await found.known_queues()) == 4
         assert caplog.text.count("topic 'gone' is not known") == 1
         assigned = asking(session, assign='{"T": [0, 7], "gone": [1]}')
-        assert await assigned.queues_known() == (Q0,)
+        assert await assigned.known_queues() == (Q0,)
 
 
 @virtual_time()
@@ -178,7 +178,7 @@ async def test_a_batch_that_ends_before_it_begins_is_refused(tmp_path: Path) -> 
             options = SourceOptions.for_batch(
                 given | {"startingOffsets": start, "endingOffsets": end}
             )
-            partitions = await plan_batch(Cluster(session, options), options, Narrowing())
+            partitions = await plan_batch(Cluster(session, options), options, ScanBounds())
             return sum(each.rows for partition in partitions for each in partition)
 
         assert await planned("earliest", '{"T": {"0": 4}}') == 4
@@ -224,7 +224,7 @@ async def test_times_narrow_a_batch_also_where_the_clock_was_set_back(tmp_path: 
         stored = [await cluster._stored_ms(Q0, offset) for offset in range(30)]
 
         async def planned(low: int | None, high: int | None) -> set[int]:
-            by = Narrowing(stored_ms=Bounds(low, high))
+            by = ScanBounds(stored_ms=Bounds(low, high))
             parts = [each for part in await plan_batch(cluster, options, by) for each in part]
             return {offset for each in parts for offset in range(each.start, each.end)}
 
@@ -244,9 +244,9 @@ async def test_news_end_the_wait(tmp_path: Path) -> None:
         queues = await found.queues()
         ends = {queue: limits.high for queue, limits in (await found.limits(queues)).items()}
         started_ms = made.clock.monotonic_ms()
-        assert not await found.wait_for_news(ends, 500)
+        assert not await found.wait_for_messages(ends, 500)
         assert made.clock.monotonic_ms() - started_ms == pytest.approx(500, abs=20)
-        waiting = asyncio.create_task(found.wait_for_news(ends, 60_000))
+        waiting = asyncio.create_task(found.wait_for_messages(ends, 60_000))
         await asyncio.sleep(1)
         assert not waiting.done()
         await fill(producer, 1)
@@ -258,12 +258,12 @@ async def test_a_few_messages_are_found_by_key(tmp_path: Path) -> None:
     async with world(tmp_path) as (_, producer, session):
         await fill(producer, 40)
         found = asking(session)
-        places = await found.places_of_key("T", "k3 all")
+        places = await found.offsets_of_key("T", "k3 all")
         assert places == frozenset((Q0, offset) for offset in range(3, 40, 5))
         # More than a broker is sure to return, so all are read.
-        assert await found.places_of_key("T", "all") is None
-        assert await found.places_of_key("T", "") is None
-        assert await found.places_of_key("T", "none") == frozenset()
+        assert await found.offsets_of_key("T", "all") is None
+        assert await found.offsets_of_key("T", "") is None
+        assert await found.offsets_of_key("T", "none") == frozenset()
 
 
 @virtual_time()
@@ -274,7 +274,7 @@ async def test_without_an_index_nothing_is_found_by_key(tmp_path: Path) -> None:
         session,
     ):
         await fill(producer, 3)
-        assert await asking(session).places_of_key("T", "k1 all") is None
+        assert await asking(session).offsets_of_key("T", "k1 all") is None
 
 
 @virtual_time()
@@ -289,7 +289,7 @@ async def test_messages_stored_while_the_index_was_off_are_not_missed(tmp_path: 
             await fill(producer, 5)
             options = SourceOptions.for_batch({"nameserver": "10.0.0.1:9876", "topic": "T"})
             cluster = Cluster(session, options)
-            by = Narrowing(one_of={"keys": frozenset({"k3 all"})})
+            by = ScanBounds(one_of={"keys": frozenset({"k3 all"})})
             read = {
                 offset
                 for part in await plan_batch(cluster, options, by)
@@ -316,7 +316,7 @@ async def test_an_index_of_which_the_broker_does_not_speak_is_not_relied_upon(
     async with world(tmp_path) as (made, producer, _):
         await fill(producer, 5)
         async with made.session("10.0.1.3", kind=Foreign) as session:
-            assert await asking(session).places_of_key("T", "k3 all") is None
+            assert await asking(session).offsets_of_key("T", "k3 all") is None
 
 
 @virtual_time()
@@ -355,7 +355,7 @@ async def test_a_broker_that_is_silent_is_not_asked_what_it_has_no_longer(tmp_pa
             raise RequestTimeout(f"{address} does not answer {command.code}")
 
         asked.refuse = refuse
-        assert await found.limits_known([Q0], {}) == {}
+        assert await found.known_limits([Q0], {}) == {}
         asked.refuse = None
         asked.requests.clear()
         assert await found.unreadable([Q0], [Q0]) == {}
@@ -432,11 +432,11 @@ async def test_little_is_asked_about_queues_without_news_and_brokers_that_are_si
         found = asking(session, group="g")
         queues = await found.queues()
         at = {queue: 3 if queue == Q0 else 0 for queue in queues}
-        limits = await found.limits_known(queues, at)
+        limits = await found.known_limits(queues, at)
         assert {queue: ends.high for queue, ends in limits.items()} == at
         assert len(asked.of(RequestCode.GET_MAX_OFFSET)) == 4
         assert asked.of(RequestCode.GET_MIN_OFFSET) == []
-        assert (await found.limits_known([Q0], {Q0: 2}))[Q0] == Limits(0, 3)
+        assert (await found.known_limits([Q0], {Q0: 2}))[Q0] == Limits(0, 3)
 
         def hang(address: str, command: Command) -> None:
             if command.code == RequestCode.GET_MAX_OFFSET:
@@ -445,12 +445,12 @@ async def test_little_is_asked_about_queues_without_news_and_brokers_that_are_si
         asked.refuse = hang
         before = len(asked.of(RequestCode.GET_MAX_OFFSET))
         for _ in range(3):
-            assert await found.limits_known(queues, at) == {}
+            assert await found.known_limits(queues, at) == {}
             assert await found.commit({Q0: 1}) == {}
         assert len(asked.of(RequestCode.GET_MAX_OFFSET)) == before + 4, "asked once"
         assert asked.of(RequestCode.UPDATE_CONSUMER_OFFSET) == []
         assert caplog.text.count("4 queues are not known at the moment") == 1
         asked.refuse = None
         await asyncio.sleep(3 * session.config.request_timeout_ms / 1000)
-        assert await found.limits_known(queues, at) == limits
+        assert await found.known_limits(queues, at) == limits
         assert await found.commit({Q0: 1}) == {Q0: 1}

@@ -21,8 +21,13 @@ from turbopump.client.start_position import AtTime, start_in
 from turbopump.errors import InvalidArgument
 from turbopump.filters.sql92 import Sql
 from turbopump.spark import SparkConsumer
-from turbopump.spark.consuming.handling import Counts
-from turbopump.spark.consuming.progress import METRICS, ConsumerReport, Looking, Totals
+from turbopump.spark.consuming.handler_runner import Counts
+from turbopump.spark.consuming.progress import (
+    METRICS,
+    ConsumerReport,
+    PollingWatcher,
+    ProgressListener,
+)
 from turbopump.spark.reading import positions
 from turbopump.spark.reading.options import SourceOptions
 
@@ -267,12 +272,12 @@ class Event:
         self.observedMetrics = {} if counts is None else {METRICS: Row(*NAMES)(*counts)}
 
 
-def told(totals: Totals, run: str, *counts: object) -> None:
+def told(totals: ProgressListener, run: str, *counts: object) -> None:
     totals.onQueryProgress(cast("QueryProgressEvent", Event(run, counts or None)))
 
 
 def test_waiting_ends_with_the_fact_or_with_the_run() -> None:
-    totals = Totals()
+    totals = ProgressListener()
     assert not totals.wait("a", lambda report: report.handled == 3, 0)
     told(totals, "a", 3, 0, 0, None)
     assert totals.wait("a", lambda report: report.handled == 3, None)
@@ -281,7 +286,7 @@ def test_waiting_ends_with_the_fact_or_with_the_run() -> None:
 
 
 def test_report_adds_up_the_batches_of_a_run() -> None:
-    totals = Totals()
+    totals = ProgressListener()
     told(totals, "a", 3, 1, 0, "ValueError: bad")
     told(totals, "a", 2, 0, 1, None)
     told(totals, "b", 9, 9, 9, None)
@@ -334,9 +339,9 @@ class Query:
         return True
 
 
-def looking(*batches: Sequence[object], fails: bool = False) -> tuple[Query, Looking]:
+def looking(*batches: Sequence[object], fails: bool = False) -> tuple[Query, PollingWatcher]:
     query = Query(list(batches), fails=fails)
-    return query, Looking(cast("StreamingQuery", query))
+    return query, PollingWatcher(cast("StreamingQuery", query))
 
 
 def test_report_keeps_what_was_seen() -> None:

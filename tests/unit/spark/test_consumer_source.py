@@ -9,7 +9,7 @@ import pytest
 from turbopump.errors import InvalidArgument
 from turbopump.filters.sql92 import Sql
 from turbopump.spark.reading.options import SourceOptions
-from turbopump.spark.reading.planning import PlanLimits, QueueRange, plan
+from turbopump.spark.reading.partition_planner import PlanLimits, QueueRange, plan
 from turbopump.spark.reading.positions import AtTime, Earliest, Latest, OfGroup, parse_position
 
 

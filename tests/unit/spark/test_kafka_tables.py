@@ -7,8 +7,8 @@ from pathlib import Path
 
 from turbopump.spark.reading.options import OPTIONS as SOURCE_OPTIONS
 from turbopump.spark.records.schema import COLUMNS as SOURCE_COLUMNS
-from turbopump.spark.writing.columns import COLUMNS as SINK_COLUMNS
 from turbopump.spark.writing.options import OPTIONS as SINK_OPTIONS
+from turbopump.spark.writing.sink_columns import COLUMNS as SINK_COLUMNS
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guide" / "spark.md"
 THEIR_OPTIONS = [

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from turbopump.errors import DataLost, InvalidArgument
 from turbopump.message import MessageQueue
-from turbopump.spark.reading.assigned import assigned, assigned_among
 from turbopump.spark.reading.offsets import (
     Limits,
     backlog,
@@ -23,8 +22,8 @@ from turbopump.spark.reading.offsets import (
     nested,
     shares,
 )
-from turbopump.spark.reading.options import Assigned
 from turbopump.spark.reading.positions import Explicit, offsets_named
+from turbopump.spark.reading.queue_selection import Assigned, assigned, assigned_among
 
 QUICKLY = settings(max_examples=50, deadline=None)
 

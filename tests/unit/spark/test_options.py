@@ -10,15 +10,9 @@ import pytest
 
 from turbopump.errors import InvalidArgument
 from turbopump.message import MessageQueue
-from turbopump.spark.reading.options import (
-    OPTIONS,
-    Assigned,
-    SourceOptions,
-    TopicPattern,
-    Topics,
-    columns_of,
-)
+from turbopump.spark.reading.options import OPTIONS, SourceOptions, columns_of
 from turbopump.spark.reading.positions import AtTime, Earliest, Explicit, Latest, OfGroup
+from turbopump.spark.reading.queue_selection import Assigned, TopicPattern, Topics
 from turbopump.spark.records.schema import COLUMNS
 
 PLAIN = {"nameserver": "127.0.0.1:9876", "topic": "orders"}

@@ -211,7 +211,7 @@ def test_what_keeps_spark_from_starting_is_one_line(
     def session(*_: object, **__: object) -> None:
         raise PySparkRuntimeError("[JAVA_GATEWAY_EXITED] Java has exited.\n\nmore of it")
 
-    monkeypatch.setattr("turbopump.spark.local.session", session)
+    monkeypatch.setattr("turbopump.spark.session_builder.session", session)
     result = run("compact", str(tmp_path), "--master", "yarn")
     assert result.exit_code == 1
     assert (

@@ -78,8 +78,8 @@ def test_rows_wait_for_their_time() -> None:
 def test_rate_is_never_exceeded_also_after_a_pause() -> None:
     pacer = Pacer(Pace(10.0), start_s=0.0)
     now_s, sent = 0.0, []
-    for pause_s in (0.0, 0.0, 5.0, 0.0, 0.0):
-        now_s += pause_s
+    for backoff_s in (0.0, 0.0, 5.0, 0.0, 0.0):
+        now_s += backoff_s
         now_s += pacer.wait_s(Slice(0, 2, 0.0), now_s)
         pacer.sent(2, now_s)
         sent.append(now_s)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 
-from turbopump.spark.pipelines.failures import reason
 from turbopump.spark.pipelines.progress import Lines, Step, shown
 from turbopump.spark.pipelines.reports import Table, as_json, bytes_text, facts, moment, per_second
+from turbopump.spark.pipelines.spark_errors import reason
 
 
 def test_lines_are_written_now_and_then() -> None:

@@ -10,8 +10,13 @@ from importlib.util import find_spec
 import pytest
 
 from turbopump.errors import InvalidArgument, MissingPackage
-from turbopump.spark import local
-from turbopump.spark.local import LOCAL_SETTINGS, SETTINGS, require_master, session_settings
+from turbopump.spark import session_builder
+from turbopump.spark.session_builder import (
+    LOCAL_SETTINGS,
+    SETTINGS,
+    require_master,
+    session_settings,
+)
 
 LOGGING = "-Dlog4j2.configurationFile=file:"
 
@@ -33,7 +38,7 @@ def test_executors_elsewhere_must_reach_the_driver(master: str) -> None:
 
 def test_remote_that_is_none() -> None:
     with pytest.raises(InvalidArgument, match="remote is 'spark://x': sc://host:port"):
-        local._made("x", "local", "spark://x", {})
+        session_builder._made("x", "local", "spark://x", {})
 
 
 @pytest.mark.parametrize("name", ["grpc", "grpc_status", "google", "google.rpc", "zstandard"])
@@ -44,7 +49,7 @@ def test_missing_packages_of_connect_are_told(
     hide(name, monkeypatch)
     told = rf"Connect needs {name}.*: pip install 'pyspark\[connect\]'"
     with pytest.raises(MissingPackage, match=told):
-        local._made("x", "local", remote, {})
+        session_builder._made("x", "local", remote, {})
 
 
 def hide(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +62,7 @@ def hide(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
             raise ModuleNotFoundError(name)
         return find_spec(wanted)
 
-    monkeypatch.setattr(local, "find_spec", found)
+    monkeypatch.setattr(session_builder, "find_spec", found)
 
 
 def test_a_program_without_connect_does_not_end_in_silence() -> None:
@@ -98,12 +103,12 @@ def test_masters_that_spark_knows(master: str) -> None:
 def test_masters_that_spark_would_refuse(master: str) -> None:
     told = re.escape(f"master is {master!r}: local[N], local[*], spark://HOST:PORT,")
     with pytest.raises(InvalidArgument, match=told):
-        local._made("x", master, None, {})
+        session_builder._made("x", master, None, {})
 
 
 def test_a_server_of_connect_is_no_master() -> None:
     with pytest.raises(InvalidArgument, match=r'session\(remote="sc://h:15002"\)'):
-        local._made("x", "sc://h:15002", None, {})
+        session_builder._made("x", "sc://h:15002", None, {})
 
 
 def test_missing_pyspark_says_how_to_install_it() -> None:

@@ -18,8 +18,8 @@ from pyspark.sql.types import (
 )
 
 from turbopump.errors import InvalidArgument
-from turbopump.spark.writing.columns import COLUMNS, sink_columns
 from turbopump.spark.writing.options import SinkOptions
+from turbopump.spark.writing.sink_columns import COLUMNS, sink_columns
 
 OPTIONS = SinkOptions(nameserver="127.0.0.1:9876")
 WITH_TOPIC = SinkOptions(nameserver="127.0.0.1:9876", topic="orders")

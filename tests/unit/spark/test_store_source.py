@@ -28,7 +28,7 @@ from offline_stores import (
     written,
 )
 from turbopump.errors import InvalidArgument, StoreDamaged, StoreInUse
-from turbopump.spark.offline import walk as store_walk
+from turbopump.spark.offline import log_reader as store_walk
 from turbopump.spark.offline.options import OPTIONS, StoreOptions
 from turbopump.spark.offline.source import DefaultSource
 from turbopump.spark.records.schema import COLUMNS

@@ -20,7 +20,7 @@ from pyspark.sql.streaming.listener import (
 )
 from pyspark.sql.streaming.query import StreamingQuery
 
-from turbopump.spark.consuming.handling import Counts
+from turbopump.spark.consuming.handler_runner import Counts
 
 METRICS = "turbopump"
 """What Spark's progress calls the counts of a consumer, under ``observedMetrics``."""
@@ -71,7 +71,7 @@ class ConsumerReport:
 Reached: TypeAlias = Callable[[ConsumerReport], bool]
 
 
-class Watching(Protocol):
+class RunWatcher(Protocol):
     """Knows what a run has done."""
 
     def report(self) -> ConsumerReport: ...
@@ -85,22 +85,22 @@ class Watching(Protocol):
         ...
 
 
-def watched(
+def start_watched(
     spark: SparkSession, start: Callable[[], StreamingQuery]
-) -> tuple[StreamingQuery, Watching]:
+) -> tuple[StreamingQuery, RunWatcher]:
     """Start a query and watch it from its first batch on."""
     if type(spark).__module__.startswith("pyspark.sql.connect"):
         # Listeners of its client end at the first answer that they do not understand.
         query = start()
-        return query, Looking(query)
-    totals = Totals()
+        return query, PollingWatcher(query)
+    totals = ProgressListener()
     spark.streams.addListener(totals)
     try:
         query = start()
     except BaseException:
         spark.streams.removeListener(totals)
         raise
-    return query, Listening(spark, totals, str(query.runId))
+    return query, ListeningWatcher(spark, totals, str(query.runId))
 
 
 def counts_of(progress: StreamingQueryProgress) -> Counts | None:
@@ -121,7 +121,7 @@ def counts_of(progress: StreamingQueryProgress) -> Counts | None:
 # --- by what Spark tells --------------------------------------------------------------------------
 
 
-class Totals(StreamingQueryListener):
+class ProgressListener(StreamingQueryListener):
     """Adds up the counts of each batch of each run, as Spark tells of it."""
 
     def __init__(self) -> None:
@@ -172,10 +172,10 @@ class Totals(StreamingQueryListener):
         return self._reports.get(run, ConsumerReport())
 
 
-class Listening:
+class ListeningWatcher:
     """Watches a run of a session that has listeners."""
 
-    def __init__(self, spark: SparkSession, totals: Totals, run: str) -> None:
+    def __init__(self, spark: SparkSession, totals: ProgressListener, run: str) -> None:
         self._spark = spark
         self._totals = totals
         self._run = run
@@ -197,7 +197,7 @@ class Listening:
 # --- by looking -----------------------------------------------------------------------------------
 
 
-class Looking:
+class PollingWatcher:
     """Watches a run by looking at what Spark remembers of it: its last 100 batches, normally.
 
     What was seen once is kept: only a run that nobody looks at for so long is short of some.
@@ -218,11 +218,11 @@ class Looking:
         return report
 
     def wait(self, is_reached: Reached, timeout_s: float | None) -> bool:
-        for pause_s in _pauses(timeout_s):
+        for backoff_s in _pauses(timeout_s):
             if is_reached(self.report()):
                 return True
             try:
-                if self._query.awaitTermination(pause_s):  # type: ignore[arg-type]
+                if self._query.awaitTermination(backoff_s):  # type: ignore[arg-type]
                     break
             except StreamingQueryException:
                 # Told by `await_termination`; here it is an end like any other.

@@ -14,12 +14,12 @@ from turbopump.spark.option_values import (
     Given,
     boolean,
     expression,
-    moment_ms,
     not_empty,
     one_topic,
     positive,
     size_bytes,
     text_of,
+    timestamp_ms,
 )
 from turbopump.spark.records.schema import chosen_columns
 from turbopump.wire.names import SYSTEM_PREFIX, is_forbidden_to_send
@@ -149,4 +149,4 @@ def _topics(name: str, text: str) -> frozenset[str]:
 
 
 def _time_ms(name: str, text: str) -> int:
-    return moment_ms(name, text, _TIME_FORMS)
+    return timestamp_ms(name, text, _TIME_FORMS)

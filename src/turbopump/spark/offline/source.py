@@ -19,10 +19,10 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from turbopump.errors import InvalidArgument, RecordError, StoreDamaged
-from turbopump.spark.offline.files import broker_name, log_files, require_stopped
+from turbopump.spark.offline.log_partitions import Damage, LogPart, plan, records_of
 from turbopump.spark.offline.options import FORMAT, StoreOptions, Wanted, columns_of
-from turbopump.spark.offline.plan import Damage, LogPart, plan, records_of
-from turbopump.spark.records.columns import RecordColumns, unreadable
+from turbopump.spark.offline.store_files import broker_name, log_files, require_stopped
+from turbopump.spark.records.record_columns import RecordColumns, unreadable
 from turbopump.spark.records.record_run import RecordRun
 from turbopump.spark.records.schema import spark_schema
 

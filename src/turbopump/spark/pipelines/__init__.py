@@ -13,34 +13,34 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from turbopump.spark.pipelines.archived import read_archive
-    from turbopump.spark.pipelines.archiving import ArchiveReport, archive
+    from turbopump.spark.pipelines.archive_reader import read_archive
+    from turbopump.spark.pipelines.archive_replay import ReplayReport, replay
+    from turbopump.spark.pipelines.archive_writer import ArchiveReport, archive
     from turbopump.spark.pipelines.compaction import CompactionReport, compact
-    from turbopump.spark.pipelines.lags import LagReport, lag
+    from turbopump.spark.pipelines.dead_letter_redrive import RedriveReport, redrive
+    from turbopump.spark.pipelines.group_lag import LagReport, lag
     from turbopump.spark.pipelines.pacing import Pace
     from turbopump.spark.pipelines.plots import save_lag_plot, save_trace_plot
-    from turbopump.spark.pipelines.redriving import RedriveReport, redrive
-    from turbopump.spark.pipelines.replaying import ReplayReport, replay
-    from turbopump.spark.pipelines.traces import TraceReport, trace
+    from turbopump.spark.pipelines.trace_analysis import TraceReport, trace
 else:
     # The modules are not named as the functions: importing one would put it in a function's place.
     _HOMES = {
-        "ArchiveReport": "archiving",
+        "ArchiveReport": "archive_writer",
         "CompactionReport": "compaction",
-        "LagReport": "lags",
+        "LagReport": "group_lag",
         "Pace": "pacing",
-        "RedriveReport": "redriving",
-        "ReplayReport": "replaying",
-        "TraceReport": "traces",
-        "archive": "archiving",
+        "RedriveReport": "dead_letter_redrive",
+        "ReplayReport": "archive_replay",
+        "TraceReport": "trace_analysis",
+        "archive": "archive_writer",
         "compact": "compaction",
-        "lag": "lags",
-        "read_archive": "archived",
-        "redrive": "redriving",
-        "replay": "replaying",
+        "lag": "group_lag",
+        "read_archive": "archive_reader",
+        "redrive": "dead_letter_redrive",
+        "replay": "archive_replay",
         "save_lag_plot": "plots",
         "save_trace_plot": "plots",
-        "trace": "traces",
+        "trace": "trace_analysis",
     }
 
     def __getattr__(name):

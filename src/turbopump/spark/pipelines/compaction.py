@@ -23,25 +23,31 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from turbopump.errors import InvalidArgument, SparkError
-from turbopump.spark.pipelines.archived import (
+from turbopump.spark.pipelines.archive_layout import (
+    COMPACTION,
+    BatchFolder,
+    HaveSameColumns,
+    Merge,
+    merges,
+)
+from turbopump.spark.pipelines.archive_reader import (
     PendingMerge,
     batch_folders,
     journal_path,
     pending_merges,
     size_of,
 )
-from turbopump.spark.pipelines.files import (
+from turbopump.spark.pipelines.archive_settings import require_no_file_list
+from turbopump.spark.pipelines.local_files import (
     full_path,
     local_directory,
     moving_folders,
     sync_directory,
     write_in_one_step,
 )
-from turbopump.spark.pipelines.layout import COMPACTION, Alike, BatchFolder, Merge, merges
+from turbopump.spark.pipelines.preconditions import require_count, require_driver
 from turbopump.spark.pipelines.progress import Step, Watch, unwatched
 from turbopump.spark.pipelines.reports import Table, bytes_text, facts
-from turbopump.spark.pipelines.settings import require_no_file_list
-from turbopump.spark.pipelines.wishes import require_count, require_driver
 
 TARGET_BYTES = 128 * 1024 * 1024
 
@@ -117,7 +123,7 @@ def compact(
     with _alone(directory):
         finished = finish_pending(directory)
         before = size_of(directory)
-        plan = merges(batch_folders(directory), target_bytes, _alike(directory))
+        plan = merges(batch_folders(directory), target_bytes, _have_same_columns(directory))
         rows = 0
         for number, merge in enumerate(plan):
             watch(Step("folders merged", number, len(plan)))
@@ -192,17 +198,17 @@ def _merge(spark: SparkSession, directory: Path, merge: Merge) -> int:
     return found.rows
 
 
-def _alike(directory: Path) -> Alike:
+def _have_same_columns(directory: Path) -> HaveSameColumns:
     """Spark reads many files as if all had the columns of one: only such are merged."""
 
     @cache
     def content(folder: BatchFolder) -> Content:
         return content_of([directory / folder.path])
 
-    def alike(one: BatchFolder, other: BatchFolder) -> bool:
+    def have_same_columns(one: BatchFolder, other: BatchFolder) -> bool:
         return len(content(one).columns) == 1 and content(one).columns == content(other).columns
 
-    return alike
+    return have_same_columns
 
 
 def content_of(directories: Sequence[Path]) -> Content:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from turbopump.spark.pipelines.lags import LagReport
-    from turbopump.spark.pipelines.traces import TraceReport
+    from turbopump.spark.pipelines.group_lag import LagReport
+    from turbopump.spark.pipelines.trace_analysis import TraceReport
 
 _LINES_MAX = 10
 """As many colours as there are; those with the highest values in the first panel are drawn."""

@@ -23,11 +23,9 @@ from turbopump.errors import (
     TurbopumpError,
 )
 from turbopump.message import MessageQueue, QueueOffset
-from turbopump.spark.reading import commits, key_search
-from turbopump.spark.reading.assigned import assigned, assigned_among
+from turbopump.spark.reading import key_search, offset_commit
 from turbopump.spark.reading.offsets import Limits, Offsets, inside, inside_for_group
-from turbopump.spark.reading.options import Assigned, SourceOptions, TopicPattern, Topics
-from turbopump.spark.reading.patience import of_each, of_those_who_answer, patiently
+from turbopump.spark.reading.options import SourceOptions
 from turbopump.spark.reading.positions import (
     EARLIEST_OFFSET,
     LATEST_OFFSET,
@@ -39,7 +37,15 @@ from turbopump.spark.reading.positions import (
     Position,
     offsets_named,
 )
-from turbopump.spark.reading.unreadable import Doubts, Unreadable, why_refused
+from turbopump.spark.reading.queue_selection import (
+    Assigned,
+    TopicPattern,
+    Topics,
+    assigned,
+    assigned_among,
+)
+from turbopump.spark.reading.retry import gather_available, gather_by_key, with_retries
+from turbopump.spark.reading.unreadable_queues import QueueChecks, Unreadable, unreadable_reason
 from turbopump.wire.bodies import ConsumerOffsets, TopicList
 from turbopump.wire.codes import RequestCode
 from turbopump.wire.command import request, whole_body
@@ -71,7 +77,7 @@ class Cluster:
         self._group = group
         self._reader = QueueReader(session, group, times)
         self._servers = NameServers(session.config.nameserver_addresses, session.random)
-        self._doubts = Doubts(session, self._reader)
+        self._checks = QueueChecks(session, self._reader)
         self._unknown: frozenset[MessageQueue] = frozenset()
         self._routeless: frozenset[str] = frozenset()
         self._uncommitted: dict[MessageQueue, str] = {}
@@ -87,7 +93,7 @@ class Cluster:
             return assigned(self._options.chosen, queues)
         return queues
 
-    async def queues_known(self, at: Offsets | None = None) -> tuple[MessageQueue, ...]:
+    async def known_queues(self, at: Offsets | None = None) -> tuple[MessageQueue, ...]:
         """Return the queues to read of the topics that have some now; the others are logged.
 
         Brokers may be away, or a topic deleted: that is no reason to miss queues of the others.
@@ -102,13 +108,13 @@ class Cluster:
                 routeless[topic] = error
                 return ()
 
-        found = await of_each(await self._topics(), routed)
+        found = await gather_by_key(await self._topics(), routed)
         if routeless.keys() - self._routeless:
             text = "; ".join(map(str, routeless.values()))
             _log.warning("new queues are not looked for at the moment: %s", text)
         self._routeless = frozenset(routeless)
         named = sorted(queue for each in found.values() for queue in each)
-        queues = await self._doubts.without_deleted(named)
+        queues = await self._checks.without_deleted(named)
         chosen = self._options.chosen
         return assigned_among(chosen, queues, at) if isinstance(chosen, Assigned) else queues
 
@@ -124,14 +130,14 @@ class Cluster:
                 assert_never(self._options.chosen)
 
     async def _queues_of(self, topics: Iterable[str]) -> tuple[MessageQueue, ...]:
-        found = await of_each(
+        found = await gather_by_key(
             topics,
-            lambda topic: patiently(
+            lambda topic: with_retries(
                 lambda: self._queues_in(topic),
                 self._options.pulling.retries,
                 topic,
                 # A wrong name is told at once.
-                hopeless=NoRoute,
+                fatal=NoRoute,
             ),
         )
         return tuple(sorted(queue for queues in found.values() for queue in queues))
@@ -149,7 +155,7 @@ class Cluster:
         """Return the topics that match, asking again by the interval of routes."""
         now_ms = self._session.clock.monotonic_ms()
         if self._topics_found is None:
-            names: Iterable[str] = await self._patiently(self._topic_names, "topics")
+            names: Iterable[str] = await self._with_retries(self._topic_names, "topics")
         else:
             asked_ms, topics = self._topics_found
             if now_ms - asked_ms < self._session.config.route_interval_ms:
@@ -194,8 +200,8 @@ class Cluster:
 
         Only those are asked about that are doubtful, or whose brokers refused to wait for news.
         """
-        asked = self._doubts.refused.union(doubtful).intersection(queues)
-        return await self._doubts.settled(
+        asked = self._checks.refused.union(doubtful).intersection(queues)
+        return await self._checks.find_unreadable(
             sorted(queue for queue in asked if not self._is_silent(queue.broker))
         )
 
@@ -203,11 +209,11 @@ class Cluster:
 
     async def limits(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, Limits]:
         """Return the ends of queues; raises when a broker does not answer for long."""
-        return await of_each(
-            queues, lambda queue: self._patiently(lambda: self._limits(queue), str(queue))
+        return await gather_by_key(
+            queues, lambda queue: self._with_retries(lambda: self._limits(queue), str(queue))
         )
 
-    async def limits_known(
+    async def known_limits(
         self, queues: Iterable[MessageQueue], at: Offsets
     ) -> dict[MessageQueue, Limits]:
         """Return the ends of queues whose brokers answer; the others are logged.
@@ -217,7 +223,7 @@ class Cluster:
         """
         wanted = frozenset(queues)
         asked = sorted(queue for queue in wanted if not self._is_silent(queue.broker))
-        found, failed = await of_those_who_answer(
+        found, failed = await gather_available(
             asked, lambda queue: self._limits(queue, at.get(queue))
         )
         for queue, error in failed.items():
@@ -314,11 +320,12 @@ class Cluster:
         Brokers answer 0 as well for a group that they do not know, while a queue still has its
         first message; so a 0 is looked up among all that was committed.
         """
-        found: Mapping[MessageQueue, int | None] = await of_each(
-            queues, lambda queue: self._patiently(lambda: self._reader.committed(queue), str(queue))
+        found: Mapping[MessageQueue, int | None] = await gather_by_key(
+            queues,
+            lambda queue: self._with_retries(lambda: self._reader.committed(queue), str(queue)),
         )
         doubtful = {queue.broker: queue for queue, at in found.items() if at == 0}
-        tables = await of_each(doubtful, lambda broker: self._all_committed(doubtful[broker]))
+        tables = await gather_by_key(doubtful, lambda broker: self._all_committed(doubtful[broker]))
         return {
             queue: None if at == 0 and not self._is_in(tables[queue.broker], queue) else at
             for queue, at in found.items()
@@ -328,7 +335,7 @@ class Cluster:
         address = await self._session.address_of(self._reader.wire_queue(queue))
         command = request(RequestCode.GET_ALL_CONSUMER_OFFSET)
         timeout_ms = self._options.pulling.timeout_ms
-        answer = await self._patiently(
+        answer = await self._with_retries(
             lambda: self._session.request(address, command, timeout_ms), queue.broker
         )
         if _NO_OFFSETS in (answer.remark or "").lower():
@@ -344,14 +351,14 @@ class Cluster:
 
         One that does not is logged once: the checkpoint knows, and the next batch tells again.
         """
-        noted = await of_each(offsets, lambda queue: self._commit(queue, offsets[queue]))
+        noted = await gather_by_key(offsets, lambda queue: self._commit(queue, offsets[queue]))
         return {queue: offsets[queue] for queue, is_noted in noted.items() if is_noted}
 
     async def _commit(self, queue: MessageQueue, offset: int) -> bool:
         if self._is_silent(queue.broker):
             return False
         try:
-            await commits.commit(
+            await offset_commit.commit(
                 self._session, self._reader, self._group, queue, QueueOffset(offset)
             )
         except TurbopumpError as error:
@@ -365,7 +372,7 @@ class Cluster:
 
     # --- keys -------------------------------------------------------------------------------------
 
-    async def places_of_key(
+    async def offsets_of_key(
         self, topic: str, key: str
     ) -> frozenset[tuple[MessageQueue, int]] | None:
         """Return the messages of a topic that may have a key; None if brokers do not know all."""
@@ -390,7 +397,7 @@ class Cluster:
         self, timestamp_ms: int, limits: Mapping[MessageQueue, Limits]
     ) -> dict[MessageQueue, int]:
         """Return the first offset of each queue that was stored at a time or after it."""
-        return await of_each(
+        return await gather_by_key(
             limits, lambda queue: self._first_since(queue, timestamp_ms, limits[queue])
         )
 
@@ -402,7 +409,7 @@ class Cluster:
         low, high = ends.low - 1, ends.high
         if ends.low == ends.high:
             return ends.high
-        hint = await self._patiently(
+        hint = await self._with_retries(
             lambda: self._reader.offset_at_ms(queue, timestamp_ms), str(queue)
         )
         step, at = 1, min(max(hint, ends.low), ends.high - 1)
@@ -443,7 +450,7 @@ class Cluster:
             QueueOffset(offset),
         )
         try:
-            outcome = await self._patiently(
+            outcome = await self._with_retries(
                 lambda: self._reader.pull(queue, at, everything, count, is_held=False), str(queue)
             )
         except DamagedMessage as error:
@@ -454,7 +461,7 @@ class Cluster:
 
     # --- waiting ----------------------------------------------------------------------------------
 
-    async def wait_for_news(self, at: Offsets, wait_ms: int) -> bool:
+    async def wait_for_messages(self, at: Offsets, wait_ms: int) -> bool:
         """Return True when a message comes at one of the offsets, False when the time is over.
 
         Brokers hold a pull of each queue and answer the one that has news. A queue that is said to
@@ -482,8 +489,8 @@ class Cluster:
                 queue, QueueOffset(offset), wanted, 1, is_held=True, timeout_ms=wait_ms
             )
         except TurbopumpError as error:
-            if isinstance(error, RemoteError) and why_refused(queue, error) is not None:
-                self._doubts.refuse(queue, error)
+            if isinstance(error, RemoteError) and unreadable_reason(queue, error) is not None:
+                self._checks.refuse(queue, error)
             elif not error.retriable:
                 raise
             return False
@@ -491,8 +498,8 @@ class Cluster:
 
     # --- inside -----------------------------------------------------------------------------------
 
-    async def _patiently(self, call: Callable[[], Awaitable[T]], what: str) -> T:
-        return await patiently(call, self._options.pulling.retries, what)
+    async def _with_retries(self, call: Callable[[], Awaitable[T]], what: str) -> T:
+        return await with_retries(call, self._options.pulling.retries, what)
 
 
 def _at(offset: int, ends: Limits) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from turbopump.errors import ConnectionLost, RequestTimeout
 from turbopump.spark.kept import KeptConnections, connected_socket, request_numbers
-from turbopump.spark.reading.answers import Answer, AnswerReader
+from turbopump.spark.reading.pull_responses import PullResponse, PullResponseReader
 
 BUFFER_BYTES = 8 * 1024 * 1024
 _RECEIVE_BYTES = 1024 * 1024
@@ -28,7 +28,7 @@ class DirectConnection:
         self._socket.setblocking(False)
         self._unsent = bytearray()
         self._numbers = request_numbers()
-        self._reader = AnswerReader()
+        self._reader = PullResponseReader()
         self._begin_anew(BUFFER_BYTES)
 
     def _begin_anew(self, size: int) -> None:
@@ -90,8 +90,8 @@ class DirectConnection:
         if found[0][1] & select.POLLOUT:
             self.flush()
 
-    def answers(self) -> Iterator[Answer]:
-        """Yield answers that are whole and have not been read; raises WireError, UnusualAnswer."""
+    def answers(self) -> Iterator[PullResponse]:
+        """Yield complete responses not read yet; raises WireError, UnexpectedResponse."""
         reader, data, end = self._reader, self.buffer, self._filled
         while True:
             for found in reader.row(data, self._read_to, end):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, fields, replace
+from itertools import zip_longest
 from operator import itemgetter
 from typing import Any
 
@@ -14,7 +14,6 @@ from turbopump.client.names import check_group, check_topic
 from turbopump.errors import InvalidArgument, InvalidExpression
 from turbopump.filters.sql92 import Sql
 from turbopump.filters.tags import wanted_tags
-from turbopump.message import MessageQueue
 from turbopump.spark.option_values import (
     Given,
     boolean,
@@ -28,7 +27,7 @@ from turbopump.spark.option_values import (
     size_bytes,
     text_of,
 )
-from turbopump.spark.reading.planning import PlanLimits
+from turbopump.spark.reading.partition_planner import PlanLimits
 from turbopump.spark.reading.positions import (
     AtTime,
     Earliest,
@@ -37,8 +36,8 @@ from turbopump.spark.reading.positions import (
     Position,
     parse_position,
 )
+from turbopump.spark.reading.queue_selection import Assigned, Chosen, TopicPattern, Topics
 from turbopump.spark.records.schema import chosen_columns
-from turbopump.wire.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 
 FORMAT = "rocketmq"
 READER_GROUP = "turbopump-spark"
@@ -123,50 +122,12 @@ _IDLE_LEAST_MS = 10
 """Less would only make brokers busy, and answers too late."""
 
 
-@dataclass(frozen=True, slots=True)
-class Topics:
-    """Topics by name."""
-
-    names: tuple[str, ...]
-
-    def has(self, queue: MessageQueue) -> bool:
-        return queue.topic in self.names
-
-
-@dataclass(frozen=True, slots=True)
-class TopicPattern:
-    """Topics whose whole name matches an expression.
-
-    Retry topics and dead letters are meant only if the expression begins like them.
-    """
-
-    pattern: str
-
-    def has(self, queue: MessageQueue) -> bool:
-        return self.matches(queue.topic)
-
-    def matches(self, topic: str) -> bool:
-        if topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)) and self.pattern[0] != "%":
-            return False
-        return re.fullmatch(self.pattern, topic) is not None
-
-
-@dataclass(frozen=True, slots=True)
-class Assigned:
-    """Single queues, as (topic, broker, number); the broker is empty if there is only one."""
-
-    queues: tuple[tuple[str, str, int], ...]
-
-    def has(self, queue: MessageQueue) -> bool:
-        return not self.places(queue).isdisjoint(self.queues)
-
-    @staticmethod
-    def places(queue: MessageQueue) -> frozenset[tuple[str, str, int]]:
-        """Return the ways in which a queue can be assigned."""
-        return frozenset((queue.topic, broker, queue.queue_id) for broker in ("", queue.broker))
-
-
-Chosen = Topics | TopicPattern | Assigned
+def _restore(value: Pulling | SourceOptions, state: Iterable[object]) -> None:
+    """Open a pickle, perhaps of an older version: new fields come last and take their defaults."""
+    pairs: Iterable[tuple[Any, object]] = zip_longest(fields(value), state, fillvalue=MISSING)
+    for field, saved in pairs:
+        assert field is not MISSING, "pickled by a newer version"
+        object.__setattr__(value, field.name, field.default if saved is MISSING else saved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +172,9 @@ class Pulling:
     def is_filtered(self) -> bool:
         return self.tags is not None or isinstance(self.expression, Sql)
 
+    def __setstate__(self, state: Iterable[object]) -> None:
+        _restore(self, state)
+
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
@@ -236,6 +200,9 @@ class SourceOptions:
     def reader_group(self) -> str:
         """The group that pulls name."""
         return self.group or READER_GROUP
+
+    def __setstate__(self, state: Iterable[object]) -> None:
+        _restore(self, state)
 
     @classmethod
     def for_batch(cls, options: Mapping[str, str]) -> SourceOptions:

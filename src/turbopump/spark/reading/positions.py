@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from turbopump.errors import InvalidArgument
 from turbopump.message import MessageQueue
-from turbopump.spark.option_values import moment_ms
+from turbopump.spark.option_values import timestamp_ms
 
 LATEST_OFFSET = -1
 EARLIEST_OFFSET = -2
@@ -74,7 +74,7 @@ def parse_position(name: str, text: str) -> Position:
         return OfGroup(otherwise)
     if plain.startswith("{"):
         return Explicit(tuple(_entries(name, plain)))
-    return AtTime(moment_ms(name, plain, _FORMS))
+    return AtTime(timestamp_ms(name, plain, _FORMS))
 
 
 def _entries(name: str, text: str) -> Iterable[tuple[str, str, int, int]]:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from turbopump.spark.records.arrays import (
+from turbopump.spark.records.arrow_arrays import (
     SHARED_MAX,
     Column,
     Int64s,
@@ -27,7 +27,7 @@ from turbopump.spark.records.arrays import (
     repeated,
     texts,
 )
-from turbopump.spark.records.record_run import Parts, RecordRun
+from turbopump.spark.records.record_run import FieldSpans, RecordRun
 from turbopump.spark.records.same_layout import same_layout
 from turbopump.wire.properties import ENTRY_END, NAME_END
 
@@ -237,7 +237,7 @@ class _MixedNames:
 def _joined(run: RecordRun) -> tuple[npt.NDArray[np.uint8], Int64s]:
     """Return all texts in one, with an end of entry before each of them and behind the last."""
     # The byte before a text belongs to its length: room for the separator.
-    stored = run.binary(Parts(run.properties.start - 1, run.properties.length + 1))
+    stored = run.binary(FieldSpans(run.properties.start - 1, run.properties.length + 1))
     joined, offsets = _separated(stored)
     return (joined, offsets) if _is_utf8(joined) else _separated(_mended(stored))
 

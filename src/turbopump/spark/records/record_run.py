@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from isal.isal_zlib import crc32
 
-from turbopump.spark.records.arrays import (
+from turbopump.spark.records.arrow_arrays import (
     Column,
     Encoded,
     Int64s,
@@ -98,7 +98,7 @@ class RecordRun:
         sizes: Int64s,
         heads: npt.NDArray[Any],
         v6_shifts: tuple[Int64s, Int64s] | None,
-        parts: tuple[Parts, Parts, Parts],
+        parts: tuple[FieldSpans, FieldSpans, FieldSpans],
         topic: bytes | None = None,
     ) -> None:
         self.data = data
@@ -169,7 +169,7 @@ class RecordRun:
         if self.v6_shifts is None:
             return _few(self._heads["born_host"])
         start = self.starts + _BORN_HOST_AT
-        return self._different(Parts(start, self.v6_shifts[0] + (V4_BYTES + _PORT_BYTES)))
+        return self._different(FieldSpans(start, self.v6_shifts[0] + (V4_BYTES + _PORT_BYTES)))
 
     def store_hosts(self) -> Hosts:
         """Return the store hosts in the same way."""
@@ -177,13 +177,13 @@ class RecordRun:
             return _few(self._heads["store_host"])
         return self._different(self._store_host_parts(self.v6_shifts))
 
-    def _different(self, parts: Parts) -> Hosts:
+    def _different(self, parts: FieldSpans) -> Hosts:
         found: Encoded = self.binary(parts).dictionary_encode()
         return cells(found.dictionary), found.indices
 
-    def _store_host_parts(self, v6_shifts: tuple[Int64s, Int64s]) -> Parts:
+    def _store_host_parts(self, v6_shifts: tuple[Int64s, Int64s]) -> FieldSpans:
         start = self.starts + v6_shifts[0] + _STORE_HOST_AT
-        return Parts(start, v6_shifts[1] - v6_shifts[0] + (V4_BYTES + _PORT_BYTES))
+        return FieldSpans(start, v6_shifts[1] - v6_shifts[0] + (V4_BYTES + _PORT_BYTES))
 
     def offset_ids(self) -> Iterator[tuple[Int64s | None, npt.NDArray[np.uint8]]]:
         """Yield the bytes of offset ids, store host and physical offset, one row for each.
@@ -206,11 +206,11 @@ class RecordRun:
             placed = offsets[rows].view(np.uint8).reshape(len(rows), 8)
             yield rows, np.concatenate((hosts, placed), axis=1)
 
-    def binary(self, parts: Parts) -> Column:
+    def binary(self, parts: FieldSpans) -> Column:
         """Return a part of each record."""
         return slices(self._buffer, parts.start, parts.end)
 
-    def of_same_width(self, parts: Parts) -> npt.NDArray[np.void] | None:
+    def of_same_width(self, parts: FieldSpans) -> npt.NDArray[np.void] | None:
         """Return a part of each record, None if they differ in length or are empty."""
         width = parts.width()
         return None if width is None else read_at(self.data, f"V{width}", parts.start)
@@ -260,7 +260,7 @@ class RecordRun:
             yield [view[start:end] for start, end in spans]
 
 
-class Parts:
+class FieldSpans:
     """One stretch of bytes for each record."""
 
     __slots__ = ("length", "start")
@@ -285,9 +285,9 @@ class Parts:
             length = int(length[0])
         return length or None
 
-    def where(self, wanted: Mask | slice) -> Parts:
+    def where(self, wanted: Mask | slice) -> FieldSpans:
         length = self.length
-        return Parts(self.start[wanted], length if isinstance(length, int) else length[wanted])
+        return FieldSpans(self.start[wanted], length if isinstance(length, int) else length[wanted])
 
 
 def read_at(view: memoryview, kind: str, positions: Int64s) -> npt.NDArray[Any]:

@@ -13,7 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from turbopump.spark.records.arrays import Column, maps, offsets_of, repeated, same_width_texts
+from turbopump.spark.records.arrow_arrays import (
+    Column,
+    maps,
+    offsets_of,
+    repeated,
+    same_width_texts,
+)
 from turbopump.spark.records.record_run import Mask, Span
 from turbopump.wire.properties import ENTRY_END, NAME_END
 

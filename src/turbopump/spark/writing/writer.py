@@ -17,15 +17,15 @@ from pyspark.sql.types import StructType
 
 from turbopump.client.producer import unique_ids
 from turbopump.errors import InvalidArgument, SparkError
-from turbopump.spark.link import Link, link_to
-from turbopump.spark.workers import begin_call
-from turbopump.spark.writing.columns import SinkColumns, sink_columns
-from turbopump.spark.writing.direct import DirectSending
-from turbopump.spark.writing.encoding import ROWS_MAX, RowEncoder
+from turbopump.spark.shared_session import SharedSession, shared_session
+from turbopump.spark.worker_gc import begin_call
+from turbopump.spark.writing.blocking_sender import BlockingSender
 from turbopump.spark.writing.options import SinkOptions
-from turbopump.spark.writing.rows import Origin, RowReader
-from turbopump.spark.writing.sending import Sending
-from turbopump.spark.writing.ways import Ways
+from turbopump.spark.writing.retrying_sender import RetryingSender
+from turbopump.spark.writing.row_converter import Origin, RowConverter
+from turbopump.spark.writing.row_encoder import ROWS_MAX, RowEncoder
+from turbopump.spark.writing.send_paths import SendPaths
+from turbopump.spark.writing.sink_columns import SinkColumns, sink_columns
 
 _QUERY_ID = "sql.streaming.queryId"
 _BATCH_ID = "streaming.sql.batchId"
@@ -114,30 +114,30 @@ def write_rows(
     batches: Iterator[pa.RecordBatch], columns: SinkColumns, options: SinkOptions, origin: Origin
 ) -> Written:
     """Send the rows of one task, and return when all are stored; raises the first failure."""
-    return send_rows(link_to(options.client()), batches, columns, options, origin)
+    return send_rows(shared_session(options.client()), batches, columns, options, origin)
 
 
 def send_rows(
-    link: Link,
+    shared: SharedSession,
     batches: Iterator[pa.RecordBatch],
     columns: SinkColumns,
     options: SinkOptions,
     origin: Origin,
 ) -> Written:
-    """Do that over a link; rows are converted while those before them are on their way."""
-    reader = RowReader(columns, options, origin)
-    encoder = RowEncoder(columns, options, origin, unique_ids(link.session))
-    sending = Sending(link.session, options, origin.partition)
-    ways = Ways(link, sending, DirectSending(link, sending, options, origin.partition))
+    """Do that over a session; rows are converted while those before them are on their way."""
+    reader = RowConverter(columns, options, origin)
+    encoder = RowEncoder(columns, options, origin, unique_ids(shared.session))
+    sending = RetryingSender(shared.session, options, origin.partition)
+    paths = SendPaths(shared, sending, BlockingSender(shared, sending, options, origin.partition))
     first_row = 0
     try:
         for batch in _parts(batches):
-            ways.take(encoder.rows(batch, first_row) or reader.rows(batch, first_row))
+            paths.take(encoder.rows(batch, first_row) or reader.rows(batch, first_row))
             first_row += batch.num_rows
-        tally = ways.finish()
+        counts = paths.finish()
     finally:
-        ways.close()
-    return Written(tally.rows, tally.sends, tally.body_bytes, tally.repeated)
+        paths.close()
+    return Written(counts.rows, counts.sends, counts.body_bytes, counts.repeated)
 
 
 def _parts(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

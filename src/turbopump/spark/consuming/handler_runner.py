@@ -1,0 +1,329 @@
+"""The executor's side of a consumer: call the function, act on its answers, count.
+
+A row counts as dealt with when the function succeeded or the broker has taken the message back. If
+neither can be had, the task fails, so that Spark tries it again and never commits past it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, assert_never, get_args
+
+import pyarrow as pa
+
+from turbopump.errors import InvalidArgument, SparkError
+from turbopump.spark.consuming.message_rows import (
+    Delivered,
+    Messages,
+    RowSlice,
+    Table,
+    delivered,
+    split_by_queue,
+    with_original_topic,
+)
+from turbopump.spark.consuming.outcomes import (
+    SUCCESS,
+    GiveUp,
+    Outcome,
+    RetryLater,
+    ordered_step,
+    outcome_of,
+    outcomes_of,
+)
+
+_log = logging.getLogger(__name__)
+
+Mode: TypeAlias = Literal["row", "batch", "pandas", "arrow"]
+MODES: tuple[str, ...] = get_args(Mode)
+
+Exhausted: TypeAlias = Literal["dead letter", "fail"]
+EXHAUSTED: tuple[str, ...] = get_args(Exhausted)
+
+Handler: TypeAlias = Callable[[Any], object]
+"""The user's function: of a `MessageView`, a list of them, a DataFrame or a RecordBatch."""
+
+ROWS_MAX = 1_000_000
+_INT_MAX = 2**31 - 1
+_SUSPEND_MS = (10, 30_000)
+_RETRY_LATER = RetryLater()
+
+
+DEAD = -1
+"""The delay level by which brokers understand that a message is to be a dead letter at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """A message on its way back, to come again after a delay or as a dead letter."""
+
+    delivered: Delivered
+    delay_level: int
+
+
+SendBackMessages: TypeAlias = Callable[[Sequence[Returned]], None]
+"""Gives messages back to their brokers; raises SparkError if they do not take one of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerConfig:
+    """How messages are handled; a value that is sent to the executors."""
+
+    group: str
+    """As brokers know it, with its namespace."""
+
+    namespace: str = ""
+    mode: Mode = "row"
+    ordered: bool = False
+    batch_max: int | None = None
+    """Most messages of one call; None gives what Spark has in one Arrow batch."""
+
+    attempts_max: int = 16
+    suspend_ms: int = 1000
+    exhausted: Exhausted = "dead letter"
+
+    def __post_init__(self) -> None:
+        _require_one_of("mode", self.mode, MODES)
+        _require_one_of("exhausted", self.exhausted, EXHAUSTED)
+        require_within("attempts_max", self.attempts_max, 0, _INT_MAX)
+        require_within("suspend_ms", self.suspend_ms, *_SUSPEND_MS)
+        if self.batch_max is not None:
+            require_within("batch_max", self.batch_max, 1, ROWS_MAX)
+            if self.mode == "row":
+                raise InvalidArgument('batch_max is for calls with many messages, not mode="row"')
+
+
+def require_within(name: str, value: object, least: int, most: int) -> None:
+    """Refuse what is no whole number within limits."""
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise InvalidArgument(
+            f"{name} is {value!r}: a whole number of {least} to {most} is allowed"
+        )
+
+
+def _require_one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise InvalidArgument(f"{name} is {value!r}: one of {', '.join(allowed)} is allowed")
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What became of messages, and what the function raised first."""
+
+    handled: int = 0
+    retried: int = 0
+    dead: int = 0
+    error: str | None = None
+
+    @property
+    def received(self) -> int:
+        return self.handled + self.retried + self.dead
+
+    def plus(self, other: Counts) -> Counts:
+        return Counts(
+            self.handled + other.handled,
+            self.retried + other.retried,
+            self.dead + other.dead,
+            self.error or other.error,
+        )
+
+
+COUNTS_SCHEMA = "handled long, retried long, dead long, error string"
+_COUNTS_TYPES: dict[str, pa.DataType] = {
+    "handled": pa.int64(),
+    "retried": pa.int64(),
+    "dead": pa.int64(),
+    "error": pa.string(),
+}
+
+
+def counts_batch(counts: Counts) -> pa.RecordBatch:
+    """Return counts as the one row that a task tells the driver."""
+    row = {
+        "handled": counts.handled,
+        "retried": counts.retried,
+        "dead": counts.dead,
+        "error": counts.error,
+    }
+    return pa.RecordBatch.from_pylist([row], pa.schema(_COUNTS_TYPES))
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerResult:
+    """What the function made of each message of a call, and the first error there was."""
+
+    outcomes: list[Outcome]
+    error: BaseException | None = None
+
+
+class HandlerRunner:
+    """Deals with the messages of one task."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        plan: HandlerConfig,
+        send_back: SendBackMessages,
+        pause: Callable[[float], None],
+    ) -> None:
+        self._handler = handler
+        self._plan = plan
+        self._send_back = send_back
+        self._pause = pause
+        """Waits for so many seconds."""
+
+    def all(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Counts]:
+        """Deal with batches one after the other; what is counted has been dealt with."""
+        settle = self._settle_in_order if self._plan.ordered else self._settle
+        for batch in batches:
+            if batch.num_rows:
+                counts = Counts()
+                for piece in self._pieces(batch):
+                    counts = counts.plus(settle(piece))
+                yield counts
+
+    def _pieces(self, batch: pa.RecordBatch) -> Iterator[RowSlice]:
+        plan = self._plan
+        stretches = split_by_queue(batch) if plan.ordered else iter((batch,))
+        # Row by row in order, a call must not be made before the one before has succeeded.
+        size = 1 if plan.ordered and plan.mode == "row" else plan.batch_max
+        for stretch in stretches:
+            rows = self._given(with_original_topic(stretch, plan.group, plan.namespace))
+            step = size or len(rows)
+            for start in range(0, len(rows), step):
+                yield rows.part(start, min(start + step, len(rows)))
+
+    def _given(self, batch: pa.RecordBatch) -> Messages | Table:
+        return Messages(delivered(batch)) if self._plan.mode in ("row", "batch") else Table(batch)
+
+    # --- in no order ------------------------------------------------------------------------------
+
+    def _settle(self, piece: RowSlice) -> Counts:
+        answered = self._call(piece)
+        failed = [
+            (row, outcome)
+            for row, outcome in enumerate(answered.outcomes)
+            if outcome is not SUCCESS
+        ]
+        if not failed:
+            return Counts(handled=len(piece))
+        rows = [row for row, _ in failed]
+        self._send_back(
+            [
+                _returned(each, outcome)
+                for each, (_, outcome) in zip(piece.delivered(rows), failed, strict=True)
+            ]
+        )
+        times = piece.reconsume_times
+        dead = sum(
+            isinstance(outcome, GiveUp) or times[row] >= self._plan.attempts_max
+            for row, outcome in failed
+        )
+        self._tell(piece, rows, answered.error)
+        return Counts(len(piece) - len(rows), len(rows) - dead, dead, error_text(answered.error))
+
+    # --- in order ---------------------------------------------------------------------------------
+
+    def _settle_in_order(self, piece: RowSlice) -> Counts:
+        """Call again and again until every message is done or a dead letter, in their order."""
+        counts = Counts()
+        while len(piece):
+            answered = self._call(piece)
+            step = ordered_step(answered.outcomes, piece.reconsume_times, self._plan.attempts_max)
+            if step.exhausted and self._plan.exhausted == "fail":
+                raise self._stopped(piece, step.exhausted[0], answered.error)
+            # The broker counts deliveries, not the attempts made here: it is told outright.
+            buried = sorted((*step.given_up, *step.exhausted))
+            if buried:
+                self._send_back([Returned(each, DEAD) for each in piece.delivered(buried)])
+            error = error_text(answered.error)
+            counts = counts.plus(Counts(len(step.done), 0, len(buried), error))
+            if step.rest == len(piece):
+                break
+            self._tell(piece, [step.rest], answered.error)
+            failed = [
+                row - step.rest
+                for row in range(step.rest, len(piece))
+                if isinstance(answered.outcomes[row], RetryLater)
+            ]
+            piece = piece.part(step.rest, len(piece)).tried(failed)
+            self._pause(self._plan.suspend_ms / 1000)
+        return counts
+
+    def _stopped(self, piece: RowSlice, row: int, error: BaseException | None) -> SparkError:
+        message = piece.delivered([row])[0].message
+        why = f" ({error_text(error)})" if error is not None else ""
+        return SparkError(
+            f"{_place(message)} failed {message.reconsume_times + 1} times{why} and stops its "
+            'queue, as exhausted="fail" asks for: mend the cause and start again, or let such '
+            'messages become dead letters with exhausted="dead letter"'
+        )
+
+    # --- calling ----------------------------------------------------------------------------------
+
+    def _call(self, piece: RowSlice) -> HandlerResult:
+        match self._plan.mode:
+            case "row":
+                assert isinstance(piece, Messages)
+                return self._call_for_each(piece)
+            case "batch":
+                assert isinstance(piece, Messages)
+                return self._call_once(list(piece), len(piece))
+            case "pandas":
+                assert isinstance(piece, Table)
+                frame = piece.batch.to_pandas(maps_as_pydicts="lossy")
+                return self._call_once(frame, len(piece))
+            case "arrow":
+                assert isinstance(piece, Table)
+                return self._call_once(piece.batch, len(piece))
+            case never:
+                assert_never(never)
+
+    def _call_for_each(self, messages: Messages) -> HandlerResult:
+        outcomes: list[Outcome] = []
+        first: BaseException | None = None
+        for message in messages:
+            try:
+                outcomes.append(outcome_of(self._handler(message)))
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code
+                first = first or error
+                outcomes.append(_RETRY_LATER)
+        return HandlerResult(outcomes, first)
+
+    def _call_once(self, given: object, count: int) -> HandlerResult:
+        try:
+            return HandlerResult(outcomes_of(self._handler(given), count))
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code
+            return HandlerResult([_RETRY_LATER] * count, error)
+
+    def _tell(self, piece: RowSlice, rows: Sequence[int], error: BaseException | None) -> None:
+        """Log failures once for a call: a thousand of them most often have the same cause."""
+        message = piece.delivered(rows[:1])[0].message
+        _log.warning(
+            "%s: %d of %d messages failed, the first is %s",
+            self._plan.group,
+            len(rows),
+            len(piece),
+            _place(message),
+            exc_info=error,
+        )
+
+
+def _returned(each: Delivered, outcome: Outcome) -> Returned:
+    return Returned(each, outcome.delay_level if isinstance(outcome, RetryLater) else DEAD)
+
+
+def _place(message: Any) -> str:
+    return (
+        f"{message.message_id} of topic {message.topic!r} "
+        f"(queue {message.queue_id}, offset {message.queue_offset})"
+    )
+
+
+def error_text(error: BaseException | None) -> str | None:
+    """Return an error as a report shows it."""
+    if error is None:
+        return None
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

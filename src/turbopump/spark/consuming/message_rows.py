@@ -1,0 +1,251 @@
+"""Rows of the source as the user's function gets them, and as messages that can be sent back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, Protocol, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from turbopump.client.delivery.results import with_next_attempt
+from turbopump.client.names import without_namespace
+from turbopump.message import QueueOffset
+from turbopump.wire import properties, sysflag
+from turbopump.wire.hosts import Host, host, split_address
+from turbopump.wire.ids import parse_offset_id
+from turbopump.wire.names import retry_topic
+from turbopump.wire.record import MAGIC, MessageView
+
+_COMPRESSION_BITS = sysflag.COMPRESSED | 0x700
+_US_PER_MS = 1000
+_TIMES = ("bornTimestamp", "storeTimestamp")
+_MESSAGE_COLUMNS = (
+    "topic",
+    "broker",
+    "queueId",
+    "queueOffset",
+    "offsetMsgId",
+    "properties",
+    "body",
+    *_TIMES,
+    "bornHost",
+    "reconsumeTimes",
+    "sysFlag",
+    "size",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """A message and the broker that it was read from."""
+
+    message: MessageView
+    broker: str
+
+
+class RowSlice(Protocol):
+    """Rows for one call of the function."""
+
+    def __len__(self) -> int: ...
+
+    def part(self, start: int, end: int) -> Self:
+        """Return the rows from ``start`` to before ``end``."""
+        ...
+
+    def tried(self, rows: Iterable[int]) -> Self:
+        """Return the same with some rows counted as tried once more."""
+        ...
+
+    @property
+    def reconsume_times(self) -> Sequence[int]: ...
+
+    def delivered(self, rows: Sequence[int]) -> list[Delivered]:
+        """Return some rows as messages, to send them back."""
+        ...
+
+
+class Messages:
+    """Rows as messages, one object for each."""
+
+    __slots__ = ("_delivered",)
+
+    def __init__(self, delivered: Sequence[Delivered]) -> None:
+        self._delivered = delivered
+
+    def __len__(self) -> int:
+        return len(self._delivered)
+
+    def __iter__(self) -> Iterator[MessageView]:
+        return (each.message for each in self._delivered)
+
+    def part(self, start: int, end: int) -> Messages:
+        return Messages(self._delivered[start:end])
+
+    def tried(self, rows: Iterable[int]) -> Messages:
+        counted = list(self._delivered)
+        for row in rows:
+            each = counted[row]
+            counted[row] = Delivered(with_next_attempt(each.message), each.broker)
+        return Messages(counted)
+
+    @property
+    def reconsume_times(self) -> Sequence[int]:
+        return [each.message.reconsume_times for each in self._delivered]
+
+    def delivered(self, rows: Sequence[int]) -> list[Delivered]:
+        return [self._delivered[row] for row in rows]
+
+
+class Table:
+    """Rows as an Arrow batch; messages are made only of those that have to go back."""
+
+    __slots__ = ("batch",)
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self.batch = batch
+
+    def __len__(self) -> int:
+        return self.batch.num_rows
+
+    def part(self, start: int, end: int) -> Table:
+        return Table(self.batch.slice(start, end - start))
+
+    def tried(self, rows: Iterable[int]) -> Table:
+        times = list(self.reconsume_times)
+        for row in rows:
+            times[row] += 1
+        return Table(_with_column(self.batch, "reconsumeTimes", pa.array(times, pa.int32())))
+
+    @property
+    def reconsume_times(self) -> Sequence[int]:
+        times: Any = self.batch.column("reconsumeTimes")
+        found: list[int] = times.to_pylist()
+        return found
+
+    def delivered(self, rows: Sequence[int]) -> list[Delivered]:
+        return delivered(self.batch.take(pa.array(rows, pa.int64())))
+
+
+# --- from columns to messages ---------------------------------------------------------------------
+
+
+def delivered(batch: pa.RecordBatch) -> list[Delivered]:
+    """Return every row as a message, equal to what other consumers get of it.
+
+    A row does not carry the application's flag, which is 0, and bodies are inflated already.
+    """
+    columns = [_values(name, batch.column(name)) for name in _MESSAGE_COLUMNS]
+    return [_delivered(*cells) for cells in zip(*columns, strict=True)]
+
+
+def _values(name: str, column: Any) -> list[Any]:
+    if name not in _TIMES:
+        found: list[Any] = column.to_pylist()
+        return found
+    times = column.cast(pa.int64()).to_pylist()
+    # A sender's clock may say what no timestamp can hold; such a time is null in the column.
+    return [0 if time is None else time // _US_PER_MS for time in times]
+
+
+def _delivered(
+    topic: str,
+    broker: str,
+    queue_id: int,
+    queue_offset: QueueOffset,
+    offset_id: str,
+    named: list[tuple[str, str]] | None,
+    body: bytes,
+    born_ms: int,
+    store_ms: int,
+    born_host: str,
+    reconsume_times: int,
+    sys_flag: int,
+    size: int,
+) -> Delivered:
+    """Make a message of the cells of a row, which stand in the order of `_MESSAGE_COLUMNS`."""
+    store_host, physical_offset = parse_offset_id(offset_id)
+    born = _host(born_host)
+    message = MessageView(
+        size=size,
+        magic=MAGIC,
+        body_crc=0,
+        queue_id=queue_id,
+        flag=0,
+        queue_offset=queue_offset,
+        physical_offset=physical_offset,
+        sys_flag=sys_flag & ~_COMPRESSION_BITS,
+        born_timestamp_ms=born_ms,
+        born_ip=born.ip,
+        born_port=born.port,
+        store_timestamp_ms=store_ms,
+        store_ip=store_host.ip,
+        store_port=store_host.port,
+        reconsume_times=reconsume_times,
+        prepared_transaction_offset=0,
+        body_length=len(body),
+        stored_body=body,
+        topic=topic,
+        stored_properties=b"",
+        _properties=dict(named or ()),
+        _body=body,
+    )
+    return Delivered(message, broker)
+
+
+@lru_cache(maxsize=4096)
+def _host(text: str) -> Host:
+    return host(*split_address(text))
+
+
+# --- where a message belongs ----------------------------------------------------------------------
+
+
+def with_original_topic(batch: pa.RecordBatch, group: str, namespace: str) -> pa.RecordBatch:
+    """Return rows under the topic that they were sent to, as the application knows it.
+
+    What comes again is in the group's retry topic, and says in a property where it came from.
+    """
+    topics: Any = batch.column("topic")
+    names = {retry_topic(group), without_namespace(namespace, retry_topic(group))}
+    is_retry = pc.is_in(topics, value_set=pa.array(sorted(names), pa.string()))
+    again = pc.any(is_retry).as_py()
+    if not again and not namespace:
+        return batch
+    if again:
+        origins = pc.map_lookup(
+            batch.column("properties"), pa.scalar(properties.RETRY_TOPIC), "last"
+        )
+        topics = pc.if_else(is_retry, pc.coalesce(origins, topics), topics)
+    if namespace:
+        topics = _renamed(topics, lambda name: without_namespace(namespace, name))
+    return _with_column(batch, "topic", topics)
+
+
+def _renamed(column: Any, rename: Callable[[str], str]) -> Any:
+    names = column.dictionary_encode()
+    renamed = pa.array([rename(name) for name in names.dictionary.to_pylist()], pa.string())
+    return renamed.take(names.indices)
+
+
+def _with_column(batch: pa.RecordBatch, name: str, column: Any) -> pa.RecordBatch:
+    at = batch.schema.get_field_index(name)
+    return batch.set_column(at, batch.schema.field(at), column)
+
+
+def split_by_queue(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Divide rows where the next is of another queue; a task may read several, one by one."""
+    columns = [batch.column(name) for name in ("topic", "broker", "queueId")]
+    if batch.num_rows < 2:
+        yield batch
+        return
+    changes: Any = pa.array([False] * (batch.num_rows - 1))
+    for column in columns:
+        changes = pc.or_(changes, pc.not_equal(column.slice(1), column.slice(0, len(column) - 1)))
+    ends: Any = pc.indices_nonzero(changes)
+    cuts = [0, *(end + 1 for end in ends.to_pylist()), batch.num_rows]
+    for start, end in pairwise(cuts):
+        yield batch.slice(start, end - start)

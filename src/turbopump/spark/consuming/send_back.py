@@ -1,0 +1,52 @@
+"""Messages from the executors back to their brokers, many at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from turbopump.client.config import ClientConfig
+from turbopump.client.retry_sender import RetrySender
+from turbopump.client.session import Session
+from turbopump.errors import SparkError
+from turbopump.message import MessageQueue
+from turbopump.spark.consuming.handler_runner import Returned
+from turbopump.spark.shared_session import shared_session
+
+_AT_ONCE_MAX = 64
+
+
+@dataclass(frozen=True, slots=True)
+class SendBack:
+    """Gives messages back over its process's shared session; a value that executors are sent."""
+
+    client: ClientConfig
+    group: str
+    attempts_max: int
+
+    def __call__(self, returned: Sequence[Returned]) -> None:
+        """Return when brokers have all of them; raises SparkError if they do not take one."""
+        kept = shared_session(self.client).run(lambda session: self._all(session, returned))
+        if kept:
+            raise SparkError(
+                f"{len(kept)} of {len(returned)} messages that failed could not be sent back, "
+                f"the first is {kept[0].delivered.message.message_id} to broker "
+                f"{kept[0].delivered.broker!r}: the task fails, so that none is lost; see the "
+                "executor's log for the broker's words"
+            )
+
+    async def _all(self, session: Session, returned: Sequence[Returned]) -> list[Returned]:
+        """Send all back, and return those that nobody took."""
+        sending = RetrySender(session, self.group, self.attempts_max)
+        places = asyncio.Semaphore(_AT_ONCE_MAX)
+
+        async def one(each: Returned) -> bool:
+            async with places:
+                message, broker = each.delivered.message, each.delivered.broker
+                queue = MessageQueue(message.topic, broker, message.queue_id)
+                return await sending.send_back(queue, message, each.delay_level)
+
+        async with asyncio.TaskGroup() as tasks:
+            sent = [tasks.create_task(one(each)) for each in returned]
+        return [each for each, task in zip(returned, sent, strict=True) if not task.result()]

@@ -1,0 +1,181 @@
+"""Which task reads what of a store, and how one goes through its part.
+
+A part starts and ends between two messages. In older files those places are looked for without
+reading what lies between them; whoever reads a part then sees whether it ends where it should.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from itertools import pairwise
+
+import numpy as np
+
+from turbopump.errors import StoreDamaged
+from turbopump.spark.clocks import CLOCK_MARGIN_MS
+from turbopump.spark.offline.log_reader import End, Found, LogReader, Stop, opened
+from turbopump.spark.offline.options import Wanted
+from turbopump.spark.offline.store_files import LogFile
+from turbopump.spark.records.record_run import RecordRun
+
+_log = logging.getLogger(__name__)
+
+
+class Damage(Enum):
+    """What a task does about bytes that are no message."""
+
+    FAILS = auto()
+    ENDS_LOG = auto()
+    """In the last file: what a crash left is not part of the log."""
+    IS_PASSED_OVER = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class LogPart:
+    """What one task reads: the records that start in a part of a file."""
+
+    file: LogFile
+    start: int
+    end: int
+    damage: Damage
+
+
+def plan(
+    files: Sequence[LogFile], wanted: Wanted, part_bytes: int, *, ignore_damage: bool
+) -> list[LogPart]:
+    """Divide the log into parts of about a size."""
+    parts: list[LogPart] = []
+    for file in _of_time(files, wanted):
+        with opened(file) as reader:
+            if ignore_damage:
+                parts += _split(reader, part_bytes, Damage.IS_PASSED_OVER)
+            elif file is files[-1]:
+                parts += _split_last(reader, part_bytes)
+            else:
+                parts += _split(reader, part_bytes, Damage.FAILS)
+    return parts
+
+
+def records_of(part: LogPart) -> Iterator[RecordRun]:
+    """Read a part; raises StoreDamaged."""
+    with opened(part.file) as reader:
+        at: int | None = part.start
+        while at is not None:
+            stop = Stop(at, End.REACHED)
+            may_be_torn = part.damage is Damage.ENDS_LOG
+            for item in reader.walk(at, part.end, may_be_torn=may_be_torn):
+                if isinstance(item, Found):
+                    yield item.run
+                else:
+                    stop = item
+            at = _resumed(reader, part, stop)
+
+
+def _resumed(reader: LogReader, part: LogPart, stop: Stop) -> int | None:
+    """Return where to read on after a stop, None where the part ends."""
+    path = part.file.path
+    if stop.at > part.end:
+        raise StoreDamaged(
+            f"{path}: a message reaches over byte {part.end}, where another one seemed to start; "
+            f"read the file in one piece with bytesPerPartition={part.file.size}"
+        )
+    if stop.end is End.REACHED or (stop.end is End.BLANK and part.end == part.file.size):
+        return None
+    reason = stop.reason or f"{stop.end.name.lower()} bytes in the middle of the log"
+    if part.damage is Damage.ENDS_LOG:
+        _warn_of_torn_end(part.file, stop)
+        return None
+    if part.damage is Damage.FAILS:
+        raise StoreDamaged(
+            f"{path} at byte {stop.at}: {reason}; ignoreDamage=true passes over what is damaged"
+        )
+    following = reader.next_record(stop.at + 1, part.end)
+    if stop.end is not End.UNWRITTEN or following is not None:
+        behind = part.end if following is None else following
+        _log.warning("%s at byte %d: %s; reading on at %d", path, stop.at, reason, behind)
+    return following
+
+
+def _warn_of_torn_end(file: LogFile, stop: Stop) -> None:
+    if stop.end is End.DAMAGED:
+        _log.warning(
+            "%s is torn at byte %d (%s): the log ends there", file.path, stop.at, stop.reason
+        )
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def _of_time(files: Sequence[LogFile], wanted: Wanted) -> list[LogFile]:
+    """Return the files that may have messages of the wanted time."""
+    if wanted.start_ms is None and wanted.end_ms is None:
+        return list(files)
+    times = [_first_time_ms(file) for file in files]
+    # What the next file starts with is later than everything in this one, unless a clock was set
+    # back.
+    return [
+        file
+        for file, first_ms, next_ms in zip(files, times, [*times[1:], None], strict=True)
+        if not _is_before(next_ms, wanted.start_ms) and not _is_from(first_ms, wanted.end_ms)
+    ]
+
+
+def _first_time_ms(file: LogFile) -> int | None:
+    with opened(file) as reader:
+        return reader.first_store_time_ms()
+
+
+def _is_before(time_ms: int | None, limit_ms: int | None) -> bool:
+    return None not in (time_ms, limit_ms) and (time_ms or 0) + CLOCK_MARGIN_MS < (limit_ms or 0)
+
+
+def _is_from(time_ms: int | None, limit_ms: int | None) -> bool:
+    return None not in (time_ms, limit_ms) and (time_ms or 0) - CLOCK_MARGIN_MS >= (limit_ms or 0)
+
+
+# --- parts of a file ------------------------------------------------------------------------------
+
+
+def _split(reader: LogReader, part_bytes: int, damage: Damage) -> list[LogPart]:
+    """Divide a file at records that are found by their look."""
+    size = reader.file.size
+    filler = reader.filler() if size > part_bytes else None
+    if filler is None:
+        return [LogPart(reader.file, 0, size, damage)]
+    places = {0, filler}
+    for place in range(part_bytes, filler, part_bytes):
+        found = None if place <= max(places - {filler}) else reader.next_record(place, filler)
+        if found is not None:
+            places.add(found)
+    return _parts(reader.file, sorted(places), damage)
+
+
+def _split_last(reader: LogReader, part_bytes: int) -> list[LogPart]:
+    """Divide the file that the log ends in: only reading all of it tells where that is."""
+    file = reader.file
+    if file.size <= part_bytes:
+        return [LogPart(file, 0, file.size, Damage.ENDS_LOG)]
+    places, end = [0], 0
+    for item in reader.walk(0, file.size, may_be_torn=True):
+        if isinstance(item, Stop):
+            _warn_of_torn_end(file, item)
+            continue
+        starts = item.at + item.run.starts - item.run.starts[0]
+        end = int(starts[-1] + item.run.sizes[-1])
+        places += _places(starts.tolist(), places[-1], part_bytes)
+    return _parts(file, [*places, end], Damage.FAILS)
+
+
+def _places(starts: Sequence[int], last: int, part_bytes: int) -> Iterable[int]:
+    """Return the starts that are a part's size behind the one before them."""
+    array = np.array(starts)
+    while (row := int(np.searchsorted(array, last + part_bytes))) < len(array):
+        last = int(array[row])
+        yield last
+
+
+def _parts(file: LogFile, places: Sequence[int], damage: Damage) -> list[LogPart]:
+    return [LogPart(file, start, end, damage) for start, end in pairwise(places) if start < end]

@@ -1,0 +1,230 @@
+"""Going through a file of a commit log, a piece at a time, up to whatever is no message."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum, auto
+
+import numpy as np
+
+from turbopump.errors import RecordError
+from turbopump.spark.offline.store_files import LogFile
+from turbopump.spark.records.record_finder import damage_at, find_records
+from turbopump.spark.records.record_run import RecordRun
+from turbopump.wire.record import (
+    BLANK_BYTES,
+    BLANK_MAGIC,
+    MAGIC,
+    MAGIC_V2,
+    decode_record,
+    encode_blank,
+)
+
+READ_BYTES = 4 * 1024 * 1024
+_PREFIX = struct.Struct(">iI")
+_HEAD = struct.Struct(">iI20xq")
+"""Size, magic number, and the position in the log that a record says it has."""
+_MAGIC_AT = 4
+_MAGIC_START = MAGIC.to_bytes(4, "big")[:3]
+"""What the magic numbers of all releases begin with."""
+_BLANK_MAGIC = BLANK_MAGIC.to_bytes(4, "big")
+_FILLER_BYTES_MAX = 16 * 1024 * 1024
+"""How far from its end the filler of a file is looked for: larger than messages are."""
+_UNWRITTEN = b"\0" * BLANK_BYTES
+
+
+class End(Enum):
+    """What lies where a walk ends."""
+
+    REACHED = auto()
+    """The position it was to go to, or the end of the file."""
+    BLANK = auto()
+    """The filler that ends a file."""
+    UNWRITTEN = auto()
+    """Zeros: nothing has been written there yet."""
+    DAMAGED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Where a walk ends, as a position in the file, and why."""
+
+    at: int
+    end: End
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Good records, back to back from a position in the file on."""
+
+    at: int
+    run: RecordRun
+
+
+class LogReader:
+    """An open file of the log."""
+
+    def __init__(self, file: LogFile, fd: int) -> None:
+        self.file = file
+        self._fd = fd
+
+    def walk(self, start: int, end: int, *, may_be_torn: bool = False) -> Iterator[Found | Stop]:
+        """Go through the records that start in a part of the file; last comes a `Stop`.
+
+        ``start`` is where one starts. With ``may_be_torn`` the last record counts as damaged also
+        if nothing but its checksum, which is only its body's, speaks for it.
+        """
+        at, doubtful = start, None
+        while True:
+            found = self._records_at(at, end, READ_BYTES)
+            if isinstance(found, Stop):
+                if doubtful is not None and found.end is not End.BLANK:
+                    yield Stop(doubtful.at, End.DAMAGED, "properties have not been written")
+                    return
+                if doubtful is not None:
+                    yield doubtful
+                yield found
+                return
+            if doubtful is not None:
+                yield doubtful
+                doubtful = None
+            at += int(found.run.sizes.sum())
+            if may_be_torn and _ends_doubtfully(found.run):
+                found, doubtful = _split_last(found)
+            if len(found.run):
+                yield found
+
+    def next_record(self, at: int, end: int) -> int | None:
+        """Return the first position of a part of the file where a record surely lies.
+
+        A body may contain what looks like one, but does not know where it will come to lie.
+        """
+        at += _MAGIC_AT
+        while at < end + _MAGIC_AT:
+            data = os.pread(self._fd, READ_BYTES, at)
+            place = data.find(_MAGIC_START)
+            if place < 0:
+                if len(data) < READ_BYTES:
+                    return None
+                at += len(data) - len(_MAGIC_START) + 1
+                continue
+            start = at + place - _MAGIC_AT
+            if start < end and self._is_record(start):
+                return start
+            at += place + 1
+        return None
+
+    def filler(self) -> int | None:
+        """Return where the filler at the end of the file starts, None if there seems to be none.
+
+        What lies behind it may be left from earlier and look like messages. Of several places the
+        first counts: everything before the filler has been written over.
+        """
+        base = max(0, self.file.size - _FILLER_BYTES_MAX)
+        data = os.pread(self._fd, _FILLER_BYTES_MAX, base)
+        place = data.find(_BLANK_MAGIC)
+        while place >= 0:
+            start = place - _MAGIC_AT
+            left = self.file.size - base - start
+            if start >= 0 and data[start : start + BLANK_BYTES] == encode_blank(left):
+                return base + start
+            place = data.find(_BLANK_MAGIC, place + 1)
+        return None
+
+    def first_store_time_ms(self) -> int | None:
+        """Return when the first message of the file was stored."""
+        found = self._records_at(0, 1, 64 * 1024)
+        return None if isinstance(found, Stop) else int(found.run.store_times_ms()[0])
+
+    def _is_record(self, at: int) -> bool:
+        head = os.pread(self._fd, _HEAD.size, at)
+        if len(head) < _HEAD.size:
+            return False
+        size, magic, position = _HEAD.unpack(head)
+        if magic not in (MAGIC, MAGIC_V2) or position != self.file.start + at:
+            return False
+        if not 0 < size <= self.file.size - at:
+            return False
+        try:
+            view = decode_record(os.pread(self._fd, size, at), check_crc=True)
+        except RecordError:
+            return False
+        return bool(view.size == size)
+
+    def _records_at(self, at: int, end: int, read_bytes: int) -> Found | Stop:
+        if at >= min(end, self.file.size):
+            return Stop(at, End.REACHED)
+        data = os.pread(self._fd, max(min(read_bytes, end - at), _PREFIX.size), at)
+        size, magic = _PREFIX.unpack(data[:8].ljust(8, b"\0"))
+        if magic in (MAGIC, MAGIC_V2) and len(data) < size <= self.file.size - at:
+            data = os.pread(self._fd, size, at)
+        run, _ = find_records(data)
+        run, damage = self._good(run, at)
+        if len(run):
+            return Found(at, run)
+        if damage is not None:
+            return Stop(at, End.DAMAGED, damage.reason)
+        return self._stop(at, data)
+
+    def _good(self, run: RecordRun, at: int) -> tuple[RecordRun, RecordError | None]:
+        """Return the records up to the first one that is damaged, and what is wrong with that."""
+        wrong = []
+        placed = run.physical_offsets() == self.file.start + at + run.starts
+        if not placed.all():
+            row = int(placed.argmin())
+            told = int(run.physical_offsets()[row])
+            wrong.append((row, RecordError(f"message says that it lies at {told}")))
+        if (row_or_none := run.first_damaged_body()) is not None:
+            wrong.append((row_or_none, RecordError("body does not match its checksum")))
+        topics, codes = run.topics()
+        unreadable = [code for code, topic in enumerate(topics) if not _is_utf8(topic)]
+        if unreadable:
+            row = int(np.isin(codes, unreadable).argmax())
+            wrong.append((row, RecordError("topic is not UTF-8")))
+        if not wrong:
+            return run, None
+        row, error = min(wrong, key=lambda one: one[0])
+        return run.where(slice(row)), error
+
+    def _stop(self, at: int, data: bytes) -> Stop:
+        left = self.file.size - at
+        if left >= BLANK_BYTES and data[:BLANK_BYTES] == encode_blank(left):
+            return Stop(at, End.BLANK)
+        if data[:BLANK_BYTES] == _UNWRITTEN[: len(data)]:
+            return Stop(at, End.UNWRITTEN)
+        return Stop(at, End.DAMAGED, damage_at(data, 0).reason)
+
+
+@contextmanager
+def opened(file: LogFile) -> Iterator[LogReader]:
+    """Open a file of the log for reading."""
+    fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield LogReader(file, fd)
+    finally:
+        os.close(fd)
+
+
+def _ends_doubtfully(run: RecordRun) -> bool:
+    """Whether the last record's properties have zeros, as what never reached the disk has."""
+    start, end = int(run.properties.start[-1]), int(run.properties.end[-1])
+    return 0 in run.data[start:end]
+
+
+def _split_last(found: Found) -> tuple[Found, Found]:
+    run = found.run
+    last = Found(found.at + int(run.starts[-1] - run.starts[0]), run.where(slice(-1, None)))
+    return Found(found.at, run.where(slice(-1))), last
+
+
+def _is_utf8(raw: bytes) -> bool:
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -1,0 +1,157 @@
+"""An archive in its directory: listing it, and reading it as it was meant.
+
+Archives are written by Spark alone, so they may lie wherever Spark writes. What is done here by
+hand, listing and merging, needs a file system of this machine that renames in one step.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import DataType, DateType, IntegerType, StringType, StructField, StructType
+
+from turbopump.errors import InvalidArgument
+from turbopump.spark.pipelines.archive_layout import (
+    BATCH,
+    COMPACTION,
+    BatchFolder,
+    parsed_folder,
+)
+from turbopump.spark.pipelines.archive_settings import (
+    ArchiveSettings,
+    noted_settings,
+)
+from turbopump.spark.pipelines.local_files import folders_stay, full_path, local_directory
+from turbopump.spark.pipelines.preconditions import require_driver
+from turbopump.spark.records.schema import COLUMNS, spark_schema
+
+_JOURNAL = ".json"
+_DERIVED: dict[str, DataType] = {"date": DateType(), "hour": IntegerType(), BATCH: StringType()}
+
+
+class PendingMerge(msgspec.Struct, frozen=True):
+    """A merge that is decided: from now on the merged folder counts, and its sources do not."""
+
+    staged: str
+    """Where the merged files are until they are moved; all paths are relative to the archive."""
+
+    merged: str
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What lies in a directory."""
+
+    files: int
+    file_bytes: int
+
+
+def read_archive(spark: SparkSession, path: str | os.PathLike[str]) -> DataFrame:
+    """Return an archive as a table: the source's columns, those it is partitioned by, and `batch`.
+
+    Each row is there once, also while small files are merged or when a merge was interrupted
+    halfway, which other readers of the directory see as repeated rows.
+    """
+    require_driver(spark, "read_archive")
+    text = full_path(path)
+    directory = local_directory(text)
+    if directory is None:
+        return _read(spark, text, [text])
+    if not directory.is_dir():
+        raise InvalidArgument(f"archive is {text!r}: there is no such directory")
+    # Spark lists the files here, once, and not when the table is used.
+    with folders_stay(directory):
+        return _read(spark, text, _paths(directory))
+
+
+def _read(spark: SparkSession, archive: str, paths: Sequence[str]) -> DataFrame:
+    reader = spark.read.option("basePath", archive)
+    settings = noted_settings(spark, archive)
+    if settings is not None and settings.columns:
+        return reader.schema(_noted(settings)).parquet(*paths)
+    try:
+        # Where nobody has noted the columns, each file may have others.
+        found = reader.option("mergeSchema", "true").parquet(*paths).schema
+    except AnalysisException as error:
+        if error.getCondition() in ("UNABLE_TO_INFER_SCHEMA", "PATH_NOT_FOUND"):
+            raise InvalidArgument(
+                f"archive is {archive!r}: nothing was archived there yet"
+            ) from error
+        raise
+    return reader.schema(_meant(found)).parquet(*paths)
+
+
+def _noted(settings: ArchiveSettings) -> StructType:
+    derived = [name for name in settings.partition_by if name not in settings.columns]
+    added = [StructField(name, _DERIVED[name]) for name in (*derived, BATCH)]
+    return StructType([*spark_schema(settings.columns).fields, *added])
+
+
+def _meant(found: StructType) -> StructType:
+    """Spark guesses types of partition columns by their text: a topic "42" would be a number."""
+    known = {field.name: field.dataType for field in spark_schema(COLUMNS).fields}
+    types = {**known, **_DERIVED}
+    return StructType(
+        [StructField(each.name, types.get(each.name, each.dataType)) for each in found.fields]
+    )
+
+
+def _paths(directory: Path) -> list[str]:
+    """Return what to read: all of it, or without the folders that merged ones stand for."""
+    merged = [each for each in pending_merges(directory) if (directory / each.merged).is_dir()]
+    if not merged:
+        return [str(directory)]
+    replaced = {path for each in merged for path in each.sources}
+    return [
+        str(directory / each.path) for each in batch_folders(directory) if each.path not in replaced
+    ]
+
+
+# --- by hand, in a directory of this machine ------------------------------------------------------
+
+
+def batch_folders(directory: Path) -> list[BatchFolder]:
+    """List the folders of batches, with how much is in each."""
+    found = []
+    for parent, names, _ in os.walk(directory):
+        names[:] = sorted(name for name in names if not name.startswith(("_", ".")))
+        relative = Path(parent).relative_to(directory).as_posix()
+        if parsed_folder(relative) is not None:
+            names.clear()
+            size = size_of(Path(parent))
+            folder = parsed_folder(relative, files=size.files, file_bytes=size.file_bytes)
+            assert folder is not None
+            found.append(folder)
+    return found
+
+
+def size_of(directory: Path) -> Size:
+    """Count the Parquet files in a directory and below, and their bytes."""
+    sizes = [
+        file.stat().st_size
+        for file in directory.rglob("*.parquet")
+        if not _is_hidden(file.relative_to(directory))
+    ]
+    return Size(len(sizes), sum(sizes))
+
+
+def pending_merges(directory: Path) -> list[PendingMerge]:
+    """Return the merges that are decided and not finished."""
+    journals = sorted((directory / COMPACTION).glob(f"*{_JOURNAL}"))
+    return [msgspec.json.decode(each.read_bytes(), type=PendingMerge) for each in journals]
+
+
+def journal_path(directory: Path, name: str) -> Path:
+    """Return where a merge is noted while it is pending."""
+    return directory / COMPACTION / f"{name}{_JOURNAL}"
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(("_", ".")) for part in path.parts)

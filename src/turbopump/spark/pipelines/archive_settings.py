@@ -1,0 +1,146 @@
+"""What an archive was begun with, noted beside it: all later runs have to want the same."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+from pyspark.sql import SparkSession
+
+from turbopump.errors import InvalidArgument, SparkError
+from turbopump.spark.pipelines.archive_layout import SETTINGS_FILE
+from turbopump.spark.pipelines.local_files import local_directory, write_in_one_step
+
+_FILE_LIST = "_spark_metadata"
+
+
+class ArchiveSettings(msgspec.Struct, frozen=True):
+    """What has to be the same on every run that writes into an archive."""
+
+    partition_by: tuple[str, ...]
+    columns: tuple[str, ...] = ()
+    """Of the source; empty if they were not noted."""
+
+
+def require_no_file_list(spark: SparkSession, path: str) -> None:
+    """Raise InvalidArgument where Spark's own file sink wrote.
+
+    It left a list of its files there, and Spark reads no others: whatever else is written into such
+    a directory is not seen, and no error tells.
+    """
+    directory = local_directory(path)
+    if directory is not None:
+        is_listed = (directory / _FILE_LIST).exists()
+    else:
+        with _explained(path):
+            system, place = _file_elsewhere(spark, path, _FILE_LIST)
+            is_listed = bool(system.exists(place))
+    if is_listed:
+        raise InvalidArgument(
+            f"archive is {path!r}: it was written by Spark's own file sink, which left "
+            f"{_FILE_LIST} there, so Spark would read no other files: choose another directory"
+        )
+
+
+def keep_settings(spark: SparkSession, path: str, wanted: ArchiveSettings) -> None:
+    """Note what an archive is begun with; raises InvalidArgument if it was begun otherwise."""
+    noted = noted_settings(spark, path)
+    if noted is None and not _note(spark, path, wanted):
+        # Another run was faster.
+        noted = noted_settings(spark, path)
+    if noted is not None:
+        _compare(path, noted, wanted)
+
+
+def noted_settings(spark: SparkSession, path: str) -> ArchiveSettings | None:
+    """Return what an archive was begun with, None if that was not noted."""
+    content = _content(spark, path)
+    if content is None:
+        return None
+    try:
+        return msgspec.json.decode(content, type=ArchiveSettings)
+    except msgspec.DecodeError as error:
+        raise InvalidArgument(
+            f"{path}/{SETTINGS_FILE} cannot be read, it was not written by an archive: {error}"
+        ) from error
+
+
+def _compare(path: str, noted: ArchiveSettings, wanted: ArchiveSettings) -> None:
+    if noted.partition_by != wanted.partition_by:
+        raise InvalidArgument(
+            f"partition_by is {','.join(wanted.partition_by)!r}: the archive {path!r} is "
+            f"partitioned by {','.join(noted.partition_by)}, choose that or another directory"
+        )
+    # Readers take the columns of one file for those of all.
+    if noted.columns and set(noted.columns) != set(wanted.columns):
+        raise InvalidArgument(
+            f"columns is {','.join(wanted.columns)!r}: the archive {path!r} has "
+            f"{','.join(noted.columns)}, choose those or another directory"
+        )
+
+
+# --- where it is noted: by hand on this machine, by Hadoop elsewhere ------------------------------
+
+
+def _content(spark: SparkSession, path: str) -> bytes | None:
+    directory = local_directory(path)
+    if directory is not None:
+        file = directory / SETTINGS_FILE
+        return file.read_bytes() if file.exists() else None
+    with _explained(path):
+        system, place = _file_elsewhere(spark, path, SETTINGS_FILE)
+        if not system.exists(place):
+            return None
+        stream = system.open(place)
+        try:
+            return bytes(stream.readAllBytes())
+        finally:
+            stream.close()
+
+
+def _note(spark: SparkSession, path: str, wanted: ArchiveSettings) -> bool:
+    """Write the settings; return whether nobody else has written any meanwhile."""
+    content = msgspec.json.encode(wanted)
+    directory = local_directory(path)
+    if directory is not None:
+        directory.mkdir(parents=True, exist_ok=True)
+        write_in_one_step(directory / SETTINGS_FILE, content)
+        return True
+    with _explained(path):
+        system, place = _file_elsewhere(spark, path, SETTINGS_FILE)
+        _, unfinished = _file_elsewhere(spark, path, f".{SETTINGS_FILE}.{uuid.uuid4().hex}")
+        stream = system.create(unfinished, False)
+        try:
+            stream.write(bytearray(content))
+        finally:
+            stream.close()
+        if system.rename(unfinished, place):
+            return True
+        system.delete(unfinished, False)
+        return False
+
+
+def _file_elsewhere(spark: SparkSession, path: str, name: str) -> tuple[Any, Any]:
+    """Return Hadoop's file system of a path, and a file there."""
+    context = spark.sparkContext
+    # PySpark has no other way to a file that is no table.
+    jvm: Any = context._jvm  # noqa: SLF001 - no other way
+    java_context: Any = context._jsc  # noqa: SLF001 - no other way
+    file = jvm.org.apache.hadoop.fs.Path(f"{path.rstrip('/')}/{name}")
+    return file.getFileSystem(java_context.hadoopConfiguration()), file
+
+
+@contextmanager
+def _explained(path: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        words = getattr(error, "java_exception", None)
+        if words is None:
+            raise
+        raise SparkError(
+            f"archive is {path!r}: Spark's file system there says {words.toString()}"
+        ) from error

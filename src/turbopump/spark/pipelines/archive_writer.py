@@ -1,0 +1,263 @@
+"""Archive: topics to partitioned Parquet files, each message once.
+
+Spark's checkpoint says which offsets a batch has, so a batch that is written again has the same
+rows. Each batch writes into folders of its own, the innermost partition, by replacing them as a
+whole: writing it twice leaves it once. That needs no log of files beside the data, so every reader
+of Parquet directories sees the same rows, and small files can be merged later; Spark's own file
+sink forbids both.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+from pyspark.sql.column import Column
+from pyspark.sql.streaming.query import StreamingQuery
+
+from turbopump.errors import InvalidArgument, SparkError
+from turbopump.spark.pipelines.archive_layout import BATCH, CHECKPOINT, batch_value
+from turbopump.spark.pipelines.archive_reader import Size, batch_folders
+from turbopump.spark.pipelines.archive_settings import (
+    ArchiveSettings,
+    keep_settings,
+    require_no_file_list,
+)
+from turbopump.spark.pipelines.local_files import full_path, local_directory
+from turbopump.spark.pipelines.preconditions import require_driver, require_interval
+from turbopump.spark.pipelines.progress import Step, Watch, unwatched
+from turbopump.spark.pipelines.reports import Table, bytes_text, facts, moment, per_second
+from turbopump.spark.pipelines.spark_errors import explain_errors
+
+PARTITION_BY = ("topic", "date")
+
+_QUERY_ID = "sql.streaming.queryId"
+_LOOK_S = 1
+_SECONDS_PER_HOUR = 3600
+_HOURS_PER_DAY = 24
+_SECONDS_PER_DAY = _SECONDS_PER_HOUR * _HOURS_PER_DAY
+_OF_TIME = {"date": "storeTimestamp", "hour": "storeTimestamp"}
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveReport:
+    """What one run archived; rows are counted while they are written."""
+
+    path: str
+    checkpoint: str
+    batches: int
+    rows: int
+    body_bytes: int | None
+    """None when the column ``body`` is left out."""
+
+    first_stored_ms: int | None
+    last_stored_ms: int | None
+    files: int | None
+    """Files that this run's batches have now; None where they cannot be listed."""
+
+    file_bytes: int | None
+    seconds: float
+
+    def tables(self) -> tuple[Table, ...]:
+        return (
+            facts(
+                f"archive {self.path}",
+                messages=self.rows,
+                bodies=bytes_text(self.body_bytes),
+                first_stored=moment(self.first_stored_ms),
+                last_stored=moment(self.last_stored_ms),
+                batches=self.batches,
+                files=self.files,
+                size_of_files=bytes_text(self.file_bytes),
+                seconds=self.seconds,
+                messages_per_second=per_second(self.rows, self.seconds),
+            ),
+        )
+
+
+def archive(
+    spark: SparkSession,
+    path: str | os.PathLike[str],
+    source: Mapping[str, str],
+    *,
+    partition_by: Sequence[str] = PARTITION_BY,
+    checkpoint: str | os.PathLike[str] | None = None,
+    every_s: float | None = None,
+    watch: Watch = unwatched,
+    stop: threading.Event | None = None,
+) -> ArchiveReport:
+    """Append what topics have to Parquet files below ``path``, each message exactly once.
+
+    ``source`` are the options of the source. Without ``every_s`` it ends when all that was there
+    at the start is archived; with it, a batch is written every so many seconds until ``stop`` is
+    set. The next run goes on where the checkpoint says, ``_checkpoint`` below ``path`` by default.
+    """
+    require_driver(spark, "archive")
+    if every_s is not None:
+        require_interval(every_s)
+    text = full_path(path)
+    require_no_file_list(spark, text)
+    noted = full_path(f"{text.rstrip('/')}/{CHECKPOINT}" if checkpoint is None else checkpoint)
+    started_s = time.monotonic()
+    with explain_errors():
+        options = {"startingOffsets": "earliest", **source}
+        frame = spark.readStream.format("rocketmq").options(**options).load()
+        partitions = _checked(partition_by, frame.columns)
+        keep_settings(spark, text, ArchiveSettings(partitions, tuple(frame.columns)))
+        writer = _Writer(text, partitions)
+        stream = frame.writeStream.foreachBatch(writer.write).option("checkpointLocation", noted)
+        timed = (
+            stream.trigger(availableNow=True)
+            if every_s is None
+            else stream.trigger(processingTime=f"{round(every_s * 1000)} milliseconds")
+        )
+        _run(timed.start(), writer, watch, stop or threading.Event())
+    return _report(text, noted, writer, time.monotonic() - started_s)
+
+
+@dataclass(slots=True)
+class _Writer:
+    """Writes the batches of a query, and counts."""
+
+    path: str
+    partition_by: tuple[str, ...]
+    batches: list[str] = field(default_factory=list)
+    rows: int = 0
+    body_bytes: int | None = None
+    first_ms: int | None = None
+    last_ms: int | None = None
+    is_writing: bool = False
+
+    def write(self, frame: DataFrame, batch_id: int) -> None:
+        """Write a batch, in place of what an earlier try of it left."""
+        query_id = frame.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)
+        if query_id is None:
+            raise SparkError(f"Spark does not tell {_QUERY_ID}: PySpark 4.2 or newer is needed")
+        self.is_writing = True
+        try:
+            self._write(frame, batch_value(query_id, batch_id))
+        finally:
+            self.is_writing = False
+
+    def _write(self, frame: DataFrame, batch: str) -> None:
+        seen = Observation()
+        (
+            frame.withColumns(_derived(self.partition_by))
+            .withColumn(BATCH, F.lit(batch))
+            .observe(seen, *_counts(frame.columns))
+            .write.mode("overwrite")
+            .option("partitionOverwriteMode", "dynamic")
+            .partitionBy(*self.partition_by, BATCH)
+            .parquet(self.path)
+        )
+        self._note(batch, seen.get)
+
+    def _note(self, batch: str, seen: Mapping[str, int | None]) -> None:
+        if not seen["rows"]:
+            # The first batch of a query only notes where queues begin.
+            return
+        self.batches.append(batch)
+        self.rows += seen["rows"]
+        if "body_bytes" in seen:
+            self.body_bytes = (self.body_bytes or 0) + (seen["body_bytes"] or 0)
+        first, last = seen.get("first_ms"), seen.get("last_ms")
+        if first is not None and last is not None:
+            self.first_ms = first if self.first_ms is None else min(first, self.first_ms)
+            self.last_ms = last if self.last_ms is None else max(last, self.last_ms)
+
+
+def _counts(columns: Sequence[str]) -> list[Column]:
+    counts = [F.count(F.lit(1)).alias("rows")]
+    if "body" in columns:
+        counts.append(F.sum(F.length("body")).alias("body_bytes"))
+    if "storeTimestamp" in columns:
+        stored = F.unix_millis("storeTimestamp")
+        counts += [F.min(stored).alias("first_ms"), F.max(stored).alias("last_ms")]
+    return counts
+
+
+def _derived(partition_by: Sequence[str]) -> dict[str, Column]:
+    """Return the columns that are computed: dates and hours are those of UTC, wherever it runs.
+
+    By arithmetic, because what Spark calls the hour of a timestamp is that of the session's zone.
+    """
+    stored_s = F.unix_seconds("storeTimestamp")
+    day = F.floor(stored_s / _SECONDS_PER_DAY)
+    hour = F.floor(stored_s / _SECONDS_PER_HOUR) - day * _HOURS_PER_DAY
+    every = {"date": F.date_from_unix_date(day.cast("int")), "hour": hour.cast("int")}
+    return {name: column for name, column in every.items() if name in partition_by}
+
+
+def _checked(partition_by: Sequence[str], columns: Sequence[str]) -> tuple[str, ...]:
+    allowed = [*columns, *(name for name, needs in _OF_TIME.items() if needs in columns)]
+    unfit = ("body", "properties")
+    for name in partition_by:
+        if name not in allowed or name in unfit:
+            fit = ", ".join(each for each in allowed if each not in unfit)
+            raise InvalidArgument(f"partition_by is {','.join(partition_by)!r}: {fit} are allowed")
+    if len(set(partition_by)) < len(partition_by):
+        raise InvalidArgument(f"partition_by is {','.join(partition_by)!r}: each column once")
+    return tuple(partition_by)
+
+
+def _run(query: StreamingQuery, writer: _Writer, watch: Watch, stop: threading.Event) -> None:
+    """Wait until the query has ended or is to stop, telling how far it is."""
+    try:
+        while not query.awaitTermination(_LOOK_S):
+            watch(_step(query, writer))
+            # Between batches: one that is cut short is written again by the next run.
+            if stop.is_set() and not writer.is_writing:
+                break
+    finally:
+        query.stop()
+    watch(Step("messages archived", writer.rows, writer.rows))
+
+
+def _step(query: StreamingQuery, writer: _Writer) -> Step:
+    progress = query.lastProgress
+    if progress is None:
+        return Step("messages archived", writer.rows)
+    left = sum(_backlog(each.endOffset, each.latestOffset) for each in progress.sources)
+    return Step("messages archived", writer.rows, writer.rows + left)
+
+
+def _backlog(end: str | None, latest: str | None) -> int:
+    """Return how many messages lie between two offsets of the source, which may be unknown."""
+    reached, there = (msgspec.json.decode(each or "null") or {} for each in (end, latest))
+    return sum(
+        max(0, offset - reached.get(topic, {}).get(broker, {}).get(queue, 0))
+        for topic, brokers in there.items()
+        for broker, queues in brokers.items()
+        for queue, offset in queues.items()
+    )
+
+
+def _report(path: str, checkpoint: str, writer: _Writer, seconds: float) -> ArchiveReport:
+    size = _written(path, writer.batches)
+    return ArchiveReport(
+        path=path,
+        checkpoint=checkpoint,
+        batches=len(writer.batches),
+        rows=writer.rows,
+        body_bytes=writer.body_bytes,
+        first_stored_ms=writer.first_ms,
+        last_stored_ms=writer.last_ms,
+        files=None if size is None else size.files,
+        file_bytes=None if size is None else size.file_bytes,
+        seconds=seconds,
+    )
+
+
+def _written(path: str, batches: Sequence[str]) -> Size | None:
+    directory = local_directory(path)
+    if directory is None:
+        return None
+    names = {f"{BATCH}={each}" for each in batches}
+    folders = [each for each in batch_folders(directory) if each.name in names]
+    return Size(sum(each.files for each in folders), sum(each.file_bytes for each in folders))

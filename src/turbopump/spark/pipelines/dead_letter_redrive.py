@@ -1,0 +1,307 @@
+"""Redrive: dead letters that match a condition on their way again, on all cores of the cluster.
+
+Spark chooses the letters; sending is that of `turbopump.admin`, done by the executors. A copy says
+which letter it was made of, and is looked for before a letter is sent: whatever was redriven by an
+earlier run, by one that died, or by ``turbopump dead-letters``, is not sent again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import numpy as np
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+
+from turbopump.admin.administration import Admin
+from turbopump.admin.dead_letters import Destination, LetterFilter, Outcome
+from turbopump.admin.messages import Span
+from turbopump.admin.range_reader import OffsetRange
+from turbopump.client.config import ClientConfig
+from turbopump.client.names import check_topic_for_sending
+from turbopump.client.session import Session
+from turbopump.errors import NotThere
+from turbopump.message import MessageQueue, QueueOffset
+from turbopump.spark.pipelines.pacing import Pace, Pacer, slices
+from turbopump.spark.pipelines.preconditions import require_driver, to_utc
+from turbopump.spark.pipelines.progress import Step, Watch, unwatched
+from turbopump.spark.pipelines.reports import Table, facts
+from turbopump.spark.pipelines.send_progress import SendProgress
+from turbopump.spark.pipelines.spark_errors import explain_errors
+from turbopump.spark.shared_session import shared_session
+from turbopump.wire.names import dead_letter_topic, retry_topic
+from turbopump.wire.properties import RETRY_TOPIC
+
+_LETTERS_AT_ONCE = 256
+_PLACE = ("broker", "queueId", "queueOffset")
+_OUTCOMES_TYPES: dict[str, pa.DataType] = {
+    "topic": pa.string(),
+    "outcome": pa.string(),
+    "letters": pa.int64(),
+}
+_OUTCOMES = pa.schema(_OUTCOMES_TYPES)
+_OUTCOMES_SPARK = "topic string, outcome string, letters long"
+
+
+@dataclass(frozen=True, slots=True)
+class RedrivenTopic:
+    """What became of the letters that go to one topic."""
+
+    topic: str | None
+    """None for letters that do not say where they came from."""
+
+    letters: int
+    sent: int
+    would_be_sent: int
+    sent_before: int
+    origin_unknown: int
+    origin_gone: int
+    """Their topic was deleted; a redrive does not bring it back."""
+
+
+@dataclass(frozen=True, slots=True)
+class RedriveReport:
+    """What a redrive found, chose and sent; each letter was counted when its fate was known."""
+
+    group: str
+    where: str | None
+    is_dry_run: bool
+    letters: int
+    """All dead letters of the group at the start."""
+
+    chosen: int
+    """Those that match, also if they are too old now and gone before they were sent."""
+
+    topics: tuple[RedrivenTopic, ...]
+    seconds: float
+
+    @property
+    def gone(self) -> int:
+        return self.chosen - sum(each.letters for each in self.topics)
+
+    @property
+    def sent(self) -> int:
+        return sum(each.sent for each in self.topics)
+
+    @property
+    def sent_before(self) -> int:
+        return sum(each.sent_before for each in self.topics)
+
+    def tables(self) -> tuple[Table, ...]:
+        title = f"dead letters of {self.group}" + (
+            ", dry run: nothing was sent" if self.is_dry_run else ""
+        )
+        rows = tuple(
+            (
+                each.topic or "origin unknown",
+                each.letters,
+                each.would_be_sent if self.is_dry_run else each.sent,
+                each.sent_before,
+            )
+            for each in self.topics
+        )
+        done = "would be sent" if self.is_dry_run else "sent"
+        return (
+            Table(title, ("to topic", "letters", done, "sent before"), rows),
+            facts(
+                "",
+                dead_letters=self.letters,
+                chosen=self.chosen,
+                **{done.replace(" ", "_"): sum(row[2] for row in rows)},
+                sent_before=self.sent_before,
+                gone_meanwhile=self.gone,
+                seconds=self.seconds,
+            ),
+        )
+
+
+def redrive(
+    spark: SparkSession,
+    group: str,
+    nameserver: str,
+    *,
+    where: str | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    to: Destination | str = Destination.ORIGIN,
+    again: bool = False,
+    rate_per_s: float | None = None,
+    is_dry_run: bool = False,
+    watch: Watch = unwatched,
+) -> RedriveReport:
+    """Send the dead letters of a group again, all or those that match.
+
+    ``where`` is a Spark SQL condition over the columns of the source, as in
+    ``reconsumeTimes >= 3 AND body LIKE '%timeout%'``; ``since`` and ``until`` bound the time at
+    which they became dead letters. ``again`` sends also what was redriven before.
+    """
+    require_driver(spark, "redrive")
+    since, until = to_utc("since", since), to_utc("until", until)
+    started_s = time.monotonic()
+    pace = Pace(rate_per_s)
+    if isinstance(to, str):
+        check_topic_for_sending(to)
+    client = ClientConfig(nameserver)
+    shared_session(client).run(lambda session: _require_letters(session, group))
+    with explain_errors():
+        every = _letters(spark, group, nameserver)
+        chosen = _chosen(every, where, since, until)
+        watch(Step("choosing dead letters"))
+        letters, counts = every.count(), _by_origin(chosen)
+        total = sum(counts.values())
+        watch(Step("dead letters chosen", total, letters))
+        work = _Work(client, group, to, again, is_dry_run, pace, time.time())
+        tasks = min(spark.sparkContext.defaultParallelism, -(-total // _LETTERS_AT_ONCE) or 1)
+        targets = [] if is_dry_run else _targets(group, to, counts)
+        with SendProgress(client, targets, "dead letters done", total, watch):
+            done = _done(chosen, work, tasks) if total else []
+    return RedriveReport(
+        group, where, is_dry_run, letters, total, _topics(done), time.monotonic() - started_s
+    )
+
+
+async def _require_letters(session: Session, group: str) -> None:
+    """Raise NotThere with similar names unless the group is known and had a dead letter."""
+    admin = Admin(session=session)
+    topic = dead_letter_topic(group)
+    if topic not in await admin.topics.names():
+        await admin.groups.require(group)
+        raise NotThere("dead letter of group", group)
+
+
+def _letters(spark: SparkSession, group: str, nameserver: str) -> DataFrame:
+    source = {"nameserver": nameserver, "topic": dead_letter_topic(group)}
+    return spark.read.format("rocketmq").options(**source).load()
+
+
+def _chosen(
+    every: DataFrame, where: str | None, since: datetime | None, until: datetime | None
+) -> DataFrame:
+    if since is not None:
+        every = every.where(F.col("storeTimestamp") >= F.lit(since))
+    if until is not None:
+        every = every.where(F.col("storeTimestamp") < F.lit(until))
+    return every if where is None else every.where(where)
+
+
+def _by_origin(chosen: DataFrame) -> dict[str | None, int]:
+    origin = F.col("properties")[RETRY_TOPIC].alias("origin")
+    return {row["origin"]: row["count"] for row in chosen.groupBy(origin).count().collect()}
+
+
+def _targets(group: str, to: Destination | str, counts: Mapping[str | None, int]) -> list[str]:
+    if isinstance(to, str):
+        return [to]
+    if to is Destination.RETRY:
+        return [retry_topic(group)]
+    return [origin for origin in counts if origin is not None]
+
+
+def _done(chosen: DataFrame, work: _Work, tasks: int) -> list[Row]:
+    # Letters that lie together are read together, by one task.
+    placed = chosen.select(*_PLACE, "offsetMsgId").repartitionByRange(tasks, *_PLACE)
+    return (
+        placed.sortWithinPartitions(*_PLACE).mapInArrow(work.task(tasks), _OUTCOMES_SPARK).collect()
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What executors are to do with letters; travels to them."""
+
+    client: ClientConfig
+    group: str
+    to: Destination | str
+    again: bool
+    is_dry_run: bool
+    pace: Pace
+    start_s: float
+
+    def task(self, tasks: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+        """Return what one of so many tasks does."""
+        pace = self.pace.shared(1 / tasks)
+
+        def redriven(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            assert TaskContext.get() is not None
+            pacer = Pacer(pace, self.start_s)
+            for batch in batches:
+                timeless = np.zeros(batch.num_rows, np.int64)
+                for due in slices(timeless, 0, pace, _LETTERS_AT_ONCE):
+                    time.sleep(pacer.wait_s(due, time.time()))
+                    pacer.sent(due.end - due.start, time.time())
+                    yield self._slice(batch.slice(due.start, due.end - due.start))
+
+        return redriven
+
+    def _slice(self, letters: pa.RecordBatch) -> pa.RecordBatch:
+        rows = letters.to_pylist()
+        span = Span(_offset_ranges(self.group, rows))
+        wanted = LetterFilter(ids=frozenset(row["offsetMsgId"] for row in rows))
+        counts = shared_session(self.client).run(
+            lambda session: self._redrive(session, span, wanted)
+        )
+        keys = list(counts)
+        return pa.RecordBatch.from_arrays(
+            [
+                pa.array([topic for topic, _ in keys], pa.string()),
+                pa.array([outcome.name for _, outcome in keys], pa.string()),
+                pa.array([counts[key] for key in keys], pa.int64()),
+            ],
+            schema=_OUTCOMES,
+        )
+
+    async def _redrive(
+        self, session: Session, span: Span, wanted: LetterFilter
+    ) -> dict[tuple[str | None, Outcome], int]:
+        counts: dict[tuple[str | None, Outcome], int] = {}
+        letters = Admin(session=session).dead_letters
+        async for done in letters.redrive(
+            self.group,
+            to=self.to,
+            wanted=wanted,
+            span=span,
+            again=self.again,
+            dry_run=self.is_dry_run,
+        ):
+            key = (done.topic, done.outcome)
+            counts[key] = counts.get(key, 0) + 1
+        return counts
+
+
+def _offset_ranges(group: str, rows: Sequence[Mapping[str, object]]) -> tuple[OffsetRange, ...]:
+    """Return the ranges of queues that hold these letters, which are sorted by place."""
+    found: list[OffsetRange] = []
+    for row in rows:
+        broker, queue_id, offset = (row[name] for name in _PLACE)
+        assert isinstance(queue_id, int)
+        assert isinstance(offset, int)
+        queue = MessageQueue(dead_letter_topic(group), str(broker), queue_id)
+        begin = QueueOffset(offset)
+        if found and found[-1].queue == queue and found[-1].end == offset:
+            begin = found.pop().begin
+        found.append(OffsetRange(queue, begin, QueueOffset(offset + 1)))
+    return tuple(found)
+
+
+def _topics(done: Sequence[Row]) -> tuple[RedrivenTopic, ...]:
+    counts: dict[str | None, dict[str, int]] = {}
+    for row in done:
+        of_topic = counts.setdefault(row["topic"], {})
+        of_topic[row["outcome"]] = of_topic.get(row["outcome"], 0) + row["letters"]
+    return tuple(
+        RedrivenTopic(
+            topic,
+            sum(found.values()),
+            found.get(Outcome.SENT.name, 0),
+            found.get(Outcome.WOULD_BE_SENT.name, 0),
+            found.get(Outcome.SENT_BEFORE.name, 0),
+            found.get(Outcome.ORIGIN_UNKNOWN.name, 0),
+            found.get(Outcome.ORIGIN_GONE.name, 0),
+        )
+        for topic, found in sorted(counts.items(), key=lambda item: item[0] or "")
+    )

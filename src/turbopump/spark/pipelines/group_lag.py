@@ -1,0 +1,239 @@
+"""Lag analytics: how far groups are behind, sampled over time from the brokers' own figures."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+from pyspark.sql.column import Column
+
+from turbopump.admin.administration import Admin
+from turbopump.admin.groups import Progress
+from turbopump.client.config import ClientConfig
+from turbopump.client.session import Session
+from turbopump.errors import NotThere
+from turbopump.spark.pipelines.local_files import full_path
+from turbopump.spark.pipelines.preconditions import (
+    require_count,
+    require_driver,
+    require_interval,
+    require_window,
+)
+from turbopump.spark.pipelines.progress import Step, Watch, unwatched
+from turbopump.spark.pipelines.reports import Cell, Table, facts
+from turbopump.spark.pipelines.spark_errors import explain_errors
+from turbopump.spark.shared_session import shared_session
+
+_ARROW_TYPES: dict[str, pa.DataType] = {
+    "time_ms": pa.int64(),
+    "group": pa.string(),
+    "topic": pa.string(),
+    "broker": pa.string(),
+    "queue_id": pa.int32(),
+    "committed": pa.int64(),
+    "max_offset": pa.int64(),
+    "lag": pa.int64(),
+    "delay_ms": pa.int64(),
+}
+_SCHEMA = (
+    "time_ms long, `group` string, topic string, broker string, queue_id int, committed long, "
+    "max_offset long, lag long, delay_ms long"
+)
+_QUEUE = ("group", "topic", "broker", "queue_id")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """How far a group was in one queue at one moment."""
+
+    time_ms: int
+    group: str
+    topic: str
+    broker: str
+    queue_id: int
+    committed: int
+    max_offset: int
+    lag: int
+    delay_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How far a group was behind in a topic, in one window or (None) in all."""
+
+    window_ms: int | None
+    group: str
+    topic: str
+    samples: int
+    lag_mean: float
+    """Of all queues together, as are the others."""
+
+    lag_max: int
+    lag_last: int
+    delay_max_ms: int
+    """How long the oldest message was waiting that was not consumed."""
+
+    consumed: int
+    """How far committed offsets moved from the first sample to the last."""
+
+    arrived: int
+    """How far the queues grew from the first sample to the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class LagReport:
+    """How far groups were behind while they were looked at."""
+
+    window: str
+    samples: int
+    """Moments of which there are samples, those of the history included."""
+
+    groups: tuple[Lag, ...]
+    by_window: tuple[Lag, ...]
+    seconds: float
+
+    def tables(self) -> tuple[Table, ...]:
+        columns = (
+            "group",
+            "topic",
+            "samples",
+            "lag mean",
+            "lag max",
+            "lag now",
+            "delay max ms",
+            "consumed",
+            "arrived",
+        )
+        lags = Table("lag", columns, tuple(_cells(each) for each in self.groups))
+        return lags, facts("", samples=self.samples, seconds=self.seconds)
+
+
+def lag(
+    spark: SparkSession,
+    nameserver: str,
+    groups: Sequence[str] = (),
+    *,
+    samples: int = 10,
+    every_s: float = 1.0,
+    window: str = "10 seconds",
+    history: str | os.PathLike[str] | None = None,
+    watch: Watch = unwatched,
+    stop: threading.Event | None = None,
+) -> LagReport:
+    """Ask the brokers ``samples`` times how far groups are, all groups unless some are named.
+
+    With ``history``, a directory of Parquet files, the samples are added to it, and those of
+    earlier runs count too.
+    """
+    require_driver(spark, "lag")
+    require_count("samples", samples)
+    require_interval(every_s)
+    require_window(spark, window)
+    started_s = time.monotonic()
+    client = ClientConfig(nameserver)
+    taken = _taken(client, groups, samples, every_s, watch, stop or threading.Event())
+    with explain_errors():
+        rows = pa.Table.from_pylist([asdict(each) for each in taken], pa.schema(_ARROW_TYPES))
+        frame = spark.createDataFrame(rows)
+        if history is not None:
+            frame.coalesce(1).write.mode("append").parquet(full_path(history))
+            frame = spark.read.schema(_SCHEMA).parquet(full_path(history))
+        moments = frame.select("time_ms").distinct().count()
+        return LagReport(
+            window, moments, _lags(frame, None), _lags(frame, window), time.monotonic() - started_s
+        )
+
+
+def _taken(
+    client: ClientConfig,
+    groups: Sequence[str],
+    samples: int,
+    every_s: float,
+    watch: Watch,
+    stop: threading.Event,
+) -> list[Sample]:
+    taken: list[Sample] = []
+    for number in range(samples):
+        taken += shared_session(client).run(lambda session: _sample(session, groups))
+        watch(Step("samples taken", number + 1, samples))
+        if number + 1 < samples and stop.wait(every_s):
+            break
+    return taken
+
+
+async def _sample(session: Session, groups: Sequence[str]) -> list[Sample]:
+    """Ask how far groups are now; a named one that does not exist raises NotThere."""
+    admin = Admin(session=session)
+    names = groups or [each.settings.group for each in await admin.groups.list()]
+    now_ms = session.clock.now_ms()
+    found: list[Progress] = []
+    for name in names:
+        try:
+            found.append(await admin.groups.progress(name))
+        except NotThere:
+            # Deleted just now; only whoever was named has to be there.
+            if groups:
+                raise
+    return [
+        Sample(
+            now_ms,
+            progress.group,
+            each.queue.topic,
+            each.queue.broker,
+            each.queue.queue_id,
+            each.committed,
+            each.max_offset,
+            each.lag,
+            each.delay_ms,
+        )
+        for progress in found
+        for each in progress.queues
+    ]
+
+
+def _lags(frame: DataFrame, window: str | None) -> tuple[Lag, ...]:
+    if window is None:
+        start = F.lit(None).cast("long")
+    else:
+        start = F.unix_millis(F.window(F.timestamp_millis("time_ms"), window)["start"])
+    keys = ("window_ms", "group", "topic")
+    placed = frame.withColumn("window_ms", start)
+    moments = placed.groupBy(*keys, "time_ms").agg(
+        F.sum("lag").alias("lag"), F.max("delay_ms").alias("delay_ms")
+    )
+    levels = moments.groupBy(*keys).agg(
+        F.count(F.lit(1)).alias("samples"),
+        F.avg("lag").alias("lag_mean"),
+        F.max("lag").alias("lag_max"),
+        F.max_by("lag", "time_ms").alias("lag_last"),
+        F.max("delay_ms").alias("delay_max_ms"),
+    )
+    # Queue by queue: one that is there in some samples only would look like a jump of the sum.
+    moved = (
+        placed.groupBy("window_ms", *_QUEUE)
+        .agg(_moved("committed"), _moved("max_offset"))
+        .groupBy(*keys)
+        .agg(F.sum("committed").alias("consumed"), F.sum("max_offset").alias("arrived"))
+    )
+    joined = [levels[name].eqNullSafe(moved[name]) for name in keys]
+    columns = [levels[each] for each in (*keys, *levels.columns[len(keys) :])]
+    rows = (
+        levels.join(moved, joined)
+        .select(*columns, "consumed", "arrived")
+        .orderBy(*keys[:1], "group", "topic")
+    )
+    return tuple(Lag(*row) for row in rows.collect())
+
+
+def _moved(column: str) -> Column:
+    return (F.max_by(column, "time_ms") - F.min_by(column, "time_ms")).alias(column)
+
+
+def _cells(each: Lag) -> tuple[Cell, ...]:
+    return tuple(getattr(each, field.name) for field in fields(each) if field.name != "window_ms")

@@ -1,0 +1,249 @@
+"""Sending rows that were messages once, when they are due: what replay does on executors.
+
+Executors call the sink's own writer, slice by slice, so that nothing lies between the moment when
+rows are due and their sending; through Spark's writer they would wait for its buffers to fill.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import BarrierTaskContext, TaskContext
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+from pyspark.sql.column import Column
+
+from turbopump.spark.clocks import CLOCK_MARGIN_MS
+from turbopump.spark.pipelines.pacing import Pace, Pacer, slices
+from turbopump.spark.writing.options import SinkOptions
+from turbopump.spark.writing.row_converter import Origin
+from turbopump.spark.writing.sink_columns import SinkColumns
+from turbopump.spark.writing.writer import Written, write_rows
+
+FROM = "fromTopic"
+TIME_MS = "timeMs"
+DUE_MS = "dueMs"
+"""The latest time of a row and of those before it in its queue, none of which it overtakes.
+
+Where that would be more than ``CLOCK_MARGIN_MS`` late it is the row's own time: no clock is set
+back so far, rather those before belong to another queue of the same name, or one had a wrong time.
+"""
+NO_TIME_MS = 0
+"""Of rows whose time is not known; they are due first, or with the row before them."""
+
+SENT_SCHEMA = (
+    "startedMs long, fromTopic string, topic string, rows long, sends long, bodyBytes long, "
+    "repeated long"
+)
+
+_SENT_ARROW_TYPES: dict[str, pa.DataType] = {
+    "startedMs": pa.int64(),
+    "fromTopic": pa.string(),
+    "topic": pa.string(),
+    "rows": pa.int64(),
+    "sends": pa.int64(),
+    "bodyBytes": pa.int64(),
+    "repeated": pa.int64(),
+}
+_SENT_ARROW = pa.schema(_SENT_ARROW_TYPES)
+
+_MESSAGE = ("topic", "body", "tags", "keys", "properties", "shardingKey")
+_PLACE = ("broker", "queueId")
+_QUEUE = "oldQueue"
+_LIFE = "oldQueueLife"
+"""Tells apart what was in queues of the same name: of other brokers, or of a topic made anew."""
+_LOG_PLACE = "oldLogPlace"
+_LOG_PLACE_DIGITS = 16
+"""An id that a broker gave ends with where the message lies in its log, in hexadecimal digits."""
+_IDS = "^([0-9A-F]{32}|[0-9A-F]{56})$"
+"""Those of brokers, which have an address before that; others may give other ids."""
+_WINDOW_ROWS = "spark.sql.windowExec.buffer.in.memory.threshold"
+_WINDOW_ROWS_MAX = 16
+"""Whole messages, up to 4 MB each; Spark would keep 4,096 of them in the memory of each task."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """When the rows of each task are due; the same for every try of a task."""
+
+    pace: Pace
+    parts: Mapping[int, float]
+    """Which part of all rows each partition has."""
+
+    first_ms: int
+
+
+def as_messages(
+    frame: DataFrame, target: Column, marks: Mapping[str, Column], partitions: int
+) -> DataFrame:
+    """Return rows as the sink takes them, those of a queue in one task; `in_order` sorts them.
+
+    ``marks`` are properties to add; one whose value is null is left out.
+    """
+    columns = frame.columns
+    stored_ms = (
+        F.unix_millis("storeTimestamp") if "storeTimestamp" in columns else F.lit(NO_TIME_MS)
+    )
+    own = F.coalesce("properties", F.create_map()) if "properties" in columns else F.create_map()
+    added = F.map_from_arrays(
+        F.array(*map(F.lit, marks)), F.array(*(mark.cast("string") for mark in marks.values()))
+    )
+    fresh = F.map_filter(own, lambda name, _: ~name.isin(*marks))
+    queue = _queue(columns)
+    rows = frame.select(
+        target.alias("topic"),
+        F.col("body"),
+        *(F.col(each) for each in ("tags", "keys") if each in columns),
+        F.map_filter(F.map_concat(fresh, added), lambda _, value: value.isNotNull()).alias(
+            "properties"
+        ),
+        *queue.values(),
+        F.col("topic").alias(FROM),
+        F.coalesce(stored_ms, F.lit(NO_TIME_MS)).alias(TIME_MS),
+        *(F.col(each) for each in _PLACE if each in columns),
+        *([F.col("queueOffset").cast("long")] if "queueOffset" in columns else []),
+    ).repartition(partitions, *([_QUEUE] if queue else []))
+    return _with_due(rows)
+
+
+def _queue(columns: Sequence[str]) -> dict[str, Column]:
+    """Return what tells the queue that a row was in, and where in the log of its broker it was."""
+    if "queueId" not in columns:
+        return {}
+    place = ["topic", *(each for each in _PLACE if each in columns)]
+    # Rows of one queue stay in order: they go to one queue, by one task.
+    queue = F.when(F.col("queueId").isNotNull(), F.concat_ws("@", *place))
+    # By something of the row, though it is nothing: Spark takes no constant for what divides rows.
+    nothing = F.coalesce(F.left(F.col("body").cast("string"), F.lit(0)), F.lit(""))
+    found = {
+        "shardingKey": queue,
+        _QUEUE: F.coalesce(F.concat(queue, nothing), F.xxhash64("body").cast("string")),
+    }
+    if "offsetMsgId" in columns:
+        known = F.when(F.col("offsetMsgId").rlike(_IDS), F.col("offsetMsgId"))
+        place_digits = F.lit(_LOG_PLACE_DIGITS)
+        found[_LIFE] = F.left(known, F.length(known) - place_digits)
+        found[_LOG_PLACE] = F.right(known, place_digits)
+    return {name: column.alias(name) for name, column in found.items()}
+
+
+def _with_due(rows: DataFrame) -> DataFrame:
+    """Add when rows are due: after those before them, though a clock was set back meanwhile."""
+    if not {"queueId", "queueOffset"} <= set(rows.columns):
+        return rows.withColumn(DUE_MS, F.col(TIME_MS))
+    if _LOG_PLACE not in rows.columns:
+        # An offset that is there at several times was given anew as often.
+        same = Window.partitionBy(_QUEUE, "queueOffset").orderBy(TIME_MS)
+        rows = rows.withColumn(_LIFE, F.dense_rank().over(same))
+    order = [each for each in (_LOG_PLACE, "queueOffset", TIME_MS) if each in rows.columns]
+    unknown = F.col("queueOffset").isNull()
+    earlier = Window.partitionBy(_QUEUE, _LIFE, unknown).orderBy(*order)
+    until_here = earlier.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    late_ms = F.col(DUE_MS) - F.col(TIME_MS)
+    is_set_back = ~unknown & ((F.col(TIME_MS) == NO_TIME_MS) | (late_ms <= CLOCK_MARGIN_MS))
+    return rows.withColumn(DUE_MS, F.max(TIME_MS).over(until_here)).withColumn(
+        DUE_MS, F.when(is_set_back, F.col(DUE_MS)).otherwise(F.col(TIME_MS))
+    )
+
+
+@contextmanager
+def spill_windows_early(spark: SparkSession) -> Iterator[None]:
+    """Let Spark write rows to disk early while it compares those of a queue."""
+    before = spark.conf.get(_WINDOW_ROWS, None)
+    spark.conf.set(_WINDOW_ROWS, _WINDOW_ROWS_MAX)
+    try:
+        yield
+    finally:
+        if before is None:
+            spark.conf.unset(_WINDOW_ROWS)
+        else:
+            spark.conf.set(_WINDOW_ROWS, before)
+
+
+def in_order(rows: DataFrame) -> DataFrame:
+    """Sort the messages of each task, by what they are in the end and never by how they came.
+
+    Stamps count rows, and a task that is tried again has to give the same.
+    """
+    known = (*_PLACE, _LOG_PLACE, "queueOffset", TIME_MS, "keys", "tags", "body")
+    order = [each for each in known if each in rows.columns]
+    ordered = rows.sortWithinPartitions(DUE_MS, FROM, *order, F.map_entries("properties"))
+    return ordered.drop(_QUEUE, _LIFE, _LOG_PLACE)
+
+
+def sender(
+    options: SinkOptions, schedule: Schedule, write_id: str
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return what a task does with its rows: it sends them when they are due, and counts."""
+
+    def send(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        partition = 0 if context is None else context.partitionId()
+        pace = schedule.pace.shared(schedule.parts.get(partition, 1.0))
+        start_s, ready = _started(batches, is_together=pace.speed is not None)
+        pacer = Pacer(pace, start_s)
+        number = 0
+        for batch in ready:
+            times_ms = np.asarray(batch.column(DUE_MS), np.int64)
+            for due in slices(times_ms, schedule.first_ms, pace):
+                time.sleep(pacer.wait_s(due, time.time()))
+                pacer.sent(due.end - due.start, time.time())
+                rows = batch.slice(due.start, due.end - due.start)
+                origin = Origin(write_id, str(number), partition)
+                written = write_messages(rows, options, origin)
+                yield _counted(rows, written, start_s)
+                number += 1
+
+    return send
+
+
+def _started(
+    batches: Iterator[pa.RecordBatch], *, is_together: bool
+) -> tuple[float, Iterator[pa.RecordBatch]]:
+    """Return when this task begins, in seconds since 1970, and its rows.
+
+    Rows that keep their spacing need all tasks to begin at the same time, each with rows at hand;
+    so they run as a barrier stage and agree. The clocks of machines are taken to agree as well.
+    """
+    first = next(batches, None)
+    ready = batches if first is None else chain([first], batches)
+    if not is_together:
+        return time.time(), ready
+    told = BarrierTaskContext.get().allGather(repr(time.time()))
+    return max(map(float, told)), ready
+
+
+def write_messages(rows: pa.RecordBatch, options: SinkOptions, origin: Origin) -> Written:
+    """Send rows that have the columns of messages, perhaps among others; all are stored then."""
+    names = [each for each in _MESSAGE if each in rows.schema.names]
+    return write_rows(iter([rows.select(names)]), SinkColumns(frozenset(names)), options, origin)
+
+
+def _counted(rows: pa.RecordBatch, written: Written, start_s: float) -> pa.RecordBatch:
+    """Return how many rows of which topic went where; what belongs to all is in the first row."""
+    table = pa.Table.from_batches([rows.select([FROM, "topic"])])
+    counts = table.group_by([FROM, "topic"]).aggregate([([], "count_all")])
+    count = counts.num_rows
+
+    def once(value: int) -> pa.Int64Array:
+        return pa.array([value, *[0] * (count - 1)], pa.int64())
+
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array([int(start_s * 1000)] * count, pa.int64()),
+            counts.column(FROM).combine_chunks(),
+            counts.column("topic").combine_chunks(),
+            pc.cast(counts.column("count_all"), pa.int64()).combine_chunks(),
+            once(written.sends),
+            once(written.body_bytes),
+            once(written.repeated),
+        ],
+        schema=_SENT_ARROW,
+    )

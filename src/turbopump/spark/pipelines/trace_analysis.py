@@ -1,0 +1,274 @@
+"""Trace analytics: how long messages took from being sent to being consumed, and what failed.
+
+From the trace topic, to which the clients of all languages write when message trace is on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from datetime import datetime
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+from pyspark.sql.column import Column
+
+from turbopump.spark.pipelines.preconditions import require_driver, require_window, to_utc
+from turbopump.spark.pipelines.progress import Step, Watch, unwatched
+from turbopump.spark.pipelines.reports import Cell, Table, facts
+from turbopump.spark.pipelines.spark_errors import explain_errors
+from turbopump.spark.pipelines.trace_records import Kind, TraceRecord, parsed
+
+TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
+
+_ARROW_TYPES: dict[str, pa.DataType] = {
+    "kind": pa.string(),
+    "msg_id": pa.string(),
+    "time_ms": pa.int64(),
+    "group": pa.string(),
+    "topic": pa.string(),
+    "tags": pa.string(),
+    "request_id": pa.string(),
+    "cost_ms": pa.int64(),
+    "is_success": pa.bool_(),
+    "retries": pa.int64(),
+    "body_bytes": pa.int64(),
+}
+_ARROW = pa.schema(_ARROW_TYPES)
+_SPARK = (
+    "kind string, msg_id string, time_ms long, `group` string, topic string, tags string, "
+    "request_id string, cost_ms long, is_success boolean, retries long, body_bytes long"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sends:
+    """Sending to a topic with a tag, in one window or (None) in all."""
+
+    window_ms: int | None
+    topic: str | None
+    tag: str | None
+    sent: int
+    failed: int
+    body_bytes: int
+    p50_ms: float | None
+    """How long a send took until its answer."""
+
+    p99_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Consumptions:
+    """Consuming from a topic with a tag by a group, in one window or (None) in all."""
+
+    window_ms: int | None
+    topic: str | None
+    """None when the send was not traced, or not in the span that was read."""
+
+    group: str | None
+    tag: str | None
+    consumed: int
+    """Calls of listeners, for each message."""
+
+    failed: int
+    retried: int
+    """Calls for messages that had come before."""
+
+    unfinished: int
+    """Calls whose end was not traced."""
+
+    latency_p50_ms: float | None
+    """From the send to the first call of a listener."""
+
+    latency_p99_ms: float | None
+    processing_p50_ms: float | None
+    """From the call of the listener to its end."""
+
+    processing_p99_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TraceReport:
+    """What the trace topic tells of a span of time."""
+
+    trace_topic: str
+    window: str
+    trace_messages: int
+    records: int
+    unreadable: int
+    sends: tuple[Sends, ...]
+    consumptions: tuple[Consumptions, ...]
+    sends_by_window: tuple[Sends, ...]
+    consumptions_by_window: tuple[Consumptions, ...]
+    seconds: float
+
+    def tables(self) -> tuple[Table, ...]:
+        consumptions = Table(
+            "consumed",
+            (
+                "topic",
+                "group",
+                "tag",
+                "calls",
+                "failed",
+                "retried",
+                "unfinished",
+                "latency p50 ms",
+                "p99 ms",
+                "processing p50 ms",
+                "p99 ms",
+            ),
+            tuple(_cells(each) for each in self.consumptions),
+        )
+        sends = Table(
+            "sent",
+            ("topic", "tag", "sends", "failed", "body bytes", "p50 ms", "p99 ms"),
+            tuple(_cells(each) for each in self.sends),
+        )
+        read = facts(
+            f"read from {self.trace_topic}",
+            messages=self.trace_messages,
+            records=self.records,
+            unreadable_records=self.unreadable,
+            seconds=self.seconds,
+        )
+        return consumptions, sends, read
+
+
+def trace(
+    spark: SparkSession,
+    source: Mapping[str, str],
+    *,
+    window: str = "1 minute",
+    since: datetime | None = None,
+    until: datetime | None = None,
+    watch: Watch = unwatched,
+) -> TraceReport:
+    """Analyse the trace topic: windows of sends and consumptions by topic, group and tag.
+
+    ``source`` are the options of the source, the topic is RMQ_SYS_TRACE_TOPIC unless given. Times
+    are those of the clients; ``since`` and ``until`` bound the time of sends and calls.
+    """
+    require_driver(spark, "trace")
+    since, until = to_utc("since", since), to_utc("until", until)
+    require_window(spark, window)
+    started_s = time.monotonic()
+    options = {"columns": "body", **source}
+    if not {"topic", "topics", "topicPattern", "assign"} & set(options):
+        options["topic"] = TRACE_TOPIC
+    with explain_errors():
+        watch(Step("reading trace messages"))
+        bodies = spark.read.format("rocketmq").options(**options).load().select("body")
+        records = bodies.mapInArrow(_parse, _SPARK).persist()
+        try:
+            messages = bodies.count()
+            kinds = {row["kind"]: row["count"] for row in records.groupBy("kind").count().collect()}
+            watch(Step("trace messages read", messages, messages))
+            sent, consumed = _sent(records, since, until), _consumed(records, since, until)
+            return TraceReport(
+                options.get("topic", TRACE_TOPIC),
+                window,
+                messages,
+                sum(kinds.values()),
+                kinds.get(Kind.UNREADABLE.value, 0),
+                _sends(sent, None),
+                _consumptions(consumed, None),
+                _sends(sent, window),
+                _consumptions(consumed, window),
+                time.monotonic() - started_s,
+            )
+        finally:
+            records.unpersist()
+
+
+def _parse(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    names = [field.name for field in fields(TraceRecord)]
+    for batch in batches:
+        records = [
+            record for body in batch.column("body").to_pylist() for record in parsed(body or b"")
+        ]
+        columns = {name: [getattr(record, name) for record in records] for name in names}
+        yield pa.RecordBatch.from_pydict(columns, schema=_ARROW)
+
+
+def _between(frame: DataFrame, since: datetime | None, until: datetime | None) -> DataFrame:
+    moment = F.timestamp_millis("time_ms")
+    if since is not None:
+        frame = frame.where(moment >= F.lit(since))
+    return frame if until is None else frame.where(moment < F.lit(until))
+
+
+def _sent(records: DataFrame, since: datetime | None, until: datetime | None) -> DataFrame:
+    return _between(records.where(F.col("kind") == Kind.SENT.value), since, until)
+
+
+def _consumed(records: DataFrame, since: datetime | None, until: datetime | None) -> DataFrame:
+    """Join the beginning of each call with its end, and with the send of its message."""
+    begun = _between(records.where(F.col("kind") == Kind.BEGUN.value), since, until)
+    done = records.where(F.col("kind") == Kind.DONE.value).select(
+        "request_id", "msg_id", "cost_ms", "is_success"
+    )
+    # A message that was sent again after a failure has the id of the first try, and counts once.
+    sent = (
+        records.where((F.col("kind") == Kind.SENT.value) & F.col("is_success"))
+        .groupBy("msg_id")
+        .agg(
+            F.min_by("topic", "time_ms").alias("topic"),
+            F.min_by("tags", "time_ms").alias("tags"),
+            F.min("time_ms").alias("sent_ms"),
+        )
+    )
+    # Clocks of two machines differ: nothing is consumed before it was sent.
+    is_first, lasted = F.col("retries") == 0, F.col("time_ms") - F.col("sent_ms")
+    return (
+        begun.select("request_id", "msg_id", "time_ms", "group", "retries")
+        .join(done, ["request_id", "msg_id"], "left")
+        .join(sent, "msg_id", "left")
+        .withColumn("latency_ms", F.when(is_first & (lasted < 0), 0).when(is_first, lasted))
+    )
+
+
+def _p(column: str, part: float, name: str) -> Column:
+    return F.percentile_approx(column, part).cast("double").alias(name)
+
+
+def _window(frame: DataFrame, window: str | None) -> tuple[DataFrame, list[str]]:
+    if window is None:
+        return frame.withColumn("window_ms", F.lit(None).cast("long")), ["window_ms"]
+    start = F.window(F.timestamp_millis("time_ms"), window)["start"]
+    return frame.withColumn("window_ms", F.unix_millis(start)), ["window_ms"]
+
+
+def _sends(sent: DataFrame, window: str | None) -> tuple[Sends, ...]:
+    frame, keys = _window(sent, window)
+    found = frame.groupBy(*keys, "topic", "tags").agg(
+        F.count_if("is_success").alias("sent"),
+        F.count_if(~F.col("is_success")).alias("failed"),
+        F.coalesce(F.sum("body_bytes"), F.lit(0)).alias("body_bytes"),
+        _p("cost_ms", 0.5, "p50_ms"),
+        _p("cost_ms", 0.99, "p99_ms"),
+    )
+    rows = found.orderBy(*keys, "topic", "tags").collect()
+    return tuple(Sends(*row) for row in rows)
+
+
+def _consumptions(consumed: DataFrame, window: str | None) -> tuple[Consumptions, ...]:
+    frame, keys = _window(consumed, window)
+    found = frame.groupBy(*keys, "topic", "group", "tags").agg(
+        F.count(F.lit(1)).alias("consumed"),
+        F.count_if(~F.col("is_success")).alias("failed"),
+        F.count_if(F.col("retries") > 0).alias("retried"),
+        F.count_if(F.col("is_success").isNull()).alias("unfinished"),
+        _p("latency_ms", 0.5, "latency_p50_ms"),
+        _p("latency_ms", 0.99, "latency_p99_ms"),
+        _p("cost_ms", 0.5, "processing_p50_ms"),
+        _p("cost_ms", 0.99, "processing_p99_ms"),
+    )
+    rows = found.orderBy(*keys, "topic", "group", "tags").collect()
+    return tuple(Consumptions(*row) for row in rows)
+
+
+def _cells(each: Sends | Consumptions) -> tuple[Cell, ...]:
+    return tuple(getattr(each, field.name) for field in fields(each) if field.name != "window_ms")

@@ -1,0 +1,330 @@
+"""A streaming query as a member of its consumer group.
+
+Brokers see it beside other consumers, operators see its lag, and whoever else consumes with the
+same group is noticed: push consumers would share the queues among themselves and with the query,
+while the query reads all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import count
+
+from turbopump.client.calls import require_success
+from turbopump.client.members import ConsumerMember
+from turbopump.client.names import with_namespace
+from turbopump.client.routes import MASTER_ID
+from turbopump.client.session import Session
+from turbopump.client.subscriptions import subscription
+from turbopump.errors import GroupInUse, NetworkError, NoRoute, RemoteError, TurbopumpError
+from turbopump.message import MessageQueue
+from turbopump.spark.reading.options import SourceOptions
+from turbopump.spark.reading.retry import backoff_s, gather_available, with_retries
+from turbopump.wire.bodies import (
+    ConsumeFrom,
+    ConsumerConnections,
+    ConsumerData,
+    ConsumeType,
+    MessageModel,
+)
+from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.command import request, whole_body
+from turbopump.wire.headers import ConsumerGroup
+
+_log = logging.getLogger(__name__)
+
+_Answers = tuple[Mapping[str, ConsumerConnections | None], Mapping[str, TurbopumpError]]
+"""What brokers tell by their addresses, and why others tell nothing."""
+
+
+class QueryMember(ConsumerMember):
+    """What brokers hear of a query: it pulls, and it wants these topics."""
+
+    def __init__(
+        self, session: Session, group: str, options: SourceOptions, topics: Iterable[str]
+    ) -> None:
+        self.group = group
+        self._session = session
+        self._pulling = options.pulling
+        self._topics = tuple(topics)
+        # Brokers keep versions of SQL92 subscriptions: another query's must be newer.
+        self._version_ms = session.clock.now_ms()
+        self._positions: Mapping[MessageQueue, int] = {}
+        self._noticing: asyncio.Task[None] | None = None
+
+    def heartbeat_data(self) -> ConsumerData:
+        namespace = self._session.config.namespace
+        return ConsumerData(
+            group_name=self.group,
+            consume_type=ConsumeType.PULL,
+            message_model=MessageModel.CLUSTERING,
+            consume_from_where=ConsumeFrom.LAST_OFFSET,
+            subscription_data_set=[
+                subscription(
+                    with_namespace(namespace, topic),
+                    pulling.expression,
+                    self._version_ms,
+                )
+                for topic in self._topics
+                for pulling in (self._pulling.of(topic),)
+            ],
+        )
+
+    def reached(self, positions: Mapping[MessageQueue, int]) -> None:
+        """Note how far the query has come, for operators who ask, and of which topics."""
+        self._positions = positions
+        self._topics = tuple(sorted({*self._topics, *(queue.topic for queue in positions)}))
+
+    def progress(self, topic: str) -> Mapping[MessageQueue, int]:
+        namespace = self._session.config.namespace
+        return {
+            MessageQueue(topic, queue.broker, queue.queue_id): at
+            for queue, at in self._positions.items()
+            if with_namespace(namespace, queue.topic) == topic
+        }
+
+    def members_changed(self) -> None:
+        """Look who has come; only a warning, since the query cannot know who was meant to stay."""
+        if self._noticing is None or self._noticing.done():
+            self._noticing = self._session.work.keep(f"members of {self.group}", self._notice)
+
+    async def _notice(self) -> None:
+        try:
+            others = await other_members(self._session, self.group, self._topics)
+        except TurbopumpError as error:
+            _log.info("group %s: who else consumes is not known: %s", self.group, error)
+            return
+        if others:
+            _log.warning(
+                "group %s: %s consume with the group of this query, so that some messages are "
+                "handled twice and some not by them: give them another group",
+                self.group,
+                " and ".join(others),
+            )
+
+
+class GroupJoin:
+    """How a query gets into its group: at once, or beside its work once all brokers answer."""
+
+    def __init__(
+        self,
+        session: Session,
+        options: SourceOptions,
+        topics: Callable[[], Awaitable[Iterable[str]]],
+    ) -> None:
+        self._session = session
+        self._options = options
+        self._topics = topics
+        self.has_joined = False
+        """Whether it is a member; one without a group, or of a shared one, need not be."""
+        self._trying: asyncio.Task[None] | None = None
+        self.member: QueryMember | None = None
+
+    async def join(self, *, is_patient: bool) -> None:
+        """Join unless that is done; raises GroupInUse, and while patient what else fails at last.
+
+        Otherwise brokers that are away are asked again beside what else is done.
+        """
+        if self.has_joined:
+            return
+        if self._trying is not None:
+            if self._trying.done():
+                self._trying.result()
+            return
+        try:
+            await self._join(self._options.pulling.retries if is_patient else 0)
+        except TurbopumpError as error:
+            if is_patient or not error.retriable:
+                raise
+            _log.warning("group %s is not joined yet: %s", self._options.group, error)
+            self._trying = self._session.work.start(self._keep_trying())
+
+    async def _keep_trying(self) -> None:
+        clock, patience_ms = self._session.clock, self._session.config.route_interval_ms
+        lost_ms = clock.monotonic_ms() + patience_ms
+        for attempt in count():
+            await asyncio.sleep(backoff_s(attempt))
+            try:
+                # Not at once: name servers also lose a broker that is only restarted.
+                await self._join(0, without_lost=clock.monotonic_ms() >= lost_ms)
+            except TurbopumpError as error:
+                if not error.retriable:
+                    raise
+            else:
+                return
+
+    async def _join(self, retries: int, *, without_lost: bool = False) -> None:
+        if _own_group(self._options) is not None:
+            self.member = await join_group(
+                self._session,
+                self._options,
+                await self._topics(),
+                retries,
+                without_lost=without_lost,
+            )
+        self.has_joined = True
+
+    async def leave(self) -> None:
+        """Leave the group, or give up joining it."""
+        if self._trying is not None:
+            self._trying.cancel()
+            await asyncio.gather(self._trying, return_exceptions=True)
+        member, self.member = self.member, None
+        if member is not None:
+            await self._session.leave(member)
+
+
+async def join_group(
+    session: Session,
+    options: SourceOptions,
+    topics: Iterable[str],
+    retries: int = 0,
+    *,
+    without_lost: bool = False,
+) -> QueryMember | None:
+    """Make a query a member of its group; raises GroupInUse if push consumers have it.
+
+    None if it has no group, or shares it: a member that reads all queues would only keep the push
+    consumers from the queues that they believe it has. ``without_lost`` waits for no broker that
+    is away and that no name server knows.
+    """
+    own = _own_group(options)
+    if own is None:
+        return None
+    group = with_namespace(session.config.namespace, own)
+    wanted = tuple(topics)
+    pushing = await push_members(session, group, wanted, retries, without_lost=without_lost)
+    if pushing:
+        raise GroupInUse(
+            f"group {own!r} is consumed by push already, by {', '.join(pushing)}: "
+            "stop them, choose another group, or set allowSharedGroup=true if both are to get "
+            "every message, which leaves the offsets to them"
+        )
+    member = QueryMember(session, group, options, wanted)
+    try:
+        await session.join(member)
+    except BaseException:
+        # Given up in the midst of it, some brokers may have heard of it already.
+        await session.leave(member)
+        raise
+    return member
+
+
+def _own_group(options: SourceOptions) -> str | None:
+    return None if options.allow_shared_group else options.group
+
+
+async def push_members(
+    session: Session,
+    group: str,
+    topics: Iterable[str],
+    retries: int = 0,
+    *,
+    without_lost: bool = False,
+) -> list[str]:
+    """Return the client ids of a group's members if it is consumed by push."""
+    found = await _connections(session, group, topics, retries, without_lost=without_lost)
+    return found.members_but(session.client_id, ConsumeType.PULL)
+
+
+async def other_members(session: Session, group: str, topics: Iterable[str]) -> list[str]:
+    """Return the client ids of a group's members but for this one."""
+    found = await _connections(session, group, topics, retries=1)
+    return found.members_but(session.client_id)
+
+
+@dataclass(frozen=True, slots=True)
+class _Connections:
+    """What brokers tell of the members of a group."""
+
+    told: Collection[ConsumerConnections]
+    failures: Collection[TurbopumpError]
+    """Why others tell nothing."""
+
+    def members_but(self, client_id: str, kind: ConsumeType | None = None) -> list[str]:
+        """Return the client ids of all others, or of those not of a kind.
+
+        Raises what failed only if nobody is found: one who is there does not go with a broker
+        that is away.
+        """
+        found = {
+            member.client_id
+            for each in self.told
+            if each.consume_type is not kind
+            for member in each.connection_set
+        }
+        found.discard(client_id)
+        if self.failures and not found:
+            raise next(iter(self.failures))
+        return sorted(found)
+
+
+async def _connections(
+    session: Session, group: str, topics: Iterable[str], retries: int, *, without_lost: bool = False
+) -> _Connections:
+    """Ask each broker of the topics who consumes with a group.
+
+    ``without_lost`` passes over one that does not answer and that name servers do not know: it is
+    gone for good, though the route of a topic that only it had is kept.
+    """
+
+    async def ask(addresses: Iterable[str]) -> _Answers:
+        return await gather_available(
+            sorted(addresses),
+            lambda address: with_retries(
+                lambda: _connections_at(session, address, group), retries, f"members of {group}"
+            ),
+        )
+
+    names = {with_namespace(session.config.namespace, topic) for topic in topics}
+    masters = {name: await _masters(session, name) for name in sorted(names)}
+    asked = _together(masters.values())
+    found, failed = await ask(asked)
+    if not (failed and without_lost):
+        return _Connections(_reported(found), failed.values())
+    doubtful = {name: known for name, known in masters.items() if known & failed.keys()}
+    listed = _together([await _masters_now(session, *each) for each in doubtful.items()])
+    moved, moved_failed = await ask(listed - asked)
+    away = [error for address, error in failed.items() if address in listed]
+    return _Connections(_reported({**found, **moved}), [*away, *moved_failed.values()])
+
+
+def _reported(found: Mapping[str, ConsumerConnections | None]) -> list[ConsumerConnections]:
+    return [each for each in found.values() if each is not None]
+
+
+def _together(addresses: Iterable[frozenset[str]]) -> frozenset[str]:
+    return frozenset().union(*addresses)
+
+
+async def _masters(session: Session, name: str) -> frozenset[str]:
+    """Return where the masters of a topic are, named as brokers know it."""
+    try:
+        route = await session.route(name)
+    except NoRoute:
+        # Nobody consumes it: it was deleted, or is a retry topic, which brokers make when the
+        # group's first member comes. A wrong name is told by those who look for its queues.
+        return frozenset()
+    return frozenset(by_id[MASTER_ID] for by_id in route.brokers.values() if MASTER_ID in by_id)
+
+
+async def _masters_now(session: Session, name: str, known: frozenset[str]) -> frozenset[str]:
+    """Return where the masters of a topic are by a name server; as ``known`` if none tells."""
+    try:
+        has_route = await session.refresh_route(name)
+    except (NetworkError, RemoteError) as error:
+        _log.info("topic %s: whether its brokers are there is not known: %s", name, error)
+        return known
+    return await _masters(session, name) if has_route else frozenset()
+
+
+async def _connections_at(session: Session, address: str, group: str) -> ConsumerConnections | None:
+    """Return the members that a broker knows, None when there are none."""
+    command = request(RequestCode.GET_CONSUMER_CONNECTION_LIST, ConsumerGroup(consumer_group=group))
+    answer = await session.request(address, command, session.config.request_timeout_ms)
+    if answer.code == ResponseCode.CONSUMER_NOT_ONLINE:
+        return None
+    return ConsumerConnections.decode(whole_body(require_success(answer)))

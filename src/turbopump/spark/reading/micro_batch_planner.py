@@ -1,0 +1,336 @@
+"""How a stream follows its queues: where each micro-batch ends. Runs on the driver.
+
+A queue that is seen for the first time is not read in the same batch: the batch only notes where
+the queue begins. So the beginning is in the checkpoint before anything is read, and a batch that
+is repeated after a failure begins where it began the first time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from turbopump.clock import Clock
+from turbopump.errors import DataLost
+from turbopump.message import MessageQueue
+from turbopump.spark.reading.offsets import (
+    Limits,
+    Offsets,
+    backlog,
+    forward,
+    losses,
+    moved_past,
+    shares,
+)
+from turbopump.spark.reading.options import SourceOptions
+from turbopump.spark.reading.positions import Earliest, OfGroup, Position
+from turbopump.spark.reading.retry import gather_by_key
+from turbopump.spark.reading.unreadable_queues import Unreadable
+
+_log = logging.getLogger(__name__)
+
+
+class ClusterQueries(Protocol):
+    """What is asked of a cluster: `Cluster`, normally."""
+
+    async def queues(self) -> tuple[MessageQueue, ...]: ...
+    async def known_queues(self, at: Offsets | None = None) -> tuple[MessageQueue, ...]: ...
+    async def unreadable(
+        self, queues: Iterable[MessageQueue], doubtful: Collection[MessageQueue]
+    ) -> dict[MessageQueue, Unreadable]: ...
+    async def limits(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, Limits]: ...
+    async def known_limits(
+        self, queues: Iterable[MessageQueue], at: Offsets
+    ) -> dict[MessageQueue, Limits]: ...
+    async def resolve(
+        self, name: str, position: Position, queues: Iterable[MessageQueue]
+    ) -> dict[MessageQueue, int]: ...
+    async def commit(self, offsets: Offsets) -> Offsets: ...
+    async def bytes_per_row(self, queue: MessageQueue, offset: int) -> int: ...
+    async def wait_for_messages(self, at: Offsets, wait_ms: int) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _QueueSnapshot:
+    """What a look at the queues has shown."""
+
+    start: Offsets
+    """Where to go on, past what is lost."""
+    new: Offsets
+    """Queues that were not known before, and where they begin."""
+    target: Offsets
+    """How far there is something to read."""
+    closed: frozenset[MessageQueue] = frozenset()
+    """Queues that cannot be read, though they may be again."""
+    anew: frozenset[MessageQueue] = frozenset()
+    """Queues that begin again, after they were deleted."""
+
+    @property
+    def waiting(self) -> dict[MessageQueue, int]:
+        return backlog(self.start, self.target)
+
+
+class MicroBatchPlanner:
+    """Decides how far each micro-batch goes; keeps what it has seen between them.
+
+    Queues that a checkpoint knows and the options no longer choose stay where they are.
+    """
+
+    def __init__(
+        self,
+        cluster: ClusterQueries,
+        options: SourceOptions,
+        clock: Clock,
+        may_commit: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._cluster = cluster
+        self._options = options
+        self._clock = clock
+        self._may_commit = may_commit
+        self._has_begun = False
+        self._frozen: Offsets | None = None
+        self.committed: dict[MessageQueue, int] = {}
+        """What brokers have noted of the group."""
+        self._left: frozenset[MessageQueue] = frozenset()
+        """Queues that were deleted and have not come again."""
+        self._last_batch_ms = clock.monotonic_ms()
+        self.latest_known: Offsets = {}
+        """The end of each queue as far as it is known, for those who watch the lag."""
+        self._reported: frozenset[str] = frozenset()
+        """What cannot be read and has been logged."""
+
+    async def freeze(self) -> None:
+        """Read no further than to what is there now."""
+        limits = await self._cluster.limits(await self._cluster.known_queues())
+        self._frozen = {queue: ends.high for queue, ends in limits.items()}
+        self.latest_known = self._frozen
+
+    async def commit(self, offsets: Offsets) -> None:
+        """Tell brokers how far the group has come, where that has changed.
+
+        Of queues that have left, the old offset says nothing: Spark commits it once more when
+        the batch is planned that leaves them out.
+        """
+        if not (self._options.commit_offsets and self._may_commit()):
+            return
+        wanted = {**offsets, **dict.fromkeys(self._left, 0)}
+        changed = {queue: at for queue, at in wanted.items() if self.committed.get(queue) != at}
+        if changed:
+            self.committed.update(await self._cluster.commit(changed))
+
+    async def latest(self, start: Offsets, *, is_limited: bool, has_begun: bool = False) -> Offsets:
+        """Return where the batch ends that begins at ``start``, the end of the last one.
+
+        Without news it waits a while for some: Spark would ask again at once. A stream that
+        ``has_begun`` has noted where it starts, even if there were no queues.
+        """
+        await self.commit(start)
+        if not (start or has_begun or self._has_begun):
+            self._has_begun = True
+            return await self._beginning()
+        seen = await self._look(start, is_first=not self._has_begun)
+        self._has_begun = True
+        end = await self._end(seen, is_limited=is_limited)
+        if end == start and self._frozen is None:
+            if await self._wait(seen):
+                seen = await self._look(start)
+            end = await self._end(seen, is_limited=is_limited)
+        if end != start:
+            self._last_batch_ms = self._clock.monotonic_ms()
+        self._left -= seen.anew
+        return end
+
+    async def _forget(self, deleted: Iterable[MessageQueue]) -> frozenset[MessageQueue]:
+        """Let the group begin again should queues that were deleted come again.
+
+        Brokers may keep the old offset. Those queues are returned of which it is noted, so that
+        none leaves the checkpoint that another process would go on with at the old offset.
+        """
+        leaving = frozenset(deleted)
+        self._left |= leaving
+        await self.commit({})
+        if not self._options.commit_offsets:
+            return leaving
+        return frozenset(queue for queue in leaving if self.committed.get(queue) == 0)
+
+    async def _beginning(self) -> Offsets:
+        """Return where the stream starts: the first batch only notes it."""
+        queues = await self._cluster.queues()
+        return await self._cluster.resolve("startingOffsets", self._options.start, queues)
+
+    # --- looking ----------------------------------------------------------------------------------
+
+    async def _look(self, start: Offsets, *, is_first: bool = False) -> _QueueSnapshot:
+        queues = frozenset(await self._cluster.known_queues(start))
+        new = await self._new_queues(start, queues)
+        read = [queue for queue in start if self._options.chosen.has(queue)]
+        limits = await self._limits(read, start)
+        doubtful = {
+            queue
+            for queue in read
+            if queue not in queues or (queue in limits and limits[queue].high < start[queue])
+        }
+        unreadable = await self._cluster.unreadable(read, doubtful)
+        if is_first:
+            self._require_frozen(read, unreadable)
+        closed = await self._closed(start, limits, unreadable)
+        self._require_nothing_lost(start, closed, unreadable)
+        deleted = (queue for queue, why in unreadable.items() if why is Unreadable.DELETED)
+        gone = await self._forget(deleted)
+        kept = {queue: at for queue, at in start.items() if queue not in gone}
+        limits = {queue: ends for queue, ends in limits.items() if queue not in unreadable}
+        again = {queue: limits[queue].low for queue in self._left & kept.keys() & limits.keys()}
+        reached = {**self._past_losses(kept, {**limits, **closed}), **again}
+        highs = {queue: ends.high for queue, ends in limits.items()}
+        self.latest_known = {**kept, **highs, **new}
+        # A queue that was made anew goes back in this batch, and is read in the next: what lies
+        # between the two ends of a batch that goes back is nothing.
+        target = {
+            queue: self._as_frozen(queue, high)
+            for queue, high in highs.items()
+            if reached[queue] >= kept[queue]
+        }
+        anew = self._left & (new.keys() | again.keys())
+        return _QueueSnapshot(reached, new, target, closed=frozenset(unreadable), anew=anew)
+
+    async def _closed(
+        self,
+        start: Offsets,
+        limits: Mapping[MessageQueue, Limits],
+        unreadable: Mapping[MessageQueue, Unreadable],
+    ) -> Mapping[MessageQueue, Limits]:
+        """Return the ends of queues that are closed, as far as they are known."""
+        closed = [queue for queue, why in unreadable.items() if why is Unreadable.CLOSED]
+        asked = [queue for queue in closed if queue not in limits]
+        ends = {**limits, **(await self._cluster.known_limits(asked, start) if asked else {})}
+        return {queue: ends[queue] for queue in closed if queue in ends}
+
+    def _require_nothing_lost(
+        self,
+        start: Offsets,
+        closed: Mapping[MessageQueue, Limits],
+        unreadable: Mapping[MessageQueue, Unreadable],
+    ) -> None:
+        """Refuse to go on without what cannot be read, or log it once.
+
+        Of a topic that was deleted nobody knows what was not read. A queue that is only closed
+        still has its messages, and loses nothing if all of them were read.
+        """
+        unread = {queue: ends.high - start[queue] for queue, ends in closed.items()}
+        lost = [
+            f"{queue} cannot be read from {start[queue]} on: {why.value}"
+            for queue, why in sorted(unreadable.items())
+            if why is Unreadable.DELETED or unread.get(queue, 0) > 0
+        ]
+        if lost and self._options.fail_on_data_loss:
+            raise DataLost(f"{'; '.join(lost)}; failOnDataLoss=false reads the others")
+        untold = [text for text in lost if text not in self._reported]
+        if untold:
+            _log.warning("%s; reading the others", "; ".join(untold))
+        self._reported = frozenset(lost)
+
+    async def _limits(
+        self, queues: Iterable[MessageQueue], at: Offsets
+    ) -> Mapping[MessageQueue, Limits]:
+        """Return the ends of queues, without those whose brokers are away: they are asked again.
+
+        Who reads what is there now is not asked again, so that they are waited for.
+        """
+        if self._frozen is None:
+            return await self._cluster.known_limits(queues, at)
+        return await self._cluster.limits(queue for queue in queues if queue in self._frozen)
+
+    def _as_frozen(self, queue: MessageQueue, high: int) -> int:
+        return high if self._frozen is None else min(high, self._frozen[queue])
+
+    def _require_frozen(
+        self, read: Iterable[MessageQueue], unreadable: Collection[MessageQueue]
+    ) -> None:
+        """Refuse to call it everything that is there when queues of the checkpoint are not."""
+        if self._frozen is None:
+            return
+        missing = sorted(set(read) - self._frozen.keys() - set(unreadable))
+        if not missing:
+            return
+        text = (
+            f"{', '.join(map(str, missing))}: the name servers do not know these queues of the "
+            "checkpoint, so their brokers are away, or let nobody read them"
+        )
+        if self._options.fail_on_data_loss:
+            raise DataLost(f"{text}; failOnDataLoss=false reads the others")
+        _log.warning("%s; reading the others", text)
+
+    async def _new_queues(self, start: Offsets, queues: Iterable[MessageQueue]) -> Offsets:
+        """Return where queues begin that nobody has read from; they are read as a whole.
+
+        A group may have read from a queue that was away when the stream began: it goes on there.
+        Of a group that is shared, others have: they do not read for this stream. Nor does what it
+        has read of a queue that was deleted say anything of one that is made anew.
+        """
+        limits = await self._limits((queue for queue in queues if queue not in start), {})
+        if not limits:
+            return {}
+        options = self._options
+        position: Position = Earliest()
+        if options.group is not None and not options.allow_shared_group:
+            position = options.start if isinstance(options.start, Earliest) else OfGroup(Earliest())
+        found = await self._cluster.resolve("startingOffsets", position, limits)
+        return {**found, **{queue: limits[queue].low for queue in self._left & limits.keys()}}
+
+    def _past_losses(self, start: Offsets, limits: Mapping[MessageQueue, Limits]) -> Offsets:
+        lost = losses(start, limits)
+        if not lost:
+            return start
+        text = "; ".join(map(str, lost))
+        if self._options.fail_on_data_loss:
+            raise DataLost(f"{text}; failOnDataLoss=false goes on with what is there")
+        _log.warning("%s; going on with what is there", text)
+        return moved_past(start, limits)
+
+    # --- deciding ---------------------------------------------------------------------------------
+
+    async def _end(self, seen: _QueueSnapshot, *, is_limited: bool) -> Offsets:
+        waiting: Mapping[MessageQueue, int] = seen.waiting
+        if is_limited:
+            waiting = {} if self._is_too_few(sum(waiting.values())) else await self._cut(seen)
+        return {**forward(seen.start, waiting), **seen.new}
+
+    def _is_too_few(self, rows: int) -> bool:
+        """Whether to wait for more; not when everything that there is was asked for."""
+        if self._frozen is not None or rows >= self._options.trigger.rows_min:
+            return False
+        return self._delay_left_ms() > 0
+
+    def _delay_left_ms(self) -> int:
+        waited_ms = self._clock.monotonic_ms() - self._last_batch_ms
+        return self._options.trigger.delay_max_ms - waited_ms
+
+    async def _cut(self, seen: _QueueSnapshot) -> Mapping[MessageQueue, int]:
+        trigger, rows = self._options.trigger, seen.waiting
+        if trigger.bytes_max is not None:
+            rows = await self._cut_by_bytes(seen, rows, trigger.bytes_max)
+        return rows if trigger.rows_max is None else shares(rows, trigger.rows_max)
+
+    async def _cut_by_bytes(
+        self, seen: _QueueSnapshot, rows: dict[MessageQueue, int], bytes_max: int
+    ) -> dict[MessageQueue, int]:
+        found = await gather_by_key(
+            rows, lambda queue: self._cluster.bytes_per_row(queue, seen.start[queue])
+        )
+        each = {queue: max(1, size) for queue, size in found.items()}
+        given = shares({queue: rows[queue] * each[queue] for queue in rows}, bytes_max)
+        return {queue: min(rows[queue], max(1, given[queue] // each[queue])) for queue in rows}
+
+    async def _wait(self, seen: _QueueSnapshot) -> bool:
+        """Wait a while, and return whether there is news; new queues are to be found meanwhile."""
+        wait_ms = min(self._options.idle_wait_ms, self._options.client.route_interval_ms)
+        if seen.waiting:
+            wait_ms = min(wait_ms, max(1, self._delay_left_ms()))
+        ends = {
+            queue: max(at, seen.target.get(queue, at))
+            for queue, at in seen.start.items()
+            if self._options.chosen.has(queue) and queue not in seen.closed
+        }
+        return await self._cluster.wait_for_messages(ends, wait_ms)

@@ -1,0 +1,135 @@
+"""Which stretches of a range are asked for, several ahead of the answers: decides, sends nothing.
+
+Offsets of a queue have no gaps, so the second request need not wait for the first answer: it asks
+where that answer will probably end. When it ends elsewhere, because messages are large or a filter
+passed over many, the gap is asked for, and what comes twice is to be cut off.
+
+No request but the furthest asks for more than up to where the next one begins, else messages would
+come several times once answers reach further than those before. The furthest shows that they do.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from msgspec import Struct
+
+T = TypeVar("T")
+
+ROWS_AHEAD = 4096
+"""Messages that are asked for ahead at most: more would only wait for their turn in memory."""
+
+SHORT_IN_A_ROW = 3
+"""Answers that end early before that is taken for usual. One large message causes two: one that
+ends before it, and one with nothing else."""
+
+
+class PendingPull(Struct, Generic[T], frozen=True):
+    """A request on its way, and what its answer is known by."""
+
+    offset: int
+    limit: int
+    answer: T
+
+
+class Prefetch(Generic[T]):
+    """The requests for one range that are on their way, in the order of the queue."""
+
+    def __init__(
+        self,
+        start: int,
+        end: int,
+        ask: Callable[[int, int], T],
+        *,
+        count_max: int,
+        in_flight_max: int,
+        is_filtered: bool = False,
+    ) -> None:
+        self.at = start
+        """Up to where everything has come."""
+        self.end = end
+        self.asked: deque[PendingPull[T]] = deque()
+        self._ask_for = ask
+        self._count_max = count_max
+        self._in_flight_max = in_flight_max
+        self._is_filtered = is_filtered
+        self._ask_next = start
+        self._step = 0
+        self._most = 1
+        self._short: list[int] = []
+
+    def ask(self) -> None:
+        """Ask for what comes at the front if nobody has, and for what comes behind all asked."""
+        if not self._step:
+            # How many messages the broker returns at a time is up to it: see one answer first.
+            if not self.asked:
+                self._ask_next = self.at
+                self.asked.append(self._ask(self.at, self.end, is_furthest=True))
+            return
+        if not self.asked:
+            self._ask_next = self.at
+        elif self.asked[0].offset > self.at:
+            self._fill(self.asked[0].offset)
+        if len(self.asked) > self._most // 2:
+            # Requests that leave together cost one write, and the broker one wake-up.
+            return
+        self._ask_behind()
+
+    def take(self, next_offset: int) -> None:
+        """Go on from where the answer to the first request leads."""
+        asked = self.asked.popleft()
+        if next_offset - asked.offset != self._step or self._short:
+            self.learn_step(asked, next_offset)
+        if next_offset > self.at:
+            self.at = min(next_offset, self.end)
+
+    def learn_step(self, asked: PendingPull[T], next_offset: int) -> None:
+        """Expect the next answers to reach as far as the last ones, this one among them."""
+        reached = max(1, next_offset - asked.offset)
+        is_cut_by_us = asked.limit < self._count_max and reached >= asked.limit
+        if self._is_filtered:
+            # It changes all the time with what matches: the last answer tells most of the next.
+            if not is_cut_by_us:
+                self._expect(reached)
+        elif reached * 4 > self._step * 5:
+            self._expect(reached)
+        elif reached >= self._step:
+            # A little more is left to the next request: the step would be too large for others.
+            self._short.clear()
+        elif not is_cut_by_us:
+            self._short.append(reached)
+            if len(self._short) == SHORT_IN_A_ROW:
+                self._expect(sorted(self._short)[len(self._short) // 2])
+
+    def _expect(self, step: int) -> None:
+        self._step = step
+        self._most = min(self._in_flight_max, max(2, ROWS_AHEAD // step))
+        self._short.clear()
+
+    def _fill(self, end: int) -> None:
+        """Ask for the gap before ``end``, in as many requests as it probably takes."""
+        offsets = range(self.at, end, self._step)[: self._in_flight_max]
+        for offset in reversed(offsets):
+            is_furthest = offset == offsets[-1]
+            self.asked.appendleft(self._ask(offset, end, is_furthest=is_furthest))
+
+    def _ask_behind(self) -> None:
+        """Ask behind all asked, as `_ask` does one by one."""
+        asked, ask_for, end, step = self.asked, self._ask_for, self.end, self._step
+        usual = self._count_max if self._is_filtered else min(self._count_max, step)
+        offset = self._ask_next
+        for left in range(self._most - len(asked) - 1, -1, -1):
+            if offset >= end:
+                break
+            count = min(usual if left else self._count_max, end - offset)
+            asked.append(PendingPull(offset, count, ask_for(offset, count)))
+            offset += step
+        self._ask_next = offset
+
+    def _ask(self, offset: int, end: int, *, is_furthest: bool) -> PendingPull[T]:
+        count = min(self._count_max, end - offset)
+        if not is_furthest and not self._is_filtered:
+            count = min(count, self._step)
+        return PendingPull(offset, count, self._ask_for(offset, count))

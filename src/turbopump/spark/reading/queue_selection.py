@@ -1,0 +1,101 @@
+"""Which topics and queues the options select: by name, by pattern, one by one. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from turbopump.message import MessageQueue
+from turbopump.spark.reading.positions import Explicit, offsets_named
+from turbopump.wire.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
+
+
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """Topics by name."""
+
+    names: tuple[str, ...]
+
+    def has(self, queue: MessageQueue) -> bool:
+        return queue.topic in self.names
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPattern:
+    """Topics whose whole name matches an expression.
+
+    Retry topics and dead letters are meant only if the expression begins like them.
+    """
+
+    pattern: str
+
+    def has(self, queue: MessageQueue) -> bool:
+        return self.matches(queue.topic)
+
+    def matches(self, topic: str) -> bool:
+        if topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)) and self.pattern[0] != "%":
+            return False
+        return re.fullmatch(self.pattern, topic) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """Single queues, as (topic, broker, number); the broker is empty if there is only one."""
+
+    queues: tuple[tuple[str, str, int], ...]
+
+    def has(self, queue: MessageQueue) -> bool:
+        return not self.places(queue).isdisjoint(self.queues)
+
+    @staticmethod
+    def places(queue: MessageQueue) -> frozenset[tuple[str, str, int]]:
+        """Return the ways in which a queue can be assigned."""
+        return frozenset((queue.topic, broker, queue.queue_id) for broker in ("", queue.broker))
+
+
+Chosen = Topics | TopicPattern | Assigned
+
+
+def assigned(chosen: Assigned, queues: Iterable[MessageQueue]) -> tuple[MessageQueue, ...]:
+    """Return the queues meant; raises InvalidArgument if one is not there, or on two brokers."""
+    return _named(chosen.queues, queues)
+
+
+def assigned_among(
+    chosen: Assigned, queues: Iterable[MessageQueue], known: Collection[MessageQueue] | None
+) -> tuple[MessageQueue, ...]:
+    """Return the queues meant that are there, for a stream that has begun with those ``known``.
+
+    Where no broker is named, the one is meant that the stream has begun with, also if the topic
+    has come to others since. Without anything known all that may be meant are returned; otherwise
+    InvalidArgument is raised where a broker has to be named.
+    """
+    there, before = _by_place(queues), _by_place(known or ())
+    homes = {(queue.topic, queue.broker) for queue in known or ()}
+    found: set[MessageQueue] = set()
+    for place in chosen.queues:
+        fitting = there.get(place, [])
+        if known is None or not fitting:
+            found.update(fitting)
+        elif begun := before.get(place):
+            found.update(queue for queue in fitting if queue in begun)
+        else:
+            near = [queue for queue in fitting if (queue.topic, queue.broker) in homes]
+            found.update(_named([place], near or fitting))
+    return tuple(sorted(found))
+
+
+def _by_place(queues: Iterable[MessageQueue]) -> dict[tuple[str, str, int], list[MessageQueue]]:
+    found: dict[tuple[str, str, int], list[MessageQueue]] = {}
+    for queue in queues:
+        for place in Assigned.places(queue):
+            found.setdefault(place, []).append(queue)
+    return found
+
+
+def _named(
+    places: Iterable[tuple[str, str, int]], queues: Iterable[MessageQueue]
+) -> tuple[MessageQueue, ...]:
+    position = Explicit(tuple((topic, broker, number, 0) for topic, broker, number in places))
+    return tuple(sorted(offsets_named("assign", position, queues)))

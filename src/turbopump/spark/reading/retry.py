@@ -1,0 +1,84 @@
+"""Asking again: a broker that is restarted must not end a query."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import TypeVar
+
+from turbopump.errors import TurbopumpError
+
+T = TypeVar("T")
+K = TypeVar("K")
+
+_log = logging.getLogger(__name__)
+
+FIRST_BACKOFF_S = 0.1
+BACKOFF_MAX_S = 5.0
+_LONGEST_FROM = 6
+
+
+def backoff_s(attempt: int) -> float:
+    """Return how long to wait after a failed attempt, the first being 0."""
+    return min(BACKOFF_MAX_S, FIRST_BACKOFF_S * float(1 << min(attempt, _LONGEST_FROM)))
+
+
+async def with_retries(
+    call: Callable[[], Awaitable[T]],
+    retries: int,
+    what: object,
+    between: Callable[[], Awaitable[object]] | None = None,
+    fatal: type[TurbopumpError] | tuple[type[TurbopumpError], ...] = (),
+) -> T:
+    """Call until it succeeds; raises what failed last, or at once what no repetition mends.
+
+    ``between`` is done before each repetition; what it raises does not count.
+    """
+    for attempt in range(retries):
+        try:
+            return await call()
+        except TurbopumpError as error:
+            if not error.retriable or isinstance(error, fatal):
+                raise
+            _log.warning("%s: %s; again in %g s", what, error, backoff_s(attempt))
+        await asyncio.sleep(backoff_s(attempt))
+        if between is not None:
+            await _ignore_failure(between)
+    return await call()
+
+
+async def _ignore_failure(call: Callable[[], Awaitable[object]]) -> None:
+    try:
+        await call()
+    except TurbopumpError as error:
+        _log.info("not found out: %s", error)
+
+
+async def gather_by_key(keys: Iterable[K], ask: Callable[[K], Awaitable[T]]) -> dict[K, T]:
+    """Ask the same about many things at once; raises the first failure."""
+    wanted = list(keys)
+    tasks = [asyncio.ensure_future(ask(key)) for key in wanted]
+    try:
+        return dict(zip(wanted, await asyncio.gather(*tasks), strict=True))
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def gather_available(
+    keys: Iterable[K], ask: Callable[[K], Awaitable[T]]
+) -> tuple[Mapping[K, T], Mapping[K, TurbopumpError]]:
+    """Ask the same about many things at once; return answers and, apart, what may be mended."""
+    wanted = list(keys)
+    answers = await asyncio.gather(*map(ask, wanted), return_exceptions=True)
+    found: dict[K, T] = {}
+    failed: dict[K, TurbopumpError] = {}
+    for key, answer in zip(wanted, answers, strict=True):
+        if isinstance(answer, TurbopumpError) and answer.retriable:
+            failed[key] = answer
+        elif isinstance(answer, BaseException):
+            raise answer
+        else:
+            found[key] = answer
+    return found, failed

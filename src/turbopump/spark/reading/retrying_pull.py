@@ -1,0 +1,244 @@
+"""Pulling a range of a queue: several requests ahead, answers in order, nothing twice."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from turbopump.client.calls import (
+    FoundRecords,
+    NothingMatched,
+    NothingNew,
+    OffsetIllegal,
+    RecordsOutcome,
+)
+from turbopump.client.names import with_namespace
+from turbopump.client.pull_config import PullTimes
+from turbopump.client.queue_reader import QueueReader
+from turbopump.client.session import Session
+from turbopump.client.subscriptions import subscription
+from turbopump.errors import DataLost, NetworkError, NoRoute, RemoteError, TurbopumpError
+from turbopump.message import QueueOffset
+from turbopump.spark.reading.options import Pulling
+from turbopump.spark.reading.partition_planner import QueueRange
+from turbopump.spark.reading.prefetch import PendingPull, Prefetch
+from turbopump.spark.reading.retry import backoff_s, with_retries
+from turbopump.spark.reading.unreadable_queues import Unreadable, ask_master, unreadable_reason
+from turbopump.wire.command import Buffer
+
+_log = logging.getLogger(__name__)
+
+CHUNK_ROWS = 8192
+CHUNK_BYTES = 4 * 1024 * 1024
+"""A chunk is decoded at once: large enough to be worth it, small enough for the cache."""
+
+_MISSING_TRIES = 5
+"""How often a message is asked for that was there when the read was planned: a slave may lag, and
+a broker that has just started may not have read its log to the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Records of a queue from ``start`` to before ``end``; some at either side may not belong."""
+
+    records: bytes | memoryview
+    start: int
+    end: int
+
+
+_Answer = asyncio.Task[RecordsOutcome]
+
+
+class RetryingPull:
+    """Pulls one range; belongs to the event loop of its session."""
+
+    def __init__(
+        self,
+        session: Session,
+        of: QueueRange,
+        group: str,
+        pulling: Pulling,
+        *,
+        fail_on_data_loss: bool,
+    ) -> None:
+        self._session = session
+        self._range = of
+        self._pulling = pulling = pulling.of(of.topic)
+        self._fail_on_data_loss = fail_on_data_loss
+        times = PullTimes(timeout_ms=pulling.timeout_ms)
+        name = with_namespace(session.config.namespace, group)
+        self._reader = QueueReader(session, name, times, in_bulk=True)
+        self._queue = of.queue
+        self._wanted = subscription(self._reader.wire_topic(of.topic), pulling.expression, 0)
+        self._prefetch: Prefetch[_Answer] = Prefetch(
+            of.start,
+            of.end,
+            lambda offset, count: asyncio.create_task(self._pull(offset, count)),
+            count_max=pulling.count_max,
+            in_flight_max=pulling.in_flight_max,
+            is_filtered=pulling.is_filtered,
+        )
+        self._coming: asyncio.Task[Chunk | None] | None = None
+
+    async def next_chunk(self) -> Chunk | None:
+        """Return the next records, None at the end; the ones after them are fetched meanwhile."""
+        coming = self._coming or asyncio.create_task(self._chunk())
+        try:
+            chunk = await coming
+        except asyncio.CancelledError:
+            coming.cancel()
+            raise
+        self._coming = None if chunk is None else asyncio.create_task(self._chunk())
+        return chunk
+
+    async def close(self) -> None:
+        """Give up what is on its way."""
+        tasks: list[asyncio.Task[Any]] = [each.answer for each in self._prefetch.asked]
+        if self._coming is not None:
+            tasks.append(self._coming)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def lost(self, start: int, end: int, why: str) -> None:
+        """Note that messages are gone: an error, or a warning if the user does not mind."""
+        text = f"{self._queue}: messages {start} to {end - 1} are gone, {why}"
+        if self._fail_on_data_loss:
+            raise DataLost(f"{text}; failOnDataLoss=false goes on without them")
+        _log.warning("%s; going on without them", text)
+
+    # --- in order ---------------------------------------------------------------------------------
+
+    async def _chunk(self) -> Chunk | None:
+        """Gather answers that lie back to back until they are worth decoding."""
+        parts: list[Buffer] = []
+        start, size = self._prefetch.at, 0
+        while (
+            self._prefetch.at < self._range.end
+            and self._prefetch.at - start < CHUNK_ROWS
+            and size < CHUNK_BYTES
+        ):
+            self._prefetch.ask()
+            head = self._prefetch.asked[0]
+            if parts and head.offset < self._prefetch.at:
+                # What it repeats can be cut off only where a chunk begins.
+                break
+            outcome = await self._answer(head, is_first=not parts)
+            self._prefetch.asked.popleft()
+            if outcome is None:
+                break
+            if head.offset < self._prefetch.at and outcome.next_offset <= self._prefetch.at:
+                continue
+            before = self._prefetch.at
+            found = await self._take(head, outcome)
+            if found is not None:
+                parts.append(found)
+                size += len(found)
+            elif not parts and self._prefetch.at > before:
+                start = self._prefetch.at
+            elif self._prefetch.at > before and not self._pulling.is_filtered:
+                # Messages are missing here: the chunk ends before them.
+                return Chunk(b"".join(parts), start, before)
+        if not parts:
+            return None
+        return Chunk(
+            memoryview(parts[0]) if len(parts) == 1 else b"".join(parts), start, self._prefetch.at
+        )
+
+    async def _answer(
+        self, asked: PendingPull[_Answer], *, is_first: bool
+    ) -> RecordsOutcome | None:
+        """Wait for an answer, None if the queue is gone: then everything that comes is lost.
+
+        What was there before makes a chunk of its own, and the next one finds out the same.
+        """
+        try:
+            return await asked.answer
+        except (NoRoute, RemoteError) as error:
+            why = await self._why_gone(error)
+        if why is None:
+            self._reader.back_to_master(self._queue)
+            return await self._pull(asked.offset, self._pulling.count_max)
+        if is_first:
+            self.lost(self._prefetch.at, self._range.end, why.value)
+            self._prefetch.at = self._range.end
+        return None
+
+    async def _why_gone(self, error: NoRoute | RemoteError) -> Unreadable | None:
+        """Return why the queue cannot be read, None if its master has it; else raises again."""
+        if isinstance(error, RemoteError) and unreadable_reason(self._queue, error) is None:
+            raise error
+        try:
+            return await ask_master(self._session, self._reader, self._queue)
+        except TurbopumpError as failure:
+            raise error from failure
+
+    async def _take(self, asked: PendingPull[_Answer], outcome: RecordsOutcome) -> Buffer | None:
+        """Go on to where an answer leads; return its records if it has some."""
+        match outcome:
+            case FoundRecords(next_offset=next_offset, records=records):
+                self._prefetch.learn_step(asked, outcome.next_offset)
+                self._prefetch.at = min(next_offset, self._range.end)
+                return records
+            case NothingMatched(next_offset=next_offset, min_offset=min_offset):
+                self._prefetch.learn_step(asked, outcome.next_offset)
+                if not self._pulling.is_filtered or min_offset > self._prefetch.at:
+                    self.lost(
+                        self._prefetch.at, min(next_offset, self._range.end), "they were deleted"
+                    )
+                self._prefetch.at = min(max(next_offset, self._prefetch.at + 1), self._range.end)
+            case OffsetIllegal(min_offset=min_offset) if min_offset > self._prefetch.at:
+                end = min(min_offset, self._range.end)
+                self.lost(self._prefetch.at, end, f"the queue begins at {min_offset}: they expired")
+                self._prefetch.at = end
+            case OffsetIllegal() | NothingNew():
+                await self._look_again(outcome)
+        return None
+
+    async def _look_again(self, outcome: OffsetIllegal | NothingNew) -> None:
+        """Ask the master for what was there before, until it comes or is given up."""
+        for attempt in range(_MISSING_TRIES):
+            await asyncio.sleep(backoff_s(attempt))
+            self._reader.back_to_master(self._queue)
+            answer = await self._pull(self._prefetch.at, self._pulling.count_max)
+            if (
+                not isinstance(answer, OffsetIllegal | NothingNew)
+                or answer.min_offset > self._prefetch.at
+            ):
+                self._prefetch.asked.appendleft(
+                    PendingPull(self._prefetch.at, 0, asyncio.create_task(_of(answer)))
+                )
+                return
+        end = self._range.end
+        self.lost(
+            self._prefetch.at,
+            end,
+            f"the queue ends at {outcome.max_offset}: it was made anew, or "
+            "its broker lost messages",
+        )
+        self._prefetch.at = end
+
+    # --- asking -----------------------------------------------------------------------------------
+
+    async def _pull(self, offset: int, count: int) -> RecordsOutcome:
+        return await with_retries(
+            lambda: self._pull_once(offset, count),
+            self._pulling.retries,
+            self._range,
+            between=lambda: self._session.refresh_route(self._reader.wire_topic(self._queue.topic)),
+        )
+
+    async def _pull_once(self, offset: int, count: int) -> RecordsOutcome:
+        try:
+            return await self._reader.pull_records(
+                self._queue, QueueOffset(offset), self._wanted, count, is_held=False
+            )
+        except NetworkError:
+            self._reader.back_to_master(self._queue)
+            raise
+
+
+async def _of(outcome: RecordsOutcome) -> RecordsOutcome:
+    return outcome

@@ -1,0 +1,258 @@
+"""Sending encoded rows from the task's own thread, over plain connections, many at a time.
+
+This is the fast path. A send that is refused, lost or times out is handed to `RetryingSender`, and
+nothing else is sent until it is stored. Rows that `RowEncoder` cannot encode go there, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from turbopump.client.calls import SendStatus, send_command, stored
+from turbopump.client.names import with_namespace
+from turbopump.client.outgoing import encoded_batch
+from turbopump.client.queue_choice import QueueChoice
+from turbopump.clock import Clock
+from turbopump.errors import (
+    ConnectionLost,
+    InvalidArgument,
+    NetworkError,
+    NoRoute,
+    RemoteError,
+    RequestTimeout,
+)
+from turbopump.message import MessageQueue
+from turbopump.spark.plain import PlainConnection, connections, readable
+from turbopump.spark.shared_session import SharedSession
+from turbopump.spark.writing.options import SinkOptions
+from turbopump.spark.writing.retrying_sender import Refused, RetryingSender, Targets, UnfinishedSend
+from turbopump.spark.writing.row_encoder import EncodedRows
+from turbopump.spark.writing.send_planner import Destination, EncodedSend, encoded_sends, topic_of
+from turbopump.wire.command import Command
+
+TARGETS_FRESH_MS = 1000
+"""How long a task goes on with what it knows of brokers before it asks its session again."""
+
+AVOIDED_MS = 10_000
+"""How long others are preferred to a broker that could not be reached."""
+
+_Number = tuple[PlainConnection, int]
+"""What an answer is known by: where it comes from, and the number of its request."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Unanswered:
+    send: EncodedSend
+    queue: MessageQueue
+    start_ms: int
+    cuts: int
+    """What the window had been through when it began."""
+
+
+class BlockingSender:
+    """The first tries of one task's sends; belongs to the task's thread."""
+
+    def __init__(
+        self, shared: SharedSession, sending: RetryingSender, options: SinkOptions, partition: int
+    ) -> None:
+        self._shared = shared
+        self._sending = sending
+        self._options = options
+        self._partition = partition
+        self._clock: Clock = shared.session.clock
+        self._group = with_namespace(options.namespace, options.group)
+        self._rules = options.rules()
+        self._choice = QueueChoice(shared.session.random)
+        self._targets = Targets({}, {})
+        self._fresh_until_ms = 0
+        self._unreachable: frozenset[str] = frozenset()
+        self._avoided_until_ms = 0
+        self._connections: dict[str, PlainConnection] = {}
+        self._unanswered: dict[_Number, _Unanswered] = {}
+        self._failed: list[UnfinishedSend] = []
+
+    def take(self, rows: EncodedRows) -> None:
+        """Take rows over, waiting for free places; raises when any send has failed for good."""
+        queues, cuts = self._targets_of(rows).queues, self._sending.cuts
+        for send in in_turn(encoded_sends(rows, queues, cuts, self._partition)):
+            self._make_room(send.destination)
+            if self._failed:
+                self.finish()
+                self._ask_for_targets(rows)
+            self._send(send, self._targets)
+
+    def finish(self) -> None:
+        """Wait until all is stored; raises when any send has failed for good."""
+        while self._unanswered:
+            self._hear()
+        if self._failed:
+            failed, self._failed = self._failed, []
+            failed.sort(key=lambda each: each.send.rows[0])
+            self._shared.run(lambda _: self._sending.retry(failed))
+
+    def close(self) -> None:
+        """Give up what is still on its way, and leave the connections to the next task."""
+        waited_for = {connection for connection, _ in self._unanswered}
+        for connection in self._connections.values():
+            if connection in waited_for:
+                connection.close()
+            else:
+                connections.give_back(connection)
+        self._connections.clear()
+        self._unanswered.clear()
+
+    # --- sending ----------------------------------------------------------------------------------
+
+    def _targets_of(self, rows: EncodedRows) -> Targets:
+        is_known = self._targets.queues.keys() >= set(rows.topics)
+        if not is_known or self._clock.monotonic_ms() >= self._fresh_until_ms:
+            self._ask_for_targets(rows)
+        return self._targets
+
+    def _ask_for_targets(self, rows: EncodedRows) -> None:
+        self._targets = self._shared.run(lambda _: self._sending.targets(rows))
+        self._fresh_until_ms = self._clock.monotonic_ms() + TARGETS_FRESH_MS
+
+    def _make_room(self, destination: Destination) -> None:
+        """Wait for a place, and for the send before in a queue whose order counts."""
+        while len(self._unanswered) >= self._sending.window.size or self._is_busy(destination):
+            self._hear()
+
+    def _is_busy(self, destination: Destination) -> bool:
+        if not isinstance(destination, MessageQueue):
+            return False
+        return any(each.send.destination == destination for each in self._unanswered.values())
+
+    def _send(self, send: EncodedSend, targets: Targets) -> None:
+        destination, start_ms = send.destination, self._clock.monotonic_ms()
+        queue = (
+            destination
+            if isinstance(destination, MessageQueue)
+            else self._next_queue(targets.queues[destination])
+        )
+        cuts = self._sending.window.cuts
+        try:
+            command = self._command(send, queue)
+            connection = self._connection(queue.broker, targets.addresses)
+        except (InvalidArgument, NetworkError, NoRoute) as error:
+            self._note_failure(send, queue, error, cuts)
+            return
+        try:
+            number = connection.send(command, self._options.send_timeout_ms)
+        except (InvalidArgument, NetworkError) as error:
+            if isinstance(error, NetworkError):
+                self._give_up(connection, error)
+            self._note_failure(send, queue, error, cuts)
+        else:
+            self._unanswered[connection, number] = _Unanswered(send, queue, start_ms, cuts)
+
+    def _next_queue(self, queues: Sequence[MessageQueue]) -> MessageQueue:
+        is_avoided = self._clock.monotonic_ms() < self._avoided_until_ms
+        return self._choice.next(queues, self._unreachable if is_avoided else ())
+
+    def _command(self, send: EncodedSend, queue: MessageQueue) -> Command:
+        topic, namespace = topic_of(send.destination), self._options.namespace
+        ready = encoded_batch(topic, send.message_id, send.body, self._rules, namespace)
+        queues_wanted = self._rules.new_topic_queues
+        header = ready.header(self._group, queue, self._clock.now_ms(), queues_wanted)
+        return send_command(header, ready.body)
+
+    def _connection(self, broker: str, addresses: Mapping[str, str]) -> PlainConnection:
+        address = addresses.get(broker)
+        if address is None:
+            raise NoRoute(f"broker {broker!r} has no master that a name server knows")
+        found = self._connections.get(address)
+        if found is not None:
+            if self._is_waited_for(found) or found.is_fresh():
+                return found
+            found.close()
+        made = self._connections[address] = connections.take(address)
+        return made
+
+    def _is_waited_for(self, connection: PlainConnection) -> bool:
+        return any(connection is other for other, _ in self._unanswered)
+
+    # --- answers ----------------------------------------------------------------------------------
+
+    def _hear(self) -> None:
+        """Wait for answers and act on them, or on there being none in time."""
+        connections = {connection for connection, _ in self._unanswered}
+        # What came while nobody looked says nothing about the time that it took.
+        heard, is_timed = readable(connections, 0), False
+        if not heard:
+            first_ms = min(each.start_ms for each in self._unanswered.values())
+            end_ms = first_ms + self._options.send_timeout_ms
+            left_ms = max(0, end_ms - self._clock.monotonic_ms())
+            heard, is_timed = readable(connections, left_ms), True
+        for connection in heard:
+            try:
+                answers = connection.received()
+            except NetworkError as error:
+                self._give_up(connection, error)
+            else:
+                for answer in answers:
+                    self._answered((connection, answer.opaque), answer, is_timed=is_timed)
+        if not heard:
+            self._note_late()
+
+    def _answered(self, number: _Number, answer: Command, *, is_timed: bool) -> None:
+        noted = self._unanswered.pop(number, None)
+        if noted is None:
+            # Too late: it has been tried again.
+            return
+        try:
+            status = stored(answer).status
+        except RemoteError as error:
+            self._note_failure(noted.send, noted.queue, error, noted.cuts)
+            return
+        elapsed_ms = self._clock.monotonic_ms() - noted.start_ms
+        self._sending.window.answered(elapsed_ms if is_timed else None)
+        if status is SendStatus.OK or not self._options.retry_unless_ok:
+            self._sending.counts.add(noted.send)
+        else:
+            self._failed.append(UnfinishedSend(noted.send, noted.queue, status))
+
+    def _note_failure(
+        self, send: EncodedSend, queue: MessageQueue, error: Refused, cuts: int
+    ) -> None:
+        if error.retriable:
+            self._sending.window.busy(cuts)
+        if isinstance(error, NetworkError | NoRoute):
+            self._unreachable = frozenset({queue.broker})
+            self._avoided_until_ms = self._clock.monotonic_ms() + AVOIDED_MS
+        self._failed.append(UnfinishedSend(send, queue, error))
+
+    def _note_late(self) -> None:
+        """Fail what should have been answered by now, and let connections go that say nothing."""
+        limit_ms = self._options.send_timeout_ms
+        now_ms = self._clock.monotonic_ms()
+        for (connection, number), noted in list(self._unanswered.items()):
+            if now_ms - noted.start_ms < limit_ms:
+                continue
+            if self._unanswered.pop((connection, number), None) is None:
+                # It has failed together with its connection.
+                continue
+            text = f"no answer to a batch of {connection.address} within {limit_ms} ms"
+            self._note_failure(noted.send, noted.queue, RequestTimeout(text), noted.cuts)
+            if connection.heard_ms < noted.start_ms:
+                silence = f"connection to {connection.address}: nothing heard for {limit_ms} ms"
+                self._give_up(connection, ConnectionLost(silence))
+
+    def _give_up(self, connection: PlainConnection, error: NetworkError) -> None:
+        """Fail all that waits for a connection, and let it go."""
+        connection.close()
+        self._connections.pop(connection.address, None)
+        for number in [each for each in self._unanswered if each[0] is connection]:
+            noted = self._unanswered.pop(number)
+            self._note_failure(noted.send, noted.queue, error, noted.cuts)
+
+
+def in_turn(encoded: Iterable[EncodedSend]) -> Iterator[EncodedSend]:
+    """Let destinations take turns: a send to a queue waits for the one before it to that queue."""
+    destinations: dict[Destination, list[EncodedSend]] = {}
+    for send in encoded:
+        destinations.setdefault(send.destination, []).append(send)
+    for together in zip_longest(*destinations.values()):
+        yield from (send for send in together if send is not None)

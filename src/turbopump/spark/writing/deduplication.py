@@ -1,0 +1,74 @@
+"""Reading without the duplicates that tasks leave behind when Spark tries them again."""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+
+from turbopump.errors import InvalidArgument
+from turbopump.spark.writing.row_converter import STAMP_PROPERTY
+from turbopump.wire.properties import KEYS, TAGS
+
+_KEY = "__turbopump_row"
+_SEEN = "__turbopump_seen"
+_PLACE = ("topic", "broker", "queueId", "queueOffset")
+"""What tells messages apart that nobody has stamped."""
+
+_NEEDED = (*_PLACE, "properties", "body")
+_WATERMARK = "spark.watermarkDelayMs"
+"""By which Spark marks the column of a watermark."""
+
+
+def without_duplicates(
+    messages: DataFrame, *, within: str = "1 hour", stamp: str = STAMP_PROPERTY
+) -> DataFrame:
+    """Return messages that were read from topics, each row that a sink wrote only once.
+
+    A batch compares all rows with one another. A stream remembers rows for ``within`` after it has
+    read them, by the clock and not by the times of messages, so that none is too late however old
+    it is: choose more than it takes to start a failed query again. ``stamp`` is the property that
+    tells rows apart; duplicates have the same body, tags and keys too. Messages without a stamp are
+    all kept. A stream gets watermarks of its own behind this, not before.
+
+    ::
+
+        orders = spark.readStream.format("rocketmq").option("topic", "orders").load()
+        once = turbopump.spark.without_duplicates(orders, within="10 minutes")
+    """
+    missing = [name for name in _NEEDED if name not in messages.columns]
+    if missing:
+        raise InvalidArgument(
+            f"messages without duplicates need the columns {', '.join(_NEEDED)}: "
+            f"{', '.join(missing)} is missing, add it to the option columns"
+        )
+    marked = messages.withColumn(_KEY, _row(stamp))
+    if not messages.isStreaming:
+        return marked.dropDuplicates([_KEY]).drop(_KEY)
+    _require_no_watermark(messages)
+    # Spark drops what is older than the watermark, duplicate or not. The time of the micro-batch
+    # never is, and is the same when the batch is repeated.
+    timed = marked.withColumn(_SEEN, f.current_timestamp()).withWatermark(_SEEN, within)
+    return timed.dropDuplicatesWithinWatermark([_KEY]).drop(_KEY, _SEEN)
+
+
+def _require_no_watermark(messages: DataFrame) -> None:
+    for field in messages.schema.fields:
+        if _WATERMARK in (field.metadata or {}):
+            raise InvalidArgument(
+                f"the messages have a watermark on {field.name}, which drops late ones before "
+                "they are looked at: call withWatermark on what without_duplicates returns"
+            )
+
+
+def _row(stamp: str) -> Column:
+    """Return what two messages have in common only if they are the same row.
+
+    The topic belongs to it: a message that waits in a retry topic for its next delivery has the
+    stamp of the first, and is no duplicate of it. So does the content: a query whose rows came in
+    another order when they were written again has given one stamp to two rows.
+    """
+    properties = f.col("properties")
+    content = f.xxhash64("body", properties[TAGS], properties[KEYS]).cast("string")
+    stamped = f.concat_ws("\t", f.lit("stamp"), f.col("topic"), properties[stamp], content)
+    place = f.concat_ws("\t", f.lit("place"), *map(f.col, _PLACE))
+    return f.when(properties[stamp].isNotNull(), stamped).otherwise(place)

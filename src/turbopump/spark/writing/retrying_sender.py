@@ -1,0 +1,373 @@
+"""Sending the rows of one task: many at a time, in order where asked, and none forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from turbopump.client.calls import SendStatus
+from turbopump.client.names import check_topic_for_sending, with_namespace
+from turbopump.client.outgoing import (
+    MessageRules,
+    check_message,
+    encoded_batch,
+    properties_text,
+)
+from turbopump.client.producer import Producer
+from turbopump.client.queue_choice import QueueChoice
+from turbopump.client.send_hooks import SendReceipt
+from turbopump.client.send_retries import RETRIED_CODES, is_refusal
+from turbopump.client.session import Session
+from turbopump.clock import Clock
+from turbopump.errors import (
+    InvalidArgument,
+    NetworkError,
+    NoRoute,
+    RemoteError,
+    SparkError,
+    TurbopumpError,
+)
+from turbopump.message import Message, MessageQueue
+from turbopump.spark.writing.options import SinkOptions
+from turbopump.spark.writing.row_converter import ConvertedRows
+from turbopump.spark.writing.row_encoder import EncodedRows
+from turbopump.spark.writing.send_planner import BatchLimits, EncodedSend, Send, sends, topic_of
+from turbopump.spark.writing.send_window import SendWindow
+
+_log = logging.getLogger(__name__)
+
+_FIRST_PAUSE_MS = 100
+_LONGEST_PAUSE_MS = 2000
+
+Passing = NetworkError | NoRoute | RemoteError
+"""What another try may get past, elsewhere or later."""
+
+Refused = Passing | InvalidArgument
+
+
+@dataclass(slots=True)
+class SendCounts:
+    """What a task has sent so far."""
+
+    rows: int = 0
+    sends: int = 0
+    body_bytes: int = 0
+    repeated: int = 0
+    """Tries after the first; messages may be stored twice because of them."""
+
+    def add(self, send: Send | EncodedSend) -> None:
+        """Count what is stored."""
+        self.rows += len(send.rows)
+        self.sends += 1
+        self.body_bytes += send.body_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Where rows can go, as it was known a moment ago."""
+
+    queues: Mapping[str, tuple[MessageQueue, ...]]
+    """By topic."""
+
+    addresses: Mapping[str, str]
+    """Of the masters of brokers, where they are known."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedSend:
+    """A send that was tried elsewhere and is not done with that."""
+
+    send: EncodedSend
+    queue: MessageQueue
+    outcome: Refused | SendStatus
+
+    def status(self) -> SendStatus:
+        """Return how it was stored, or raise why it was not."""
+        if isinstance(self.outcome, SendStatus):
+            return self.outcome
+        raise self.outcome
+
+
+class RetryBudget:
+    """How often one send is tried again.
+
+    ``retries`` times, and as often as brokers only refuse while the send's timeout is not over.
+    """
+
+    def __init__(self, options: SinkOptions, clock: Clock) -> None:
+        self._left = options.retries
+        self._clock = clock
+        self._refused_until_ms = clock.monotonic_ms() + options.send_timeout_ms
+
+    def allows(self, error: Passing | None = None) -> bool:
+        """Note a try that failed, or was not stored as wanted; return whether to try again."""
+        is_refused = error is not None and is_refusal(error)
+        if is_refused and self._clock.monotonic_ms() < self._refused_until_ms:
+            return True
+        self._left -= 1
+        return self._left >= 0
+
+
+class RetryingSender:
+    """The sends of one task; lives on the event loop of its session.
+
+    Sends to one queue that rows asked for follow one another, so that their order is kept by every
+    broker and in spite of repeated tries. All others run at the same time.
+    """
+
+    def __init__(self, session: Session, options: SinkOptions, partition: int) -> None:
+        self.counts = SendCounts()
+        self._session = session
+        self._options = options
+        self._partition = partition
+        self._producer = Producer(options.group, session=session, config=options.producer())
+        rules = options.rules()
+        self._rules = rules
+        # A batch is checked like a body.
+        bytes_max = min(options.batch_bytes, rules.body_bytes_max)
+        self.cuts = BatchLimits(options.batch_size, bytes_max, rules.compress_from_bytes)
+        self._choice = QueueChoice(session.random)
+        self._places = asyncio.Semaphore(options.max_in_flight)
+        self.window = SendWindow(options.max_in_flight)
+        self._running: set[asyncio.Task[None]] = set()
+        self._last_of_queue: dict[MessageQueue, asyncio.Task[None]] = {}
+        self._failure: BaseException | None = None
+
+    async def take(self, rows: ConvertedRows | EncodedRows) -> None:
+        """Take rows over, waiting for free places; raises when any send has failed."""
+        if not rows.topics:
+            return
+        queues = (await self.targets(rows)).queues
+        for send in sends(rows, queues, self.cuts, self._partition):
+            await self._begin(send)
+
+    async def targets(self, rows: ConvertedRows | EncodedRows) -> Targets:
+        """Return where rows can go; raises SparkError when nobody knows for too long."""
+        await self._producer.start()
+        queues = {topic: await self._queues(topic, rows) for topic in dict.fromkeys(rows.topics)}
+        brokers = {queue.broker for of_topic in queues.values() for queue in of_topic}
+        session = self._session
+        masters = {
+            name: session.address_to_write(name) for name in brokers if session.has_master(name)
+        }
+        return Targets(queues, masters)
+
+    async def retry(self, tried: Iterable[UnfinishedSend]) -> None:
+        """Try again what was tried elsewhere, and wait until it is stored; raises as `finish`."""
+        for each in tried:
+            await self._begin(each.send, each)
+        await self.finish()
+
+    async def finish(self) -> SendCounts:
+        """Wait until all is stored; raises when any send has failed."""
+        await asyncio.gather(*self._running, return_exceptions=True)
+        self._raise_failure()
+        return self.counts
+
+    async def close(self) -> None:
+        """Give up what is still on its way, and leave."""
+        self._give_up()
+        await asyncio.gather(*self._running, return_exceptions=True)
+        await self._producer.close()
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    async def _begin(self, send: Send | EncodedSend, tried: UnfinishedSend | None = None) -> None:
+        await self._places.acquire()
+        self._raise_failure()
+        if isinstance(send.destination, MessageQueue):
+            before = self._last_of_queue.get(send.destination)
+            task = asyncio.create_task(self._in_turn(send, tried, before))
+            self._last_of_queue[send.destination] = task
+        else:
+            task = asyncio.create_task(self._deliver(send, tried))
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        self._places.release()
+        if not task.cancelled() and self._failure is None:
+            self._failure = task.exception()
+            if self._failure is not None:
+                # The task fails anyway: what is sent from now on could only be a duplicate.
+                self._give_up()
+
+    def _give_up(self) -> None:
+        for task in self._running:
+            task.cancel()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    async def _in_turn(
+        self,
+        send: Send | EncodedSend,
+        tried: UnfinishedSend | None,
+        before: asyncio.Task[None] | None,
+    ) -> None:
+        if before is not None:
+            await before
+        await self._deliver(send, tried)
+
+    async def _deliver(self, send: Send | EncodedSend, tried: UnfinishedSend | None) -> None:
+        """Send until it is stored; raises SparkError with the words of the last failure."""
+        queue: MessageQueue | None = None if tried is None else tried.queue
+        refused: set[str] = set()
+        budget = RetryBudget(self._options, self._session.clock)
+        for pauses in itertools.count():
+            try:
+                if tried is not None:
+                    first, tried = tried, None
+                    status = first.status()
+                else:
+                    queue = await self._next_queue(send, queue)
+                    status = (await self._send(send, queue)).status
+            except InvalidArgument as error:
+                raise self._blamed(send, error) from error
+            except (NetworkError, NoRoute, RemoteError) as error:
+                if queue is not None:
+                    refused.add(queue.broker)
+                if not self._is_worth_a_try(send, error, refused) or not budget.allows(error):
+                    raise self._failed(send, queue, str(error)) from error
+                why = str(error)
+            else:
+                if status is SendStatus.OK or not self._options.retry_unless_ok:
+                    break
+                why = f"stored, but {status.name}"
+                if not budget.allows():
+                    raise self._failed(send, queue, why)
+            await self._pause(send, why, pauses)
+        self.counts.add(send)
+
+    async def _send(self, send: Send | EncodedSend, queue: MessageQueue) -> SendReceipt:
+        clock = self._session.clock
+        async with self.window.place() as cuts:
+            start_ms = clock.monotonic_ms()
+            try:
+                receipt = await self._handed_over(send, queue)
+            except (NetworkError, RemoteError) as error:
+                if error.retriable:
+                    self.window.busy(cuts)
+                raise
+            self.window.answered(clock.monotonic_ms() - start_ms)
+            return receipt
+
+    async def _handed_over(self, send: Send | EncodedSend, queue: MessageQueue) -> SendReceipt:
+        if isinstance(send, EncodedSend):
+            topic, namespace = topic_of(send.destination), self._options.namespace
+            ready = encoded_batch(topic, send.message_id, send.body, self._rules, namespace)
+            return await self._producer.send_ready(ready, to=queue)
+        if len(send.messages) == 1:
+            return await self._producer.send(send.messages[0], to=queue)
+        return await self._producer.send_batch(send.messages, to=queue)
+
+    async def _next_queue(
+        self, send: Send | EncodedSend, failed: MessageQueue | None
+    ) -> MessageQueue:
+        if isinstance(send.destination, MessageQueue):
+            return send.destination
+        queues = await self._producer.queues(topic_of(send.destination))
+        now_ms = self._session.clock.monotonic_ms()
+        return self._choice.next(queues, () if failed is None else {failed.broker}, now_ms)
+
+    def _is_worth_a_try(self, send: Send | EncodedSend, error: Passing, refused: set[str]) -> bool:
+        if error.retriable:
+            return True
+        if isinstance(send.destination, MessageQueue) or not isinstance(error, RemoteError):
+            return False
+        route = self._session.cached_route(self._known_as(topic_of(send.destination)))
+        others = route is not None and {queue.broker for queue in route.writable} - refused
+        return bool(others) and error.code in RETRIED_CODES
+
+    async def _pause(self, send: Send | EncodedSend, why: str, tries: int) -> None:
+        """Give the broker time to recover, and the name servers a chance to tell of others."""
+        self.counts.repeated += 1
+        longest_ms = min(_FIRST_PAUSE_MS << tries, _LONGEST_PAUSE_MS)
+        # By chance, or all that were refused together would come back together.
+        pause_ms = round(longest_ms * self._session.random.uniform(0.5, 1))
+        _log.info("%s: %s; trying again in %d ms", self._named(send), why, pause_ms)
+        await asyncio.sleep(pause_ms / 1000)
+        try:
+            await self._session.refresh_route(self._known_as(topic_of(send.destination)))
+        except TurbopumpError as error:
+            _log.info("no news of topic %s: %s", topic_of(send.destination), error)
+
+    async def _queues(
+        self, topic: str, rows: ConvertedRows | EncodedRows
+    ) -> tuple[MessageQueue, ...]:
+        """Return the queues of a topic, patient with name servers as `_deliver` is with brokers."""
+        row = rows.first_row + rows.topics.index(topic)
+        send = Send(topic, (), [row])
+        try:
+            check_topic_for_sending(self._known_as(topic))
+        except InvalidArgument as error:
+            raise InvalidArgument(
+                f"row {row} of partition {self._partition}, column topic: {error}"
+            ) from error
+        budget = RetryBudget(self._options, self._session.clock)
+        for pauses in itertools.count():
+            try:
+                return await self._producer.queues(topic)
+            except (NetworkError, NoRoute) as error:
+                # A topic that no name server knows is a mistake more often than a restart.
+                if not budget.allows(None if isinstance(error, NoRoute) else error):
+                    raise self._failed(send, None, str(error)) from error
+                await self._pause(send, str(error), pauses)
+        raise AssertionError("it returns or raises")
+
+    # --- words ------------------------------------------------------------------------------------
+
+    def _failed(self, send: Send | EncodedSend, queue: MessageQueue | None, why: str) -> SparkError:
+        return SparkError(
+            f"{self._named(send)} could not be sent to {queue or topic_of(send.destination)}: "
+            f"{why} (group {self._options.group}, retries {self._options.retries})"
+        )
+
+    def _named(self, send: Send | EncodedSend) -> str:
+        first, last = send.rows[0], send.rows[-1]
+        rows = f"row {first}" if first == last else f"{len(send.rows)} rows, {first} to {last},"
+        return f"{rows} of partition {self._partition}"
+
+    def _blamed(self, send: Send | EncodedSend, error: InvalidArgument) -> InvalidArgument:
+        """Return the error with the row and column that are to blame."""
+        if isinstance(send, EncodedSend):
+            # Its rows have passed all checks one by one: it is about all of them.
+            return InvalidArgument(f"{self._named(send)}: {error}")
+        for row, message in zip(send.rows, send.messages, strict=True):
+            column = wrong_column(message, self._rules, self._options.namespace)
+            if column is not None:
+                return InvalidArgument(
+                    f"row {row} of partition {self._partition}, column {column[0]}: {column[1]}"
+                )
+        return InvalidArgument(f"{self._named(send)}: {error}")
+
+    def _known_as(self, topic: str) -> str:
+        return with_namespace(self._options.namespace, topic)
+
+
+def wrong_column(
+    message: Message, rules: MessageRules, namespace: str = ""
+) -> tuple[str, str] | None:
+    """Return which column of a message no broker would take, and why."""
+    topic, body = message.topic, b"-"
+    parts = {
+        "topic": Message(topic, body),
+        "body": Message(topic, message.body),
+        "tags": Message(topic, body, tags=message.tags),
+        "keys": Message(topic, body, keys=message.keys),
+        "properties": Message(topic, body, properties=message.properties),
+        "delayLevel": Message(topic, body, delay_level=message.delay_level),
+    }
+    for column, part in parts.items():
+        try:
+            check_topic_for_sending(with_namespace(namespace, part.topic))
+            check_message(part, rules)
+            properties_text(part, "")
+        except InvalidArgument as error:
+            return column, str(error)
+    return None

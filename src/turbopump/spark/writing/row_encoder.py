@@ -1,0 +1,228 @@
+"""From Arrow columns straight to batches as they are sent, without an object for each cell.
+
+Most rows take this path. `RowConverter` makes messages of the others: invalid or delayed rows, rows
+large enough to be compressed, and all rows of a record batch with such a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from turbopump.client.outgoing import MessageRules
+from turbopump.spark.records.arrow_arrays import Column, Int64s, cells, contents
+from turbopump.spark.writing.batch_entries import Pieces, entries, equal_pieces, sizes
+from turbopump.spark.writing.options import SinkOptions
+from turbopump.spark.writing.row_converter import STAMP_PROPERTY, Origin
+from turbopump.spark.writing.sink_columns import SinkColumns
+from turbopump.spark.writing.user_properties import MARKS, is_text, user_properties
+from turbopump.wire import properties
+from turbopump.wire.ids import COUNTER_DIGITS, UniqueIds, with_counter
+from turbopump.wire.names import RETRY_PREFIX
+
+ROWS_MAX = 32768
+"""What is encoded at once: half as many as there are unique ids in a millisecond."""
+
+_FIRST_PLAIN, _LAST_PLAIN = 0x21, 0x7E
+"""ASCII without blanks and what separates properties."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedRows:
+    """Rows as they lie in batches; what is None is not chosen by any row."""
+
+    first_row: int
+    topics: Sequence[str]
+    entries: Column
+    body_sizes: Int64s
+    ids: tuple[str, int]
+    """What their unique ids begin with, and the counter of the first one."""
+
+    sharding_keys: Sequence[str | int | None] | None = None
+    queue_ids: Sequence[int | None] | None = None
+    brokers: Sequence[str | None] | None = None
+
+    def message_id(self, place: int) -> str:
+        """Return the unique id of a row."""
+        prefix, first = self.ids
+        return with_counter(prefix, first + place)
+
+
+class RowEncoder:
+    """Encodes the rows of one task."""
+
+    def __init__(
+        self, columns: SinkColumns, options: SinkOptions, origin: Origin, ids: UniqueIds
+    ) -> None:
+        self._columns = columns
+        self._topic = options.topic
+        self._rules = options.rules()
+        self._is_stamped = options.stamp != "false"
+        self._is_stamp_key = options.stamp == "true"
+        self._stamp = origin.prefix
+        # One that has a stamp is refused, or gets the new one in the place of the old.
+        stamps = {STAMP_PROPERTY} if self._is_stamped else set()
+        self._refused = properties.RESERVED | stamps
+        self._drops_reserved = options.reserved_properties == "drop"
+        self._ids = ids
+
+    def rows(self, batch: pa.RecordBatch, first_row: int) -> EncodedRows | None:
+        """Encode a batch whose first row has a number; None when its rows need another way."""
+        count = batch.num_rows
+        if not 0 < count <= ROWS_MAX or self._is_special(batch):
+            return None
+        topics, bodies = self._topics(batch), plain_bodies(batch.column("body"), self._rules)
+        tags, keys, own = self._tags(batch), self._keys(batch), self._own(batch)
+        if topics is None or bodies is None or tags is None or keys is None or own is None:
+            return None
+        ids = self._ids.claim(count)
+        named = [*_unique(ids, count), *tags, *self._stamped(keys, own, first_row, count)]
+        made = entries(bodies, named)
+        if made is None:
+            return None
+        return EncodedRows(
+            first_row,
+            topics,
+            made,
+            sizes(bodies),
+            ids,
+            self._values(batch, "shardingKey"),
+            self._values(batch, "queueId"),
+            self._values(batch, "broker"),
+        )
+
+    def _is_special(self, batch: pa.RecordBatch) -> bool:
+        """Whether there are delays, or the stamps are no keys."""
+        if self._is_stamped and not _is_key(self._stamp):
+            return True
+        if "delayLevel" not in self._columns:
+            return False
+        return bool(batch.column("delayLevel").fill_null(0).to_numpy().any())
+
+    def _topics(self, batch: pa.RecordBatch) -> Sequence[str] | None:
+        if self._topic is not None:
+            topics = distinct = [self._topic]
+        else:
+            column = batch.column("topic")
+            if column.null_count:
+                return None
+            distinct = cells(column.unique())
+            topics = cells(column) if len(distinct) > 1 else distinct
+        if any(topic.startswith(RETRY_PREFIX) for topic in distinct):
+            return None
+        return topics if len(distinct) > 1 else topics * batch.num_rows
+
+    def _tags(self, batch: pa.RecordBatch) -> Pieces | None:
+        if "tags" not in self._columns:
+            return []
+        column = batch.column("tags").cast(pa.string())
+        given = column.drop_null() if column.null_count else column
+        if not _is_plain(given) and not all(map(is_text, cells(given))):
+            return None
+        if given is column:
+            return [_name(properties.TAGS), column.cast(pa.binary())]
+        mark = _where(column.is_valid(), _name(properties.TAGS))
+        return [mark, column.fill_null("").cast(pa.binary())]
+
+    def _keys(self, batch: pa.RecordBatch) -> Column | None:
+        """Return the keys of each row in one text, empty where there is none."""
+        if "keys" not in self._columns:
+            return pa.array([], pa.string())
+        column = batch.column("keys")
+        if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+            return _joined_keys(column)
+        column = column.cast(pa.string()).fill_null("")
+        if _is_plain(column):
+            return column
+        texts = [" ".join(each.split()) for each in cells(column)]
+        return None if any(mark in each for each in texts for mark in MARKS) else pa.array(texts)
+
+    def _own(self, batch: pa.RecordBatch) -> Pieces | None:
+        if "properties" not in self._columns:
+            return []
+        column = batch.column("properties")
+        left_out = properties.RESERVED if self._drops_reserved else ()
+        return user_properties(column, left_out, self._refused)
+
+    def _stamped(self, keys: Column, own: Pieces, first_row: int, count: int) -> Pieces:
+        """Return the keys, the properties and the stamps of rows."""
+        numbers = pa.array(np.arange(first_row, first_row + count)).cast(pa.string())
+        rows, stamp = numbers.cast(pa.binary()), self._stamp.encode()
+        has_keys = pa.array(sizes(keys) > 0) if len(keys) else None
+        pieces: Pieces = []
+        if self._is_stamp_key:
+            pieces += [_name(properties.KEYS)]
+            if has_keys is not None:
+                pieces += [keys.cast(pa.binary()), _where(has_keys, b" ")]
+            pieces += [stamp, rows]
+        elif has_keys is not None:
+            pieces += [_where(has_keys, _name(properties.KEYS)), keys.cast(pa.binary())]
+        pieces += own
+        if self._is_stamped:
+            pieces += [_name(STAMP_PROPERTY) + stamp, rows]
+        return pieces
+
+    def _values(self, batch: pa.RecordBatch, name: str) -> list[Any] | None:
+        return cells(batch.column(name)) if name in self._columns else None
+
+
+def plain_bodies(column: Column, rules: MessageRules) -> Column | None:
+    """Return bodies as binaries; None when one is missing, not allowed, or to be compressed."""
+    if column.null_count:
+        return None
+    bodies = column.cast(pa.binary())
+    found = sizes(bodies)
+    largest = min(rules.body_bytes_max, rules.compress_from_bytes - 1)
+    return bodies if found.min() > 0 and found.max() <= largest else None
+
+
+def _unique(ids: tuple[str, int], count: int) -> Pieces:
+    """Return the properties that every message begins with."""
+    prefix, first = ids
+    counters = np.arange(first, first + count).astype(">u2").tobytes().hex().upper()
+    digits = np.frombuffer(counters.encode(), np.uint8)
+    name = f"{properties.UNIQUE_KEY}{properties.NAME_END}{prefix}"
+    wait = f"{properties.ENTRY_END}{properties.WAIT}{properties.NAME_END}true"
+    return [name.encode(), equal_pieces(digits, COUNTER_DIGITS), wait.encode()]
+
+
+def _where(there: Column, piece: bytes) -> Column:
+    made: Column = pc.if_else(there, pa.scalar(piece, pa.binary()), pa.scalar(b"", pa.binary()))
+    return made
+
+
+def _name(name: str) -> bytes:
+    """Return what stands before the value of a property that is not the first."""
+    return f"{properties.ENTRY_END}{name}{properties.NAME_END}".encode()
+
+
+def _joined_keys(column: Column) -> Column | None:
+    """Join the keys of each row; None when one of them is none."""
+    values: Column = pc.list_flatten(column).cast(pa.string())
+    if values.null_count or not (_is_plain(values) or all(map(_is_key, cells(values)))):
+        return None
+    texts: Any = pc.binary_join(column.cast(pa.list_(pa.string())), " ")
+    joined: Column = texts.fill_null("")
+    return joined
+
+
+def _is_plain(texts: Column) -> bool:
+    """Whether no text is empty or has something in it that needs a closer look."""
+    if not len(texts):
+        return True
+    ends, data = contents(texts)
+    if np.diff(ends).min(initial=1) == 0:
+        return False
+    used = data[ends[0] :]
+    return bool(
+        used.min(initial=_LAST_PLAIN) >= _FIRST_PLAIN and used.max(initial=0) <= _LAST_PLAIN
+    )
+
+
+def _is_key(text: str) -> bool:
+    return text.split() == [text] and not any(mark in text for mark in MARKS)

@@ -1,0 +1,54 @@
+"""Two ways for the rows of a task: straight from its thread, or over the session's event loop."""
+
+from __future__ import annotations
+
+from turbopump.spark.shared_session import SharedSession
+from turbopump.spark.writing.blocking_sender import BlockingSender
+from turbopump.spark.writing.retrying_sender import RetryingSender, SendCounts
+from turbopump.spark.writing.row_converter import ConvertedRows
+from turbopump.spark.writing.row_encoder import EncodedRows
+
+
+class SendPaths:
+    """Chooses the way for each run of rows; who changes it waits for what is on the other one.
+
+    So rows of one queue keep their order, whatever way they go.
+    """
+
+    def __init__(
+        self, shared: SharedSession, sending: RetryingSender, direct: BlockingSender
+    ) -> None:
+        self._shared = shared
+        self._sending = sending
+        self._direct = direct
+        # Plain connections have no TLS.
+        self._is_direct_allowed = shared.session.config.tls is None
+        self._is_sending = False
+
+    def take(self, rows: ConvertedRows | EncodedRows) -> None:
+        """Take rows over, waiting for free places; raises when any send has failed."""
+        if isinstance(rows, EncodedRows) and self._is_direct_allowed:
+            self._leave_session()
+            self._direct.take(rows)
+        else:
+            self._direct.finish()
+            self._is_sending = True
+            self._shared.run(lambda _: self._sending.take(rows))
+
+    def finish(self) -> SendCounts:
+        """Wait until all is stored; raises when any send has failed."""
+        self._direct.finish()
+        self._leave_session()
+        return self._sending.counts
+
+    def close(self) -> None:
+        """Give up what is still on its way, and leave."""
+        try:
+            self._direct.close()
+        finally:
+            self._shared.run(lambda _: self._sending.close())
+
+    def _leave_session(self) -> None:
+        if self._is_sending:
+            self._shared.run(lambda _: self._sending.finish())
+            self._is_sending = False

@@ -1,0 +1,234 @@
+"""Which rows go together in one send, and which after one another. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from turbopump.client.outgoing import BATCH_ENTRY_OVERHEAD_BYTES
+from turbopump.client.selectors import by_hash
+from turbopump.errors import InvalidArgument
+from turbopump.message import Message, MessageQueue
+from turbopump.spark.records.arrow_arrays import contents
+from turbopump.spark.writing.row_converter import ConvertedRows
+from turbopump.spark.writing.row_encoder import EncodedRows
+from turbopump.wire.names import RETRY_PREFIX
+
+_OVERHEAD_BYTES = BATCH_ENTRY_OVERHEAD_BYTES + 100
+"""Beside body, keys and properties: the producer adds a unique id and names of properties."""
+
+Destination = MessageQueue | str
+"""A queue, whose messages keep their order, or a topic, whose messages may go to any queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Messages that go together, or one that goes alone."""
+
+    destination: Destination
+    messages: Sequence[Message]
+    rows: Sequence[int]
+
+    @property
+    def body_bytes(self) -> int:
+        return sum(len(message.body) for message in self.messages)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedSend:
+    """Messages that go together and are encoded already."""
+
+    destination: Destination
+    message_id: str
+    """That of the first."""
+
+    body: memoryview
+    """Of what all rows that were encoded with them became; not copied."""
+
+    body_bytes: int
+    """What rows gave of it."""
+
+    rows: Sequence[int]
+
+
+def topic_of(destination: Destination) -> str:
+    """Return the topic that messages of a destination have."""
+    return destination if isinstance(destination, str) else destination.topic
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """How large a send may become, and what goes alone."""
+
+    messages_max: int
+    bytes_max: int
+    alone_from_bytes: int
+    """Bodies of this size or more go alone, since batches are not compressed."""
+
+
+def sends(
+    rows: ConvertedRows | EncodedRows,
+    queues: Mapping[str, Sequence[MessageQueue]],
+    cuts: BatchLimits,
+    partition: int,
+) -> Iterator[Send | EncodedSend]:
+    """Cut rows into sends; those of one destination come in the order of their rows."""
+    if isinstance(rows, EncodedRows):
+        return encoded_sends(rows, queues, cuts, partition)
+    return _sends_of_messages(rows, _by_destination(rows, queues, partition), cuts)
+
+
+def encoded_sends(
+    rows: EncodedRows,
+    queues: Mapping[str, Sequence[MessageQueue]],
+    cuts: BatchLimits,
+    partition: int,
+) -> Iterator[EncodedSend]:
+    """Do the same with rows that are encoded already."""
+    return _sends_of_encoded(rows, _by_destination(rows, queues, partition), cuts)
+
+
+def _sends_of_messages(
+    rows: ConvertedRows, destinations: Mapping[Destination, Sequence[int]], cuts: BatchLimits
+) -> Iterator[Send]:
+    for destination, places in destinations.items():
+        messages = [rows.messages[place] for place in places]
+        done = 0
+        for together in _together(messages, cuts):
+            numbers = [rows.first_row + place for place in places[done : done + len(together)]]
+            done += len(together)
+            yield Send(destination, together, numbers)
+
+
+def _sends_of_encoded(
+    rows: EncodedRows, destinations: Mapping[Destination, Sequence[int]], cuts: BatchLimits
+) -> Iterator[EncodedSend]:
+    for destination, places in destinations.items():
+        is_all = len(places) == len(rows.topics)
+        sizes = rows.body_sizes if is_all else rows.body_sizes[places]
+        entries = rows.entries if is_all else rows.entries.take(pa.array(places, pa.int32()))
+        ends, data = contents(entries)
+        numbers = _numbers(rows.first_row, places)
+        start = 0
+        while start < len(places):
+            # As many as end within the limit, but one at least.
+            within = int(np.searchsorted(ends, ends[start] + cuts.bytes_max, side="right")) - 1
+            end = max(start + 1, min(within, start + cuts.messages_max, len(places)))
+            yield EncodedSend(
+                destination,
+                rows.message_id(places[start]),
+                data[ends[start] : ends[end]].data,
+                int(sizes[start:end].sum()),
+                numbers[start:end],
+            )
+            start = end
+
+
+def _numbers(first_row: int, places: Sequence[int]) -> Sequence[int]:
+    if isinstance(places, range):
+        return range(first_row + places.start, first_row + places.stop)
+    return [first_row + place for place in places]
+
+
+def _by_destination(
+    rows: ConvertedRows | EncodedRows, queues: Mapping[str, Sequence[MessageQueue]], partition: int
+) -> Mapping[Destination, Sequence[int]]:
+    """Return the places of rows by destination."""
+    topics = rows.topics
+    if rows.sharding_keys is None and rows.queue_ids is None and len(set(topics)) == 1:
+        return {topics[0]: range(len(topics))}
+    found: dict[Destination, list[int]] = {}
+    for place, topic in enumerate(topics):
+        destination: Destination = topic
+        if rows.sharding_keys is not None:
+            key = rows.sharding_keys[place]
+            if key is not None:
+                destination = by_hash(key)(queues[topic])
+        elif rows.queue_ids is not None:
+            queue_id = rows.queue_ids[place]
+            broker = rows.brokers[place] if rows.brokers is not None else None
+            if queue_id is not None or broker is not None:
+                row = f"row {rows.first_row + place} of partition {partition}"
+                destination = chosen_queue(queues[topic], queue_id, broker, row)
+        found.setdefault(destination, []).append(place)
+    return found
+
+
+def chosen_queue(
+    queues: Sequence[MessageQueue], queue_id: int | None, broker: str | None, row: str
+) -> MessageQueue:
+    """Return the queue that a row asks for; raises InvalidArgument that lists those there are."""
+    if queue_id is None:
+        raise InvalidArgument(
+            f"{row}, column broker: {broker!r} without a queueId, which chooses the queue: name a "
+            "queue of that broker, or no broker"
+        )
+    matching = [
+        queue
+        for queue in queues
+        if queue.queue_id == queue_id and (broker is None or queue.broker == broker)
+    ]
+    if len(matching) == 1:
+        return matching[0]
+    wanted = f"{row}, column queueId: queue {queue_id}" + (
+        f" of broker {broker!r}" if broker else ""
+    )
+    if matching:
+        brokers = ", ".join(queue.broker for queue in matching)
+        raise InvalidArgument(
+            f"{wanted} is at several brokers, name one in column broker: {brokers}"
+        )
+    there = ", ".join(f"{queue.broker}:{queue.queue_id}" for queue in queues)
+    raise InvalidArgument(f"{wanted} is none of topic {queues[0].topic!r}, which has {there}")
+
+
+def _together(messages: Sequence[Message], cuts: BatchLimits) -> Iterator[list[Message]]:
+    """Cut messages of one destination into what goes together, in the same order."""
+    batch: list[Message] = []
+    batch_bytes = 0
+    for message in messages:
+        if _goes_alone(message, cuts):
+            if batch:
+                yield batch
+            yield [message]
+            batch, batch_bytes = [], 0
+            continue
+        size = _size_bytes(message)
+        if batch and (batch_bytes + size > cuts.bytes_max or len(batch) >= cuts.messages_max):
+            yield batch
+            batch, batch_bytes = [], 0
+        batch.append(message)
+        batch_bytes += size
+    if batch:
+        yield batch
+
+
+def _size_bytes(message: Message) -> int:
+    """Return what a message takes in a batch, rather too much than too little.
+
+    Nothing is checked here, unlike in `split_batch`: what is wrong is found when it is sent.
+    """
+    size = _OVERHEAD_BYTES + len(message.body) + _text_bytes(message.tags or "")
+    for key in message.keys:
+        size += _text_bytes(key) + 1
+    for name, value in message.properties.items():
+        size += _text_bytes(name) + _text_bytes(value) + 2
+    return size
+
+
+def _text_bytes(text: str | None) -> int:
+    # Whether a text is ASCII is known without reading it; a null in a map is found later.
+    if not text:
+        return 0
+    return len(text) if text.isascii() else len(text.encode())
+
+
+def _goes_alone(message: Message, cuts: BatchLimits) -> bool:
+    return (
+        len(message.body) >= cuts.alone_from_bytes
+        or message.delay_level != 0
+        or message.topic.startswith(RETRY_PREFIX)
+    )

@@ -1,0 +1,409 @@
+"""Pulling over a plain socket: from peers that answer as brokers do, and as they do not."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from pull_peers import (
+    COUNT,
+    JOIN_S,
+    Replies,
+    expected,
+    found,
+    in_order,
+    offset_of,
+    peer,
+    pull_of,
+    rows_of,
+)
+from turbopump import Message, Producer
+from turbopump.errors import ConnectFailed, RecordError
+from turbopump.spark import kept as kept_connections
+from turbopump.spark.kept import KeptConnections
+from turbopump.spark.reading import blocking_pull, direct_connection
+from turbopump.spark.reading.blocking_pull import BlockingPull
+from turbopump.spark.reading.direct_connection import DirectConnection
+from turbopump.spark.reading.options import SourceOptions
+from turbopump.spark.reading.partition_planner import QueueRange
+from turbopump.spark.reading.partition_reader import PartitionReader
+from turbopump.spark.records.arrow_arrays import cells
+from turbopump.spark.records.record_columns import RecordColumns
+from turbopump.testing.clock import VirtualClock
+from turbopump.testing.cluster import BROKER
+from turbopump.testing.server import RunningServer
+from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.command import Command, Serialize, request
+from turbopump.wire.framing import encode
+
+
+def backwards(asked: list[Command]) -> list[bytes]:
+    return in_order(asked)[::-1]
+
+
+def cut_by_bytes(asked: list[Command]) -> list[bytes]:
+    return [encode(found(each, bytes_max=1500)) for each in asked]
+
+
+def cut_by_bytes_backwards(asked: list[Command]) -> list[bytes]:
+    return cut_by_bytes(asked)[::-1]
+
+
+def of_any_length(asked: list[Command]) -> list[bytes]:
+    return [encode(found(each, Random(offset_of(each)).randint(1, 40))) for each in asked]
+
+
+def of_any_length_backwards(asked: list[Command]) -> list[bytes]:
+    return of_any_length(asked)[::-1]
+
+
+def more_than_asked_for(asked: list[Command]) -> list[bytes]:
+    return [encode(found(each, 40, is_generous=True)) for each in asked]
+
+
+def in_binary(asked: list[Command]) -> list[bytes]:
+    return [
+        encode(Command(a.code, a.flag, a.opaque, ext_fields=a.ext_fields, body=a.body,
+                       serialize=Serialize.ROCKETMQ))
+        for a in map(found, asked)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("chunk_rows", [8192, 70, 1])
+@pytest.mark.parametrize(
+    ("replies", "options"),
+    [
+        (in_order, {}),
+        (in_order, {"in_flight_max": 1}),
+        (in_order, {"count_max": 3, "in_flight_max": 7}),
+        (backwards, {"in_flight_max": 9}),
+        (cut_by_bytes, {}),
+        (cut_by_bytes_backwards, {"in_flight_max": 5}),
+        (of_any_length, {}),
+        (of_any_length_backwards, {"in_flight_max": 5}),
+        (more_than_asked_for, {"count_max": 7}),
+        (in_binary, {}),
+    ],
+)
+def test_everything_comes_once_and_in_order(
+    monkeypatch: pytest.MonkeyPatch, replies: Replies, options: dict[str, int], chunk_rows: int
+) -> None:
+    monkeypatch.setattr(blocking_pull, "CHUNK_ROWS", chunk_rows)
+    monkeypatch.setattr(blocking_pull, "ENOUGH_ROWS", 1 + chunk_rows // 2)
+    with peer(replies) as connection:
+        assert rows_of(pull_of(connection, 7, COUNT - 3, **options)) == expected(7, COUNT - 3)
+        assert connection.is_silent(), "and everything that was asked for has been read"
+
+
+@pytest.mark.parametrize("replies", [in_order, backwards])
+@pytest.mark.parametrize("piece_bytes", [3, 1000])
+def test_frames_come_in_any_pieces_and_are_larger_than_the_buffer(
+    monkeypatch: pytest.MonkeyPatch, replies: Replies, piece_bytes: int
+) -> None:
+    monkeypatch.setattr(direct_connection, "BUFFER_BYTES", 300)
+    with peer(replies, piece_bytes) as connection:
+        assert rows_of(pull_of(connection, 0, 100, in_flight_max=3)) == expected(0, 100)
+
+
+def other_code(asked: Command) -> list[bytes]:
+    return [encode(asked.answer(ResponseCode.PULL_NOT_FOUND, remark="none"))]
+
+
+def to_a_slave(asked: Command) -> list[bytes]:
+    answer = found(asked)
+    fields = {**(answer.ext_fields or {}), "suggestWhichBrokerId": "1"}
+    return [encode(asked.answer(0, fields, body=answer.body))]
+
+
+def nowhere(asked: Command) -> list[bytes]:
+    fields = {**(found(asked).ext_fields or {}), "nextBeginOffset": "96"}
+    return [encode(asked.answer(0, fields, body=b""))]
+
+
+def without_fields(asked: Command) -> list[bytes]:
+    return [encode(asked.answer(0, {}, body=b""))]
+
+
+def to_nobody(asked: Command) -> list[bytes]:
+    return [encode(found(replace_opaque(asked, 12345)))]
+
+
+def replace_opaque(command: Command, opaque: int) -> Command:
+    return Command(command.code, opaque=opaque, ext_fields=command.ext_fields)
+
+
+def a_request(_: Command) -> list[bytes]:
+    return [encode(request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED))]
+
+
+def garbage(_: Command) -> list[bytes]:
+    return [b"\xff" * 100]
+
+
+def half(asked: Command) -> list[bytes] | None:
+    return [encode(found(asked))[:-5]]
+
+
+def silence(_: Command) -> list[bytes]:
+    return []
+
+
+def close(_: Command) -> None:
+    return None
+
+
+@pytest.mark.parametrize(
+    "unusual",
+    [
+        other_code,
+        to_a_slave,
+        nowhere,
+        without_fields,
+        to_nobody,
+        a_request,
+        garbage,
+        close,
+        # These take as long as the time allowed for an answer.
+        pytest.param(half, marks=pytest.mark.slow),
+        pytest.param(silence, marks=pytest.mark.slow),
+    ],
+)
+def test_what_is_unusual_ends_it_where_the_good_answers_end(
+    unusual: Callable[[Command], list[bytes] | None],
+) -> None:
+    def replies(asked: list[Command]) -> list[bytes] | None:
+        answers: list[bytes] = []
+        for each in asked:
+            if offset_of(each) < 96:
+                answers += in_order([each])
+            elif offset_of(each) == 96:
+                answer = unusual(each)
+                if answer is None:
+                    return None
+                return [*answers, *answer]
+        return answers
+
+    with peer(replies) as connection:
+        timeout_ms = 500 if unusual in (half, silence) else 10_000
+        pull = pull_of(connection, in_flight_max=2, timeout_ms=timeout_ms)
+        assert rows_of(pull) == expected(0, 96)
+        assert pull.next_chunk() is None, "it stays where it is"
+        assert not pull._among._kept
+
+
+def test_an_answer_before_its_turn_does_not_hide_what_is_unusual_before_it() -> None:
+    def replies(asked: list[Command]) -> list[bytes]:
+        answers = in_order(asked)
+        if len(answers) < 3:
+            return answers
+        return [answers[0], answers[2], *other_code(asked[1])]
+
+    with peer(replies) as connection:
+        assert rows_of(pull_of(connection, in_flight_max=3)) == expected(0, 64)
+
+
+def test_an_answer_that_comes_twice_is_unusual() -> None:
+    def replies(asked: list[Command]) -> list[bytes]:
+        first, *others = in_order(asked)
+        return [*others, *others, first]
+
+    with peer(replies) as connection:
+        assert rows_of(pull_of(connection, in_flight_max=3)) == expected(0, 32)
+
+
+# --- connections ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def listening() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        yield found
+
+
+def address_of(listening: socket.socket) -> str:
+    return f"127.0.0.1:{listening.getsockname()[1]}"
+
+
+def test_a_connection_is_used_again_while_it_is_young_and_silent(listening: socket.socket) -> None:
+    clock = VirtualClock()
+    kept = KeptConnections(DirectConnection.to, clock)
+    address = address_of(listening)
+    first = kept.take(address)
+    far, _ = listening.accept()
+    second = kept.take(address)
+    assert second is not first, "one has it alone"
+    second.close()
+    kept.give_back(first)
+    assert kept.take(address) is first
+    kept.give_back(first)
+    with far:
+        far.send(b"x")
+        third = kept.take(address)
+        assert third is not first, "it says what nobody asked for"
+    kept.give_back(third)
+    clock.advance_ns((kept_connections.KEPT_MS + 1) * 1_000_000)
+    fourth = kept.take(address)
+    assert fourth is not third
+    kept.give_back(fourth)
+    kept.after_fork()
+    fifth = kept.take(address)
+    assert fifth is not fourth
+    for _ in range(kept_connections.KEPT_MAX):
+        kept.give_back(DirectConnection.to(address))
+    kept.give_back(fifth)
+    assert fifth._socket.fileno() == -1, "there are enough"
+    kept.close()
+
+
+def test_a_connection_that_the_peer_has_closed_is_not_used_again(listening: socket.socket) -> None:
+    kept = KeptConnections(DirectConnection.to)
+    connection = kept.take(address_of(listening))
+    far, _ = listening.accept()
+    kept.give_back(connection)
+    far.close()
+    again = kept.take(address_of(listening))
+    assert again is not connection
+    again.close()
+    for address in ("127.0.0.1:1", f"{'x' * 70}.example:1"):
+        with pytest.raises(ConnectFailed, match=address):
+            kept.take(address)
+
+
+def test_requests_that_the_peer_does_not_read_yet_wait_without_blocking() -> None:
+    requests = b"".join(b"%07d," % n for n in range(100_000))
+    near, far = socket.socketpair()
+    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    connection = DirectConnection("peer", near)
+    heard = bytearray()
+
+    def hear_all_and_answer() -> None:
+        while len(heard) < len(requests) and (data := far.recv(1 << 16)):
+            heard.extend(data)
+        far.sendall(b"abc")
+
+    with far, closing(connection):
+        connection.put(requests)
+        connection.flush()
+        far.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                heard.extend(far.recv(1 << 16))
+        assert 0 < len(heard) < len(requests), "the rest waits for room"
+        far.settimeout(JOIN_S)
+        listener = threading.Thread(target=hear_all_and_answer)
+        listener.start()
+        try:
+            assert connection.receive(5000)
+        finally:
+            connection.close()
+            listener.join(JOIN_S)
+    assert bytes(heard) == requests
+    assert bytes(connection.buffer[:3]) == b"abc"
+
+
+# --- with a broker --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def direct_chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
+    """What has been read directly: where each chunk began and ended."""
+    seen: list[tuple[int, int]] = []
+    next_chunk = BlockingPull.next_chunk
+
+    def noted(self: BlockingPull) -> blocking_pull.BufferedChunk | None:
+        chunk = next_chunk(self)
+        if chunk is not None:
+            seen.append((chunk.start, chunk.end))
+        return chunk
+
+    monkeypatch.setattr(BlockingPull, "next_chunk", noted)
+    yield seen
+    direct_connection.connections.close()
+
+
+def filled(server: RunningServer, count: int = 400) -> PartitionReader:
+    with Producer("pg", nameserver=server.nameserver) as producer:
+        for start in range(0, count, 100):
+            messages = [Message("T", b"%d" % n, keys=f"k{n}") for n in range(start, start + 100)]
+            producer.send_batch(messages, to=lambda queues: queues[0])
+    given = {"nameserver": server.nameserver, "topic": "T", "columns": "queueOffset,body,keys"}
+    return PartitionReader.of(SourceOptions.for_batch(given))
+
+
+WHOLE = (QueueRange("T", BROKER, 0, 0, 400),)
+
+
+def bodies(reader: PartitionReader, partition: tuple[QueueRange, ...]) -> list[bytes]:
+    return [body for batch in reader.read(partition) for body in cells(batch.column("body"))]
+
+
+@pytest.mark.slow
+def test_a_task_reads_directly_and_goes_on_when_the_connection_is_cut(
+    turbopump_server: RunningServer,
+    direct_chunks: list[tuple[int, int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(blocking_pull, "CHUNK_ROWS", 64)
+    monkeypatch.setattr(blocking_pull, "ENOUGH_ROWS", 32)
+    reader = filled(turbopump_server)
+    reader = replace(reader, pulling=replace(reader.pulling, count_max=32, in_flight_max=2))
+    wanted = [b"%d" % n for n in range(400)]
+    assert bodies(reader, WHOLE) == wanted
+    assert direct_chunks[-1][1] == 400
+    assert bodies(reader, WHOLE) == wanted, "over the connection that was kept"
+
+    direct_chunks.clear()
+    found: list[bytes] = []
+    for batch in reader.read(WHOLE):
+        found += cells(batch.column("body"))
+        if len(found) < 100:
+            turbopump_server.cut()
+    assert found == wanted
+    assert direct_chunks[-1][1] < 400, "the rest came in the other way"
+
+    beginning = reader.read(WHOLE)
+    next(beginning)
+    beginning.close()  # type: ignore[attr-defined]
+    assert not len(direct_connection.connections), "it has requests on their way"
+
+
+@pytest.mark.slow
+def test_large_answers_are_wanted(
+    turbopump_server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    ask = BlockingPull._ask
+
+    def noted(self: BlockingPull, offset: int, count: int) -> int:
+        asked.append(offset)
+        return ask(self, offset, count)
+
+    monkeypatch.setattr(BlockingPull, "_ask", noted)
+    assert len(bodies(filled(turbopump_server), WHOLE)) == 400
+    direct_connection.connections.close()
+    assert asked == [0], "and not one request for each 32"
+
+
+@pytest.mark.slow
+def test_damaged_and_missing_messages_are_left_to_the_other_way(
+    turbopump_server: RunningServer,
+    direct_chunks: list[tuple[int, int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader = filled(turbopump_server)
+    found = RecordColumns.found
+
+    def damaged(self: RecordColumns, *args: object, **options: object) -> object:
+        if len(args) > 1:
+            raise RecordError("damaged")
+        return found(self, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(RecordColumns, "found", damaged)
+    assert len(bodies(reader, WHOLE)) == 400
+    assert direct_chunks

@@ -1,0 +1,492 @@
+"""Where micro-batches of a stream end, decided over a cluster that is made up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import pytest
+
+from turbopump.errors import ConnectionLost, DataLost, NoRoute
+from turbopump.message import MessageQueue
+from turbopump.spark.reading.micro_batch_planner import MicroBatchPlanner
+from turbopump.spark.reading.offsets import Limits, Offsets
+from turbopump.spark.reading.options import SourceOptions
+from turbopump.spark.reading.partition_planner import ranges_between
+from turbopump.spark.reading.positions import Earliest, OfGroup, Position
+from turbopump.spark.reading.unreadable_queues import Unreadable
+from turbopump.testing import virtual_loop, virtual_time
+
+Q0, Q1, Q2 = (MessageQueue("t", "a", number) for number in range(3))
+
+
+class MadeUp:
+    """A cluster of queues with ends."""
+
+    def __init__(self, ends: dict[MessageQueue, Limits]) -> None:
+        self.ends = ends
+        self.away: set[MessageQueue] = set()
+        self.has_route = True
+        self.routeless: set[MessageQueue] = set()
+        self.looks: list[Offsets] = []
+        self.group: dict[MessageQueue, int] = {}
+        self.commits: list[Offsets] = []
+        self.waits: list[tuple[Offsets, int]] = []
+        self.arriving: dict[MessageQueue, Limits] = {}
+        self.unreadable_now: dict[MessageQueue, Unreadable] = {}
+        self.is_deaf = False
+
+    async def queues(self) -> tuple[MessageQueue, ...]:
+        if not self.has_route:
+            raise NoRoute("nobody knows t")
+        return await self.known_queues()
+
+    async def known_queues(self, at: Offsets | None = None) -> tuple[MessageQueue, ...]:
+        return tuple(sorted(self.ends.keys() - self.routeless)) if self.has_route else ()
+
+    async def unreadable(
+        self, queues: Iterable[MessageQueue], doubtful: Collection[MessageQueue]
+    ) -> dict[MessageQueue, Unreadable]:
+        assert {queue for queue in queues if queue in self.routeless} <= set(doubtful)
+        found = self.unreadable_now
+        return {queue: found[queue] for queue in queues if queue in found and queue in doubtful}
+
+    async def limits(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, Limits]:
+        wanted = list(queues)
+        for queue in wanted:
+            if queue in self.away:
+                raise ConnectionLost(f"{queue} is away")
+        return {queue: self.ends[queue] for queue in wanted}
+
+    async def known_limits(
+        self, queues: Iterable[MessageQueue], at: Offsets
+    ) -> dict[MessageQueue, Limits]:
+        self.looks.append(at)
+        return {
+            queue: self.ends[queue]
+            for queue in queues
+            if queue in self.ends and queue not in self.away
+        }
+
+    async def resolve(
+        self, name: str, position: Position, queues: Iterable[MessageQueue]
+    ) -> dict[MessageQueue, int]:
+        assert name == "startingOffsets"
+        is_early = position in (Earliest(), OfGroup(Earliest()))
+        found = {
+            queue: self.ends[queue].low if is_early else self.ends[queue].high for queue in queues
+        }
+        if isinstance(position, OfGroup):
+            found |= {queue: at for queue, at in self.group.items() if queue in found}
+        return found
+
+    async def commit(self, offsets: Offsets) -> Offsets:
+        self.commits.append(dict(offsets))
+        noted = {queue: at for queue, at in offsets.items() if queue not in self.away}
+        if self.is_deaf:
+            return {}
+        self.group |= noted
+        return noted
+
+    def delete(self, queue: MessageQueue) -> None:
+        """Delete it as brokers do that keep the group's offset."""
+        del self.ends[queue]
+        self.unreadable_now[queue] = Unreadable.DELETED
+
+    def make(self, queue: MessageQueue, limits: Limits) -> None:
+        self.ends[queue] = limits
+        del self.unreadable_now[queue]
+
+    async def bytes_per_row(self, queue: MessageQueue, _offset: int) -> int:
+        return 100 if queue == Q0 else 10
+
+    async def wait_for_messages(self, at: Offsets, wait_ms: int) -> bool:
+        self.waits.append((dict(at), wait_ms))
+        await asyncio.sleep(wait_ms / 1000)
+        self.ends |= self.arriving
+        return bool(self.arriving)
+
+
+def following(cluster: MadeUp, **options: str) -> MicroBatchPlanner:
+    given = {"nameserver": "127.0.0.1:1", **({} if "assign" in options else {"topic": "t"})}
+    return MicroBatchPlanner(
+        cluster, SourceOptions.for_stream(given | options), virtual_loop().clock
+    )
+
+
+async def latest(following: MicroBatchPlanner, start: Offsets, *, is_limited: bool = True) -> Any:
+    return await following.latest(start, is_limited=is_limited)
+
+
+@virtual_time()
+async def test_the_first_batch_only_notes_where_the_stream_starts() -> None:
+    cluster = MadeUp({Q0: Limits(3, 10), Q1: Limits(0, 0)})
+    assert await latest(following(cluster, startingOffsets="earliest"), {}) == {Q0: 3, Q1: 0}
+    follow = following(cluster)
+    start = await latest(follow, {})
+    assert start == {Q0: 10, Q1: 0}
+    cluster.ends[Q1] = Limits(0, 5)
+    assert await latest(follow, start) == {Q0: 10, Q1: 5}
+
+
+@virtual_time()
+async def test_what_comes_after_a_stream_began_without_queues_is_read_as_a_whole() -> None:
+    cluster = MadeUp({})
+    assert await latest(following(cluster), {}) == {}
+    cluster.ends = {Q0: Limits(2, 10)}
+    # Another process goes on from the checkpoint.
+    follow = following(cluster)
+    start = await follow.latest({}, is_limited=True, has_begun=True)
+    assert start == {Q0: 2}
+    assert await latest(follow, start) == {Q0: 10}
+    assert await latest(following(cluster), {}) == {Q0: 10}, "without one it begins at the latest"
+
+
+@virtual_time()
+async def test_a_topic_that_nobody_knows_is_an_error_at_first_only() -> None:
+    cluster = MadeUp({Q0: Limits(0, 4)})
+    cluster.has_route = False
+    with pytest.raises(NoRoute):
+        await latest(following(cluster), {})
+    assert await latest(following(cluster), {Q0: 1}) == {Q0: 4}
+
+
+@virtual_time()
+async def test_without_news_it_waits_for_some_at_the_ends_of_the_queues() -> None:
+    cluster = MadeUp({Q0: Limits(0, 4), Q1: Limits(0, 2)})
+    follow = following(cluster, idleWait="300ms")
+    start = {Q0: 4, Q1: 2}
+    assert await latest(follow, start) == start
+    assert cluster.waits == [(start, 300)]
+    assert cluster.looks == [{}, start], (
+        "once for known queues and once for new ones: nothing has woken it"
+    )
+    cluster.arriving = {Q1: Limits(0, 3)}
+    assert await latest(follow, start) == {Q0: 4, Q1: 3}
+
+
+@virtual_time()
+async def test_new_queues_are_noted_first_and_read_from_their_beginning() -> None:
+    cluster = MadeUp({Q0: Limits(0, 4), Q1: Limits(7, 9)})
+    follow = following(cluster)
+    first = await latest(follow, {Q0: 2})
+    assert first == {Q0: 4, Q1: 7}
+    assert await latest(follow, first) == {Q0: 4, Q1: 9}
+
+
+@virtual_time()
+async def test_queues_whose_broker_is_away_stay_where_they_are() -> None:
+    cluster = MadeUp({Q0: Limits(0, 4), Q1: Limits(0, 9)})
+    cluster.away = {Q1}
+    assert await latest(following(cluster), {Q0: 2, Q1: 3}) == {Q0: 4, Q1: 3}
+
+
+@virtual_time()
+async def test_lost_messages_end_the_stream_or_are_passed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cluster = MadeUp({Q0: Limits(5, 9), Q1: Limits(0, 3)})
+    start = {Q0: 2, Q1: 8}
+    with pytest.raises(DataLost) as raised:
+        await latest(following(cluster), start)
+    assert "t@a:0 begins at 5" in str(raised.value)
+    assert "t@a:1 ends at 3" in str(raised.value)
+    assert "failOnDataLoss=false" in str(raised.value)
+    follow = following(cluster, failOnDataLoss="false")
+    with caplog.at_level(logging.WARNING):
+        end = await latest(follow, start)
+    assert "going on with what is there" in caplog.text
+    # Q1 goes back to its beginning, and everything of it is read by the next batch.
+    assert end == {Q0: 9, Q1: 0}
+    again = await latest(follow, end)
+    assert again == {Q0: 9, Q1: 3}
+    assert [str(each) for each in ranges_between(start, end)] == ["t@a:0[2, 9)"]
+    assert [str(each) for each in ranges_between(end, again)] == ["t@a:1[0, 3)"]
+
+
+@virtual_time()
+async def test_a_batch_keeps_its_limits() -> None:
+    cluster = MadeUp({Q0: Limits(0, 900), Q1: Limits(0, 100), Q2: Limits(0, 1)})
+    start = {Q0: 0, Q1: 0, Q2: 0}
+    rows = following(cluster, maxOffsetsPerTrigger="100")
+    assert await latest(rows, start) == {Q0: 90, Q1: 9, Q2: 1}
+    assert await latest(rows, start, is_limited=False) == {Q0: 900, Q1: 100, Q2: 1}
+    sized = following(cluster, maxBytesPerTrigger="1000")
+    assert sum((await latest(sized, start)).values()) < 15
+    both = following(cluster, maxBytesPerTrigger="1m", maxOffsetsPerTrigger="10")
+    assert sum((await latest(both, start)).values()) == 10
+
+
+@virtual_time()
+async def test_a_small_batch_waits_for_more_but_not_for_ever() -> None:
+    cluster = MadeUp({Q0: Limits(0, 5)})
+    start = {Q0: 0}
+    follow = following(cluster, minOffsetsPerTrigger="10", maxTriggerDelay="2s", idleWait="1s")
+    assert await latest(follow, start) == start
+    assert cluster.waits == [({Q0: 5}, 1000)]
+    cluster.ends[Q0] = Limits(0, 10)
+    assert await latest(follow, start) == {Q0: 10}
+    cluster.ends[Q0] = Limits(0, 11)
+    start = {Q0: 10}
+    assert await latest(follow, start) == start
+    # The time is over in the middle of the second wait.
+    assert await latest(follow, start) == {Q0: 11}
+    assert cluster.waits[-1] == ({Q0: 11}, 1000)
+
+
+@virtual_time()
+async def test_available_now_ends_where_the_queues_did() -> None:
+    cluster = MadeUp({Q0: Limits(0, 5)})
+    follow = following(
+        cluster, startingOffsets="earliest", maxOffsetsPerTrigger="3", minOffsetsPerTrigger="3"
+    )
+    await follow.freeze()
+    cluster.ends |= {Q0: Limits(0, 50), Q1: Limits(0, 7)}
+    offsets = [await latest(follow, {})]
+    while (end := await latest(follow, offsets[-1])) != offsets[-1]:
+        offsets.append(end)
+    assert [each[Q0] for each in offsets] == [0, 3, 5]
+    assert cluster.waits == []
+
+
+@virtual_time()
+async def test_available_now_does_not_end_before_queues_whose_broker_goes_away() -> None:
+    cluster = MadeUp({Q0: Limits(0, 50), Q1: Limits(0, 70)})
+    follow = following(cluster, startingOffsets="earliest")
+    await follow.freeze()
+    cluster.away = {Q1}
+    with pytest.raises(ConnectionLost):
+        await latest(follow, {Q0: 0, Q1: 0})
+    cluster.away = set()
+    assert await latest(follow, {Q0: 0, Q1: 0}) == {Q0: 50, Q1: 70}
+
+
+@virtual_time()
+async def test_available_now_tells_which_queues_of_the_checkpoint_are_nowhere(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cluster = MadeUp({Q0: Limits(0, 50), Q1: Limits(0, 70)})
+    cluster.routeless = {Q1}
+    follow = following(cluster)
+    await follow.freeze()
+    with pytest.raises(DataLost, match=r"t@a:1: the name servers do not know .*failOnDataLoss"):
+        await latest(follow, {Q0: 0, Q1: 0})
+    loose = following(cluster, failOnDataLoss="false")
+    await loose.freeze()
+    with caplog.at_level(logging.WARNING):
+        assert await latest(loose, {Q0: 0, Q1: 0}) == {Q0: 50, Q1: 0}
+    assert "t@a:1: the name servers do not know" in caplog.text
+
+
+@virtual_time()
+async def test_available_now_reads_no_queue_that_is_closed_or_deleted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cluster = MadeUp({Q0: Limits(0, 50), Q1: Limits(0, 70), Q2: Limits(0, 9)})
+    cluster.routeless = {Q1, Q2}
+    cluster.unreadable_now = {Q1: Unreadable.CLOSED}
+    cluster.ends.pop(Q2)
+    start = {Q0: 0, Q1: 70}
+    follow = following(cluster)
+    await follow.freeze()
+    assert await latest(follow, start) == {Q0: 50, Q1: 70}, "it was read to its end"
+    follow = following(cluster)
+    await follow.freeze()
+    with pytest.raises(DataLost, match=r"t@a:1 cannot be read from 60 on: .*fewer queues to read"):
+        await latest(follow, {Q0: 0, Q1: 60})
+    cluster.unreadable_now[Q2] = Unreadable.DELETED
+    with pytest.raises(DataLost, match=r"t@a:2 cannot be read from 9 on: the topic was deleted;"):
+        await latest(follow, {Q0: 0, Q2: 9})
+    loose = following(cluster, failOnDataLoss="false", group="g")
+    await loose.freeze()
+    with caplog.at_level(logging.WARNING):
+        end = await latest(loose, {Q0: 0, Q1: 60, Q2: 9})
+        assert await latest(loose, end) == end == {Q0: 50, Q1: 60}
+    assert caplog.text.count("t@a:1 cannot be read") == 1
+    assert cluster.commits[-2:] == [{Q2: 0}, {Q0: 50}], "should it come again, it begins anew"
+
+
+async def planned(follow: MicroBatchPlanner, start: Offsets) -> Offsets:
+    """Plan a batch as Spark does, which commits the last one after it has asked for the next."""
+    end = await follow.latest(start, is_limited=True)
+    if end != start:
+        await follow.commit(start)
+    return end
+
+
+@virtual_time()
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_a_queue_that_comes_again_is_read_as_a_whole(*, is_restarted: bool) -> None:
+    cluster = MadeUp({Q0: Limits(0, 50), Q1: Limits(0, 10)})
+    loose = {"failOnDataLoss": "false", "group": "g"}
+    follow = following(cluster, **loose)
+    at = await planned(follow, {Q0: 50, Q1: 9})
+    assert await planned(follow, at) == at == {Q0: 50, Q1: 10}
+    cluster.delete(Q1)
+    at = await planned(follow, at)
+    assert await planned(follow, at) == at == {Q0: 50}
+    assert cluster.group == {Q0: 50, Q1: 0}
+    cluster.make(Q1, Limits(0, 12))
+    if is_restarted:
+        follow = following(cluster, **loose)
+    at = await planned(follow, at)
+    assert at == {Q0: 50, Q1: 0}
+    at = await planned(follow, at)
+    assert await planned(follow, at) == at == {Q0: 50, Q1: 12}
+    assert cluster.group == at
+
+
+@virtual_time()
+async def test_a_deleted_queue_leaves_once_the_broker_has_noted_that_the_group_begins_again() -> (
+    None
+):
+    cluster = MadeUp({Q0: Limits(0, 50), Q1: Limits(0, 10)})
+    follow = following(cluster, failOnDataLoss="false", group="g")
+    start = {Q0: 50, Q1: 10}
+    assert await planned(follow, start) == start
+    cluster.delete(Q1)
+    cluster.is_deaf = True
+    assert await planned(follow, start) == start
+    assert cluster.waits[-1][0] == {Q0: 50}
+    # It comes again meanwhile, and is known to be another one.
+    cluster.make(Q1, Limits(0, 12))
+    at = await planned(follow, start)
+    assert at == {Q0: 50, Q1: 0}
+    assert await planned(follow, at) == {Q0: 50, Q1: 12}
+    cluster.delete(Q1)
+    assert await planned(follow, start) == start
+    cluster.is_deaf = False
+    assert await planned(follow, start) == {Q0: 50}
+    assert cluster.group[Q1] == 0
+
+
+@virtual_time()
+async def test_an_empty_queue_that_comes_again_is_committed_as_any() -> None:
+    cluster = MadeUp({Q0: Limits(0, 50), Q1: Limits(0, 0)})
+    follow = following(cluster, failOnDataLoss="false", group="g")
+    start = {Q0: 50, Q1: 0}
+    cluster.is_deaf = True
+    cluster.delete(Q1)
+    assert await planned(follow, start) == start
+    cluster.make(Q1, Limits(0, 3))
+    at = await planned(follow, start)
+    cluster.is_deaf = False
+    assert await planned(follow, at) == at == {Q0: 50, Q1: 3}
+    assert cluster.group == at
+
+
+@virtual_time()
+async def test_without_commits_a_queue_that_comes_again_does_not_go_on_where_the_group_was() -> (
+    None
+):
+    cluster = MadeUp({Q0: Limits(0, 50), Q1: Limits(0, 10)})
+    cluster.group = {Q1: 10}
+    follow = following(cluster, failOnDataLoss="false", group="g", commitOffsets="false")
+    cluster.delete(Q1)
+    at = await planned(follow, {Q0: 50, Q1: 10})
+    assert at == {Q0: 50}
+    cluster.make(Q1, Limits(0, 12))
+    assert await planned(follow, at) == {Q0: 50, Q1: 0}
+    assert cluster.commits == []
+
+
+@virtual_time()
+async def test_a_closed_queue_that_was_made_anew_begins_again() -> None:
+    cluster = MadeUp({Q0: Limits(0, 4), Q1: Limits(0, 0)})
+    cluster.routeless = {Q1}
+    cluster.unreadable_now = {Q1: Unreadable.CLOSED}
+    with pytest.raises(DataLost, match="t@a:1 ends at 0 although it has been read to 7"):
+        await latest(following(cluster), {Q0: 4, Q1: 7})
+    assert await latest(following(cluster, failOnDataLoss="false"), {Q0: 4, Q1: 7}) == {
+        Q0: 4,
+        Q1: 0,
+    }
+    cluster.ends[Q1] = Limits(0, 0, is_certain=False)
+    assert await latest(following(cluster), {Q0: 4, Q1: 7}) == {Q0: 4, Q1: 7}
+    cluster.ends[Q1] = Limits(8, 8)
+    assert await latest(following(cluster), {Q0: 4, Q1: 8}) == {Q0: 4, Q1: 8}
+
+
+@virtual_time()
+async def test_nobody_waits_for_news_of_a_queue_that_is_closed() -> None:
+    cluster = MadeUp({Q0: Limits(0, 4), Q1: Limits(0, 7)})
+    cluster.routeless = {Q1}
+    cluster.unreadable_now = {Q1: Unreadable.CLOSED}
+    await latest(following(cluster), {Q0: 4, Q1: 7})
+    assert [at for at, _ in cluster.waits] == [{Q0: 4}]
+
+
+@virtual_time()
+async def test_new_queues_are_found_however_long_it_waits() -> None:
+    cluster = MadeUp({Q0: Limits(0, 4)})
+    follow = following(cluster, idleWait="10m", discoveryInterval="5s")
+    await latest(follow, {Q0: 4})
+    assert cluster.waits == [({Q0: 4}, 5000)]
+
+
+@virtual_time()
+@pytest.mark.parametrize(
+    ("options", "begin"),
+    [
+        ({"group": "g"}, 60),
+        ({"group": "g", "startingOffsets": "latest"}, 60),
+        ({"group": "g", "startingOffsets": "earliest"}, 5),
+        ({"group": "g", "allowSharedGroup": "true", "commitOffsets": "false"}, 5),
+        ({}, 5),
+    ],
+)
+async def test_a_queue_that_comes_later_goes_on_where_the_group_was(
+    options: dict[str, str], begin: int
+) -> None:
+    cluster = MadeUp({Q0: Limits(0, 50), Q1: Limits(5, 70)})
+    cluster.group, cluster.routeless = {Q1: 60}, {Q1}
+    follow = following(cluster, **options)
+    start = await latest(follow, {})
+    assert Q1 not in start
+    cluster.routeless = set()
+    assert (await latest(follow, start))[Q1] == begin
+
+
+@virtual_time()
+async def test_what_has_been_read_is_committed_where_it_has_changed() -> None:
+    cluster = MadeUp({Q0: Limits(0, 5), Q1: Limits(0, 5)})
+    follow = following(cluster, group="billing", startingOffsets="earliest")
+    await follow.commit({Q0: 1, Q1: 1})
+    await latest(follow, {Q0: 1, Q1: 3})
+    await follow.commit({Q0: 1, Q1: 3})
+    assert cluster.commits == [{Q0: 1, Q1: 1}, {Q1: 3}]
+    cluster.away = {Q0}
+    await follow.commit({Q0: 2, Q1: 3})
+    await follow.commit({Q0: 2, Q1: 3})
+    assert cluster.commits[2:] == [{Q0: 2}, {Q0: 2}]
+    silent = following(cluster, group="billing", commitOffsets="false")
+    await silent.commit({Q0: 5})
+    assert len(cluster.commits) == 4
+
+
+@virtual_time()
+async def test_the_lag_is_known_beside_what_is_read() -> None:
+    cluster = MadeUp({Q0: Limits(0, 500)})
+    follow = following(cluster, maxOffsetsPerTrigger="10")
+    assert await latest(follow, {Q0: 0}) == {Q0: 10}
+    assert follow.latest_known == {Q0: 500}
+
+
+@virtual_time()
+async def test_queues_that_are_no_longer_chosen_stay_where_they_are() -> None:
+    other = MessageQueue("u", "a", 0)
+    cluster = MadeUp({Q0: Limits(0, 5), other: Limits(0, 9)})
+    start = {Q0: 1, other: 2}
+    follow = following(cluster, assign='{"t": [0]}')
+    end = await latest(follow, start)
+    assert end == {Q0: 5, other: 2}
+    await latest(follow, end)
+    assert cluster.waits[-1][0] == {Q0: 5}, "nobody waits for news of the other"
+
+
+@virtual_time()
+async def test_a_slave_that_lags_is_no_loss() -> None:
+    cluster = MadeUp({Q0: Limits(0, 5, is_certain=False)})
+    assert await latest(following(cluster), {Q0: 7}) == {Q0: 7}

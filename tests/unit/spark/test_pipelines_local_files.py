@@ -1,0 +1,58 @@
+"""Files of archives: what excludes what, and what is noted."""
+
+from __future__ import annotations
+
+import fcntl
+from pathlib import Path
+
+import pytest
+
+from turbopump.spark.pipelines.archive_layout import COMPACTION, SETTINGS_FILE
+from turbopump.spark.pipelines.local_files import folders_stay, local_directory, moving_folders
+
+
+def is_free(directory: Path, how: int) -> bool:
+    """Whether somebody else may take the lock now."""
+    with (directory / COMPACTION / "moving").open("a") as lock:
+        try:
+            fcntl.flock(lock, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+def test_nothing_is_moved_while_somebody_lists_and_nothing_listed_while_it_moves(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / SETTINGS_FILE).touch()
+    with folders_stay(tmp_path):
+        assert is_free(tmp_path, fcntl.LOCK_SH)
+        assert not is_free(tmp_path, fcntl.LOCK_EX)
+    with moving_folders(tmp_path):
+        assert not is_free(tmp_path, fcntl.LOCK_SH)
+    assert is_free(tmp_path, fcntl.LOCK_EX)
+
+
+def test_who_may_not_write_reads_nevertheless(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError
+
+    (tmp_path / SETTINGS_FILE).touch()
+    monkeypatch.setattr(Path, "mkdir", refused)
+    with folders_stay(tmp_path):
+        assert [each.name for each in tmp_path.iterdir()] == [SETTINGS_FILE]
+
+
+def test_nothing_is_left_behind_in_what_is_no_archive(tmp_path: Path) -> None:
+    with folders_stay(tmp_path):
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "local"),
+    [("/a/b", Path("/a/b")), ("file:///a%20b", Path("/a b")), ("s3a://lake/a", None)],
+)
+def test_which_paths_are_of_this_machine(path: str, local: Path | None) -> None:
+    assert local_directory(path) == local
