@@ -13,6 +13,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says more about what else the machine does than about the code.
 settings.register_profile("untimed", settings(), deadline=None)
+settings.register_profile("quick", settings(), deadline=None, max_examples=20)
 settings.load_profile("untimed")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import turbopump
@@ -34,8 +34,11 @@ def imported(path: Path) -> set[str]:
     return found
 
 
-def calls(path: Path) -> Iterator[tuple[str, int]]:
-    """Yield what is called in a file, as it is written, and in which line."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Call):
-            yield ast.unparse(node.func), node.lineno
+@cache
+def calls(path: Path) -> list[tuple[str, int]]:
+    """Return what is called in a file, as it is written, and in which line."""
+    return [
+        (ast.unparse(node.func), node.lineno)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+    ]

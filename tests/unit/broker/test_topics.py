@@ -70,6 +70,7 @@ def test_bad_names(name: str, why: str) -> None:
     assert why in (check_name(name) or "")
 
 
+@pytest.mark.slow
 @given(st.text())
 def test_what_passes_can_name_a_directory(name: str) -> None:
     if check_name(name) is None:

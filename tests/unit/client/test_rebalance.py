@@ -54,6 +54,7 @@ async def test_queues_move_as_members_come_and_go(tmp_path: Path) -> None:
                 await wait_until(lambda: is_shared_evenly(consumers, 8), 5)
 
 
+@pytest.mark.slow
 @virtual_time()
 async def test_nothing_is_lost_or_committed_backwards_while_members_change(
     tmp_path: Path,

@@ -108,6 +108,7 @@ async def test_consumers_see_what_was_committed_and_nothing_else(tmp_path: Path)
         assert bodies(cluster) == [b"1"]
 
 
+@pytest.mark.slow
 @virtual_time()
 async def test_many_at_the_same_time(tmp_path: Path) -> None:
     async with running(tmp_path) as (cluster, database):

@@ -128,6 +128,7 @@ def test_quick_jobs_are_run_by_one_thread() -> None:
     assert len(names) <= 3, "a busy machine may make one look stuck"
 
 
+@pytest.mark.slow
 def test_four_threads_stay_four_however_often_jobs_come_and_end() -> None:
     done: list[int] = []
 

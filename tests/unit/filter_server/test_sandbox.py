@@ -234,6 +234,7 @@ def test_no_import_from_files_and_no_environment() -> None:
     assert run(decided(source)) == Verdicts([True])
 
 
+@pytest.mark.slow
 def test_an_endless_loop() -> None:
     text = stopped("while True: pass")
     assert "ms of processor time for one message, the limit is 200 ms" in text
@@ -308,6 +309,7 @@ def test_waiting_for_messages_is_not_working() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_batches_are_as_large_as_the_filter_is_fast() -> None:
     async def main() -> None:
         slow = body("import time", "end = time.process_time() + 0.04")
@@ -330,6 +332,7 @@ def test_batches_are_as_large_as_the_filter_is_fast() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_forged_progress_does_not_gain_time() -> None:
     lines = [
         "import sys, struct",
@@ -342,6 +345,7 @@ def test_forged_progress_does_not_gain_time() -> None:
     assert "ms of processor time" in stopped(*lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "lines",
     [
@@ -476,6 +480,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 def test_ends_with_the_filter_server() -> None:
     """Kill the process that started it while the filter keeps the processor busy."""
     with subprocess.Popen(

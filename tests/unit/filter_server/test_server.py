@@ -163,6 +163,7 @@ async def test_a_held_pull_waits_for_a_match(tmp_path: Path) -> None:
         assert pulled(answer).next_begin_offset == 3
 
 
+@pytest.mark.slow
 @virtual_time()
 async def test_many_pulls_of_one_client_wait_without_keeping_others_from_being_served(
     tmp_path: Path,

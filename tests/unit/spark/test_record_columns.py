@@ -201,6 +201,7 @@ def test_damage_in_a_stretch_is_found_where_it_lies() -> None:
         made.found(buffer[: len(good)], [(2, len(good))])
 
 
+@pytest.mark.slow
 @given(st.lists(records(), max_size=6), st.data())
 @settings(max_examples=25, deadline=None)
 def test_columns_say_what_the_messages_one_by_one_say(

@@ -65,6 +65,7 @@ def hide(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_builder, "find_spec", found)
 
 
+@pytest.mark.slow
 def test_a_program_without_connect_does_not_end_in_silence() -> None:
     # PySpark takes a program without a file for its own doctests, and exits with 0.
     program = (

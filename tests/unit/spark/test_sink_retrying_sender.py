@@ -264,6 +264,7 @@ class Narrow(Session):
             Narrow.active -= 1
 
 
+@pytest.mark.slow
 @virtual_time()
 async def test_a_broker_that_can_take_little_gets_little(tmp_path: Path) -> None:
     async with sending(tmp_path, kind=Narrow, max_in_flight=32) as (task, world):

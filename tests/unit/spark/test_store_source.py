@@ -468,6 +468,7 @@ def check_any_damage(place: float, value: int, length: int) -> None:
                 assert {row["body"] for row in results[0]} <= bodies
 
 
+@pytest.mark.slow
 @given(st.floats(0, 1, exclude_max=True), st.integers(0, 255), st.integers(1, 20))
 @example(0.5, 0, 8).via("the last file seems unused")
 @example(0.1328125, 0, 10).via("another queue offset, which nothing tells")

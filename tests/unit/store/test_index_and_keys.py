@@ -129,6 +129,7 @@ def test_the_unique_key_comes_first() -> None:
     assert hashes.tolist() == [index_hash("t", key) for key in ("U", "a", "b", "c")]
 
 
+@pytest.mark.slow
 def test_colliding_keys_and_full_files(tmp_path: Path) -> None:
     """Few slots, so that every chain is long, and files so small that they fill up."""
     clock = ManualClock()

@@ -203,6 +203,7 @@ def test_whoever_reads_on_needs_few_reads_of_the_file(tmp_path: Path) -> None:
         assert bodies(store) == [b"new"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("weight", "count_max", "per_read"),
     [

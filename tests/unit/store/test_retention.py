@@ -50,6 +50,7 @@ def test_a_run_deletes_only_so_many() -> None:
     assert judge(config, [], FOUR, 0.45) == Verdict(0, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("set_by_ms", [-100 * HOUR_MS, -HOUR_MS, HOUR_MS, 100 * HOUR_MS])
 def test_ages_follow_the_time_that_passes_though_the_clock_is_set(
     tmp_path: Path, set_by_ms: int
@@ -92,6 +93,7 @@ def test_what_was_stored_before_the_start_counts_as_young_as_it_may_be(
         assert (store.retain(at_any_hour=True).segments == 0) == is_young
 
 
+@pytest.mark.slow
 def test_queues_and_index_follow_the_log(tmp_path: Path) -> None:
     files, clock = FaultyFiles(), ManualClock(NOON)
     with Store.open(tmp_path, small_config(), machine=Machine(files=files, clock=clock)) as store:

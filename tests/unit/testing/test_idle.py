@@ -149,6 +149,7 @@ def test_delayed_message_is_neither_early_nor_late(tmp_path: Path) -> None:
     assert turns < TURNS_OF_AN_HOUR / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("skips_idle_time", [True, False])
 def test_message_that_is_never_finished_is_sent_back_in_time(
     tmp_path: Path, skips_idle_time: bool
@@ -190,6 +191,7 @@ def test_who_vanishes_is_missed_in_time(tmp_path: Path) -> None:
     run(tmp_path, wait)
 
 
+@pytest.mark.slow
 def test_who_polls_gets_his_answer_after_his_own_time(tmp_path: Path) -> None:
     async def wait(world: Cluster) -> float:
         async with LitePullConsumer(
@@ -230,6 +232,7 @@ def test_messages_expire_at_their_hour(tmp_path: Path) -> None:
     assert with_all == without < 60
 
 
+@pytest.mark.slow
 def test_what_is_repeated_seldom_is_done(tmp_path: Path) -> None:
     async def wait(world: Cluster) -> int:
         await world.make_topic("orders", queues=2)
@@ -280,6 +283,7 @@ def test_nothing_is_left_out_while_something_is_wrong(
     assert more_turns > 0
 
 
+@pytest.mark.slow
 def test_two_clusters_in_one_loop_do_not_disturb_each_other(tmp_path: Path) -> None:
     async def wait(world: Cluster) -> None:
         seen: list[bytes] = []

@@ -17,6 +17,7 @@ from turbopump.testing.simulate.run import simulate
 SEEDS = (3, 11)
 
 
+@pytest.mark.slow
 def test_it_tells_what_was_simulated(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--seeds", "0:2"]) == 0
     out = capsys.readouterr().out
@@ -25,6 +26,7 @@ def test_it_tells_what_was_simulated(capsys: pytest.CaptureFixture[str]) -> None
     assert "failed: none" in out
 
 
+@pytest.mark.slow
 def test_a_seed_that_fails_shows_its_history_and_how_to_repeat_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -40,6 +42,7 @@ def test_a_seed_that_fails_shows_its_history_and_how_to_repeat_it(
     assert first.digest == second.digest
 
 
+@pytest.mark.slow
 def test_one_seed_prints_its_history(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--seed", "5"]) == 0
     out = capsys.readouterr().out
