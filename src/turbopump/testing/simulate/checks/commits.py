@@ -12,7 +12,9 @@ from turbopump.testing.simulate.events import (
     Committed,
     Down,
     Event,
+    FaultBegan,
 )
+from turbopump.testing.simulate.fault_plan import FaultKind
 from turbopump.testing.simulate.history import Handler
 from turbopump.testing.simulate.ledger import Attempts, Ledger, Place
 from turbopump.testing.simulate.plan import CONSUME_TIMEOUT_S, Group
@@ -81,9 +83,15 @@ class CommitsKept:
         self._ledger = ledger
         self._commits: defaultdict[Place, list[tuple[int, int]]] = defaultdict(list)
         """Time and offset of the latest commits."""
+        self._save_fails: set[str] = set()
+        """Brokers that skip one save."""
 
     def handlers(self) -> Mapping[type[Event], Handler]:
-        return {Committed: self._committed, BrokerUp: self._came_up}
+        return {Committed: self._committed, BrokerUp: self._came_up, FaultBegan: self._fault_began}
+
+    def _fault_began(self, event: FaultBegan) -> None:
+        if event.kind == FaultKind.BROKEN_WORK.value and event.text.startswith("(try_save"):
+            self._save_fails.add(event.target)
 
     def _committed(self, event: Committed) -> Iterator[str]:
         self._commits[event.group, event.queue].append((event.at_us, event.offset))
@@ -96,7 +104,9 @@ class CommitsKept:
         if down is None:
             return
         is_clean = down.how is Down.STOPPED
-        saved_until_us = down.at_us - (0 if is_clean else SAVED_US)
+        saves = 2 if event.broker in self._save_fails else 1
+        self._save_fails.discard(event.broker)
+        saved_until_us = down.at_us - (0 if is_clean else SAVED_US * saves)
         for (group, queue), commits in self._commits.items():
             if queue.broker != event.broker or not commits:
                 continue
