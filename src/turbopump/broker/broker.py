@@ -24,7 +24,7 @@ from turbopump.broker.registration import Registration
 from turbopump.broker.stats import SAMPLE_INTERVAL_MS
 from turbopump.broker.topics import is_readable
 from turbopump.broker.upkeep import Upkeep
-from turbopump.errors import InvalidArgument, ServerFailed
+from turbopump.errors import InvalidArgument, ListenFailed, ServerFailed
 from turbopump.machine import Machine
 from turbopump.net.connection import Connection
 from turbopump.net.network import Network
@@ -39,7 +39,7 @@ from turbopump.supervisor import Supervisor
 from turbopump.tables import Table, TableWriter
 from turbopump.wire.bodies import DataVersion, TopicConfig
 from turbopump.wire.body_limits import BODY_BYTES_MAX
-from turbopump.wire.codes import ResponseCode
+from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command
 from turbopump.wire.hosts import Host, host
 from turbopump.wire.names import SCHEDULE_TOPIC
@@ -83,6 +83,7 @@ class Broker:
         self._advertised: Host | None = None
         self._warned_of: set[str] = set()
         self._router = Router(unknown=self._unknown, body_bytes_max=BODY_BYTES_MAX)
+        self._vip_router = Router(unknown=self._unknown, body_bytes_max=BODY_BYTES_MAX)
         self._pool = ConnectionPool(network, clock=clock)
         self._server = Server(
             network,
@@ -146,6 +147,7 @@ class Broker:
         self.store = Store.open(config.directory, config.store, self._machine)
         try:
             await self._server.start()
+            await self._listen_for_vip()
             # No await until everything is built: nobody is served by half a broker.
             self._advertised = _resolved(config.identity.reachable_host, self._server.port)
             self._build(self._advertised)
@@ -162,6 +164,21 @@ class Broker:
             await self.close()
             raise
         _log.info("broker %s serves at %s", config.identity.broker_name, self.address)
+
+    async def _listen_for_vip(self) -> None:
+        """Serve the VIP port too; a broker without it is of use to all newer clients."""
+        port = self.config.identity.vip_port
+        if port is None:
+            return
+        try:
+            await self._server.listen_also(port, self._vip_router)
+        except ListenFailed as error:
+            _log.warning(
+                "the VIP port is not served, which Java clients before 4.5 and Apache slaves need:"
+                " %s; free the port or choose another listenPort (vipChannelEnable=false ends"
+                " this warning)",
+                error,
+            )
 
     async def _register(self) -> None:
         """Give name servers a moment to take notice; those that do not are told again later."""
@@ -220,11 +237,14 @@ class Broker:
         self.state.topics.listen(self._release_unreadable)
         self.state.consumers.listen_to_expressions(self.path.arrivals.release_topic)
         self._live.listen(self._config_changed)
-        self._router.settle = self.path.settle
+        self._router.settle = self._vip_router.settle = self.path.settle
         refused = refusals() if config.identity.is_slave else {}
         for part in (self.path, self.administration, self._filter_servers):
             for code, handler in part.handlers().items():
                 self._router.add(code, refused.get(code, handler))
+                if code != RequestCode.PULL_MESSAGE:
+                    # As in Apache RocketMQ: clients never pull from the VIP port.
+                    self._vip_router.add(code, refused.get(code, handler))
 
     def _run(self) -> None:
         every = self._work.every

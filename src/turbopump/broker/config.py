@@ -33,6 +33,8 @@ RECORD_EXTRA_BYTES = 64 * 1024
 POLL_US_MAX = 1000
 """A request that takes longer to come does not notice that somebody has to be woken for it."""
 
+_VIP_DISTANCE = 2
+"""How far below a broker's port Java clients expect its VIP port."""
 _ANSWER_BYTES_MAX = 15 * 1024 * 1024
 """Clients take frames of 16 MiB, of which some is needed for the rest."""
 _FILTER_SERVERS_MAX = 64
@@ -70,6 +72,9 @@ class IdentityConfig:
     """Where to listen: a name or an address; 0.0.0.0 for all of the machine's [bindAddress]."""
     port: int = 10911
     """Where to listen; 0 takes any port that is free [listenPort]."""
+    serves_vip: bool = True
+    """Whether it also listens at listenPort - 2, where Java clients before 4.5 send and commit by
+    default and Apache slaves ask for topics; never with listenPort 0 [vipChannelEnable]."""
     advertised_host: str = ""
     """The host that clients are told to connect to; empty takes the one listened at, or the
     machine's own address when that is all of them [brokerIP1]."""
@@ -86,6 +91,7 @@ class IdentityConfig:
         require_int("brokerId", self.broker_id, 0)
         require_text("bindAddress", self.bind_host, empty=True)
         require_int("listenPort", self.port, 0, PORT_MAX)
+        require_bool("vipChannelEnable", self.serves_vip)
         require_text("brokerIP1", self.advertised_host, empty=True)
         require_text("regionId", self.region)
         require_bool("traceOn", self.trace_on)
@@ -93,6 +99,15 @@ class IdentityConfig:
     @property
     def is_slave(self) -> bool:
         return self.role is Role.SLAVE
+
+    @property
+    def vip_port(self) -> int | None:
+        """The second port to listen at, if any.
+
+        Not beside a port that the system chose: nobody can know it in advance, and its neighbour
+        may be about to be chosen for another process.
+        """
+        return self.port - _VIP_DISTANCE if self.serves_vip and self.port > _VIP_DISTANCE else None
 
     @property
     def reachable_host(self) -> str:

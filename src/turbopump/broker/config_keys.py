@@ -144,6 +144,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("brokerRole", "identity.role", _ROLE),
     Setting("bindAddress", "identity.bind_host", _TEXT),
     Setting("listenPort", "identity.port", _INT),
+    Setting("vipChannelEnable", "identity.serves_vip", _BOOL),
     Setting("brokerIP1", "identity.advertised_host", _TEXT),
     Setting("regionId", "identity.region", _TEXT, live=True),
     Setting("traceOn", "identity.trace_on", _BOOL, live=True),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -100,6 +101,7 @@ class Server:
         self._ending: dict[Connection, None] = {}
         self._budget = ReceiveBudget(self._config.receive_bytes_max)
         self._listener: Listener | None = None
+        self._other_listeners: list[Listener] = []
         self._draining = False
 
     async def __aenter__(self) -> Self:
@@ -140,10 +142,16 @@ class Server:
     async def start(self) -> None:
         """Listen; raises ListenFailed."""
         self._draining = False
-        self._listener = await self._network.listen(
-            self._config.host, self._config.port, self._new_connection, tls=self._config.tls
-        )
+        self._listener = await self._listen(self._config.port, self._router)
         _log.info("listening at %s", self.address)
+
+    async def listen_also(self, port: int, router: Router) -> None:
+        """Take connections at another port too, served by its own router; raises ListenFailed."""
+        self._other_listeners.append(await self._listen(port, router))
+
+    async def _listen(self, port: int, router: Router) -> Listener:
+        made = partial(self._new_connection, router)
+        return await self._network.listen(self._config.host, port, made, tls=self._config.tls)
 
     async def close(self) -> None:
         """Drain for as long as the configuration says."""
@@ -156,8 +164,10 @@ class Server:
         before. What is not finished in time is cut off.
         """
         self._draining = True
-        if self._listener is not None:
-            await self._listener.close()
+        others, self._other_listeners = self._other_listeners, []
+        for listener in (self._listener, *others):
+            if listener is not None:
+                await listener.close()
         async with asyncio.TaskGroup() as group:
             for connection in (*self.connections, *self._ending):
                 group.create_task(connection.drain(timeout_ms))
@@ -167,9 +177,9 @@ class Server:
         assert self._listener is not None, "the server is not started"
         return self._listener
 
-    def _new_connection(self) -> Connection:
+    def _new_connection(self, router: Router) -> Connection:
         return Connection(
-            self._router,
+            router,
             self._deadlines,
             self._config.limits,
             accepted=True,

@@ -45,6 +45,7 @@ OTHER_VALUES = {
     "brokerName": "other-b",
     "bindAddress": "0.0.0.0",
     "listenPort": "0",
+    "vipChannelEnable": "false",
     "brokerIP1": "10.1.2.3",
     "regionId": "north",
     "traceOn": "false",
