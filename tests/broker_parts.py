@@ -26,6 +26,7 @@ from turbopump.broker.consumer_filters import ConsumerFilters
 from turbopump.broker.group_members import GroupMembers
 from turbopump.broker.groups import Groups
 from turbopump.broker.handlers.clients import ClientRequests, notify_clients
+from turbopump.broker.handlers.copied_tables import CopiedTables
 from turbopump.broker.handlers.filter_servers import FilterServers
 from turbopump.broker.handlers.offsets import OffsetRequests
 from turbopump.broker.live_config import LiveConfig
@@ -289,7 +290,16 @@ class Parts:
                 stats=self.stats,
                 consumers=self.consumers,
                 store=self.store,
-                delay_progress=lambda: self.delays,
+            ),
+            CopiedTables(
+                topics=self.topics,
+                groups=self.groups,
+                offsets=self.offsets,
+                consumer_filters=self.consumer_filters,
+                delays=lambda: self.delays.encode(),
+                delays_for_java=lambda: self.delays.encode(bare_keys=True),
+                store=self.store,
+                clock=self.clock,
             ),
             FilterServers(FiltersConfig(servers=1), identity, self.clock, lambda addresses: None),
             not_yet,

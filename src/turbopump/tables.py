@@ -18,6 +18,7 @@ from turbopump.errors import BodyError, StoreDamaged, WriteFailed
 from turbopump.machine.background import Background, Threads
 from turbopump.machine.files import REAL_FILES, Files, read_file, read_text
 from turbopump.machine.text_files import backup_of, save_text
+from turbopump.machine.timers import set_within
 from turbopump.supervisor import Supervisor
 from turbopump.wire.schema import Body
 
@@ -185,6 +186,7 @@ class Table:
         self._next: asyncio.Task[None] | None = None
         self._saver: asyncio.Task[None] | None = None
         self._has_failed = False
+        self._news = asyncio.Event()
 
     @property
     def is_dirty(self) -> bool:
@@ -192,7 +194,11 @@ class Table:
         return self.changes != self._saved_changes
 
     def save_soon(self) -> None:
-        """Have what changed written within about 100 ms, and again until that works."""
+        """Have what changed written within about 100 ms, and again until that works.
+
+        Those who wait for a change are notified.
+        """
+        self.wake_waiters()
         if not self.is_dirty or not (self._saver is None or self._saver.done()):
             return
         try:
@@ -202,6 +208,17 @@ class Table:
             return
         name = f"writing of {self.what}"
         self._saver = self.file.writer.work.keep(name, self._save_until_clean)
+
+    async def wait_changed(self, timeout_ms: int) -> bool:
+        """Wait for the next change that is to be saved soon; whether it came in time."""
+        # A new event for each change: whoever waits for an older one has been woken by it.
+        if self._news.is_set():
+            self._news = asyncio.Event()
+        return await set_within(self._news, timeout_ms)
+
+    def wake_waiters(self) -> None:
+        """Let everyone go on who waits for a change."""
+        self._news.set()
 
     async def save(self) -> None:
         """Return when the table as it is now is on disk; raises WriteFailed.

@@ -21,6 +21,7 @@ from turbopump.broker.lost_tables import note_missing, queue_counts, recover_top
 from turbopump.broker.membership import SWEEP_INTERVAL_MS
 from turbopump.broker.parts import Administration, MessagePath, State
 from turbopump.broker.registration import Registration
+from turbopump.broker.replication.slave_tables import table_copies
 from turbopump.broker.stats import SAMPLE_INTERVAL_MS
 from turbopump.broker.topics import is_readable
 from turbopump.broker.upkeep import Upkeep
@@ -249,7 +250,9 @@ class Broker:
     def _run(self) -> None:
         every = self._work.every
         self.store.listen(self._arrived, self.path.arrivals.queues)
-        if not self.config.identity.is_slave:
+        if self.config.identity.is_slave:
+            self._copy_tables()
+        else:
             self._run_master()
         self._upkeep.note_message()
         first_ms = _RETENTION_FIRST_MS if self.store.refusal is None else _RETENTION_FULL_MS
@@ -270,6 +273,13 @@ class Broker:
             )
             processes.start(self._work)
         self._await_absent()
+
+    def _copy_tables(self) -> None:
+        """Keep a slave's tables equal to its master's, wherever that is."""
+        copies = table_copies(self.state, self.path.delays, self.store, self._pool.request)
+        copies.follow(self.config.replication.master_broker_address)
+        self._registration.listen_to_master(lambda master: copies.follow(master.address))
+        copies.start(self._work)
 
     def _run_master(self) -> None:
         """Start what writes messages: a slave gets the results from its master."""
@@ -306,6 +316,7 @@ class Broker:
         self.path.delays.stop()
         self.path.sends.close()
         self.path.arrivals.release_all()
+        self.administration.copied_tables.close()
         async with AsyncExitStack() as rest:
             # In this order from the last to the first, and each of them whatever became of others,
             # also when whoever waits for it is cancelled.

@@ -92,7 +92,7 @@ class ConsumerFilters:
         self._file = file
         self._clock = clock
         self._groups: dict[str, dict[str, Registered]] = {}
-        self.saving = Table("consumer filters", file, self._encoded)
+        self.saving = Table("consumer filters", file, self.encoded)
 
     def load(self) -> None:
         """Read what an earlier run left; all are dead until a heartbeat comes.
@@ -122,6 +122,18 @@ class ConsumerFilters:
         for subscription in wanted.values():
             self._register(group, subscription)
         self._end(group, wanted)
+        self.saving.save_soon()
+
+    def merge_copy(self, copied: ConsumerFilterTable) -> None:
+        """Take over what a master knows, unless a heartbeat has brought a newer version here."""
+        for topic in copied.filter_data_by_topic.values():
+            for data in topic.group_filter_data.values():
+                known = self.find(data.consumer_group, data.topic)
+                is_newer = known is None or data.client_version > known.data.client_version
+                if data.expression_type == SQL92 and is_newer:
+                    if known is not None:
+                        self._remove(known.data)
+                    self._keep(data)
         self.saving.save_soon()
 
     def group_changed(self, group: str, members: ConsumerGroup | None) -> None:
@@ -192,7 +204,8 @@ class ConsumerFilters:
     def _all(self) -> list[ConsumerFilter]:
         return [each.data for topics in self._groups.values() for each in topics.values()]
 
-    def _encoded(self) -> bytes:
+    def encoded(self) -> bytes:
+        """Return everything as JSON, the form of the file."""
         by_topic: dict[str, dict[str, ConsumerFilter]] = {}
         for each in self._all():
             by_topic.setdefault(each.topic, {})[each.consumer_group] = each

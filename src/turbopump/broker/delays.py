@@ -162,7 +162,7 @@ class Delays:
         self._clock = clock
         self._work = work
         self._levels = [Level(n, delay_ms) for n, delay_ms in enumerate(levels_ms, start=1)]
-        self._table = Table("delay progress", file, self._encoded)
+        self._table = Table("delay progress", file, self.encoded)
         self._loaded: dict[int, int] = {}
         self._noted: dict[int, int] = {}
         self._log_ends: dict[int, int] = {}
@@ -214,6 +214,18 @@ class Delays:
             level.note_delivered(self._store.written_end, behind)
             self.changes += 1
 
+    def adopt_copy(self, copied: SavedDelays) -> None:
+        """Take over a master's progress; for a slave, which does not deliver."""
+        self._loaded, self._log_ends = dict(copied.offset_table), dict(copied.log_ends)
+        self._noted = dict(copied.offset_table)
+        for level in self._levels:
+            log_end = copied.log_ends.get(level.number)
+            level.offset = level.safe_offset = QueueOffset(self._loaded.get(level.number, 0))
+            level.log_end = None if log_end is None else PhysicalOffset(log_end)
+            level.delivered.clear()
+        self._table.changes += 1
+        self._table.save_soon()
+
     @property
     def saving(self) -> Table:
         """What keeps the file up to date with the progress that is on disk."""
@@ -226,7 +238,8 @@ class Delays:
                 self._noted_changes = self.changes
         return self._table
 
-    def _encoded(self) -> bytes:
+    def encoded(self) -> bytes:
+        """Return the progress as JSON, the form of the file."""
         table = self.progress.offset_table
         ends = {level.number: level.log_end for level in self._levels if level.log_end is not None}
         return SavedDelays(offset_table=table, log_ends={**self._log_ends, **ends}).encode()

@@ -131,6 +131,18 @@ class Groups:
         self._shares.forget(name)
         return True
 
+    def adopt_copy(self, copied: GroupConfigTable) -> None:
+        """Take over a master's table and its version in place of the own one; for a slave."""
+        groups = copied.subscription_group_table.items()
+        self._replace(
+            GroupConfigTable(
+                data_version=copied.data_version,
+                subscription_group_table={
+                    name: group for name, group in groups if check_group_name(name) is None
+                },
+            )
+        )
+
     def _check_room(self, name: str) -> str | None:
         """Return why a group cannot be added, or None."""
         count, most = len(self._current.subscription_group_table), self.config.groups_max
@@ -146,7 +158,10 @@ class Groups:
     def _adopt(self, table: dict[str, GroupConfig]) -> None:
         """Let a table count from now on, and have it written soon."""
         version = next_version(self.data_version, self._clock.now_ms())
-        self._current = GroupConfigTable(data_version=version, subscription_group_table=table)
+        self._replace(GroupConfigTable(data_version=version, subscription_group_table=table))
+
+    def _replace(self, current: GroupConfigTable) -> None:
+        self._current = current
         self.saving.changes += 1
         self.saving.save_soon()
 

@@ -76,6 +76,11 @@ class Offsets:
         offset = None if queues is None else queues.get(queue_id)
         return None if offset is None else QueueOffset(offset)
 
+    def adopt_copy(self, copied: ConsumerOffsets) -> None:
+        """Take over a master's table in place of the own one; for a slave, where none commits."""
+        self._table = copied.offset_table
+        self.saving.changes += 1
+
     # --- whole groups -----------------------------------------------------------------------------
 
     @property

@@ -22,6 +22,7 @@ from turbopump.broker.durability import Durability, Limits
 from turbopump.broker.group_members import GroupMembers
 from turbopump.broker.groups import Groups
 from turbopump.broker.handlers.clients import ClientRequests, notify_clients
+from turbopump.broker.handlers.copied_tables import CopiedTables
 from turbopump.broker.handlers.offsets import OffsetRequests
 from turbopump.broker.handlers.pull import PullRequests
 from turbopump.broker.handlers.queries import QueryRequests
@@ -274,16 +275,22 @@ class Administration:
             load=lambda: path.load,
             work=lambda: (*work.watches, *state.watches),
         )
+        self.copied_tables = CopiedTables(
+            topics=topics,
+            groups=groups,
+            offsets=offsets,
+            consumer_filters=state.consumer_filters,
+            delays=path.delays.encoded,
+            delays_for_java=lambda: path.delays.progress.encode(bare_keys=True),
+            store=store,
+            clock=clock,
+        )
         self._requests: tuple[_Requests, ...] = (
             self.clients,
+            self.copied_tables,
             OffsetRequests(self.progress, offsets),
             SettingRequests(state.live, self.runtime_info),
-            InspectionRequests(
-                stats=stats,
-                consumers=consumers,
-                store=store,
-                delay_progress=lambda: path.delays.progress,
-            ),
+            InspectionRequests(stats=stats, consumers=consumers, store=store),
             *_topics_and_groups(state, store, registration),
             *_progress(state, store, address, clock),
         )

@@ -13,7 +13,7 @@ from msgspec import Struct
 from turbopump.broker.config import AccessConfig, BrokerConfig
 from turbopump.broker.topics import Topics
 from turbopump.errors import NetworkError, WireError
-from turbopump.machine.timers import Repeated
+from turbopump.machine.timers import set_within
 from turbopump.supervisor import Supervisor
 from turbopump.wire import headers
 from turbopump.wire.bodies import (
@@ -263,7 +263,7 @@ class _Herald:
         while True:
             config = self._registration.config.registration
             pause_ms = config.interval_ms if self._is_reached else RETRY_MS
-            is_news = await _set_within(self._news, pause_ms)
+            is_news = await set_within(self._news, pause_ms)
             await self.register(only_if_changed=not is_news and not config.forced)
 
     async def register(self, *, only_if_changed: bool = False) -> None:
@@ -348,19 +348,3 @@ class _Herald:
                 failure,
             )
         self._is_reached = failure is None
-
-
-async def _set_within(event: asyncio.Event, timeout_ms: int) -> bool:
-    """Wait for an event; whether it came in time."""
-    loop = asyncio.get_running_loop()
-    try:
-        async with asyncio.timeout(None) as limit:
-            end = Repeated(lambda: limit.reschedule(loop.time()))
-            timer = loop.call_later(timeout_ms / 1000, end)
-            try:
-                await event.wait()
-            finally:
-                timer.cancel()
-    except TimeoutError:
-        return False
-    return True

@@ -224,6 +224,18 @@ class Topics:
             self._adopt(self._table | made)
         return made
 
+    def adopt_copy(self, copied: TopicConfigTable) -> list[str]:
+        """Take over a master's table and its version; return what it does not have any more."""
+        before = self._table
+        valid = {
+            name: topic
+            for name, topic in copied.topic_config_table.items()
+            if check_name(name) is None
+        }
+        self._replace(self._boot | valid, copied.data_version)
+        self._tell([topic for name, topic in valid.items() if before.get(name) != topic])
+        return [name for name in before if name not in self._table]
+
     def renew_version(self) -> None:
         """Count a change of how topics are announced: name servers pass over an equal version."""
         self._adopt(self._table)
@@ -282,8 +294,11 @@ class Topics:
 
     def _adopt(self, table: dict[str, TopicConfig]) -> None:
         """Let a table count from now on, and have it written soon."""
+        self._replace(table, next_version(self.data_version, self._clock.now_ms()))
+
+    def _replace(self, table: dict[str, TopicConfig], version: DataVersion) -> None:
         self._table = table
-        self.data_version = next_version(self.data_version, self._clock.now_ms())
+        self.data_version = version
         self.saving.changes += 1
         self.saving.save_soon()
 

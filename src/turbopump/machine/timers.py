@@ -6,6 +6,7 @@ out (`turbopump.testing`), so whoever repeats something says so when setting the
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Generic, TypeVarTuple
 
@@ -27,3 +28,19 @@ class Repeated(Generic[*Ts]):
 
     def __call__(self, *args: *Ts) -> object:
         return self._callback(*args)
+
+
+async def set_within(event: asyncio.Event, timeout_ms: int) -> bool:
+    """Wait for an event; whether it came in time."""
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(None) as limit:
+            end = Repeated(lambda: limit.reschedule(loop.time()))
+            timer = loop.call_later(timeout_ms / 1000, end)
+            try:
+                await event.wait()
+            finally:
+                timer.cancel()
+    except TimeoutError:
+        return False
+    return True

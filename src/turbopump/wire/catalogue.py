@@ -32,6 +32,7 @@ REQUEST_HEADERS: dict[int, type[Header]] = {
     Code.QUERY_CONSUMER_OFFSET: h.QueryConsumerOffset,
     Code.UPDATE_CONSUMER_OFFSET: h.UpdateConsumerOffset,
     Code.UPDATE_AND_CREATE_TOPIC: h.CreateTopic,
+    Code.GET_ALL_TOPIC_CONFIG: h.TableCopy,
     Code.SEARCH_OFFSET_BY_TIMESTAMP: h.SearchOffset,
     Code.GET_MAX_OFFSET: h.QueueOfTopic,
     Code.GET_MIN_OFFSET: h.QueueOfTopic,
@@ -42,6 +43,8 @@ REQUEST_HEADERS: dict[int, type[Header]] = {
     Code.END_TRANSACTION: h.EndTransaction,
     Code.GET_CONSUMER_LIST_BY_GROUP: h.ConsumerGroup,
     Code.CHECK_TRANSACTION_STATE: h.CheckTransactionState,
+    Code.GET_ALL_CONSUMER_OFFSET: h.TableCopy,
+    Code.GET_ALL_DELAY_OFFSET: h.TableCopy,
     Code.NOTIFY_CONSUMER_IDS_CHANGED: h.ConsumerGroup,
     Code.UPDATE_AND_CREATE_ACL_CONFIG: h.UpdateAcl,
     Code.DELETE_ACL_CONFIG: h.DeleteAcl,
@@ -52,6 +55,7 @@ REQUEST_HEADERS: dict[int, type[Header]] = {
     Code.REGISTER_BROKER: h.RegisterBroker,
     Code.UNREGISTER_BROKER: h.BrokerIdentity,
     Code.GET_ROUTEINFO_BY_TOPIC: h.RouteOf,
+    Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: h.TableCopy,
     Code.GET_TOPIC_STATS_INFO: h.TopicName,
     Code.GET_CONSUMER_CONNECTION_LIST: h.ConsumerGroup,
     Code.GET_PRODUCER_CONNECTION_LIST: h.ProducerGroup,
@@ -85,6 +89,7 @@ REQUEST_HEADERS: dict[int, type[Header]] = {
     Code.SEND_REPLY_MESSAGE_V2: h.SendMessageV2,
     Code.PUSH_REPLY_MESSAGE_TO_CLIENT: h.PushReply,
     Code.ADD_WRITE_PERM_OF_BROKER: h.BrokerName,
+    Code.GET_ALL_CONSUMER_FILTERS: h.TableCopy,
 }
 
 RESPONSE_HEADERS: dict[int, type[Header]] = {

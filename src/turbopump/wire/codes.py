@@ -103,6 +103,8 @@ class RequestCode(IntEnum):
     ADD_WRITE_PERM_OF_BROKER = 327
     GET_ALL_PRODUCER_INFO = 328
     DELETE_EXPIRED_COMMITLOG = 329
+    GET_ALL_CONSUMER_FILTERS = 91001
+    """Turbopump's own, like all from 91001 on; Apache brokers answer that they do not know it."""
 
 
 class ResponseCode(IntEnum):

@@ -242,6 +242,26 @@ class NoFields(Header, frozen=True, kw_only=True):
     """A header class without fields: its answer carries ``{}`` where others carry nothing."""
 
 
+# --- tables that slaves copy ----------------------------------------------------------------------
+
+
+class TableCopy(Header, frozen=True, kw_only=True):
+    """What a slave of ours knows of a table (21, 43, 45, 201, 91001); Apache brokers ignore it."""
+
+    known_version: str | None = None
+    """The version from the last answer; empty before the first."""
+    wait_millis: I32 | None = None
+    """How long to hold the request while the table has that version."""
+
+
+class TableCopyAnswer(Header, frozen=True, kw_only=True):
+    """The table's version; the body is empty if that is the known one."""
+
+    table_version: str
+    log_end: I64
+    """Where the master's log ended at that time."""
+
+
 # --- clients and groups ---------------------------------------------------------------------------
 
 

@@ -41,8 +41,13 @@ from turbopump.wire.record import decode_record
 PROTOCOL_SIDE = ("broker/handlers/", "broker/admin/")
 """Read requests and write answers."""
 
-WIRING = {"broker/broker.py", "broker/parts.py", "broker/registration.py"}
-"""Join both sides, or are a client of name servers."""
+WIRING = {
+    "broker/broker.py",
+    "broker/parts.py",
+    "broker/registration.py",
+    "broker/replication/table_copy.py",
+}
+"""Join both sides, or are a client of name servers or of other brokers."""
 
 PROTOCOL = {
     "turbopump.wire.command",

@@ -44,9 +44,11 @@ async def test_a_taken_vip_port_is_a_warning(
     network = MemoryNetwork()
     clock = virtual_loop().clock
     config = ServerConfig(host=BROKER_HOST, port=10909)
-    async with Server(network.host(BROKER_HOST), Router(), config, clock=clock):
-        async with running_broker(tmp_path, network) as (_, client):
-            assert (await client.send()).code == ResponseCode.SUCCESS
+    async with (
+        Server(network.host(BROKER_HOST), Router(), config, clock=clock),
+        running_broker(tmp_path, network) as (_, client),
+    ):
+        assert (await client.send()).code == ResponseCode.SUCCESS
     assert "the VIP port is not served" in caplog.text
     assert "10909: address is in use" in caplog.text
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import msgspec
-
 from turbopump.broker.clients import Consumers, Member, Producers
 from turbopump.broker.config import IdentityConfig
 from turbopump.broker.groups import Groups
@@ -57,7 +55,6 @@ class GroupRequests:
         return {
             RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self.update,
             RequestCode.DELETE_SUBSCRIPTIONGROUP: self.delete,
-            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.all,
             RequestCode.GET_CONSUMER_CONNECTION_LIST: self.consumers_of,
             RequestCode.GET_PRODUCER_CONNECTION_LIST: self.producers_of,
             RequestCode.GET_ALL_PRODUCER_INFO: self.all_producers,
@@ -81,11 +78,6 @@ class GroupRequests:
             self._offsets.remove_group(header.group_name)
         self._stats.forget_group(header.group_name)
         return request.answer(ResponseCode.SUCCESS)
-
-    def all(self, request: Command, _peer: Connection) -> Command:
-        """Return all groups, for slaves and tools."""
-        body = msgspec.json.encode(self._groups.snapshot)
-        return request.answer(ResponseCode.SUCCESS, body=body)
 
     def consumers_of(self, request: Command, _peer: Connection) -> Command:
         """Tell who is in a consumer group, and what it wants."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -17,7 +16,7 @@ from turbopump.net.connection import Connection
 from turbopump.net.router import Handler
 from turbopump.store.outcomes import Filter, ReadOutcome, Units
 from turbopump.wire import headers
-from turbopump.wire.bodies import ConsumeQueuePage, DelayOffsets, QueueUnit
+from turbopump.wire.bodies import ConsumeQueuePage, QueueUnit
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command
 
@@ -48,18 +47,15 @@ class InspectionRequests:
         stats: Stats,
         consumers: Consumers,
         store: InspectedStore,
-        delay_progress: Callable[[], DelayOffsets],
     ) -> None:
         self._stats = stats
         self._consumers = consumers
         self._store = store
-        self._delay_progress = delay_progress
 
     def handlers(self) -> dict[int, Handler]:
         return {
             RequestCode.VIEW_BROKER_STATS_DATA: self.statistic,
             RequestCode.QUERY_CONSUME_QUEUE: self.queue_units,
-            RequestCode.GET_ALL_DELAY_OFFSET: self.delays,
             RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: self.clean_queues,
             RequestCode.DELETE_EXPIRED_COMMITLOG: self.clean_log,
         }
@@ -93,10 +89,6 @@ class InspectionRequests:
             filter_data=self._filter_text(header),
         )
         return answer_with(request, page)
-
-    def delays(self, request: Command, _peer: Connection) -> Command:
-        """Return the progress of the delay service, for slaves."""
-        return answer_with(request, self._delay_progress())
 
     def clean_queues(self, request: Command, _peer: Connection) -> Command:
         """Delete what is due; queues follow the log by themselves."""

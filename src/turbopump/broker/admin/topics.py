@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-import msgspec
-
 from turbopump.broker.clients import Consumers
 from turbopump.broker.config import IdentityConfig
 from turbopump.broker.handlers.common import (
@@ -78,7 +76,6 @@ class TopicRequests:
         return {
             RequestCode.UPDATE_AND_CREATE_TOPIC: self.update,
             RequestCode.DELETE_TOPIC_IN_BROKER: self.delete,
-            RequestCode.GET_ALL_TOPIC_CONFIG: self.all,
             RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: self.system,
             RequestCode.GET_TOPIC_STATS_INFO: self.limits,
             RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: self.consumed_by,
@@ -125,11 +122,6 @@ class TopicRequests:
         self._offsets.remove_topic(name)
         await self._offsets.saving.try_save()
         return request.answer(ResponseCode.SUCCESS)
-
-    def all(self, request: Command, _peer: Connection) -> Command:
-        """Return all topics, for slaves and tools."""
-        body = msgspec.json.encode(self._topics.snapshot)
-        return request.answer(ResponseCode.SUCCESS, headers.NoFields(), body=body)
 
     def system(self, request: Command, _peer: Connection) -> Command:
         """List the broker's own topics."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from turbopump.broker.handlers.common import answer_with
 from turbopump.broker.offsets import Offsets
 from turbopump.broker.progress import Commit, Progress
-from turbopump.errors import RemoteError
 from turbopump.net.connection import Connection
 from turbopump.net.router import Handler
 from turbopump.wire import headers
@@ -25,7 +24,6 @@ class OffsetRequests:
         return {
             RequestCode.QUERY_CONSUMER_OFFSET: self.query,
             RequestCode.UPDATE_CONSUMER_OFFSET: self.update,
-            RequestCode.GET_ALL_CONSUMER_OFFSET: self.all,
             RequestCode.QUERY_CORRECTION_OFFSET: self.correction,
             RequestCode.CLONE_GROUP_OFFSET: self.clone,
         }
@@ -53,12 +51,6 @@ class OffsetRequests:
             )
         )
         return request.answer(ResponseCode.SUCCESS, headers.NoFields())
-
-    def all(self, request: Command, _peer: Connection) -> Command:
-        """Return everything, for slaves."""
-        if self._offsets.is_empty:
-            raise RemoteError(ResponseCode.SYSTEM_ERROR, "no consumer offset in this broker")
-        return request.answer(ResponseCode.SUCCESS, body=self._offsets.encoded())
 
     def correction(self, request: Command, _peer: Connection) -> Command:
         """Tell, for each queue, how far the slowest group has come; some groups do not count."""

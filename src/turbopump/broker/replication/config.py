@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from turbopump.broker.setting_checks import PORT_MAX, require_int, require_text
 from turbopump.errors import InvalidArgument
+from turbopump.net.network import address_text
 from turbopump.wire.hosts import split_address
 
 TRANSFER_BYTES_MAX = 4 * 1024 * 1024 - 4096
@@ -39,6 +40,17 @@ class ReplicationConfig:
     [haSlaveFallbehindMax]."""
     timeout_ms: int = 3000
     """How long a send waits for a slave with SYNC_MASTER [slaveTimeout]."""
+
+    @property
+    def master_broker_address(self) -> str:
+        """Where tables are copied from until a name server reports it: the port before the log's.
+
+        Empty if no master is configured.
+        """
+        if not self.master_address:
+            return ""
+        host, port = split_address(self.master_address)
+        return address_text((host, port - 1))
 
     def __post_init__(self) -> None:
         require_int("haListenPort", self.port, 0, PORT_MAX)

@@ -1,0 +1,144 @@
+"""The tables that slaves copy: topics, groups, offsets, delay progress and SQL92 subscriptions.
+
+An Apache slave asks for whole tables. A slave of ours says which version it has, gets nothing if
+that is the newest, and may have the request held until there is a newer one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+from zlib import crc32
+
+import msgspec
+from msgspec import Struct
+
+from turbopump.broker.consumer_filters import ConsumerFilters
+from turbopump.broker.groups import Groups
+from turbopump.broker.offsets import Offsets
+from turbopump.broker.topics import Topics
+from turbopump.clock import Clock
+from turbopump.errors import RemoteError
+from turbopump.message import PhysicalOffset
+from turbopump.net.connection import Connection
+from turbopump.net.router import Handler, Outcome
+from turbopump.tables import Table
+from turbopump.wire import headers
+from turbopump.wire.bodies import DataVersion
+from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.command import Command
+from turbopump.wire.schema import Header
+
+HOLD_MAX_MS = 30_000
+
+
+class LogEnd(Protocol):
+    """What is asked of the store."""
+
+    @property
+    def written_end(self) -> PhysicalOffset: ...
+
+
+class ServedTable(Struct, frozen=True, kw_only=True):
+    """One table."""
+
+    version: Callable[[], str]
+    """Another text whenever the table is another; not by encoding it, which may take long."""
+    encoded: Callable[[], bytes]
+    encoded_for_java: Callable[[], bytes] | None = None
+    """If it differs; None if it is the same."""
+    java_header: Header | None = None
+    changing: Table | None = None
+    """Notifies of changes, so that a request can be held until there is one."""
+
+
+class CopiedTables:
+    """Serves slaves, ours and Apache's, and tools."""
+
+    def __init__(
+        self,
+        *,
+        topics: Topics,
+        groups: Groups,
+        offsets: Offsets,
+        consumer_filters: ConsumerFilters,
+        delays: Callable[[], bytes],
+        delays_for_java: Callable[[], bytes],
+        store: LogEnd,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._is_closed = False
+        # Counters of changes start anew with the process, and so do versions made of them.
+        since = str(clock.now_ms())
+        self._tables = {
+            RequestCode.GET_ALL_TOPIC_CONFIG: ServedTable(
+                version=lambda: _version_text(topics.data_version),
+                encoded=lambda: msgspec.json.encode(topics.snapshot),
+                java_header=headers.NoFields(),
+                changing=topics.saving,
+            ),
+            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: ServedTable(
+                version=lambda: _version_text(groups.data_version),
+                encoded=lambda: msgspec.json.encode(groups.snapshot),
+                changing=groups.saving,
+            ),
+            RequestCode.GET_ALL_CONSUMER_OFFSET: ServedTable(
+                version=lambda: f"{since}-{offsets.changes}",
+                encoded=offsets.encoded,
+                encoded_for_java=partial(_offsets_for_java, offsets),
+            ),
+            RequestCode.GET_ALL_DELAY_OFFSET: ServedTable(
+                version=lambda: str(crc32(delays())),
+                encoded=delays,
+                encoded_for_java=delays_for_java,
+            ),
+            RequestCode.GET_ALL_CONSUMER_FILTERS: ServedTable(
+                version=lambda: f"{since}-{consumer_filters.saving.changes}",
+                encoded=consumer_filters.encoded,
+            ),
+        }
+
+    def handlers(self) -> dict[int, Handler]:
+        return {code: partial(self._serve, table) for code, table in self._tables.items()}
+
+    def close(self) -> None:
+        """Answer the requests that are held, and hold no more."""
+        self._is_closed = True
+        for table in self._tables.values():
+            if table.changing is not None:
+                table.changing.wake_waiters()
+
+    def _serve(self, table: ServedTable, request: Command, _peer: Connection) -> Outcome:
+        asked = headers.TableCopy.from_ext_fields(request.ext_fields)
+        if asked.known_version is None:
+            body = (table.encoded_for_java or table.encoded)()
+            return request.answer(ResponseCode.SUCCESS, table.java_header, body=body)
+        wait_ms = min(asked.wait_millis or 0, HOLD_MAX_MS)
+        is_known = asked.known_version == table.version()
+        if is_known and wait_ms > 0 and table.changing is not None and not self._is_closed:
+            return self._held(table, table.changing, wait_ms, request, asked.known_version)
+        return self._versioned(table, request, asked.known_version)
+
+    async def _held(
+        self, table: ServedTable, changing: Table, wait_ms: int, request: Command, known: str
+    ) -> Command:
+        await changing.wait_changed(wait_ms)
+        return self._versioned(table, request, known)
+
+    def _versioned(self, table: ServedTable, request: Command, known: str) -> Command:
+        version = table.version()
+        header = headers.TableCopyAnswer(table_version=version, log_end=self._store.written_end)
+        body = b"" if version == known else table.encoded()
+        return request.answer(ResponseCode.SUCCESS, header, body=body)
+
+
+def _version_text(version: DataVersion) -> str:
+    return f"{version.timestamp}-{version.counter}"
+
+
+def _offsets_for_java(offsets: Offsets) -> bytes:
+    if offsets.is_empty:
+        raise RemoteError(ResponseCode.SYSTEM_ERROR, "no consumer offset in this broker")
+    return offsets.encoded()

@@ -1,0 +1,75 @@
+"""Which tables a slave copies, and what becomes of each."""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+from turbopump.broker.consumer_filters import ConsumerFilterTable
+from turbopump.broker.delay_recovery import SavedDelays
+from turbopump.broker.delays import Delays
+from turbopump.broker.parts import State
+from turbopump.broker.replication.table_copy import Ask, CopiedTable, TableCopies
+from turbopump.message import PhysicalOffset
+from turbopump.wire.bodies import ConsumerOffsets, GroupConfigTable, TopicConfigTable
+from turbopump.wire.codes import RequestCode
+
+_log = logging.getLogger(__name__)
+
+
+class QueueStore(Protocol):
+    """What is asked of the store."""
+
+    @property
+    def written_end(self) -> PhysicalOffset: ...
+
+    def remove_topic(self, topic: str) -> None: ...
+
+
+def table_copies(state: State, delays: Delays, store: QueueStore, ask: Ask) -> TableCopies:
+    """Return what keeps the tables of a slave equal to its master's."""
+    tables = copied_tables(state, delays, store)
+    return TableCopies(tables, ask, lambda: store.written_end)
+
+
+def copied_tables(state: State, delays: Delays, store: QueueStore) -> tuple[CopiedTable, ...]:
+    """Return the tables of a slave, to be copied from its master."""
+    topics, groups, offsets = state.topics, state.groups, state.offsets
+
+    def adopt_topics(body: bytes) -> None:
+        for name in topics.adopt_copy(TopicConfigTable.decode(body)):
+            _log.info("topic %s was deleted on the master: its queues are deleted here too", name)
+            store.remove_topic(name)
+
+    return (
+        CopiedTable(
+            what="topics",
+            code=RequestCode.GET_ALL_TOPIC_CONFIG,
+            adopt=adopt_topics,
+            is_watched=True,
+        ),
+        CopiedTable(
+            what="groups",
+            code=RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
+            adopt=lambda body: groups.adopt_copy(GroupConfigTable.decode(body)),
+            is_watched=True,
+        ),
+        CopiedTable(
+            what="offsets",
+            code=RequestCode.GET_ALL_CONSUMER_OFFSET,
+            adopt=lambda body: offsets.adopt_copy(ConsumerOffsets.decode(body)),
+            follows_log=True,
+        ),
+        CopiedTable(
+            what="delay progress",
+            code=RequestCode.GET_ALL_DELAY_OFFSET,
+            adopt=lambda body: delays.adopt_copy(SavedDelays.decode(body)),
+            follows_log=True,
+        ),
+        CopiedTable(
+            what="consumer filters",
+            code=RequestCode.GET_ALL_CONSUMER_FILTERS,
+            adopt=lambda body: state.consumer_filters.merge_copy(ConsumerFilterTable.decode(body)),
+            is_optional=True,
+        ),
+    )

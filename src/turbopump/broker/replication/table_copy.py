@@ -1,0 +1,159 @@
+"""A slave's copies of its master's tables: topics, groups, offsets, delay progress, filters.
+
+Each table is copied every 10 s. A master of ours holds the requests for topics and groups until
+they change, so that changes come immediately; one of Apache's answers each time with everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from zlib import crc32
+
+from msgspec import Struct
+
+from turbopump.errors import NetworkError, RemoteError, WireError
+from turbopump.machine.timers import set_within
+from turbopump.supervisor import Supervisor
+from turbopump.wire import headers
+from turbopump.wire.codes import ResponseCode
+from turbopump.wire.command import Command, request, whole_body
+
+_log = logging.getLogger(__name__)
+
+COPY_INTERVAL_MS = 10_000
+RETRY_MS = 3000
+"""How soon a master is asked again that did not answer."""
+
+LOG_WAIT_MS = 60_000
+"""How long a copied table waits for the log that it tells of."""
+
+_TIMEOUT_MS = 3000
+_LOG_POLL_MS = 100
+
+Ask = Callable[[str, Command, int], Awaitable[Command]]
+"""Sends a request to an address and waits for the answer; as `ConnectionPool.request` does."""
+
+
+class CopiedTable(Struct, frozen=True, kw_only=True):
+    """One table of a slave."""
+
+    what: str
+    code: int
+    adopt: Callable[[bytes], None]
+    """Takes over the master's table; raises WireError if it cannot be read."""
+    is_watched: bool = False
+    """Whether the master is asked to hold the request until the table changes."""
+    follows_log: bool = False
+    """Whether it tells of messages: it counts only when the slave's log holds them too. A level of
+    delays whose copies have not arrived yet would otherwise never be delivered after a promotion,
+    and offsets would lie beyond the ends of their queues."""
+    is_optional: bool = False
+    """Whether a master may not know the request, as Apache's does not know ours."""
+
+
+class Copy(Struct, frozen=True):
+    """What a master answered."""
+
+    body: bytes
+    """Empty if the table is the known one."""
+    version: str = ""
+    """Empty if the master does not number its tables: it is not one of ours."""
+    log_end: int = 0
+
+
+async def fetch(ask: Ask, master: str, table: CopiedTable, known_version: str) -> Copy:
+    """Ask a master once for a table; raises RemoteError, NetworkError or WireError."""
+    wait_ms = COPY_INTERVAL_MS if table.is_watched and known_version else 0
+    header = headers.TableCopy(known_version=known_version, wait_millis=wait_ms)
+    answer = await ask(master, request(table.code, header), wait_ms + _TIMEOUT_MS)
+    if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED and table.is_optional:
+        return Copy(b"")
+    if answer.code != ResponseCode.SUCCESS:
+        raise RemoteError(answer.code, answer.remark or "")
+    if "tableVersion" not in (answer.ext_fields or {}):
+        return Copy(whole_body(answer))
+    found = headers.TableCopyAnswer.from_ext_fields(answer.ext_fields)
+    return Copy(whole_body(answer), found.table_version, found.log_end)
+
+
+class TableCopies:
+    """Keeps a slave's tables equal to its master's; `start` once, `follow` whenever it moves."""
+
+    def __init__(self, tables: Sequence[CopiedTable], ask: Ask, log_end: Callable[[], int]) -> None:
+        self._tables = tables
+        self._ask = ask
+        self._log_end = log_end
+        self._master = ""
+        self._has_moved = asyncio.Event()
+        self._failing: set[str] = set()
+        self.versions: dict[str, str] = {}
+        """By table, the version that was adopted last."""
+
+    def start(self, work: Supervisor) -> None:
+        """Copy all tables from now on, until the work is stopped."""
+        for table in self._tables:
+            work.keep(f"copy of {table.what}", partial(self._run, table))
+
+    def follow(self, master: str) -> None:
+        """Copy from this address, given as ``host:port`` of the broker."""
+        if master != self._master:
+            self._master = master
+            self.versions.clear()
+            self._has_moved.set()
+            self._has_moved = asyncio.Event()
+
+    async def _run(self, table: CopiedTable) -> None:
+        while True:
+            has_moved = self._has_moved
+            pause_ms = await self._copied(table) if self._master else COPY_INTERVAL_MS
+            if pause_ms and not has_moved.is_set():
+                await set_within(has_moved, pause_ms)
+
+    async def _copied(self, table: CopiedTable) -> int:
+        """Copy a table once, whatever comes of it; return how long to wait before the next time."""
+        try:
+            is_held = await self.copy_once(table)
+        except (RemoteError, NetworkError, WireError) as error:
+            if table.what not in self._failing:
+                _log.warning(
+                    "%s are not copied from master %s, tried again every %d s: %s",
+                    table.what,
+                    self._master,
+                    RETRY_MS // 1000,
+                    error,
+                )
+            self._failing.add(table.what)
+            return RETRY_MS
+        if table.what in self._failing:
+            self._failing.discard(table.what)
+            _log.info("%s are copied from master %s again", table.what, self._master)
+        return 0 if is_held else COPY_INTERVAL_MS
+
+    async def copy_once(self, table: CopiedTable) -> bool:
+        """Copy a table if it has changed; whether the master holds requests for it.
+
+        Raises RemoteError, NetworkError or WireError.
+        """
+        master, known = self._master, self.versions.get(table.what, "")
+        copy = await fetch(self._ask, master, table, known)
+        version = copy.version or f"crc {crc32(copy.body)}"
+        is_new = bool(copy.body) and version != known
+        if is_new and table.follows_log:
+            is_new = await self._log_reaches(copy.log_end)
+        if is_new and master == self._master:
+            table.adopt(copy.body)
+            self.versions[table.what] = version
+        return table.is_watched and bool(copy.version)
+
+    async def _log_reaches(self, log_end: int) -> bool:
+        """Wait until this slave has the log that a table tells of; False if that takes too long."""
+        has_moved = self._has_moved
+        for _ in range(LOG_WAIT_MS // _LOG_POLL_MS):
+            if self._log_end() >= log_end:
+                return True
+            if await set_within(has_moved, _LOG_POLL_MS):
+                break
+        return False
