@@ -319,6 +319,22 @@ class LongPollingConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SlaveReadsConfig:
+    """When consumers pull from a slave instead of the master."""
+
+    enabled: bool = False
+    """Whether answers to pulls suggest a slave, by the group's `whichBrokerWhenConsumeSlowly` and
+    `brokerId`; otherwise always the master [slaveReadEnable]."""
+    corrects_offsets: bool = False
+    """Whether a slave corrects offsets outside its queues; otherwise it sends such consumers back
+    to the master [offsetCheckInSlave]."""
+
+    def __post_init__(self) -> None:
+        require_bool("slaveReadEnable", self.enabled)
+        require_bool("offsetCheckInSlave", self.corrects_offsets)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OverloadConfig:
     """When the broker says that it is busy, instead of letting everyone wait."""
 
@@ -410,6 +426,7 @@ class BrokerConfig:
     filters: FiltersConfig = FiltersConfig()
     transactions: TransactionsConfig = TransactionsConfig()
     long_polling: LongPollingConfig = LongPollingConfig()
+    slave_reads: SlaveReadsConfig = SlaveReadsConfig()
     overload: OverloadConfig = OverloadConfig()
     network: NetworkConfig = NetworkConfig()
     limits: LimitsConfig = LimitsConfig()

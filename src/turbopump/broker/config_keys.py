@@ -194,6 +194,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("shortPollingTimeMills", "long_polling.short_hold_ms", _INT, live=True),
     Setting("longPollingSweepInterval", "long_polling.sweep_interval_ms", _INT, live=True),
     Setting("pullThreadPoolQueueCapacity", "long_polling.held_max", _INT),
+    Setting("slaveReadEnable", "slave_reads.enabled", _BOOL, live=True),
+    Setting("offsetCheckInSlave", "slave_reads.corrects_offsets", _BOOL, live=True),
     Setting("brokerFastFailureEnable", "overload.fast_failure", _BOOL, live=True),
     Setting("waitTimeMillsInSendQueue", "overload.send_wait_max_ms", _INT, live=True),
     Setting("sendThreadPoolQueueCapacity", "overload.sends_waiting_max", _INT),
@@ -243,7 +245,6 @@ _VALUE_CHARS_MAX = 8192
 
 NOT_YET = {
     "aclEnable": "false",
-    "slaveReadEnable": "false",
     "enableDLegerCommitLog": "false",
     "enableLmq": "false",
     "enableMultiDispatch": "false",

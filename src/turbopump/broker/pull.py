@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable
-from enum import Enum
 from typing import TypeVarTuple
 
 import msgspec
@@ -19,6 +18,7 @@ from turbopump.broker.groups import Groups
 from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.offsets import Offsets
 from turbopump.broker.pull_run import PullRun
+from turbopump.broker.pull_status import MASTER_ID, ReadRules, Status
 from turbopump.broker.put import Draft, Put
 from turbopump.broker.stats import Stats
 from turbopump.broker.subscription_filters import SubscriptionFilters
@@ -67,15 +67,6 @@ class Pull(Struct, frozen=True, kw_only=True):
     """How long to wait for messages; None if the answer is wanted immediately."""
     is_bulk: bool
     """Whether large answers are welcome."""
-
-
-class Status(Enum):
-    """What an outcome means for the puller."""
-
-    FOUND = "found"
-    RETRY = "nothing here: pull again from the next offset"
-    NOT_FOUND = "nothing yet"
-    MOVED = "no such offset: go on from another"
 
 
 class Held(Struct, eq=False):
@@ -131,7 +122,8 @@ class Pulls:
         config.listen(lambda _, changed: self._take_over(changed))
 
     def _take_over(self, config: BrokerConfig) -> None:
-        """Prepare the limits of pulls that want large answers; no others are stricter."""
+        """Prepare what follows from settings. No limits are stricter than those of large pulls."""
+        self._rules = ReadRules.of(config)
         usual, most = config.store.limits, config.limits
         self._bulk = dataclasses.replace(
             usual,
@@ -164,7 +156,7 @@ class Pulls:
             pull.hold_ms is not None
             and not isinstance(outcome, outcomes.Found)
             and not self._arrivals.is_full
-            and status_of(outcome, pull.offset) is Status.NOT_FOUND
+            and self.status_of(pull, outcome) is Status.NOT_FOUND
         ):
             return self._hold(pull, wanted, outcome, pull.hold_ms)
         self._note(pull, outcome)
@@ -181,6 +173,19 @@ class Pulls:
         return PullRun(
             self._store, self._stats, pull.group, pull.topic, pull.queue_id, self._limits(pull)
         )
+
+    def status_of(self, pull: Pull, outcome: ReadOutcome) -> Status:
+        """Return what an outcome means to who pulled."""
+        return self._rules.status_of(outcome, pull.offset)
+
+    def suggested_broker_id(self, pull: Pull, outcome: ReadOutcome) -> int:
+        """Return the id of the broker that the client should pull from next."""
+        rules = self._rules
+        if not rules.suggests_slaves and rules.corrects_offsets:
+            return MASTER_ID
+        group = self._groups.find(pull.group, pull.client.peer_address)
+        known = GroupConfig(group_name=pull.group) if group is None else group
+        return rules.suggested_broker_id(known, outcome, pull.offset)
 
     def forget(self, client: object) -> None:
         """Drop the held pulls of a client that is gone."""
@@ -265,7 +270,7 @@ class Pulls:
     # --- reading and holding ----------------------------------------------------------------------
 
     def _read(self, pull: Pull, wanted: Filter) -> ReadOutcome:
-        return self._store.read(
+        outcome = self._store.read(
             pull.topic,
             pull.queue_id,
             QueueOffset(pull.offset),
@@ -273,6 +278,7 @@ class Pulls:
             wanted,
             self._limits(pull),
         )
+        return self._rules.reported(outcome, pull.offset)
 
     def _limits(self, pull: Pull) -> ReadLimits | None:
         return self._bulk if pull.is_bulk else None
@@ -316,7 +322,7 @@ class Pulls:
             self._stats.get(pull.group, pull.topic, pull.queue_id, count, size)
             return
         self._stats.missed()
-        if status_of(outcome, pull.offset) is Status.MOVED:
+        if self.status_of(pull, outcome) is Status.MOVED:
             self._tell_offset_moved(pull, outcome.next_offset)
 
     def _tell_offset_moved(self, pull: Pull, offset: int) -> None:
@@ -352,27 +358,3 @@ def _wants(wanted: Filter) -> Wants | None:
     """Return how a held pull tells whether an arriving message is for it, beyond its tag."""
     matches = wanted.properties
     return None if matches is None else lambda arrival: matches(arrival.properties)
-
-
-STATUS: dict[type[ReadOutcome], Status] = {
-    outcomes.Found: Status.FOUND,
-    outcomes.NoMatch: Status.RETRY,
-    outcomes.MessagesRemoved: Status.RETRY,
-    outcomes.MessageDamaged: Status.RETRY,
-    outcomes.QueueUnknown: Status.NOT_FOUND,
-    outcomes.QueueEmpty: Status.NOT_FOUND,
-    outcomes.OffsetTooSmall: Status.MOVED,
-    outcomes.UpToDate: Status.NOT_FOUND,
-    outcomes.OffsetTooLarge: Status.MOVED,
-    outcomes.UnitsMissing: Status.NOT_FOUND,
-}
-
-_EMPTY = (outcomes.QueueEmpty, outcomes.QueueUnknown)
-
-
-def status_of(outcome: ReadOutcome, asked: int) -> Status:
-    """Return what an outcome means for who asked for messages from an offset on."""
-    if asked and isinstance(outcome, _EMPTY):
-        # There is nothing, so nobody can have come that far.
-        return Status.MOVED
-    return STATUS[type(outcome)]

@@ -95,6 +95,8 @@ OTHER_VALUES = {
     "shortPollingTimeMills": "10",
     "longPollingSweepInterval": "20",
     "pullThreadPoolQueueCapacity": "30",
+    "slaveReadEnable": "true",
+    "offsetCheckInSlave": "true",
     "brokerFastFailureEnable": "false",
     "waitTimeMillsInSendQueue": "40",
     "sendThreadPoolQueueCapacity": "50",

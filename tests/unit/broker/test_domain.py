@@ -16,7 +16,8 @@ from turbopump.broker.clients import Member
 from turbopump.broker.durability import Outcome
 from turbopump.broker.handlers.clients import notify_clients
 from turbopump.broker.progress import Commit
-from turbopump.broker.pull import Expression, Held, Pull, Status, status_of
+from turbopump.broker.pull import Expression, Held, Pull
+from turbopump.broker.pull_status import ReadRules, Status
 from turbopump.broker.replies import PushedReply
 from turbopump.broker.retries import Dropped, SendBack
 from turbopump.broker.send import Send
@@ -158,7 +159,7 @@ async def test_what_one_door_takes_in_the_other_hands_out(tmp_path: Path) -> Non
         assert [message.body for message in await client.messages()] == [b"1", b"2", b"3", b"4"]
         assert bodies(pulled(broker, a_pull(Visitor()))) == [b"1", b"2", b"3", b"4"]
         tagged = pulled(broker, a_pull(Visitor(), expression=Expression("none", None)))
-        assert status_of(tagged, 0) is Status.RETRY  # type: ignore[arg-type]
+        assert ReadRules().status_of(tagged, 0) is Status.RETRY  # type: ignore[arg-type]
 
 
 @virtual_time()
@@ -238,7 +239,7 @@ async def test_an_offset_that_is_not_there_is_noted_for_operators(tmp_path: Path
         await client.send()
         outcome = pulled(broker, a_pull(Visitor(), 1000))
         assert isinstance(outcome, OffsetTooLarge)
-        assert status_of(outcome, 1000) is Status.MOVED
+        assert ReadRules().status_of(outcome, 1000) is Status.MOVED
         [note] = await client.messages("OFFSET_MOVED_EVENT")
         assert b'"offsetRequest":1000' in note.body
 

@@ -212,7 +212,7 @@ def test_answers_that_are_too_long_are_left_over(
         row = RequestRow(FrameDecoder(), 1024 + long.size + room_bytes, lambda *_: None)
         prepared = PullAnswers(ResponseCode.SUCCESS, 0, "FOUND")
         run = PullRun(store, Stats("c", VirtualClock()), "g", "T", 0, None)
-        serving = PullRow(run, row, prepared)
+        serving = PullRow(run, row, prepared, prepared)
         assert serving.serve(iter([(0, 1, 100), (1, 1, 101)]), 1 << 20) == pulls_served
 
 

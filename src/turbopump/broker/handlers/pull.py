@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from msgspec.structs import replace
 
 from turbopump.broker.handlers.pull_row import PullRow
-from turbopump.broker.pull import STATUS, Expression, Held, Pull, Pulls, Status, status_of
+from turbopump.broker.pull import Expression, Held, Pull, Pulls
+from turbopump.broker.pull_status import MASTER_ID, STATUS, Status
 from turbopump.errors import RemoteError
 from turbopump.net.connection import Connection
 from turbopump.net.router import Handler, failure
@@ -17,8 +20,6 @@ from turbopump.wire.headers import NoFields, PullMessage, PullMessageAnswer
 from turbopump.wire.pull_answers import PullAnswers
 from turbopump.wire.pull_requests import VARYING
 from turbopump.wire.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND
-
-_MASTER = 0
 
 
 class PullRequests:
@@ -36,28 +37,71 @@ class PullRequests:
         wanted = self._pulls.admit(pull)
         outcome = self._pulls.read(pull, wanted)
         if isinstance(outcome, outcomes.Found):
+            broker_id = self._pulls.suggested_broker_id(pull, outcome)
             if not _is_plain(request, peer):
-                return _found(request, outcome)
-            _send_found(request, peer, outcome)
+                return _found(request, outcome, broker_id)
+            _send_found(request, peer, outcome, broker_id)
             if peer.row.is_followed and not request.is_oneway:
-                self._begin_row(pull, wanted, peer)
+                self._begin_row(pull, wanted, peer, outcome)
             return None
         if isinstance(outcome, Held):
             # Tens of thousands may be held: what has been read of the request already can go.
             slim = replace(request, ext_fields=None, body=b"")
-            outcome.then(_resume, slim, peer, pull.offset)
+            outcome.then(self._resume, slim, peer, pull)
             return None
-        return _without(request, outcome, pull.offset)
+        return self._without(request, outcome, pull)
 
     def connection_closed(self, connection: Connection) -> None:
         """Drop the held pulls of a connection; to be called when it has closed."""
         self._pulls.forget(connection)
 
-    def _begin_row(self, pull: Pull, wanted: Filter, peer: Connection) -> None:
+    def _begin_row(
+        self, pull: Pull, wanted: Filter, peer: Connection, found: outcomes.Found
+    ) -> None:
         """Have pulls behind one that was answered with messages answered together, if alike."""
         run = self._pulls.run_after(pull, wanted)
         if run is not None:
-            peer.row.begin(VARYING, PullRow(run, peer.row, _FOUND).serve)
+            recent, old = (
+                self._pulls.suggested_broker_id(pull, replace(found, suggest_slave=is_old))
+                for is_old in (False, True)
+            )
+            row = PullRow(run, peer.row, _found_answers(recent), _found_answers(old))
+            peer.row.begin(VARYING, row.serve)
+
+    def _resume(
+        self, outcome: ReadOutcome | Exception, request: Command, peer: Connection, pull: Pull
+    ) -> None:
+        """Answer a pull that was held."""
+        if isinstance(outcome, RemoteError):
+            peer.answer(request, request.answer(outcome.code, NoFields(), remark=outcome.remark))
+            return
+        if isinstance(outcome, Exception):
+            peer.answer(request, failure(request, peer, outcome))
+            return
+        broker_id = self._pulls.suggested_broker_id(pull, outcome)
+        if isinstance(outcome, outcomes.Found):
+            if _is_plain(request, peer):
+                _send_found(request, peer, outcome, broker_id)
+            else:
+                peer.answer(request, _found(request, outcome, broker_id))
+        elif (
+            broker_id == MASTER_ID
+            and _is_plain(request, peer)
+            and self._pulls.status_of(pull, outcome) is Status.NOT_FOUND
+        ):
+            # The one answer that idle consumers get all the time.
+            frame = _NOTHING_NEW[type(outcome)].frame(
+                request.opaque, outcome.next_offset, outcome.min_offset, outcome.max_offset
+            )
+            peer.answer_encoded(request, frame)
+        else:
+            peer.answer(request, self._without(request, outcome, pull))
+
+    def _without(self, request: Command, outcome: ReadOutcome, pull: Pull) -> Command:
+        """Make the answer that says why there are no messages."""
+        code = _CODES[self._pulls.status_of(pull, outcome)]
+        fields = _fields(outcome, self._pulls.suggested_broker_id(pull, outcome))
+        return request.answer(code, fields, remark=_REMARKS[type(outcome)])
 
 
 def _pull_of(peer: Connection, header: PullMessage) -> Pull:
@@ -79,55 +123,27 @@ def _pull_of(peer: Connection, header: PullMessage) -> Pull:
     )
 
 
-def _resume(
-    outcome: ReadOutcome | Exception, request: Command, peer: Connection, asked: int
-) -> None:
-    """Answer a pull that was held."""
-    if isinstance(outcome, RemoteError):
-        peer.answer(request, request.answer(outcome.code, NoFields(), remark=outcome.remark))
-    elif isinstance(outcome, Exception):
-        peer.answer(request, failure(request, peer, outcome))
-    elif isinstance(outcome, outcomes.Found):
-        if _is_plain(request, peer):
-            _send_found(request, peer, outcome)
-        else:
-            peer.answer(request, _found(request, outcome))
-    elif _is_plain(request, peer) and status_of(outcome, asked) is Status.NOT_FOUND:
-        # The one answer that idle consumers get all the time.
-        frame = _NOTHING_NEW[type(outcome)].frame(
-            request.opaque, outcome.next_offset, outcome.min_offset, outcome.max_offset
-        )
-        peer.answer_encoded(request, frame)
-    else:
-        peer.answer(request, _without(request, outcome, asked))
-
-
 def _is_plain(request: Command, peer: Connection) -> bool:
     """Whether a prepared answer will do: in JSON, and seen by no hook."""
     return request.serialize is Serialize.JSON and not peer.is_observed
 
 
-def _send_found(request: Command, peer: Connection, found: outcomes.Found) -> None:
-    frame = _FOUND.frame(
+def _send_found(request: Command, peer: Connection, found: outcomes.Found, broker_id: int) -> None:
+    frame = _found_answers(broker_id).frame(
         request.opaque, found.next_offset, found.min_offset, found.max_offset, found.size
     )
     peer.answer_encoded(request, frame, *found.pieces)
 
 
-def _found(request: Command, found: outcomes.Found) -> Command:
+def _found(request: Command, found: outcomes.Found, broker_id: int) -> Command:
     remark, pieces = _REMARKS[outcomes.Found], tuple(found.pieces)
-    return request.answer(ResponseCode.SUCCESS, _fields(found), remark=remark, body=pieces)
+    fields = _fields(found, broker_id)
+    return request.answer(ResponseCode.SUCCESS, fields, remark=remark, body=pieces)
 
 
-def _without(request: Command, outcome: ReadOutcome, asked: int) -> Command:
-    """Make the answer that says why there are no messages."""
-    code = _CODES[status_of(outcome, asked)]
-    return request.answer(code, _fields(outcome), remark=_REMARKS[type(outcome)])
-
-
-def _fields(outcome: ReadOutcome) -> PullMessageAnswer:
+def _fields(outcome: ReadOutcome, broker_id: int) -> PullMessageAnswer:
     return PullMessageAnswer(
-        suggest_which_broker_id=_MASTER,
+        suggest_which_broker_id=broker_id,
         next_begin_offset=outcome.next_offset,
         min_offset=outcome.min_offset,
         max_offset=outcome.max_offset,
@@ -155,10 +171,15 @@ _REMARKS: dict[type[ReadOutcome], str] = {
 }
 """What Apache RocketMQ calls the outcomes; clients see it as the remark."""
 
-_FOUND = PullAnswers(ResponseCode.SUCCESS, _MASTER, _REMARKS[outcomes.Found])
+
+@lru_cache(maxsize=64)
+def _found_answers(broker_id: int) -> PullAnswers:
+    """Return the answers that suggest a broker; operators choose few ids."""
+    return PullAnswers(ResponseCode.SUCCESS, broker_id, _REMARKS[outcomes.Found])
+
 
 _NOTHING_NEW = {
-    kind: PullAnswers(ResponseCode.PULL_NOT_FOUND, _MASTER, _REMARKS[kind])
+    kind: PullAnswers(ResponseCode.PULL_NOT_FOUND, MASTER_ID, _REMARKS[kind])
     for kind, status in STATUS.items()
     if status is Status.NOT_FOUND
 }

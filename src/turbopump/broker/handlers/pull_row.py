@@ -19,12 +19,18 @@ _HEADER_BYTES_MAX = 1024
 
 
 class PullRow:
-    """Answers pulls like one that has been answered with messages; the others are left over."""
+    """Answers pulls like one that has been answered with messages; the others are left over.
 
-    def __init__(self, run: PullRun, row: RequestRow, answers: PullAnswers) -> None:
+    ``recent`` makes the answers with recent messages, ``old`` those for a reader far behind.
+    """
+
+    def __init__(
+        self, run: PullRun, row: RequestRow, recent: PullAnswers, old: PullAnswers
+    ) -> None:
         self._run = run
         self._row = row
-        self._frame = answers.frame
+        self._recent = recent.frame
+        self._old = old.frame
 
     def serve(self, asked: Iterator[Numbers], bytes_max: int) -> int:
         """Answer pulls until there are so many bytes of messages; return how many they are."""
@@ -41,7 +47,8 @@ class PullRow:
                 if part_bytes > body_bytes_max:
                     break
                 low, high = stretch.min_offset, stretch.max_offset
-                parts.append(self._frame(opaque, offset + count, low, high, part_bytes))
+                frame = self._recent if stretch.is_recent else self._old
+                parts.append(frame(opaque, offset + count, low, high, part_bytes))
                 parts += pieces
                 pulls += 1
                 messages += count
