@@ -248,7 +248,9 @@ class Consumption:
             case At(offset):
                 return offset
             case AtEnd():
-                address = await session.address_of(queue)
+                # A slave may not have heard of offsets that the group has committed meanwhile: to
+                # start at its end could skip messages.
+                address = session.address_to_write(queue.broker)
                 return await calls.max_offset(session, address, queue, timeout_ms)
             case AtTime(timestamp_ms):
                 address = await session.address_of(queue)

@@ -176,11 +176,13 @@ class RemoteOffsets:
         """Tell one broker, one offset after the other, until it cannot be told."""
         for queue, offset in offsets.items():
             try:
-                address = await self._session.address_of(queue)
+                replica = await self._session.replica_to_commit(queue)
                 await calls.commit_offset(
-                    self._session, address, self._group, queue, offset, _COMMIT_TIMEOUT_MS
+                    self._session, replica.address, self._group, queue, offset, _COMMIT_TIMEOUT_MS
                 )
-                self._history[queue].note(offset, self._session.clock.monotonic_ms())
+                if replica.is_master:
+                    # Slaves forget it, if they take it at all: the master hears it once it is back.
+                    self._history[queue].note(offset, self._session.clock.monotonic_ms())
             except TurbopumpError as error:
                 _log.warning(
                     "offset %d of %s in %s not committed: %s", offset, self._group, queue, error

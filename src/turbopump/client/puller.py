@@ -13,6 +13,7 @@ from turbopump.client.calls import Found, NothingMatched, NothingNew, OffsetIlle
 from turbopump.client.offsets import Positions
 from turbopump.client.owned_queue import OwnedQueue
 from turbopump.client.push_config import Pulling, QueueLimits
+from turbopump.client.replicas import Replica, lacks_offset
 from turbopump.client.routes import MASTER_ID
 from turbopump.client.session import Session
 from turbopump.client.stats import ConsumerStats
@@ -90,6 +91,10 @@ class Puller:
         self._asked: PullMessage | None = None
         self._command: Command | None = None
         """The last request: while nothing comes, it is the same again and again."""
+        self._replica = Replica(MASTER_ID, "")
+        """Where it went to."""
+        self._is_stalled = False
+        """Whether it was logged that pulling waits for the master."""
 
     async def run(self) -> None:
         owned, context = self._owned, self._context
@@ -106,9 +111,14 @@ class Puller:
                 owned.last_pull_ms = start_ms
                 outcome = await self._pull(wanted)
             except DamagedMessage as error:
-                await self._pass_over(error)
+                if self._replica.is_master:
+                    await self._pass_over(error)
+                else:
+                    await self._return_to_master(str(error))
                 continue
             except TurbopumpError as error:
+                # A slave may not know the topic or the group yet.
+                owned.broker_id = MASTER_ID
                 await self._pause(self._delay_ms(error))
                 continue
             if not owned.is_dropped:
@@ -184,7 +194,7 @@ class Puller:
         route = session.cached_route(owned.queue.topic)
         if route is None or route.is_borrowed:
             await session.route(owned.queue.topic)
-        address = session.address_to_read(owned.queue.broker, owned.broker_id)
+        self._replica = session.replica_to_read(owned.queue.broker, owned.broker_id)
         header = self._header(wanted)
         if self._command is None or header != self._asked:
             self._asked, self._command = header, calls.pull_command(header)
@@ -195,14 +205,14 @@ class Puller:
                 group, wanted, broker, self._command, timeout_ms
             )
         else:
-            answer = await session.request(address, self._command, timeout_ms)
+            answer = await session.request(self._replica.address, self._command, timeout_ms)
         return calls.decoded(calls.pulled(answer), owned.queue, owned.next_offset)
 
     def _header(self, wanted: Subscription) -> PullMessage:
         owned, context = self._owned, self._context
         sys_flag, commit_offset = PULL_SUSPEND, 0
         position = None if context.is_broadcast else context.positions.of(owned.queue)
-        if position is not None and position > 0 and owned.broker_id == MASTER_ID:
+        if position is not None and position > 0 and self._replica.is_master:
             # Only masters keep offsets.
             sys_flag, commit_offset = sys_flag | PULL_COMMIT_OFFSET, position
         carried = context.pulling.carries_subscription
@@ -225,6 +235,12 @@ class Puller:
 
     async def _take(self, outcome: PullOutcome, wanted: Subscription, spent_ms: int) -> None:
         owned, context, asked = self._owned, self._context, self._owned.next_offset
+        if not self._replica.is_master and lacks_offset(outcome, asked):
+            await self._return_to_master(
+                f"it has offsets {outcome.min_offset} to {outcome.max_offset}, not {asked}"
+            )
+            return
+        self._is_stalled = False
         owned.broker_id = outcome.broker_id
         if isinstance(outcome, Found):
             # Before the offset: should that fail, the same messages are pulled again.
@@ -243,6 +259,18 @@ class Puller:
                 context.offset_illegal(owned, self._corrected(outcome.next_offset, asked))
             case never:
                 assert_never(never)
+
+    async def _return_to_master(self, why: str) -> None:
+        """Pull the same from the master; without one, wait for it or for the slave's copy."""
+        owned, session = self._owned, self._context.session
+        owned.broker_id = MASTER_ID
+        if session.replica_to_read(owned.queue.broker) != self._replica:
+            return
+        if not self._is_stalled:
+            self._is_stalled = True
+            text = "pulling %s for %s waits for the master; slave %s cannot serve it: %s"
+            _log.warning(text, owned.queue, self._context.group, self._replica.address, why)
+        await self._pause(_AFTER_ERROR_MS)
 
     def _corrected(self, offset: QueueOffset, asked: QueueOffset) -> QueueOffset:
         """Return where to continue when the broker names another offset than the one asked for.

@@ -28,6 +28,8 @@ class QueueLocks:
     def __init__(self, session: Session, group: str) -> None:
         self._session = session
         self._group = group
+        self._away: set[str] = set()
+        """Brokers whose masters did not answer last time."""
 
     async def lock(self, queues: Collection[MessageQueue]) -> frozenset[MessageQueue]:
         """Return those queues whose locks this client has now; a broker that fails gives none."""
@@ -84,7 +86,7 @@ class QueueLocks:
     ) -> frozenset[MessageQueue] | None:
         """Return the queues that are locked, None when the broker does not say."""
         try:
-            return await lock_calls.lock_queues(
+            locked = await lock_calls.lock_queues(
                 self._session,
                 self._session.address_to_write(broker),
                 self._session.client_id,
@@ -93,8 +95,16 @@ class QueueLocks:
                 _LOCK_TIMEOUT_MS,
             )
         except TurbopumpError as error:
-            _log.warning("no locks for %s on %s: %s", self._group, broker, error)
+            level = logging.DEBUG if broker in self._away else logging.WARNING
+            self._away.add(broker)
+            text = "no locks for %s on %s: %s; only a master grants them, so the queues of this"
+            text += " broker are not consumed in order until it answers"
+            _log.log(level, text, self._group, broker, error)
             return None
+        if broker in self._away:
+            self._away.remove(broker)
+            _log.info("%s grants locks for %s again", broker, self._group)
+        return locked
 
 
 def _by_broker(queues: Iterable[MessageQueue]) -> dict[str, list[MessageQueue]]:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from datetime import datetime
+from typing import NamedTuple
 
 from msgspec import structs
 
 from turbopump.client import calls
-from turbopump.client.calls import Found, NothingMatched, PullOutcome, RecordsOutcome
+from turbopump.client.calls import Found, NothingMatched, NothingNew, PullOutcome, RecordsOutcome
 from turbopump.client.names import with_namespace, without_namespace
 from turbopump.client.pull_config import PullTimes
+from turbopump.client.replicas import Replica, lacks_offset
 from turbopump.client.routes import MASTER_ID
 from turbopump.client.session import Session
 from turbopump.client.start_position import At, AtEnd, AtTime, StartFrom, start_in
 from turbopump.client.subscriptions import TAG, matching
-from turbopump.errors import InvalidArgument
+from turbopump.errors import DamagedMessage, InvalidArgument, NoRoute, TurbopumpError
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.wire.bodies import Subscription
 from turbopump.wire.headers import PullMessage
@@ -26,6 +29,22 @@ from turbopump.wire.sysflag import (
     PULL_SUBSCRIPTION,
     PULL_SUSPEND,
 )
+
+_STALLED_MS = 1000
+"""How long a held pull waits while no replica has its offset."""
+
+
+class _How(NamedTuple):
+    """How a pull waits."""
+
+    is_held: bool = False
+    is_lite: bool = False
+    timeout_ms: int | None = None
+
+    @property
+    def sys_flag(self) -> int:
+        flag = PULL_SUBSCRIPTION | (PULL_SUSPEND if self.is_held else 0)
+        return flag | PULL_LITE if self.is_lite else flag
 
 
 class QueueReader:
@@ -64,16 +83,20 @@ class QueueReader:
         Raises DamagedMessage if the first message is damaged, and leads up to a later one that is.
         ``timeout_ms`` is for the answer, or, of a held pull, for the broker to wait.
         """
-        answer = await self.pull_records(
-            queue,
-            offset,
-            wanted,
-            count_max,
-            is_held=is_held,
-            is_lite=is_lite,
-            timeout_ms=timeout_ms,
-        )
-        outcome = calls.decoded(answer, queue, offset)
+        pull = (queue, offset, wanted, count_max)
+        how = _How(is_held, is_lite, timeout_ms)
+        replica, answer = await self._pull(*pull, how)
+        try:
+            outcome = calls.decoded(answer, queue, offset)
+        except DamagedMessage as error:
+            if replica.is_master:
+                raise
+            self.back_to_master(queue)
+            master, answer = await self._pull(*pull, how)
+            if not master.is_master:
+                # It may be sound there, so it is not passed over.
+                raise NoRoute(f"{error}; its master may have it but is away") from error
+            outcome = calls.decoded(answer, queue, offset)
         return self._wanted(outcome, wanted) if isinstance(outcome, Found) else outcome
 
     async def pull_records(
@@ -88,33 +111,63 @@ class QueueReader:
         timeout_ms: int | None = None,
     ) -> RecordsOutcome:
         """Do the same, and leave the messages as the broker has stored them, other tags and all."""
+        how = _How(is_held, is_lite, timeout_ms)
+        return (await self._pull(queue, offset, wanted, count_max, how))[1]
+
+    async def _pull(
+        self,
+        queue: MessageQueue,
+        offset: QueueOffset,
+        wanted: Subscription,
+        count_max: int,
+        how: _How,
+    ) -> tuple[Replica, RecordsOutcome]:
+        """Pull from the replica that is to be asked, or else from the master."""
         on_wire = self.wire_queue(queue)
         if not self._session.has_broker(on_wire.broker):
             await self._session.refresh_route(on_wire.topic)
-        address = self._session.address_to_read(
-            on_wire.broker, self._broker_ids.get(queue, MASTER_ID)
-        )
-        times = self._times if timeout_ms is None else self._times.of(timeout_ms)
-        sys_flag = _sys_flag(is_held=is_held, is_lite=is_lite)
-        header = self._header(on_wire, offset, wanted, count_max, times.hold_ms, sys_flag)
-        limit_ms = times.held_timeout_ms if is_held else times.timeout_ms
-        if wanted.class_filter_mode:
-            header = structs.replace(header, sys_flag=sys_flag | PULL_CLASS_FILTER)
-            command = calls.pull_command(header)
-            filters, broker = self._session.code_filters, on_wire.broker
-            answer = await filters.request(self._group, wanted, broker, command, limit_ms)
-            outcome = calls.pulled(answer)
-        else:
-            outcome = await calls.pull_records(self._session, address, header, limit_ms)
+        times = self._times if how.timeout_ms is None else self._times.of(how.timeout_ms)
+        header = self._header(on_wire, offset, wanted, count_max, times.hold_ms, how.sys_flag)
+        limit_ms = times.held_timeout_ms if how.is_held else times.timeout_ms
+        replica = self._session.replica_to_read(on_wire.broker, self._broker_id(queue))
+        try:
+            outcome = await self._ask(replica, header, wanted, limit_ms)
+            if not replica.is_master and lacks_offset(outcome, offset):
+                self.back_to_master(queue)
+                refused, asked = replica, outcome
+                replica = self._session.replica_to_read(on_wire.broker)
+                if replica == refused:
+                    await asyncio.sleep(how.is_held * min(_STALLED_MS, times.hold_ms) / 1000)
+                    limits = asked.min_offset, asked.max_offset
+                    return replica, NothingNew(offset, *limits, MASTER_ID)
+                outcome = await self._ask(replica, header, wanted, limit_ms)
+        except TurbopumpError:
+            # A slave may be gone, or not know the topic yet.
+            self.back_to_master(queue)
+            raise
         self._broker_ids[queue] = outcome.broker_id
-        return outcome
+        return replica, outcome
+
+    async def _ask(
+        self, replica: Replica, header: PullMessage, wanted: Subscription, timeout_ms: int
+    ) -> RecordsOutcome:
+        if not wanted.class_filter_mode:
+            return await calls.pull_records(self._session, replica.address, header, timeout_ms)
+        filtered = structs.replace(header, sys_flag=header.sys_flag | PULL_CLASS_FILTER)
+        command, broker = calls.pull_command(filtered), header.broker_name
+        assert broker is not None, "every pull names its broker"
+        filters = self._session.code_filters
+        return calls.pulled(await filters.request(self._group, wanted, broker, command, timeout_ms))
+
+    def _broker_id(self, queue: MessageQueue) -> int:
+        """Return the id of the replica to ask: by the last answer, or as the reader prefers."""
+        return self._broker_ids.get(queue, MASTER_ID)
 
     def header_to_pull(
         self, queue: MessageQueue, offset: QueueOffset, wanted: Subscription, count_max: int
     ) -> PullMessage:
         """Return what a pull that is not held says, for those who send it themselves."""
-        sys_flag = _sys_flag(is_held=False, is_lite=False)
-        on_wire = self.wire_queue(queue)
+        on_wire, sys_flag = self.wire_queue(queue), _How().sys_flag
         return self._header(on_wire, offset, wanted, count_max, self._times.hold_ms, sys_flag)
 
     def back_to_master(self, queue: MessageQueue) -> bool:
@@ -175,10 +228,10 @@ class QueueReader:
     ) -> None:
         """Tell how far the group has come, and hear that the broker has noted it unless one-way."""
         on_wire = self.wire_queue(queue)
-        address = await self._session.address_of(on_wire)
+        replica = await self._session.replica_to_commit(on_wire)
         await calls.commit_offset(
             self._session,
-            address,
+            replica.address,
             self._group,
             on_wire,
             offset,
@@ -208,7 +261,10 @@ class QueueReader:
             case At(offset):
                 return offset
             case AtEnd():
-                return await self.max_offset(queue)
+                # Not at the end of a slave, which may not know of the group's offsets yet.
+                address = self._session.address_to_write(queue.broker)
+                on_wire = self.wire_queue(queue)
+                return await calls.max_offset(self._session, address, on_wire, self._timeout_ms)
             case AtTime(timestamp_ms):
                 return await self.offset_at_ms(queue, timestamp_ms)
 
@@ -238,13 +294,6 @@ class QueueReader:
         """Return a queue as the application knows it."""
         topic = without_namespace(self._session.config.namespace, queue.topic)
         return MessageQueue(topic, queue.broker, queue.queue_id)
-
-
-def _sys_flag(*, is_held: bool, is_lite: bool) -> int:
-    flag = PULL_SUBSCRIPTION
-    if is_held:
-        flag |= PULL_SUSPEND
-    return flag | PULL_LITE if is_lite else flag
 
 
 def require_offset(name: str, offset: int) -> QueueOffset:

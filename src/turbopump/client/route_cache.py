@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from random import Random
 from typing import TypeVar
 
-from turbopump.client.routes import Route, borrowed_route, route_of
+from turbopump.client.routes import MASTER_ID, Route, borrowed_route, route_of
 from turbopump.errors import NetworkError, NoRoute, NotRunning, RemoteError
 from turbopump.supervisor import Supervisor
 from turbopump.wire.bodies import TopicRoute
@@ -154,6 +154,8 @@ class RouteCache:
         # What was heard last comes last: where routes differ about a broker, it is right.
         known = self._routes.pop(route.topic, None)
         self._routes[route.topic] = route
+        for name, addresses in route.brokers.items():
+            _log_master(name, self._brokers.get(name, {}), addresses)
         self._brokers |= route.brokers
         if route == known:
             return
@@ -172,3 +174,13 @@ class RouteCache:
             for route in self._routes.values()
             for name, addresses in route.brokers.items()
         }
+
+
+def _log_master(broker: str, known: Mapping[int, str], found: Mapping[int, str]) -> None:
+    """Log that a broker has lost its master, or has one again."""
+    if known and found and (MASTER_ID in known) != (MASTER_ID in found):
+        if MASTER_ID in found:
+            _log.info("broker %s has a master again: %s", broker, found[MASTER_ID])
+        else:
+            text = "broker %s has no master: consumers read from its slaves, offsets are committed"
+            _log.warning(f"{text} and queues locked when it is back", broker)

@@ -73,15 +73,6 @@ def borrowed_route(topic: str, template: TopicRoute, queues_wanted: int) -> Rout
     return Route(topic, made.writable, made.readable, made.brokers, is_borrowed=True)
 
 
-def address_to_read(addresses: Mapping[int, str], broker_id: int) -> str | None:
-    """Return where to read: the wanted broker, a missing slave's neighbour, or any there is."""
-    if broker_id in addresses:
-        return addresses[broker_id]
-    if broker_id != MASTER_ID and broker_id + 1 in addresses:
-        return addresses[broker_id + 1]
-    return next(iter(addresses.values()), None)
-
-
 def _ordered(topic: str, text: str) -> tuple[MessageQueue, ...]:
     """Read ``broker:queues;broker:queues``, the fixed queues of an ordered topic."""
     entries = (entry.partition(":") for entry in text.split(";"))

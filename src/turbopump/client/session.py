@@ -13,9 +13,10 @@ from turbopump.client.broker_requests import BrokerRequests
 from turbopump.client.code_filters import CodeFilters
 from turbopump.client.config import ClientConfig, client_id
 from turbopump.client.members import ConsumerMember, Members, ProducerMember
+from turbopump.client.replicas import Replica, replica_to_read
 from turbopump.client.replies import Replies
 from turbopump.client.route_cache import NameServers, RouteCache
-from turbopump.client.routes import MASTER_ID, Route, address_to_read
+from turbopump.client.routes import MASTER_ID, Route
 from turbopump.errors import ForkedClient, NoRoute, NotRunning, TurbopumpError
 from turbopump.machine import Machine
 from turbopump.machine.process import process_id
@@ -35,6 +36,8 @@ _log = logging.getLogger(__name__)
 
 _FIRST_HEARTBEAT_MS = 1000
 _UNREGISTER_TIMEOUT_MS = 3000
+_UNREACHABLE_MS = 10_000
+"""How long a replica that could not be connected to is passed over if there is another one."""
 _BACKOFF_MAX_MS = 500
 """Far less than a send may take, which waits for a broker that restarts."""
 
@@ -232,25 +235,50 @@ class Session:
             raise NoRoute(f"broker {broker!r} has no master that a name server knows")
         return address
 
-    def address_to_read(self, broker: str, broker_id: int = MASTER_ID) -> str:
-        """Return where to read of a broker: the wanted id, else another; raises NoRoute."""
-        address = address_to_read(self._routes.brokers.get(broker, {}), broker_id)
-        if address is None:
-            raise NoRoute(f"broker {broker!r} is not known to the name servers")
-        return address
+    def replicas(self, broker: str) -> Mapping[int, str]:
+        """Return the known addresses of a broker by id."""
+        return self._routes.brokers.get(broker, {})
+
+    def replica_to_read(self, broker: str, broker_id: int = MASTER_ID) -> Replica:
+        """Return the wanted replica, or else one that can be reached; raises NoRoute."""
+        return _required(broker, replica_to_read(self._reachable(self.replicas(broker)), broker_id))
+
+    async def replica_to_commit(self, queue: MessageQueue) -> Replica:
+        """Return where offsets of a queue are committed: its master, or any if it has none.
+
+        One that is known but cannot be reached is worth waiting for: slaves keep no offsets of
+        their own.
+        """
+        await self._require_broker(queue)
+        return _required(queue.broker, replica_to_read(self.replicas(queue.broker), MASTER_ID))
 
     async def address_of(self, queue: MessageQueue) -> str:
-        """Return where offsets of a queue are kept: its master, else any; asks if unknown."""
+        """Return where to ask about a queue: its master, else any; looks up an unknown broker."""
+        await self._require_broker(queue)
+        return self.replica_to_read(queue.broker).address
+
+    async def _require_broker(self, queue: MessageQueue) -> None:
         if not self.has_broker(queue.broker):
             await self._routes.refresh(queue.topic)
-        return self.address_to_read(queue.broker)
+
+    def _reachable(self, addresses: Mapping[int, str]) -> Mapping[int, str]:
+        """Return the replicas that could be connected to lately, or all if none could."""
+        pool = self._pool
+        if pool is None or len(addresses) < 2:
+            return addresses
+        reachable = {
+            broker_id: address
+            for broker_id, address in addresses.items()
+            if not pool.has_failed_within(address, _UNREACHABLE_MS)
+        }
+        return reachable or addresses
 
     def any_address(self, route: Route) -> str:
         """Return the master, or else any address, of one of a route's brokers, by chance."""
         candidates = [addresses for addresses in route.brokers.values() if addresses]
         if not candidates:
             raise NoRoute(f"topic {route.topic!r} has no broker at the moment")
-        addresses = self.random.choice(candidates)
+        addresses = self._reachable(self.random.choice(candidates))
         return addresses.get(MASTER_ID) or self.random.choice(list(addresses.values()))
 
     # --- requests ---------------------------------------------------------------------------------
@@ -328,6 +356,12 @@ class Session:
     def _heartbeat_addresses(self) -> Collection[str]:
         """Return the masters, and slaves too when there are consumers, who may read from them."""
         return _addresses(self._routes.brokers, masters_only=not self.members.consumers)
+
+
+def _required(broker: str, replica: Replica | None) -> Replica:
+    if replica is None:
+        raise NoRoute(f"broker {broker!r} is not known to the name servers")
+    return replica
 
 
 def _addresses(brokers: Mapping[str, Mapping[int, str]], *, masters_only: bool) -> dict[str, None]:

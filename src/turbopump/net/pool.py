@@ -66,6 +66,7 @@ class _Peer:
     dial: asyncio.Task[Connection | None] | None = None
     failures: int = 0
     next_try_ms: int = 0
+    failed_ms: int = 0
     last_error: str = ""
 
 
@@ -151,6 +152,13 @@ class ConnectionPool:
     async def _connect_and_send(self, address: str, command: Command, timeout_ms: int) -> None:
         connection, left_ms = await self._connected_in_time(address, timeout_ms)
         await connection.oneway_in_time(command, left_ms)
+
+    def has_failed_within(self, address: str, time_ms: int) -> bool:
+        """Whether there is no connection, and the last attempt to make one failed lately."""
+        peer = self._peers.get(address)
+        if peer is None or peer.connection is not None or not peer.last_error:
+            return False
+        return self._clock.monotonic_ms() - peer.failed_ms < time_ms
 
     async def close(self) -> None:
         """Wait for the answers of requests in flight, then close everything."""
@@ -254,7 +262,8 @@ class ConnectionPool:
     def _note_failure(self, peer: _Peer, error: str) -> None:
         peer.failures += 1
         pause_ms = self._config.pause_ms(peer.failures, self._random)
-        peer.next_try_ms = self._clock.monotonic_ms() + pause_ms
+        peer.failed_ms = self._clock.monotonic_ms()
+        peer.next_try_ms = peer.failed_ms + pause_ms
         peer.last_error = error
         _log.info("%s; next try in %d ms", error, pause_ms)
 

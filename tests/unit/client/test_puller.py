@@ -79,27 +79,16 @@ async def test_one_pull_is_held_at_a_time(tmp_path: Path) -> None:
 
 
 @virtual_time()
-async def test_progress_travels_with_pulls_but_not_to_slaves(tmp_path: Path) -> None:
+async def test_progress_travels_with_pulls(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await send(world, [b"x"], to=QUEUE)
         seen, pulls = Seen(), PullTimes(world)
-        async with consuming(world, seen, session=world.session(hooks=[pulls])) as consumer:
+        async with consuming(world, seen, session=world.session(hooks=[pulls])):
             await wait_until(lambda: seen.count == 1)
             await send(world, [b"y"], to=QUEUE)
             await wait_until(lambda: seen.count == 2)
             last = pulls.pulls[-1]
             assert (last.sys_flag & PULL_COMMIT_OFFSET, last.commit_offset) == (1, 1)
-            running = consumer._running
-            assert running is not None
-            # As if an answer had advised to read from a slave; there is none, so its master does.
-            running.owned[QUEUE].broker_id = 1
-            running.restart_pulls("T")
-            await sleep_ms(100)
-            last = pulls.pulls[-1]
-            assert (last.sys_flag & PULL_COMMIT_OFFSET, last.commit_offset) == (0, 0)
-            await send(world, [b"z"], to=QUEUE)
-            await wait_until(lambda: seen.count == 3)
-            assert running.owned[QUEUE].broker_id == 0, "the answer's advice is followed"
 
 
 @virtual_time()

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turbopump.client.queue_choice import BrokerFaults, QueueChoice, avoided_for_ms
-from turbopump.client.routes import address_to_read, borrowed_route, route_of
+from turbopump.client.routes import borrowed_route, route_of
 from turbopump.message import MessageQueue
 from turbopump.wire.bodies import BrokerData, QueueData, TopicRoute
 
@@ -99,18 +99,3 @@ def test_a_new_topic_borrows_no_more_queues_than_it_wants() -> None:
     assert len(borrowed_route("T", template, 4).writable) == 4
     assert len(borrowed_route("T", template, 16).writable) == 8
     assert borrowed_route("T", template, 4).is_borrowed
-
-
-@pytest.mark.parametrize(
-    ("ids", "wanted", "address"),
-    [
-        ([0, 1], 0, "a:0"),
-        ([0, 1], 1, "a:1"),
-        ([0, 2], 1, "a:2"),
-        ([1], 0, "a:1"),
-        ([0], 3, "a:0"),
-        ([], 0, None),
-    ],
-)
-def test_where_to_read(ids: list[int], wanted: int, address: str | None) -> None:
-    assert address_to_read(broker("a", *ids).broker_addrs, wanted) == address

@@ -114,7 +114,7 @@ async def test_an_unknown_topic_and_broker_say_so(tmp_path: Path) -> None:
         with pytest.raises(NoRoute, match="'z'"):
             session.address_to_write("z")
         with pytest.raises(NoRoute, match="'z'"):
-            session.address_to_read("z")
+            session.replica_to_read("z")
 
 
 # --- heartbeats and members -----------------------------------------------------------------------

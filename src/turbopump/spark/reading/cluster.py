@@ -380,7 +380,10 @@ class Cluster:
         route = await self._session.route(name)
         found: set[tuple[MessageQueue, int]] = set()
         for broker in route.brokers:
-            address = self._session.address_to_read(broker)
+            if not self._session.has_master(broker):
+                # A slave may not have the newest messages yet.
+                return None
+            address = self._session.address_to_write(broker)
             messages = await key_search.messages_of(
                 self._session, address, name, key, self._options.pulling.timeout_ms
             )
