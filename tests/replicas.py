@@ -17,6 +17,7 @@ from turbopump.testing.cluster import _Place
 
 MASTER, SLAVE = "a", "a-slave"
 SLAVE_ID = 1
+_MASTER_HOST, _SLAVE_HOST = "10.0.0.1", "10.0.0.2"
 
 
 class Replicas(Cluster):
@@ -27,9 +28,12 @@ class Replicas(Cluster):
         if name != SLAVE:
             return config
         identity = replace(config.identity, broker_name=MASTER, broker_id=SLAVE_ID, role=Role.SLAVE)
-        # Until configurations take roles.
-        object.__setattr__(config, "identity", identity)
-        return config
+        return replace(config, identity=identity)
+
+    async def start_broker(self, name: str | None = None) -> Broker:
+        # Neither log nor tables are copied but by the test.
+        self.network.partition(_MASTER_HOST, _SLAVE_HOST)
+        return await super().start_broker(name)
 
     @property
     def master(self) -> Broker:

@@ -18,6 +18,7 @@ from turbopump.client.calls import Found, NothingNew
 from turbopump.client.lite_pull_consumer import LitePullConsumer
 from turbopump.client.producer import Producer
 from turbopump.client.pull_consumer import PullConsumer
+from turbopump.errors import RemoteError
 from turbopump.message import Message, MessageQueue
 from turbopump.testing import virtual_time, wait_until
 from turbopump.wire.codes import RequestCode
@@ -266,6 +267,8 @@ async def test_a_lite_pull_consumer_reads_from_the_slave_and_returns(tmp_path: P
             await cluster.crash(MASTER)
             await asyncio.sleep(60)
             assert await consumer.poll(timeout_ms=100) == []
+            with pytest.raises(RemoteError, match="slave"):
+                await consumer.commit()
             await cluster.start_broker(MASTER)
             await send(cluster, bodies(60, 65), to=QUEUE)
             assert [(await anext(consumer)).body for _ in range(5)] == bodies(60, 65)

@@ -38,8 +38,11 @@ STATUS: dict[type[ReadOutcome], Status] = {
 }
 
 _EMPTY = (outcomes.QueueEmpty, outcomes.QueueUnknown)
+_UNREADABLE = (outcomes.MessagesRemoved, outcomes.MessageDamaged)
+"""Outcomes that lead past messages which another copy of the log may still have."""
 _CORRECTED = (
     *_EMPTY,
+    *_UNREADABLE,
     outcomes.OffsetTooSmall,
     outcomes.OffsetTooLarge,
     outcomes.UnitsMissing,
@@ -76,12 +79,18 @@ class ReadRules(Struct, frozen=True):
 
     def suggested_broker_id(self, group: GroupConfig, outcome: ReadOutcome, asked: int) -> int:
         """Return the id of the broker to pull from next."""
-        if not self.corrects_offsets and _status_on_master(outcome, asked) is Status.MOVED:
+        if not self.corrects_offsets and _is_missing(outcome, asked):
             return group.broker_id
         if not self.suggests_slaves:
             return MASTER_ID
         is_slow = getattr(outcome, "suggest_slave", False)
         return group.which_broker_when_consume_slowly if is_slow else group.broker_id
+
+
+def _is_missing(outcome: ReadOutcome, asked: int) -> bool:
+    """Whether this copy of the log does not have what was asked for."""
+    is_moved = _status_on_master(outcome, asked) is Status.MOVED
+    return is_moved or isinstance(outcome, _UNREADABLE)
 
 
 def _status_on_master(outcome: ReadOutcome, asked: int) -> Status:
