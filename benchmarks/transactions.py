@@ -23,7 +23,7 @@ from measure import print_table
 from turbopump.broker.broker import Broker
 from turbopump.broker.clients import Member, Peer
 from turbopump.broker.config import BrokerConfig, IdentityConfig, TransactionsConfig
-from turbopump.broker.put import Draft, record_of
+from turbopump.broker.message_writer import Draft, record_of
 from turbopump.broker.transactions.half import half_draft, operation
 from turbopump.message import QueueOffset
 from turbopump.net.connection import Connection

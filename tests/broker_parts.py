@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from msgspec import structs
 
-from turbopump.broker.admin import not_yet
+from turbopump.broker.admin import access_control
 from turbopump.broker.admin.groups import GroupRequests
 from turbopump.broker.admin.inspection import InspectionRequests
 from turbopump.broker.admin.progress import ProgressRequests
@@ -23,7 +23,6 @@ from turbopump.broker.admin.topics import TopicRequests
 from turbopump.broker.clients import Consumers, Producers
 from turbopump.broker.config import BrokerConfig, FiltersConfig, IdentityConfig, TopicsConfig
 from turbopump.broker.consumer_filters import ConsumerFilters
-from turbopump.broker.group_members import GroupMembers
 from turbopump.broker.groups import Groups
 from turbopump.broker.handlers.clients import ClientRequests, notify_clients
 from turbopump.broker.handlers.copied_tables import CopiedTables
@@ -31,6 +30,7 @@ from turbopump.broker.handlers.filter_servers import FilterServers
 from turbopump.broker.handlers.offsets import OffsetRequests
 from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.membership import Membership
+from turbopump.broker.membership_file import MembershipFile
 from turbopump.broker.offsets import Offsets
 from turbopump.broker.progress import Progress
 from turbopump.broker.queue_locks import QueueLocks
@@ -206,7 +206,7 @@ class Parts:
         self.producers = Producers()
         self.locks = QueueLocks()
         self.members_file = FakeFile()
-        self.members = GroupMembers(self.members_file, self.consumers, self.locks, self.clock)
+        self.members = MembershipFile(self.members_file, self.consumers, self.locks, self.clock)
         self.consumer_filters_file = FakeFile()
         self.consumer_filters = ConsumerFilters(self.consumer_filters_file, self.clock)
         self.conflicts = SubscriptionConflicts()
@@ -302,7 +302,7 @@ class Parts:
                 clock=self.clock,
             ),
             FilterServers(FiltersConfig(servers=1), identity, self.clock, lambda addresses: None),
-            not_yet,
+            access_control,
         )
         return {code: handler for part in parts for code, handler in part.handlers().items()}
 
@@ -332,7 +332,7 @@ class Parts:
         return answer
 
     def join(self, group: str = "g", topic: str = "T", **changes: Any) -> FakePeer:
-        """Put one more client into a group; ``changes`` are of its heartbeat."""
+        """MessageWriter one more client into a group; ``changes`` are of its heartbeat."""
         number = len(self.consumers.members(group)) + 1
         peer = FakePeer(f"10.0.0.{number}:1")
         wanted = ConsumerData(

@@ -16,7 +16,7 @@ from turbopump.broker import retries
 from turbopump.broker.arrivals import Arrivals
 from turbopump.broker.delays import Delays
 from turbopump.broker.durability import Durability, Promise
-from turbopump.broker.group_members import GroupMembers
+from turbopump.broker.membership_file import MembershipFile
 from turbopump.broker.queue_locks import QueueLocks
 from turbopump.broker.retries import Dropped, Retries
 from turbopump.client import rebalance
@@ -131,8 +131,8 @@ async def lock_dropped_early(right: Function, self: Consumption, owned: Any) -> 
     return done
 
 
-@bug(GroupMembers, "load", "a restart moves no queue", "one call per orderly queue", near=40)
-def incomplete_member_list_after_restart(right: Function, self: GroupMembers, *_: Any) -> None:
+@bug(MembershipFile, "load", "a restart moves no queue", "one call per orderly queue", near=40)
+def incomplete_member_list_after_restart(right: Function, self: MembershipFile, *_: Any) -> None:
     """A broker that starts lists only the members that have sent a heartbeat since."""
 
 
@@ -222,7 +222,7 @@ def delay_progress_not_loaded(right: Function, self: Delays) -> bool:
     return True
 
 
-@bug(OrderlyDelivery, "_bury", "every message ends")
+@bug(OrderlyDelivery, "_dead_letter", "every message ends")
 async def failed_dead_letter_committed(
     right: Function, self: OrderlyDelivery, message: Any
 ) -> bool:

@@ -19,11 +19,11 @@ from turbopump.broker.clients import Consumers, Member
 from turbopump.broker.config import BrokerConfig, GroupsConfig, IdentityConfig, TopicsConfig
 from turbopump.broker.consumer_filters import ConsumerFilters
 from turbopump.broker.delays import Delays
-from turbopump.broker.group_members import GroupMembers
 from turbopump.broker.groups import Groups
 from turbopump.broker.live_config import LiveConfig
+from turbopump.broker.membership_file import MembershipFile
+from turbopump.broker.message_writer import MessageWriter
 from turbopump.broker.offsets import Offsets
-from turbopump.broker.put import Put
 from turbopump.broker.queue_locks import QueueLocks
 from turbopump.broker.topics import Topics
 from turbopump.client.offsets import LocalOffsets
@@ -121,7 +121,7 @@ class KeptOffsets(Kept):
 class EmptyStore:
     """A store that has delivered everything."""
 
-    elapsed = SimpleNamespace(shift_ms=0)
+    steady_clock = SimpleNamespace(shift_ms=0)
     flushed_end = written_end = PhysicalOffset(1 << 40)
 
     def read(self, *_: object) -> QueueEmpty:
@@ -131,12 +131,12 @@ class EmptyStore:
 
 class KeptDelays(Kept):
     async def begin(self) -> None:
-        store, put = cast(Store, EmptyStore()), cast(Put, None)
-        self.table = Delays(store, put, self.file, [1000], self.clock, Supervisor())
+        store, writer = cast(Store, EmptyStore()), cast(MessageWriter, None)
+        self.table = Delays(store, writer, self.file, [1000], self.clock, Supervisor())
         self.table.load()
 
     async def change(self, number: int) -> None:
-        self.table._go_on_at(self.table._levels[0], QueueOffset(number))
+        self.table._skip_to(self.table._levels[0], QueueOffset(number))
         await self.table.saving.save()
 
     def value(self) -> int:
@@ -148,7 +148,7 @@ class KeptMembers(Kept):
 
     async def begin(self) -> None:
         self.consumers = Consumers()
-        self.table = GroupMembers(self.file, self.consumers, QueueLocks(), self.clock)
+        self.table = MembershipFile(self.file, self.consumers, QueueLocks(), self.clock)
         self.table.load(groups_max=10)
 
     async def change(self, number: int) -> None:
@@ -427,7 +427,7 @@ def callers(*names: str) -> set[str]:
 
 
 def test_all_tables_are_those_above() -> None:
-    brokers = ("topics", "groups", "offsets", "delays", "group_members", "consumer_filters")
+    brokers = ("topics", "groups", "offsets", "delays", "membership_file", "consumer_filters")
     tables = {f"broker/{name}.py" for name in brokers} | {"client/offsets.py"}
     assert callers("Table") == tables
     assert callers("self._file.save", "self.file.save") == {"tables.py", "nameserver/kv.py"}

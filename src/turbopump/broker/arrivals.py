@@ -132,7 +132,7 @@ class Arrivals:
             for pull in queue.wanting(arrival):
                 self._wake(pull)
 
-    def wake_behind(self) -> None:
+    def wake_stale(self) -> None:
         """Let those try again that wait for nothing new."""
         for pull in self._behind:
             self._wake(pull)

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from turbopump.broker.administration import Administration
 from turbopump.broker.config import BrokerConfig
 from turbopump.broker.delays import WATCH_MS
 from turbopump.broker.filter_servers import FilterServerProcesses
@@ -19,12 +20,13 @@ from turbopump.broker.handlers.slave import refusals
 from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.lost_tables import note_missing, queue_counts, recover_topics
 from turbopump.broker.membership import SWEEP_INTERVAL_MS
-from turbopump.broker.parts import Administration, MessagePath, State
+from turbopump.broker.message_path import MessagePath
 from turbopump.broker.registration import Registration
 from turbopump.broker.replication.slave_tables import table_copies
+from turbopump.broker.state import State
 from turbopump.broker.stats import SAMPLE_INTERVAL_MS
+from turbopump.broker.store_ticker import StoreTicker
 from turbopump.broker.topics import is_readable
-from turbopump.broker.upkeep import Upkeep
 from turbopump.errors import InvalidArgument, ListenFailed, ServerFailed
 from turbopump.machine import Machine
 from turbopump.net.connection import Connection
@@ -207,10 +209,10 @@ class Broker:
         note_missing(missing, counts)
         is_lost = self.state.topics.saving in missing
         recover_topics(self.state.topics, counts, is_table_lost=is_lost)
-        self.state.offsets.lower_to_ends(self.queue_end)
+        self.state.offsets.clamp_to_ends(self.queue_end)
         self.path.transactions.load()
-        watch = self._work.watch("store upkeep", is_essential=True)
-        self._upkeep = Upkeep(self.store, self._clock, watch)
+        watch = self._work.watch("store maintenance", is_essential=True)
+        self._store_ticker = StoreTicker(self.store, self._clock, watch)
         self._registration = Registration(
             config=self.config,
             topics=self.state.topics,
@@ -254,7 +256,7 @@ class Broker:
             self._copy_tables()
         else:
             self._run_master()
-        self._upkeep.note_message()
+        self._store_ticker.note_message()
         first_ms = _RETENTION_FIRST_MS if self.store.refusal is None else _RETENTION_FULL_MS
         every("retention", _RETENTION_INTERVAL_MS, self._retain, first_ms=first_ms)
         every("held pulls", lambda: self.config.long_polling.sweep_interval_ms, self._sweep)
@@ -272,7 +274,7 @@ class Broker:
                 self.config.filters, self.config.identity, self._server.port
             )
             processes.start(self._work)
-        self._await_absent()
+        self._await_reconnects()
 
     def _copy_tables(self) -> None:
         """Keep a slave's tables equal to its master's, wherever that is."""
@@ -292,7 +294,7 @@ class Broker:
     def _check_interval_ms(self) -> int:
         return self.config.transactions.check_interval_ms
 
-    def _await_absent(self) -> None:
+    def _await_reconnects(self) -> None:
         """Give the members of before a restart time to reconnect, if there are any."""
         absent, wait_ms = self.state.consumers.absent, self.config.groups.member_reconnect_ms
         if not absent:
@@ -312,7 +314,7 @@ class Broker:
         if not self._ready:
             return
         self._ready = False
-        self._upkeep.stop()
+        self._store_ticker.stop()
         self.path.delays.stop()
         self.path.sends.close()
         self.path.arrivals.release_all()
@@ -327,7 +329,7 @@ class Broker:
             rest.callback(self.store.flush)
             rest.callback(self.path.transactions.stop)
             rest.callback(self.path.deadlines.close)
-            rest.callback(self.path.work_ahead.stop)
+            rest.callback(self.path.queueing_delay.stop)
             rest.push_async_callback(self._server.drain, _DRAIN_MS)
             rest.push_async_callback(self._pool.close)
             rest.push_async_callback(self._unregister)
@@ -372,7 +374,7 @@ class Broker:
     # --- what happens -----------------------------------------------------------------------------
 
     def _arrived(self, arrivals: list[Arrival]) -> None:
-        self._upkeep.note_message()
+        self._store_ticker.note_message()
         for arrival in arrivals:
             self.path.arrivals.notify(arrival)
             if arrival.topic == SCHEDULE_TOPIC:
@@ -384,7 +386,7 @@ class Broker:
 
     def _sweep(self) -> None:
         arrivals = self.path.arrivals
-        arrivals.wake_behind()
+        arrivals.wake_stale()
         # Who was held since has read up to the same end, so without news nobody was overlooked.
         seen = (self.store.readable_end, self.state.topics.data_version)
         if seen == self._swept:

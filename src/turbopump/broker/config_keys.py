@@ -243,7 +243,7 @@ KEYS = _BY_KEY.keys()
 _VALUE_CHARS_MAX = 8192
 """Longest value of any setting, such as a list of name servers."""
 
-NOT_YET = {
+UNSUPPORTED = {
     "aclEnable": "false",
     "enableDLegerCommitLog": "false",
     "enableLmq": "false",
@@ -312,8 +312,8 @@ def updated(config: BrokerConfig, settings: Settings) -> BrokerConfig:
     if refused:
         raise InvalidArgument(f"{', '.join(refused)}: on the blacklist, not to be changed")
     for key, text in settings.items():
-        if key in NOT_YET:
-            _refuse_not_yet(key, text)
+        if key in UNSUPPORTED:
+            _refuse_unsupported(key, text)
     known = {key: value for key, value in settings.items() if key in _BY_KEY}
     fresh = _applied(config, known)
     for key in known:
@@ -328,8 +328,8 @@ def _known(settings: Settings) -> dict[str, str]:
     for key, text in settings.items():
         if key in _BY_KEY:
             known[key] = text
-        elif key in NOT_YET:
-            _refuse_not_yet(key, text)
+        elif key in UNSUPPORTED:
+            _refuse_unsupported(key, text)
         elif key in WITHOUT_EFFECT:
             _log.info("%s has no effect here", key)
         else:
@@ -337,9 +337,9 @@ def _known(settings: Settings) -> dict[str, str]:
     return known
 
 
-def _refuse_not_yet(key: str, text: str) -> None:
-    if text.lower() != NOT_YET[key]:
-        raise InvalidArgument(f"{key} is {text!r}: only {NOT_YET[key]} is supported")
+def _refuse_unsupported(key: str, text: str) -> None:
+    if text.lower() != UNSUPPORTED[key]:
+        raise InvalidArgument(f"{key} is {text!r}: only {UNSUPPORTED[key]} is supported")
 
 
 def _unknown_text(key: str) -> str:

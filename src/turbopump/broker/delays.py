@@ -2,8 +2,8 @@
 
 A level's queue is in order of delivery, because all its messages wait equally long. So one timer a
 level is enough: it is set for the queue's head, and a run delivers everything that is due. What
-counts is the time that has passed since a message was stored (`turbopump.store.elapsed`), also when
-the clock was set meanwhile.
+counts is the time since a message was stored by `turbopump.store.steady_clock`, even if the wall
+clock was set meanwhile.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 
 from turbopump.broker.delay_recovery import SavedDelays, delivered_end
 from turbopump.broker.durability import Outcome
-from turbopump.broker.put import Draft, Put, draft_like, record_of
+from turbopump.broker.message_writer import Draft, MessageWriter, draft_like, record_of
 from turbopump.clock import Clock
 from turbopump.errors import RecordError, RemoteError, StoreError
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store import outcomes
 from turbopump.store.config import ReadLimits
-from turbopump.store.elapsed import CLOCK_SET_MS, ElapsedTime
 from turbopump.store.outcomes import Appended, Arrival, Filter, Units
+from turbopump.store.steady_clock import CLOCK_SET_MS, SteadyClock
 from turbopump.store.store import Store
 from turbopump.supervisor import Supervisor, Watch
 from turbopump.tables import Table, TableFile
@@ -53,23 +53,23 @@ _MARKS_MAX = 64
 _RUN_LIMITS = ReadLimits.uniform(bytes_max=8 * 1024 * 1024, count_max=RUN_COUNT_MAX)
 
 
-class Due:
+class DueFilter:
     """The filter that lets pass the messages at the front of a level's queue whose time has come.
 
     ``forgive`` lets pass those too that lie further ahead than any message of the level can, which
     happens when the clock was set back after they were stored.
     """
 
-    def __init__(self, elapsed: ElapsedTime, delay_ms: int, *, forgive: bool) -> None:
-        self._elapsed = elapsed
-        self.now_ms = elapsed.now_ms()
+    def __init__(self, steady_clock: SteadyClock, delay_ms: int, *, forgive: bool) -> None:
+        self._steady_clock = steady_clock
+        self.now_ms = steady_clock.now_ms()
         self._latest_ms = self.now_ms + delay_ms
         self._forgive = forgive
         self.head_ms: int | None = None
         """When the first of them is to be delivered."""
 
     def __call__(self, units: Units) -> NDArray[np.bool_]:
-        times = units["tags_code"] - self._elapsed.shifts_ms(units["physical_offset"])
+        times = units["tags_code"] - self._steady_clock.shifts_ms(units["physical_offset"])
         self.head_ms = int(times[0])
         due = times <= self.now_ms
         if self._forgive:
@@ -132,7 +132,7 @@ class Level:
             if behind > self.safe_offset:
                 self.safe_offset, self.log_end = behind, log_end
 
-    def go_on_at(self, offset: QueueOffset, log_end: PhysicalOffset) -> None:
+    def skip_to(self, offset: QueueOffset, log_end: PhysicalOffset) -> None:
         """Go on elsewhere, because the messages up to there are gone."""
         self.offset = self.safe_offset = offset
         self.log_end = log_end
@@ -150,14 +150,14 @@ class Delays:
     def __init__(
         self,
         store: Store,
-        put: Put,
+        writer: MessageWriter,
         file: TableFile,
         levels_ms: Sequence[int],
         clock: Clock,
         work: Supervisor,
     ) -> None:
         self._store = store
-        self._put = put
+        self._writer = writer
         self._file = file
         self._clock = clock
         self._work = work
@@ -170,7 +170,7 @@ class Delays:
         """How often the progress of any level has changed."""
         self._noted_changes = 0
         self._running = False
-        self._shift_ms = store.elapsed.shift_ms
+        self._shift_ms = store.steady_clock.shift_ms
         self._missed_ms = self._timers_missed_ms()
 
     @property
@@ -248,7 +248,7 @@ class Delays:
         """Deliver what is due, and from now on what becomes due."""
         self._running = True
         for level in self._levels:
-            self._look_in(level, 0)
+            self._schedule_run(level, 0)
 
     def stop(self) -> None:
         """Deliver nothing more."""
@@ -264,27 +264,27 @@ class Delays:
             return
         level = self._levels[arrival.queue_id]
         if not level.is_watched and self._running:
-            self._look_in(level, min(arrival.tags_code - self._clock.now_ms(), level.delay_ms))
+            self._schedule_run(level, min(arrival.tags_code - self._clock.now_ms(), level.delay_ms))
 
     def watch_clock(self) -> None:
         """Look at all levels if the clock was set or timers are late; call it every `WATCH_MS`."""
-        elapsed = self._store.elapsed
+        steady_clock = self._store.steady_clock
         # The store does so itself while messages come.
-        elapsed.check(self._store.written_end, self._clock.now_ms())
-        shift_ms, self._shift_ms = self._shift_ms, elapsed.shift_ms
+        steady_clock.check(self._store.written_end, self._clock.now_ms())
+        shift_ms, self._shift_ms = self._shift_ms, steady_clock.shift_ms
         missed_ms, self._missed_ms = self._missed_ms, self._timers_missed_ms()
         if self._shift_ms == shift_ms and self._missed_ms - missed_ms < CLOCK_SET_MS:
             return
         for level in self._levels:
             level.head = None
             if level.is_watched:
-                self._look_in(level, 0)
+                self._schedule_run(level, 0)
 
     def _timers_missed_ms(self) -> int:
         """Return a number that grows by the time that timers do not count: the machine slept."""
         return self._clock.uptime_ms() - int(asyncio.get_running_loop().time() * 1000)
 
-    def _look_in(self, level: Level, wait_ms: int) -> None:
+    def _schedule_run(self, level: Level, wait_ms: int) -> None:
         """Look at a level after a while, and not when it was to be looked at before."""
         if level.timer is not None:
             level.timer.cancel()
@@ -308,20 +308,20 @@ class Delays:
                 level.failing = None
         # A flush that has failed already says itself when to try again.
         if wait_ms is not None and not level.is_watched and self._running:
-            self._look_in(level, wait_ms)
+            self._schedule_run(level, wait_ms)
 
     def _deliver_due(self, level: Level) -> int | None:
         """Return how long to wait before the next look; None when the queue is empty."""
-        if self._put.busy() is not None:
+        if self._writer.busy() is not None:
             return RETRY_MS
-        now_ms = self._store.elapsed.now_ms()
+        now_ms = self._store.steady_clock.now_ms()
         if level.head is not None and level.head[0] == level.offset:
             head_ms = level.head[1]
             if now_ms < head_ms <= now_ms + level.delay_ms:
-                return self._until(level, head_ms, now_ms)
+                return self._wait_ms(level, head_ms, now_ms)
         held = level.held_until_ms
         forgive = held is not None and now_ms >= held
-        due = Due(self._store.elapsed, level.delay_ms, forgive=forgive)
+        due = DueFilter(self._store.steady_clock, level.delay_ms, forgive=forgive)
         outcome = self._store.read(
             SCHEDULE_TOPIC,
             level.queue_id,
@@ -336,7 +336,7 @@ class Delays:
                 return 0
             case outcomes.NoMatch():
                 level.head = None if due.head_ms is None else (level.offset, due.head_ms)
-                return self._until(level, due.head_ms, now_ms)
+                return self._wait_ms(level, due.head_ms, now_ms)
             case outcomes.OffsetTooSmall() | outcomes.OffsetTooLarge():
                 _log.warning(
                     "delay level %d: offset %d is not in the queue, going on at %d",
@@ -344,23 +344,23 @@ class Delays:
                     level.offset,
                     outcome.next_offset,
                 )
-                self._go_on_at(level, outcome.next_offset)
+                self._skip_to(level, outcome.next_offset)
                 return 0
             case outcomes.MessagesRemoved():
                 # Gone before its time: one at a time, the next one may still be there.
-                self._go_on_at(level, QueueOffset(level.offset + 1))
+                self._skip_to(level, QueueOffset(level.offset + 1))
                 return 0
             case outcomes.MessageDamaged():
-                self._go_on_at(level, outcome.next_offset)
+                self._skip_to(level, outcome.next_offset)
                 return 0
             case _:
                 return None
 
-    def _go_on_at(self, level: Level, offset: QueueOffset) -> None:
-        level.go_on_at(offset, self._store.written_end)
+    def _skip_to(self, level: Level, offset: QueueOffset) -> None:
+        level.skip_to(offset, self._store.written_end)
         self.changes += 1
 
-    def _until(self, level: Level, head_ms: int | None, now_ms: int) -> int:
+    def _wait_ms(self, level: Level, head_ms: int | None, now_ms: int) -> int:
         wait_ms = WATCH_MS if head_ms is None else head_ms - now_ms
         if wait_ms <= level.delay_ms:
             level.held_until_ms = None
@@ -386,12 +386,12 @@ class Delays:
                 level.settle(self._store.flushed_end)
                 level.offset = level.safe_offset
                 if self._running:
-                    self._look_in(level, RETRY_MS)
+                    self._schedule_run(level, RETRY_MS)
 
         appended = self._stored([[record] for record in records if record is not None])
         level.offset = behind
         if appended:
-            self._put.when_settled(appended, done)
+            self._writer.when_settled(appended, done)
         else:
             level.note_delivered(self._store.flushed_end, behind)
             self.changes += 1
@@ -401,7 +401,7 @@ class Delays:
         try:
             view = decode_record(message)
             if body_crc(view.stored_body) == view.body_crc:
-                return record_of(_own(view))
+                return record_of(_own_target(view))
             # The copy would get a checksum that fits, and pass for a good message.
             reason = "delayed message, not delivered: the body does not match its checksum"
             self._store.note_damaged(view.physical_offset, reason)
@@ -414,7 +414,7 @@ class Delays:
         if not groups:
             return []
         try:
-            return self._put.groups(groups)
+            return self._writer.append_groups(groups)
         except RemoteError as error:
             if error.code != ResponseCode.MESSAGE_ILLEGAL:
                 raise
@@ -424,7 +424,7 @@ class Delays:
             return []
 
 
-def _own(view: MessageView) -> Draft:
+def _own_target(view: MessageView) -> Draft:
     # The properties stay as they are, the delay level included: it is not looked at again.
     named = view.properties
     return draft_like(view, named[names.REAL_TOPIC], int(named[names.REAL_QUEUE_ID]), named)

@@ -8,7 +8,7 @@ from types import MappingProxyType
 import msgspec
 
 from turbopump.broker.config import GroupsConfig
-from turbopump.broker.shares import CreationShares
+from turbopump.broker.creation_quota import CreationQuota
 from turbopump.broker.topics import next_version
 from turbopump.clock import Clock
 from turbopump.errors import InvalidArgument, RemoteError, WriteFailed
@@ -68,7 +68,7 @@ class Groups:
             data_version=DataVersion(counter=0, timestamp=clock.now_ms()),
             subscription_group_table={name: GroupConfig(group_name=name) for name in BOOT_GROUPS},
         )
-        self._shares = CreationShares()
+        self._quota = CreationQuota()
         self.saving = Table("groups", file, lambda: msgspec.json.encode(self._current))
 
     def load(self) -> bool:
@@ -110,7 +110,7 @@ class Groups:
         wrong = self._check_room(name) or self._check_share(name, client)
         if wrong is not None:
             raise RemoteError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, wrong)
-        self._shares.note(name, client)
+        self._quota.note(name, client)
         made = GroupConfig(group_name=name)
         self._adopt(self._current.subscription_group_table | {name: made})
         return made
@@ -128,7 +128,7 @@ class Groups:
         if name not in self.table:
             return False
         await self._change(name, None)
-        self._shares.forget(name)
+        self._quota.forget(name)
         return True
 
     def adopt_copy(self, copied: GroupConfigTable) -> None:
@@ -152,7 +152,7 @@ class Groups:
 
     def _check_share(self, name: str, client: str) -> str | None:
         free = self.config.groups_max - len(self._current.subscription_group_table)
-        wrong = self._shares.refusal(client, free)
+        wrong = self._quota.refusal(client, free)
         return wrong and f"group {name} is not created: {wrong} (groupsMax)"
 
     def _adopt(self, table: dict[str, GroupConfig]) -> None:

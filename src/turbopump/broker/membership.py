@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from turbopump.broker.clients import ConsumerGroup, Consumers, Member, Peer, Producers
 from turbopump.broker.config import GroupsConfig
 from turbopump.broker.consumer_filters import ConsumerFilters
-from turbopump.broker.group_members import GroupMembers
 from turbopump.broker.groups import Groups, check_group_name, check_producer_group_name
+from turbopump.broker.membership_file import MembershipFile
 from turbopump.broker.queue_locks import QueueLocks
 from turbopump.broker.subscription_conflicts import SubscriptionConflicts
 from turbopump.broker.topics import Topics
@@ -49,7 +49,7 @@ class Membership:
         consumers: Consumers,
         producers: Producers,
         locks: QueueLocks,
-        members: GroupMembers,
+        members: MembershipFile,
         topics: Topics,
         groups: Groups,
         consumer_filters: ConsumerFilters,

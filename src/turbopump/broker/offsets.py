@@ -32,7 +32,7 @@ class Offsets:
             self._table = saved.offset_table
         return saved is not None
 
-    def lower_to_ends(self, end_of: Callable[[str, int], int]) -> None:
+    def clamp_to_ends(self, end_of: Callable[[str, int], int]) -> None:
         """Lower offsets beyond the end of their queue, which a power failure may have cut.
 
         Else groups would skip the messages that get these offsets next.

@@ -16,10 +16,10 @@ from turbopump.broker.config import BrokerConfig
 from turbopump.broker.durability import Outcome, Promise
 from turbopump.broker.groups import Groups
 from turbopump.broker.live_config import LiveConfig
+from turbopump.broker.message_writer import Draft, MessageWriter
 from turbopump.broker.offsets import Offsets
 from turbopump.broker.pull_run import PullRun
 from turbopump.broker.pull_status import MASTER_ID, ReadRules, Status
-from turbopump.broker.put import Draft, Put
 from turbopump.broker.stats import Stats
 from turbopump.broker.subscription_filters import SubscriptionFilters
 from turbopump.broker.topics import Topics, is_readable
@@ -96,7 +96,7 @@ class Pulls:
         config: LiveConfig,
         store_host: Host,
         store: Store,
-        put: Put,
+        writer: MessageWriter,
         arrivals: Arrivals,
         topics: Topics,
         groups: Groups,
@@ -109,7 +109,7 @@ class Pulls:
         self._config = config
         self._store_host = store_host
         self._store = store
-        self._put = put
+        self._writer = writer
         self._arrivals = arrivals
         self._topics = topics
         self._groups = groups
@@ -143,7 +143,7 @@ class Pulls:
             self._consumers.note_puller(pull.group, pull.client)
         wanted = self._wanted(pull, group)
         # Slaves copy offsets from their master: what is committed here would be lost.
-        if self._put.is_slave:
+        if self._writer.is_slave:
             return wanted
         if pull.commit_offset is not None and self._is_committable(pull, pull.commit_offset):
             self._offsets.commit(pull.group, pull.topic, pull.queue_id, pull.commit_offset)
@@ -336,7 +336,7 @@ class Pulls:
         }
         # Only a note: a store that refuses writes must still answer reads.
         with contextlib.suppress(RemoteError):
-            record = self._put.record(
+            record = self._writer.record(
                 Draft(
                     topic=OFFSET_MOVED_TOPIC,
                     queue_id=0,
@@ -347,7 +347,7 @@ class Pulls:
                     store_host=self._store_host,
                 )
             )
-            self._put.now([record], Promise.WRITTEN, _unreported)
+            self._writer.append_now([record], Promise.WRITTEN, _unreported)
 
 
 def _unreported(_: Outcome) -> None:

@@ -95,40 +95,42 @@ class Registration:
         self._on_master: list[OnMaster] = []
         self._whole: tuple[DataVersion, BrokerConfig, bytes] | None = None
         """The registration of all topics as it was made last, and what of."""
-        self._heralds = [_Herald(self, pool, server) for server in config.registration.name_servers]
+        self._links = [
+            _NameServerLink(self, pool, server) for server in config.registration.name_servers
+        ]
 
     def start(self, work: Supervisor) -> None:
         """Tell every name server now, and keep it informed until the work is stopped."""
-        for herald in self._heralds:
-            work.keep(f"registration with {herald.server}", herald.run)
+        for link in self._links:
+            work.keep(f"registration with {link.server}", link.run)
 
     async def wait_tried(self) -> None:
         """Wait until every name server was tried; failures are logged."""
-        for herald in self._heralds:
-            await herald.tried.wait()
+        for link in self._links:
+            await link.tried.wait()
 
     async def announce(self, topic: TopicConfig) -> None:
         """Tell of one changed topic and wait a while until each name server has been told."""
-        told = [herald.tell(topic) for herald in self._heralds]
+        told = [link.announce_soon(topic) for link in self._links]
         if told:
             await asyncio.wait(told, timeout=ANNOUNCE_WAIT_MS / 1000)
 
     def topic_changed(self, topic: TopicConfig) -> None:
         """Tell of one changed topic soon, without waiting; to be given to `Topics.listen`."""
-        for herald in self._heralds:
-            herald.tell(topic)
+        for link in self._links:
+            link.announce_soon(topic)
 
     def announce_all(self) -> None:
         """Tell of all topics soon, without waiting; after a change that concerns all of them."""
         self._topics.renew_version()
-        for herald in self._heralds:
-            herald.tell_all()
+        for link in self._links:
+            link.announce_all_soon()
 
     def announce_filter_servers(self, addresses: list[str]) -> None:
         """Tell which filter servers there are now, soon, without waiting."""
         self._filter_servers, self._whole = addresses, None
-        for herald in self._heralds:
-            herald.tell_all()
+        for link in self._links:
+            link.announce_all_soon()
 
     def listen_to_master(self, on_master: OnMaster) -> None:
         """Call a function whenever a slave's master is reported at another address."""
@@ -136,9 +138,9 @@ class Registration:
 
     async def unregister(self) -> None:
         """Take the broker out of all routes at once; failures are logged."""
-        await asyncio.gather(*(herald.unregister() for herald in self._heralds))
+        await asyncio.gather(*(link.unregister() for link in self._links))
 
-    # --- for the heralds --------------------------------------------------------------------------
+    # --- for the links --------------------------------------------------------------------------
 
     @property
     def version(self) -> DataVersion:
@@ -223,14 +225,14 @@ def permitted(topics: Mapping[str, TopicConfig], access: AccessConfig) -> dict[s
     }
 
 
-class _Told(Struct, frozen=True):
+class _Announced(Struct, frozen=True):
     """What a name server was last told, and over which connection."""
 
     connection: NameServerConnection
     version: DataVersion
 
 
-class _Herald:
+class _NameServerLink:
     """Keeps one name server informed."""
 
     def __init__(self, registration: Registration, pool: NameServers, server: str) -> None:
@@ -239,13 +241,13 @@ class _Herald:
         self.server = server
         self.tried = asyncio.Event()
         """Set when it was told for the first time, or could not be."""
-        self._told: _Told | None = None
+        self._announced: _Announced | None = None
         self._changed: dict[str, None] = {}
         self._news = asyncio.Event()
         self._waiting: list[asyncio.Future[None]] = []
         self._is_reached: bool | None = None
 
-    def tell(self, topic: TopicConfig) -> asyncio.Future[None]:
+    def announce_soon(self, topic: TopicConfig) -> asyncio.Future[None]:
         """Have a changed topic told soon; the result is done when that was tried."""
         self._changed[topic.topic_name] = None
         told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -253,8 +255,8 @@ class _Herald:
         self._news.set()
         return told
 
-    def tell_all(self) -> None:
-        self._told = None
+    def announce_all_soon(self) -> None:
+        self._announced = None
         self._news.set()
 
     async def run(self) -> None:
@@ -302,11 +304,11 @@ class _Herald:
         changed, self._changed = self._changed, {}
         version = self._registration.version
         command = self._registration.command(self._partial(connection, changed))
-        self._told = None
+        self._announced = None
         answer = await connection.request(command, timeout_ms)
         if answer.code != ResponseCode.SUCCESS:
             return f"code {answer.code}: {answer.remark}"
-        self._told = _Told(connection, version)
+        self._announced = _Announced(connection, version)
         header = headers.RegisterBrokerAnswer.from_ext_fields(answer.ext_fields)
         self._registration.note_master(header)
         body = whole_body(answer)
@@ -322,7 +324,7 @@ class _Herald:
         A part is enough only for a name server that knows the rest: it would take the version that
         comes with it for the whole, and pass over the whole when it comes.
         """
-        told = self._told
+        told = self._announced
         knows_rest = (
             told is not None
             and told.connection is connection

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from turbopump.broker.clients import Member, Producers
 from turbopump.broker.durability import Late, Outcome, Promise
-from turbopump.broker.put import Draft, Put, waits_for_disk
+from turbopump.broker.message_writer import Draft, MessageWriter, waits_for_disk
 from turbopump.broker.send import Send, Sends, host_of
 from turbopump.clock import Clock
 from turbopump.errors import RemoteError
@@ -48,14 +48,14 @@ class Replies:
         *,
         store_host: Host,
         sends: Sends,
-        put: Put,
+        writer: MessageWriter,
         producers: Producers,
         push: Push,
         clock: Clock,
     ) -> None:
         self._store_host = store_host
         self._sends = sends
-        self._put = put
+        self._writer = writer
         self._producers = producers
         self._push_to = push
         self._clock = clock
@@ -97,7 +97,7 @@ class Replies:
         )
         kept: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         promise = Promise.DURABLE if waits_for_disk(properties) else Promise.WRITTEN
-        self._put.now([self._put.record(draft)], promise, _finish, kept)
+        self._writer.append_now([self._writer.record(draft)], promise, _finish, kept)
         return await kept
 
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from turbopump.broker.durability import Late, Outcome, Promise
 from turbopump.broker.groups import Groups
 from turbopump.broker.live_config import LiveConfig
-from turbopump.broker.put import Draft, Put, refusal
+from turbopump.broker.message_writer import Draft, MessageWriter, refusal
 from turbopump.broker.send import UNIT_RETRY_TOPIC
 from turbopump.broker.stats import Stats
 from turbopump.broker.topics import Topics, is_writable
@@ -67,7 +67,7 @@ class Retries:
         *,
         config: LiveConfig,
         store: Store,
-        put: Put,
+        writer: MessageWriter,
         topics: Topics,
         groups: Groups,
         stats: Stats,
@@ -75,7 +75,7 @@ class Retries:
     ) -> None:
         self._config = config
         self._store = store
-        self._put = put
+        self._writer = writer
         self._topics = topics
         self._groups = groups
         self._stats = stats
@@ -88,7 +88,7 @@ class Retries:
         of the copy says: the consumer commits the failed message then.
         """
         try:
-            self._put.refuse_on_slave()
+            self._writer.refuse_on_slave()
             group = self._group(failed.group, failed.client)
             if group.retry_queue_nums <= 0:
                 on_outcome(Dropped(), *args)
@@ -100,7 +100,7 @@ class Retries:
             on_outcome(refusal(error), *args)
             return
         topic = message.topic
-        self._put.soon(
+        self._writer.append_soon(
             [record], Promise.DURABLE, self._stored, failed.group, topic, on_outcome, args
         )
 
@@ -126,7 +126,7 @@ class Retries:
         if target.write_queue_nums < 1:
             raise _not_writable(target.topic_name)
         queue_id = self._chance.randrange(target.write_queue_nums)
-        return self._put.record(_again(message, target.topic_name, queue_id, level))
+        return self._writer.record(_again(message, target.topic_name, queue_id, level))
 
     def _stored(
         self,

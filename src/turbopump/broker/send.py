@@ -13,11 +13,18 @@ from turbopump.broker.config import BrokerConfig
 from turbopump.broker.durability import Late, Outcome, Promise
 from turbopump.broker.groups import Groups
 from turbopump.broker.live_config import LiveConfig
-from turbopump.broker.overload import WorkAhead
-from turbopump.broker.put import Draft, Put, delay_level_of, record_of, refusal, waits_for_disk
+from turbopump.broker.message_writer import (
+    Draft,
+    MessageWriter,
+    delay_level_of,
+    record_of,
+    refusal,
+    waits_for_disk,
+)
+from turbopump.broker.queueing_delay import QueueingDelay
 from turbopump.broker.stats import Stats
 from turbopump.broker.topics import Topics, queues_of
-from turbopump.broker.transactions.half import half_draft, says_half
+from turbopump.broker.transactions.half import half_draft, is_half
 from turbopump.broker.transactions.transactions import prepare_topics
 from turbopump.clock import Clock
 from turbopump.errors import BodyError, InvalidArgument, RemoteError, WriteRefused
@@ -90,8 +97,8 @@ class Sends:
         *,
         config: LiveConfig,
         store_host: Host,
-        put: Put,
-        work_ahead: WorkAhead,
+        writer: MessageWriter,
+        queueing_delay: QueueingDelay,
         topics: Topics,
         groups: Groups,
         stats: Stats,
@@ -100,8 +107,8 @@ class Sends:
     ) -> None:
         self._config = config
         self._store_host = store_host
-        self._put = put
-        self._work_ahead = work_ahead
+        self._writer = writer
+        self._queueing_delay = queueing_delay
         self._topics = topics
         self._groups = groups
         self._stats = stats
@@ -136,7 +143,9 @@ class Sends:
         # acknowledged, so the broker's mode decides.
         durable = waits or _is_retry(send)
         promise = Promise.DURABLE if durable else Promise.WRITTEN
-        self._put.soon(records, promise, self._stored, send, target, len(records), on_outcome, args)
+        self._writer.append_soon(
+            records, promise, self._stored, send, target, len(records), on_outcome, args
+        )
 
     def _stored(
         self,
@@ -171,7 +180,7 @@ class Sends:
     def _refuse_when_busy(self) -> None:
         if self._is_closed:
             raise RemoteError(ResponseCode.SERVICE_NOT_AVAILABLE, "the broker is closing")
-        waited_ms = self._work_ahead.wait_ms
+        waited_ms = self._queueing_delay.wait_ms
         if self._wait_max_ms is not None and waited_ms > self._wait_max_ms:
             raise RemoteError(
                 ResponseCode.SYSTEM_BUSY,
@@ -197,7 +206,7 @@ class Sends:
 
     def admit(self, send: Send) -> TopicConfig:
         """Return the topic that a message may be stored in, made from its template if need be."""
-        self._put.refuse_on_slave()
+        self._writer.refuse_on_slave()
         starts_ms = self._sends_from_ms
         if starts_ms and starts_ms > self._clock.now_ms():
             raise RemoteError(
@@ -275,8 +284,8 @@ class Sends:
         self, send: Send, target: _Target, properties: dict[str, str]
     ) -> tuple[list[Record], bool]:
         """Return the record of a message that may be delayed or part of a transaction."""
-        waits, is_half = waits_for_disk(properties), says_half(properties, send.topic)
-        if delay_level_of(properties) == 0 and not is_half:
+        waits, half = waits_for_disk(properties), is_half(properties, send.topic)
+        if delay_level_of(properties) == 0 and not half:
             # Delayed messages keep it, as the original's do.
             properties.pop(names.WAIT, None)
         properties[names.CLUSTER] = self._config.current.identity.cluster
@@ -292,8 +301,8 @@ class Sends:
             store_host=self._store_host,
             reconsume_times=send.reconsume_times,
         )
-        if not is_half:
-            return [self._put.record(draft)], waits
+        if not half:
+            return [self._writer.record(draft)], waits
         if self._config.current.transactions.rejected:
             raise self._forbidden("sending transaction message")
         prepare_topics(self._topics)

@@ -33,7 +33,7 @@ _LOGGED_MAX = 100
 """Most inconsistencies of a group that are remembered as logged."""
 
 
-class _Wish(Struct, frozen=True, order=True):
+class _Selection(Struct, frozen=True, order=True):
     """What a member wants of a topic; the same for expressions that mean the same."""
 
     topic: str
@@ -47,7 +47,7 @@ class _Declared(Struct, frozen=True):
     client_id: str
     source: ConsumerData
     """As it came, to recognise a heartbeat that says the same."""
-    wishes: frozenset[_Wish]
+    selections: frozenset[_Selection]
 
 
 class SubscriptionConflicts:
@@ -55,7 +55,7 @@ class SubscriptionConflicts:
 
     def __init__(self) -> None:
         self._groups: dict[str, dict[Peer, _Declared]] = {}
-        self._logged: dict[str, set[frozenset[frozenset[_Wish]]]] = {}
+        self._logged: dict[str, set[frozenset[frozenset[_Selection]]]] = {}
         """The inconsistencies of each group that have been logged since its members agreed."""
 
     def heartbeat(self, connection: Peer, client_id: str, data: ConsumerData) -> None:
@@ -65,13 +65,13 @@ class SubscriptionConflicts:
         known = members.get(connection)
         if known is not None and known.source is data:
             return
-        wishes = _wishes(data.subscription_data_set)
-        if wishes or data.consume_type is not ConsumeType.PULL:
-            members[connection] = _Declared(client_id, data, wishes)
+        selections = _selections(data.subscription_data_set)
+        if selections or data.consume_type is not ConsumeType.PULL:
+            members[connection] = _Declared(client_id, data, selections)
         elif known is not None:
             # It chooses queues by itself, and each of its pulls says what it wants.
             del members[connection]
-        if known is None or known.wishes != wishes:
+        if known is None or known.selections != selections:
             self._compare(name)
 
     def group_changed(self, name: str, group: ConsumerGroup | None) -> None:
@@ -90,29 +90,29 @@ class SubscriptionConflicts:
     def of_group(self, name: str) -> list[InconsistentSubscription]:
         """Return what members want of each topic that they do not agree about."""
         members = self._groups.get(name, {}).values()
-        if len({each.wishes for each in members}) < 2:
+        if len({each.selections for each in members}) < 2:
             return []
-        wanted: dict[str, dict[_Wish | None, list[str]]] = {}
-        topics = {wish.topic for each in members for wish in each.wishes}
+        wanted: dict[str, dict[_Selection | None, list[str]]] = {}
+        topics = {selection.topic for each in members for selection in each.selections}
         for each in members:
-            by_topic = {wish.topic: wish for wish in each.wishes}
+            by_topic = {selection.topic: selection for selection in each.selections}
             for topic in topics:
-                wish = by_topic.get(topic)
-                wanted.setdefault(topic, {}).setdefault(wish, []).append(each.client_id)
+                selection = by_topic.get(topic)
+                wanted.setdefault(topic, {}).setdefault(selection, []).append(each.client_id)
         return [
             InconsistentSubscription(
                 topic=topic,
-                expression_type=None if wish is None else wish.kind,
-                sub_string=None if wish is None else wish.expression,
+                expression_type=None if selection is None else selection.kind,
+                sub_string=None if selection is None else selection.expression,
                 client_ids=sorted(client_ids),
             )
-            for topic, wishes in sorted(wanted.items())
-            if len(wishes) > 1
-            for wish, client_ids in wishes.items()
+            for topic, selections in sorted(wanted.items())
+            if len(selections) > 1
+            for selection, client_ids in selections.items()
         ]
 
     def _compare(self, name: str) -> None:
-        variants = frozenset(each.wishes for each in self._groups[name].values())
+        variants = frozenset(each.selections for each in self._groups[name].values())
         if len(variants) < 2:
             if self._logged.pop(name, None):
                 _log.info("group %s: all members have the same subscriptions again", name)
@@ -130,9 +130,9 @@ class SubscriptionConflicts:
         )
 
 
-def _wishes(subscriptions: Iterable[Subscription]) -> frozenset[_Wish]:
+def _selections(subscriptions: Iterable[Subscription]) -> frozenset[_Selection]:
     return frozenset(
-        _Wish(each.topic, _kind(each), _meaning(each))
+        _Selection(each.topic, _kind(each), _meaning(each))
         for each in subscriptions
         if not each.topic.startswith(RETRY_PREFIX)
     )

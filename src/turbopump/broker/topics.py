@@ -15,7 +15,7 @@ from turbopump.broker.config import (
     IdentityConfig,
     TopicsConfig,
 )
-from turbopump.broker.shares import CreationShares
+from turbopump.broker.creation_quota import CreationQuota
 from turbopump.clock import Clock
 from turbopump.errors import InvalidArgument, RemoteError, WriteFailed
 from turbopump.message import MessageQueue
@@ -86,7 +86,7 @@ class Topics:
         self._boot = {topic.topic_name: topic for topic in _boot_topics(config, identity)}
         self._boot[SCHEDULE_TOPIC] = _topic(SCHEDULE_TOPIC, max(delay_levels, _SCHEDULE_QUEUES_MIN))
         self._table = dict(self._boot)
-        self._shares = CreationShares()
+        self._quota = CreationQuota()
         self.data_version = DataVersion(counter=0, timestamp=clock.now_ms())
 
     def load(self) -> bool:
@@ -157,12 +157,12 @@ class Topics:
         if made is None and name.startswith(RETRY_PREFIX):
             made = _topic(name, 1, sys_flag=sys_flag)
         if made is not None:
-            wrong = self._shares.refusal(client, self.config.topics_max - len(self._table))
+            wrong = self._quota.refusal(client, self.config.topics_max - len(self._table))
             if wrong is not None:
                 text = f"topic[{name}] is not created: {wrong} (topicsMax)"
                 raise RemoteError(ResponseCode.TOPIC_NOT_EXIST, text)
             self._make([made])
-            self._shares.note(name, client)
+            self._quota.note(name, client)
         return made
 
     def create_internal(
@@ -210,7 +210,7 @@ class Topics:
         if name not in self._table:
             return False
         await self._change(name, None)
-        self._shares.forget(name)
+        self._quota.forget(name)
         return True
 
     def recover(self, queues: Mapping[str, int]) -> dict[str, TopicConfig]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
-_TELLS_OF_LOSS_SINCE = (5, 8)
+_REPORTS_LOSS_SINCE = (5, 8)
 _UNWRITTEN_MAX_KB = 64 * 1024
 _UNWRITTEN_PER_FILE_KB = 32
 """What is written, by whomever, in about the time in which a file is forced to disk by itself."""
@@ -46,4 +46,4 @@ def _syncfs() -> Callable[[int], int] | None:
         call = ctypes.CDLL(None, use_errno=True).syncfs
     except (AttributeError, OSError, ValueError):
         return None
-    return call if release >= _TELLS_OF_LOSS_SINCE else None
+    return call if release >= _REPORTS_LOSS_SINCE else None

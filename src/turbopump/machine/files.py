@@ -45,7 +45,7 @@ class Space(NamedTuple):
     free_bytes: int
 
 
-def _named(operation: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+def _with_context(operation: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Have a method name its operation and its file, which is its first argument, in errors."""
 
     def wrap(call: Callable[P, T]) -> Callable[P, T]:
@@ -54,14 +54,14 @@ def _named(operation: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
             try:
                 return call(*args, **kwargs)
             except OSError as error:
-                raise _with_file(error, operation, args[1]) from error
+                raise _with_path(error, operation, args[1]) from error
 
         return named
 
     return wrap
 
 
-def _with_file(error: OSError, operation: str, file: object) -> OSError:
+def _with_path(error: OSError, operation: str, file: object) -> OSError:
     """Return the system's error with what was tried, and the path of the file or descriptor."""
     if error.errno is None or str(error.strerror).startswith("cannot "):
         return error
@@ -77,12 +77,12 @@ def _with_file(error: OSError, operation: str, file: object) -> OSError:
 class Files:
     """The real disk. A subclass may fail, lose or tear whatever passes through it."""
 
-    @_named("open")
+    @_with_context("open")
     def open(self, path: Path) -> int:
         """Open an existing file for reading and writing."""
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
-    @_named("open")
+    @_with_context("open")
     def open_to_read(self, path: Path) -> int:
         """Open an existing file that need not be writable."""
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -91,7 +91,7 @@ class Files:
             raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
         return fd
 
-    @_named("create")
+    @_with_context("create")
     def open_new(self, path: Path) -> int:
         """Open a file for reading and writing; what it held is gone."""
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, _MODE)
@@ -107,20 +107,20 @@ class Files:
                 # A signal or a nearly full disk makes a short write; the next one tells which.
                 written += os.pwrite(fd, memoryview(data)[written:], at + written)
         except OSError as error:
-            raise _with_file(error, "write", fd) from error
+            raise _with_path(error, "write", fd) from error
 
     def read(self, fd: int, size: int, at: int) -> bytes:
         """Read up to ``size`` bytes; fewer only at the end of the file."""
         try:
             return os.pread(fd, size, at)
         except OSError as error:
-            raise _with_file(error, "read", fd) from error
+            raise _with_path(error, "read", fd) from error
 
     def size(self, fd: int) -> int:
         """Return how many bytes the file has at the moment."""
         return os.lseek(fd, 0, os.SEEK_END)
 
-    @_named("resize")
+    @_with_context("resize")
     def truncate(self, fd: int, size: int) -> None:
         """Cut the file, or grow it by a hole that reads as zeros."""
         os.ftruncate(fd, size)
@@ -133,17 +133,17 @@ class Files:
             except OSError as error:
                 if error.errno == errno.ENXIO:
                     return
-                raise _with_file(error, "read", fd) from error
+                raise _with_path(error, "read", fd) from error
             end = os.lseek(fd, at, os.SEEK_HOLE)
             yield at, min(end, size)
             at = end
 
-    @_named("flush")
+    @_with_context("flush")
     def sync(self, fd: int) -> None:
         """Return when the file's data is on disk. Lets other threads run meanwhile."""
         os.fdatasync(fd)
 
-    @_named("map")
+    @_with_context("map")
     def map(self, fd: int, size: int) -> Mapped:
         """Map a file for reading."""
         try:
@@ -152,11 +152,11 @@ class Files:
             # Somebody has cut it.
             raise OSError(errno.EIO, f"it is shorter than {size} bytes") from error
 
-    @_named("rename")
+    @_with_context("rename")
     def rename(self, old: Path, new: Path) -> None:
         old.replace(new)
 
-    @_named("link")
+    @_with_context("link")
     def link(self, path: Path, name: Path) -> None:
         """Give a file a second name."""
         os.link(path, name)
@@ -170,12 +170,12 @@ class Files:
     def is_file(self, path: Path) -> bool:
         return path.is_file()
 
-    @_named("look up")
+    @_with_context("look up")
     def file_size(self, path: Path) -> int:
         """Return how many bytes a file has that need not be open."""
         return path.stat().st_size
 
-    @_named("list")
+    @_with_context("list")
     def entries(self, path: Path) -> list[Path]:
         """Return what is in a directory, sorted by name; nothing if there is no such directory."""
         return sorted(path.iterdir()) if path.is_dir() else []
@@ -184,15 +184,15 @@ class Files:
         """Return the same place as an absolute path without links."""
         return path.resolve()
 
-    @_named("delete")
+    @_with_context("delete")
     def remove(self, path: Path) -> None:
         path.unlink(missing_ok=True)
 
-    @_named("create directory")
+    @_with_context("create directory")
     def make_directory(self, path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
 
-    @_named("delete directory")
+    @_with_context("delete directory")
     def remove_directory(self, path: Path) -> None:
         """Remove a directory unless something is in it."""
         try:
@@ -201,7 +201,7 @@ class Files:
             if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT}:
                 raise
 
-    @_named("flush directory")
+    @_with_context("flush directory")
     def sync_directory(self, path: Path) -> None:
         """Return when the names in a directory are on disk."""
         fd = self.open_directory(path)
@@ -210,7 +210,7 @@ class Files:
         finally:
             os.close(fd)
 
-    @_named("open directory")
+    @_with_context("open directory")
     def open_directory(self, path: Path) -> int:
         """Open a directory, as whatever is to be told about its file system."""
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -222,7 +222,7 @@ class Files:
         except FileNotFoundError:
             return None
 
-    @_named("flush the file system of")
+    @_with_context("flush the file system of")
     def sync_file_system(self, fd: int, instead_of: int) -> bool:
         """Return when all data and names on a directory's file system are on disk.
 
@@ -237,19 +237,19 @@ class Files:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return _UNLIMITED if limit == resource.RLIM_INFINITY else limit
 
-    @_named("look up the space on")
+    @_with_context("look up the space on")
     def used_ratio(self, path: Path) -> float:
         """Return how much of the disk is in use, as ``df`` tells a user without privileges."""
         usage = shutil.disk_usage(path)
         return usage.used / (usage.used + usage.free)
 
-    @_named("look up the space on")
+    @_with_context("look up the space on")
     def space(self, path: Path) -> Space:
         """Return how much space the disk has."""
         usage = shutil.disk_usage(path)
         return Space(usage.total, usage.free)
 
-    @_named("lock")
+    @_with_context("lock")
     def lock(self, fd: int) -> None:
         """Take the lock that keeps out Java too, or raise OSError; it ends with the process.
 
@@ -297,7 +297,7 @@ def _create_renamed(files: Files, path: Path, size: int, spare: Path) -> int:
     return fd
 
 
-def erase_behind(files: Files, fd: int, at: int, size: int) -> None:
+def erase_from(files: Files, fd: int, at: int, size: int) -> None:
     """Make everything from a position on zeros.
 
     Not by cutting the file and growing it again: killed in between, it would have the wrong size.
@@ -398,7 +398,7 @@ class OpenFiles:
         """Return the file, opened if it was not; valid until the next call."""
         fd = self._fds.get(path)
         if fd is None:
-            fd = self.making_room(lambda: self._files.open(path))
+            fd = self.retry_on_emfile(lambda: self._files.open(path))
             self.adopt(path, fd)
         else:
             self._fds.move_to_end(path)
@@ -409,7 +409,7 @@ class OpenFiles:
         self._close_all_but(self._count_max - 1)
         self._fds[path] = fd
 
-    def making_room(self, opening: Callable[[], T]) -> T:
+    def retry_on_emfile(self, opening: Callable[[], T]) -> T:
         """Open something; where the process has too many files open, give up half of these."""
         try:
             return opening()

@@ -10,7 +10,7 @@ from turbopump.machine.background import Background, Threads
 from turbopump.machine.files import REAL_FILES, Files
 
 
-def _chance() -> Random:
+def _new_random() -> Random:
     return Random()  # noqa: S311 - spreads load, keeps no secret
 
 
@@ -21,4 +21,4 @@ class Machine:
     files: Files = REAL_FILES
     background: Background = field(default_factory=Threads)
     clock: Clock = SYSTEM_CLOCK
-    random: Random = field(default_factory=_chance)
+    random: Random = field(default_factory=_new_random)

@@ -133,7 +133,7 @@ class RouteTable:
 
     def register(self, registration: Registration, now_ms: int) -> Registered | TableFull:
         """Take note of a broker and, if it is a master and they may have changed, of its topics."""
-        full = self._lack_of_room(registration)
+        full = self._capacity_error(registration)
         if full is not None:
             return full
         before = self._live.get(registration.address)
@@ -206,7 +206,7 @@ class RouteTable:
             self.remove(address)
         return silent
 
-    def silent_from_ms(self, now_ms: int) -> int:
+    def expiry_min_ms(self, now_ms: int) -> int:
         """Return before which moment none of the brokers, nor one that comes now, can expire."""
         heard_ms = min((live.seen_ms for live in self._live.values()), default=now_ms)
         return heard_ms + SILENCE_MAX_MS
@@ -237,7 +237,7 @@ class RouteTable:
         replicas.addresses[broker_id] = registration.address
         return holder
 
-    def _lack_of_room(self, registration: Registration) -> TableFull | None:
+    def _capacity_error(self, registration: Registration) -> TableFull | None:
         limits = self._limits
         is_new = registration.address not in self._live
         if is_new and len(self._live) >= limits.brokers_max:

@@ -115,7 +115,7 @@ class NameServer:
     def _pause_ms(self) -> int:
         """Scan not before anybody can be silent: brokers that are heard only make it later."""
         now_ms = self._clock.monotonic_ms()
-        wait_ms = self._routes.silent_from_ms(now_ms) - now_ms
+        wait_ms = self._routes.expiry_min_ms(now_ms) - now_ms
         return max(1, math.ceil(wait_ms / SCAN_INTERVAL_MS)) * SCAN_INTERVAL_MS
 
     def _on_disconnect(self, connection: Connection) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 
-from turbopump.wire.alike import Alike, Numbers, Varying
 from turbopump.wire.command import Buffer
+from turbopump.wire.frame_template import FrameTemplate, Numbers, VaryingFields
 from turbopump.wire.framing import FrameDecoder
 
 _log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class RequestRow:
         self.answer = answer
         """Sends the pieces of so many answers, which are encoded already."""
         self._decoder = decoder
-        self.begun: tuple[Alike, ServeRow] | None = None
+        self.begun: tuple[FrameTemplate, ServeRow] | None = None
         """How requests are recognised that go on with a row, and who serves them."""
         self._begun_in_vain = 0
         self._passed_over = 0
@@ -48,7 +48,7 @@ class RequestRow:
         """Whether a request has come that may be like the one being served."""
         return self._decoder.is_followed
 
-    def begin(self, varying: Varying, serve: ServeRow) -> None:
+    def begin(self, varying: VaryingFields, serve: ServeRow) -> None:
         """Have requests behind the one being served handed to a function.
 
         They are like it but for the numbers that vary. What is left over, because the function does

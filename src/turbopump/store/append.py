@@ -12,7 +12,7 @@ from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.commit_log import UNWRITTEN, CommitLog, scan
 from turbopump.store.config import StoreConfig
 from turbopump.store.dispatch import INVISIBLE_BIT
-from turbopump.store.entry_run import EntryRun
+from turbopump.store.entry_batch import EntryBatch
 from turbopump.store.queues import Queues
 from turbopump.wire.record import BLANK_BYTES, Record, RecordEntry
 from turbopump.wire.record_batch import RecordBatch
@@ -33,7 +33,7 @@ class Appender:
         self._log = log
         self._queues = queues
         # Of a write that is not done yet.
-        self._entries: list[RecordEntry | EntryRun] = []
+        self._entries: list[RecordEntry | EntryBatch] = []
         self._parts: list[bytes | memoryview] = []
         self._size_limit = config.record_bytes_max
         # Where the next message goes, and where it has to end if it is not to open a new file.
@@ -42,7 +42,7 @@ class Appender:
         self.store_timestamp_ms = 0
         """Of the last message written."""
 
-    def write(self, groups: Sequence[Group]) -> tuple[list[Place], list[RecordEntry | EntryRun]]:
+    def write(self, groups: Sequence[Group]) -> tuple[list[Place], list[RecordEntry | EntryBatch]]:
         """Write groups, each within one file; after an error, call `undo`."""
         self._parts.clear()
         self._end = self._log.written
@@ -169,7 +169,7 @@ class Appender:
         at, first = self._end, queue.next_offset
         positions = sizes.cumsum() - sizes + at
         self._parts.append(batch.encode(first, positions, now_ms))
-        self._entries.append(EntryRun(batch, total, first, at, positions, now_ms))
+        self._entries.append(EntryBatch(batch, total, first, at, positions, now_ms))
         self._end = PhysicalOffset(at + total)
         self.store_timestamp_ms = now_ms
         queue.next_offset = QueueOffset(first + len(batch))

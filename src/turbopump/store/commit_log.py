@@ -176,10 +176,10 @@ class CommitLog:
         entry = decode_entry(self._view(start)[: self._file_bytes(start)])
         return entry.store_timestamp_ms if entry is not None else 0
 
-    def used_behind(self, end: PhysicalOffset) -> int:
+    def used_bytes_after(self, end: PhysicalOffset) -> int:
         """Count the bytes behind a position that something was written to."""
         behind = (max(start, end) for start in self.starts if start + self.segment_bytes > end)
-        return sum(self._segment_at(position).used_behind(position) for position in behind)
+        return sum(self._segment_at(position).used_bytes_after(position) for position in behind)
 
     def set_aside(self, end: PhysicalOffset) -> Path:
         """Keep what lies behind a position in a directory of its own, beside the log's.
@@ -200,7 +200,7 @@ class CommitLog:
                 # The log has a disk of its own.
                 self._copy_rest(PhysicalOffset(last), self._segments.path_in(directory, last))
                 self._segments.drop_last()
-            self._let_go(last)
+            self._release(last)
             self._unsynced_names = True
         self._files.sync_directory(directory)
         self._files.sync_directory(directory.parent)
@@ -208,7 +208,7 @@ class CommitLog:
 
     def _copy_rest(self, position: PhysicalOffset, path: Path) -> None:
         segment = self._segment_at(position)
-        at, used = position - segment.start, segment.used_behind(position)
+        at, used = position - segment.start, segment.used_bytes_after(position)
         fd = self._files.open_new(path)
         try:
             for part in range(0, used, COPIED_AT_ONCE):
@@ -229,11 +229,11 @@ class CommitLog:
             # The last file goes first: stopped half-way, the files are still an unbroken row.
             # (A slave whose very first write failed has no file left then.)
             while self.starts and self.starts[-1] > end:
-                self._let_go(self.starts[-1])
+                self._release(self.starts[-1])
                 self._segments.drop_last()
                 self._unsynced_names = True
             if self.starts and self.starts[-1] <= end < self._segments.end:
-                self._segment(self.starts[-1]).erase_behind(end)
+                self._segment(self.starts[-1]).erase_from(end)
             self.begin_at(end, self.flushed)
 
     def rewrite_unflushed(self) -> None:
@@ -247,7 +247,7 @@ class CommitLog:
     def drop_first(self) -> None:
         """Delete the first file; those who still hold views into it are not disturbed."""
         assert self.starts[0] + self.segment_bytes <= self.flushed, "only what is flushed may go"
-        self._let_go(self.starts[0])
+        self._release(self.starts[0])
         self._segments.drop_first()
 
     def sync(self) -> PhysicalOffset:
@@ -287,7 +287,7 @@ class CommitLog:
 
     def _add_segment(self) -> Segment:
         start = self._segments.end if self.starts else self.written
-        fd = self._open_files.making_room(lambda: self._segments.create(start))
+        fd = self._open_files.retry_on_emfile(lambda: self._segments.create(start))
         self._unsynced_names = True
         self._tail = self._adopt(start, fd)
         self.tail_end = self._segments.end
@@ -297,13 +297,15 @@ class CommitLog:
         segment = self._open.get(start)
         if segment is None:
             path = self._segments.path(start)
-            return self._adopt(start, self._open_files.making_room(lambda: self._files.open(path)))
+            return self._adopt(
+                start, self._open_files.retry_on_emfile(lambda: self._files.open(path))
+            )
         self._open.move_to_end(start)
         return segment
 
     def _view(self, start: int) -> memoryview:
         segment = self._segment(start)
-        return segment.mapped or self._open_files.making_room(segment.view)
+        return segment.mapped or self._open_files.retry_on_emfile(segment.view)
 
     def _adopt(self, start: int, fd: int) -> Segment:
         segment = Segment(start, self.segment_bytes, self._files, fd)
@@ -318,10 +320,10 @@ class CommitLog:
             # One with unflushed bytes stays: only the descriptor that wrote learns of an error.
             flushed = start + self.segment_bytes <= self.flushed
             if excess > 0 and flushed and start not in {but, self.starts[-1]}:
-                self._let_go(start)
+                self._release(start)
                 excess -= 1
 
-    def _let_go(self, start: int) -> None:
+    def _release(self, start: int) -> None:
         segment = self._open.pop(start, None)
         if segment is not None:
             segment.close()

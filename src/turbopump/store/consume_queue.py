@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from turbopump.machine.files import Files, OpenFiles, erase_behind
+from turbopump.machine.files import Files, OpenFiles, erase_from
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.config import UNIT_BYTES
 from turbopump.store.outcomes import UNIT_DTYPE, Units
@@ -309,7 +309,7 @@ class ConsumeQueue:
         if self._segments.starts and position < self._segments.end:
             start = self._segments.starts[-1]
             fd = self._open_files.fd(self._segments.path(start))
-            erase_behind(self._files, fd, position - start, self._segments.segment_bytes)
+            erase_from(self._files, fd, position - start, self._segments.segment_bytes)
 
     def rewrite_since(self, position: PhysicalOffset) -> dict[Path, int]:
         """Write the units of messages from a position on once more.
@@ -369,7 +369,7 @@ class ConsumeQueue:
         self.max_offset = self.min_offset = offset
 
     def _create(self, start: int) -> None:
-        fd = self._open_files.making_room(lambda: self._segments.create(start))
+        fd = self._open_files.retry_on_emfile(lambda: self._segments.create(start))
         self._open_files.adopt(self._segments.path(start), fd)
 
     def _read(self, start: int, offset: int, count: int) -> bytes:

@@ -15,7 +15,7 @@ import numpy as np
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.config import UNIT_BYTES
 from turbopump.store.consume_queue import ConsumeQueue, QueueKey
-from turbopump.store.entry_run import EntryRun, tags_codes
+from turbopump.store.entry_batch import EntryBatch, tags_codes
 from turbopump.store.key_index import KeyIndex
 from turbopump.store.outcomes import Arrival
 from turbopump.store.queues import Queues
@@ -96,7 +96,7 @@ class Dispatcher:
         self._removed = queues.removed
         self._index = index
         self._delay_levels = delay_levels
-        self._waiting: deque[RecordEntry | EntryRun] = deque()
+        self._waiting: deque[RecordEntry | EntryBatch] = deque()
         self.listener: Listener | None = None
         self._watched = _NO_QUEUE
         self.crowded: list[ConsumeQueue] = []
@@ -117,7 +117,7 @@ class Dispatcher:
         last = self._waiting[-1]
         return PhysicalOffset(last.physical_offset + last.size)
 
-    def follow(self, entries: Sequence[RecordEntry | EntryRun]) -> bool:
+    def follow(self, entries: Sequence[RecordEntry | EntryBatch]) -> bool:
         """Remember messages to be entered once they are confirmed.
 
         Tells whether they should be as soon as possible: somebody listens, or they are many.
@@ -148,7 +148,7 @@ class Dispatcher:
                 due.append(waiting.popleft())
         self.enter_all(due)
 
-    def enter_all(self, entries: Sequence[RecordEntry | EntryRun]) -> None:
+    def enter_all(self, entries: Sequence[RecordEntry | EntryBatch]) -> None:
         """Enter messages that wait for nothing, and tell the listener."""
         if not entries:
             return
@@ -161,7 +161,7 @@ class Dispatcher:
         if self.listener is not None:
             self.listener(arrivals)
 
-    def _enter_queues(self, entries: Sequence[RecordEntry | EntryRun]) -> list[Arrival]:
+    def _enter_queues(self, entries: Sequence[RecordEntry | EntryBatch]) -> list[Arrival]:
         """Enter messages into their queues, unless they are half of a transaction or removed."""
         queue_of, removed = self._queues.for_record, self._removed
         arrivals: list[Arrival] = []
@@ -172,7 +172,7 @@ class Dispatcher:
             if entry.sys_flag & INVISIBLE_BIT or (removed.has_any and removed.covers(topic, at)):
                 continue
             queue = queue_of(topic, entry.queue_id)
-            if type(entry) is EntryRun:
+            if type(entry) is EntryBatch:
                 arrivals += self._enter_run(queue, entry)
                 continue
             if queue is not last:
@@ -193,7 +193,7 @@ class Dispatcher:
                     arrivals.append(_arrival(queue, entry, code))
         return arrivals
 
-    def _enter_run(self, queue: ConsumeQueue, run: EntryRun) -> list[Arrival]:
+    def _enter_run(self, queue: ConsumeQueue, run: EntryBatch) -> list[Arrival]:
         """Enter the messages of a batch, all at once where they simply follow."""
         follows = run.queue_offset == queue.max_offset
         if not follows or run.physical_offset < queue.physical_end or run.topic == _SCHEDULE_TOPIC:

@@ -7,10 +7,10 @@ from turbopump.errors import DiskFull, WriteFailed, WriteRefused
 from turbopump.message import PhysicalOffset
 from turbopump.store.commit_log import CommitLog
 from turbopump.store.config import FlushMode, StoreConfig
+from turbopump.store.deferred_steps import DeferredSteps, is_full
 from turbopump.store.dispatch import Dispatcher
 from turbopump.store.flush import Flusher
 from turbopump.store.queues import Queues
-from turbopump.store.unfinished import Unfinished, is_full
 from turbopump.store.write_behind import WriteBehind
 
 
@@ -30,7 +30,7 @@ class Health:
         dispatcher: Dispatcher,
         flusher: Flusher,
         behind: WriteBehind,
-        unfinished: Unfinished,
+        deferred: DeferredSteps,
     ) -> None:
         self._config = config
         self._clock = clock
@@ -39,7 +39,7 @@ class Health:
         self._dispatcher = dispatcher
         self._flusher = flusher
         self._behind = behind
-        self._unfinished = unfinished
+        self._deferred = deferred
         self._torn: tuple[PhysicalOffset, OSError] | None = None
         self._blocked: OSError | None = None
         self._probed_ms = 0
@@ -51,8 +51,8 @@ class Health:
         """Return why messages are refused now; None when they are not."""
         if self._disk_used_ratio is not None:
             return DiskFull(f"{self._disk_used_ratio:.0%} of the disk is used")
-        if self._unfinished.error is not None:
-            return refusal(self._unfinished.error, "opening the store could not be finished")
+        if self._deferred.error is not None:
+            return refusal(self._deferred.error, "opening the store could not be finished")
         if self._torn is not None:
             return refusal(self._torn[1], "an unfinished write could not be taken back")
         failure = self._flusher.failure
@@ -64,11 +64,11 @@ class Health:
             return refusal(self._blocked, "queues and index cannot be written")
         return None
 
-    def is_well(self) -> bool:
+    def is_writable(self) -> bool:
         """Whether messages are taken; tries to mend what is broken, from time to time."""
         sick = (
             self._flusher.failure is not None
-            or self._unfinished.error is not None
+            or self._deferred.error is not None
             or self._torn is not None
             or self._blocked is not None
         )
@@ -84,12 +84,12 @@ class Health:
         """Try to mend everything now; tell whether that worked."""
         self._probed_ms = self._clock.monotonic_ms()
         try:
-            self._unfinished.finish()
+            self._deferred.finish()
             if self._torn is not None:
                 self._log.truncate(self._torn[0])
                 self._torn = None
             if self._flusher.failure is not None:
-                self._mend_log()
+                self._repair_log()
             if self._blocked is not None:
                 self._behind.try_again()
                 self._blocked = None
@@ -118,10 +118,10 @@ class Health:
 
     def look(self) -> None:
         """Take notice of what has gone wrong."""
-        troubles = (self._torn, self._blocked, self._disk_used_ratio, self._unfinished.error)
+        troubles = (self._torn, self._blocked, self._disk_used_ratio, self._deferred.error)
         self.untroubled = all(trouble is None for trouble in troubles)
 
-    def _mend_log(self) -> None:
+    def _repair_log(self) -> None:
         if self._config.flush.mode is FlushMode.SYNC:
             # Nobody has been told of what lies behind the last flush, and nobody could read it.
             self._dispatcher.advance(self._log.flushed)

@@ -14,8 +14,8 @@ from turbopump.machine.text_files import backup_of
 from turbopump.message import PhysicalOffset
 from turbopump.store.commit_log import CommitLog, scan
 from turbopump.store.config_files import load_json, save_json
+from turbopump.store.deferred_steps import DeferredSteps
 from turbopump.store.key_index import KeyIndex, has_keys
-from turbopump.store.unfinished import Unfinished
 from turbopump.wire.record import RecordEntry
 
 _KEY = "completeFrom"
@@ -26,10 +26,10 @@ _LOOKED_AT_MAX = 10_000
 class IndexCoverage:
     """The position, kept on disk beside the index."""
 
-    def __init__(self, path: Path, files: Files, unfinished: Unfinished) -> None:
+    def __init__(self, path: Path, files: Files, deferred: DeferredSteps) -> None:
         self._path = path
         self._files = files
-        self._unfinished = unfinished
+        self._deferred = deferred
 
     def settle(self, index: KeyIndex | None, log: CommitLog, *, is_ours: bool) -> PhysicalOffset:
         """Find the position when a store opens, before it takes messages, and keep it.
@@ -46,7 +46,7 @@ class IndexCoverage:
             # Forgotten first: what a full disk keeps from being written must not be read again.
             self._forget()
             kept = {_KEY: found}
-            self._unfinished.attempt(lambda: save_json(self._files, self._path, kept))
+            self._deferred.attempt(lambda: save_json(self._files, self._path, kept))
         return found
 
     def _forget(self) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from turbopump.machine.files import Files, OpenFiles, erase_behind
+from turbopump.machine.files import Files, OpenFiles, erase_from
 from turbopump.message import PhysicalOffset
 from turbopump.store.consume_queue import EntryAt
 
@@ -231,7 +231,7 @@ class IndexFile:
         self._write(entries.tobytes(), self._entries_at + ENTRY_BYTES)
         fd = self._open_files.fd(self.path)
         used = self._entries_at + self.header.count * ENTRY_BYTES
-        erase_behind(self._files, fd, used, self.size)
+        erase_from(self._files, fd, used, self.size)
         self._dirty_pages[:] = False
         self._write_header()
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from turbopump.wire import properties
+from turbopump.wire.aligned_properties import POWERS_OF_31, AlignedProperties, Hashes, Ints
 from turbopump.wire.hashing import INT_MAX, string_hash
-from turbopump.wire.property_columns import POWERS_OF_31, Hashes, Ints, PropertyColumns
 from turbopump.wire.property_texts import PropertyTexts
 
 _MASK = 0xFFFF_FFFF
@@ -31,7 +31,7 @@ def key_hashes(topics: Sequence[bytes], texts: PropertyTexts) -> tuple[Ints, Int
     return owners, _magnitudes(hashes)
 
 
-def _by_column(topic: bytes, columns: PropertyColumns) -> tuple[Ints, Ints]:
+def _by_column(topic: bytes, columns: AlignedProperties) -> tuple[Ints, Ints]:
     """Do the same for messages whose keys stand in the same columns."""
     unique, given = columns.place(properties.UNIQUE_KEY), columns.place(properties.KEYS)
     places = [unique] if unique else []

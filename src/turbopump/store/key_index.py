@@ -24,13 +24,13 @@ from turbopump.store.checkpoint import Checkpoint
 from turbopump.store.config import StoreConfig
 from turbopump.store.consume_queue import EntryAt
 from turbopump.store.damage import DamageLog
-from turbopump.store.entry_run import EntryRun
+from turbopump.store.entry_batch import EntryBatch
 from turbopump.store.index_file import NAME_DIGITS, IndexFile, IndexHeader
 from turbopump.store.key_hashes import key_hashes
 from turbopump.store.local_time import local_time
 from turbopump.wire import sysflag
+from turbopump.wire.aligned_properties import Ints
 from turbopump.wire.hashing import index_hash
-from turbopump.wire.property_columns import Ints
 from turbopump.wire.property_texts import PropertyTexts
 from turbopump.wire.record import RecordEntry
 
@@ -245,16 +245,16 @@ class KeyIndex:
         # The last message may lack some of its keys; entered twice it is found once all the same.
         self._replayed_to = PhysicalOffset(self.end_offset - 1)
 
-    def add(self, entries: Sequence[RecordEntry | EntryRun]) -> None:
+    def add(self, entries: Sequence[RecordEntry | EntryBatch]) -> None:
         """Enter messages under their keys, unless they are in already, as after a replay."""
         if entries[0].physical_offset <= self._replayed_to:
             entries = [entry for entry in entries if entry.physical_offset > self._replayed_to]
         self._pending_count += len(entries)
-        if EntryRun not in set(map(type, entries)):
+        if EntryBatch not in set(map(type, entries)):
             self._pending += cast(Sequence[RecordEntry], entries)
             return
         for entry in entries:
-            if isinstance(entry, EntryRun):
+            if isinstance(entry, EntryBatch):
                 self._pending += _run(entry).parts()
                 self._pending_count += len(entry) - 1
             else:
@@ -345,7 +345,7 @@ class KeyIndex:
             newest.seal()
         self._files.make_directory(self.directory)
         file = self._file(self._free_path())
-        fd = self._open_files.making_room(
+        fd = self._open_files.retry_on_emfile(
             lambda: create_full_size(self._files, file.path, file.size, self._spare)
         )
         self._open_files.adopt(file.path, fd)
@@ -374,7 +374,7 @@ class KeyIndex:
         self._index_files.remove(file)
 
 
-def _run(run: EntryRun) -> _Run:
+def _run(run: EntryBatch) -> _Run:
     texts = run.texts()
     size = int(texts.lengths.sum())
     return _Run(run.topic, texts, run.positions, run.store_timestamp_ms, size)

@@ -15,13 +15,13 @@ from turbopump.store.checkpoint import Checkpoint
 from turbopump.store.commit_log import CommitLog
 from turbopump.store.config import StoreConfig
 from turbopump.store.damage import DamageLog
+from turbopump.store.deferred_steps import DeferredSteps
 from turbopump.store.dispatch import INVISIBLE_BIT, Dispatcher
 from turbopump.store.key_index import KeyIndex
 from turbopump.store.log_end import LogEnd, records
 from turbopump.store.losses import find_losses
 from turbopump.store.queue_rebuild import QueueRebuild
 from turbopump.store.queues import Queues
-from turbopump.store.unfinished import Unfinished
 from turbopump.store.unit_repair import UnitRepair
 from turbopump.store.write_behind import WriteBehind
 from turbopump.wire.record import FIXED_BYTES, RecordEntry
@@ -55,7 +55,7 @@ class Recovery:
         index: KeyIndex | None,
         dispatcher: Dispatcher,
         behind: WriteBehind,
-        unfinished: Unfinished,
+        deferred: DeferredSteps,
         repair: UnitRepair,
         damage: DamageLog,
         rebuild: QueueRebuild,
@@ -66,7 +66,7 @@ class Recovery:
         self._index = index
         self._dispatcher = dispatcher
         self._behind = behind
-        self._unfinished = unfinished
+        self._deferred = deferred
         self._repair = repair
         self._damage = damage
         self._rebuild = rebuild
@@ -80,8 +80,8 @@ class Recovery:
         On a full disk it can be read too: what could not be written waits.
         """
         if not self._log.starts:
-            self._unfinished.attempt(self._rebuild.set_aside)
-            self._unfinished.attempt(self._rebuild.finish)
+            self._deferred.attempt(self._rebuild.set_aside)
+            self._deferred.attempt(self._rebuild.finish)
             return self._begin_anew(crashed)
         found = LogEnd(
             self._log,
@@ -94,9 +94,9 @@ class Recovery:
         start = found.start
         end, missing_from = self._find_end(found, crashed)
         self._check_complete(found)
-        self._unfinished.attempt(self._rebuild.set_aside)
+        self._deferred.attempt(self._rebuild.set_aside)
         is_end_known = self._behind.checkpoint.log_end == end
-        self._unfinished.attempt(lambda: self._behind.fit(end))
+        self._deferred.attempt(lambda: self._behind.fit(end))
         cut_bytes = self._cut_log(start, end, crashed)
         self._judge_index(end, crashed)
         is_cut = crashed or cut_bytes > 0 or not is_end_known
@@ -119,8 +119,8 @@ class Recovery:
             queue.next_offset = queue.max_offset
             queue.raise_minimum(self._log.min_offset)
         self._queues.entered_to = end
-        self._unfinished.attempt(lambda: self._make_durable(start, crashed))
-        self._unfinished.attempt(self._rebuild.finish)
+        self._deferred.attempt(lambda: self._make_durable(start, crashed))
+        self._deferred.attempt(self._rebuild.finish)
         return Recovered(crashed, end, cut_bytes, self._replayed)
 
     def _begin_anew(self, crashed: bool) -> Recovered:
@@ -130,9 +130,9 @@ class Recovery:
         if self._index is not None:
             self._index.clear()
         self._log.begin_at(PhysicalOffset(0), PhysicalOffset(0))
-        self._unfinished.attempt(lambda: self._behind.fit(PhysicalOffset(0)))
-        self._unfinished.attempt(lambda: self._removed.fit(PhysicalOffset(0), PhysicalOffset(0)))
-        self._unfinished.attempt(lambda: self._make_durable(PhysicalOffset(0), crashed))
+        self._deferred.attempt(lambda: self._behind.fit(PhysicalOffset(0)))
+        self._deferred.attempt(lambda: self._removed.fit(PhysicalOffset(0), PhysicalOffset(0)))
+        self._deferred.attempt(lambda: self._make_durable(PhysicalOffset(0), crashed))
         return Recovered(crashed, PhysicalOffset(0), 0, 0)
 
     def _find_end(self, found: LogEnd, crashed: bool) -> tuple[PhysicalOffset, PhysicalOffset]:
@@ -177,7 +177,7 @@ class Recovery:
 
     def _finish_removals(self, end: PhysicalOffset) -> None:
         """Delete the queues of removed topics that a kill or another broker left."""
-        self._unfinished.attempt(lambda: self._removed.fit(self._log.min_offset, end))
+        self._deferred.attempt(lambda: self._removed.fit(self._log.min_offset, end))
         for queue in self._queues:
             last = max(0, queue.last_position - 1)
             if self._removed.covers(queue.topic.encode(), last):
@@ -210,7 +210,7 @@ class Recovery:
             queue_end = queue.physical_end
             replayed_from = start if crashed else None
             if queue.truncate(end if is_cut else None, replayed_from) or crashed:
-                self._unfinished.attempt(queue.erase_unused)
+                self._deferred.attempt(queue.erase_unused)
             self._repair.settle_end(queue, start)
             if queue.physical_end < queue_end:
                 taken_from = min(taken_from, max(queue.physical_end, PhysicalOffset(0)))
@@ -218,7 +218,7 @@ class Recovery:
         index = self._index
         if index is not None and crashed:
             indexed = index.end_offset
-            self._unfinished.attempt(lambda: index.repair(self._behind.checkpoint, end))
+            self._deferred.attempt(lambda: index.repair(self._behind.checkpoint, end))
             if index.end_offset < indexed:
                 taken_from = min(taken_from, start)
         return taken_from
@@ -226,12 +226,12 @@ class Recovery:
     def _cut_log(self, start: PhysicalOffset, end: PhysicalOffset, crashed: bool) -> int:
         """Forget what lies behind the end; return how much that was."""
         log = self._log
-        cut_bytes = log.used_behind(end)
+        cut_bytes = log.used_bytes_after(end)
         # Whatever was read here may be in memory only: it counts as unflushed until it is synced.
         log.begin_at(end, start)
         if crashed or cut_bytes or log.starts[-1] > end:
             # A file made in advance goes too: it is made again when it is needed.
-            self._unfinished.attempt(lambda: self._cut_files(end, cut_bytes))
+            self._deferred.attempt(lambda: self._cut_files(end, cut_bytes))
         return cut_bytes
 
     def _cut_files(self, end: PhysicalOffset, cut_bytes: int) -> None:
@@ -267,8 +267,8 @@ class Recovery:
                         # Damaged in the log: the messages behind keep their offsets.
                         queue.fill_to(entry.queue_offset)
             self._dispatcher.enter_all((entry,))
-            if self._unfinished.error is None:
-                self._unfinished.attempt(self._behind.spill)
+            if self._deferred.error is None:
+                self._deferred.attempt(self._behind.spill)
             self._replayed += 1
         return True
 
@@ -276,7 +276,7 @@ class Recovery:
         self._behind.write_all()
         if crashed:
             self._log.rewrite_unflushed()
-            self._behind.distrust(start)
+            self._behind.rewrite_from(start)
         changed = crashed or self._replayed > 0
         job = self._behind.sync_job(self._last_ms if changed else 0)
         self._log.sync()

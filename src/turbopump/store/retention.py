@@ -15,11 +15,11 @@ from turbopump.message import PhysicalOffset
 from turbopump.store.commit_log import CommitLog
 from turbopump.store.config import RetentionConfig
 from turbopump.store.directory import StoreDirectory
-from turbopump.store.elapsed import ElapsedTime
 from turbopump.store.health import Health
 from turbopump.store.key_index import KeyIndex
 from turbopump.store.local_time import local_time
 from turbopump.store.queues import Queues
+from turbopump.store.steady_clock import SteadyClock
 
 
 class Verdict(Struct, frozen=True):
@@ -38,7 +38,7 @@ class Retention:
         self,
         config: RetentionConfig,
         clock: Clock,
-        elapsed: ElapsedTime,
+        steady_clock: SteadyClock,
         files: Files,
         directory: StoreDirectory,
         log: CommitLog,
@@ -48,7 +48,7 @@ class Retention:
     ) -> None:
         self._config = config
         self._clock = clock
-        self._elapsed = elapsed
+        self._steady_clock = steady_clock
         self._files = files
         # Queues may lie on another disk than the log; deleting segments would not help there.
         self._disks = (directory.commit_log, directory.root)
@@ -98,8 +98,8 @@ class Retention:
             # files, which stand for lost ones, have none.
             timestamp_ms = self._log.first_store_timestamp_ms(following)
             if timestamp_ms:
-                stored_ms = self._elapsed.stored_ms(PhysicalOffset(following), timestamp_ms)
-                age_ms = self._elapsed.now_ms() - stored_ms
+                stored_ms = self._steady_clock.stored_ms(PhysicalOffset(following), timestamp_ms)
+                age_ms = self._steady_clock.now_ms() - stored_ms
             if following <= end:
                 ages_ms.append(age_ms)
         return ages_ms[::-1]

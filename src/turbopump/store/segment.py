@@ -6,7 +6,7 @@ to the network without copying them. Both see the same page cache. (ADR 0005)
 
 from __future__ import annotations
 
-from turbopump.machine.files import Files, erase_behind
+from turbopump.machine.files import Files, erase_from
 
 COPIED_AT_ONCE = 1024 * 1024
 
@@ -38,7 +38,7 @@ class Segment:
             view = self.mapped = memoryview(self._files.map(self.fd, self.size))
         return view
 
-    def used_behind(self, at: int) -> int:
+    def used_bytes_after(self, at: int) -> int:
         """Count the bytes from a position of the log to the last one that is not zero."""
         first, view = at - self.start, self.view()
         for begin, end in reversed(list(self._files.data_ranges(self.fd, first, self.size))):
@@ -48,9 +48,9 @@ class Segment:
                     return part + len(used) - first
         return 0
 
-    def erase_behind(self, at: int) -> None:
+    def erase_from(self, at: int) -> None:
         """Make everything from a position of the log on zeros."""
-        erase_behind(self._files, self.fd, at - self.start, self.size)
+        erase_from(self._files, self.fd, at - self.start, self.size)
 
     def sync(self) -> None:
         """Return when all that was written is on disk."""

@@ -23,37 +23,37 @@ from turbopump.store.commit_log import CommitLog
 from turbopump.store.config import FlushMode, ReadLimits, StoreConfig
 from turbopump.store.consume_queue import ConsumeQueue
 from turbopump.store.damage import DamageLog
+from turbopump.store.deferred_steps import DeferredSteps
 from turbopump.store.directory import StoreDirectory
+from turbopump.store.disk_errors import translate_disk_errors
 from turbopump.store.dispatch import EVERY_QUEUE, Dispatcher, Listener, Watches
-from turbopump.store.elapsed import ElapsedTime
-from turbopump.store.entry_run import EntryRun
-from turbopump.store.failures import disk_errors_named
+from turbopump.store.entry_batch import EntryBatch
 from turbopump.store.flush import Flusher, done
 from turbopump.store.health import Health, refusal
 from turbopump.store.index_coverage import IndexCoverage
 from turbopump.store.key_index import KeyIndex
-from turbopump.store.lookup import offset_by_time, store_timestamp_at
 from turbopump.store.losses import check_files
+from turbopump.store.maintenance import Maintenance
 from turbopump.store.outcomes import EVERYTHING, Appended, Filter, ReadOutcome
 from turbopump.store.queue_rebuild import QueueRebuild
 from turbopump.store.queues import Queues
 from turbopump.store.reading import read_queue, unknown_queue
 from turbopump.store.recovery import Recovery
-from turbopump.store.removed import RemovedTopics
+from turbopump.store.removed_topics import RemovedTopics
 from turbopump.store.retention import Retention, Verdict
 from turbopump.store.scrubber import Scrubber
 from turbopump.store.segments import Segments
+from turbopump.store.steady_clock import SteadyClock
 from turbopump.store.stretch import Stretch
-from turbopump.store.unfinished import Unfinished
+from turbopump.store.time_lookup import offset_by_time, store_timestamp_at
 from turbopump.store.unit_repair import UnitRepair
-from turbopump.store.upkeep import Upkeep
 from turbopump.store.write_behind import WriteBehind
 from turbopump.wire.ids import parse_offset_id
 from turbopump.wire.record import Record, RecordEntry
 from turbopump.wire.record_batch import RecordBatch
 
 _TICK_MS = 100
-"""How often appending does the upkeep in passing, should nobody call `tick`."""
+"""How often appending does the maintenance in passing, should nobody call `tick`."""
 
 _CLOSING_MS_MAX = 750
 """How long closing writes queues and index, and again waits for them; the rest is left over."""
@@ -66,7 +66,7 @@ class Store:
         self.config = config
         self._machine = machine
         self._clock = machine.clock
-        self.elapsed = ElapsedTime(machine.clock)
+        self.steady_clock = SteadyClock(machine.clock)
         self._directory = StoreDirectory(directory, machine.files)
         self._open_files = OpenFiles(machine.files, config.open_files_max)
         self._make_files()
@@ -113,15 +113,15 @@ class Store:
         )
         self._flusher = flusher = Flusher(log.sync, machine.background.worker("store-flusher"))
         self._appender = appender = Appender(config, clock, log, queues)
-        self._unfinished = unfinished = Unfinished()
-        self._coverage = IndexCoverage(directory.index_coverage, files, unfinished)
+        self._deferred = deferred = DeferredSteps()
+        self._coverage = IndexCoverage(directory.index_coverage, files, deferred)
         self._health = health = Health(
-            config, clock, log, queues, dispatcher, flusher, behind, unfinished
+            config, clock, log, queues, dispatcher, flusher, behind, deferred
         )
         self._retention = Retention(
-            config.retention, clock, self.elapsed, files, directory, log, queues, index, health
+            config.retention, clock, self.steady_clock, files, directory, log, queues, index, health
         )
-        self._upkeep = Upkeep(
+        self._maintenance = Maintenance(
             config.flush, clock, log, appender, dispatcher, flusher, behind, health
         )
         self._rebuild = rebuild = QueueRebuild(
@@ -134,7 +134,7 @@ class Store:
             index,
             dispatcher,
             behind,
-            unfinished,
+            deferred,
             self._repair,
             self.damage,
             rebuild,
@@ -165,16 +165,16 @@ class Store:
             is_ours = self._behind.checkpoint.end > 0
             self.recovered = self._recovery.run(crashed=self._directory.has_crashed)
             self._indexed_from = self._coverage.settle(self._index, self._log, is_ours=is_ours)
-            self.elapsed.begin(self._log.written)
-            self._unfinished.attempt(self._directory.mark_running)
+            self.steady_clock.begin(self._log.written)
+            self._deferred.attempt(self._directory.mark_running)
             self._retention.refuse_if_full()
         except BaseException:
-            self._let_go()
+            self._release()
             raise
         self._open = True
-        if self._unfinished.error is not None:
+        if self._deferred.error is not None:
             # What is surely on disk may be deleted to make room.
-            self._upkeep.flush()
+            self._maintenance.flush()
 
     def close(self) -> None:
         """Flush everything and let go of the directory.
@@ -187,20 +187,20 @@ class Store:
             self.flush()
             clean = self._settle()
             self._flusher.stop()
-            failures = (self._flusher.failure, self._behind.failure, self._unfinished.error)
+            failures = (self._flusher.failure, self._behind.failure, self._deferred.error)
             if clean and not any(failures):
                 self._directory.mark_stopped()
         finally:
             self._open = False
             self._flusher.stop()
-            self._let_go()
+            self._release()
 
     def flush(self) -> None:
         """Wait until everything written so far is on disk, or cannot be (see `refusal`)."""
         self._check_open()
-        if not self._health.is_well():
+        if not self._health.is_writable():
             self._health.probe()
-        self._upkeep.flush()
+        self._maintenance.flush()
         self._flusher.wait_idle()
 
     def _settle(self) -> bool:
@@ -216,7 +216,7 @@ class Store:
             self._flusher.wait_idle()
         return self._dispatcher.first_waiting is None and self._log.flushed == self._log.written
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._log.close()
         self._open_files.close_all()
         self._behind.close()
@@ -235,40 +235,42 @@ class Store:
 
     # Writing
 
-    def append(self, records: Group, *, told_later: bool = False) -> Appended:
+    def append(self, records: Group, *, defer_dispatch: bool = False) -> Appended:
         """Store one message, or a batch of them that stays together in one file."""
         if len(records) != 1 or type(records) is RecordBatch:
-            return self.append_all((records,), told_later=told_later)[0]
+            return self.append_all((records,), defer_dispatch=defer_dispatch)[0]
         self._check_writable()
         begin = self._log.written
         try:
             entry = self._appender.write_one(records[0])
         except BaseException as error:
-            self._take_back(begin, error)
+            self._undo_write(begin, error)
             raise
         end, time_ms = self._log.written, entry.store_timestamp_ms
-        durable = self._follow((entry,), time_ms, told_later)
+        durable = self._follow((entry,), time_ms, defer_dispatch)
         return Appended((entry.physical_offset,), entry.queue_offset, time_ms, end, durable)
 
-    def append_all(self, groups: Sequence[Group], *, told_later: bool = False) -> list[Appended]:
+    def append_all(
+        self, groups: Sequence[Group], *, defer_dispatch: bool = False
+    ) -> list[Appended]:
         """Store several messages or batches with one write; all of them, or none and an error.
 
-        `check` tells beforehand what would be an error of the message itself. ``told_later`` means
-        that the caller has something more urgent to do, and then calls `dispatch` itself.
+        `check` reports errors of the messages themselves beforehand. With ``defer_dispatch`` the
+        caller does something more urgent first, and then calls `dispatch` itself.
         """
         if len(groups) == 1 and len(groups[0]) == 1 and type(groups[0]) is not RecordBatch:
-            return [self.append(groups[0], told_later=told_later)]
+            return [self.append(groups[0], defer_dispatch=defer_dispatch)]
         self._check_writable()
         begin = self._log.written
         try:
             places, entries = self._appender.write(groups)
         except BaseException as error:
-            self._take_back(begin, error)
+            self._undo_write(begin, error)
             raise
-        durable = self._follow(entries, self._appender.store_timestamp_ms, told_later)
+        durable = self._follow(entries, self._appender.store_timestamp_ms, defer_dispatch)
         return [Appended(*place, durable) for place in places]
 
-    @disk_errors_named
+    @translate_disk_errors
     def append_raw(self, position: PhysicalOffset, data: bytes | memoryview) -> None:
         """Store bytes of a master's log at the same position, as a slave does.
 
@@ -279,13 +281,13 @@ class Store:
         try:
             self._appender.write_raw(position, data)
         except OSError as error:
-            self._take_back(begin, error)
+            self._undo_write(begin, error)
             raise
         followed_to = max(self._dispatcher.followed_to, self._log.min_offset)
         entries = self._appender.complete_records(followed_to)
         if entries:
             self._appender.store_timestamp_ms = entries[-1].store_timestamp_ms
-        self._follow(entries, self._clock.now_ms(), told_later=False)
+        self._follow(entries, self._clock.now_ms(), defer_dispatch=False)
 
     def check(self, records: Sequence[Record]) -> None:
         """Refuse what `append` would refuse because of the messages themselves."""
@@ -300,10 +302,10 @@ class Store:
         if self._open and self._flusher.failure is None and self._health.untroubled:
             return
         self._check_open()
-        if not self._health.is_well():
+        if not self._health.is_writable():
             raise self._health.reason() or WriteRefused("the store has just recovered: try again")
 
-    def _take_back(self, begin: PhysicalOffset, error: BaseException) -> None:
+    def _undo_write(self, begin: PhysicalOffset, error: BaseException) -> None:
         """Undo a write that raised, and raise what its callers understand if that is another."""
         torn = isinstance(error, OSError)
         try:
@@ -316,19 +318,19 @@ class Store:
             raise InvalidArgument(f"a number does not fit into its field: {error}") from error
 
     def _follow(
-        self, entries: Sequence[RecordEntry | EntryRun], now_ms: int, told_later: bool
+        self, entries: Sequence[RecordEntry | EntryBatch], now_ms: int, defer_dispatch: bool
     ) -> Future[None]:
         """Have messages entered that were written at a moment, and whatever is due done."""
         is_much = self._dispatcher.follow(entries)
         durable = self._flusher.join() if self._synchronous else self._done
-        if is_much and not told_later and not self._synchronous:
+        if is_much and not defer_dispatch and not self._synchronous:
             self.dispatch()
         # Also when the clock was set: these are the first messages to have the new time.
         if entries and not 0 <= now_ms - self._ticked_ms < _TICK_MS:
             self._tick(entries[0].physical_offset, now_ms)
         return durable
 
-    # Upkeep
+    # Maintenance
 
     def dispatch(self) -> None:
         """Make readable what may be read by now; call it when a flush is done."""
@@ -354,9 +356,9 @@ class Store:
     def _tick(self, position: PhysicalOffset, now_ms: int) -> None:
         self._ticked_ms = now_ms
         self.dispatch()
-        self._upkeep.run()
+        self._maintenance.run()
         # Mending may have cut the log.
-        self.elapsed.check(min(position, self._log.written), now_ms)
+        self.steady_clock.check(min(position, self._log.written), now_ms)
 
     def listen(self, listener: Listener | None, watched: Watches = EVERY_QUEUE) -> None:
         """Have somebody told, within `append` and `dispatch`, of messages that became readable.
@@ -368,13 +370,13 @@ class Store:
         self.dispatch()
         self._dispatcher.tell(listener, watched)
 
-    @disk_errors_named
+    @translate_disk_errors
     def scrub(self) -> None:
         """Look for damage in the next part of the log and its queues, and report it."""
         self._catch_up()
         self._scrubber.run()
 
-    @disk_errors_named
+    @translate_disk_errors
     def retain(self, *, at_any_hour: bool = False) -> Verdict:
         """Delete what is too old or in the way, and refuse messages while the disk is full."""
         self._catch_up()
@@ -387,7 +389,7 @@ class Store:
         end = self._log.written if first is None else first
         return end if oldest is None else min(end, oldest[1].physical_offset)
 
-    @disk_errors_named
+    @translate_disk_errors
     def remove_topic(self, topic: str) -> None:
         """Forget a topic's queues; its messages go with the log. Offsets start from 0 again."""
         self.dispatch()
@@ -420,7 +422,7 @@ class Store:
         """Why messages are refused at the moment; None when they are not."""
         return self._health.reason()
 
-    @disk_errors_named
+    @translate_disk_errors
     def read(
         self,
         topic: str,
@@ -437,7 +439,7 @@ class Store:
         limits = limits or self.config.limits
         return read_queue(self._log, queue, offset, count_max, limits, wanted, self._repair)
 
-    @disk_errors_named
+    @translate_disk_errors
     def stretch(
         self, topic: str, queue_id: int, at: QueueOffset, count_max: int, limits: ReadLimits | None
     ) -> Stretch | None:
@@ -457,19 +459,19 @@ class Store:
         self._catch_up()
         return sorted((queue.topic, queue.queue_id) for queue in self._queues if queue.max_offset)
 
-    @disk_errors_named
+    @translate_disk_errors
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> QueueOffset:
         """Return the offset of the message stored nearest to a moment; 0 if there is none."""
         queue = self._queue(topic, queue_id)
         return QueueOffset(0) if queue is None else offset_by_time(self._log, queue, timestamp_ms)
 
-    @disk_errors_named
+    @translate_disk_errors
     def store_timestamp_ms(self, topic: str, queue_id: int, offset: QueueOffset) -> int | None:
         """Return when the message at an offset was stored; None if it is not there."""
         queue = self._queue(topic, queue_id)
         return None if queue is None else store_timestamp_at(self._log, queue, offset)
 
-    @disk_errors_named
+    @translate_disk_errors
     def message_at(self, position: PhysicalOffset) -> memoryview | None:
         """Return the message that begins at a position of the log, as its offset id names it."""
         self._catch_up()
@@ -486,7 +488,7 @@ class Store:
         """Return the message with an offset id; the id's host is the caller's business."""
         return self.message_at(parse_offset_id(offset_message_id)[1])
 
-    @disk_errors_named
+    @translate_disk_errors
     def messages_by_key(
         self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int
     ) -> list[memoryview]:
@@ -517,7 +519,7 @@ class Store:
             return 0, PhysicalOffset(0)
         return header.end_ms, PhysicalOffset(header.end_offset)
 
-    @disk_errors_named
+    @translate_disk_errors
     def raw(self, position: PhysicalOffset, size_max: int) -> memoryview | None:
         """Return up to ``size_max`` bytes of the log for a slave, within one file; None if gone."""
         self._catch_up()

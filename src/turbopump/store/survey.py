@@ -24,11 +24,11 @@ from turbopump.store.index_file import (
     IndexHeader,
 )
 from turbopump.store.outcomes import Units
-from turbopump.store.removed import RemovedTopics
+from turbopump.store.removed_topics import RemovedTopics
 from turbopump.store.segments import is_segment_name
+from turbopump.wire.aligned_properties import Ints
 from turbopump.wire.hashing import tags_code
 from turbopump.wire.names import SCHEDULE_TOPIC
-from turbopump.wire.property_columns import Ints
 from turbopump.wire.record import FIXED_BYTES, MessageView
 
 DEFAULT_SLOTS = StoreConfig().index_slots

@@ -16,7 +16,7 @@ from turbopump.store.commit_log import CommitLog
 from turbopump.store.config import UNIT_BYTES
 from turbopump.store.consume_queue import UNIT, ConsumeQueue, as_units
 from turbopump.store.outcomes import Units
-from turbopump.wire.property_columns import Ints
+from turbopump.wire.aligned_properties import Ints
 from turbopump.wire.record import FIXED_BYTES, MAGIC
 
 _FEW = 48

@@ -14,9 +14,9 @@ from turbopump.message import PhysicalOffset
 from turbopump.store.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from turbopump.store.commit_log import CommitLog
 from turbopump.store.consume_queue import ConsumeQueue
+from turbopump.store.file_syncer import FileSyncer
 from turbopump.store.key_index import KeyIndex
 from turbopump.store.queues import Queues
-from turbopump.store.syncing import Syncing
 
 _QUEUES_PER_RUN_MAX = 256
 
@@ -61,7 +61,7 @@ class WriteBehind:
         self._unsynced = Unsynced()
         self._lost: Unsynced | None = None
         self._unmendable = False
-        self._syncing = Syncing(files, clock, checkpoint_path.parent)
+        self._syncer = FileSyncer(files, clock, checkpoint_path.parent)
         # Both threads move the checkpoint: the flusher for the log, its jobs for the rest.
         self._lock = machine.background.lock()
         self.checkpoint = Checkpoint()
@@ -70,11 +70,11 @@ class WriteBehind:
 
     def load(self) -> None:
         root = self._path.parent
-        self._syncing.open((root, root / "consumequeue", root / "index"))
+        self._syncer.open((root, root / "consumequeue", root / "index"))
         self.checkpoint = read_checkpoint(self._files, self._path)
 
     def close(self) -> None:
-        self._syncing.close()
+        self._syncer.close()
 
     def crowded(self) -> bool:
         """Whether so much has piled up that it should be written."""
@@ -117,7 +117,7 @@ class WriteBehind:
         self._write_index(with_slots=True)
         self._write_lost()
 
-    def distrust(self, position: PhysicalOffset) -> None:
+    def rewrite_from(self, position: PhysicalOffset) -> None:
         """Write and sync the units of messages from a position on once more.
 
         A process that was killed may have left them in memory only, even if a sync would succeed:
@@ -143,7 +143,7 @@ class WriteBehind:
         queues_ms = entered_ms if oldest is None else oldest[1].store_timestamp_ms - 1
         index_ms = self._index.sealed_ms if self._index is not None else 0
         reached = Checkpoint(0, queues_ms, index_ms, queues_end=self._queues.written_to)
-        job = SyncJob(self, self._syncing, self._unsynced, reached, time_max_ms)
+        job = SyncJob(self, self._syncer, self._unsynced, reached, time_max_ms)
         self._unsynced = Unsynced()
         return job
 
@@ -168,7 +168,7 @@ class WriteBehind:
             else:
                 self.checkpoint = later
 
-    def has_reached(self, reached: Checkpoint) -> bool:
+    def is_reached(self, reached: Checkpoint) -> bool:
         """Whether the checkpoint that is written says so much already."""
         return self.checkpoint.joined(reached) == self.checkpoint
 
@@ -227,13 +227,13 @@ class SyncJob:
     def __init__(
         self,
         owner: WriteBehind,
-        syncing: Syncing,
+        syncer: FileSyncer,
         unsynced: Unsynced,
         reached: Checkpoint,
         time_max_ms: int | None,
     ) -> None:
         self._owner = owner
-        self._syncing = syncing
+        self._syncer = syncer
         self._unsynced = unsynced
         self._reached = reached
         self._time_max_ms = time_max_ms
@@ -243,12 +243,12 @@ class SyncJob:
         """Whether it would do anything."""
         unsynced = self._unsynced
         has_files = bool(unsynced.touched or unsynced.new or unsynced.mends)
-        return has_files or not self._owner.has_reached(self._reached)
+        return has_files or not self._owner.is_reached(self._reached)
 
     def __call__(self) -> None:
         unsynced = self._unsynced
         try:
-            self._syncing.sync(unsynced.touched, unsynced.new, self._time_max_ms)
+            self._syncer.sync(unsynced.touched, unsynced.new, self._time_max_ms)
         except OSError as error:
             self._owner.fail(error, unsynced)
         else:

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
         virtual_time,
         wait_until,
     )
-    from turbopump.testing.machines import virtual_machine
+    from turbopump.testing.machine import virtual_machine
     from turbopump.testing.memory_net import LinkQuality, MemoryHost, MemoryNetwork
-    from turbopump.testing.running import running_cluster
     from turbopump.testing.server import RunningServer, running_server
+    from turbopump.testing.sync_cluster import running_cluster
 else:
     # Not before it is used: the pytest plugin is loaded in every pytest run of every user.
-    _HOMES = {
+    _MODULES = {
         "Cluster": "turbopump.testing.cluster",
         "Deadlock": "turbopump.testing.loop",
         "Disk": "turbopump.testing.disk",
@@ -40,19 +40,19 @@ else:
         "broker_config": "turbopump.testing.cluster",
         "failing": "turbopump.testing.listeners",
         "run_virtual": "turbopump.testing.loop",
-        "running_cluster": "turbopump.testing.running",
+        "running_cluster": "turbopump.testing.sync_cluster",
         "running_server": "turbopump.testing.server",
         "virtual_loop": "turbopump.testing.loop",
-        "virtual_machine": "turbopump.testing.machines",
+        "virtual_machine": "turbopump.testing.machine",
         "virtual_time": "turbopump.testing.loop",
         "wait_until": "turbopump.testing.loop",
     }
 
     def __getattr__(name):
-        home = _HOMES.get(name)
-        if home is None:
+        module = _MODULES.get(name)
+        if module is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(home), name)
+        return getattr(import_module(module), name)
 
 
 __all__ = [

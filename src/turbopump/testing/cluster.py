@@ -24,11 +24,12 @@ from turbopump.machine import Machine
 from turbopump.message import Message
 from turbopump.nameserver import NameServer, NameServerConfig
 from turbopump.net.hooks import Hook
-from turbopump.testing import inside, stillness
+from turbopump.testing import cluster_state
+from turbopump.testing.activity import activity_marks
 from turbopump.testing.clock import VirtualClock
+from turbopump.testing.cluster_registry import register_cluster
 from turbopump.testing.disk import Disk
-from turbopump.testing.homes import new_home
-from turbopump.testing.idle import IdleTime, WakingClock
+from turbopump.testing.idle_time import BusyTimeClock, IdleTime
 from turbopump.testing.loop import Deadlock, VirtualTimeLoop, virtual_loop
 from turbopump.testing.memory_net import LinkQuality, MemoryHost, MemoryNetwork
 from turbopump.testing.waiting import TimeLimit, quiet, total_seconds, until
@@ -134,16 +135,16 @@ class Cluster:
         """Start all servers; the loop's clients belong to the cluster from now on."""
         self.network = MemoryNetwork(self._quality)
         self._loop = loop = virtual_loop()
-        self._waking_clock = WakingClock(loop.clock)
+        self._waking_clock = BusyTimeClock(loop.clock)
         self._stack.enter_context(loop.skipping(IdleTime(self._waking_clock, self._marks)))
-        home = new_home(loop)
+        entry = register_cluster(loop)
         for number in range(self._nameserver_count):
             path = self.directory / f"ns{number}" / "kvConfig.json"
-            config = NameServerConfig(host=f"ns{number}{home.suffix}", kv_config_path=path)
+            config = NameServerConfig(host=f"ns{number}{entry.suffix}", kv_config_path=path)
             machine = self._machine(Disk(loop), number)
             server = NameServer(config, self.network.host(config.host), machine)
             self.nameservers.append(await self._stack.enter_async_context(server))
-        self._stack.enter_context(home.open(self.nameserver, self._client_session))
+        self._stack.enter_context(entry.open(self.nameserver, self._client_session))
         for name in self._names:
             await self.start_broker(name)
 
@@ -264,22 +265,22 @@ class Cluster:
 
     def messages(self, topic: str) -> list[MessageView]:
         """Return all messages of a topic, in the order in which they were stored."""
-        return inside.messages(self.brokers.values(), topic)
+        return cluster_state.messages(self.brokers.values(), topic)
 
     def dead_letters(self, group: str) -> list[MessageView]:
         """Return the messages that a group has given up."""
-        return inside.dead_letters(self.brokers.values(), group)
+        return cluster_state.dead_letters(self.brokers.values(), group)
 
     def retrying(self, group: str) -> list[MessageView]:
         """Return the messages that failed and wait for their time to come to a group again."""
-        return inside.retrying(self.brokers.values(), group)
+        return cluster_state.retrying(self.brokers.values(), group)
 
     def lag(self, group: str) -> int:
         """Return how many messages a group could have consumed and has not committed yet.
 
         Consumers commit every 5 seconds. What waits to be tried again is not counted.
         """
-        return inside.lag(self.brokers.values(), group)
+        return cluster_state.lag(self.brokers.values(), group)
 
     # --- time -------------------------------------------------------------------------------------
 
@@ -327,7 +328,7 @@ class Cluster:
         """
         self._require_own_loop()
         timeout_s = total_seconds(days, hours, minutes, seconds) or CONSUMED_TIMEOUT_S
-        is_consumed = inside.Consumed(self.brokers.values(), group)
+        is_consumed = cluster_state.Consumed(self.brokers.values(), group)
         # Consumers commit every few seconds, so a closer look would only cost time.
         what = f"group {group} has consumed everything"
         with self._limit.lifted(timeout_s):
@@ -335,7 +336,7 @@ class Cluster:
 
     def _state(self) -> list[str]:
         down = [f"broker {name} is down" for name in self._places if name not in self.brokers]
-        return [*down, *inside.summary(self.brokers.values())]
+        return [*down, *cluster_state.summary(self.brokers.values())]
 
     # --- brokers ----------------------------------------------------------------------------------
 
@@ -431,7 +432,7 @@ class Cluster:
         )
         if not self._skips_idle_time or not is_whole:
             return None
-        return stillness.marks(list(self.brokers.values()), self.clients, self.network)
+        return activity_marks(list(self.brokers.values()), self.clients, self.network)
 
     # --- network ----------------------------------------------------------------------------------
 

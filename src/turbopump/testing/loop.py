@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, TypeVarTuple
 
 from turbopump.machine.threads import DaemonThreads
 from turbopump.testing.clock import VirtualClock
-from turbopump.testing.idle import IdleTime, Timer, kind_of_timer
-from turbopump.testing.places import tasks_text, threads_lines
+from turbopump.testing.idle_time import IdleTime, Timer, kind_of_timer
+from turbopump.testing.stack_dump import tasks_text, threads_lines
 
 P = ParamSpec("P")
 T = TypeVar("T")

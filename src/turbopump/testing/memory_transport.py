@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from turbopump.testing.idle import Travelling
+from turbopump.testing.idle_time import InFlight
 
 WINDOW_BYTES = 64 * 1024
 HIGH_WATER_BYTES = 64 * 1024
@@ -112,7 +112,7 @@ class Pipe:
         self._end_is_unsent = False
         if not self.link.is_down and not self.link.loses_bytes:
             self._arrives_at = max(self._arrives_at, self._loop.time() + self.link.delay_s())
-            self._loop.call_at(self._arrives_at, Travelling(self._arrive_reset))
+            self._loop.call_at(self._arrives_at, InFlight(self._arrive_reset))
 
     def clear(self) -> None:
         """Forget everything that was written."""
@@ -169,7 +169,7 @@ class Pipe:
     def _set_timer(self) -> None:
         # What waits for the link to come up is like what TCP sends again and again.
         if self._timer is None and self._travelling and not self.link.is_down:
-            self._timer = self._loop.call_at(self._travelling[0][0], Travelling(self._arrive))
+            self._timer = self._loop.call_at(self._travelling[0][0], InFlight(self._arrive))
 
     def _arrive(self) -> None:
         self._timer = None
@@ -198,7 +198,7 @@ class Pipe:
         if had_bytes:
             # The news travels too, so what the receiver sent before it went arrives first.
             error = ConnectionResetError("connection reset by peer")
-            reset = Travelling(self.sender.reset)
+            reset = InFlight(self.sender.reset)
             self._loop.call_later(self.link.delay_s(), reset, error)
 
 

@@ -18,7 +18,7 @@ from turbopump.errors import NotRunning
 from turbopump.nameserver import NameServer, NameServerConfig
 from turbopump.net.loop import run
 from turbopump.net.sockets import SocketNetwork
-from turbopump.testing import inside
+from turbopump.testing import cluster_state
 from turbopump.testing.cluster import BROKER, SMALL_FILES
 from turbopump.testing.waiting import described
 from turbopump.wire.record import MessageView
@@ -143,26 +143,26 @@ class RunningServer:
 
     def messages(self, topic: str) -> list[MessageView]:
         """Return all messages of a topic, in the order in which they were stored."""
-        return self._ask(lambda brokers: inside.messages(brokers, topic))
+        return self._ask(lambda brokers: cluster_state.messages(brokers, topic))
 
     def dead_letters(self, group: str) -> list[MessageView]:
         """Return the messages that a group has given up."""
-        return self._ask(lambda brokers: inside.dead_letters(brokers, group))
+        return self._ask(lambda brokers: cluster_state.dead_letters(brokers, group))
 
     def retrying(self, group: str) -> list[MessageView]:
         """Return the messages that failed and wait for their time to come to a group again."""
-        return self._ask(lambda brokers: inside.retrying(brokers, group))
+        return self._ask(lambda brokers: cluster_state.retrying(brokers, group))
 
     def lag(self, group: str) -> int:
         """Return how many messages a group could have consumed and has not committed yet."""
-        return self._ask(lambda brokers: inside.lag(brokers, group))
+        return self._ask(lambda brokers: cluster_state.lag(brokers, group))
 
     def until(self, fact: Callable[[], object], timeout_s: float = TIMEOUT_S) -> None:
         """Wait until something is so; raises AssertionError when it is not in time."""
         end_s = time.monotonic() + timeout_s
         while not fact():
             if time.monotonic() >= end_s:
-                lines = self._ask(inside.summary)
+                lines = self._ask(cluster_state.summary)
                 text = f"not so within {timeout_s:g} s: {described(fact)}"
                 raise AssertionError("\n  ".join([text, *lines]))
             time.sleep(_LOOK_EVERY_S)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from turbopump.errors import InvalidArgument
 from turbopump.testing.loop import virtual_loop
-from turbopump.testing.places import where
+from turbopump.testing.stack_dump import where
 
 T = TypeVar("T")
 Fact = Callable[[], object]

@@ -111,10 +111,10 @@ def _content(
             return _json(body)
     except WireError:
         pass
-    return _by_its_looks(body)
+    return _guessed(body)
 
 
-def _by_its_looks(body: bytes) -> object | None:
+def _guessed(body: bytes) -> object | None:
     magic = int.from_bytes(body[4:8], "big")
     try:
         if len(body) >= FIXED_BYTES and magic in {MAGIC, MAGIC_V2}:

@@ -6,8 +6,8 @@ import struct
 from collections.abc import Iterator, Sequence
 
 from turbopump.errors import FrameError, InvalidArgument, WireError
-from turbopump.wire.alike import Alike, Numbers, Varying
 from turbopump.wire.command import Buffer, Command, body_parts, decode_header, encode_header
+from turbopump.wire.frame_template import FrameTemplate, Numbers, VaryingFields
 
 FRAME_BYTES_MAX = 16 * 1024 * 1024
 
@@ -68,7 +68,7 @@ class FrameDecoder:
         self._chunk = b""
         self._frame_at = 0
         self._next_at = 0
-        self._alike: Alike | None = None
+        self._template: FrameTemplate | None = None
 
     @property
     def pending_bytes(self) -> int:
@@ -84,7 +84,7 @@ class FrameDecoder:
         """Free what is held; nothing can be fed any more."""
         self._pending = bytearray()
         self._chunk, self._frame_at, self._next_at = b"", 0, 0
-        self._alike = None
+        self._template = None
 
     def feed(self, chunk: bytes) -> Iterator[Command]:
         """Yield the commands that the chunk completes; read it to the end before the next chunk.
@@ -131,16 +131,16 @@ class FrameDecoder:
         chunk, at, following = self._chunk, self._frame_at, self._next_at
         return following < len(chunk) and chunk.startswith(chunk[at : at + _PREFIX.size], following)
 
-    def alike(self, varying: Varying) -> Alike | None:
+    def alike(self, varying: VaryingFields) -> FrameTemplate | None:
         """Return how to recognise frames like the one just yielded, None if none follows."""
         chunk, at, following = self._chunk, self._frame_at, self._next_at
-        known = self._alike
+        known = self._template
         if known is None or known.varying is not varying or known.numbers(chunk, at) is None:
             other = chunk[following : following + following - at]
-            known = self._alike = Alike.to(chunk[at:following], other, varying)
+            known = self._template = FrameTemplate.from_sample(chunk[at:following], other, varying)
         return known
 
-    def row(self, alike: Alike) -> Iterator[Numbers]:
+    def row(self, alike: FrameTemplate) -> Iterator[Numbers]:
         """Yield the numbers of the next frames, as far as they are alike; they are not taken."""
         return alike.row(self._chunk, self._next_at)
 

@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turbopump.wire import properties
-from turbopump.wire.property_columns import (
+from turbopump.wire.aligned_properties import (
     ROWS_MIN,
+    AlignedProperties,
     Hashes,
     Ints,
-    PropertyColumns,
+    aligned_properties,
     falling_powers,
-    property_columns,
 )
 
 Equal: TypeAlias = NDArray[np.void]
@@ -68,7 +68,7 @@ class PropertyTexts:
         return self.given.tolist() if isinstance(self.given, np.ndarray) else self.given
 
     @cached_property
-    def columns(self) -> PropertyColumns | None:
+    def columns(self) -> AlignedProperties | None:
         """The texts as columns of letters; None unless they are surely laid out alike."""
         given, lengths = self.given, self.lengths
         if len(given) < ROWS_MIN or not lengths[0] or (lengths != lengths[0]).any():
@@ -78,7 +78,7 @@ class PropertyTexts:
             if isinstance(given, np.ndarray)
             else np.frombuffer(b"".join(given), np.uint8)
         )
-        return property_columns(letters.reshape(len(given), -1))
+        return aligned_properties(letters.reshape(len(given), -1))
 
     @cached_property
     def _text(self) -> bytes:

@@ -18,8 +18,8 @@ from msgspec.structs import replace
 
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.wire import properties
+from turbopump.wire.aligned_properties import Ints
 from turbopump.wire.hashing import INT_MAX
-from turbopump.wire.property_columns import Ints
 from turbopump.wire.property_texts import Equal, PropertyTexts
 from turbopump.wire.record import PROPERTIES_BYTES_MAX, Record
 
@@ -28,10 +28,10 @@ _ZERO = b"\0"
 MESSAGES_MIN = 32
 """Fewer messages are made faster one by one."""
 
-_WORTH_IT = 8
+_SAME_LENGTHS_POSSIBLE_MIN = 8
 """So many messages may have the same lengths, if it is to be tried whether they have."""
 
-_ALIKE_MIN = 4
+_SAME_LENGTHS_SEEN_MIN = 4
 """So many in a row have the same lengths before it is tried with those that follow."""
 
 _TRIED_FIRST = 256
@@ -236,7 +236,7 @@ def _taken_apart_equal(body: bytes | memoryview) -> tuple[Equal, Equal, int] | N
     if length <= 0 or text_length <= 0 or len(body) % size:
         return None
     count = len(body) // size
-    messages = _alike(body, 0, (size, flag, length, text_length), count)
+    messages = _same_lengths_prefix(body, 0, (size, flag, length, text_length), count)
     if len(messages) < count:
         return None
     # Properties are kept longer than all the rest, and looked at side by side.
@@ -248,7 +248,7 @@ def _taken_apart(body: bytes) -> tuple[list[bytes], list[bytes], int] | None:
     bodies: list[bytes] = []
     texts: list[bytes] = []
     at, end, flag = 0, len(body), None
-    before, alike, alike_min = (-1, -1), 1, _ALIKE_MIN
+    before, alike, alike_min = (-1, -1), 1, _SAME_LENGTHS_SEEN_MIN
     try:
         while at < end:
             size, own_flag, length = _HEAD.unpack_from(body, at)
@@ -263,7 +263,7 @@ def _taken_apart(body: bytes) -> tuple[list[bytes], list[bytes], int] | None:
             lengths = (length, text_length)
             alike = alike + 1 if lengths == before else 1
             before = lengths
-            if alike >= alike_min and end - at > _WORTH_IT * size:
+            if alike >= alike_min and end - at > _SAME_LENGTHS_POSSIBLE_MIN * size:
                 start = at
                 at = _take_equal(body, at, (size, flag, length, text_length), bodies, texts)
                 alike = 0
@@ -288,7 +288,7 @@ def _take_equal(
     tried = _TRIED_FIRST
     while at < len(body):
         tried = min(tried, (len(body) - at) // size)
-        messages = _alike(body, at, like, tried)
+        messages = _same_lengths_prefix(body, at, like, tried)
         count = len(messages)
         bodies += messages["body"].tolist() if length else [b""] * count
         texts += messages["text"].tolist() if text_length else [b""] * count
@@ -299,7 +299,7 @@ def _take_equal(
     return at
 
 
-def _alike(
+def _same_lengths_prefix(
     body: bytes | memoryview, at: int, like: tuple[int, int, int, int], tried: int
 ) -> Messages:
     """Look at so many messages, and return those before the first that has other lengths."""

@@ -22,7 +22,7 @@ from turbopump.store import (
 )
 from turbopump.store.commit_log import CommitLog
 from turbopump.store.consume_queue import ConsumeQueue
-from turbopump.store.lookup import nearest_between
+from turbopump.store.time_lookup import nearest_between
 from turbopump.wire.record import decode_record
 from unit.store.support import GOLDEN_CONFIG, golden, tag_filter, unpack
 

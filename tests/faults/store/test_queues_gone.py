@@ -75,7 +75,7 @@ def test_a_queue_is_gone_whose_first_messages_are_deleted(tmp_path: Path) -> Non
     with Store.open(tmp_path, CONFIG, machine=Machine(files=files)) as store:
         for number in range(40):
             store.append([record(b"%d" % number * 200, topic=TOPICS[number % 2])])
-        store._upkeep.flush()
+        store._maintenance.flush()
         store.dispatch()
         store._behind.write_all()
         store._flusher.wait_idle()
@@ -97,7 +97,7 @@ def test_messages_without_units_in_files_are_not_deleted(tmp_path: Path) -> None
     store = Store.open(running, CONFIG, machine=Machine(files=files))
     for number in range(40):
         store.append([record(b"%d" % number * 200, topic=TOPICS[number % 2])])
-    store._upkeep.flush()
+    store._maintenance.flush()
     store._flusher.wait_idle()
     files.ratio = 0.86
     assert store.retain().segments == 0
@@ -119,7 +119,7 @@ def test_messages_deleted_before_their_units_were_on_disk(tmp_path: Path) -> Non
     with Store.open(tmp_path / "full", CONFIG, machine=Machine(files=files)) as store:
         for number in range(4, 40):
             store.append([record(b"%d" % number * 200)])
-        store._upkeep.flush()
+        store._maintenance.flush()
         store.dispatch()
         store._behind.write_all()
         store._flusher.wait_idle()

@@ -174,7 +174,7 @@ def test_markers_go_with_the_log(tmp_path: Path) -> None:
         store.remove_topic("Unknown")
         assert set(json.loads((tmp_path / MARKERS).read_text())) == {"Early"}
         store_all(store, [b"x" * 500] * 40, "Other")
-        store._upkeep.flush()
+        store._maintenance.flush()
         store.dispatch()
         store._behind.write_all()
         store._flusher.wait_idle()

@@ -273,7 +273,7 @@ def test_queue_files_that_cannot_be_synced_are_made_again(tmp_path: Path) -> Non
     files, clock = FaultyFiles(), ManualClock()
     store = Store.open(tmp_path, ASYNC, machine=Machine(files=files, clock=clock))
     store.append([record(b"a")])
-    store._upkeep.flush()
+    store._maintenance.flush()
     store._flusher.wait_idle()
     files.sync_error = errno.EIO
     clock.advance(2000)

@@ -138,7 +138,7 @@ async def test_a_broker_ends_when_it_can_no_longer_keep_its_promises(
             monkeypatch.setattr(broker.store, "tick", fail)
             await asyncio.sleep(600)
 
-    with pytest.raises(ServerFailed, match=r"broker broker-a ends: store upkeep keeps failing"):
+    with pytest.raises(ServerFailed, match="store maintenance keeps failing"):
         await run()
     assert "LookupError: a bug" in caplog.text
     monkeypatch.undo()
@@ -158,7 +158,7 @@ async def test_background_work_and_its_failures_are_told(
         await asyncio.sleep(12)
         answer = await client.ask(RequestCode.GET_BROKER_RUNTIME_INFO)
         told = KeyValues.decode(whole_body(answer)).table
-    assert {"offsets", "retention", "store upkeep"} <= set(told["backgroundWork"].split(", "))
+    assert {"offsets", "retention", "store maintenance"} <= set(told["backgroundWork"].split(", "))
     assert told["backgroundFailures"] == "statistics: 1 failures, the last LookupError('a bug')"
 
 

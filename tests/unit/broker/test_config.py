@@ -20,8 +20,8 @@ from turbopump.broker.config import (
     local_address,
 )
 from turbopump.broker.config_keys import (
-    NOT_YET,
     SETTINGS,
+    UNSUPPORTED,
     WITHOUT_EFFECT,
     as_properties,
     load,
@@ -285,7 +285,7 @@ def test_errors_of_a_file_name_it(tmp_path: Path) -> None:
 
 
 def test_keys_without_a_counterpart_are_let_through() -> None:
-    settings = dict.fromkeys(WITHOUT_EFFECT, "16") | NOT_YET
+    settings = dict.fromkeys(WITHOUT_EFFECT, "16") | UNSUPPORTED
     assert parse(settings) == BrokerConfig()
 
 
@@ -293,7 +293,7 @@ def test_every_key_of_the_original_is_known_or_refused_with_a_hint() -> None:
     text = frame("get_broker_config.response").partition(b"}shortPolling")[2].decode()
     keys = parse_properties("shortPolling" + text).keys()
     unknown = []
-    for key in sorted(keys - {s.key for s in SETTINGS} - NOT_YET.keys() - WITHOUT_EFFECT):
+    for key in sorted(keys - {s.key for s in SETTINGS} - UNSUPPORTED.keys() - WITHOUT_EFFECT):
         with pytest.raises(InvalidArgument, match=key):
             parse({key: "1"})
         unknown.append(key)
@@ -360,10 +360,10 @@ def test_keys_for_the_start_are_refused_unless_they_stay_as_they_are() -> None:
         updated(config, {"flushDiskType": "SYNC_FLUSH"})
 
 
-@pytest.mark.parametrize("key", sorted(NOT_YET))
+@pytest.mark.parametrize("key", sorted(UNSUPPORTED))
 def test_what_is_not_there_yet_cannot_be_switched_on(key: str) -> None:
     config = BrokerConfig()
-    assert updated(config, {key: NOT_YET[key].upper()}) == config
+    assert updated(config, {key: UNSUPPORTED[key].upper()}) == config
     with pytest.raises(InvalidArgument, match=f"{key} is 'true': only false is supported"):
         updated(config, {key: "true", "traceOn": "false"})
 

@@ -1,4 +1,4 @@
-"""Nothing is stored but by `broker/put.py`, and nothing of it is acknowledged but by the gate."""
+"""Only `broker/message_writer.py` stores messages, and only the gate acknowledges them."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def test_only_one_module_appends_to_the_store() -> None:
         for owner in ("store.", "self.store.", "self._store.", "broker.store.")
         for call in ("append", "append_all")
     ]
-    assert callers(*appends) == {"broker/put.py"}
+    assert callers(*appends) == {"broker/message_writer.py"}
 
 
 def test_only_one_module_asks_the_gate() -> None:
     asked = ("acknowledge", "durability.acknowledge", "self._durability.acknowledge")
-    assert callers(*asked) == {"broker/put.py"}
+    assert callers(*asked) == {"broker/message_writer.py"}
 
 
-@pytest.mark.parametrize("method", ["now", "_append_burst", "when_settled"])
+@pytest.mark.parametrize("method", ["append_now", "_append_burst", "when_settled"])
 def test_what_is_appended_goes_through_the_gate(method: str) -> None:
-    tree = ast.parse((SOURCE / "broker" / "put.py").read_text())
+    tree = ast.parse((SOURCE / "broker" / "message_writer.py").read_text())
     [function] = [
         node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == method
     ]

@@ -44,10 +44,10 @@ def half(offset: int = 0, age_ms: int = 0, **changes: object) -> Half:
         (half(age_ms=6000, immunity_ms=10_000), True, True, Verdict.RENEW),
         (half(age_ms=10_000, immunity_ms=10_000), True, False, Verdict.CHECK),
         (half(age_ms=60_000, checks=14), True, False, Verdict.CHECK),
-        (half(age_ms=60_000, checks=15), True, False, Verdict.GIVE_UP),
-        (half(age_ms=60_000, checks=15), False, False, Verdict.GIVE_UP),
+        (half(age_ms=60_000, checks=15), True, False, Verdict.ABANDON),
+        (half(age_ms=60_000, checks=15), False, False, Verdict.ABANDON),
         (half(age_ms=72 * HOUR_MS), False, False, Verdict.RENEW),
-        (half(age_ms=72 * HOUR_MS + 1), True, False, Verdict.GIVE_UP),
+        (half(age_ms=72 * HOUR_MS + 1), True, False, Verdict.ABANDON),
         (half(age_ms=36 * HOUR_MS + 1), False, False, Verdict.RENEW),
         # A copy is young, its message is not.
         (half(age_ms=HOUR_MS, stored_ms=NOW_MS - 1), True, False, Verdict.CHECK),

@@ -24,13 +24,13 @@ from turbopump.net.request_row import RequestRow
 from turbopump.net.router import Router
 from turbopump.store import Found, ReadLimits, Store
 from turbopump.testing import LinkQuality, MemoryNetwork, VirtualClock, virtual_time
-from turbopump.wire.alike import Numbers
 from turbopump.wire.bodies import GroupConfig
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import FLAG_ONEWAY, Command, Serialize, request
+from turbopump.wire.frame_template import Numbers
 from turbopump.wire.framing import FrameDecoder, encode
 from turbopump.wire.headers import PullMessage, PullMessageAnswer
-from turbopump.wire.pull_answers import PullAnswers
+from turbopump.wire.pull_response_frames import PullResponseFrames
 from turbopump.wire.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION
 from unit.store.support import record
 
@@ -210,7 +210,7 @@ def test_answers_that_are_too_long_are_left_over(
         long = store.read("T", 0, QueueOffset(1), 1)
         assert isinstance(long, Found)
         row = RequestRow(FrameDecoder(), 1024 + long.size + room_bytes, lambda *_: None)
-        prepared = PullAnswers(ResponseCode.SUCCESS, 0, "FOUND")
+        prepared = PullResponseFrames(ResponseCode.SUCCESS, 0, "FOUND")
         run = PullRun(store, Stats("c", VirtualClock()), "g", "T", 0, None)
         serving = PullRow(run, row, prepared, prepared)
         assert serving.serve(iter([(0, 1, 100), (1, 1, 101)]), 1 << 20) == pulls_served

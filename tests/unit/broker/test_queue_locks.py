@@ -33,10 +33,10 @@ class Locking(RuleBasedStateMachine):
         for queue in granted:
             self.model[group, queue] = (client, self.now_ms)
 
-    @rule(group=groups, client=clients, given_up=queues)
-    def unlock(self, group: str, client: str, given_up: list[MessageQueue]) -> None:
-        self.locks.unlock(group, client, given_up)
-        for queue in given_up:
+    @rule(group=groups, client=clients, released=queues)
+    def unlock(self, group: str, client: str, released: list[MessageQueue]) -> None:
+        self.locks.unlock(group, client, released)
+        for queue in released:
             if self.model.get((group, queue), ("", 0))[0] == client:
                 del self.model[group, queue]
 

@@ -68,9 +68,9 @@ async def test_fifteen_checks_and_then_operators_have_to_look(tmp_path: Path) ->
         assert counts == [str(number) for number in range(1, 16)]
         minutes = [round((asked.at_ms - start_ms) / 60_000) for asked in producer.asked]
         assert minutes == list(range(1, 16))
-        [given_up] = await client.messages(CHECKED_TOO_OFTEN_TOPIC)
-        assert given_up.body == b"x"
-        assert given_up.properties["TRANSACTION_CHECK_TIMES"] == "15"
+        [abandoned] = await client.messages(CHECKED_TOO_OFTEN_TOPIC)
+        assert abandoned.body == b"x"
+        assert abandoned.properties["TRANSACTION_CHECK_TIMES"] == "15"
         assert await bodies(client) == []
         # Copies and what replaces them: nothing is left open.
         halves = [view.queue_offset for view in await client.messages(HALF_TOPIC)]
@@ -85,8 +85,8 @@ async def test_a_late_commit_of_what_was_given_up_counts(tmp_path: Path) -> None
         for asked in (place, producer.asked[-1].place, producer.asked[3].place):
             assert (await producer.end(asked)).code == ResponseCode.SUCCESS
         assert await bodies(client) == [b"x"]
-        [given_up] = await client.messages(CHECKED_TOO_OFTEN_TOPIC)
-        resumed = await resume(client, given_up.offset_id)
+        [abandoned] = await client.messages(CHECKED_TOO_OFTEN_TOPIC)
+        resumed = await resume(client, abandoned.offset_id)
         assert (resumed.code, "committed" in (resumed.remark or "")) == (1, True)
 
 
@@ -99,17 +99,17 @@ async def test_what_was_given_up_can_be_resumed(tmp_path: Path) -> None:
     async with world(tmp_path) as (_, client, producer):
         await producer.half(b"x")
         await asyncio.sleep(20 * INTERVAL_S)
-        [given_up] = await client.messages(CHECKED_TOO_OFTEN_TOPIC)
+        [abandoned] = await client.messages(CHECKED_TOO_OFTEN_TOPIC)
         producer.asked.clear()
         for _ in range(2):
-            assert (await resume(client, given_up.offset_id)).code == ResponseCode.SUCCESS
+            assert (await resume(client, abandoned.offset_id)).code == ResponseCode.SUCCESS
         await asyncio.sleep(2 * INTERVAL_S + 1)
         counts = [asked.message.properties["TRANSACTION_CHECK_TIMES"] for asked in producer.asked]
         assert counts == ["1", "2"]
         producer.decide = lambda _: COMMIT
         await asyncio.sleep(INTERVAL_S)
         assert await bodies(client) == [b"x"]
-        assert (await resume(client, given_up.offset_id)).code == ResponseCode.SYSTEM_ERROR
+        assert (await resume(client, abandoned.offset_id)).code == ResponseCode.SYSTEM_ERROR
 
 
 @virtual_time()
@@ -423,17 +423,17 @@ async def test_operations_that_a_full_disk_refuses_are_written_later(
 ) -> None:
     async with world(tmp_path) as (broker, client, producer):
         places = [await producer.half(b"%d" % number) for number in range(3)]
-        groups = broker.path.put.groups
+        groups = broker.path.writer.append_groups
 
         def refuse(*_: object) -> None:
             raise error
 
-        monkeypatch.setattr(broker.path.put, "groups", refuse)
+        monkeypatch.setattr(broker.path.writer, "append_groups", refuse)
         for place in places:
             assert (await producer.end(place)).code == ResponseCode.SUCCESS
         assert await bodies(client, HALF_OPERATIONS_TOPIC) == []
         assert (await producer.end(places[0])).code == ResponseCode.SUCCESS
-        monkeypatch.setattr(broker.path.put, "groups", groups)
+        monkeypatch.setattr(broker.path.writer, "append_groups", groups)
         await asyncio.sleep(5)
         assert await bodies(client, HALF_OPERATIONS_TOPIC) == [b"0", b"1", b"2"]
         assert await bodies(client) == [b"0", b"1", b"2"]

@@ -21,7 +21,7 @@ from transaction_peers import (
     world,
 )
 from turbopump.broker.config import OverloadConfig, TransactionsConfig
-from turbopump.broker.put import draft_like, record_of
+from turbopump.broker.message_writer import draft_like, record_of
 from turbopump.broker.transactions.half import (
     copy_of,
     final_draft,

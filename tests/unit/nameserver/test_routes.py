@@ -113,7 +113,7 @@ def test_same_registration_is_a_sign_of_life_and_no_change() -> None:
     routes.register(broker(), NOW + SILENCE_MAX_MS)
     assert routes.changes == changes
     assert routes.expire(NOW + SILENCE_MAX_MS + 1) == []
-    assert routes.silent_from_ms(0) == NOW + 2 * SILENCE_MAX_MS
+    assert routes.expiry_min_ms(0) == NOW + 2 * SILENCE_MAX_MS
     routes.register(broker(cluster="d"), NOW)
     assert routes.changes > changes
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from turbopump.net.request_row import RequestRow
-from turbopump.wire.alike import Numbers, Varying
 from turbopump.wire.command import Buffer, Command
+from turbopump.wire.frame_template import Numbers, VaryingFields
 from turbopump.wire.framing import FrameDecoder, decode, encode
 
-VARYING = Varying(
+VARYING = VaryingFields(
     (re.compile(rb'"opaque":([0-9]+)'), re.compile(rb'"a":"([0-9]+)')),
     lambda frame: (decode(frame).opaque, int((decode(frame).ext_fields or {})["a"])),
 )
@@ -62,7 +62,7 @@ def test_requests_that_cannot_be_compared_make_no_row(caplog: pytest.LogCaptureF
     decoder = FrameDecoder()
     row = RequestRow(decoder, 1000, lambda *_: None)
     for _ in decoder.feed(frames("a", "a")):
-        row.begin(Varying(VARYING.places, fail), lambda *_: 0)
+        row.begin(VaryingFields(VARYING.places, fail), lambda *_: 0)
         assert row.begun is None
     assert "a mistake" in caplog.text
 

@@ -15,15 +15,15 @@ from turbopump.net.deadlines import Deadlines
 from turbopump.net.router import Router
 from turbopump.net.turn import WRITTEN_BYTES_MAX
 from turbopump.testing import virtual_loop, virtual_time
-from turbopump.wire.alike import Numbers, Varying
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.command import Command
+from turbopump.wire.frame_template import Numbers, VaryingFields
 from turbopump.wire.framing import FrameDecoder, decode, encode
 
 BODY_BYTES = 256 * 1024
 PER_TURN = WRITTEN_BYTES_MAX // BODY_BYTES
 REQUESTS = 5 * PER_TURN
-VARYING = Varying(
+VARYING = VaryingFields(
     (re.compile(rb'"opaque":([0-9]+)'), re.compile(rb'"a":"([0-9]+)')),
     lambda frame: (decode(frame).opaque, int((decode(frame).ext_fields or {})["a"])),
 )

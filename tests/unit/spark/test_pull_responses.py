@@ -10,9 +10,9 @@ from turbopump.spark.reading.pull_responses import (
     PullResponseReader,
     UnexpectedResponse,
 )
-from turbopump.wire.alike import Alike, Varying
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.command import Command, Serialize
+from turbopump.wire.frame_template import FrameTemplate, VaryingFields
 from turbopump.wire.framing import encode
 from turbopump.wire.headers import PullMessageAnswer
 
@@ -87,13 +87,13 @@ def test_answers_that_all_differ_are_not_compared(monkeypatch: pytest.MonkeyPatc
 def noted_samples(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """Return the list of those that others are compared with."""
     samples: list[bytes] = []
-    alike_to = Alike.to
+    from_sample = FrameTemplate.from_sample
 
-    def noted(sample: bytes, other: bytes, varying: Varying) -> Alike | None:
+    def noted(sample: bytes, other: bytes, varying: VaryingFields) -> FrameTemplate | None:
         samples.append(sample)
-        return alike_to(sample, other, varying)
+        return from_sample(sample, other, varying)
 
-    monkeypatch.setattr(Alike, "to", noted)
+    monkeypatch.setattr(FrameTemplate, "from_sample", noted)
     return samples
 
 

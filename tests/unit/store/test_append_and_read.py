@@ -263,7 +263,7 @@ def test_queues_removed_under_a_running_store_are_noticed_and_made_again(
 def test_messages_whose_file_is_gone(tmp_path: Path) -> None:
     with Store.open(tmp_path, small_config(queue_segment_units=100)) as store:
         stored(store, *[b"x" * 900] * 12)
-        store._upkeep.flush()
+        store._maintenance.flush()
         store._flusher.wait_idle()
         store._log.drop_first()
         # The queue has not been told yet, as when a read comes in between.

@@ -17,8 +17,8 @@ from turbopump.store import FlushMode, Found, Store, StoreConfig, key_index
 from turbopump.store.dispatch import ANY_TAG, Watch
 from turbopump.store.key_hashes import key_hashes
 from turbopump.store.outcomes import Arrival
+from turbopump.wire.aligned_properties import Ints
 from turbopump.wire.batch import BatchEntry, encode_batch
-from turbopump.wire.property_columns import Ints
 from turbopump.wire.property_texts import PropertyTexts
 from turbopump.wire.record import Record
 from turbopump.wire.record_batch import RecordBatch, record_batch

@@ -17,7 +17,7 @@ from turbopump.machine import Machine
 from turbopump.machine.files import OpenFiles
 from turbopump.store import Store, parse_delay_levels
 from turbopump.store.dispatch import PropertyName, property_value
-from turbopump.store.entry_run import tags_codes
+from turbopump.store.entry_batch import tags_codes
 from turbopump.store.index_file import IndexFile, read_header
 from turbopump.store.key_hashes import key_hashes
 from turbopump.wire import properties

@@ -212,7 +212,7 @@ def test_queue_files_and_maps_stay_bounded(tmp_path: Path) -> None:
                 stored(store, b"%d" % round_ * 20, topic=f"T{topic}")
         for topic in range(20):
             assert bodies(store, f"T{topic}") == [b"%d" % round_ * 20 for round_ in range(30)]
-        store._upkeep.flush()
+        store._maintenance.flush()
         store._flusher.wait_idle()
         store.tick()
         assert bodies(store, "T3")

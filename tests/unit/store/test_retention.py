@@ -101,7 +101,7 @@ def test_queues_and_index_follow_the_log(tmp_path: Path) -> None:
         for number in range(100):
             clock.advance(1000)
             store.append([record(b"%d" % number * 100, KEYS=f"k{number}")])
-        store._upkeep.flush()
+        store._maintenance.flush()
         store.dispatch()
         store._behind.write_all()
         store._flusher.wait_idle()
@@ -150,7 +150,7 @@ def test_the_segment_being_written_and_unflushed_ones_stay(tmp_path: Path) -> No
         unflushed = [start for start in store._log.starts if start + 4096 > store._log.flushed]
         store.retain()
         assert set(unflushed) <= set(store._log.starts)
-        store._upkeep.flush()
+        store._maintenance.flush()
         store.dispatch()
         store._behind.write_all()
         store._flusher.wait_idle()
@@ -164,7 +164,7 @@ def test_deletion_survives_a_crash(tmp_path: Path) -> None:
     store = Store.open(tmp_path, small_config(), machine=Machine(files=files, clock=clock))
     for number in range(60):
         store.append([record(b"%d" % number * 100)])
-    store._upkeep.flush()
+    store._maintenance.flush()
     store.dispatch()
     store._behind.write_all()
     store._flusher.wait_idle()
@@ -201,7 +201,7 @@ def filled(root: Path, files: FaultyFiles) -> Store:
     store = Store.open(root, small_config(), machine=Machine(files=files, clock=ManualClock(NOON)))
     for number in range(100):
         store.append([record(b"%d" % number * 500)])
-    store._upkeep.flush()
+    store._maintenance.flush()
     store.dispatch()
     store._behind.write_all()
     store._flusher.wait_idle()
@@ -250,7 +250,7 @@ def test_a_queue_file_that_cannot_be_deleted_is_tried_again(tmp_path: Path) -> N
         for number in range(100):
             for topic in ("First", "Second"):
                 store.append([record(b"%d" % number * 100, topic=topic)])
-        store._upkeep.flush()
+        store._maintenance.flush()
         store._flusher.wait_idle()
         store.dispatch()
         store._behind.write_all()

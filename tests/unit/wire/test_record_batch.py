@@ -175,8 +175,8 @@ def test_looking_for_messages_of_equal_length_stays_in_proportion(
         looks.append(tried)
         return look(body, at, like, tried)
 
-    look = batches._alike
-    monkeypatch.setattr(batches, "_alike", counted)
+    look = batches._same_lengths_prefix
+    monkeypatch.setattr(batches, "_same_lengths_prefix", counted)
     body = encode_batch(
         [BatchEntry(b"xy"[: 1 + at // in_a_row % 2], b"A\x01b") for at in range(ROWS)]
     )

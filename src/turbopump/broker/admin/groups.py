@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from turbopump.broker.clients import Consumers, Member, Producers
 from turbopump.broker.config import IdentityConfig
 from turbopump.broker.groups import Groups
-from turbopump.broker.handlers.common import answer_with, body_of, refuse_on_slave, told_to_asker
+from turbopump.broker.handlers.common import answer_with, as_remote_error, body_of, refuse_on_slave
 from turbopump.broker.offsets import Offsets
 from turbopump.broker.stats import Stats
 from turbopump.broker.subscription_conflicts import SubscriptionConflicts
@@ -64,7 +64,7 @@ class GroupRequests:
         """Make or change a group."""
         refuse_on_slave(self._identity)
         group = body_of(request, GroupConfig)
-        with told_to_asker():
+        with as_remote_error():
             await self._groups.update(group)
         return request.answer(ResponseCode.SUCCESS)
 
@@ -72,7 +72,7 @@ class GroupRequests:
         """Delete a group, and its progress when asked to; one that is not known is fine."""
         header = headers.DeleteGroup.from_ext_fields(request.ext_fields)
         refuse_on_slave(self._identity)
-        with told_to_asker():
+        with as_remote_error():
             await self._groups.delete(header.group_name)
         if header.remove_offset:
             self._offsets.remove_group(header.group_name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from turbopump.broker.config_keys import as_properties, blacklisted
-from turbopump.broker.handlers.common import answer_with, told_to_asker
+from turbopump.broker.handlers.common import answer_with, as_remote_error
 from turbopump.broker.live_config import LiveConfig
 from turbopump.errors import InvalidArgument, RemoteError
 from turbopump.net.connection import Connection
@@ -33,7 +33,7 @@ class SettingRequests:
 
     async def change(self, request: Command, _peer: Connection) -> Command:
         """Change settings while the broker runs."""
-        with told_to_asker():
+        with as_remote_error():
             settings = _settings(whole_body(request))
             if blacklisted(self._live.current, settings):
                 remark = "Can not update config in black list."

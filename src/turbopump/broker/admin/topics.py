@@ -9,8 +9,8 @@ from turbopump.broker.clients import Consumers
 from turbopump.broker.config import IdentityConfig
 from turbopump.broker.handlers.common import (
     answer_with,
+    as_remote_error,
     refuse_on_slave,
-    told_to_asker,
     topic_missing,
 )
 from turbopump.broker.offsets import Offsets
@@ -99,7 +99,7 @@ class TopicRequests:
             wrong = f"topicFilterType = [{topic.topic_filter_type}] value invalid"
         if wrong is not None:
             raise RemoteError(ResponseCode.SYSTEM_ERROR, wrong)
-        with told_to_asker():
+        with as_remote_error():
             await self._topics.update(topic)
         await self._announce(topic)
         return request.answer(ResponseCode.SUCCESS)
@@ -112,7 +112,7 @@ class TopicRequests:
         """
         name = headers.TopicName.from_ext_fields(request.ext_fields).topic
         self._require_changeable(name)
-        with told_to_asker():
+        with as_remote_error():
             await self._topics.delete(name)
         if self._topics.find(name) is not None:
             remark = f"topic[{name}] was re-created by a producer: stop it, then delete again"

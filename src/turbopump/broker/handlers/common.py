@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from turbopump.broker.config import IdentityConfig
 from turbopump.errors import InvalidArgument, RemoteError, WriteRefused
+from turbopump.net.router import Handler
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.command import Command, whole_body
 from turbopump.wire.schema import Body
@@ -16,6 +17,17 @@ B = TypeVar("B", bound=Body)
 
 _CLIENT_LIMITS_RETRIES_SINCE = 121
 """From this version number on, a client's own limit of retries counts."""
+
+
+class Requests(Protocol):
+    """Handlers that belong together, by request code."""
+
+    def handlers(self) -> dict[int, Handler]: ...
+
+
+def handler_table(served: Iterable[Requests]) -> dict[int, Handler]:
+    """Join the handlers of several parts."""
+    return {code: serve for requests in served for code, serve in requests.handlers().items()}
 
 
 def body_of(request: Command, kind: type[B]) -> B:
@@ -29,7 +41,7 @@ def answer_with(request: Command, body: Body) -> Command:
 
 
 @contextmanager
-def told_to_asker() -> Iterator[None]:
+def as_remote_error() -> Iterator[None]:
     """Turn what is wrong with a change, or keeps it from being saved, into an answer."""
     try:
         yield

@@ -17,8 +17,8 @@ from turbopump.store.outcomes import Filter, ReadOutcome
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command, Serialize
 from turbopump.wire.headers import NoFields, PullMessage, PullMessageAnswer
-from turbopump.wire.pull_answers import PullAnswers
-from turbopump.wire.pull_requests import VARYING
+from turbopump.wire.pull_request_frames import VARYING
+from turbopump.wire.pull_response_frames import PullResponseFrames
 from turbopump.wire.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND
 
 
@@ -173,13 +173,13 @@ _REMARKS: dict[type[ReadOutcome], str] = {
 
 
 @lru_cache(maxsize=64)
-def _found_answers(broker_id: int) -> PullAnswers:
+def _found_answers(broker_id: int) -> PullResponseFrames:
     """Return the answers that suggest a broker; operators choose few ids."""
-    return PullAnswers(ResponseCode.SUCCESS, broker_id, _REMARKS[outcomes.Found])
+    return PullResponseFrames(ResponseCode.SUCCESS, broker_id, _REMARKS[outcomes.Found])
 
 
 _NOTHING_NEW = {
-    kind: PullAnswers(ResponseCode.PULL_NOT_FOUND, MASTER_ID, _REMARKS[kind])
+    kind: PullResponseFrames(ResponseCode.PULL_NOT_FOUND, MASTER_ID, _REMARKS[kind])
     for kind, status in STATUS.items()
     if status is Status.NOT_FOUND
 }

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from turbopump.broker.pull_run import PullRun
 from turbopump.errors import TurbopumpError
 from turbopump.net.request_row import RequestRow
-from turbopump.wire.alike import Numbers
 from turbopump.wire.command import Buffer
-from turbopump.wire.pull_answers import PullAnswers
+from turbopump.wire.frame_template import Numbers
+from turbopump.wire.pull_response_frames import PullResponseFrames
 
 _log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ class PullRow:
     """
 
     def __init__(
-        self, run: PullRun, row: RequestRow, recent: PullAnswers, old: PullAnswers
+        self, run: PullRun, row: RequestRow, recent: PullResponseFrames, old: PullResponseFrames
     ) -> None:
         self._run = run
         self._row = row

@@ -20,7 +20,7 @@ from turbopump.wire.headers import BrokerTraits, SendMessage, SendMessageAnswer,
 from turbopump.wire.hosts import Host
 from turbopump.wire.ids import offset_ids
 from turbopump.wire.schema import ExtFields
-from turbopump.wire.send_answers import SendAnswers
+from turbopump.wire.send_response_frames import SendResponseFrames
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class SendRequests:
         identity = config.identity
         traits = BrokerTraits(region=identity.region, trace_on=identity.trace_on)
         self._traits = traits.to_ext_fields()
-        self._answers = SendAnswers(self._traits, self._store_host)
+        self._answers = SendResponseFrames(self._traits, self._store_host)
 
     def handlers(self) -> dict[int, Handler]:
         return {

@@ -8,8 +8,8 @@ from typing import Protocol
 from turbopump.broker.consumer_filters import ConsumerFilterTable
 from turbopump.broker.delay_recovery import SavedDelays
 from turbopump.broker.delays import Delays
-from turbopump.broker.parts import State
 from turbopump.broker.replication.table_copy import Ask, CopiedTable, TableCopies
+from turbopump.broker.state import State
 from turbopump.message import PhysicalOffset
 from turbopump.wire.bodies import ConsumerOffsets, GroupConfigTable, TopicConfigTable
 from turbopump.wire.codes import RequestCode

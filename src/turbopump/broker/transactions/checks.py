@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from turbopump.broker.clients import Member, Producers
 from turbopump.broker.live_config import LiveConfig
-from turbopump.broker.put import Put
+from turbopump.broker.message_writer import MessageWriter
 from turbopump.broker.topics import Topics
 from turbopump.broker.transactions import half as halves
 from turbopump.broker.transactions.half import Half, Rules, Verdict, verdict
@@ -69,7 +69,7 @@ class Checks:
         *,
         config: LiveConfig,
         transactions: Transactions,
-        put: Put,
+        writer: MessageWriter,
         topics: Topics,
         producers: Producers,
         ask: Ask,
@@ -77,7 +77,7 @@ class Checks:
     ) -> None:
         self._config = config
         self._transactions = transactions
-        self._put = put
+        self._writer = writer
         self._topics = topics
         self._producers = producers
         self._ask = ask
@@ -142,10 +142,10 @@ class Checks:
     async def _deal_with(self, due: Sequence[_Due]) -> None:
         """Do with some half messages what is due."""
         for _ in range(TRIES_MAX):
-            if self._put.busy() is None:
+            if self._writer.busy() is None:
                 break
             await asyncio.sleep(BUSY_MS / 1000)
-        await self._give_up([each for each in due if each.verdict is Verdict.GIVE_UP])
+        await self._abandon([each for each in due if each.verdict is Verdict.ABANDON])
         await self._renew([each for each in due if each.verdict is Verdict.RENEW])
         await self._check([each for each in due if each.verdict is Verdict.CHECK])
 
@@ -159,8 +159,10 @@ class Checks:
             )
             self._transactions.ledger.forget(half.queue_offset)
 
-    async def _give_up(self, due: Sequence[_Due]) -> None:
-        replaced = [Replacement(each.half, halves.given_up(each.view)) for each in self._still(due)]
+    async def _abandon(self, due: Sequence[_Due]) -> None:
+        replaced = [
+            Replacement(each.half, halves.abandoned(each.view)) for each in self._still(due)
+        ]
         if not replaced:
             return
         self._topics.create_internal(CHECKED_TOO_OFTEN_TOPIC, queues=1)

@@ -12,7 +12,7 @@ from enum import Enum, auto
 from msgspec import Struct
 from msgspec.structs import replace
 
-from turbopump.broker.put import Draft, draft_like, record_of
+from turbopump.broker.message_writer import Draft, draft_like, record_of
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.outcomes import Appended
 from turbopump.wire import properties as names
@@ -72,7 +72,7 @@ class Verdict(Enum):
     """Store a copy with the new number of checks, and ask a producer about that copy."""
     RENEW = auto()
     """Store a copy, so that the messages before it need not be kept or read again."""
-    GIVE_UP = auto()
+    ABANDON = auto()
 
 
 def verdict(
@@ -85,7 +85,7 @@ def verdict(
     """
     age_ms = now_ms - min(half.born_ms, half.stored_ms)
     if half.checks >= rules.checks_max or age_ms > rules.reserved_ms:
-        return Verdict.GIVE_UP
+        return Verdict.ABANDON
     immunity_ms = rules.timeout_ms if half.immunity_ms is None else half.immunity_ms
     # One that seems to come from the future was stored before the clock was set back.
     if not 0 <= age_ms < immunity_ms and has_producer:
@@ -150,7 +150,7 @@ def _number(text: str | None) -> int | None:
 # --- records --------------------------------------------------------------------------------------
 
 
-def says_half(properties: Mapping[str, str], topic: str) -> bool:
+def is_half(properties: Mapping[str, str], topic: str) -> bool:
     """Whether a message sent to a topic is a half message.
 
     Failed messages that a consumer sends again keep the property of their committed original.
@@ -196,7 +196,7 @@ def copy_of(view: MessageView, checks: int) -> Record:
     return record_of(draft_like(view, HALF_TOPIC, QUEUE_ID, named))
 
 
-def given_up(view: MessageView) -> Record:
+def abandoned(view: MessageView) -> Record:
     """Return a half message as it is kept for operators."""
     return record_of(draft_like(view, CHECKED_TOO_OFTEN_TOPIC, QUEUE_ID, view.properties))
 

@@ -113,11 +113,11 @@ class TransactionQueues:
             for found in self._copies_in(topic, identity_of(view))
         )
 
-    def was_given_up(self, view: MessageView) -> bool:
+    def was_abandoned(self, view: MessageView) -> bool:
         """Whether a half message is kept for operators, and was not resumed since."""
         identity = identity_of(view)
-        given_up = _newest(self._copies_in(CHECKED_TOO_OFTEN_TOPIC, identity))
-        return given_up > _newest(self._copies_in(HALF_TOPIC, identity))
+        abandoned = _newest(self._copies_in(CHECKED_TOO_OFTEN_TOPIC, identity))
+        return abandoned > _newest(self._copies_in(HALF_TOPIC, identity))
 
     def _copies_in(self, topic: str, identity: Identity | None) -> Iterator[MessageView]:
         if identity is None or not topic:

@@ -17,8 +17,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from turbopump.broker.durability import Late, Outcome, Promise
+from turbopump.broker.message_writer import MessageWriter
 from turbopump.broker.offsets import Offsets
-from turbopump.broker.put import Put
 from turbopump.broker.topics import Topics
 from turbopump.broker.transactions import half as halves
 from turbopump.broker.transactions.half import QUEUE_ID, Half, Identity, half_of, identity_of
@@ -107,7 +107,7 @@ class Transactions:
         self,
         *,
         store: Store,
-        put: Put,
+        writer: MessageWriter,
         topics: Topics,
         offsets: Offsets,
         store_host: Host,
@@ -116,7 +116,7 @@ class Transactions:
     ) -> None:
         self._watch = watch
         self._store = store
-        self._put = put
+        self._writer = writer
         self._topics = topics
         self._offsets = offsets
         self._store_host = store_host
@@ -214,7 +214,7 @@ class Transactions:
             record = self._final(view) if end.commits else self._rollback(ending, view)
             self._endings[key] = ending
             ending.add(on_ended, args)
-            self._put.soon([record], Promise.DURABLE, self._stored, key, ending)
+            self._writer.append_soon([record], Promise.DURABLE, self._stored, key, ending)
         elif ending.commits == end.commits:
             ending.add(on_ended, args)
         else:
@@ -265,7 +265,7 @@ class Transactions:
             return fate
         if self.queues.was_committed(view):
             return Fate.COMMITTED
-        return Fate.GIVEN_UP if self.queues.was_given_up(view) else Fate.ENDED
+        return Fate.GIVEN_UP if self.queues.was_abandoned(view) else Fate.ENDED
 
     def _final(self, view: MessageView) -> Record:
         if body_crc(view.stored_body) != view.body_crc:
@@ -280,7 +280,7 @@ class Transactions:
         # A crash may have come before a new topic was saved, which had no queue to tell of it.
         queues = max(draft.queue_id + 1, self._topics.config.default_queues)
         self._topics.create_internal(draft.topic, queues)
-        record = self._put.record(draft)
+        record = self._writer.record(draft)
         return replace(record, prepared_transaction_offset=view.physical_offset)
 
     def _rollback(self, ending: _Ending, view: MessageView) -> Record:
@@ -294,7 +294,7 @@ class Transactions:
         """Report an end as soon as that may be, and close the transaction when it is certain."""
         if isinstance(outcome, Late):
             ending.report(RemoteError(outcome.code, outcome.remark))
-            self._put.when_settled([outcome.appended], partial(self._settle, key, ending))
+            self._writer.when_settled([outcome.appended], partial(self._settle, key, ending))
         else:
             self._settle(key, ending, outcome)
 
@@ -346,7 +346,7 @@ class Transactions:
         if not written:
             return
         try:
-            appended = self._put.groups([[self._operation(half)] for half in written])
+            appended = self._writer.append_groups([[self._operation(half)] for half in written])
         except RemoteError as error:
             _log.warning("%d operations cannot be stored yet: %s", len(written), error)
             self._retry(written)
@@ -357,7 +357,7 @@ class Transactions:
         self._watch.succeeded()
         for stored, half in zip(appended, written, strict=True):
             self.ledger.note_operation(stored.queue_offset, half)
-        self._put.when_settled(appended, partial(self._operations_settled, appended, written))
+        self._writer.when_settled(appended, partial(self._operations_settled, appended, written))
 
     def _operations_settled(
         self, appended: Sequence[Appended], written: list[QueueOffset], outcome: Outcome
@@ -398,7 +398,7 @@ class Transactions:
         # Operations last: after a crash in between, a copy shows that it replaces another.
         groups = [[old.record] for old in replaced]
         groups += [[self._operation(old.half.queue_offset)] for old in replaced]
-        appended = self._put.groups(groups)
+        appended = self._writer.append_groups(groups)
         places, operations = appended[: len(replaced)], appended[len(replaced) :]
         for old, place, operation in zip(replaced, places, operations, strict=True):
             self.ledger.note_operation(operation.queue_offset, old.half.queue_offset)
@@ -431,7 +431,7 @@ class Transactions:
             if not settled.done():
                 settled.set_result(outcome)
 
-        self._put.when_settled(appended, done)
+        self._writer.when_settled(appended, done)
         return await settled
 
     async def resume(self, position: PhysicalOffset) -> None:
@@ -456,12 +456,12 @@ class Transactions:
     def _is_resumable(self, view: MessageView) -> bool:
         if view.topic == HALF_TOPIC:
             return self.ledger.is_open(view.queue_offset)
-        return identity_of(view) is None or self.queues.was_given_up(view)
+        return identity_of(view) is None or self.queues.was_abandoned(view)
 
-    async def _reopen(self, given_up: Half, copy: Record) -> None:
+    async def _reopen(self, abandoned: Half, copy: Record) -> None:
         prepare_topics(self._topics)
-        appended = self._put.groups([[copy]])
-        self.ledger.add(halves.copied(given_up, appended[0], 0))
+        appended = self._writer.append_groups([[copy]])
+        self.ledger.add(halves.copied(abandoned, appended[0], 0))
         outcome = await self._settled(appended)
         if isinstance(outcome, RemoteError):
             self.ledger.forget(appended[0].queue_offset)

@@ -27,7 +27,7 @@ from turbopump.spark.reading.pull_responses import PullResponse, UnexpectedRespo
 from turbopump.spark.records.record_run import Span
 from turbopump.spark.shared_session import SharedSession
 from turbopump.wire.headers import PullMessage
-from turbopump.wire.pull_requests import PullRequests
+from turbopump.wire.pull_request_frames import PullRequestFrames
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class BlockingPull:
         self._connection = connection
         self._among = among
         self._range = of
-        self._requests = PullRequests(header)
+        self._requests = PullRequestFrames(header)
         self._timeout_ms = pulling.timeout_ms
         self._prefetch: Prefetch[int] = Prefetch(
             of.start,

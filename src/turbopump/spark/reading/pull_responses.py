@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from turbopump.client.routes import MASTER_ID
-from turbopump.wire.alike import Alike, Numbers, Varying
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.command import Command, decode_header
+from turbopump.wire.frame_template import FrameTemplate, Numbers, VaryingFields
 from turbopump.wire.framing import read_header
 from turbopump.wire.headers import PullMessageAnswer
 
@@ -55,7 +55,7 @@ def _numbers(header: bytes) -> Numbers:
     return command.opaque, place.next_begin_offset, place.max_offset, place.min_offset
 
 
-_VARYING = Varying(
+_VARYING = VaryingFields(
     (
         re.compile(rb'"opaque":([0-9]+)'),
         re.compile(rb'"nextBeginOffset":"([0-9]+)'),
@@ -74,7 +74,7 @@ class PullResponseReader:
     __slots__ = ("_alike", "_form")
 
     def __init__(self) -> None:
-        self._alike: Alike | None = None
+        self._alike: FrameTemplate | None = None
         self._form = b""
 
     def row(self, data: memoryview, at: int, end: int) -> Iterator[PullResponse]:
@@ -106,6 +106,6 @@ class PullResponseReader:
         form = header.translate(_WITHOUT_VALUES)
         if form == self._form:
             # Else each may differ from the one before: then it is not worth the time.
-            self._alike = Alike.to(header, header, _VARYING)
+            self._alike = FrameTemplate.from_sample(header, header, _VARYING)
         self._form = form
         return PullResponse(command.opaque, place.next_begin_offset, body_at, frame_end)

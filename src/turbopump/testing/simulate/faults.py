@@ -180,12 +180,12 @@ class Faults:
             return False
         how = Down.KILLED if fault.turns in (0, 2) else Down.POWER_LOST
         self._began(fault, f"({fault.amount:g} changes on)")
-        self._world.doom(name, int(fault.amount), how, struck.set)
+        self._world.crash_at_disk_change(name, int(fault.amount), how, struck.set)
         try:
             async with asyncio.timeout(_DOOM_S):
                 await struck.wait()
         except TimeoutError:
-            self._world.spare(name)
+            self._world.cancel_crash(name)
             return False
         if name in self._world.brokers and name not in self._restarting:
             await self._restart(name, how, fault.duration_s)
@@ -254,7 +254,7 @@ class Faults:
         if broker is None or name in world.doomed:
             return None
         owner, method = (
-            (broker.path.arrivals, "wake_behind"),
+            (broker.path.arrivals, "wake_stale"),
             (broker.store, "retain"),
             (broker.state.offsets.saving, "try_save"),
         )[int(fault.amount)]

@@ -28,7 +28,7 @@ class GroupKind(Enum):
     PULL = "pull"
 
 
-class Way(Enum):
+class SendMode(Enum):
     """How a message is sent."""
 
     PLAIN = "plain"
@@ -44,7 +44,7 @@ class Send:
     """One send of a producer, after a pause."""
 
     pause_s: float
-    way: Way
+    mode: SendMode
     keys: tuple[str, ...]
     """Those of a batch, else one."""
     size: int
@@ -54,7 +54,7 @@ class Send:
 
     @property
     def topic(self) -> str:
-        return ORDERED if self.way is Way.ORDERED else PLAIN
+        return ORDERED if self.mode is SendMode.ORDERED else PLAIN
 
 
 class FateKind(Enum):
@@ -191,20 +191,20 @@ def _settings(chance: Random) -> dict[str, str]:
 def _sends(chance: Random, prefix: str, load_s: float) -> tuple[Send, ...]:
     count = chance.randint(6, 20)
     sends, number = [], 0
-    ways = chance.choices(
-        list(Way), weights=(10, 8, chance.choice((0, 3)), 2, chance.choice((0, 1)), 1), k=count
+    modes = chance.choices(
+        list(SendMode), weights=(10, 8, chance.choice((0, 3)), 2, chance.choice((0, 1)), 1), k=count
     )
-    for way in ways:
-        size = chance.randint(2, 4) if way is Way.BATCH else 1
+    for mode in modes:
+        size = chance.randint(2, 4) if mode is SendMode.BATCH else 1
         keys = tuple(f"{prefix}-{number + at}" for at in range(size))
         number += size
         sends.append(
             Send(
                 pause_s=chance.expovariate(count / load_s),
-                way=way,
+                mode=mode,
                 keys=keys,
                 size=chance.choice((20, 1500, 3000, 3000)),
-                delay_level=chance.randint(1, 6) if way is Way.DELAYED else 0,
+                delay_level=chance.randint(1, 6) if mode is SendMode.DELAYED else 0,
                 shard=chance.randrange(4),
             )
         )

@@ -20,7 +20,7 @@ from turbopump.testing.simulate.events import (
     SendFailed,
     SendTried,
 )
-from turbopump.testing.simulate.plan import DELAYS_S, Send, Way
+from turbopump.testing.simulate.plan import DELAYS_S, Send, SendMode
 from turbopump.testing.simulate.world import World
 
 
@@ -69,7 +69,7 @@ class Sender:
         assert self._producer is not None, "started"
         self._sending = send
         delay_us = DELAYS_S[send.delay_level - 1] * US_PER_S if send.delay_level else 0
-        is_durable = send.way not in (Way.UNFLUSHED, Way.ONE_WAY)
+        is_durable = send.mode not in (SendMode.UNFLUSHED, SendMode.ONE_WAY)
         for key in send.keys:
             self._note(
                 SendBegan(self._world.now_us, self.name, key, send.topic, delay_us, is_durable)
@@ -92,16 +92,16 @@ class Sender:
                 send.topic,
                 body_of(key, send.size),
                 delay_level=send.delay_level,
-                wait_stored=send.way is not Way.UNFLUSHED,
+                wait_stored=send.mode is not SendMode.UNFLUSHED,
             )
             for key in send.keys
         ]
-        match send.way:
-            case Way.BATCH:
+        match send.mode:
+            case SendMode.BATCH:
                 return producer.send_batch(messages)
-            case Way.ORDERED:
+            case SendMode.ORDERED:
                 return producer.send(messages[0], to=by_hash(send.shard))
-            case Way.ONE_WAY:
+            case SendMode.ONE_WAY:
                 return producer.send_oneway(messages[0])
             case _:
                 return producer.send(messages[0])

@@ -14,23 +14,23 @@ from dataclasses import dataclass, field
 
 from turbopump.broker.broker import Broker
 from turbopump.client.session import Session
-from turbopump.testing import inside
+from turbopump.testing import cluster_state
 from turbopump.testing.loop import Deadlock, VirtualTimeLoop, virtual_loop
-from turbopump.testing.places import where
 from turbopump.testing.simulate.broken_work import BrokenWork
 from turbopump.testing.simulate.checks import all_checks
 from turbopump.testing.simulate.checks.duplicates import BoundedDuplicates
 from turbopump.testing.simulate.checks.outcomes import EveryMessageEnds
 from turbopump.testing.simulate.checks.promptness import PROMPT_US, DeliveredPromptly
+from turbopump.testing.simulate.error_log import capture_errors, is_bug
 from turbopump.testing.simulate.events import US_PER_S, Calm, Down, Ended, Unexpected
 from turbopump.testing.simulate.faults import Faults
 from turbopump.testing.simulate.history import History, Violation
 from turbopump.testing.simulate.ledger import Ledger
 from turbopump.testing.simulate.load import Load
 from turbopump.testing.simulate.observer import Observer
-from turbopump.testing.simulate.plan import GroupKind, Plan, Send, Way, planned
-from turbopump.testing.simulate.unexpected import hearing_errors, is_bug
+from turbopump.testing.simulate.plan import GroupKind, Plan, Send, SendMode, planned
 from turbopump.testing.simulate.world import World
+from turbopump.testing.stack_dump import where
 from turbopump.testing.waiting import until
 
 REAL_LIMIT_S = 120.0
@@ -116,7 +116,7 @@ class _Run:
         self._loop = loop = VirtualTimeLoop(self.plan.seed)
         loop.limit_real_time(REAL_LIMIT_S)
         # Also while the loop is closed, which ends what a violation has left running.
-        with hearing_errors(self._heard) as hear:
+        with capture_errors(self._heard) as hear:
             with asyncio.Runner(loop_factory=lambda: loop) as runner:
                 hear(runner.get_loop())
                 try:
@@ -227,7 +227,7 @@ class _Run:
         except AssertionError:
             self.history.add(Calm(world.now_us))
             if not self.history.violations:
-                lines = inside.summary(world.brokers.values())
+                lines = cluster_state.summary(world.brokers.values())
                 self._unexpected(f"not committed {_DRAIN_S:g} s after the faults: {lines}")
 
     async def _settle(self, load: Load) -> None:
@@ -245,7 +245,7 @@ class _Run:
         brokers = list(world.brokers.values())
         # Whoever commits by hand does not commit again what a crash of the broker has lost.
         pushed = [group.name for group in self.plan.groups if group.kind is not GroupKind.PULL]
-        return not any(inside.lag(brokers, name) for name in pushed)
+        return not any(cluster_state.lag(brokers, name) for name in pushed)
 
     @property
     def _is_idle(self) -> bool:
@@ -255,9 +255,11 @@ class _Run:
     async def _probe(self, load: Load, part: int) -> None:
         """Send a few more messages, which must be delivered at once."""
         sender = next(iter(load.senders.values()))
-        for number, way in enumerate((Way.PLAIN, Way.ORDERED, Way.PLAIN, Way.ORDERED)):
+        for number, mode in enumerate(
+            (SendMode.PLAIN, SendMode.ORDERED, SendMode.PLAIN, SendMode.ORDERED)
+        ):
             key = f"probe-{part}-{number}"
-            await sender.send(Send(0, way, (key,), 20, shard=number))
+            await sender.send(Send(0, mode, (key,), 20, shard=number))
         # Those that do not come in time are reported at the end.
         with suppress(AssertionError):
             await until(lambda: not self._prompt.waiting, 2 * PROMPT_US / US_PER_S)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.store.store import Store
-from turbopump.testing.inside import queue_messages
+from turbopump.testing.cluster_state import queue_messages
 from turbopump.testing.simulate.bodies import key_of
 from turbopump.testing.simulate.events import Stored
 from turbopump.wire.names import OFFSET_MOVED_TOPIC

@@ -141,15 +141,17 @@ class World(Cluster):
         self.disk(name).heal()
         self.disk(name).sync_ms = self.plan.sync_ms
 
-    def doom(self, name: str, changes: int, how: Down, told: Callable[[], object]) -> None:
-        """Let a broker die when its disk is about to change for the so-manieth time."""
+    def crash_at_disk_change(
+        self, name: str, changes: int, how: Down, told: Callable[[], object]
+    ) -> None:
+        """Crash a broker just before the nth change on its disk."""
         disk, left = self.disk(name), changes
 
         def strike(operation: str, _: Path) -> None:
             nonlocal left
             left -= operation in _CHANGES
             if left <= 0:
-                self.spare(name)
+                self.cancel_crash(name)
                 self.doomed[name] = how
                 self.history.add(BrokerDown(self.now_us, name, how))
                 disk.die()
@@ -163,7 +165,7 @@ class World(Cluster):
         self.network.kill(self._places[name].host)
         told()
 
-    def spare(self, name: str) -> None:
+    def cancel_crash(self, name: str) -> None:
         """Let a broker live on that was to die."""
         self.disk(name).on_operation = None
 

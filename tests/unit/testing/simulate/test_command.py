@@ -11,7 +11,7 @@ import pytest
 from turbopump.testing.simulate.__main__ import main
 from turbopump.testing.simulate.checks.durability import AcknowledgedKept
 from turbopump.testing.simulate.fault_plan import FaultKind
-from turbopump.testing.simulate.plan import GroupKind, Way, planned
+from turbopump.testing.simulate.plan import GroupKind, SendMode, planned
 from turbopump.testing.simulate.run import simulate
 
 SEEDS = (3, 11)
@@ -98,7 +98,7 @@ def test_seeds_choose_everything_there_is() -> None:
     assert {fault.kind for plan in plans for fault in plan.faults} == set(FaultKind)
     assert {group.kind for plan in plans for group in plan.groups} == set(GroupKind)
     sends = [send for plan in plans for sends in plan.producers.values() for send in sends]
-    assert {send.way for send in sends} == set(Way)
+    assert {send.mode for send in sends} == set(SendMode)
     assert {plan.is_sync for plan in plans} == {True, False}
     assert any(not plan.faults for plan in plans)
     assert planned(7) == planned(7)

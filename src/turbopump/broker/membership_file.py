@@ -1,0 +1,185 @@
+"""Members of consumer groups and their queue locks, remembered over a restart.
+
+Clients in the field send heartbeats every 30 s only, also after a reconnect. Without this table, a
+restarted broker would list only those members whose heartbeat came first: each of them would take
+over the queues of members that are still consuming them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import msgspec
+
+from turbopump.broker.clients import AbsentPeer, ConsumerGroup, Consumers, Member
+from turbopump.broker.groups import check_group_name
+from turbopump.broker.queue_locks import QueueLocks
+from turbopump.clock import Clock
+from turbopump.message import MessageQueue
+from turbopump.tables import Table, TableFile
+from turbopump.wire.bodies import ConsumeFrom, ConsumeType, MessageModel, Subscription
+from turbopump.wire.schema import Body
+
+_log = logging.getLogger(__name__)
+
+TABLE_BYTES_MAX = 16 * 1024 * 1024
+"""Most bytes of groups in the file; groups that do not fit are not remembered."""
+
+
+class RememberedMember(Body, frozen=True, kw_only=True):
+    """One client of a group, and the queues that it has locked."""
+
+    client_id: str
+    language: int | None
+    version: int
+    locked_queues: list[MessageQueue]
+
+
+class RememberedGroup(Body, frozen=True, kw_only=True):
+    """One consumer group that has members."""
+
+    consume_type: ConsumeType | None
+    message_model: MessageModel | None
+    consume_from_where: ConsumeFrom | None
+    subscriptions: list[Subscription]
+    members: list[RememberedMember]
+
+
+class RememberedGroups(Body, frozen=True, kw_only=True):
+    """The file (groupMembers.json)."""
+
+    groups: dict[str, RememberedGroup]
+
+
+class MembershipFile:
+    """Keeps a file up to date with who is in which group and holds which lock."""
+
+    def __init__(
+        self, file: TableFile, consumers: Consumers, locks: QueueLocks, clock: Clock
+    ) -> None:
+        self._file = file
+        self._consumers = consumers
+        self._locks = locks
+        self._clock = clock
+        self._table = Table("members of groups", file, self._encoded)
+        self._left_out = False
+
+    def load(self, groups_max: int) -> None:
+        """Let the members of an earlier run be absent members, and owners of their locks.
+
+        A file that cannot be read is no reason not to start: members reconnect anyway.
+        """
+        saved = self._file.load_expendable(
+            RememberedGroups, "members of groups are not remembered over this restart"
+        )
+        if saved is None:
+            return
+        now_ms, epoch_ms = self._clock.monotonic_ms(), self._clock.now_ms()
+        for name, group in list(saved.groups.items())[:groups_max]:
+            if group.members and check_group_name(name) is None:
+                self._remember(name, group, now_ms, epoch_ms)
+
+    def _remember(self, name: str, group: RememberedGroup, now_ms: int, epoch_ms: int) -> None:
+        known = ConsumerGroup(
+            group.consume_type,
+            group.message_model,
+            group.consume_from_where,
+            {each.topic: each for each in group.subscriptions},
+            {},
+        )
+        nowhere = AbsentPeer()
+        self._consumers.remember(
+            name,
+            known,
+            [
+                Member(nowhere, each.client_id, each.language, each.version, now_ms, epoch_ms)
+                for each in group.members
+            ],
+        )
+        for each in group.members:
+            self._locks.remember(name, each.client_id, each.locked_queues, now_ms)
+
+    def forget_absent(self) -> list[tuple[str, str]]:
+        """Drop members that have not returned, with their locks; return group and id of each."""
+        gone = self._consumers.forget_absent()
+        for group, client_id in gone:
+            self._locks.forget_remembered(group, client_id)
+        self.save_soon()
+        return gone
+
+    def unregister_absent(self, client_id: str, group: str) -> None:
+        """Take a client out of a group that it left before its first heartbeat."""
+        if self._consumers.unregister_absent(client_id, group):
+            self._locks.forget_remembered(group, client_id)
+
+    # --- the file ---------------------------------------------------------------------------------
+
+    @property
+    def saving(self) -> Table:
+        """What keeps the file up to date."""
+        self._table.changes = self._consumers.changes + self._locks.changes
+        return self._table
+
+    def save_soon(self) -> None:
+        """Write the file shortly if anything changed; without holding up the event loop."""
+        self.saving.save_soon()
+
+    def _snapshot(self) -> dict[str, RememberedGroup]:
+        now_ms = self._clock.monotonic_ms()
+        return {
+            name: _remembered(group, self._locks.held(name, now_ms))
+            for name, group in self._consumers.groups.items()
+        }
+
+    def _encoded(self) -> bytes:
+        body, left_out = encoded(self._snapshot(), TABLE_BYTES_MAX)
+        self._note_left_out(left_out)
+        return body
+
+    def _note_left_out(self, names: list[str]) -> None:
+        if names and not self._left_out:
+            _log.warning(
+                "members of %d groups, such as %s, will not be remembered over a restart: they need"
+                " more than %d bytes, or have client ids that are not valid UTF-8",
+                len(names),
+                names[0],
+                TABLE_BYTES_MAX,
+            )
+        self._left_out = bool(names)
+
+
+def _remembered(group: ConsumerGroup, locks: Mapping[str, list[MessageQueue]]) -> RememberedGroup:
+    # A client id with two connections is one client: it will come back as one.
+    by_id = {member.client_id: member for member in group.members.values()}
+    return RememberedGroup(
+        consume_type=group.consume_type,
+        message_model=group.message_model,
+        consume_from_where=group.consume_from,
+        subscriptions=list(group.subscriptions.values()),
+        members=[
+            RememberedMember(
+                client_id=member.client_id,
+                language=member.language,
+                version=member.version,
+                locked_queues=locks.get(member.client_id, []),
+            )
+            for member in by_id.values()
+        ],
+    )
+
+
+def encoded(groups: Mapping[str, RememberedGroup], bytes_max: int) -> tuple[bytes, list[str]]:
+    """Return the file's text, and the groups left out: too large, or with text that is no UTF-8."""
+    left_bytes, rows, left_out = bytes_max, {}, []
+    for name, group in groups.items():
+        try:
+            row = msgspec.json.encode(group)
+        except UnicodeEncodeError:
+            row = b""
+        if row and len(row) <= left_bytes:
+            left_bytes -= len(row)
+            rows[name] = msgspec.Raw(row)
+        else:
+            left_out.append(name)
+    return msgspec.json.encode({"groups": rows}), left_out

@@ -1,0 +1,177 @@
+"""The parts that a message passes through, wired together; `broker` runs them."""
+
+from __future__ import annotations
+
+from random import Random
+
+from turbopump.broker.arrivals import Arrivals
+from turbopump.broker.config import OverloadConfig
+from turbopump.broker.delays import Delays
+from turbopump.broker.durability import Durability, Limits
+from turbopump.broker.handlers.common import Requests, handler_table
+from turbopump.broker.handlers.pull import PullRequests
+from turbopump.broker.handlers.queries import QueryRequests
+from turbopump.broker.handlers.reply import ReplyRequests, push_reply
+from turbopump.broker.handlers.send import SendRequests
+from turbopump.broker.handlers.send_back import SendBackRequests
+from turbopump.broker.handlers.transactions import TransactionRequests, ask_producer
+from turbopump.broker.message_writer import MessageWriter
+from turbopump.broker.pull import Pulls
+from turbopump.broker.queueing_delay import QueueingDelay
+from turbopump.broker.replies import Replies
+from turbopump.broker.retries import Retries
+from turbopump.broker.runtime_info import Load
+from turbopump.broker.send import Sends
+from turbopump.broker.state import State
+from turbopump.broker.transactions.checks import Checks
+from turbopump.broker.transactions.transactions import Transactions
+from turbopump.clock import Clock
+from turbopump.net.deadlines import Deadlines
+from turbopump.net.router import Handler
+from turbopump.store.store import Store
+from turbopump.supervisor import Supervisor
+from turbopump.wire.hosts import Host
+
+
+class MessagePath:
+    """Accepts, stores, delivers, retries and delays messages."""
+
+    def __init__(
+        self,
+        state: State,
+        store: Store,
+        store_host: Host,
+        clock: Clock,
+        chance: Random,
+        work: Supervisor,
+    ) -> None:
+        config = state.live.current
+        self._state, self._store, self._clock = state, store, clock
+        self._store_host, self._chance = store_host, chance
+        self.deadlines = Deadlines(clock)
+        self.queueing_delay = QueueingDelay(clock)
+        self.arrivals = Arrivals(clock, config.long_polling.held_max)
+        self.durability = Durability(store, self.deadlines, _limits(config.overload))
+        levels = config.store.delay_levels
+        is_slave = config.identity.is_slave
+        self.writer = MessageWriter(store, self.durability, len(levels), is_slave=is_slave)
+        progress = state.file("delayOffset.json")
+        self.delays = Delays(store, self.writer, progress, levels, clock, work)
+        self.transactions = self._transactions(work)
+        self.checks = self._checks()
+        self.sends = self._sends()
+        self.pulls = self._pulls()
+        self.retries = self._retries()
+        self.replies = self._replies()
+        self.pull_requests = PullRequests(self.pulls)
+        self._requests: tuple[Requests, ...] = (
+            SendRequests(config=state.live, store_host=store_host, sends=self.sends, clock=clock),
+            self.pull_requests,
+            SendBackRequests(self.retries),
+            ReplyRequests(state.live, store_host, self.replies),
+            QueryRequests(state.live, store),
+            TransactionRequests(config.identity, self.transactions),
+        )
+
+    def _transactions(self, work: Supervisor) -> Transactions:
+        state = self._state
+        return Transactions(
+            store=self._store,
+            writer=self.writer,
+            topics=state.topics,
+            offsets=state.offsets,
+            store_host=self._store_host,
+            clock=self._clock,
+            watch=work.watch("transaction operations"),
+        )
+
+    def _checks(self) -> Checks:
+        state = self._state
+        return Checks(
+            config=state.live,
+            transactions=self.transactions,
+            writer=self.writer,
+            topics=state.topics,
+            producers=state.producers,
+            ask=ask_producer,
+            clock=self._clock,
+        )
+
+    def _sends(self) -> Sends:
+        state = self._state
+        return Sends(
+            config=state.live,
+            store_host=self._store_host,
+            writer=self.writer,
+            queueing_delay=self.queueing_delay,
+            topics=state.topics,
+            groups=state.groups,
+            stats=state.stats,
+            clock=self._clock,
+            chance=self._chance,
+        )
+
+    def _pulls(self) -> Pulls:
+        state = self._state
+        return Pulls(
+            config=state.live,
+            store_host=self._store_host,
+            store=self._store,
+            writer=self.writer,
+            arrivals=self.arrivals,
+            topics=state.topics,
+            groups=state.groups,
+            consumers=state.consumers,
+            filters=state.filters,
+            offsets=state.offsets,
+            stats=state.stats,
+            clock=self._clock,
+        )
+
+    def _retries(self) -> Retries:
+        state = self._state
+        return Retries(
+            config=state.live,
+            store=self._store,
+            writer=self.writer,
+            topics=state.topics,
+            groups=state.groups,
+            stats=state.stats,
+            chance=self._chance,
+        )
+
+    def _replies(self) -> Replies:
+        state = self._state
+        return Replies(
+            store_host=self._store_host,
+            sends=self.sends,
+            writer=self.writer,
+            producers=state.producers,
+            push=push_reply,
+            clock=self._clock,
+        )
+
+    @property
+    def load(self) -> Load:
+        """What waits at the moment."""
+        return Load(
+            sends_waiting=len(self.durability),
+            send_wait_ms=self.queueing_delay.wait_ms,
+            pulls_held=len(self.arrivals),
+        )
+
+    def settle(self) -> None:
+        """Finish what requests that came in one chunk have left; to be called after each."""
+        self.writer.settle()
+        self.queueing_delay.note_served()
+
+    def handlers(self) -> dict[int, Handler]:
+        return handler_table(self._requests)
+
+
+def _limits(config: OverloadConfig) -> Limits:
+    return Limits(
+        timeout_ms=config.sync_flush_timeout_ms,
+        sends_max=config.sends_waiting_max,
+        bytes_max=config.unflushed_bytes_max,
+    )

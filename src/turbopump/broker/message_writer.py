@@ -1,0 +1,242 @@
+"""The one way into the store: delayed messages are diverted, refusals get their response code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVarTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from turbopump.broker.durability import Durability, OnOutcome, Promise
+from turbopump.errors import InvalidArgument, RemoteError, StoreError, WriteRefused
+from turbopump.store.append import Group
+from turbopump.store.outcomes import Appended
+from turbopump.store.store import Store
+from turbopump.wire import properties as names
+from turbopump.wire.codes import ResponseCode
+from turbopump.wire.hosts import Host
+from turbopump.wire.names import SCHEDULE_TOPIC
+from turbopump.wire.record import MessageView, Record
+from turbopump.wire.record_batch import RecordBatch
+
+BURST_BYTES_MAX = 1024 * 1024
+"""Bodies that are written together; a larger burst is written in parts."""
+
+BURST_GROWTH = 8
+BURST_MAX = 64
+
+Ts = TypeVarTuple("Ts")
+
+_Waiting = tuple[Group, Promise, Callable[..., None], tuple[object, ...]]
+"""Records to be appended, what their sender is promised, and where the outcome goes."""
+
+
+class Draft(Struct, frozen=True, kw_only=True):
+    """A message on its way into the store, with its properties still apart."""
+
+    topic: str
+    queue_id: int
+    properties: Mapping[str, str]
+    body: bytes
+    flag: int = 0
+    sys_flag: int = 0
+    born_timestamp_ms: int
+    born_host: Host
+    store_host: Host
+    reconsume_times: int = 0
+
+
+def draft_like(
+    view: MessageView, topic: str, queue_id: int, properties: Mapping[str, str]
+) -> Draft:
+    """Return a draft with the body and the origin of a stored message."""
+    return Draft(
+        topic=topic,
+        queue_id=queue_id,
+        properties=properties,
+        body=view.stored_body,
+        flag=view.flag,
+        sys_flag=view.sys_flag,
+        born_timestamp_ms=view.born_timestamp_ms,
+        born_host=view.born_host,
+        store_host=view.store_host,
+        reconsume_times=view.reconsume_times,
+    )
+
+
+def delay_level_of(properties: Mapping[str, str]) -> int:
+    """Return the delay level a message asks for; 0 when it asks for none that makes sense."""
+    text = properties.get(names.DELAY, "0")
+    return int(text) if text.isdecimal() else 0
+
+
+def waits_for_disk(properties: Mapping[str, str]) -> bool:
+    """Return whether a message's sender wants to wait for the disk."""
+    return properties.get(names.WAIT, "true").lower() == "true"
+
+
+def diverted(draft: Draft, levels: int) -> Draft:
+    """Send a message that wants delay through the delay topic, or return it as it is."""
+    level = min(delay_level_of(draft.properties), levels)
+    if level <= 0:
+        return draft
+    kept = {names.REAL_TOPIC: draft.topic, names.REAL_QUEUE_ID: str(draft.queue_id)}
+    return replace(
+        draft,
+        topic=SCHEDULE_TOPIC,
+        queue_id=level - 1,
+        properties={**draft.properties, **kept},
+    )
+
+
+def record_of(draft: Draft) -> Record:
+    """Make the record; what cannot be stored is refused with the protocol's code."""
+    try:
+        return Record(
+            topic=draft.topic.encode(),
+            queue_id=draft.queue_id,
+            body=draft.body,
+            properties=names.encode(draft.properties).encode(),
+            flag=draft.flag,
+            sys_flag=draft.sys_flag,
+            born_timestamp_ms=draft.born_timestamp_ms,
+            born_host=draft.born_host,
+            store_host=draft.store_host,
+            reconsume_times=draft.reconsume_times,
+        )
+    except InvalidArgument as error:
+        raise RemoteError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
+
+
+def refusal(error: RemoteError | InvalidArgument | StoreError) -> RemoteError:
+    """Give what the store would not take its response code."""
+    match error:
+        case RemoteError():
+            return error
+        case InvalidArgument():
+            code = ResponseCode.MESSAGE_ILLEGAL
+        case WriteRefused():
+            code = ResponseCode.SERVICE_NOT_AVAILABLE
+        case _:
+            code = ResponseCode.SYSTEM_ERROR
+    return RemoteError(code, str(error))
+
+
+def _slave_refusal() -> RemoteError:
+    remark = "messages are put to the slave: this broker is a slave, send to its master"
+    return RemoteError(ResponseCode.SERVICE_NOT_AVAILABLE, remark)
+
+
+class MessageWriter:
+    """Appends messages; what becomes of them is reported through the gate of acknowledgements."""
+
+    def __init__(
+        self, store: Store, durability: Durability, delay_levels: int, *, is_slave: bool = False
+    ) -> None:
+        self.is_slave = is_slave
+        """Whether messages come from a master only, and all others are refused."""
+        self._store = store
+        self._durability = durability
+        self._delay_levels = delay_levels
+        self._burst: list[_Waiting] = []
+        self._burst_bytes = 0
+        self._burst_size = 1
+
+    def record(self, draft: Draft) -> Record:
+        """Make a message's record, for the delay topic if it wants delay."""
+        return record_of(diverted(draft, self._delay_levels))
+
+    def busy(self) -> RemoteError | None:
+        """Return why nothing more should be stored now; None if the disk keeps up."""
+        return _slave_refusal() if self.is_slave else self._durability.busy()
+
+    def refuse_on_slave(self) -> None:
+        """Raise RemoteError on a slave: to be called before a message creates a topic."""
+        if self.is_slave:
+            raise _slave_refusal()
+
+    def append_now(
+        self, records: Group, promise: Promise, on_outcome: OnOutcome[*Ts], *args: *Ts
+    ) -> None:
+        """Append records immediately: all of them or none."""
+        busy = self.busy()
+        if busy is not None:
+            on_outcome(busy, *args)
+            return
+        try:
+            appended = self._store.append(records, defer_dispatch=True)
+        except (InvalidArgument, StoreError) as error:
+            on_outcome(refusal(error), *args)
+            return
+        self._durability.acknowledge(appended, promise, on_outcome, *args)
+        # Whoever waits for messages is told after their senders, who wait longer already.
+        self._store.dispatch()
+
+    def append_soon(
+        self, records: Group, promise: Promise, on_outcome: OnOutcome[*Ts], *args: *Ts
+    ) -> None:
+        """Append records at the next `settle` at the latest, with one write for several requests.
+
+        Requests arrive in bursts, and writing them one by one costs half as much again. But the
+        first of a burst is not kept waiting for the last: groups grow from one to `BURST_MAX`.
+        """
+        if self._burst_size == 1:
+            self._burst_size = BURST_GROWTH
+            self.append_now(records, promise, on_outcome, *args)
+            return
+        self._burst.append((records, promise, on_outcome, args))
+        if type(records) is RecordBatch:
+            self._burst_bytes += int(records.body_lengths.sum())
+        else:
+            for record in records:
+                self._burst_bytes += len(record.body)
+        if len(self._burst) >= self._burst_size or self._burst_bytes > BURST_BYTES_MAX:
+            self._burst_size = min(self._burst_size * BURST_GROWTH, BURST_MAX)
+            self._append_burst()
+
+    def settle(self) -> None:
+        """Append what has gathered; to be called after each burst of requests."""
+        self._burst_size = 1
+        if self._burst:
+            self._append_burst()
+
+    def _append_burst(self) -> None:
+        burst, self._burst, self._burst_bytes = self._burst, [], 0
+        busy = self.busy()
+        if busy is not None:
+            for _, _, on_outcome, args in burst:
+                on_outcome(busy, *args)
+            return
+        try:
+            appended = self.append_groups([records for records, _, _, _ in burst])
+        except RemoteError as error:
+            self._append_one_by_one(burst, error)
+            return
+        acknowledge = self._durability.acknowledge
+        for (_, promise, on_outcome, args), stored in zip(burst, appended, strict=True):
+            acknowledge(stored, promise, on_outcome, *args)
+        self._store.dispatch()
+
+    def _append_one_by_one(self, burst: Sequence[_Waiting], error: RemoteError) -> None:
+        """Find out whom the refusal of a whole burst concerns: perhaps only one of them."""
+        for records, promise, on_outcome, args in burst:
+            if len(burst) == 1:
+                on_outcome(error, *args)
+            else:
+                self.append_now(records, promise, on_outcome, *args)
+
+    def append_groups(self, groups: Sequence[Group]) -> list[Appended]:
+        """Append several groups with one write; raises what is refused. See `when_settled`."""
+        self.refuse_on_slave()
+        try:
+            return self._store.append_all(groups, defer_dispatch=True)
+        except (InvalidArgument, StoreError) as error:
+            raise refusal(error) from error
+
+    def when_settled(self, appended: Sequence[Appended], on_outcome: OnOutcome[()]) -> None:
+        """Report once what became of all that was appended, however long the flush takes."""
+        self._durability.acknowledge(
+            appended[-1], Promise.DURABLE_EVENTUALLY, on_outcome, sends=len(appended)
+        )
+        self._store.dispatch()

@@ -1,0 +1,73 @@
+"""How long requests wait because the broker is busy with those before them."""
+
+from __future__ import annotations
+
+import asyncio
+
+from turbopump.clock import Clock
+
+_LOOK_MS = 50
+_BACKLOG_MS = 10
+"""After a turn of the loop that took long, what waited is read within this time."""
+
+_CHUNK_MS_MAX = 20
+"""What one chunk of requests counts for at most: their work rarely takes longer. If it does, the
+process was stopped, suspended or not scheduled, or the disk stood still. Refusing the few requests
+in flight would not help against that."""
+
+
+class QueueingDelay:
+    """Measures the work that requests wait behind, rather than how late the event loop is.
+
+    While requests come, a timer falls due every 50 ms. What is served without the loop coming round
+    to it, was ahead of the requests that are read afterwards. After a stall of the process with few
+    requests in flight the timer is late as well, but hardly anything has been served meanwhile.
+    Without requests there is no timer.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._counted_ms = 0
+        self._work_ms = 0
+        self._last_ms = 0
+        self._asked = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def wait_ms(self) -> int:
+        """Milliseconds that requests now being served have waited behind others."""
+        self._asked = True
+        if self._timer is None:
+            self._look_later()
+            return 0
+        return max(self._last_ms, self._work_ms - _LOOK_MS)
+
+    def note_served(self) -> None:
+        """Count the work since the last call or look; call it after each chunk of requests."""
+        now_ms = self._clock.monotonic_ms()
+        self._work_ms += min(now_ms - self._counted_ms, _CHUNK_MS_MAX)
+        self._counted_ms = now_ms
+
+    def stop(self) -> None:
+        """Stop measuring."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look_later(self) -> None:
+        self._asked = False
+        self._counted_ms, self._work_ms = self._clock.monotonic_ms(), 0
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(_LOOK_MS / 1000, self._look)
+
+    def _look(self) -> None:
+        self._last_ms = max(self._work_ms - _LOOK_MS, 0)
+        self._timer = None
+        if self._last_ms > 0:
+            loop = asyncio.get_running_loop()
+            loop.call_later(_BACKLOG_MS / 1000, self._forget)
+        if self._asked or self._last_ms > 0:
+            self._look_later()
+
+    def _forget(self) -> None:
+        self._last_ms = 0

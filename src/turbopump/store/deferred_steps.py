@@ -1,0 +1,47 @@
+"""What a start could not write because the disk was full, to be done before messages are taken."""
+
+from __future__ import annotations
+
+import errno
+from collections import deque
+from collections.abc import Callable
+
+Step = Callable[[], object]
+
+
+class DeferredSteps:
+    """Steps of a start that wait for space, in their order; each can be repeated."""
+
+    def __init__(self) -> None:
+        self._steps: deque[Step] = deque()
+        self.error: OSError | None = None
+        """Why steps wait; None when none does."""
+
+    def attempt(self, step: Step) -> None:
+        """Do a step, or have it wait if the disk is full, or an earlier one waits."""
+        if self.error is None:
+            try:
+                step()
+            except OSError as error:
+                if not is_full(error):
+                    raise
+                self.error = error
+            else:
+                return
+        self._steps.append(step)
+
+    def finish(self) -> None:
+        """Do the steps that wait; raises OSError when there is still no space."""
+        while self._steps:
+            try:
+                self._steps[0]()
+            except OSError as error:
+                self.error = error
+                raise
+            self._steps.popleft()
+        self.error = None
+
+
+def is_full(error: OSError) -> bool:
+    """Whether there is no space, on the disk or within a quota."""
+    return error.errno in {errno.ENOSPC, errno.EDQUOT}

@@ -1,0 +1,102 @@
+"""What queues and the key index need to know of a stored batch: all its messages at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import numpy as np
+from msgspec import Struct
+
+from turbopump.message import PhysicalOffset, QueueOffset
+from turbopump.store.outcomes import UNIT_DTYPE
+from turbopump.wire import properties
+from turbopump.wire.aligned_properties import Hashes, Ints
+from turbopump.wire.hashing import tags_code
+from turbopump.wire.property_texts import PropertyTexts
+from turbopump.wire.record import RecordEntry
+from turbopump.wire.record_batch import RecordBatch
+
+_NAMES = (properties.TAGS.encode(), properties.KEYS.encode(), properties.UNIQUE_KEY.encode())
+
+
+# Final, so that its type can be looked at, as that of RecordBatch.
+@final
+class EntryBatch(Struct, frozen=True, eq=False):
+    """The messages of a batch, which lie one behind the other: as a `RecordEntry` of all of them.
+
+    Fields of the same names have the same meaning; offsets are those of the first message.
+    """
+
+    batch: RecordBatch
+    size: int
+    queue_offset: QueueOffset
+    physical_offset: PhysicalOffset
+    positions: Ints
+    """Of each message."""
+    store_timestamp_ms: int
+
+    def __len__(self) -> int:
+        return len(self.batch)
+
+    @property
+    def topic(self) -> bytes:
+        return self.batch.first.topic
+
+    @property
+    def queue_id(self) -> int:
+        return self.batch.first.queue_id
+
+    @property
+    def sys_flag(self) -> int:
+        return self.batch.first.sys_flag
+
+    def entries(self) -> list[RecordEntry]:
+        """Return the messages one by one."""
+        first, shared = self.batch.first, self.batch.shared
+        numbered = enumerate(zip(self.positions.tolist(), self.batch.sizes.tolist(), strict=True))
+        return [
+            RecordEntry(
+                size,
+                first.queue_id,
+                QueueOffset(self.queue_offset + number),
+                PhysicalOffset(position),
+                first.sys_flag,
+                self.store_timestamp_ms,
+                first.topic,
+                self.batch.texts.parts[number] + shared,
+            )
+            for number, (position, size) in numbered
+        ]
+
+    def texts(self) -> PropertyTexts:
+        """Return the properties of each message in which its tag and its keys are found."""
+        batch = self.batch
+        if any(name in batch.shared for name in _NAMES):
+            return PropertyTexts([text + batch.shared for text in batch.texts.parts])
+        return batch.texts
+
+    def units(self, codes: Sequence[int] | Ints) -> bytes:
+        """Return the units of a queue for messages with such hashes of their tags."""
+        units = np.empty(len(self.batch), UNIT_DTYPE)
+        units["physical_offset"] = self.positions
+        units["size"] = self.batch.sizes
+        units["tags_code"] = codes
+        return units.tobytes()
+
+
+def tags_codes(texts: PropertyTexts) -> Ints:
+    """Return what a queue keeps of each message's tag."""
+    if texts.columns is not None:
+        place = texts.columns.place(properties.TAGS)
+        return _signed(texts.columns.hashes(*place)) if place else np.zeros(len(texts), np.int64)
+    codes = np.zeros(len(texts), np.int64)
+    owners, starts, ends = texts.values(properties.TAGS)
+    codes[owners] = _signed(texts.hashes(starts, ends))
+    for number in texts.foreign(starts, ends):
+        codes[owners[number]] = tags_code(texts.value(starts[number], ends[number]))
+    return codes
+
+
+def _signed(hashes: Hashes) -> Ints:
+    return hashes.view(np.int32).astype(np.int64)

@@ -1,0 +1,79 @@
+"""Forcing the files that follow the log to disk: each by itself, or many at once."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from turbopump.clock import Clock
+from turbopump.machine.files import Files, sync_path
+
+_ONE_BY_ONE_MAX = 64
+"""So many files and directories are forced each by itself: that spares the rest of the disk."""
+
+
+class FileSyncer:
+    """Knows the file systems that a store's parts lie on. `sync` is the flusher's thread's."""
+
+    def __init__(self, files: Files, clock: Clock, root: Path) -> None:
+        self._files = files
+        self._clock = clock
+        self._root = root
+        self._by_device: dict[int, int] = {}
+
+    def open(self, directories: Iterable[Path]) -> None:
+        """Remember file systems, before anything is written: from then on losses are told."""
+        for directory in directories:
+            device = self._files.device(directory)
+            if device is not None and device not in self._by_device:
+                self._by_device[device] = self._files.open_directory(directory)
+
+    def close(self) -> None:
+        while self._by_device:
+            self._files.close(self._by_device.popitem()[1])
+
+    def sync(
+        self, touched: Iterable[Path], new: Iterable[Path], time_max_ms: int | None = None
+    ) -> None:
+        """Force files and the names of new ones to disk; raise when that takes too long."""
+        started_ms = self._clock.monotonic_ms()
+        files, directories = set(touched), self._parents(new)
+        if len(files) + len(directories) > _ONE_BY_ONE_MAX:
+            synced = self._sync_file_systems(files | directories)
+            files -= synced
+            directories -= synced
+        for path in sorted(files | directories):
+            if time_max_ms is not None and self._clock.monotonic_ms() - started_ms > time_max_ms:
+                raise TimeoutError(f"the disk took longer than {time_max_ms} ms")
+            if path in files:
+                sync_path(self._files, path)
+            else:
+                with contextlib.suppress(FileNotFoundError):
+                    # Its topic has been deleted meanwhile.
+                    self._files.sync_directory(path)
+
+    def _sync_file_systems(self, paths: Iterable[Path]) -> set[Path]:
+        """Force what lies on known file systems to disk, all of it at once; return those paths."""
+        by_device: dict[int, list[Path]] = {}
+        for path in paths:
+            device = self._files.device(path)
+            if device is not None:
+                by_device.setdefault(device, []).append(path)
+        synced: set[Path] = set()
+        for device, there in by_device.items():
+            fd = self._by_device.get(device)
+            if fd is not None and self._files.sync_file_system(fd, len(there)):
+                synced.update(there)
+        return synced
+
+    def _parents(self, paths: Iterable[Path]) -> set[Path]:
+        found: set[Path] = set()
+        for path in paths:
+            directory = path.parent
+            while directory not in found:
+                found.add(directory)
+                if directory == self._root:
+                    break
+                directory = directory.parent
+        return found

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from turbopump.message import PhysicalOffset, QueueOffset
+from turbopump.wire.codes import ResponseCode
+from turbopump.wire.command import request
+from turbopump.wire.framing import encode
+from turbopump.wire.headers import BrokerTraits, SendMessageAnswer
+from turbopump.wire.hosts import Host, host
+from turbopump.wire.ids import offset_id
+from turbopump.wire.send_response_frames import SendResponseFrames
+
+REGIONS = st.none() | st.text(max_size=20) | st.sampled_from(['"msgId":""', '"opaque":0', '"{}%s'])
+HOSTS = st.sampled_from([host("10.20.30.40", 10911), host("::1", 1)])
+POSITIONS = st.integers(0, 2**63 - 1)
+
+
+@given(
+    st.builds(BrokerTraits, region=REGIONS, trace_on=st.none() | st.booleans()),
+    HOSTS,
+    st.integers(0, 2**31 - 1),
+    POSITIONS,
+    st.integers(0, 2**31 - 1),
+    POSITIONS,
+)
+def test_the_bytes_are_those_of_an_answer_made_the_usual_way(
+    traits: BrokerTraits, store_host: Host, opaque: int, position: int, queue: int, offset: int
+) -> None:
+    at = PhysicalOffset(position)
+    answer = SendMessageAnswer(
+        region=traits.region,
+        trace_on=traits.trace_on,
+        msg_id=offset_id(store_host, at),
+        queue_id=queue,
+        queue_offset=offset,
+    )
+    usual = encode(replace(request(310), opaque=opaque).answer(ResponseCode.SUCCESS, answer))
+    made = SendResponseFrames(traits.to_ext_fields(), store_host)
+    assert made.frame(opaque, at, queue, QueueOffset(offset)) == usual
