@@ -257,7 +257,7 @@ def test_order_can_be_worth_a_failed_query(place: Place) -> None:
     place.send(["good", "bad", "later"])
     settings = {"ordered": True, "attempts_max": 0, "exhausted": "fail"}
     broken = place.consumer(lambda message: message.body != b"bad", **settings)
-    with pytest.raises(StreamingQueryException, match="failed 1 times and stops its queue"):
+    with pytest.raises(StreamingQueryException, match=r"failed 1 times, and .* stops its queue"):
         broken.run(available_now=True)
     # Once its cause is mended, the query goes on where it stopped.
     mended = place.consumer(lambda _: True, **settings)
@@ -277,5 +277,5 @@ def test_what_no_broker_takes_back_is_an_error() -> None:
     message = decode_record(record.encode(QueueOffset(0), PhysicalOffset(0), 0))
     client = ClientConfig("127.0.0.1:1", request_timeout_ms=500)
     returned = [Returned(Delivered(message, "gone"), level) for level in (0, 3, DEAD)]
-    with pytest.raises(SparkError, match="3 of 3 messages that failed could not be sent back"):
+    with pytest.raises(SparkError, match="3 of 3 failed messages could not be sent back"):
         SendBack(client, "billing", 3)(returned)

@@ -82,10 +82,10 @@ def test_two_rows_that_got_one_stamp_are_both_kept(spark: SparkSession, tmp_path
 
 def test_watermark_before_it_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     late = streamed(spark, tmp_path / "in").withWatermark("storeTimestamp", "1 minute")
-    with pytest.raises(InvalidArgument, match="a watermark on storeTimestamp, which drops late"):
+    with pytest.raises(InvalidArgument, match="the watermark on storeTimestamp drops late"):
         without_duplicates(late)
 
 
 def test_it_says_which_columns_it_needs(spark: SparkSession) -> None:
-    with pytest.raises(InvalidArgument, match="broker, queueId, queueOffset, properties is missi"):
+    with pytest.raises(InvalidArgument, match=r"add .*broker, queueId, queueOffset, properties to"):
         without_duplicates(spark.sql("select 'orders' topic, 'x' body"))

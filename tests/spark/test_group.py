@@ -108,7 +108,7 @@ def test_push_consumers_keep_their_group_to_themselves(
             refused.awaitTermination(PATIENCE_S)
         text = str(raised.value)
         assert "GroupInUse" in text
-        assert f"group '{group}' is consumed by push already, by {client_id}" in text
+        assert f"group '{group}' already has push consumers: {client_id}" in text
         assert "allowSharedGroup=true" in text
         shared = options | {"allowSharedGroup": "true"}
         assert rows_of(start(spark, broker, tmp_path / "b", is_once=True, **shared)) == 50

@@ -193,7 +193,7 @@ def test_mistakes_are_told_before_anything_is_read(
         read(spark, broker, topic="nobody-knows-it").collect()
     with pytest.raises(PySparkException, match="maxOffsetsPerTrigger is for streams only"):
         read(spark, broker, topic=topic, maxOffsetsPerTrigger="3").collect()
-    with pytest.raises(PySparkException, match="ends at 600, not 9000"):
+    with pytest.raises(PySparkException, match="ends at offset 600, got 9000"):
         read(spark, broker, topic=topic, endingOffsets=json.dumps({topic: {"0": 9000}})).collect()
 
 

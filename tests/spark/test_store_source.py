@@ -52,7 +52,7 @@ def test_a_store_of_several_files_with_a_torn_end(spark: SparkSession, tmp_path:
 
 @pytest.mark.parametrize(
     ("options", "wrong"),
-    [({"tagz": "a"}, "did you mean tags"), ({"columns": "nothing"}, "there is no 'nothing'")],
+    [({"tagz": "a"}, "did you mean tags"), ({"columns": "nothing"}, "unknown column 'nothing'")],
 )
 def test_bad_options_are_refused(
     spark: SparkSession, tmp_path: Path, options: dict[str, Any], wrong: str

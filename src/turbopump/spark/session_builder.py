@@ -17,7 +17,7 @@ try:
     from pyspark.sql import SparkSession
 except ImportError as error:
     raise MissingPackage.of_extra(
-        "spark", "PySpark is not installed, or not all of what it needs"
+        "spark", "PySpark or one of its dependencies is not installed"
     ) from error
 
 SETTINGS: Mapping[str, str] = {
@@ -101,13 +101,13 @@ def require_master(master: str) -> None:
     """
     if master.startswith(_CONNECT):
         raise InvalidArgument(
-            f"master is {master!r}, a server of Spark Connect, which is no master: "
-            f'session(remote="{master}") makes a client of it'
+            f"master must not be a Spark Connect server, got {master!r}: use "
+            f'session(remote="{master}")'
         )
     if _MASTER.fullmatch(master) is None:
         raise InvalidArgument(
-            f"master is {master!r}: local[N], local[*], spark://HOST:PORT, "
-            "k8s://https://HOST:PORT or yarn is allowed"
+            "master must be local[N], local[*], spark://HOST:PORT, k8s://https://HOST:PORT or "
+            f"yarn, got {master!r}"
         )
 
 
@@ -120,8 +120,8 @@ def _require_connect() -> None:
     missing = [name for name in _CONNECT_PACKAGES if not _is_there(name)]
     if missing:
         raise MissingPackage(
-            f"a client of Spark Connect needs {', '.join(missing)}, which the extra spark of "
-            "turbopump does not bring: pip install 'pyspark[connect]'"
+            f"Spark Connect clients need {', '.join(missing)}, which the extra spark of turbopump "
+            "does not install: pip install 'pyspark[connect]'"
         )
 
 
@@ -135,7 +135,7 @@ def _is_there(package: str) -> bool:
 
 def _require_remote(remote: str) -> None:
     if not remote.startswith((_CONNECT, "local")):
-        raise InvalidArgument(f"remote is {remote!r}: sc://host:port or local[n] is allowed")
+        raise InvalidArgument(f"remote must be sc://HOST:PORT or local[N], got {remote!r}")
     _require_connect()
 
 

@@ -93,7 +93,7 @@ def _refuse_overwriting(*, overwrite: bool) -> None:
     from turbopump.errors import InvalidArgument
 
     if overwrite:
-        raise InvalidArgument('mode is "overwrite": messages can only be added, mode("append")')
+        raise InvalidArgument('mode must be "append", got "overwrite": messages cannot be replaced')
 
 
 def _with_columns(options: SourceOptions, schema: StructType) -> SourceOptions:
@@ -115,7 +115,7 @@ def _with_columns(options: SourceOptions, schema: StructType) -> SourceOptions:
     if others:
         raise InvalidArgument(
             f"the schema has {', '.join(others)}, which the options columns or includeProperties "
-            "leave out: say it in one way"
+            "omit: use one of the two"
         )
     return replace(options, columns=columns)
 

@@ -66,7 +66,7 @@ def test_expressions_and_tags_are_wanted_by_topic() -> None:
     options = made.source_options
     assert json.loads(options["sql"]) == {"orders": "amount > 100"}
     assert json.loads(options["tags"]) == {"refunds": "paid"}
-    with pytest.raises(InvalidArgument, match=r"options has 'sql', .* use the argument topics"):
+    with pytest.raises(InvalidArgument, match=r"option 'sql' is set .* use the argument topics"):
         consumer(options={"sql": "a = 1"})
 
 
@@ -141,20 +141,20 @@ class AsyncHandler:
     ("changes", "told"),
     [
         ({"group": "no blanks"}, "group is 'no blanks'"),
-        ({"handler": 7}, "handler is 7: a function"),
+        ({"handler": 7}, "handler must be a function, got 7"),
         ({"handler": handle_async}, "an async function"),
         ({"handler": AsyncHandler()}, "an async function"),
-        ({"mode": "rows"}, "mode is 'rows': one of row, batch, pandas, arrow"),
-        ({"exhausted": "stop"}, "exhausted is 'stop': one of dead letter, fail"),
-        ({"attempts_max": -1}, "attempts_max is -1"),
-        ({"attempts_max": True}, "attempts_max is True"),
-        ({"suspend_ms": 1}, "suspend_ms is 1: a whole number of 10 to 30000"),
-        ({"batch_max": 0, "mode": "batch"}, "batch_max is 0"),
-        ({"batch_max": 10}, 'not mode="row"'),
-        ({"tasks_min": 0}, "tasks_min is 0"),
-        ({"tasks_min": 4, "ordered": True}, "ordered=True forbids"),
-        ({"topics": {}}, "topics is {}"),
-        ({"topics": "orders"}, "topics is 'orders'"),
+        ({"mode": "rows"}, "mode must be one of row, batch, pandas, arrow, got 'rows'"),
+        ({"exhausted": "stop"}, "exhausted must be one of dead letter, fail, got 'stop'"),
+        ({"attempts_max": -1}, "attempts_max must be a whole number, 0–2147483647, got -1"),
+        ({"attempts_max": True}, "2147483647, got True"),
+        ({"suspend_ms": 1}, "suspend_ms must be a whole number, 10–30000, got 1"),
+        ({"batch_max": 0, "mode": "batch"}, "batch_max must be a whole number, 1–1000000, got 0"),
+        ({"batch_max": 10}, 'batch_max must not be set with mode="row"'),
+        ({"tasks_min": 0}, "tasks_min must be a whole number, 1–1000000, got 0"),
+        ({"tasks_min": 4, "ordered": True}, "cannot be combined with ordered=True"),
+        ({"topics": {}}, "topics must map topics"),
+        ({"topics": "orders"}, "got 'orders'"),
         ({"topics": {"no blanks": "*"}}, "topic is 'no blanks'"),
         (
             {"topics": {"orders": " "}},
@@ -166,14 +166,14 @@ class AsyncHandler:
         ),
         ({"topics": {"orders": " * "}}, "the tag expression of topic 'orders' is ' * '"),
         ({"topics": {"orders": 7}}, "the tag expression of topic 'orders' is 7"),
-        ({"checkpoint": ""}, "checkpoint is ''"),
+        ({"checkpoint": ""}, "checkpoint must be a directory that survives restarts, got ''"),
         ({"start_from": "end"}, "start_from is 'end'"),
         ({"start_from": datetime.min.replace(tzinfo=EAST)}, "before or after all time: use"),
         ({"start_from": datetime.max.replace(tzinfo=WEST)}, "before or after all time: use"),
         ({"nameserver": "nowhere"}, "address 'nowhere'"),
         ({"options": {"startingOffsets": "earliest"}}, "use the argument start_from"),
         ({"options": {"minPartitions": "4"}}, "use the argument tasks_min"),
-        ({"options": {"Columns": "body"}}, "the function gets all columns"),
+        ({"options": {"Columns": "body"}}, "the handler always gets all columns"),
         ({"options": {"maxOffsetPerTrigger": "1"}}, "did you mean maxOffsetsPerTrigger"),
     ],
 )
@@ -245,7 +245,7 @@ def test_batch_has_a_task_for_each_core_unless_something_else_is_said(
 
 
 def test_ways_to_trigger_exclude_each_other() -> None:
-    with pytest.raises(InvalidArgument, match="exclude each other"):
+    with pytest.raises(InvalidArgument, match="are mutually exclusive"):
         consumer().start(available_now=True, interval="1 second")
 
 
@@ -299,7 +299,7 @@ def test_report_adds_up_the_batches_of_a_run() -> None:
     assert report == ConsumerReport(2, 5, 1, 1, "ValueError: bad")
     assert report.received == 7
     assert str(report) == (
-        "7 messages in 2 batches: 5 handled, 1 sent back to come again, 1 dead letters; "
+        "7 messages in 2 batches: 5 handled, 1 sent back for redelivery, 1 dead letters; "
         "ValueError: bad"
     )
     assert totals.report("c") == ConsumerReport()

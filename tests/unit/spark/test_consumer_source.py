@@ -29,7 +29,7 @@ def test_tags_can_differ_by_topic() -> None:
 @pytest.mark.parametrize(
     ("tags", "told"),
     [
-        ("{", "option tags is '{'"),
+        ("{", "option tags must be JSON"),
         ('{"orders": 7}', "option tags: the tag expression of topic 'orders' is 7"),
         ('{"order": "a"}', "option tags names order, which is not read"),
         ('{"orders": " || "}', "the tag expression of topic 'orders' is ' || ', which has no tag"),
@@ -54,8 +54,11 @@ def test_expressions_can_differ_by_topic() -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"sql": "{"}, "option sql is '{'"),
-        ({"sql": '{"orders": 7}'}, "option sql: the expression of topic 'orders' is 7"),
+        ({"sql": "{"}, "option sql must be JSON"),
+        (
+            {"sql": '{"orders": 7}'},
+            "option sql: the expression of topic 'orders' must be an SQL92 expression, got 7",
+        ),
         ({"sql": '{"orders": "a >"}'}, "is 'a >': expected a property name, a constant or ("),
         ({"sql": '{"order": "a = 1"}'}, "option sql names order, which is not read"),
         (
@@ -64,7 +67,7 @@ def test_expressions_can_differ_by_topic() -> None:
         ),
         (
             {"sql": '{"orders": "a = 1"}', "tags": "x"},
-            "tags and sql exclude each other, unless both are JSON by topic",
+            "tags and sql are mutually exclusive, unless both are JSON by topic",
         ),
     ],
 )
@@ -97,7 +100,9 @@ def test_each_queue_can_have_a_task_of_its_own() -> None:
     few, many = QueueRange("orders", "a", 1, 5, 6), QueueRange("orders", "a", 0, 0, 1_000_000)
     assert plan([few, many], PlanLimits(is_per_queue=True)) == [(many,), (few,)]
     assert parsed(partitionPerQueue="true").plan == PlanLimits(is_per_queue=True)
-    with pytest.raises(InvalidArgument, match="partitionPerQueue and minPartitions exclude"):
+    with pytest.raises(
+        InvalidArgument, match="partitionPerQueue and minPartitions are mutually exclusive"
+    ):
         parsed(partitionPerQueue="true", minPartitions="4")
 
 
@@ -116,5 +121,5 @@ def test_group_may_say_where_to_begin_otherwise(text: str, position: OfGroup) ->
 
 @pytest.mark.parametrize("text", ["group,group", 'group,{"orders": {"0": 1}}', "group,", "a,b"])
 def test_group_cannot_begin_just_anywhere(text: str) -> None:
-    with pytest.raises(InvalidArgument, match="option startingOffsets is"):
+    with pytest.raises(InvalidArgument, match="option startingOffsets must be earliest"):
         parse_position("startingOffsets", text)

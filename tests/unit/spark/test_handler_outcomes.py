@@ -40,7 +40,9 @@ def test_answer_for_one_message(answer: object, outcome: Outcome) -> None:
 
 @pytest.mark.parametrize("answer", [None, 1, "success", ConsumeResult.COMMIT, b"x" * 1000])
 def test_what_is_no_answer_is_told(answer: object) -> None:
-    with pytest.raises(InvalidArgument, match=r"the function answered .*is expected") as raised:
+    with pytest.raises(
+        InvalidArgument, match=r"handler must return .*True or False, got"
+    ) as raised:
         outcome_of(answer)
     assert len(str(raised.value)) < 300
 
@@ -66,17 +68,17 @@ def test_one_answer_is_for_all(answer: object) -> None:
 
 
 def test_answers_must_be_as_many_as_messages() -> None:
-    with pytest.raises(InvalidArgument, match="answered 2 times for 3 messages"):
+    with pytest.raises(InvalidArgument, match="got 2 results for 3 messages"):
         outcomes_of([True, True], 3)
-    with pytest.raises(InvalidArgument, match="answered None"):
+    with pytest.raises(InvalidArgument, match="got None"):
         outcomes_of(pa.array([True, None]), 2)
-    with pytest.raises(InvalidArgument, match="answered None"):
+    with pytest.raises(InvalidArgument, match="got None"):
         outcomes_of(None, 2)
 
 
 @pytest.mark.parametrize("level", [-1, 1.5, True, "3", 2**31])
 def test_delay_level_must_be_one(level: object) -> None:
-    with pytest.raises(InvalidArgument, match="delay_level is "):
+    with pytest.raises(InvalidArgument, match="delay_level must be "):
         RetryLater(level)  # type: ignore[arg-type]
 
 

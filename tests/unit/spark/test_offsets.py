@@ -51,7 +51,7 @@ def test_queues_are_written_by_number() -> None:
 
 @pytest.mark.parametrize("written", [{"t": 3}, {"t": {"a": 3}}, {"t": {"a": {"x": 1}}}, 7, None])
 def test_the_offsets_of_another_source_are_refused(written: object) -> None:
-    with pytest.raises(InvalidArgument, match="of another source"):
+    with pytest.raises(InvalidArgument, match="belongs to another source"):
         flat(written)
 
 
@@ -59,8 +59,8 @@ def test_what_is_gone_is_noticed() -> None:
     limits = {A0: Limits(5, 10), A1: Limits(0, 3), B0: Limits(0, 9)}
     start = {A0: 2, A1: 7, B0: 9}
     expired, made_anew = losses(start, limits)
-    assert "a:0 begins at 5, so 3 messages from 2 on are gone" in str(expired)
-    assert "a:1 ends at 3 although it has been read to 7" in str(made_anew)
+    assert "a:0 starts at offset 5: 3 messages from offset 2 expired" in str(expired)
+    assert "a:1 ends at offset 3 but was read to 7" in str(made_anew)
     assert moved_past(start, limits) == {A0: 5, A1: 0, B0: 9}
     assert losses({A0: 5, A1: 3}, limits) == []
 
@@ -99,9 +99,9 @@ def test_shares_move_forward() -> None:
 def test_offsets_of_options_lie_inside_their_queues() -> None:
     limits = {A0: Limits(5, 10)}
     assert inside("startingOffsets", {A0: 7}, limits, fail_on_data_loss=True) == {A0: 7}
-    with pytest.raises(InvalidArgument, match="startingOffsets: t@a:0 ends at 10, not 11"):
+    with pytest.raises(InvalidArgument, match="startingOffsets: t@a:0 ends at offset 10, got 11"):
         inside("startingOffsets", {A0: 11}, limits, fail_on_data_loss=True)
-    with pytest.raises(DataLost, match="begins at 5"):
+    with pytest.raises(DataLost, match="starts at offset 5"):
         inside("startingOffsets", {A0: 4}, limits, fail_on_data_loss=True)
     assert inside("x", {A0: 11}, limits, fail_on_data_loss=False) == {A0: 10}
     assert inside("x", {A0: 4}, limits, fail_on_data_loss=False) == {A0: 5}
@@ -111,11 +111,14 @@ def test_offsets_of_groups_lie_inside_their_queues() -> None:
     limits = {A0: Limits(5, 10), A1: Limits(0, 3, is_certain=False)}
     with pytest.raises(DataLost) as raised:
         inside_for_group("billing", {A0: 25}, limits, fail_on_data_loss=True)
-    assert "group 'billing' cannot go on where it was: t@a:0 ends at 10" in str(raised.value)
+    assert (
+        "group 'billing' cannot resume from its committed offsets: t@a:0 ends at offset 10"
+        in str(raised.value)
+    )
     assert "option" not in str(raised.value)
     assert "failOnDataLoss=false" in str(raised.value)
     assert "turbopump offset reset" in str(raised.value)
-    with pytest.raises(DataLost, match=r"group 'billing' .*begins at 5, so 1 messages"):
+    with pytest.raises(DataLost, match=r"group 'billing' .*starts at offset 5: 1 messages"):
         inside_for_group("billing", {A0: 4}, limits, fail_on_data_loss=True)
     found = inside_for_group("billing", {A0: 25, A1: 9}, limits, fail_on_data_loss=False)
     assert found == {A0: 5, A1: 9}, "a slave may lag"
@@ -141,5 +144,5 @@ def test_a_broker_need_not_be_named_if_there_is_one() -> None:
     assert offsets_named("x", named, [A0, A1]) == {A0: 5, A1: 6}
     with pytest.raises(InvalidArgument, match="queue 0 of topic 't' is on several brokers"):
         offsets_named("x", named, [A0, A1, B0])
-    with pytest.raises(InvalidArgument, match=r"queue 1 of topic 't' on 'a' is not there.*t@b:0"):
+    with pytest.raises(InvalidArgument, match=r"queue 1 of topic 't' on 'a' does not exist.*t@b:0"):
         offsets_named("x", Explicit((("t", "a", 1, 6),)), [B0])

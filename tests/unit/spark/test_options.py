@@ -58,7 +58,7 @@ def test_topics_are_chosen_in_one_of_four_ways() -> None:
 
 @pytest.mark.parametrize("text", ["a,b", "a, b"])
 def test_several_topics_have_an_option_of_their_own(text: str) -> None:
-    with pytest.raises(InvalidArgument, match="several are for option topics"):
+    with pytest.raises(InvalidArgument, match="use option topics for several"):
         instead_of_topic(topic=text)
 
 
@@ -178,9 +178,9 @@ def test_contradictions_are_told_together() -> None:
         stream(topics="a,b", tags="a", sql="b > 1", endingOffsets="latest", commitOffsets="true")
     text = str(raised.value)
     assert (
-        "exactly one of topic, topics, topicPattern, assign is needed and topic and topics" in text
+        "specify exactly one of topic, topics, topicPattern, assign, got topic and topics" in text
     )
-    assert "tags and sql exclude each other" in text
+    assert "tags and sql are mutually exclusive" in text
     assert "endingOffsets is for batch reads only" in text
     assert "commitOffsets needs a group" in text
 
@@ -188,43 +188,46 @@ def test_contradictions_are_told_together() -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"startingOffsets": "group"}, "startingOffsets is group and no group is given"),
-        ({"startingOffsets": "yesterday"}, "option startingOffsets is 'yesterday'"),
-        ({"startingOffsets": "{"}, "option startingOffsets is not JSON"),
-        ({"startingOffsets": '{"orders": 3}'}, "of the wrong shape"),
-        ({"startingOffsets": '{"orders": {"0": -3}}'}, "'0' at -3 is no queue number"),
-        ({"startingOffsets": '{"orders": {"b": {"x": 3}}}'}, "'x' at 3 is no queue number"),
+        ({"startingOffsets": "group"}, "startingOffsets=group needs the option group"),
+        ({"startingOffsets": "yesterday"}, "option startingOffsets must be earliest"),
+        ({"startingOffsets": "{"}, "got invalid JSON"),
+        ({"startingOffsets": '{"orders": 3}'}, "option startingOffsets must be earliest"),
+        ({"startingOffsets": '{"orders": {"0": -3}}'}, "got '0' at -3"),
+        ({"startingOffsets": '{"orders": {"b": {"x": 3}}}'}, "got 'x' at 3"),
         ({"maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger is for streams only"),
-        ({"minPartitions": "0"}, "option minPartitions is '0': a whole number from 1 on"),
-        ({"minPartitions": "9" * 5000}, "a whole number from 1 on"),
-        ({"retries": "-1"}, "option retries is '-1': a whole number from 0 on"),
-        ({"failOnDataLoss": "no"}, "option failOnDataLoss is 'no': true or false"),
-        ({"requestTimeout": "9" * 5000}, "a time such as"),
-        ({"requestTimeout": "25d"}, "1m is allowed, 24d at most"),
-        ({"group": None}, "option group is None: leave it out"),
-        ({"requestTimeout": "soon"}, "option requestTimeout is 'soon': a time such as"),
+        ({"minPartitions": "0"}, "option minPartitions must be a whole number, 1 or more, got '0'"),
+        ({"minPartitions": "9" * 5000}, "a whole number, 1 or more"),
+        ({"retries": "-1"}, "option retries must be a whole number, 0 or more, got '-1'"),
+        ({"failOnDataLoss": "no"}, "option failOnDataLoss must be true or false, got 'no'"),
+        ({"requestTimeout": "9" * 5000}, "a duration such as"),
+        ({"requestTimeout": "25d"}, "1m, up to 24d"),
+        ({"group": None}, "option group must not be None; omit it"),
+        ({"requestTimeout": "soon"}, "option requestTimeout must be a duration such as"),
         ({"allowSharedGroup": "true"}, "allowSharedGroup needs a group"),
-        ({"columns": "body,colour"}, "there is no 'colour'"),
+        ({"columns": "body,colour"}, "unknown column 'colour'"),
         ({"columns": "body", "includeProperties": "false"}, "includeProperties and columns"),
         ({"group": "bad group"}, "group is 'bad group'"),
         ({"topic": "bad topic"}, "topic is 'bad topic'"),
         ({"nameserver": "nowhere"}, "nowhere"),
-        ({"sql": ""}, "option sql is empty"),
+        ({"sql": ""}, "option sql must not be empty"),
         ({"sql": "a >< 1"}, "option sql is 'a >< 1': expected a property name"),
         (
             {"startingOffsets": "latest"},
-            "startingOffsets is latest, after which a batch has nothing",
+            "startingOffsets=latest leaves a batch nothing to read",
         ),
-        ({"endingOffsets": "earliest"}, "endingOffsets is earliest, before which a batch has noth"),
+        ({"endingOffsets": "earliest"}, "endingOffsets=earliest leaves a batch nothing to read"),
         (
             {"startingOffsets": "2026-02-01", "endingOffsets": "1769846400000"},
-            "startingOffsets 2026-02-01 is not before endingOffsets 1769846400000",
+            "startingOffsets 2026-02-01 must be before endingOffsets 1769846400000",
         ),
-        ({"startingOffsets": "20260131"}, "is '20260131': as milliseconds since 1970"),
-        ({"endingOffsets": "1769846400"}, "write a time such as 2026-01-31T08:00:00Z"),
-        ({"startingOffsets": "1769846400000000"}, "no time between 1973 and 9999"),
-        ({"requestTimeout": "5"}, "option requestTimeout is '5', that is 5 ms: at least 100ms"),
-        ({"discoveryInterval": "30"}, "that is 30 ms: at least 100ms"),
+        (
+            {"startingOffsets": "20260131"},
+            "must be a timestamp between 1973 and 9999, got '20260131'",
+        ),
+        ({"endingOffsets": "1769846400"}, "write one such as 2026-01-31T08:00:00Z"),
+        ({"startingOffsets": "1769846400000000"}, "a timestamp between 1973 and 9999"),
+        ({"requestTimeout": "5"}, "option requestTimeout must be at least 100ms, got '5' (5 ms)"),
+        ({"discoveryInterval": "30"}, "must be at least 100ms, got '30' (30 ms)"),
     ],
 )
 def test_wrong_values_are_told(options: dict[str, str], told: str) -> None:
@@ -237,16 +240,16 @@ def test_wrong_values_are_told(options: dict[str, str], told: str) -> None:
     ("options", "told"),
     [
         ({"maxTriggerDelay": "1m"}, "maxTriggerDelay needs minOffsetsPerTrigger"),
-        ({"maxBytesPerTrigger": "many"}, "option maxBytesPerTrigger is 'many'"),
+        ({"maxBytesPerTrigger": "many"}, "option maxBytesPerTrigger must be a size"),
         (
             {"minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "4"},
-            "minOffsetsPerTrigger 5 is more than maxOffsetsPerTrigger 4",
+            "minOffsetsPerTrigger must be at most maxOffsetsPerTrigger, 4, got 5",
         ),
         ({"pushFilters": "true"}, "pushFilters is for batch reads only"),
-        ({"idleWait": "1"}, "option idleWait is '1', that is 1 ms: at least 10ms"),
+        ({"idleWait": "1"}, "option idleWait must be at least 10ms, got '1' (1 ms)"),
         (
             {"group": "g", "allowSharedGroup": "true", "commitOffsets": "true"},
-            "commitOffsets and allowSharedGroup exclude each other: push consumers",
+            "commitOffsets and allowSharedGroup are mutually exclusive: push consumers",
         ),
     ],
 )
@@ -259,16 +262,16 @@ def test_wrong_values_of_streams_are_told(options: dict[str, str], told: str) ->
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({}, "is needed and none is given"),
-        ({"topicPattern": "("}, "option topicPattern is '(', no regular expression"),
-        ({"assign": "[]"}, "option assign is '[]'"),
-        ({"assign": "{}"}, "option assign is '{}'"),
-        ({"assign": '{"a": []}'}, "option assign is"),
-        ({"assign": '{"a": {"b": []}}'}, "option assign is"),
-        ({"assign": '{"a": {}}'}, "option assign is"),
-        ({"assign": '{"a": {"b": 5}}'}, "option assign is"),
-        ({"assign": '{"a": 5}'}, "option assign is"),
-        ({"assign": '{"a": {"b": ["0"]}}'}, "option assign is"),
+        ({}, "assign, got none"),
+        ({"topicPattern": "("}, "option topicPattern must be a regular expression, got '('"),
+        ({"assign": "[]"}, "one broker, got '[]'"),
+        ({"assign": "{}"}, "one broker, got '{}'"),
+        ({"assign": '{"a": []}'}, "option assign must be JSON"),
+        ({"assign": '{"a": {"b": []}}'}, "option assign must be JSON"),
+        ({"assign": '{"a": {}}'}, "option assign must be JSON"),
+        ({"assign": '{"a": {"b": 5}}'}, "option assign must be JSON"),
+        ({"assign": '{"a": 5}'}, "option assign must be JSON"),
+        ({"assign": '{"a": {"b": ["0"]}}'}, "option assign must be JSON"),
     ],
 )
 def test_wrong_choices_of_topics_are_told(options: dict[str, str], told: str) -> None:

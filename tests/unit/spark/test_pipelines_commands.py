@@ -195,8 +195,8 @@ def test_missing_pyspark_is_told_with_what_to_do(
     ("master", "told"),
     [
         ("sc://h:15002", "--master is 'sc://h:15002': pipelines do not run on Spark Connect"),
-        ("foo", "master is 'foo': local[N]"),
-        ("local[x]", "master is 'local[x]': local[N]"),
+        ("foo", "master must be local[N]"),
+        ("local[x]", "got 'local[x]'"),
     ],
 )
 def test_masters_that_cannot_be_are_told(tmp_path: Path, master: str, told: str) -> None:

@@ -190,14 +190,14 @@ async def test_what_the_queue_no_longer_has_is_lost(
 ) -> None:
     async with world_with_messages(tmp_path, 50) as (_, session, _):
         with pytest.raises(
-            DataLost, match=r"T@a:0: messages 50 to 59 are gone, the queue ends at 50"
+            DataLost, match=r"T@a:0: messages 50 to 59 are lost: the queue ends at 50"
         ):
             await offsets_of(pull_of(session, 40, 60))
         with caplog.at_level(logging.WARNING):
             found = await offsets_of(pull_of(session, 40, 60, fail_on_data_loss=False))
         assert found == list(range(40, 50))
-        assert "going on without them" in caplog.text
-        with pytest.raises(DataLost, match="messages 70 to 79 are gone"):
+        assert "continuing without them" in caplog.text
+        with pytest.raises(DataLost, match="messages 70 to 79 are lost"):
             await offsets_of(pull_of(session, 70, 80))
 
 
@@ -221,7 +221,7 @@ class Expiring:
 
 @pytest.mark.parametrize(
     ("is_deleted", "told"),
-    [(False, "the queue begins at 25: they expired"), (True, "were deleted")],
+    [(False, "they expired, the queue starts at 25"), (True, "were deleted")],
 )
 def test_what_expired_before_it_was_read_is_lost(
     tmp_path: Path, *, is_deleted: bool, told: str
@@ -231,7 +231,7 @@ def test_what_expired_before_it_was_read_is_lost(
         async with world_with_messages(tmp_path, 50) as (_, session, _):
             strict = pull_of(session, 10, 60)
             strict._reader = Expiring(25, is_deleted=is_deleted)  # type: ignore[assignment]
-            with pytest.raises(DataLost, match=rf"messages 10 to 24 are gone, .*{told}"):
+            with pytest.raises(DataLost, match=rf"messages 10 to 24 are lost: .*{told}"):
                 await strict.next_chunk()
             await strict.close()
             lenient = pull_of(session, 10, 60, fail_on_data_loss=False, in_flight_max=2)
@@ -259,11 +259,11 @@ async def test_what_was_deleted_with_its_topic_is_lost(
         async with world.session("10.0.1.3") as stranger:
             # One knows the broker still, the other has never heard of it.
             for each in (session, stranger):
-                with pytest.raises(DataLost, match="messages 0 to 49 are gone, the topic was del"):
+                with pytest.raises(DataLost, match="messages 0 to 49 are lost: the topic was del"):
                     await offsets_of(pull_of(each, 0, 50, retries=1))
                 lenient = pull_of(each, 0, 50, retries=1, fail_on_data_loss=False)
                 assert await offsets_of(lenient) == []
-        assert "the topic was deleted; going on without them" in caplog.text
+        assert "the topic was deleted; continuing without them" in caplog.text
         away = QueueRange("T", "b", 0, 0, 5)
         pull = RetryingPull(session, away, "g", Pulling(retries=0), fail_on_data_loss=False)
         with pytest.raises(NoRoute, match="broker 'b' is not known"):
@@ -278,11 +278,11 @@ async def test_what_is_in_a_queue_that_nobody_may_read_any_more_is_lost(
         of = QueueRange("T", "a", 3, 2, 5)
         await Admin(session=session).topics.update("T", queues=2, read_queues=2)
         strict = RetryingPull(session, of, "g", Pulling(retries=1), fail_on_data_loss=True)
-        with pytest.raises(DataLost, match="messages 2 to 4 are gone, the topic has fewer queues"):
+        with pytest.raises(DataLost, match="messages 2 to 4 are lost: the topic has fewer queues"):
             await offsets_of(strict)
         lenient = RetryingPull(session, of, "g", Pulling(retries=1), fail_on_data_loss=False)
         assert await offsets_of(lenient) == []
-        assert "the topic has fewer queues to read now; going on without them" in caplog.text
+        assert "the topic has fewer queues to read now; continuing without them" in caplog.text
 
 
 SLAVE = "10.0.0.99:10911"

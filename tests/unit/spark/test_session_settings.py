@@ -37,7 +37,7 @@ def test_executors_elsewhere_must_reach_the_driver(master: str) -> None:
 
 
 def test_remote_that_is_none() -> None:
-    with pytest.raises(InvalidArgument, match="remote is 'spark://x': sc://host:port"):
+    with pytest.raises(InvalidArgument, match="remote must be sc://HOST:PORT"):
         session_builder._made("x", "local", "spark://x", {})
 
 
@@ -47,7 +47,7 @@ def test_missing_packages_of_connect_are_told(
     name: str, remote: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hide(name, monkeypatch)
-    told = rf"Connect needs {name}.*: pip install 'pyspark\[connect\]'"
+    told = rf"Connect clients need {name}.*: pip install 'pyspark\[connect\]'"
     with pytest.raises(MissingPackage, match=told):
         session_builder._made("x", "local", remote, {})
 
@@ -102,7 +102,7 @@ def test_masters_that_spark_knows(master: str) -> None:
     "master", ["", "foo", "local[x]", "local[0]", "local[]", "local-cluster[2]", "spark://", "Yarn"]
 )
 def test_masters_that_spark_would_refuse(master: str) -> None:
-    told = re.escape(f"master is {master!r}: local[N], local[*], spark://HOST:PORT,")
+    told = re.escape(f"or yarn, got {master!r}")
     with pytest.raises(InvalidArgument, match=told):
         session_builder._made("x", master, None, {})
 

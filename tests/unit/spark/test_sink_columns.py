@@ -63,7 +63,7 @@ def test_what_need_not_be_converted_is_left_out() -> None:
         ),
         (
             schema(topic=StringType(), body=BinaryType(), msgId=StringType(), Tags=StringType()),
-            ["msgId, Tags are unknown (select without)", "Allowed are topic (string), body"],
+            ["msgId, Tags are unknown (drop them)", "Expected topic (string), body"],
         ),
         (
             schema(
@@ -85,7 +85,7 @@ def test_what_need_not_be_converted_is_left_out() -> None:
     ],
 )
 def test_everything_wrong_is_listed(rows: StructType, words: list[str]) -> None:
-    with pytest.raises(InvalidArgument, match="columns of rows for a rocketmq sink") as raised:
+    with pytest.raises(InvalidArgument, match="invalid columns for the rocketmq sink") as raised:
         sink_columns(rows, OPTIONS)
     for word in words:
         assert word in str(raised.value)

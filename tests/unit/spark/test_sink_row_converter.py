@@ -96,7 +96,9 @@ def test_nulls_mean_absent() -> None:
 def test_null_that_must_not_be_names_row_and_column(column: str) -> None:
     columns: dict[str, Any] = {"body": pa.array(["x"] * 3), "topic": pa.array(["t"] * 3)}
     columns[column] = pa.array(["x", "x", None])
-    with pytest.raises(InvalidArgument, match=f"row 102 of partition 3, column {column}: null"):
+    with pytest.raises(
+        InvalidArgument, match=f"row 102 of partition 3, column {column}: must not be null"
+    ):
         read(columns, first_row=100, topic=None)
 
 
@@ -126,8 +128,8 @@ def test_broker_alone_chooses_no_queue() -> None:
     with pytest.raises(InvalidArgument) as raised:
         list(sends(rows, QUEUES, CUTS, 7))
     assert str(raised.value) == (
-        "row 12 of partition 7, column broker: 'nobody' without a queueId, which chooses the "
-        "queue: name a queue of that broker, or no broker"
+        "row 12 of partition 7, column broker: 'nobody' needs a queueId beside it; "
+        "set both, or neither"
     )
 
 
@@ -186,8 +188,10 @@ def test_wanted_queue_is_found_or_the_others_are_named() -> None:
     assert chosen_queue(two, 1, None, "here") == MessageQueue("t", "a", 1)
     assert chosen_queue(two, 0, "b", "here") == MessageQueue("t", "b", 0)
     with pytest.raises(
-        InvalidArgument, match=r"here, column queueId: queue 0 is at several brokers.*: a, b"
+        InvalidArgument, match=r"here, column queueId: queue 0 is on several brokers.*: a, b"
     ):
         chosen_queue(two, 0, None, "here")
-    with pytest.raises(InvalidArgument, match=r"queue 1 of broker 'b' is none of topic 't'.*a:0"):
+    with pytest.raises(
+        InvalidArgument, match=r"queue 1 of broker 'b' does not exist in topic 't'.*a:0"
+    ):
         chosen_queue(two, 1, "b", "here")

@@ -91,20 +91,20 @@ class HandlerConfig:
         if self.batch_max is not None:
             require_within("batch_max", self.batch_max, 1, ROWS_MAX)
             if self.mode == "row":
-                raise InvalidArgument('batch_max is for calls with many messages, not mode="row"')
+                raise InvalidArgument(
+                    'batch_max must not be set with mode="row", which passes one message per call'
+                )
 
 
 def require_within(name: str, value: object, least: int, most: int) -> None:
     """Refuse what is no whole number within limits."""
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise InvalidArgument(
-            f"{name} is {value!r}: a whole number of {least} to {most} is allowed"
-        )
+        raise InvalidArgument(f"{name} must be a whole number, {least}–{most}, got {value!r}")
 
 
 def _require_one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise InvalidArgument(f"{name} is {value!r}: one of {', '.join(allowed)} is allowed")
+        raise InvalidArgument(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,9 +255,9 @@ class HandlerRunner:
         message = piece.delivered([row])[0].message
         why = f" ({error_text(error)})" if error is not None else ""
         return SparkError(
-            f"{_place(message)} failed {message.reconsume_times + 1} times{why} and stops its "
-            'queue, as exhausted="fail" asks for: mend the cause and start again, or let such '
-            'messages become dead letters with exhausted="dead letter"'
+            f"{_place(message)} failed {message.reconsume_times + 1} times{why}, and "
+            'exhausted="fail" stops its queue: fix the cause and restart, or dead-letter such '
+            'messages with exhausted="dead letter"'
         )
 
     # --- calling ----------------------------------------------------------------------------------

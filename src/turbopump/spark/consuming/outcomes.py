@@ -30,8 +30,8 @@ class RetryLater:
         level: object = self.delay_level
         if not isinstance(level, int) or isinstance(level, bool) or not 0 <= level <= _LEVEL_MAX:
             raise InvalidArgument(
-                f"delay_level is {level!r}: a level of the broker from 1 on is allowed, or 0 for a "
-                "delay that grows with each attempt"
+                f"delay_level must be 1 or more, or 0 for a delay that grows with each attempt, "
+                f"got {level!r}"
             )
 
 
@@ -51,7 +51,7 @@ Answer: TypeAlias = ConsumeResult | RetryLater | GiveUp | bool
 _RETRY_LATER = RetryLater()
 _ALLOWED = (
     "ConsumeResult.SUCCESS, ConsumeResult.RETRY_LATER, RetryLater(delay_level), GiveUp(), True or "
-    "False is expected"
+    "False"
 )
 
 
@@ -65,7 +65,7 @@ def outcome_of(answer: object) -> Outcome:
         return _RETRY_LATER
     if isinstance(answer, bool | np.bool_):
         return SUCCESS if answer else _RETRY_LATER
-    raise InvalidArgument(f"the function answered {_short(answer)}: {_ALLOWED}")
+    raise InvalidArgument(f"handler must return {_ALLOWED}, got {_short(answer)}")
 
 
 def outcomes_of(answers: object, count: int) -> list[Outcome]:
@@ -79,8 +79,8 @@ def outcomes_of(answers: object, count: int) -> list[Outcome]:
         return [outcome_of(answers)] * count
     if len(listed) != count:
         raise InvalidArgument(
-            f"the function answered {len(listed)} times for {count} messages: one answer for all, "
-            "or one for each in their order, is expected"
+            f"handler must return one result, or one per message: got {len(listed)} results for "
+            f"{count} messages"
         )
     return [outcome_of(answer) for answer in listed]
 

@@ -53,7 +53,7 @@ class ConsumerReport:
     def __str__(self) -> str:
         text = (
             f"{self.received} messages in {self.batches} batches: {self.handled} handled, "
-            f"{self.retried} sent back to come again, {self.dead} dead letters"
+            f"{self.retried} sent back for redelivery, {self.dead} dead letters"
         )
         return f"{text}; {self.error}" if self.error else text
 

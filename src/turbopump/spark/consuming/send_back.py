@@ -30,10 +30,10 @@ class SendBack:
         kept = shared_session(self.client).run(lambda session: self._all(session, returned))
         if kept:
             raise SparkError(
-                f"{len(kept)} of {len(returned)} messages that failed could not be sent back, "
-                f"the first is {kept[0].delivered.message.message_id} to broker "
-                f"{kept[0].delivered.broker!r}: the task fails, so that none is lost; see the "
-                "executor's log for the broker's words"
+                f"{len(kept)} of {len(returned)} failed messages could not be sent back, the first "
+                f"is {kept[0].delivered.message.message_id} of broker "
+                f"{kept[0].delivered.broker!r}: the task fails so that none is lost; the "
+                "executor's log has the broker's error"
             )
 
     async def _all(self, session: Session, returned: Sequence[Returned]) -> list[Returned]:

@@ -79,8 +79,8 @@ def _resumed(reader: LogReader, part: LogPart, stop: Stop) -> int | None:
     path = part.file.path
     if stop.at > part.end:
         raise StoreDamaged(
-            f"{path}: a message reaches over byte {part.end}, where another one seemed to start; "
-            f"read the file in one piece with bytesPerPartition={part.file.size}"
+            f"{path}: a message spans byte {part.end}, where another one seemed to start; read the "
+            f"file in one partition with bytesPerPartition={part.file.size}"
         )
     if stop.end is End.REACHED or (stop.end is End.BLANK and part.end == part.file.size):
         return None
@@ -90,12 +90,12 @@ def _resumed(reader: LogReader, part: LogPart, stop: Stop) -> int | None:
         return None
     if part.damage is Damage.FAILS:
         raise StoreDamaged(
-            f"{path} at byte {stop.at}: {reason}; ignoreDamage=true passes over what is damaged"
+            f"{path} at byte {stop.at}: {reason}; ignoreDamage=true skips damaged messages"
         )
     following = reader.next_record(stop.at + 1, part.end)
     if stop.end is not End.UNWRITTEN or following is not None:
         behind = part.end if following is None else following
-        _log.warning("%s at byte %d: %s; reading on at %d", path, stop.at, reason, behind)
+        _log.warning("%s at byte %d: %s; resuming at %d", path, stop.at, reason, behind)
     return following
 
 

@@ -84,7 +84,7 @@ class LogReader:
             found = self._records_at(at, end, READ_BYTES)
             if isinstance(found, Stop):
                 if doubtful is not None and found.end is not End.BLANK:
-                    yield Stop(doubtful.at, End.DAMAGED, "properties have not been written")
+                    yield Stop(doubtful.at, End.DAMAGED, "properties were not written completely")
                     return
                 if doubtful is not None:
                     yield doubtful
@@ -178,7 +178,7 @@ class LogReader:
         if not placed.all():
             row = int(placed.argmin())
             told = int(run.physical_offsets()[row])
-            wrong.append((row, RecordError(f"message says that it lies at {told}")))
+            wrong.append((row, RecordError(f"message claims position {told}")))
         if (row_or_none := run.first_damaged_body()) is not None:
             wrong.append((row_or_none, RecordError("body does not match its checksum")))
         topics, codes = run.topics()

@@ -44,8 +44,8 @@ _TOPIC_OPTIONS = ("topic", "topics", "topicPattern")
 _PARTITION_BYTES = 128 * 1024 * 1024
 _BATCH_ROWS = 10_000
 _TIME_FORMS = (
-    "milliseconds since 1970 or an ISO time such as 2026-11-15T08:30:00+01:00 is allowed (UTC if "
-    "it names no zone)"
+    "milliseconds since 1970 or an ISO timestamp such as 2026-11-15T08:30:00+01:00 (UTC without a "
+    "zone)"
 )
 
 
@@ -113,7 +113,7 @@ def columns_of(options: Mapping[str, str]) -> tuple[str, ...]:
 
 def _directory(path: str | None) -> Path:
     if path is None:
-        raise InvalidArgument(f"format {FORMAT} needs a path: the store's directory, as in load()")
+        raise InvalidArgument(f"format {FORMAT} needs the store's directory: pass it to load(path)")
     if not path.startswith("file:"):
         return Path(path)
     return Path(unquote(urlsplit(path).path))
@@ -122,7 +122,9 @@ def _directory(path: str | None) -> Path:
 def _wanted(given: Given) -> Wanted:
     chosen = [name for name in _TOPIC_OPTIONS if name in given]
     if len(chosen) > 1:
-        raise InvalidArgument(f"options {' and '.join(chosen)} exclude each other: give one")
+        raise InvalidArgument(
+            f"options {' and '.join(chosen)} are mutually exclusive; set one of them"
+        )
     tags = wanted_tags(given.as_written("tags"), "option tags")
     wanted = Wanted(
         topics=given.find("topic", _one_topic, given.find("topics", _topics, None)),
@@ -133,7 +135,7 @@ def _wanted(given: Given) -> Wanted:
         end_ms=given.find("endingTime", _time_ms, None),
     )
     if not wanted.has_time:
-        raise InvalidArgument("option endingTime is not after startingTime")
+        raise InvalidArgument("option endingTime must be after startingTime")
     return wanted
 
 

@@ -54,14 +54,14 @@ class DefaultSource(DataSource):
             (field.name, field.dataType) for field in own
         ]:
             raise InvalidArgument(
-                f"the schema of format {FORMAT} is fixed: choose columns with the option columns"
+                f"the schema of format {FORMAT} is fixed: select columns with the option columns"
             )
         return StoreReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802 - the names are Spark's
         raise InvalidArgument(
-            f"format {FORMAT} reads files that do not change any more, not as a stream: use "
-            'format("rocketmq") for messages as they arrive'
+            f"format {FORMAT} reads the files of a stopped broker and cannot stream: use "
+            'format("rocketmq") to read messages as they arrive'
         )
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: ARG002 - the arguments are Spark's
@@ -77,7 +77,7 @@ class DefaultSource(DataSource):
 
 def _read_only() -> InvalidArgument:
     return InvalidArgument(
-        'the files of a store are only read: use format("rocketmq") to send to its broker'
+        f'format {FORMAT} is read-only: use format("rocketmq") to send to a broker'
     )
 
 
@@ -123,7 +123,7 @@ class StoreReader(DataSourceReader):
         if not bad:
             return run
         first = next(iter(bad.values()))
-        _log.warning("%s: %s; messages left out: %d", part.file.path, first.reason, len(bad))
+        _log.warning("%s: %s; messages skipped: %d", part.file.path, first.reason, len(bad))
         good = np.ones(len(run), np.bool_)
         good[list(bad)] = False
         return run.where(good)
@@ -133,7 +133,7 @@ class StoreReader(DataSourceReader):
             yield from self._columns.batches_of(run, broker=broker)
         except RecordError as error:
             raise StoreDamaged(
-                f"{part.file.path}: {error.reason}; ignoreDamage=true leaves such messages out"
+                f"{part.file.path}: {error.reason}; ignoreDamage=true skips such messages"
             ) from error
 
 

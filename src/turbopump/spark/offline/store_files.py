@@ -48,17 +48,17 @@ def log_files(directory: Path, *, ignore_damage: bool) -> list[LogFile]:
     """
     log = directory / "commitlog"
     if not log.is_dir():
-        what = "it has no directory commitlog" if directory.is_dir() else "there is no such folder"
+        what = "it has no directory commitlog" if directory.is_dir() else "no such directory"
         raise InvalidArgument(
-            f"{directory} is not a store: {what}; the path must be the folder that a broker keeps "
-            "its messages in, and be seen by the driver and all executors"
+            f"{directory} is not a store: {what}; the path must be a broker's store directory that "
+            "the driver and all executors can read"
         )
     files = []
     for path in sorted(log.iterdir()):
         if is_segment_name(path.name) and path.is_file():
             files.append(LogFile(str(path), int(path.name), path.stat().st_size))
         elif path.name != SPARE_NAME and not ignore_damage:
-            raise StoreDamaged(f"{path} does not belong into a store: move it away")
+            raise StoreDamaged(f"{path} is not a file of a store: move it elsewhere")
     if ignore_damage:
         return files
     while files and not files[-1].is_used:

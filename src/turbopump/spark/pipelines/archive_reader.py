@@ -65,7 +65,7 @@ def read_archive(spark: SparkSession, path: str | os.PathLike[str]) -> DataFrame
     if directory is None:
         return _read(spark, text, [text])
     if not directory.is_dir():
-        raise InvalidArgument(f"archive is {text!r}: there is no such directory")
+        raise InvalidArgument(f"archive {text!r} does not exist")
     # Spark lists the files here, once, and not when the table is used.
     with folders_stay(directory):
         return _read(spark, text, _paths(directory))
@@ -81,9 +81,7 @@ def _read(spark: SparkSession, archive: str, paths: Sequence[str]) -> DataFrame:
         found = reader.option("mergeSchema", "true").parquet(*paths).schema
     except AnalysisException as error:
         if error.getCondition() in ("UNABLE_TO_INFER_SCHEMA", "PATH_NOT_FOUND"):
-            raise InvalidArgument(
-                f"archive is {archive!r}: nothing was archived there yet"
-            ) from error
+            raise InvalidArgument(f"archive {archive!r} is empty") from error
         raise
     return reader.schema(_meant(found)).parquet(*paths)
 

@@ -135,8 +135,8 @@ def replay(
     options = SinkOptions.parse({**_SINK, **sink})
     if options.topic is not None:
         raise InvalidArgument(
-            f"topic is {options.topic!r}: where messages go is said by to, "
-            f"{{{ANY_TOPIC!r}: {options.topic!r}}} sends all of them there"
+            f"sink option topic is not supported, got {options.topic!r}: pass "
+            f"to={{{ANY_TOPIC!r}: {options.topic!r}}} to send all messages there"
         )
     session = messages.sparkSession if isinstance(messages, DataFrame) else spark
     with explain_errors(), spill_windows_early(session):
@@ -188,8 +188,8 @@ def _chosen(
     missing = [name for name in needed if name not in frame.columns]
     if missing:
         raise InvalidArgument(
-            f"the messages to replay have no column {', '.join(missing)}: archive it too, or do "
-            "without speed, since and until"
+            f"the messages to replay have no column {', '.join(missing)}: archive it, or omit "
+            "speed, since and until"
         )
     if since is not None:
         frame = frame.where(F.col("storeTimestamp") >= F.lit(since))
@@ -200,7 +200,9 @@ def _chosen(
 
 def _target(to: Mapping[str, str]) -> Column:
     if not to:
-        raise InvalidArgument(f"to is empty: a topic for each topic is needed, or {ANY_TOPIC!r}")
+        raise InvalidArgument(
+            f"to must map topics to topics, or {ANY_TOPIC!r} to one for all, got {to!r}"
+        )
     named = {topic: target for topic, target in to.items() if topic != ANY_TOPIC}
     target = F.lit(to.get(ANY_TOPIC)).cast("string")
     for topic, own in named.items():
@@ -247,7 +249,7 @@ def _require_targets(plan: _Plan) -> None:
     lost = [topic for topic, target in plan.topics if target is None]
     if lost:
         raise InvalidArgument(
-            f"to does not say where messages of {', '.join(lost)} go: name these topics, or "
+            f"to has no target for messages of {', '.join(lost)}: add these topics, or "
             f"{ANY_TOPIC!r} for all"
         )
 

@@ -40,8 +40,8 @@ def require_no_file_list(spark: SparkSession, path: str) -> None:
             is_listed = bool(system.exists(place))
     if is_listed:
         raise InvalidArgument(
-            f"archive is {path!r}: it was written by Spark's own file sink, which left "
-            f"{_FILE_LIST} there, so Spark would read no other files: choose another directory"
+            f"archive {path!r} was written by Spark's file sink: Spark reads only the files listed "
+            f"in its {_FILE_LIST}; choose another directory"
         )
 
 
@@ -64,21 +64,21 @@ def noted_settings(spark: SparkSession, path: str) -> ArchiveSettings | None:
         return msgspec.json.decode(content, type=ArchiveSettings)
     except msgspec.DecodeError as error:
         raise InvalidArgument(
-            f"{path}/{SETTINGS_FILE} cannot be read, it was not written by an archive: {error}"
+            f"{path}/{SETTINGS_FILE} is not an archive's settings file: {error}"
         ) from error
 
 
 def _compare(path: str, noted: ArchiveSettings, wanted: ArchiveSettings) -> None:
     if noted.partition_by != wanted.partition_by:
         raise InvalidArgument(
-            f"partition_by is {','.join(wanted.partition_by)!r}: the archive {path!r} is "
-            f"partitioned by {','.join(noted.partition_by)}, choose that or another directory"
+            f"archive {path!r} is partitioned by {','.join(noted.partition_by)}, got partition_by "
+            f"{','.join(wanted.partition_by)}: use the same, or another directory"
         )
     # Readers take the columns of one file for those of all.
     if noted.columns and set(noted.columns) != set(wanted.columns):
         raise InvalidArgument(
-            f"columns is {','.join(wanted.columns)!r}: the archive {path!r} has "
-            f"{','.join(noted.columns)}, choose those or another directory"
+            f"archive {path!r} has the columns {','.join(noted.columns)}, got "
+            f"{','.join(wanted.columns)}: use the same, or another directory"
         )
 
 
@@ -141,6 +141,4 @@ def _explained(path: str) -> Iterator[None]:
         words = getattr(error, "java_exception", None)
         if words is None:
             raise
-        raise SparkError(
-            f"archive is {path!r}: Spark's file system there says {words.toString()}"
-        ) from error
+        raise SparkError(f"archive {path!r}: {words.toString()}") from error

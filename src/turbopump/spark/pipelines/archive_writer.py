@@ -138,7 +138,7 @@ class _Writer:
         """Write a batch, in place of what an earlier try of it left."""
         query_id = frame.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)
         if query_id is None:
-            raise SparkError(f"Spark does not tell {_QUERY_ID}: PySpark 4.2 or newer is needed")
+            raise SparkError(f"Spark does not set {_QUERY_ID}: PySpark 4.2 or newer is required")
         self.is_writing = True
         try:
             self._write(frame, batch_value(query_id, batch_id))
@@ -200,9 +200,11 @@ def _checked(partition_by: Sequence[str], columns: Sequence[str]) -> tuple[str, 
     for name in partition_by:
         if name not in allowed or name in unfit:
             fit = ", ".join(each for each in allowed if each not in unfit)
-            raise InvalidArgument(f"partition_by is {','.join(partition_by)!r}: {fit} are allowed")
+            raise InvalidArgument(
+                f"partition_by must be columns of {fit}, got {','.join(partition_by)!r}"
+            )
     if len(set(partition_by)) < len(partition_by):
-        raise InvalidArgument(f"partition_by is {','.join(partition_by)!r}: each column once")
+        raise InvalidArgument(f"partition_by is {','.join(partition_by)!r}: a column appears twice")
     return tuple(partition_by)
 
 

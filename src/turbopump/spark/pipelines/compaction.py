@@ -114,8 +114,8 @@ def compact(
     directory = local_directory(full_path(path))
     if directory is None or not directory.is_dir():
         raise InvalidArgument(
-            f"archive is {os.fspath(path)!r}: compaction works in a directory of this machine, or "
-            "one that is mounted, because it renames folders in one step"
+            f"archive {os.fspath(path)!r} must be a local or mounted directory: compaction relies "
+            "on atomic renames"
         )
     require_count("target_bytes", target_bytes)
     require_no_file_list(spark, full_path(path))
@@ -184,8 +184,8 @@ def _merge(spark: SparkSession, directory: Path, merge: Merge) -> int:
     if expected != found:
         raise SparkError(
             f"merging {len(sources)} folders of {merge.merged.partition} gave {found.rows} rows of "
-            f"{expected.rows}{_lost_columns(expected, found)}: nothing was changed, the merged "
-            f"files are in {staged}"
+            f"{expected.rows}{_lost_columns(expected, found)}: nothing was changed; the "
+            f"merged files are in {staged}"
         )
     _sync_files(staged)
     pending = PendingMerge(
@@ -256,6 +256,6 @@ def _alone(directory: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise SparkError(
-                f"another compaction of {directory} is running: wait until it ends"
+                f"another compaction of {directory} is running; wait until it ends"
             ) from error
         yield

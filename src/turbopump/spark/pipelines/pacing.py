@@ -43,11 +43,11 @@ class Pace:
     def __post_init__(self) -> None:
         rate, speed = self.rate_per_s, self.speed
         if rate is not None and not (isinstance(rate, Real) and 0 < rate < float("inf")):
-            raise InvalidArgument(f"rate_per_s is {rate!r}: a number above 0 is allowed")
+            raise InvalidArgument(f"rate_per_s must be a number above 0, got {rate!r}")
         if speed is not None and not (
             isinstance(speed, Real) and SPEED_MIN <= speed < float("inf")
         ):
-            raise InvalidArgument(f"speed is {speed!r}: a number is allowed, {SPEED_MIN} at least")
+            raise InvalidArgument(f"speed must be a number, {SPEED_MIN} or more, got {speed!r}")
 
     def duration_s(self, rows: int, span_ms: int) -> float:
         """Return how long sending takes at least."""

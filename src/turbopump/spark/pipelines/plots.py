@@ -34,8 +34,8 @@ W = TypeVar("W", bound=Windowed)
 def save_lag_plot(report: LagReport, path: str | os.PathLike[str]) -> None:
     """Draw how far groups were behind, and how fast they went, into a PNG file."""
     picture = _Picture(report.by_window, lambda each: f"{each.group} · {each.topic}")
-    picture.panel("lag: messages not consumed yet, most in each window", lambda each: each.lag_max)
-    picture.panel("messages consumed in each window", lambda each: each.consumed)
+    picture.panel("lag: messages not consumed, maximum per window", lambda each: each.lag_max)
+    picture.panel("messages consumed per window", lambda each: each.consumed)
     picture.save(path)
 
 
@@ -47,7 +47,7 @@ def save_trace_plot(report: TraceReport, path: str | os.PathLike[str]) -> None:
     )
     picture.panel("from send to consumption, p50, ms", lambda each: each.latency_p50_ms)
     picture.panel("from send to consumption, p99, ms", lambda each: each.latency_p99_ms)
-    picture.panel("failed calls of listeners", lambda each: each.failed)
+    picture.panel("failed listener calls", lambda each: each.failed)
     picture.save(path)
 
 
@@ -101,7 +101,7 @@ class _Picture(Generic[W]):
             axes.xaxis.set_major_locator(locator)
             axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
         else:
-            axes.text(0.5, 0.5, "nothing to show", ha="center", transform=axes.transAxes)
+            axes.text(0.5, 0.5, "no data", ha="center", transform=axes.transAxes)
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_ylim(bottom=0)
         axes.grid(visible=True, alpha=0.3)

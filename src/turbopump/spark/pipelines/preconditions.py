@@ -22,22 +22,21 @@ def require_driver(spark: SparkSession, pipeline: str) -> None:
     """
     if any(each.__module__.startswith(_CONNECT) for each in type(spark).__mro__):
         raise InvalidArgument(
-            f"{pipeline} does not run on Spark Connect, because it needs Spark's driver in its own "
-            "process: run it in a program of its own with a session of "
-            'turbopump.spark.session(master="local[*]"), or of another master'
+            f"{pipeline} does not run on Spark Connect: it needs the driver in its own process; "
+            'use a session of turbopump.spark.session(master="local[*]"), or of another master'
         )
 
 
 def require_interval(every_s: float) -> None:
     """Raise InvalidArgument unless one can wait so long, and so often."""
     if not (isinstance(every_s, Real) and 0 <= every_s <= threading.TIMEOUT_MAX):
-        raise InvalidArgument(f"every_s is {every_s!r}: 0 or more seconds are allowed")
+        raise InvalidArgument(f"every_s must be 0 or more seconds, got {every_s!r}")
 
 
 def require_count(name: str, value: object) -> None:
     """Raise InvalidArgument unless something can be done so many times."""
     if not isinstance(value, int) or value < 1:
-        raise InvalidArgument(f"{name} is {value!r}: a whole number is allowed, at least 1")
+        raise InvalidArgument(f"{name} must be a whole number, 1 or more, got {value!r}")
 
 
 def to_utc(name: str, value: datetime | None) -> datetime | None:
@@ -46,7 +45,7 @@ def to_utc(name: str, value: datetime | None) -> datetime | None:
         return None
     if not isinstance(value, datetime):
         raise InvalidArgument(
-            f"{name} is {value!r}: a datetime is allowed, without a zone it is local time"
+            f"{name} must be a datetime (local time without a zone), got {value!r}"
         )
     return value.astimezone(UTC)
 
@@ -57,6 +56,6 @@ def require_window(spark: SparkSession, window: str) -> None:
         spark.range(0).select(F.window(F.timestamp_millis("id"), window))
     except PySparkException as error:
         raise InvalidArgument(
-            f"window is {window!r}: a length such as '30 seconds', '5 minutes' or '1 day' is "
-            "allowed, months and years are not"
+            f"window must be a length such as '30 seconds', '5 minutes' or '1 day', not months or "
+            f"years, got {window!r}"
         ) from error

@@ -28,8 +28,8 @@ def _require_order(start: dict[MessageQueue, int], end: dict[MessageQueue, int])
     for queue, at in start.items():
         if end[queue] < at:
             raise InvalidArgument(
-                f"the options of format rocketmq contradict: {queue} is to be read from {at} "
-                f"(startingOffsets) to {end[queue]} (endingOffsets)"
+                f"startingOffsets must not be after endingOffsets: {queue} would be read from {at} "
+                f"to {end[queue]}"
             )
 
 

@@ -170,9 +170,11 @@ class BlockingPull:
         for answer in self._connection.answers():
             number, offset = answer.number, answers.get(answer.number)
             if not isinstance(offset, int):
-                raise UnexpectedResponse(f"frame {number} answers nothing that was asked")
+                raise UnexpectedResponse(f"frame {number} answers no pending request")
             if answer.next_offset <= offset:
-                raise UnexpectedResponse(f"an answer leads from {offset} to {answer.next_offset}")
+                raise UnexpectedResponse(
+                    f"the response goes from {offset} back to {answer.next_offset}"
+                )
             answers[number] = answer
 
     def _keep_early(self) -> None:
@@ -193,7 +195,12 @@ class BlockingPull:
         return BufferedChunk(data, spans, start, self._prefetch.at)
 
     def _stop(self, why: str) -> None:
-        _log.info("%s: no longer read directly from %d on: %s", self._range, self._prefetch.at, why)
+        _log.info(
+            "%s: retrying through the session from offset %d: %s",
+            self._range,
+            self._prefetch.at,
+            why,
+        )
         self._trouble = why
         self._connection.close()
 
@@ -212,7 +219,7 @@ def start_blocking_pull(
             return None
         connection = connections.take(address)
     except TurbopumpError as error:
-        _log.info("%s: not read directly: %s", of, error)
+        _log.info("%s: no direct connection: %s", of, error)
         return None
     return BlockingPull(connection, of, _header(session, of, group, pulling), pulling)
 

@@ -111,7 +111,7 @@ class Cluster:
         found = await gather_by_key(await self._topics(), routed)
         if routeless.keys() - self._routeless:
             text = "; ".join(map(str, routeless.values()))
-            _log.warning("new queues are not looked for at the moment: %s", text)
+            _log.warning("cannot look up new queues: %s", text)
         self._routeless = frozenset(routeless)
         named = sorted(queue for each in found.values() for queue in each)
         queues = await self._checks.without_deleted(named)
@@ -170,7 +170,7 @@ class Cluster:
         try:
             return await self._topic_names()
         except NetworkError as error:
-            _log.warning("new topics are not looked for: %s", error)
+            _log.warning("cannot look up new topics: %s", error)
             return known
 
     async def _topic_names(self) -> list[str]:
@@ -230,7 +230,9 @@ class Cluster:
             self._note_silence(queue.broker, error)
         if failed.keys() - self._unknown:
             queue, error = next(iter(failed.items()))
-            _log.warning("%d queues are not known at the moment: %s: %s", len(failed), queue, error)
+            _log.warning(
+                "%d queues are unavailable, the first is %s: %s", len(failed), queue, error
+            )
         self._unknown = (self._unknown - wanted) | (wanted - found.keys())
         return dict(found)
 
@@ -441,7 +443,7 @@ class Cluster:
         try:
             found = await self._messages(queue, offset, _SAMPLE_ROWS)
         except RemoteError as error:
-            _log.warning("%s: the size of messages is not known: %s", queue, error)
+            _log.warning("%s: cannot sample message sizes: %s", queue, error)
             return 1
         if found is None:
             return 1

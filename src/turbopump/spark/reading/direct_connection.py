@@ -86,7 +86,7 @@ class DirectConnection:
         waiting.register(self._socket, select.POLLIN | (select.POLLOUT if self._unsent else 0))
         found = waiting.poll(wait_ms)
         if not found:
-            raise RequestTimeout(f"nothing came from {self.address} within {wait_ms} ms")
+            raise RequestTimeout(f"no data from {self.address} within {wait_ms} ms")
         if found[0][1] & select.POLLOUT:
             self.flush()
 

@@ -95,12 +95,12 @@ class QueryMember(ConsumerMember):
         try:
             others = await other_members(self._session, self.group, self._topics)
         except TurbopumpError as error:
-            _log.info("group %s: who else consumes is not known: %s", self.group, error)
+            _log.info("group %s: cannot look up its other consumers: %s", self.group, error)
             return
         if others:
             _log.warning(
-                "group %s: %s consume with the group of this query, so that some messages are "
-                "handled twice and some not by them: give them another group",
+                "group %s of this query has other consumers, %s: they get only part of the "
+                "messages, and some messages are handled twice; give them another group",
                 self.group,
                 " and ".join(others),
             )
@@ -139,7 +139,7 @@ class GroupJoin:
         except TurbopumpError as error:
             if is_patient or not error.retriable:
                 raise
-            _log.warning("group %s is not joined yet: %s", self._options.group, error)
+            _log.warning("group %s not joined yet: %s", self._options.group, error)
             self._trying = self._session.work.start(self._keep_trying())
 
     async def _keep_trying(self) -> None:
@@ -199,9 +199,9 @@ async def join_group(
     pushing = await push_members(session, group, wanted, retries, without_lost=without_lost)
     if pushing:
         raise GroupInUse(
-            f"group {own!r} is consumed by push already, by {', '.join(pushing)}: "
-            "stop them, choose another group, or set allowSharedGroup=true if both are to get "
-            "every message, which leaves the offsets to them"
+            f"group {own!r} already has push consumers: {', '.join(pushing)}; stop them, choose "
+            "another group, or set allowSharedGroup=true: then this query also gets every message, "
+            "and only the push consumers commit offsets"
         )
     member = QueryMember(session, group, options, wanted)
     try:
@@ -316,7 +316,7 @@ async def _masters_now(session: Session, name: str, known: frozenset[str]) -> fr
     try:
         has_route = await session.refresh_route(name)
     except (NetworkError, RemoteError) as error:
-        _log.info("topic %s: whether its brokers are there is not known: %s", name, error)
+        _log.info("topic %s: cannot look up its brokers: %s", name, error)
         return known
     return await _masters(session, name) if has_route else frozenset()
 

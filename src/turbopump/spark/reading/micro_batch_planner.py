@@ -220,7 +220,7 @@ class MicroBatchPlanner:
         """
         unread = {queue: ends.high - start[queue] for queue, ends in closed.items()}
         lost = [
-            f"{queue} cannot be read from {start[queue]} on: {why.value}"
+            f"{queue} cannot be read from offset {start[queue]}: {why.value}"
             for queue, why in sorted(unreadable.items())
             if why is Unreadable.DELETED or unread.get(queue, 0) > 0
         ]
@@ -256,7 +256,7 @@ class MicroBatchPlanner:
             return
         text = (
             f"{', '.join(map(str, missing))}: the name servers do not know these queues of the "
-            "checkpoint, so their brokers are away, or let nobody read them"
+            "checkpoint: their brokers are unavailable or forbid reading"
         )
         if self._options.fail_on_data_loss:
             raise DataLost(f"{text}; failOnDataLoss=false reads the others")
@@ -285,8 +285,8 @@ class MicroBatchPlanner:
             return start
         text = "; ".join(map(str, lost))
         if self._options.fail_on_data_loss:
-            raise DataLost(f"{text}; failOnDataLoss=false goes on with what is there")
-        _log.warning("%s; going on with what is there", text)
+            raise DataLost(f"{text}; failOnDataLoss=false continues without them")
+        _log.warning("%s; continuing without them", text)
         return moved_past(start, limits)
 
     # --- deciding ---------------------------------------------------------------------------------

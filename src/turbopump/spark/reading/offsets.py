@@ -45,8 +45,8 @@ def flat(written: object) -> dict[MessageQueue, int]:
         }
     except (TypeError, ValueError, AttributeError):
         raise InvalidArgument(
-            f"offsets of a checkpoint are {written!r}: "
-            '{"topic": {"broker": {"queue": offset}}} is expected, so it is of another source'
+            'checkpoint offsets must be {"topic": {"broker": {"queue": offset}}}, got '
+            f"{written!r}: the checkpoint belongs to another source"
         ) from None
 
 
@@ -74,12 +74,12 @@ class Loss:
     def __str__(self) -> str:
         if self.end < self.start:
             return (
-                f"{self.queue} ends at {self.end} although it has been read to {self.start}: "
-                "it was made anew, or its broker lost messages"
+                f"{self.queue} ends at offset {self.end} but was read to {self.start}: the topic "
+                "was re-created, or its broker lost messages"
             )
         return (
-            f"{self.queue} begins at {self.end}, so {self.end - self.start} messages from "
-            f"{self.start} on are gone: they expired before they were read"
+            f"{self.queue} starts at offset {self.end}: {self.end - self.start} messages from "
+            f"offset {self.start} expired before they were read"
         )
 
 
@@ -107,8 +107,8 @@ def inside_for_group(
     if lost and fail_on_data_loss:
         text = "; ".join(map(str, lost))
         raise DataLost(
-            f"group {group!r} cannot go on where it was: {text}; failOnDataLoss=false goes on with "
-            "what is there, and `turbopump offset reset` lets the group begin elsewhere"
+            f"group {group!r} cannot resume from its committed offsets: {text}; "
+            "failOnDataLoss=false continues without them, `turbopump offset reset` moves the group"
         )
     return moved_past(offsets, limits)
 
@@ -125,10 +125,12 @@ def inside(
         if not fail_on_data_loss:
             break
         if at > limits[queue].high:
-            raise InvalidArgument(f"option {name}: {queue} ends at {limits[queue].high}, not {at}")
+            raise InvalidArgument(
+                f"option {name}: {queue} ends at offset {limits[queue].high}, got {at}"
+            )
         if at < limits[queue].low:
             loss = Loss(queue, at, limits[queue].low)
-            raise DataLost(f"option {name}: {loss}; failOnDataLoss=false goes on without them")
+            raise DataLost(f"option {name}: {loss}; failOnDataLoss=false continues without them")
     return {
         queue: min(max(at, limits[queue].low), limits[queue].high) for queue, at in offsets.items()
     }

@@ -55,55 +55,53 @@ class Option:
 
 OPTIONS = (
     Option("nameserver", "`NAMESRV_ADDR`", "name servers, `host:port;host:port`"),
-    Option("namespace", "none", "precedes the names of topics and groups"),
-    Option("topic", "", "the one topic to read"),
+    Option("namespace", "none", "prefixes the names of topics and groups"),
+    Option("topic", "", "the topic to read"),
     Option("topics", "", "topics to read, `a,b,c`"),
-    Option("topicPattern", "", "a regular expression that names of topics match as a whole"),
+    Option("topicPattern", "", "a regular expression that must match the whole topic name"),
     Option("assign", "", "the queues to read, JSON `{topic: {broker: [0, 1]}}`"),
-    Option("group", "none", "the consumer group that the query is"),
-    Option("allowSharedGroup", "`false`", "whether push consumers may have the same group"),
-    Option("startingOffsets", "see below", "where a read begins"),
+    Option("group", "none", "the consumer group of the query"),
+    Option("allowSharedGroup", "`false`", "whether push consumers may use the same group"),
+    Option("startingOffsets", "see below", "where a read starts"),
     Option("endingOffsets", "`latest`", "where a batch read ends; batch only"),
     Option(
         "tags",
         "all",
-        "the tags wanted, `a || b`, or JSON by topic, `{topic: a || b}`; the broker leaves out the "
-        "others",
+        "the tags to read, `a || b`, or JSON by topic, `{topic: a || b}`; the broker filters",
     ),
     Option(
         "sql",
         "none",
         "an SQL92 expression over properties, evaluated by the broker, or JSON by topic",
     ),
-    Option("maxOffsetsPerTrigger", "no limit", "messages in one micro-batch at most"),
-    Option("maxBytesPerTrigger", "no limit", "about so many bytes in one micro-batch at most"),
-    Option("minOffsetsPerTrigger", "0", "fewer messages wait for more to come"),
-    Option("maxTriggerDelay", "`15m`", "and wait no longer than this"),
-    Option("minPartitions", "none", "tasks of a batch at least, by splitting large ranges"),
-    Option("maxRecordsPerPartition", "none", "messages that one task reads at most"),
-    Option("partitionPerQueue", "`false`", "whether each queue has a task of its own, in order"),
-    Option("failOnDataLoss", "`true`", "whether messages that are gone fail the query"),
+    Option("maxOffsetsPerTrigger", "no limit", "maximum messages per micro-batch"),
+    Option("maxBytesPerTrigger", "no limit", "approximate maximum bytes per micro-batch"),
+    Option("minOffsetsPerTrigger", "0", "minimum messages per micro-batch; fewer wait for more"),
+    Option("maxTriggerDelay", "`15m`", "maximum wait for `minOffsetsPerTrigger`"),
+    Option("minPartitions", "none", "minimum tasks per batch; large ranges are split"),
+    Option("maxRecordsPerPartition", "none", "maximum messages per task"),
+    Option("partitionPerQueue", "`false`", "whether each queue gets its own task, in order"),
+    Option("failOnDataLoss", "`true`", "whether lost messages fail the query"),
     Option(
         "commitOffsets",
         "`true` with a `group` of its own",
         "whether the group's offsets are committed",
     ),
-    Option(
-        "pullBatchSize", "1000", "messages asked for in one request; the broker may return fewer"
-    ),
+    Option("pullBatchSize", "1000", "maximum messages per pull; the broker may return fewer"),
     Option(
         "pullsInFlight",
         "128",
-        "requests of one task that are on their way at once; fewer if 4,096 messages come with "
-        "fewer",
+        "maximum pending pulls per task; fewer once they cover 4,096 messages",
     ),
-    Option("includeProperties", "`true`", "`false` leaves the column `properties` out"),
-    Option("columns", "all", "the columns to have, `a,b,c`"),
-    Option("pushFilters", "`false`", "whether a batch query's filters narrow the read; see below"),
-    Option("requestTimeout", "`10s`", "for the answer to one request"),
-    Option("retries", "8", "how often a request is repeated that failed"),
-    Option("discoveryInterval", "`30s`", "how often new queues, brokers and topics are looked for"),
-    Option("idleWait", "`500ms`", "how long a stream without news waits for some at a time"),
+    Option("includeProperties", "`true`", "`false` omits the column `properties`"),
+    Option("columns", "all", "the columns to read, `a,b,c`"),
+    Option("pushFilters", "`false`", "whether filters of a batch query are pushed down; see below"),
+    Option("requestTimeout", "`10s`", "timeout of one request"),
+    Option("retries", "8", "retries of a failed request"),
+    Option("discoveryInterval", "`30s`", "how often to look up new queues, brokers and topics"),
+    Option(
+        "idleWait", "`500ms`", "how long an idle stream waits for messages before it plans again"
+    ),
 )
 
 _BATCH_ONLY = ("endingOffsets", "pushFilters")
@@ -262,17 +260,17 @@ def _require_consistent(given: Given, *, is_stream: bool) -> None:
     wrong = [f"{name} is for {of_others} only" for name in others if name in given]
     chosen = [name for name in _TOPIC_OPTIONS if name in given]
     if len(chosen) != 1:
-        which = f"{' and '.join(chosen)} are given" if chosen else "none is given"
-        wrong.append(f"exactly one of {', '.join(_TOPIC_OPTIONS)} is needed and {which}")
+        which = " and ".join(chosen) or "none"
+        wrong.append(f"specify exactly one of {', '.join(_TOPIC_OPTIONS)}, got {which}")
     if "tags" in given and "sql" in given and not _is_json(given, "tags", "sql"):
-        wrong.append("tags and sql exclude each other, unless both are JSON by topic")
+        wrong.append("tags and sql are mutually exclusive, unless both are JSON by topic")
     if "maxTriggerDelay" in given and "minOffsetsPerTrigger" not in given:
         wrong.append("maxTriggerDelay needs minOffsetsPerTrigger")
     if "includeProperties" in given and "columns" in given:
-        wrong.append("includeProperties and columns exclude each other: name the columns")
+        wrong.append("includeProperties and columns are mutually exclusive: list the columns")
     if given.find("partitionPerQueue", boolean, default=False):
         wrong += [
-            f"partitionPerQueue and {name} exclude each other"
+            f"partitionPerQueue and {name} are mutually exclusive"
             for name in ("minPartitions", "maxRecordsPerPartition")
             if name in given
         ]
@@ -282,18 +280,18 @@ def _require_consistent(given: Given, *, is_stream: bool) -> None:
         given.find(name, boolean, default=False) for name in ("allowSharedGroup", "commitOffsets")
     ):
         wrong.append(
-            "commitOffsets and allowSharedGroup exclude each other: push consumers that share the "
-            "group would pass over what this query commits"
+            "commitOffsets and allowSharedGroup are mutually exclusive: push consumers of the "
+            "group would skip what this query commits"
         )
     if not is_stream:
         wrong += _without_rows(given)
     if wrong:
-        raise InvalidArgument(f"the options of format {FORMAT} contradict: {'; '.join(wrong)}")
+        raise InvalidArgument(f"invalid options of format {FORMAT}: {'; '.join(wrong)}")
 
 
 def _without_group(given: Given) -> list[str]:
     wrong = [
-        f"{name} is group and no group is given"
+        f"{name}=group needs the option group"
         for name in ("startingOffsets", "endingOffsets")
         if isinstance(given.find(name, parse_position, None), OfGroup)
     ]
@@ -310,16 +308,16 @@ def _without_rows(given: Given) -> list[str]:
     end = given.find("endingOffsets", parse_position, Latest())
     wrong = []
     if isinstance(start, Latest):
-        wrong.append("startingOffsets is latest, after which a batch has nothing to read")
+        wrong.append("startingOffsets=latest leaves a batch nothing to read")
     if isinstance(end, Earliest):
-        wrong.append("endingOffsets is earliest, before which a batch has nothing to read")
+        wrong.append("endingOffsets=earliest leaves a batch nothing to read")
     if (
         isinstance(start, AtTime)
         and isinstance(end, AtTime)
         and start.timestamp_ms >= end.timestamp_ms
     ):
         wrong.append(
-            f"startingOffsets {given['startingOffsets']} is not before endingOffsets "
+            f"startingOffsets {given['startingOffsets']} must be before endingOffsets "
             f"{given['endingOffsets']}"
         )
     return wrong
@@ -357,8 +355,8 @@ def _chosen(given: Given) -> Chosen:
 
 def _assigned(text: str) -> list[tuple[str, str, int]]:
     refusal = (
-        f'option assign is {text!r}: JSON such as {{"orders": {{"broker-a": [0, 1]}}}} is '
-        'allowed, or {"orders": [0, 1]} if there is one broker'
+        'option assign must be JSON such as {"orders": {"broker-a": [0, 1]}}, or {"orders": [0, 1]}'
+        f" with one broker, got {text!r}"
     )
     found: list[tuple[str, str, int]] = []
     try:
@@ -401,7 +399,7 @@ def _is_json(given: Given, *names: str) -> bool:
 
 def _sql(text: object, what: str) -> Sql:
     if not isinstance(text, str):
-        raise InvalidArgument(f"{what} is {text!r}: an SQL92 expression is expected")
+        raise InvalidArgument(f"{what} must be an SQL92 expression, got {text!r}")
     try:
         return Sql(text)
     except InvalidExpression as error:
@@ -426,7 +424,7 @@ def _by_topic(given: Given) -> tuple[tuple[str, tuple[str, ...] | Sql], ...]:
 def _json_by_topic(given: Given, name: str, example: str) -> dict[str, Any]:
     """Read an option that is JSON by topic; empty when it is not given."""
     text = given[name] or "{}"
-    refusal = f'option {name} is {text!r}: JSON such as {{"orders": "{example}"}} is expected'
+    refusal = f'option {name} must be JSON such as {{"orders": "{example}"}}, got {text!r}'
     try:
         found = json.loads(text)
     except json.JSONDecodeError:
@@ -448,8 +446,8 @@ def _trigger(given: Given) -> TriggerLimits:
     )
     if limits.rows_max is not None and limits.rows_min > limits.rows_max:
         raise InvalidArgument(
-            f"the options of format rocketmq contradict: minOffsetsPerTrigger {limits.rows_min} is "
-            f"more than maxOffsetsPerTrigger {limits.rows_max}"
+            f"minOffsetsPerTrigger must be at most maxOffsetsPerTrigger, {limits.rows_max}, got "
+            f"{limits.rows_min}"
         )
     return limits
 

@@ -98,7 +98,7 @@ class PartitionReader:
         """Offsets have no gaps: fewer messages than offsets means that some are gone."""
         missing = chunk.end - chunk.start - rows
         if missing:
-            pull.lost(chunk.start, chunk.end, f"{missing} of them: they were deleted")
+            pull.lost(chunk.start, chunk.end, f"{missing} of them were deleted")
 
     def _named(self, batch: pa.RecordBatch, topic: str) -> pa.RecordBatch:
         """Show the topic by the application's name of it, without the namespace."""

@@ -15,9 +15,9 @@ EARLIEST_OFFSET = -2
 """What users of the Kafka connector write for the ends of a queue."""
 
 _FORMS = (
-    "earliest, latest, group, group with where to begin if it has nothing committed as in "
-    "group,earliest, a time such as 2026-01-31T08:00:00Z, milliseconds since 1970, or "
-    'JSON such as {"orders": {"broker-a": {"0": 17, "1": -2}}} are allowed'
+    "earliest, latest, group, group with a fallback such as group,earliest, a timestamp such as "
+    "2026-01-31T08:00:00Z, milliseconds since 1970, or "
+    'JSON such as {"orders": {"broker-a": {"0": 17, "1": -2}}}'
 )
 
 
@@ -70,7 +70,7 @@ def parse_position(name: str, text: str) -> Position:
     if comma and first.strip().lower() == "group":
         otherwise = parse_position(name, rest)
         if isinstance(otherwise, OfGroup | Explicit):
-            raise InvalidArgument(f"option {name} is {text!r}: {_FORMS}")
+            raise InvalidArgument(f"option {name} must be {_FORMS}, got {text!r}")
         return OfGroup(otherwise)
     if plain.startswith("{"):
         return Explicit(tuple(_entries(name, plain)))
@@ -91,12 +91,14 @@ def _parsed(name: str, text: str) -> object:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise InvalidArgument(f"option {name} is not JSON: {error}; {_FORMS}") from None
+        raise InvalidArgument(
+            f"option {name} must be {_FORMS}, got invalid JSON: {error}"
+        ) from None
 
 
 def _object(name: str, text: str, value: object) -> dict[str, object]:
     if not isinstance(value, dict):
-        raise InvalidArgument(f"option {name} is {text!r}, of the wrong shape: {_FORMS}")
+        raise InvalidArgument(f"option {name} must be {_FORMS}, got {text!r}")
     return value
 
 
@@ -104,8 +106,8 @@ def _offset(name: str, text: str, queue: str, offset: object) -> tuple[int, int]
     is_number = isinstance(offset, int) and not isinstance(offset, bool)
     if not queue.isdecimal() or not is_number or int(str(offset)) < EARLIEST_OFFSET:
         raise InvalidArgument(
-            f"option {name} is {text!r}: {queue!r} at {offset!r} is no queue number with an offset "
-            "of 0 or more, -1 for the latest or -2 for the earliest"
+            f"option {name} must map queue numbers to offsets, 0 or more, -1 for the latest or -2 "
+            f"for the earliest: got {queue!r} at {offset!r} in {text!r}"
         )
     return int(queue), int(str(offset))
 
@@ -124,7 +126,9 @@ def offsets_named(
         ]
         if len(fitting) != 1:
             what = f"queue {number} of topic {topic!r}" + (f" on {broker!r}" if broker else "")
-            why = "is on several brokers, name one" if fitting else "is not there, or not read"
+            why = (
+                "is on several brokers; specify one" if fitting else "does not exist or is not read"
+            )
             there = ", ".join(map(str, known)) or "none"
             raise InvalidArgument(f"option {name}: {what} {why}; queues are {there}")
         found[fitting[0]] = offset

@@ -40,12 +40,14 @@ class PullResponse(Struct, frozen=True, gc=False):
 def _place(command: Command) -> PullMessageAnswer:
     """Return where an answer leads to; raises UnexpectedResponse."""
     if not command.is_response:
-        raise UnexpectedResponse(f"frame {command.opaque} answers nothing that was asked")
+        raise UnexpectedResponse(f"frame {command.opaque} answers no pending request")
     if command.code != _SUCCESS:
-        raise UnexpectedResponse(f"the broker answers {command.code}: {command.remark}")
+        raise UnexpectedResponse(f"the broker returned {command.code}: {command.remark}")
     place = PullMessageAnswer.from_ext_fields(command.ext_fields)
     if place.suggest_which_broker_id != MASTER_ID:
-        raise UnexpectedResponse(f"broker {place.suggest_which_broker_id} is to be asked")
+        raise UnexpectedResponse(
+            f"the broker suggests reading from broker id {place.suggest_which_broker_id}"
+        )
     return place
 
 

@@ -41,7 +41,7 @@ async def with_retries(
         except TurbopumpError as error:
             if not error.retriable or isinstance(error, fatal):
                 raise
-            _log.warning("%s: %s; again in %g s", what, error, backoff_s(attempt))
+            _log.warning("%s: %s; retrying in %g s", what, error, backoff_s(attempt))
         await asyncio.sleep(backoff_s(attempt))
         if between is not None:
             await _ignore_failure(between)
@@ -52,7 +52,7 @@ async def _ignore_failure(call: Callable[[], Awaitable[object]]) -> None:
     try:
         await call()
     except TurbopumpError as error:
-        _log.info("not found out: %s", error)
+        _log.info("%s; ignored before a retry", error)
 
 
 async def gather_by_key(keys: Iterable[K], ask: Callable[[K], Awaitable[T]]) -> dict[K, T]:

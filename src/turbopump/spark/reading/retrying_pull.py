@@ -104,10 +104,10 @@ class RetryingPull:
 
     def lost(self, start: int, end: int, why: str) -> None:
         """Note that messages are gone: an error, or a warning if the user does not mind."""
-        text = f"{self._queue}: messages {start} to {end - 1} are gone, {why}"
+        text = f"{self._queue}: messages {start} to {end - 1} are lost: {why}"
         if self._fail_on_data_loss:
-            raise DataLost(f"{text}; failOnDataLoss=false goes on without them")
-        _log.warning("%s; going on without them", text)
+            raise DataLost(f"{text}; failOnDataLoss=false continues without them")
+        _log.warning("%s; continuing without them", text)
 
     # --- in order ---------------------------------------------------------------------------------
 
@@ -191,7 +191,7 @@ class RetryingPull:
                 self._prefetch.at = min(max(next_offset, self._prefetch.at + 1), self._range.end)
             case OffsetIllegal(min_offset=min_offset) if min_offset > self._prefetch.at:
                 end = min(min_offset, self._range.end)
-                self.lost(self._prefetch.at, end, f"the queue begins at {min_offset}: they expired")
+                self.lost(self._prefetch.at, end, f"they expired, the queue starts at {min_offset}")
                 self._prefetch.at = end
             case OffsetIllegal() | NothingNew():
                 await self._look_again(outcome)
@@ -215,8 +215,8 @@ class RetryingPull:
         self.lost(
             self._prefetch.at,
             end,
-            f"the queue ends at {outcome.max_offset}: it was made anew, or "
-            "its broker lost messages",
+            f"the queue ends at {outcome.max_offset}, so the topic was re-created, or its broker "
+            "lost messages",
         )
         self._prefetch.at = end
 

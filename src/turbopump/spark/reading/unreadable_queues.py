@@ -72,12 +72,12 @@ async def master_address(session: Session, broker: str) -> str:
             answer = await session.request(server, command, session.config.request_timeout_ms)
             info = ClusterInfo.decode(whole_body(calls.require_success(answer)))
         except (NetworkError, RemoteError) as error:
-            _log.info("name server %s: %s; asking the next one", server, error)
+            _log.info("name server %s: %s; trying the next one", server, error)
             continue
         data = info.broker_addr_table.get(broker)
         if data is not None and MASTER_ID in data.broker_addrs:
             return data.broker_addrs[MASTER_ID]
-    raise NoRoute(f"broker {broker!r} has no master that a name server knows")
+    raise NoRoute(f"no name server knows a master of broker {broker!r}")
 
 
 def unreadable_reason(queue: MessageQueue, error: RemoteError) -> Unreadable | None:
@@ -108,7 +108,7 @@ class QueueChecks:
         """Note that a broker does not wait for news of a queue; the same is logged once."""
         if self._refused.get(queue) == str(error):
             return
-        _log.warning("%s: the broker does not wait for news: %s", queue, error)
+        _log.warning("%s: the broker refuses long polls: %s", queue, error)
         self._refused[queue] = str(error)
         self._found.pop(queue, None)
 
@@ -152,7 +152,7 @@ class QueueChecks:
         try:
             why = await ask_master(self._session, self._reader, queue)
         except TurbopumpError as failure:
-            _log.info("%s: whether it can be read is not known: %s", queue, failure)
+            _log.info("%s: cannot check whether it can be read: %s", queue, failure)
             why = self._last(queue)
         else:
             if why is None:

@@ -250,7 +250,7 @@ def _bodies(run: RecordRun, rows: npt.NDArray[np.int64], inflated: Sequence[byte
     plain = run.binary(run.body.where(is_plain))
     if sum(map(len, inflated)) + plain.nbytes > INT_MAX:
         raise InvalidArgument(
-            f"the bodies of {len(run)} messages inflate to more than 2 GiB: read fewer at once"
+            f"the bodies of {len(run)} messages inflate to more than 2 GiB: read fewer per batch"
         )
     return in_order([plain, pa.array(inflated, pa.binary())], [np.flatnonzero(is_plain), rows])
 

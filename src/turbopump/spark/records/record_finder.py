@@ -59,7 +59,7 @@ def find_in_spans(data: bytes | memoryview, spans: Sequence[Span]) -> tuple[Reco
     """
     view = memoryview(data).cast("B") if isinstance(data, memoryview) else memoryview(data)
     if len(view) > INT_MAX:
-        raise InvalidArgument(f"{len(view)} bytes of records at once: at most {INT_MAX}")
+        raise InvalidArgument(f"records must be at most {INT_MAX} bytes, got {len(view)}")
     alike = _alike(view, spans)
     if alike is not None:
         return alike, None
@@ -74,7 +74,7 @@ def damage_at(data: bytes | memoryview, at: int) -> RecordError:
         decode_record(data, at, check_crc=True)
     except RecordError as error:
         return error
-    return RecordError("not a whole record", at)
+    return RecordError("incomplete record", at)
 
 
 def _alike(view: memoryview, spans: Sequence[Span]) -> RecordRun | None:

@@ -66,7 +66,7 @@ def chosen_columns(text: str | None) -> tuple[str, ...]:
     known = {name.lower(): name for name in COLUMNS}
     unknown = [name for name in names if name.lower() not in known]
     if unknown or not names:
-        wrong = f"there is no {', '.join(map(repr, unknown))}" if unknown else "it names none"
+        wrong = f"unknown column {', '.join(map(repr, unknown))}" if unknown else "it is empty"
         raise InvalidArgument(f"option columns={text!r}: {wrong}; columns are {', '.join(COLUMNS)}")
     chosen = tuple(known[name.lower()] for name in names)
     if len(set(chosen)) < len(chosen):

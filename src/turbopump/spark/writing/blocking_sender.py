@@ -162,7 +162,7 @@ class BlockingSender:
     def _connection(self, broker: str, addresses: Mapping[str, str]) -> PlainConnection:
         address = addresses.get(broker)
         if address is None:
-            raise NoRoute(f"broker {broker!r} has no master that a name server knows")
+            raise NoRoute(f"no name server knows a master of broker {broker!r}")
         found = self._connections.get(address)
         if found is not None:
             if self._is_waited_for(found) or found.is_fresh():
@@ -234,10 +234,10 @@ class BlockingSender:
             if self._unanswered.pop((connection, number), None) is None:
                 # It has failed together with its connection.
                 continue
-            text = f"no answer to a batch of {connection.address} within {limit_ms} ms"
+            text = f"no response from {connection.address} within {limit_ms} ms"
             self._note_failure(noted.send, noted.queue, RequestTimeout(text), noted.cuts)
             if connection.heard_ms < noted.start_ms:
-                silence = f"connection to {connection.address}: nothing heard for {limit_ms} ms"
+                silence = f"connection to {connection.address}: no data for {limit_ms} ms"
                 self._give_up(connection, ConnectionLost(silence))
 
     def _give_up(self, connection: PlainConnection, error: NetworkError) -> None:

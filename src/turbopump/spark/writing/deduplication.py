@@ -38,8 +38,8 @@ def without_duplicates(
     missing = [name for name in _NEEDED if name not in messages.columns]
     if missing:
         raise InvalidArgument(
-            f"messages without duplicates need the columns {', '.join(_NEEDED)}: "
-            f"{', '.join(missing)} is missing, add it to the option columns"
+            f"without_duplicates needs the columns {', '.join(_NEEDED)}: add {', '.join(missing)} "
+            "to the option columns"
         )
     marked = messages.withColumn(_KEY, _row(stamp))
     if not messages.isStreaming:
@@ -55,8 +55,8 @@ def _require_no_watermark(messages: DataFrame) -> None:
     for field in messages.schema.fields:
         if _WATERMARK in (field.metadata or {}):
             raise InvalidArgument(
-                f"the messages have a watermark on {field.name}, which drops late ones before "
-                "they are looked at: call withWatermark on what without_duplicates returns"
+                f"the watermark on {field.name} drops late messages before they are compared: call "
+                "withWatermark on the result of without_duplicates"
             )
 
 

@@ -98,12 +98,14 @@ class SinkOptions:
         for name, allowed in _CHOICES.items():
             value = getattr(self, name)
             if value not in allowed:
-                raise InvalidArgument(f"{keys[name]} is {value!r}: {', '.join(allowed)} is allowed")
+                raise InvalidArgument(
+                    f"{keys[name]} must be one of {', '.join(allowed)}, got {value!r}"
+                )
         for name, least in _LEAST.items():
             value = getattr(self, name)
             require_at_least(keys[name], value, least)
             if value > _MOST:
-                raise InvalidArgument(f"{keys[name]} is {value}: at most {_MOST} is allowed")
+                raise InvalidArgument(f"{keys[name]} must be at most {_MOST}, got {value}")
         self.client()
         check_group(self.group)
         if self.topic is not None:
@@ -163,12 +165,12 @@ OPTIONS: tuple[str, ...] = tuple(keys_of(SinkOptions))
 
 
 def _refusal(problems: Sequence[str]) -> InvalidArgument:
-    return InvalidArgument(f"options of a rocketmq sink: {'; '.join(problems)}")
+    return InvalidArgument(f"invalid options of the rocketmq sink: {'; '.join(problems)}")
 
 
 def _check_write_id(text: str) -> None:
     if not text or any(mark.isspace() or not mark.isprintable() for mark in text):
-        raise InvalidArgument(f"writeId is {text!r}: a text without blanks is allowed")
+        raise InvalidArgument(f"writeId must be text without whitespace, got {text!r}")
 
 
 def _plain_texts(given: Mapping[str, object]) -> tuple[dict[str, str], list[str]]:
@@ -187,7 +189,7 @@ def _plain_texts(given: Mapping[str, object]) -> tuple[dict[str, str], list[str]
 
 def _plain_text(key: str, value: object) -> str:
     if value is None:
-        raise InvalidArgument(f"{key} is None: leave it out to have its default")
+        raise InvalidArgument(f"{key} must not be None; omit it for the default")
     text = str(value).lower() if isinstance(value, bool) else str(value)
     read = _WITH_UNITS.get(key)
     return text if read is None else str(read(key, text.strip()))

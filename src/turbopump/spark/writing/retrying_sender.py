@@ -290,12 +290,12 @@ class RetryingSender:
         longest_ms = min(_FIRST_PAUSE_MS << tries, _LONGEST_PAUSE_MS)
         # By chance, or all that were refused together would come back together.
         pause_ms = round(longest_ms * self._session.random.uniform(0.5, 1))
-        _log.info("%s: %s; trying again in %d ms", self._named(send), why, pause_ms)
+        _log.info("%s: %s; retrying in %d ms", self._named(send), why, pause_ms)
         await asyncio.sleep(pause_ms / 1000)
         try:
             await self._session.refresh_route(self._known_as(topic_of(send.destination)))
         except TurbopumpError as error:
-            _log.info("no news of topic %s: %s", topic_of(send.destination), error)
+            _log.info("cannot refresh the route of topic %s: %s", topic_of(send.destination), error)
 
     async def _queues(
         self, topic: str, rows: ConvertedRows | EncodedRows

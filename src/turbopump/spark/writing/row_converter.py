@@ -103,7 +103,7 @@ class RowConverter:
         column = batch.column(name)
         if column.null_count:
             row = first_row + column.is_null().to_pylist().index(True)
-            raise InvalidArgument(f"{self.place(row, name)}: null, and every message needs one")
+            raise InvalidArgument(f"{self.place(row, name)}: must not be null")
         if name == "body" and not pa.types.is_binary(column.type):
             column = column.cast(pa.binary())
         return column.to_pylist()
@@ -141,9 +141,9 @@ class RowConverter:
         for row, (one, stamp) in enumerate(zip(own, stamps, strict=False), first_row):
             if STAMP_PROPERTY in one and not self._drops_reserved:
                 raise InvalidArgument(
-                    f"{self.place(row, 'properties')}: {STAMP_PROPERTY} is what this sink stamps "
-                    "messages with: leave it out, or set the option reservedProperties to drop, "
-                    "or stamp to false to keep the old ones"
+                    f"{self.place(row, 'properties')}: {STAMP_PROPERTY} is reserved for this "
+                    "sink's stamps: remove it, set the option reservedProperties to drop, or set "
+                    "stamp to false to keep the old stamps"
                 )
             one[STAMP_PROPERTY] = stamp
 

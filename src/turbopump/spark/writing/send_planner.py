@@ -163,8 +163,7 @@ def chosen_queue(
     """Return the queue that a row asks for; raises InvalidArgument that lists those there are."""
     if queue_id is None:
         raise InvalidArgument(
-            f"{row}, column broker: {broker!r} without a queueId, which chooses the queue: name a "
-            "queue of that broker, or no broker"
+            f"{row}, column broker: {broker!r} needs a queueId beside it; set both, or neither"
         )
     matching = [
         queue
@@ -179,10 +178,12 @@ def chosen_queue(
     if matching:
         brokers = ", ".join(queue.broker for queue in matching)
         raise InvalidArgument(
-            f"{wanted} is at several brokers, name one in column broker: {brokers}"
+            f"{wanted} is on several brokers, set one in column broker: {brokers}"
         )
     there = ", ".join(f"{queue.broker}:{queue.queue_id}" for queue in queues)
-    raise InvalidArgument(f"{wanted} is none of topic {queues[0].topic!r}, which has {there}")
+    raise InvalidArgument(
+        f"{wanted} does not exist in topic {queues[0].topic!r}, which has {there}"
+    )
 
 
 def _together(messages: Sequence[Message], cuts: BatchLimits) -> Iterator[list[Message]]:

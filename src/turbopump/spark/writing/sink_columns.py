@@ -51,7 +51,7 @@ def sink_columns(schema: StructType, options: SinkOptions) -> SinkColumns:
         problems.append("a column appears twice")
     if problems:
         raise InvalidArgument(
-            f"columns of rows for a rocketmq sink: {'; '.join(problems)}. Allowed are {_allowed()}"
+            f"invalid columns for the rocketmq sink: {'; '.join(problems)}. Expected {_allowed()}"
         )
     # The option outranks the column, as users of other connectors expect.
     return SinkColumns(present - {"topic"} if options.topic is not None else present)
@@ -70,7 +70,7 @@ def _unknown(types: dict[str, str]) -> list[str]:
     unknown = [name for name in types if name not in COLUMNS]
     if not unknown:
         return []
-    return [f"{', '.join(unknown)} {'is' if len(unknown) == 1 else 'are'} unknown (select without)"]
+    return [f"{', '.join(unknown)} {'is' if len(unknown) == 1 else 'are'} unknown (drop them)"]
 
 
 def _mistyped(types: dict[str, str]) -> list[str]:
@@ -84,7 +84,7 @@ def _mistyped(types: dict[str, str]) -> list[str]:
 def _contradicting(present: frozenset[str]) -> list[str]:
     problems = []
     if {"queueId", "shardingKey"} <= present:
-        problems.append("queueId and shardingKey both choose the queue, one of them is allowed")
+        problems.append("queueId and shardingKey both choose the queue: keep one")
     if "broker" in present and "queueId" not in present:
         problems.append("broker needs queueId beside it")
     return problems

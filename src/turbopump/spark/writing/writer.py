@@ -57,8 +57,8 @@ def stream_writer(options: Mapping[str, str], schema: StructType) -> StreamWrite
     parsed = SinkOptions.parse(options)
     if parsed.write_id is not None:
         raise InvalidArgument(
-            f"writeId is {parsed.write_id!r}: a streaming query has an id of its own, which its "
-            "checkpoint keeps; leave the option out"
+            f"writeId is for batch writes, got {parsed.write_id!r}: the checkpoint of a streaming "
+            "query has its own id; omit the option"
         )
     return StreamWriter(parsed, sink_columns(schema, parsed))
 
@@ -99,8 +99,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         batch = context.getLocalProperty(_BATCH_ID)
         if query is None or batch is None:
             raise SparkError(
-                f"Spark does not tell the task its {_QUERY_ID} and {_BATCH_ID}, which messages are "
-                "stamped with: PySpark 4.2 or newer is needed"
+                f"Spark does not set {_QUERY_ID} and {_BATCH_ID}, which the stamps of messages "
+                "need: PySpark 4.2 or newer is required"
             )
         origin = Origin(query, batch, context.partitionId())
         return write_rows(iterator, self.columns, self.options, origin)
@@ -150,5 +150,5 @@ def _parts(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def _context() -> TaskContext:
     context = TaskContext.get()
     if context is None:
-        raise SparkError("a rocketmq writer was called outside of a Spark task")
+        raise SparkError("the rocketmq writer was called outside a Spark task")
     return context
