@@ -117,6 +117,11 @@ class Dispatcher:
         last = self._waiting[-1]
         return PhysicalOffset(last.physical_offset + last.size)
 
+    @property
+    def followed_ms(self) -> int:
+        """Store timestamp of that message; 0 if there was none since the start."""
+        return self._waiting[-1].store_timestamp_ms if self._waiting else self.store_timestamp_ms
+
     def follow(self, entries: Sequence[RecordEntry | EntryBatch]) -> bool:
         """Remember messages to be entered once they are confirmed.
 

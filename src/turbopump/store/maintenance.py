@@ -6,7 +6,6 @@ import logging
 
 from turbopump.clock import Clock
 from turbopump.errors import WriteRefused
-from turbopump.store.append import Appender
 from turbopump.store.checkpoint import Checkpoint
 from turbopump.store.commit_log import CommitLog
 from turbopump.store.config import FlushConfig, FlushMode
@@ -26,7 +25,6 @@ class Maintenance:
         config: FlushConfig,
         clock: Clock,
         log: CommitLog,
-        appender: Appender,
         dispatcher: Dispatcher,
         flusher: Flusher,
         behind: WriteBehind,
@@ -35,7 +33,6 @@ class Maintenance:
         self._config = config
         self._clock = clock
         self._log = log
-        self._appender = appender
         self._dispatcher = dispatcher
         self._flusher = flusher
         self._behind = behind
@@ -76,7 +73,7 @@ class Maintenance:
         """Have the log flushed, and then the checkpoint moved on."""
         # The next start must find whole messages up to there; a slave may have half of one more.
         whole = Checkpoint(
-            log_ms=self._appender.store_timestamp_ms, log_end=self._dispatcher.followed_to
+            log_ms=self._dispatcher.followed_ms, log_end=self._dispatcher.followed_to
         )
         if self._log.written > self._log.flushed:
             self._flusher.join()

@@ -112,7 +112,7 @@ class Store:
             machine, directory.checkpoint, log, queues, index, dispatcher.crowded
         )
         self._flusher = flusher = Flusher(log.sync, machine.background.worker("store-flusher"))
-        self._appender = appender = Appender(config, clock, log, queues)
+        self._appender = Appender(config, clock, log, queues)
         self._deferred = deferred = DeferredSteps()
         self._coverage = IndexCoverage(directory.index_coverage, files, deferred)
         self._health = health = Health(
@@ -122,7 +122,7 @@ class Store:
             config.retention, clock, self.steady_clock, files, directory, log, queues, index, health
         )
         self._maintenance = Maintenance(
-            config.flush, clock, log, appender, dispatcher, flusher, behind, health
+            config.flush, clock, log, dispatcher, flusher, behind, health
         )
         self._rebuild = rebuild = QueueRebuild(
             directory, queues, config.queue_segment_bytes, files, clock
@@ -285,8 +285,6 @@ class Store:
             raise
         followed_to = max(self._dispatcher.followed_to, self._log.min_offset)
         entries = self._appender.complete_records(followed_to)
-        if entries:
-            self._appender.store_timestamp_ms = entries[-1].store_timestamp_ms
         self._follow(entries, self._clock.now_ms(), defer_dispatch=False)
 
     def check(self, records: Sequence[Record]) -> None:

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from turbopump.errors import DiskFull
 from turbopump.machine import Machine
 from turbopump.machine.files import REAL_FILES
 from turbopump.store import Files, FlushMode, Store, write_behind
 from turbopump.store.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from unit.store.support import ManualClock, record, small_config
+from unit.store.support import FaultyFiles, ManualClock, record, small_config
 
 
 @pytest.mark.parametrize("mode", FlushMode)
@@ -56,3 +57,21 @@ def test_a_checkpoint_that_was_not_written_is_written_later_and_then_no_more(
         jobs = 0
         idle(30)
         assert jobs == 0, "the flusher is left alone"
+
+
+@pytest.mark.parametrize("mode", FlushMode)
+def test_messages_that_were_refused_leave_no_trace_in_the_checkpoint(
+    tmp_path: Path, mode: FlushMode
+) -> None:
+    clock, files = ManualClock(), FaultyFiles()
+    store = Store.open(tmp_path, small_config(mode), machine=Machine(clock=clock, files=files))
+    files.bytes_left = 0
+    with pytest.raises(DiskFull):
+        store.append_all([[record(b"a")], [record(b"b")]])
+    files.bytes_left = None
+    for _ in range(30):
+        clock.advance(1000)
+        store.tick()
+        store._flusher.wait_idle()
+    assert read_checkpoint(REAL_FILES, tmp_path / "checkpoint") == Checkpoint()
+    store.close()

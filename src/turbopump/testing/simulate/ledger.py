@@ -78,6 +78,8 @@ class Ledger:
         self.stored: defaultdict[MessageQueue, dict[int, Stored]] = defaultdict(dict)
         """What can be read now, or could when the broker ran last."""
         self.stored_us: dict[tuple[MessageQueue, int], int] = {}
+        self.doubtful: defaultdict[MessageQueue, set[int]] = defaultdict(set)
+        """Offsets that the last start may have found lost, and whose messages were stored again."""
         self.attempts: defaultdict[Place, defaultdict[int, Attempts]] = defaultdict(
             lambda: defaultdict(Attempts)
         )
@@ -135,6 +137,10 @@ class Ledger:
             if end_us > since_us
         )
         return flushing_us < UNFLUSHED_US or self.disk_failed(broker, since_us)
+
+    def _down_us(self, broker: str) -> int:
+        down = self.downs.get(broker)
+        return 0 if down is None else down.at_us
 
     def disk_failed(self, broker: str, since_us: int) -> bool:
         """Whether a broker's disk did not work as it should at any time from then on."""
@@ -231,11 +237,12 @@ class Ledger:
                     self.lost.add(message.key or "")
         for queue, (begin, messages) in event.contents.items():
             self.stored[queue] = dict(enumerate(messages, begin))
-            for place in ((queue, offset) for offset in self.stored[queue]):
-                since_us = self.stored_us.get(place, event.at_us)
-                # Perhaps it was lost, and the broker has delivered it once more.
-                is_doubtful = self.may_be_lost(event.broker, since_us)
-                self.stored_us[place] = event.at_us if is_doubtful else since_us
+            self.doubtful[queue].clear()
+            for offset in self.stored[queue]:
+                since_us = self.stored_us.setdefault((queue, offset), event.at_us)
+                if self.may_be_lost(event.broker, min(since_us, self._down_us(event.broker))):
+                    self.doubtful[queue].add(offset)
+                    self.stored_us[queue, offset] = event.at_us
 
     def _fault_began(self, event: FaultBegan) -> None:
         self._unsettled_us[""] = event.at_us

@@ -115,19 +115,17 @@ class CommitsKept:
             later = [offset for at_us, offset in commits if at_us > saved_until_us]
             least = min(saved[-1] if saved else 0, *later, self._kept_end(queue))
             now = event.committed.get((group, queue), 0)
-            if now < least and not self._ledger.disk_failed(event.broker, saved_until_us):
+            if now < least and not self._is_late(saved_until_us):
                 yield f"{group} had committed {least} in {queue}, after the start it is {now}"
             commits[:] = [(event.at_us, now)]
+
+    def _is_late(self, saved_until_us: int) -> bool:
+        """Whether saves may have failed, or waited for a broker that starts on a slow disk."""
+        ledger = self._ledger
+        return any(ledger.disk_failed(broker, saved_until_us) for broker in ledger.plan.brokers)
 
     def _kept_end(self, queue: MessageQueue) -> int:
         """Return up to where a queue had its messages for certain after the last start."""
         ledger = self._ledger
-        stored = ledger.stored.get(queue, {})
-        if ledger.plan.is_sync:
-            return max(stored, default=-1) + 1
-        at_risk = (
-            offset
-            for offset in stored
-            if ledger.may_be_lost(queue.broker, ledger.stored_us[queue, offset])
-        )
-        return min(at_risk, default=max(stored, default=-1) + 1)
+        end = max(ledger.stored.get(queue, {}), default=-1) + 1
+        return end if ledger.plan.is_sync else min(ledger.doubtful[queue], default=end)
