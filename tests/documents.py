@@ -1,9 +1,10 @@
-"""The programs, commands and links in README.md and docs."""
+"""The programs, commands and links in the documentation."""
 
 from __future__ import annotations
 
-import ast
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -14,43 +15,70 @@ DOCUMENTS = [
     ROOT / "SECURITY.md",
 ]
 
-_FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NAMESERVER = "127.0.0.1:9876"
+"""The name server's address in the documents; tests replace it with that of their own cluster."""
+
+_FENCED = re.compile(
+    r"^(?:<!-- not run: (?P<reason>[^\n]+) -->\n)?```(?P<kind>\w+)\n(?P<text>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
 _LINK = re.compile(r"\]\(([^)#:]+?)(?:#[^)]*)?\)")
 
-Block = tuple[str, str]
-"""Where a block stands, and its text."""
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A fenced block of a page; a reason says why no test runs it."""
+
+    page: str
+    number: int
+    text: str
+    reason: str | None
+
+    def __str__(self) -> str:
+        return f"{self.page}-{self.number}"
+
+    @property
+    def is_for_spark(self) -> bool:
+        """Whether it needs Spark. Such programs share a session, as it takes seconds to start."""
+        return (
+            self.page.startswith("docs/guide/spark")
+            or "turbopump.spark" in self.text
+            or "pyspark" in self.text
+        )
+
+    @property
+    def is_for_the_cpp_client(self) -> bool:
+        return "rocketmq.client" in self.text
+
+    @property
+    def has_tests(self) -> bool:
+        """Whether pytest has to run it, because its tests use the plugin's fixtures."""
+        return bool(re.search(r"def test_\w+\(turbopump_", self.text))
+
+    @property
+    def waits(self) -> bool:
+        """Whether it runs until a signal stops it."""
+        return bool(re.search(r"^ *consumer\.wait\(\)$", self.text, re.MULTILINE))
 
 
 def blocks(kind: str) -> list[Block]:
     found = []
     for path in DOCUMENTS:
         matches = _FENCED.finditer(path.read_text(encoding="utf-8"))
-        texts = [match[2] for match in matches if match[1] == kind]
-        found += [(f"{path.relative_to(ROOT)}-{n}", text) for n, text in enumerate(texts)]
+        of_kind = [match for match in matches if match["kind"] == kind]
+        page = str(path.relative_to(ROOT))
+        found += [
+            Block(page, number, match["text"], match["reason"])
+            for number, match in enumerate(of_kind)
+        ]
     return found
+
+
+def programs(wanted: Callable[[Block], bool]) -> list[Block]:
+    """Return the Python programs that are run, of those that are wanted."""
+    return [block for block in blocks("python") if block.reason is None and wanted(block)]
 
 
 def links(path: Path) -> list[str]:
     """Return the links of a document that lead to files."""
     return _LINK.findall(path.read_text(encoding="utf-8"))
-
-
-def is_whole(program: str) -> bool:
-    """Whether a program stands on its own: a sketch imports nothing."""
-    return any(isinstance(node, ast.Import | ast.ImportFrom) for node in parsed(program).body)
-
-
-def parsed(program: str) -> ast.Module:
-    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST
-    tree = compile(program, "document", "exec", flags)
-    assert isinstance(tree, ast.Module)
-    return tree
-
-
-NAMESERVER = "127.0.0.1:9876"
-"""What programs in the documents call the cluster; the tests put their own in its place."""
-
-
-def is_for_spark(program: str) -> bool:
-    """Whether a program needs Spark: those share one session, as it takes seconds to start."""
-    return "turbopump.spark" in program or "pyspark" in program

@@ -1,10 +1,11 @@
-"""What the documents show is run: programs, commands with their output, the demo, links."""
+"""Everything the documentation shows is run: programs, commands with their output, links."""
 
 from __future__ import annotations
 
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,50 +15,33 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 
 from commands import ready_addresses, started
-from documents import DOCUMENTS, NAMESERVER, ROOT, Block, blocks, is_for_spark, is_whole, links
+from documents import DOCUMENTS, NAMESERVER, ROOT, Block, blocks, links, programs
 from filter_processes import require_sandbox
 from servers import standalone
+from shells import wait_for
 
-PROGRAMS = [
-    (place, program)
-    for place, program in blocks("python")
-    if NAMESERVER not in program and not is_for_spark(program)
-]
-FOR_A_CLUSTER = [
-    (place, program)
-    for place, program in blocks("python")
-    if NAMESERVER in program
-    and "rocketmq.client" not in program
-    and is_whole(program)
-    and not is_for_spark(program)
-]
-FOR_THE_CPP_CLIENT = [block for block in blocks("python") if "rocketmq.client" in block[1]]
+NOT_RUN = {
+    "docs/adr/0010-conditions-on-properties-are-written-as-sql.md": 1,
+    "docs/guide/transactions.md": 1,
+}
+"""How many programs of a page carry ``<!-- not run: reason -->``."""
+
+
+def is_special(block: Block) -> bool:
+    """Whether another test runs it: `tests/spark`, `test_pytest_plugin.py`, or one below."""
+    return block.is_for_spark or block.is_for_the_cpp_client or block.has_tests or block.waits
 
 
 def quick_for_readme(programs: list[Block]) -> list[ParameterSet]:
     """Leave all but the README's to the slow tests: each is a process."""
     return [
         pytest.param(
-            place, program, id=place, marks=[] if place.startswith("README") else pytest.mark.slow
+            block,
+            id=str(block),
+            marks=[] if block.page == "README.md" else pytest.mark.slow,
         )
-        for place, program in programs
+        for block in programs
     ]
-
-
-@pytest.mark.parametrize(("place", "program"), quick_for_readme(PROGRAMS))
-def test_programs_run(place: str, program: str, tmp_path: Path) -> None:
-    if not is_whole(program):
-        # A sketch of a few lines: its names are those of whole programs and of the tests.
-        return
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, f"{place}: {done.stderr}"
 
 
 @pytest.fixture(scope="module")
@@ -68,77 +52,97 @@ def nameserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield server.nameserver
 
 
-@pytest.mark.parametrize(("place", "program"), quick_for_readme(FOR_A_CLUSTER))
-def test_programs_for_a_cluster_run(
-    place: str, program: str, nameserver: str, tmp_path: Path
-) -> None:
-    if "CodeFilter" in program:
-        require_sandbox()
-    # A file, as code filters are sent by their source.
-    file = tmp_path / "program.py"
-    file.write_text(program.replace(NAMESERVER, nameserver), encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(file)],
+def written(block: Block, directory: Path, nameserver: str) -> Path:
+    """Write a program to a file, since code filters are sent by their source."""
+    file = directory / "test_program.py"
+    file.write_text(block.text.replace(NAMESERVER, nameserver), encoding="utf-8")
+    return file
+
+
+def run(
+    directory: Path, *arguments: str, timeout_s: float = 60
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=directory,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=timeout_s,
+        env={**os.environ, "HOME": str(directory)},
         check=False,
     )
-    assert done.returncode == 0, f"{place}: {done.stderr}"
+
+
+def test_programs_that_are_not_run_say_why() -> None:
+    found: dict[str, int] = {}
+    for block in blocks("python"):
+        if block.reason is not None:
+            assert len(block.reason.split()) > 2, f"{block}: {block.reason} is no reason"
+            found[block.page] = found.get(block.page, 0) + 1
+    assert found == NOT_RUN
+
+
+@pytest.mark.parametrize("block", quick_for_readme(programs(lambda block: not is_special(block))))
+def test_programs_run(block: Block, nameserver: str, tmp_path: Path) -> None:
+    if "CodeFilter" in block.text:
+        require_sandbox()
+    done = run(tmp_path, "-W", "error", str(written(block, tmp_path, nameserver)))
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", programs(lambda block: block.waits), ids=str)
+def test_programs_that_wait_end_by_a_signal(block: Block, nameserver: str, tmp_path: Path) -> None:
+    file = written(block, tmp_path, nameserver)
+    with subprocess.Popen([sys.executable, "-W", "error", file], cwd=tmp_path) as process:
+        try:
+            wait_for(lambda: catches(process.pid, signal.SIGTERM))
+            process.terminate()
+            assert process.wait(timeout=30) == 0
+        finally:
+            process.kill()
+
+
+def catches(pid: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler for a signal."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    (mask,) = re.findall(r"^SigCgt:\t([0-9a-f]+)$", status, re.MULTILINE)
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", programs(lambda block: block.is_for_the_cpp_client), ids=str)
+def test_programs_for_the_cpp_client_run(block: Block, tmp_path: Path) -> None:
+    options = ("--dir", str(tmp_path), "--nameserver-port", "0", "--broker-port", "0")
+    with started(tmp_path, "standalone", *options) as process:
+        nameserver = ready_addresses(process)["nameserver"]
+        done = run(tmp_path, str(written(block, tmp_path, nameserver)))
+        process.terminate()
+    assert done.returncode == 0, done.stderr
+    assert "OK" in done.stdout or "0" in done.stdout.split()
 
 
 def test_first_example_consumes_what_it_sends(tmp_path: Path) -> None:
     """It is what people copy: on a fresh cluster, and once more on one that knows its group."""
-    program = next(text for place, text in blocks("python") if place.startswith("README.md"))
-    assert len(program.splitlines()) < 25
+    block = programs(lambda block: block.page == "README.md")[0]
+    assert len(block.text.splitlines()) < 25
     with standalone(tmp_path) as server:
         for _ in range(2):
-            done = subprocess.run(
-                [
-                    sys.executable,
-                    "-W",
-                    "error",
-                    "-c",
-                    program.replace(NAMESERVER, server.nameserver),
-                ],
-                capture_output=True,
-                text=True,
-                timeout=60,
-                check=False,
-            )
+            done = run(tmp_path, "-W", "error", str(written(block, tmp_path, server.nameserver)))
             assert done.returncode == 0, done.stderr
             stored, consumed = done.stdout.splitlines()
             assert stored.startswith("stored in orders@")
             assert consumed == """created ['42'] b'{"order": 42}'"""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("program", [text for _, text in FOR_THE_CPP_CLIENT])
-def test_programs_for_the_cpp_client_run(program: str, tmp_path: Path) -> None:
-    options = ("--dir", str(tmp_path), "--nameserver-port", "0", "--broker-port", "0")
-    with started(tmp_path, "standalone", *options) as process:
-        nameserver = ready_addresses(process)["nameserver"]
-        done = subprocess.run(
-            [sys.executable, "-c", program.replace(NAMESERVER, nameserver)],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            env={**os.environ, "HOME": str(tmp_path)},
-            check=False,
-        )
-        process.terminate()
-    assert done.returncode == 0, done.stderr
-    assert "OK" in done.stdout or "0" in done.stdout.split()
-
-
 def shown_commands() -> list[tuple[str, str, str]]:
     """Return place, command and output of the commands that a document shows with their output."""
     found = []
-    for place, text in blocks("console"):
-        for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+    for block in blocks("console"):
+        for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
             command, _, output = part.partition("\n")
-            if "python -m turbopump.wire" in command and "…" not in command:
-                found.append((place, command, output))
+            if re.search(r"python -m turbopump\.(wire|filters)", command) and "…" not in command:
+                found.append((str(block), command, output))
     return found
 
 
@@ -170,14 +174,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)
 def test_examples_run(path: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(path)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run(tmp_path, str(path), timeout_s=120)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -13,6 +13,7 @@ import pytest
 
 # Before any run in this process: pytester forgets the modules that came with one, and numpy cannot
 # be imported twice.
+from documents import Block, programs
 from turbopump import testing
 from turbopump.errors import NotRunning
 from turbopump.machine.files import Files
@@ -313,18 +314,11 @@ def test_the_example_project_tests_its_consumer(
     assert "7 passed" in done.stdout
 
 
-PROGRAMS = [
-    program
-    for program in re.findall(r"^```python\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
-    if "def test_" in program
-]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_the_guides_tests_pass(pytester: pytest.Pytester, program: str) -> None:
-    result = run(pytester, program)
-    result.assert_outcomes(passed=program.count("def test_"))
+@pytest.mark.parametrize("block", programs(lambda block: block.has_tests), ids=str)
+def test_the_tests_in_the_documents_pass(pytester: pytest.Pytester, block: Block) -> None:
+    result = run(pytester, block.text)
+    result.assert_outcomes(passed=block.text.count("def test_"))
 
 
 def names_of(kind: type) -> set[str]:

@@ -1,4 +1,7 @@
-"""The Spark programs of the documents, run one after the other in the shared session."""
+"""The Spark programs of the documentation, in the shared session.
+
+The programs of a page run one after the other and share their names, as a reader would run them.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,12 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from documents import NAMESERVER, blocks, is_for_spark, is_whole
+from documents import NAMESERVER, programs
 from servers import Standalone
 from turbopump import Message, Producer
 
-PROGRAMS = [
-    (place, program)
-    for place, program in blocks("python")
-    if is_for_spark(program) and is_whole(program)
-]
+PROGRAMS = programs(lambda block: block.is_for_spark)
+PAGES = sorted({block.page for block in PROGRAMS})
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -26,10 +26,9 @@ def orders(broker: Standalone) -> None:
             producer.send(Message("orders", b'{"order": %d}' % number, tags="created"))
 
 
-@pytest.mark.parametrize(("place", "program"), PROGRAMS, ids=[place for place, _ in PROGRAMS])
-def test_program_runs(
-    place: str,
-    program: str,
+@pytest.mark.parametrize("page", PAGES)
+def test_programs_run(
+    page: str,
     spark: SparkSession,
     broker: Standalone,
     tmp_path: Path,
@@ -38,6 +37,10 @@ def test_program_runs(
     monkeypatch.chdir(tmp_path)
     # A program may end its session; here it belongs to all of them.
     monkeypatch.setattr(SparkSession, "stop", lambda _: None)
-    text = program.replace(NAMESERVER, broker.nameserver)
-    exec(compile(text, place, "exec"), {"__name__": "__main__"})
-    assert not [query.name for query in spark.streams.active], "the program left a query running"
+    names = {"__name__": "__main__"}
+    for block in PROGRAMS:
+        if block.page == page:
+            text = block.text.replace(NAMESERVER, broker.nameserver)
+            exec(compile(text, str(block), "exec"), names)
+            running = [query.name for query in spark.streams.active]
+            assert not running, f"{block} left a query running"

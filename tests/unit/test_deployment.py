@@ -22,7 +22,7 @@ def test_compose_publishes_every_port_on_the_loopback_address_only() -> None:
 
 
 def test_documented_commands_publish_ports_on_the_loopback_address_only() -> None:
-    commands = "".join(text for _, text in blocks("console"))
+    commands = "".join(block.text for block in blocks("console"))
     published = re.findall(r"-p (\S+)", commands)
     assert published == [f"127.0.0.1:{port}:{port}" for port in exposed_ports()]
 
