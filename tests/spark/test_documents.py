@@ -12,7 +12,9 @@ from pyspark.sql import SparkSession
 
 from documents import NAMESERVER, programs
 from servers import Standalone
-from turbopump import Message, Producer
+from shells import wait_for
+from turbopump import ConsumeResult, Message, Producer, PushConsumer, Retries
+from turbopump.admin.blocking import Admin
 
 PROGRAMS = programs(lambda block: block.is_for_spark)
 PAGES = sorted({block.page for block in PROGRAMS})
@@ -20,10 +22,22 @@ PAGES = sorted({block.page for block in PROGRAMS})
 
 @pytest.fixture(scope="module", autouse=True)
 def orders(broker: Standalone) -> None:
-    """What the quick start has sent before people come to Spark."""
-    with Producer("orders-producer", nameserver=broker.nameserver) as producer:
+    """What people have before they come to Spark: orders, and a group with dead letters."""
+    with (
+        Producer("orders-producer", nameserver=broker.nameserver) as producer,
+        PushConsumer(
+            "billing",
+            lambda messages, context: ConsumeResult.RETRY_LATER,
+            nameserver=broker.nameserver,
+            subscriptions={"orders": "created"},
+            start_from="first",
+            retries=Retries(attempts_max=0),
+        ),
+        Admin(broker.nameserver) as admin,
+    ):
         for number in range(10):
             producer.send(Message("orders", b'{"order": %d}' % number, tags="created"))
+        wait_for(lambda: len(list(admin.dead_letters.list("billing"))) == 10)
 
 
 @pytest.mark.parametrize("page", PAGES)
