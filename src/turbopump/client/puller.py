@@ -235,7 +235,7 @@ class Puller:
 
     async def _take(self, outcome: PullOutcome, wanted: Subscription, spent_ms: int) -> None:
         owned, context, asked = self._owned, self._context, self._owned.next_offset
-        if not self._replica.is_master and lacks_offset(outcome, asked):
+        if not self._replica.is_master and lacks_offset(outcome, asked, wanted):
             await self._return_to_master(
                 f"it has offsets {outcome.min_offset} to {outcome.max_offset}, not {asked}"
             )

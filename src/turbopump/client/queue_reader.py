@@ -13,7 +13,7 @@ from turbopump.client import calls
 from turbopump.client.calls import Found, NothingMatched, NothingNew, PullOutcome, RecordsOutcome
 from turbopump.client.names import with_namespace, without_namespace
 from turbopump.client.pull_config import PullTimes
-from turbopump.client.replicas import Replica, lacks_offset
+from turbopump.client.replicas import Replica, first_slave_id, lacks_offset
 from turbopump.client.routes import MASTER_ID
 from turbopump.client.session import Session
 from turbopump.client.start_position import At, AtEnd, AtTime, StartFrom, start_in
@@ -50,16 +50,24 @@ class _How(NamedTuple):
 class QueueReader:
     """Reads queues for a group; outside of it, names are the application's.
 
-    ``in_bulk`` lets a broker that knows how give larger answers than it gives to others.
+    ``in_bulk`` lets a broker that knows how give larger answers than it gives to others. With
+    ``prefers_slave`` a slave is read as far as its copy goes, whatever answers suggest.
     """
 
     def __init__(
-        self, session: Session, group: str, times: PullTimes, *, in_bulk: bool = False
+        self,
+        session: Session,
+        group: str,
+        times: PullTimes,
+        *,
+        in_bulk: bool = False,
+        prefers_slave: bool = False,
     ) -> None:
         self._session = session
         self._group = group
         self._times = times
         self._in_bulk = in_bulk
+        self._prefers_slave = prefers_slave
         self._broker_ids: dict[MessageQueue, int] = {}
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
@@ -132,7 +140,7 @@ class QueueReader:
         replica = self._session.replica_to_read(on_wire.broker, self._broker_id(queue))
         try:
             outcome = await self._ask(replica, header, wanted, limit_ms)
-            if not replica.is_master and lacks_offset(outcome, offset):
+            if not replica.is_master and self._is_lacking(outcome, offset, wanted, how):
                 self.back_to_master(queue)
                 refused, asked = replica, outcome
                 replica = self._session.replica_to_read(on_wire.broker)
@@ -145,8 +153,16 @@ class QueueReader:
             # A slave may be gone, or not know the topic yet.
             self.back_to_master(queue)
             raise
-        self._broker_ids[queue] = outcome.broker_id
+        if not self._prefers_slave:
+            self._broker_ids[queue] = outcome.broker_id
         return replica, outcome
+
+    def _is_lacking(
+        self, outcome: RecordsOutcome, offset: int, wanted: Subscription, how: _How
+    ) -> bool:
+        """Whether the master may have what a slave does not: also the next message, unless held."""
+        is_end = isinstance(outcome, NothingNew) and not how.is_held
+        return is_end or lacks_offset(outcome, offset, wanted)
 
     async def _ask(
         self, replica: Replica, header: PullMessage, wanted: Subscription, timeout_ms: int
@@ -161,6 +177,8 @@ class QueueReader:
 
     def _broker_id(self, queue: MessageQueue) -> int:
         """Return the id of the replica to ask: by the last answer, or as the reader prefers."""
+        if self._prefers_slave and queue not in self._broker_ids:
+            return first_slave_id(self._session.replicas(queue.broker))
         return self._broker_ids.get(queue, MASTER_ID)
 
     def header_to_pull(
@@ -172,7 +190,9 @@ class QueueReader:
 
     def back_to_master(self, queue: MessageQueue) -> bool:
         """Ask the master next time; return whether another one was to be asked."""
-        return self._broker_ids.pop(queue, MASTER_ID) != MASTER_ID
+        was_master = self._broker_id(queue) == MASTER_ID
+        self._broker_ids[queue] = MASTER_ID
+        return not was_master
 
     def _header(
         self,

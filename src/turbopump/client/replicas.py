@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from turbopump.client.calls import NothingMatched, OffsetIllegal, PullOutcome, RecordsOutcome
 from turbopump.client.routes import MASTER_ID
+from turbopump.filters.tags import EVERYTHING
+from turbopump.wire.bodies import Subscription
 
 
 class Replica(NamedTuple):
@@ -38,12 +40,13 @@ def first_slave_id(addresses: Mapping[int, str]) -> int:
     return min((each for each in addresses if each != MASTER_ID), default=MASTER_ID)
 
 
-def lacks_offset(outcome: PullOutcome | RecordsOutcome, asked: int) -> bool:
-    """Whether a slave's answer to a pull only says that it does not have the offset."""
+def lacks_offset(outcome: PullOutcome | RecordsOutcome, asked: int, wanted: Subscription) -> bool:
+    """Whether a slave's answer to a pull only says that it does not have what was asked for."""
     match outcome:
         case OffsetIllegal():
             return True
         case NothingMatched(next_offset=next_offset):
-            return next_offset <= asked
+            # Every message matches `*`: those that are passed over were deleted, or are damaged.
+            return next_offset <= asked or wanted.sub_string == EVERYTHING
         case _:
             return False

@@ -252,10 +252,14 @@ class Session:
         await self._require_broker(queue)
         return _required(queue.broker, replica_to_read(self.replicas(queue.broker), MASTER_ID))
 
-    async def address_of(self, queue: MessageQueue) -> str:
+    async def replica_of(self, queue: MessageQueue) -> Replica:
         """Return where to ask about a queue: its master, else any; looks up an unknown broker."""
         await self._require_broker(queue)
-        return self.replica_to_read(queue.broker).address
+        return self.replica_to_read(queue.broker)
+
+    async def address_of(self, queue: MessageQueue) -> str:
+        """Return the address of `replica_of`."""
+        return (await self.replica_of(queue)).address
 
     async def _require_broker(self, queue: MessageQueue) -> None:
         if not self.has_broker(queue.broker):

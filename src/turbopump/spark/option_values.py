@@ -111,6 +111,19 @@ def boolean(name: str, text: str) -> bool:
     return text.lower() == "true"
 
 
+def one_of(*allowed: str) -> Callable[[str, str], str]:
+    """Return what reads one of some words, in any case."""
+
+    def read(name: str, text: str) -> str:
+        word = text.lower()
+        if word not in allowed:
+            guess = _with_guess(text, {each: each for each in allowed})
+            raise InvalidArgument(f"option {name} must be {' or '.join(allowed)}, got {guess}")
+        return word
+
+    return read
+
+
 def natural(name: str, text: str) -> int:
     """Read a whole number, 0 or more."""
     if not _is_number(text):

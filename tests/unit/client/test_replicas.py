@@ -15,6 +15,7 @@ from turbopump.client.calls import (
 )
 from turbopump.client.replicas import Replica, first_slave_id, lacks_offset, replica_to_read
 from turbopump.message import QueueOffset
+from turbopump.wire.bodies import Subscription
 
 
 @pytest.mark.parametrize(
@@ -62,4 +63,11 @@ def limits(following: int) -> tuple[QueueOffset, QueueOffset, QueueOffset, int]:
 def test_a_slave_without_an_offset(
     outcome: PullOutcome | RecordsOutcome, asked: int, *, lacks: bool
 ) -> None:
-    assert lacks_offset(outcome, asked) is lacks
+    some = Subscription(topic="T", sub_string="a || b")
+    assert lacks_offset(outcome, asked, some) is lacks
+
+
+def test_a_slave_passes_over_nothing_of_those_who_want_everything() -> None:
+    everything = Subscription(topic="T", sub_string="*")
+    assert lacks_offset(NothingMatched(*limits(40)), 30, everything)
+    assert not lacks_offset(Found(*limits(40), messages=()), 30, everything)

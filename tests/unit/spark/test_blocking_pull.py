@@ -121,6 +121,17 @@ def to_a_slave(asked: Command) -> list[bytes]:
     return [encode(asked.answer(0, fields, body=answer.body))]
 
 
+def test_suggestions_are_ignored_where_a_slave_is_read() -> None:
+    def replies(asked: list[Command]) -> list[bytes]:
+        return [frame for each in asked for frame in to_a_slave(each)]
+
+    with peer(replies) as connection:
+        connection.follow_suggestions(is_followed=False)
+        assert rows_of(pull_of(connection, 0, COUNT)) == expected(0, COUNT)
+        connection.follow_suggestions(is_followed=True)
+        assert rows_of(pull_of(connection, 0, COUNT)) == []
+
+
 def nowhere(asked: Command) -> list[bytes]:
     fields = {**(found(asked).ext_fields or {}), "nextBeginOffset": "96"}
     return [encode(asked.answer(0, fields, body=b""))]

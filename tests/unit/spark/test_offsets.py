@@ -107,6 +107,14 @@ def test_offsets_of_options_lie_inside_their_queues() -> None:
     assert inside("x", {A0: 4}, limits, fail_on_data_loss=False) == {A0: 5}
 
 
+def test_a_slave_does_not_know_which_offsets_exist() -> None:
+    limits = {A0: Limits(5, 10, is_certain=False)}
+    for fails in (False, True):
+        for at in (2, 7, 40):
+            assert inside("x", {A0: at}, limits, fail_on_data_loss=fails) == {A0: at}
+            assert losses({A0: at}, limits) == []
+
+
 def test_offsets_of_groups_lie_inside_their_queues() -> None:
     limits = {A0: Limits(5, 10), A1: Limits(0, 3, is_certain=False)}
     with pytest.raises(DataLost) as raised:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -278,6 +279,28 @@ def test_wrong_choices_of_topics_are_told(options: dict[str, str], told: str) ->
     with pytest.raises(InvalidArgument) as raised:
         instead_of_topic(**options)
     assert told in str(raised.value)
+
+
+@pytest.mark.parametrize(("text", "prefers"), [("master", False), ("slave", True), ("SLAVE", True)])
+def test_the_replica_to_read(text: str, *, prefers: bool) -> None:
+    assert batch(readFrom=text).pulling.prefers_slave is prefers
+    assert not batch().pulling.prefers_slave
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"readFrom": "slvae"},
+            "option readFrom must be master or slave, got 'slvae' (did you mean slave?)",
+        ),
+        ({"readFrom": "replica"}, "option readFrom must be master or slave, got 'replica'"),
+        ({"readfromm": "slave"}, "did you mean readFrom?"),
+    ],
+)
+def test_a_misspelled_replica(options: dict[str, str], words: str) -> None:
+    with pytest.raises(InvalidArgument, match=re.escape(words)):
+        batch(**options)
 
 
 def test_every_option_is_documented() -> None:

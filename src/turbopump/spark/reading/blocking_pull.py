@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from turbopump.client.names import with_namespace
 from turbopump.client.pull_config import PullTimes
 from turbopump.client.queue_reader import QueueReader
+from turbopump.client.replicas import Replica, first_slave_id
+from turbopump.client.routes import MASTER_ID
 from turbopump.client.session import Session
 from turbopump.client.subscriptions import subscription
 from turbopump.errors import TurbopumpError
@@ -214,20 +216,22 @@ def start_blocking_pull(
     if session.config.tls is not None or pulling.is_filtered or of.start >= of.end:
         return None
     try:
-        address = shared.run(lambda session: _master(session, of))
-        if address is None:
-            return None
-        connection = connections.take(address)
+        replica = shared.run(lambda session: _replica(session, of, pulling))
+        connection = connections.take(replica.address)
     except TurbopumpError as error:
         _log.info("%s: no direct connection: %s", of, error)
         return None
+    # Whoever reads from a slave has a reason that outweighs the group's.
+    connection.follow_suggestions(is_followed=replica.is_master)
     return BlockingPull(connection, of, _header(session, of, group, pulling), pulling)
 
 
-async def _master(session: Session, of: QueueRange) -> str | None:
+async def _replica(session: Session, of: QueueRange, pulling: Pulling) -> Replica:
+    """Return where to read; raises NoRoute."""
     if not session.has_broker(of.broker):
         await session.refresh_route(with_namespace(session.config.namespace, of.topic))
-    return session.address_to_write(of.broker) if session.has_master(of.broker) else None
+    slave_id = first_slave_id(session.replicas(of.broker))
+    return session.replica_to_read(of.broker, slave_id if pulling.prefers_slave else MASTER_ID)
 
 
 def _header(session: Session, of: QueueRange, group: str, pulling: Pulling) -> PullMessage:

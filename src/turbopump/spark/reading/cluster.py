@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import TypeVar, assert_never
 
+from turbopump.client import calls
 from turbopump.client.calls import Found, require_success
 from turbopump.client.names import is_system, with_namespace, without_namespace
 from turbopump.client.pull_config import PullTimes
@@ -237,9 +238,12 @@ class Cluster:
         return dict(found)
 
     async def _limits(self, queue: MessageQueue, at: int | None = None) -> Limits:
-        high = await self._reader.max_offset(queue)
-        low = high if high == at else await self._reader.min_offset(queue)
-        return Limits(low, high, is_certain=self._session.has_master(queue.broker))
+        wire_queue = self._reader.wire_queue(queue)
+        replica = await self._session.replica_of(wire_queue)
+        asked = replica.address, wire_queue, self._session.config.request_timeout_ms
+        high = await calls.max_offset(self._session, *asked)
+        low = high if high == at else await calls.min_offset(self._session, *asked)
+        return Limits(low, high, is_certain=replica.is_master)
 
     def _is_silent(self, broker: str) -> bool:
         return self._silent_until_ms.get(broker, 0) > self._session.clock.monotonic_ms()
@@ -310,6 +314,13 @@ class Cluster:
         unread = {queue: ends for queue, ends in limits.items() if committed[queue] is None}
         goes_to_end = is_start and self._options.is_stream
         default = otherwise or (Latest() if goes_to_end else Earliest())
+        unsure = [queue for queue, ends in unread.items() if not ends.is_certain]
+        if unsure and isinstance(default, Latest) and is_start:
+            # What the group has committed lately may not have reached the slave.
+            raise NoRoute(
+                f"{unsure[0]}: a slave knows no offset of group {self._options.reader_group!r} and"
+                " the master is away; start when it is back, or set startingOffsets"
+            )
         begun = await self._resolve("", default, unread)
         return {queue: at for queue, at in committed.items() if at is not None} | {
             queue: ends.low if queue.topic.startswith(RETRY_PREFIX) else begun[queue]

@@ -90,6 +90,13 @@ class DirectConnection:
         if found[0][1] & select.POLLOUT:
             self.flush()
 
+    def follow_suggestions(self, *, is_followed: bool) -> None:
+        """Say whether an answer that suggests a slave is unexpected."""
+        if self._reader.follows_suggestions is not is_followed:
+            # Answers like an earlier one are not looked at: that one may have suggested a slave.
+            self._reader = PullResponseReader()
+            self._reader.follows_suggestions = is_followed
+
     def answers(self) -> Iterator[PullResponse]:
         """Yield complete responses not read yet; raises WireError, UnexpectedResponse."""
         reader, data, end = self._reader, self.buffer, self._filled

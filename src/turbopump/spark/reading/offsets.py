@@ -57,7 +57,7 @@ class Limits:
     low: int
     high: int
     is_certain: bool = True
-    """False if a slave says so, which may not have the newest messages yet."""
+    """False if a slave says so: its master may have older and newer messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,9 @@ def losses(start: Offsets, limits: Mapping[MessageQueue, Limits]) -> list[Loss]:
     found = []
     for queue in sorted(start.keys() & limits.keys()):
         at, ends = start[queue], limits[queue]
-        if at > ends.high and ends.is_certain:
+        if not ends.is_certain:
+            continue
+        if at > ends.high:
             found.append(Loss(queue, at, ends.high))
         elif at < ends.low:
             found.append(Loss(queue, at, ends.low))
@@ -119,11 +121,13 @@ def inside(
     """Return the offsets of an option, none outside its queue.
 
     One before the beginning raises DataLost, one beyond the end InvalidArgument, unless losses do
-    not matter.
+    not matter. While the master is away, no offset is known to be outside.
     """
     for queue, at in offsets.items():
         if not fail_on_data_loss:
             break
+        if not limits[queue].is_certain:
+            continue
         if at > limits[queue].high:
             raise InvalidArgument(
                 f"option {name}: {queue} ends at offset {limits[queue].high}, got {at}"
@@ -132,7 +136,10 @@ def inside(
             loss = Loss(queue, at, limits[queue].low)
             raise DataLost(f"option {name}: {loss}; failOnDataLoss=false continues without them")
     return {
-        queue: min(max(at, limits[queue].low), limits[queue].high) for queue, at in offsets.items()
+        queue: min(max(at, limits[queue].low), limits[queue].high)
+        if limits[queue].is_certain
+        else at
+        for queue, at in offsets.items()
     }
 
 

@@ -22,6 +22,7 @@ from turbopump.spark.option_values import (
     expression,
     natural,
     not_empty,
+    one_of,
     one_topic,
     positive,
     size_bytes,
@@ -96,6 +97,11 @@ OPTIONS = (
     Option("includeProperties", "`true`", "`false` omits the column `properties`"),
     Option("columns", "all", "the columns to read, `a,b,c`"),
     Option("pushFilters", "`false`", "whether filters of a batch query are pushed down; see below"),
+    Option(
+        "readFrom",
+        "`master`",
+        "the replica that tasks read: `master`, or `slave` to spare the master; see below",
+    ),
     Option("requestTimeout", "`10s`", "timeout of one request"),
     Option("retries", "8", "retries of a failed request"),
     Option("discoveryInterval", "`30s`", "how often to look up new queues, brokers and topics"),
@@ -151,6 +157,7 @@ class Pulling:
     retries: int = 8
     by_topic: tuple[tuple[str, tuple[str, ...] | Sql], ...] = ()
     """Topics of which only some tags, or what matches an expression, is wanted."""
+    prefers_slave: bool = False
 
     def of(self, topic: str) -> Pulling:
         """Return how one topic is pulled."""
@@ -384,6 +391,7 @@ def _pulling(given: Given) -> Pulling:
         in_flight_max=given.find("pullsInFlight", positive, 128),
         timeout_ms=_request_timeout_ms(given),
         retries=given.find("retries", natural, 8),
+        prefers_slave=given.find("readFrom", one_of("master", "slave"), "master") == "slave",
     )
     if _is_json(given, "sql") or _is_json(given, "tags"):
         return replace(pulling, by_topic=_by_topic(given))

@@ -43,12 +43,7 @@ def _place(command: Command) -> PullMessageAnswer:
         raise UnexpectedResponse(f"frame {command.opaque} answers no pending request")
     if command.code != _SUCCESS:
         raise UnexpectedResponse(f"the broker returned {command.code}: {command.remark}")
-    place = PullMessageAnswer.from_ext_fields(command.ext_fields)
-    if place.suggest_which_broker_id != MASTER_ID:
-        raise UnexpectedResponse(
-            f"the broker suggests reading from broker id {place.suggest_which_broker_id}"
-        )
-    return place
+    return PullMessageAnswer.from_ext_fields(command.ext_fields)
 
 
 def _numbers(header: bytes) -> Numbers:
@@ -73,10 +68,12 @@ one asks for these, but answers with other ones are alike all the same."""
 class PullResponseReader:
     """Reads one answer after the other; those that are like the one before cost less."""
 
-    __slots__ = ("_alike", "_form")
+    __slots__ = ("_alike", "_form", "follows_suggestions")
 
     def __init__(self) -> None:
         self._alike: FrameTemplate | None = None
+        self.follows_suggestions = True
+        """Whether an answer that suggests a slave is unexpected."""
         self._form = b""
 
     def row(self, data: memoryview, at: int, end: int) -> Iterator[PullResponse]:
@@ -104,6 +101,10 @@ class PullResponseReader:
             return found
         command, body_at, frame_end = found
         place = _place(command)
+        if self.follows_suggestions and place.suggest_which_broker_id != MASTER_ID:
+            raise UnexpectedResponse(
+                f"the broker suggests reading from broker id {place.suggest_which_broker_id}"
+            )
         header = bytes(data[at + _LENGTH.size : body_at])
         form = header.translate(_WITHOUT_VALUES)
         if form == self._form:

@@ -19,7 +19,7 @@ from turbopump.client.pull_config import PullTimes
 from turbopump.client.queue_reader import QueueReader
 from turbopump.client.session import Session
 from turbopump.client.subscriptions import subscription
-from turbopump.errors import DataLost, NetworkError, NoRoute, RemoteError, TurbopumpError
+from turbopump.errors import DataLost, NoRoute, RemoteError, TurbopumpError
 from turbopump.message import QueueOffset
 from turbopump.spark.reading.options import Pulling
 from turbopump.spark.reading.partition_planner import QueueRange
@@ -69,7 +69,9 @@ class RetryingPull:
         self._fail_on_data_loss = fail_on_data_loss
         times = PullTimes(timeout_ms=pulling.timeout_ms)
         name = with_namespace(session.config.namespace, group)
-        self._reader = QueueReader(session, name, times, in_bulk=True)
+        self._reader = QueueReader(
+            session, name, times, in_bulk=True, prefers_slave=pulling.prefers_slave
+        )
         self._queue = of.queue
         self._wanted = subscription(self._reader.wire_topic(of.topic), pulling.expression, 0)
         self._prefetch: Prefetch[_Answer] = Prefetch(
@@ -211,6 +213,11 @@ class RetryingPull:
                     PendingPull(self._prefetch.at, 0, asyncio.create_task(_of(answer)))
                 )
                 return
+        if not self._session.replica_to_read(self._queue.broker).is_master:
+            raise NoRoute(
+                f"{self._queue}: only the master can have message {self._prefetch.at}, and it is"
+                f" away; the slave has messages {outcome.min_offset} to {outcome.max_offset - 1}"
+            )
         end = self._range.end
         self.lost(
             self._prefetch.at,
@@ -231,13 +238,9 @@ class RetryingPull:
         )
 
     async def _pull_once(self, offset: int, count: int) -> RecordsOutcome:
-        try:
-            return await self._reader.pull_records(
-                self._queue, QueueOffset(offset), self._wanted, count, is_held=False
-            )
-        except NetworkError:
-            self._reader.back_to_master(self._queue)
-            raise
+        return await self._reader.pull_records(
+            self._queue, QueueOffset(offset), self._wanted, count, is_held=False
+        )
 
 
 async def _of(outcome: RecordsOutcome) -> RecordsOutcome:
