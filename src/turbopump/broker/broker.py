@@ -22,6 +22,7 @@ from turbopump.broker.lost_tables import note_missing, queue_counts, recover_top
 from turbopump.broker.membership import SWEEP_INTERVAL_MS
 from turbopump.broker.message_path import MessagePath
 from turbopump.broker.registration import Registration
+from turbopump.broker.replication.replication import Replication
 from turbopump.broker.replication.slave_tables import table_copies
 from turbopump.broker.state import State
 from turbopump.broker.stats import SAMPLE_INTERVAL_MS
@@ -77,7 +78,7 @@ class Broker:
         *,
         config_path: Path | None = None,
     ) -> None:
-        network = network or SocketNetwork()
+        self._network = network = network or SocketNetwork()
         self._machine = machine = machine or Machine()
         self._clock = clock = machine.clock
         self._writer = TableWriter(machine.background)
@@ -148,13 +149,21 @@ class Broker:
         """Recover the store, listen, serve, and register with the name servers."""
         config = self.config
         self.store = Store.open(config.directory, config.store, self._machine)
+        self.replication = Replication(
+            self.store, self._live, self._network, self._clock, self._note_stored
+        )
         try:
+            ha_port = await self.replication.listen()
             await self._server.start()
             await self._listen_for_vip()
             # No await until everything is built: nobody is served by half a broker.
-            self._advertised = _resolved(config.identity.reachable_host, self._server.port)
+            reachable = config.identity.reachable_host
+            self._advertised = _resolved(reachable, self._server.port)
+            ha_host = config.replication.advertised_host or reachable
+            self.replication.ha_address = str(_resolved(ha_host, ha_port, "brokerIP2"))
             self._build(self._advertised)
         except BaseException:
+            await self.replication.close()
             await self._server.drain(0)
             self._writer.close()
             self.store.close()
@@ -202,6 +211,7 @@ class Broker:
             self._clock,
             self._machine.random,
             self._work,
+            self.replication.slaves,
         )
         if not self.path.delays.load():
             missing.append(self.path.delays.saving)
@@ -218,7 +228,7 @@ class Broker:
             topics=self.state.topics,
             pool=self._pool,
             address=self.address,
-            ha_address=str(Host(store_host.ip, store_host.port + 1)),
+            ha_address=self.replication.ha_address,
         )
         self.administration = Administration(
             self.state,
@@ -236,6 +246,7 @@ class Broker:
             self._clock,
             self._registration.announce_filter_servers,
         )
+        self._registration.listen_to_master(self.replication.master_is_at)
         self.state.topics.listen(self._registration.topic_changed)
         self.state.topics.listen(self._release_unreadable)
         self.state.consumers.listen_to_expressions(self.path.arrivals.release_topic)
@@ -252,6 +263,7 @@ class Broker:
     def _run(self) -> None:
         every = self._work.every
         self.store.listen(self._arrived, self.path.arrivals.queues)
+        self.replication.start(self._work)
         if self.config.identity.is_slave:
             self._copy_tables()
         else:
@@ -330,6 +342,7 @@ class Broker:
             rest.callback(self.path.transactions.stop)
             rest.callback(self.path.deadlines.close)
             rest.callback(self.path.queueing_delay.stop)
+            rest.push_async_callback(self.replication.close)
             rest.push_async_callback(self._server.drain, _DRAIN_MS)
             rest.push_async_callback(self._pool.close)
             rest.push_async_callback(self._unregister)
@@ -374,11 +387,16 @@ class Broker:
     # --- what happens -----------------------------------------------------------------------------
 
     def _arrived(self, arrivals: list[Arrival]) -> None:
-        self._store_ticker.note_message()
+        self._note_stored()
         for arrival in arrivals:
             self.path.arrivals.notify(arrival)
             if arrival.topic == SCHEDULE_TOPIC:
                 self.path.delays.notify(arrival)
+
+    def _note_stored(self) -> None:
+        """Have what was stored flushed in time, and sent to slaves."""
+        self._store_ticker.note_message()
+        self.replication.slaves.note_written()
 
     def queue_end(self, topic: str, queue_id: int) -> int:
         """Return the offset that the next message of a queue will get."""
@@ -451,7 +469,7 @@ def _saved(table: Table) -> Awaitable[None] | None:
     return table.try_save() if table.is_dirty else None
 
 
-def _resolved(name: str, port: int) -> Host:
+def _resolved(name: str, port: int, key: str = "brokerIP1") -> Host:
     """Return the address that goes into messages and ids, which is always an IP address."""
     try:
         return host(name, port)
@@ -460,5 +478,5 @@ def _resolved(name: str, port: int) -> Host:
     try:
         found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise InvalidArgument(f"brokerIP1 {name!r} cannot be resolved: {error}") from error
+        raise InvalidArgument(f"{key} {name!r} cannot be resolved: {error}") from error
     return host(str(found[0][4][0]), port)

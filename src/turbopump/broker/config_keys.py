@@ -161,7 +161,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("haTransferBatchSize", "replication.transfer_bytes", _INT, live=True),
     Setting("maxHaTransferByteInSecond", "replication.transfer_bytes_per_s", _INT, live=True),
     Setting("haSlaveFallbehindMax", "replication.fall_behind_max_bytes", _INT, live=True),
-    Setting("slaveTimeout", "replication.timeout_ms", _INT, live=True),
+    Setting("slaveTimeout", "replication.timeout_ms", _INT),
     Setting("brokerPermission", "access.permission", _INT, live=True),
     Setting("startAcceptSendRequestTimeStamp", "access.sends_from_ms", _INT, live=True),
     Setting("configBlackList", "access.config_blacklist", _KEYS),

@@ -11,11 +11,12 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from enum import Enum
-from typing import TypeAlias, TypeVarTuple
+from typing import Protocol, TypeAlias, TypeVarTuple
 
 from msgspec import Struct
 
 from turbopump.errors import RemoteError, StoreClosed
+from turbopump.message import PhysicalOffset
 from turbopump.net.deadlines import Deadline, Deadlines
 from turbopump.store.config import FlushMode
 from turbopump.store.outcomes import Appended
@@ -34,11 +35,12 @@ class Promise(Enum):
     """The operating system has it, so it survives the end of the process. For senders that do not
     wait for the disk (``WAIT=false``)."""
     DURABLE = "durable"
-    """What the broker's mode promises: on disk with SYNC_FLUSH, else `WRITTEN`. Reported as `Late`
-    after ``syncFlushTimeout``. Callers name no mode: what another one promises, such as a copy on a
-    slave, is one more thing for `Durability.acknowledge` to wait for."""
+    """What the broker's mode promises: on disk with SYNC_FLUSH, and then on a slave with
+    SYNC_MASTER, else `WRITTEN`. Reported as `Late` after ``syncFlushTimeout`` or ``slaveTimeout``,
+    and if no slave is in sync. Callers name no mode."""
     DURABLE_EVENTUALLY = "durable eventually"
-    """The same without a time limit: for the broker's own work, which no peer waits for."""
+    """The same without a time limit: for the broker's own work, which no peer waits for. It does
+    not wait for slaves while none is in sync."""
 
 
 class Late(Struct, frozen=True):
@@ -48,13 +50,27 @@ class Late(Struct, frozen=True):
     code: ResponseCode
     remark: str
 
-    def as_failure(self) -> RemoteError:
+    def for_consumer(self) -> Appended | RemoteError:
         """Return what a consumer is told, who would commit the original of a retried message.
 
         Should the flush fail in the end, the message would be lost. If it succeeds, there are two
-        copies, because the consumer tries again.
+        copies, because the consumer tries again. But without a slave in sync, trying again would
+        only make more and more copies.
         """
+        if self.code == ResponseCode.SLAVE_NOT_AVAILABLE:
+            return self.appended
         return RemoteError(ResponseCode.SYSTEM_ERROR, self.remark)
+
+
+_REMARKS = {
+    ResponseCode.FLUSH_DISK_TIMEOUT: "stored, but not on disk within syncFlushTimeout",
+    ResponseCode.FLUSH_SLAVE_TIMEOUT: "stored, but not on a slave within slaveTimeout",
+    ResponseCode.SLAVE_NOT_AVAILABLE: "stored, but no slave is in sync",
+}
+
+
+def _late(appended: Appended, code: ResponseCode) -> Late:
+    return Late(appended, code, f"{code.name}: {_REMARKS[code]}")
 
 
 Outcome: TypeAlias = Appended | Late | RemoteError
@@ -70,31 +86,51 @@ class Limits(Struct, frozen=True):
     timeout_ms: int
     sends_max: int
     bytes_max: int
+    slave_timeout_ms: int = 3000
+
+
+class Replicas(Protocol):
+    """What is asked of the slaves of a SYNC_MASTER."""
+
+    def is_available(self, end: PhysicalOffset) -> bool:
+        """Whether a slave is near enough to be waited for by what ends at a position."""
+        ...
+
+    def when_stored(self, end: PhysicalOffset, on_stored: Callable[[bool], None]) -> None:
+        """Call a function with True once a slave has the log up to a position.
+
+        It is called with False when no slave is left, and may be called with True after that.
+        """
+        ...
 
 
 class _Waiter:
-    """One report that waits for a flush."""
+    """One report that waits for a flush, or for a slave."""
 
-    __slots__ = ("_appended", "_args", "_on_outcome", "deadline")
+    __slots__ = ("_appended", "_args", "_code", "_on_outcome", "deadline")
 
     def __init__(
-        self, appended: Appended, on_outcome: Callable[..., None], args: tuple[object, ...]
+        self,
+        appended: Appended,
+        code: ResponseCode,
+        on_outcome: Callable[..., None],
+        args: tuple[object, ...],
     ) -> None:
         self._appended = appended
+        self._code = code
         self._on_outcome: Callable[..., None] | None = on_outcome
         self._args = args
         self.deadline: Deadline | None = None
 
     def settle(self, error: BaseException | None) -> None:
-        """Report that the flush is done or has failed."""
+        """Report that what was waited for is done or has failed."""
         if self.deadline is not None:
             self.deadline.cancel()
         self._report(self._appended if error is None else _not_stored(error))
 
     def expire(self) -> None:
-        """Report that the flush takes too long."""
-        remark = "FLUSH_DISK_TIMEOUT: stored, but not on disk within syncFlushTimeout"
-        self._report(Late(self._appended, ResponseCode.FLUSH_DISK_TIMEOUT, remark))
+        """Report that it takes too long."""
+        self._report(_late(self._appended, self._code))
 
     def _report(self, outcome: Outcome) -> None:
         on_outcome, self._on_outcome = self._on_outcome, None
@@ -115,14 +151,24 @@ class _Flush:
 class Durability:
     """Acknowledges what is stored: at once, or when the flush that it shares with others is done.
 
+    With ``replicas``, which a SYNC_MASTER has, a slave must have it too.
+
     In asynchronous mode the operating system's word is enough. It bounds its dirty pages itself and
     then slows down writes. In synchronous mode each unflushed message also has an entry in memory,
     whether its sender waits or not, so these are bounded here: `busy` returns the refusal once the
     limit is reached.
     """
 
-    def __init__(self, store: Store, deadlines: Deadlines, limits: Limits) -> None:
+    def __init__(
+        self,
+        store: Store,
+        deadlines: Deadlines,
+        limits: Limits,
+        replicas: Replicas | None = None,
+    ) -> None:
         self._store = store
+        self._replicas = replicas
+        self._replicating = 0
         self._deadlines = deadlines
         self._limits = limits
         self._is_synchronous = store.config.flush.mode is FlushMode.SYNC
@@ -131,25 +177,26 @@ class Durability:
         self._settled = asyncio.Event()
 
     def __len__(self) -> int:
-        """Return how many sends wait for the disk; 0 in asynchronous mode."""
-        return self._unflushed
+        """Return how many sends wait for the disk or for a slave; 0 in asynchronous mode."""
+        return self._unflushed + self._replicating
 
     def busy(self) -> RemoteError | None:
         """Return why nothing more should be stored now; None if the disk keeps up."""
-        if not self._unflushed:
+        waiting = self._unflushed + self._replicating
+        if not waiting:
             return None
         unflushed_bytes = self._store.written_end - self._store.readable_end
-        if self._unflushed < self._limits.sends_max and unflushed_bytes < self._limits.bytes_max:
+        if waiting < self._limits.sends_max and unflushed_bytes < self._limits.bytes_max:
             return None
-        return RemoteError(
-            ResponseCode.SYSTEM_BUSY,
-            f"[OVERLOAD]{self._unflushed} messages of {unflushed_bytes} bytes wait for the disk"
-            " already: start flow control for a while",
-        )
+        what = f"{self._unflushed} messages of {unflushed_bytes} bytes wait for the disk already"
+        if self._replicating:
+            what += f", {self._replicating} for a slave"
+        text = f"[OVERLOAD]{what}: start flow control for a while"
+        return RemoteError(ResponseCode.SYSTEM_BUSY, text)
 
     async def settle(self, timeout_ms: int) -> None:
-        """Wait until no flush is outstanding, for up to ``timeout_ms``."""
-        if self._by_flush:
+        """Wait until no flush or slave is waited for, for up to ``timeout_ms``."""
+        if self._by_flush or self._replicating:
             self._settled.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._settled.wait(), timeout_ms / 1000)
@@ -166,19 +213,72 @@ class Durability:
 
         ``sends`` is how many sends ``appended`` stands for, being the last of them.
         """
+        if self._replicas is not None and promise is not Promise.WRITTEN:
+            if self._is_synchronous:
+                self._flush(appended, promise, self._copy, (promise, on_outcome, args), sends)
+            else:
+                self._copy(appended, promise, on_outcome, args)
+            return
         if not self._is_synchronous:
             on_outcome(appended, *args)
             return
+        self._flush(appended, promise, on_outcome, args, sends)
+
+    def _flush(
+        self,
+        appended: Appended,
+        promise: Promise,
+        on_outcome: Callable[..., None],
+        args: tuple[object, ...],
+        sends: int,
+    ) -> None:
+        """Report when the flush is done."""
         flush = self._outstanding(appended.durable)
         flush.sends += sends
         self._unflushed += sends
         if promise is Promise.WRITTEN:
             on_outcome(appended, *args)
             return
-        waiter = _Waiter(appended, on_outcome, args)
+        waiter = _Waiter(appended, ResponseCode.FLUSH_DISK_TIMEOUT, on_outcome, args)
         flush.waiters.append(waiter)
         if promise is Promise.DURABLE:
             waiter.deadline = self._deadlines.add(self._limits.timeout_ms, waiter.expire)
+
+    def _copy(
+        self,
+        outcome: Outcome,
+        promise: Promise,
+        on_outcome: Callable[..., None],
+        args: tuple[object, ...],
+    ) -> None:
+        """Report when a slave has what is on disk here, if one is in sync."""
+        replicas, is_limited = self._replicas, promise is Promise.DURABLE
+        if not isinstance(outcome, Appended) or replicas is None:
+            on_outcome(outcome, *args)
+            return
+        end = outcome.end_offset
+        if not replicas.is_available(end):
+            missing = _late(outcome, ResponseCode.SLAVE_NOT_AVAILABLE)
+            on_outcome(missing if is_limited else outcome, *args)
+            return
+        self._replicating += 1
+        code = ResponseCode.FLUSH_SLAVE_TIMEOUT
+        waiter = _Waiter(outcome, code, self._copied, (on_outcome, args))
+        if is_limited:
+            waiter.deadline = self._deadlines.add(self._limits.slave_timeout_ms, waiter.expire)
+
+        def on_stored(is_stored: bool) -> None:
+            if is_stored or not is_limited:
+                waiter.settle(None)
+
+        replicas.when_stored(end, on_stored)
+
+    def _copied(
+        self, outcome: Outcome, on_outcome: Callable[..., None], args: tuple[object, ...]
+    ) -> None:
+        self._replicating -= 1
+        self._note_settled()
+        on_outcome(outcome, *args)
 
     def _outstanding(self, durable: Future[None]) -> _Flush:
         flush = self._by_flush.get(durable)
@@ -201,7 +301,10 @@ class Durability:
                 waiter.settle(error)
             except Exception:  # noqa: BLE001 - one broken answer must not keep the others waiting
                 _log.exception("answering after a flush failed")
-        if not self._by_flush:
+        self._note_settled()
+
+    def _note_settled(self) -> None:
+        if not self._by_flush and not self._replicating:
             self._settled.set()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from turbopump.broker.arrivals import Arrivals
-from turbopump.broker.config import OverloadConfig
+from turbopump.broker.config import BrokerConfig, Role
 from turbopump.broker.delays import Delays
 from turbopump.broker.durability import Durability, Limits
 from turbopump.broker.handlers.common import Requests, handler_table
@@ -18,6 +18,7 @@ from turbopump.broker.handlers.transactions import TransactionRequests, ask_prod
 from turbopump.broker.message_writer import MessageWriter
 from turbopump.broker.pull import Pulls
 from turbopump.broker.queueing_delay import QueueingDelay
+from turbopump.broker.replication.master import Slaves
 from turbopump.broker.replies import Replies
 from turbopump.broker.retries import Retries
 from turbopump.broker.runtime_info import Load
@@ -44,6 +45,7 @@ class MessagePath:
         clock: Clock,
         chance: Random,
         work: Supervisor,
+        slaves: Slaves,
     ) -> None:
         config = state.live.current
         self._state, self._store, self._clock = state, store, clock
@@ -51,7 +53,8 @@ class MessagePath:
         self.deadlines = Deadlines(clock)
         self.queueing_delay = QueueingDelay(clock)
         self.arrivals = Arrivals(clock, config.long_polling.held_max)
-        self.durability = Durability(store, self.deadlines, _limits(config.overload))
+        replicas = slaves if config.identity.role is Role.SYNC_MASTER else None
+        self.durability = Durability(store, self.deadlines, _limits(config), replicas)
         levels = config.store.delay_levels
         is_slave = config.identity.is_slave
         self.writer = MessageWriter(store, self.durability, len(levels), is_slave=is_slave)
@@ -169,9 +172,11 @@ class MessagePath:
         return handler_table(self._requests)
 
 
-def _limits(config: OverloadConfig) -> Limits:
+def _limits(config: BrokerConfig) -> Limits:
+    overload = config.overload
     return Limits(
-        timeout_ms=config.sync_flush_timeout_ms,
-        sends_max=config.sends_waiting_max,
-        bytes_max=config.unflushed_bytes_max,
+        timeout_ms=overload.sync_flush_timeout_ms,
+        sends_max=overload.sends_waiting_max,
+        bytes_max=overload.unflushed_bytes_max,
+        slave_timeout_ms=config.replication.timeout_ms,
     )

@@ -138,7 +138,7 @@ class Retries:
     ) -> None:
         """Count a send-back and report its outcome; a late flush is a failure."""
         if isinstance(outcome, Late):
-            outcome = outcome.as_failure()
+            outcome = outcome.for_consumer()
         if not isinstance(outcome, RemoteError):
             self._stats.sent_back(group, topic)
         on_outcome(outcome, *args)

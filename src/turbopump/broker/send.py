@@ -163,7 +163,8 @@ class Sends:
             appended = outcome
         elif isinstance(outcome, Late):
             if _is_retry(send):
-                outcome = outcome.as_failure()
+                outcome = outcome.for_consumer()
+                appended = outcome if isinstance(outcome, Appended) else None
             else:
                 appended = outcome.appended
         if appended is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections.abc import Sequence
 from typing import TypeAlias, cast
@@ -14,8 +15,11 @@ from turbopump.store.config import StoreConfig
 from turbopump.store.dispatch import INVISIBLE_BIT
 from turbopump.store.entry_batch import EntryBatch
 from turbopump.store.queues import Queues
-from turbopump.wire.record import BLANK_BYTES, Record, RecordEntry
+from turbopump.wire.record import BLANK_BYTES, MAGIC, Record, RecordEntry
 from turbopump.wire.record_batch import RecordBatch
+
+_RECORD_START = struct.Struct(">iI")
+"""Size and magic number."""
 
 Place: TypeAlias = tuple[Sequence[PhysicalOffset], QueueOffset, int, PhysicalOffset]
 """Where a message or a batch went: the first fields of `turbopump.store.outcomes.Appended`."""
@@ -108,19 +112,45 @@ class Appender:
         room = log.segment_bytes - position % log.segment_bytes
         if len(data) > room:
             raise InvalidArgument(f"{len(data)} bytes at {position} go across the end of a file")
-        if not log.starts:
+        if log.written == log.min_offset and position != log.written:
             start = position // log.segment_bytes * log.segment_bytes
             if position != start:
                 raise InvalidArgument(f"an empty log starts with a file, not at {position}")
+            # A file is left where the very first write failed.
+            log.truncate(PhysicalOffset(log.min_offset - 1))
             log.begin_at(position, position)
         if position != log.written:
             raise InvalidArgument(f"bytes for {position}, but the log ends at {log.written}")
         log.write(data)
 
     def complete_records(self, start: PhysicalOffset) -> list[RecordEntry]:
-        """Return the messages from a position on that have been written completely."""
-        entries = scan(self._log, start, check_crc=False, end=self._log.written)
-        return [entry for entry in entries if isinstance(entry, RecordEntry)]
+        """Return the messages from a position on that have been written completely.
+
+        Raises InvalidArgument if what follows them cannot become a message.
+        """
+        entries = []
+        for found in scan(self._log, start, check_crc=False, end=self._log.written):
+            if isinstance(found, RecordEntry):
+                entries.append(found)
+            else:
+                self._check_unfinished(found)
+        return entries
+
+    def _check_unfinished(self, position: PhysicalOffset) -> None:
+        """Refuse the beginning of a record that is none: it would never be complete."""
+        log = self._log
+        written = log.view(position, log.written - position)
+        if written is None or len(written) < BLANK_BYTES:
+            return
+        size, magic = _RECORD_START.unpack_from(written)
+        room = log.segment_bytes - position % log.segment_bytes
+        if magic == MAGIC and size <= min(self._size_limit, room) and len(written) < size:
+            return
+        raise InvalidArgument(
+            f"no record at {position}: size {size}, magic {magic:#x}; expected a"
+            f" message of at most {self._size_limit} bytes, or a blank of {room} bytes: are"
+            " mappedFileSizeCommitLog and maxMessageSize the same as the master's?"
+        )
 
     def _place(self, group: Sequence[Record], now_ms: int) -> Place:
         """Find a place for a message, and remember to write it."""

@@ -181,17 +181,17 @@ class CommitLog:
         behind = (max(start, end) for start in self.starts if start + self.segment_bytes > end)
         return sum(self._segment_at(position).used_bytes_after(position) for position in behind)
 
-    def set_aside(self, end: PhysicalOffset) -> Path:
+    def set_aside(self, end: PhysicalOffset, name: str) -> Path:
         """Keep what lies behind a position in a directory of its own, beside the log's.
 
         The rest of a file first, then whole files, the last one first: stopped half-way, the next
         start goes on.
         """
-        directory = self._files.resolve(self._segments.directory).parent / f"damaged-{end}"
+        directory = self._files.resolve(self._segments.directory).parent / name
         self._files.make_directory(directory)
         if self._segments.start_at(end) is not None:
             self._copy_rest(end, self._segments.path_in(directory, end))
-        while (last := self.starts[-1]) > end:
+        while self.starts and (last := self.starts[-1]) > end:
             try:
                 self._segments.move_last(directory)
             except OSError as error:

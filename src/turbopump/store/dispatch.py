@@ -98,7 +98,7 @@ class Dispatcher:
         self._delay_levels = delay_levels
         self._waiting: deque[RecordEntry | EntryBatch] = deque()
         self.listener: Listener | None = None
-        self._watched = _NO_QUEUE
+        self.watched = _NO_QUEUE
         self.crowded: list[ConsumeQueue] = []
         """Queues with so many units in memory that they should be written."""
         self.store_timestamp_ms = 0
@@ -133,7 +133,7 @@ class Dispatcher:
     def tell(self, listener: Listener | None, watched: Watches) -> None:
         """Tell somebody of what is entered from now on: what is waited for, and delays."""
         self.listener = listener
-        self._watched = _NO_QUEUE if listener is None else watched
+        self.watched = _NO_QUEUE if listener is None else watched
 
     def forget(self) -> None:
         """Give up the messages that wait: they have been dropped from the log."""
@@ -181,7 +181,7 @@ class Dispatcher:
                 arrivals += self._enter_run(queue, entry)
                 continue
             if queue is not last:
-                last, watch = queue, self._watched.get(queue.key) or _NOBODY
+                last, watch = queue, self.watched.get(queue.key) or _NOBODY
             tags = property_value(entry.properties, _TAGS)
             code = _code(tags) if tags else 0
             is_delayed = topic == _SCHEDULE_TOPIC
@@ -211,7 +211,7 @@ class Dispatcher:
             self._queues.mark_waiting(queue, run.store_timestamp_ms, run.physical_offset)
         if queue.max_offset - queue.written_offset >= QUEUE_PENDING_MAX:
             self.crowded.append(queue)
-        watch = self._watched.get(queue.key)
+        watch = self.watched.get(queue.key)
         if watch is None:
             return []
         watch.seen, wanted = queue.max_offset, watch.tags_codes

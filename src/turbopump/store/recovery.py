@@ -238,7 +238,7 @@ class Recovery:
         log, kept = self._log, ""
         if any(log.first_store_timestamp_ms(later) for later in log.starts if later > end):
             # Not just a torn tail: somebody may want to save what is in there.
-            kept = f", and kept in {log.set_aside(end)}"
+            kept = f", and kept in {log.set_aside(end, f'damaged-{end}')}"
         if cut_bytes:
             message = "%s is torn or damaged at %d: %d bytes are cut off%s"
             _log.error(message, log.directory, end, cut_bytes, kept)

@@ -19,7 +19,7 @@ from turbopump.machine import Machine
 from turbopump.machine.files import OpenFiles
 from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.append import Appender, Group
-from turbopump.store.commit_log import CommitLog
+from turbopump.store.commit_log import CommitLog, scan
 from turbopump.store.config import FlushMode, ReadLimits, StoreConfig
 from turbopump.store.consume_queue import ConsumeQueue
 from turbopump.store.damage import DamageLog
@@ -154,6 +154,10 @@ class Store:
 
     def _start(self) -> None:
         self._directory.acquire()
+        self._recover()
+
+    def _recover(self) -> None:
+        """Bring log, queues and index to agree, and open."""
         try:
             check_files(self._directory, self.config.segment_bytes)
             self._directory.make_parts()
@@ -217,10 +221,13 @@ class Store:
         return self._dispatcher.first_waiting is None and self._log.flushed == self._log.written
 
     def _release(self) -> None:
+        self._close_files()
+        self._directory.release()
+
+    def _close_files(self) -> None:
         self._log.close()
         self._open_files.close_all()
         self._behind.close()
-        self._directory.release()
 
     def __enter__(self) -> Self:
         return self
@@ -271,21 +278,63 @@ class Store:
         return [Appended(*place, durable) for place in places]
 
     @translate_disk_errors
-    def append_raw(self, position: PhysicalOffset, data: bytes | memoryview) -> None:
+    def append_raw(self, position: PhysicalOffset, data: bytes | memoryview) -> Future[None]:
         """Store bytes of a master's log at the same position, as a slave does.
 
         Messages become readable once they are complete. Data must not go across the end of a file.
+        Raises InvalidArgument for bytes that cannot follow, with nothing changed. The result is
+        done when the bytes are as durable as the mode promises.
         """
         self._check_writable()
         begin = self._log.written
         try:
             self._appender.write_raw(position, data)
-        except OSError as error:
+            followed_to = max(self._dispatcher.followed_to, self._log.min_offset)
+            entries = self._appender.complete_records(followed_to)
+        except (OSError, InvalidArgument) as error:
             self._undo_write(begin, error)
             raise
-        followed_to = max(self._dispatcher.followed_to, self._log.min_offset)
-        entries = self._appender.complete_records(followed_to)
-        self._follow(entries, self._clock.now_ms(), defer_dispatch=False)
+        return self._follow(entries, self._clock.now_ms(), defer_dispatch=False)
+
+    @translate_disk_errors
+    def drop_unfinished(self) -> None:
+        """Cut off the beginning of a message or filler whose rest a master has not sent."""
+        self._check_open()
+        log = self._log
+        file_start = PhysicalOffset(log.tail_end - log.segment_bytes)
+        whole = max(self._dispatcher.followed_to, log.min_offset, file_start)
+        if whole < log.written < log.tail_end:
+            log.truncate(whole)
+
+    @translate_disk_errors
+    def cut(self, end: PhysicalOffset | None) -> Path:
+        """Drop all messages from a position on, which begins one; with None, all there are.
+
+        Returns the directory where the bytes of the log are kept. Queues and index follow. Waits
+        for the disk, and reads as much of the log again as after a crash.
+        """
+        self.flush()
+        dispatcher, log = self._dispatcher, self._log
+        listener, watched = dispatcher.listener, dispatcher.watched
+        self._open = False
+        self._flusher.stop()
+        position = PhysicalOffset(log.min_offset - 1) if end is None else end
+        # First: a crash from here on finds a log that ends where the checkpoint allows it.
+        if end is None:
+            self._behind.forget()
+        else:
+            self._behind.fit(end)
+        name = f"diverged-{max(position, log.min_offset)}-{self._clock.now_ms()}"
+        kept = log.set_aside(position, name)
+        if log.starts:
+            log.truncate(position)
+            log.sync()
+        self._close_files()
+        self._make_files()
+        self._make_workers()
+        self._recover()
+        self._dispatcher.tell(listener, watched)
+        return kept
 
     def check(self, records: Sequence[Record]) -> None:
         """Refuse what `append` would refuse because of the messages themselves."""
@@ -525,6 +574,23 @@ class Store:
         in_file = segment_bytes - position % segment_bytes
         size = min(size_max, in_file, self.readable_end - position)
         return self._log.view(position, size) if size > 0 else None
+
+    def last_message(self) -> PhysicalOffset:
+        """Return the position of the last message in any queue; of the log's start if none is."""
+        self._catch_up()
+        last = [queue.unit(QueueOffset(queue.max_offset - 1)) for queue in self._queues]
+        positions = (unit[0] for unit in last if unit is not None)
+        return max(positions, default=self._log.min_offset)
+
+    @translate_disk_errors
+    def message_start(self, position: PhysicalOffset) -> PhysicalOffset:
+        """Return where the message, or filler, begins that a position of the log lies in."""
+        self._check_open()
+        start = PhysicalOffset(position - position % self.config.segment_bytes)
+        for found in scan(self._log, start, check_crc=False, end=position):
+            if isinstance(found, RecordEntry):
+                start = PhysicalOffset(found.physical_offset + found.size)
+        return start
 
     def _queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         self._catch_up()

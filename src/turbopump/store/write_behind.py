@@ -149,7 +149,13 @@ class WriteBehind:
 
     def fit(self, log_end: PhysicalOffset) -> None:
         """Follow a log that is about to be cut: what comes to lie there is not on disk yet."""
-        fitting = self.checkpoint.within(log_end)
+        self._replace(self.checkpoint.within(log_end))
+
+    def forget(self) -> None:
+        """Follow a log that is about to be dropped: nothing vouches for it any more."""
+        self._replace(Checkpoint())
+
+    def _replace(self, fitting: Checkpoint) -> None:
         if fitting != self.checkpoint:
             write_checkpoint(self._files, self._path, fitting)
             self.checkpoint = fitting

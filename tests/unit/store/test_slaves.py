@@ -102,3 +102,100 @@ def test_a_new_slave_whose_first_write_fails_is_new_again(
     with Store.open(tmp_path, small_config()) as slave:
         assert slave.min_offset == 8192
         assert bodies(slave) == [b"first"]
+
+
+def copied(master: Store, slave: Store, end: int | None = None) -> None:
+    """Have a slave copy the log from its end on, up to a position."""
+    while (piece := master.raw(slave.written_end, 700)) is not None:
+        position = slave.written_end
+        left = len(piece) if end is None else min(len(piece), end - position)
+        if left <= 0:
+            return
+        slave.append_raw(position, piece[:left]).result()
+
+
+@pytest.mark.parametrize("mode", FlushMode)
+@pytest.mark.parametrize("is_reopened", [False, True])
+def test_a_tail_that_differs_is_cut_and_kept(
+    mode: FlushMode, is_reopened: bool, tmp_path: Path
+) -> None:
+    config = small_config(mode)
+    told: list[int] = []
+    with Store.open(tmp_path / "a", config) as master, Store.open(tmp_path / "b", config) as slave:
+        stored(master, *[b"%02d" % number * 100 for number in range(30)], KEYS="both")
+        copied(master, slave)
+        common = master.written_end
+        slave.listen(lambda arrivals: told.append(len(arrivals)))
+        stored(slave, *[b"lost %02d" % number * 100 for number in range(40)], KEYS="lost")
+        end = slave.written_end
+        middle = PhysicalOffset(common + 5)
+        assert slave.message_start(middle) == common
+        tail = (tmp_path / "b" / "commitlog" / f"{common // 4096 * 4096:020d}").read_bytes()
+        kept = slave.cut(common)
+        assert kept.name.startswith(f"diverged-{common}-")
+        assert slave.written_end == common
+        assert bodies(slave) == bodies(master)
+        assert not slave.messages_by_key("Topic", "lost", 64, 0, 1 << 60)
+        assert len(slave.messages_by_key("Topic", "both", 64, 0, 1 << 60)) == 30
+        first, *files = sorted(kept.iterdir())
+        assert int(first.name) == common
+        assert tail[common % 4096 :].startswith(first.read_bytes().rstrip(b"\0"))
+        assert int(files[-1].name) <= end
+        if is_reopened:
+            slave.close()
+            slave = Store.open(tmp_path / "b", config)
+        stored(master, *[b"new %02d" % number * 100 for number in range(30)])
+        told.clear()
+        copied(master, slave)
+        slave.dispatch()
+        assert is_reopened or sum(told) == 30
+        assert bodies(slave) == bodies(master)
+        slave.close()
+
+
+def test_a_log_that_is_dropped_as_a_whole_begins_anywhere(tmp_path: Path) -> None:
+    config = small_config()
+    with Store.open(tmp_path / "a", config) as master, Store.open(tmp_path / "b", config) as slave:
+        stored(master, *[b"%02d" % number * 100 for number in range(80)])
+        stored(slave, *[b"other %d" % number for number in range(50)], topic="Gone")
+        kept = slave.cut(None)
+        assert len(list(kept.iterdir())) >= 2
+        assert slave.written_end == 0
+        assert slave.queue_ids() == []
+        position = PhysicalOffset(8192)
+        while (piece := master.raw(position, 4096)) is not None:
+            slave.append_raw(position, piece)
+            position = PhysicalOffset(position + len(piece))
+        low, _ = slave.queue_range("Topic", 0)
+        assert bodies(slave) == bodies(master)[low:]
+
+
+def test_what_is_no_record_is_refused(tmp_path: Path) -> None:
+    with Store.open(tmp_path, small_config()) as slave:
+        good = record(b"good").encode(QueueOffset(0), PhysicalOffset(0), 1_700_000_000_000)
+        slave.append_raw(PhysicalOffset(0), good[:50])
+        for bad in (b"\0" * 100, good[:4] + b"\1" * 100, b"\x7f" + good[1:]):
+            # The rest of the first record, and something else behind it.
+            with pytest.raises(InvalidArgument, match=f"no record at {len(good)}"):
+                slave.append_raw(PhysicalOffset(50), good[50:] + bad)
+            assert slave.written_end == 50
+        elsewhere = record(b"good").encode(QueueOffset(1), PhysicalOffset(77), 1_700_000_000_000)
+        with pytest.raises(InvalidArgument, match=f"no record at {len(good)}"):
+            slave.append_raw(PhysicalOffset(50), good[50:] + elsewhere)
+        slave.append_raw(PhysicalOffset(50), good[50:])
+        assert bodies(slave) == [b"good"]
+
+
+def test_an_unfinished_message_or_filler_is_dropped(tmp_path: Path) -> None:
+    config = small_config()
+    with Store.open(tmp_path / "a", config) as master, Store.open(tmp_path / "b", config) as slave:
+        stored(master, *[b"%02d" % number * 300 for number in range(8)])
+        size = 696
+        # Five messages fill a file, whose last bytes are a filler.
+        expected = {5 * size + 90: 5 * size, 4096: 4096, 4100: 4096}
+        for position in (4, 300, size - 1, size, size + 8, *expected):
+            copied(master, slave, position)
+            slave.drop_unfinished()
+            assert slave.written_end == expected.get(position, position // size * size)
+        copied(master, slave)
+        assert bodies(slave) == bodies(master)

@@ -1,0 +1,215 @@
+"""What a slave does with what its master sends: compare both logs, then copy.
+
+A master that lost its last messages and wrote others sends bytes that do not follow on the slave's.
+The protocol has no check for that. So a slave asks for bytes that it has already, and compares.
+Nothing here waits or knows of connections: `Copying.take` returns what to do.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from enum import Enum
+from typing import Protocol, TypeAlias
+
+from msgspec import Struct
+
+from turbopump.broker.replication.frames import Transfer
+from turbopump.broker.replication.master import EVERYTHING
+from turbopump.errors import FrameError
+from turbopump.message import PhysicalOffset
+
+COMPARED_BYTES = 64 * 1024
+"""How much of the end of the log is compared; more each time that none of it agrees."""
+
+_GROWTH = 16
+
+
+class CopiedLog(Protocol):
+    """What is asked of the store."""
+
+    @property
+    def min_offset(self) -> PhysicalOffset: ...
+
+    @property
+    def written_end(self) -> PhysicalOffset: ...
+
+    def raw(self, position: PhysicalOffset, size_max: int) -> memoryview | None: ...
+
+    def append_raw(self, position: PhysicalOffset, data: bytes | memoryview) -> Future[None]: ...
+
+    def last_message(self) -> PhysicalOffset: ...
+
+
+class Copied(Struct, frozen=True):
+    """Bytes are stored, or will be when the future is done."""
+
+    durable: Future[None]
+
+
+class Idle(Enum):
+    """Nothing is to be done."""
+
+    IDLE = "idle"
+
+
+class Diverged(Struct, frozen=True):
+    """The master's log is another from a position on, or ends there."""
+
+    position: PhysicalOffset
+    master_ends: bool
+
+
+class CompareMore(Struct, frozen=True):
+    """Nothing agrees that was compared: connect again and begin earlier."""
+
+    compared_bytes: int
+    end: PhysicalOffset
+    """Where the master's log ends at most."""
+
+
+class StartOver(Struct, frozen=True):
+    """The master's log begins behind the end of the slave's."""
+
+    position: PhysicalOffset
+
+
+class AskForLastFile(Struct, frozen=True):
+    """The master has nothing at the beginning of its log, and does not say where it begins."""
+
+
+Step: TypeAlias = Copied | Idle | Diverged | CompareMore | StartOver | AskForLastFile
+
+
+class Copying:
+    """The log's way over one connection."""
+
+    def __init__(
+        self,
+        log: CopiedLog,
+        compared_bytes: int = COMPARED_BYTES,
+        end_max: PhysicalOffset | None = None,
+        *,
+        last_file_only: bool = False,
+    ) -> None:
+        self._log = log
+        self._compared_bytes = compared_bytes
+        self._end = log.written_end
+        """Of the slave's log, up to which it is compared."""
+        self._first = log.min_offset
+        self._is_empty = self._end == self._first
+        if self._is_empty:
+            is_new = not self._end
+            wanted = PhysicalOffset(0) if last_file_only else EVERYTHING
+            self.request = wanted if is_new else self._end
+        else:
+            end = self._end if end_max is None else min(end_max, self._end)
+            # A message at least: the fillers at the end of files are the same in all logs.
+            begin = min(end - compared_bytes, log.last_message() if end_max is None else end)
+            self.request = max(PhysicalOffset(begin), self._first, EVERYTHING)
+        """The first report: where the master is to begin."""
+        self._begin = self.request
+        self._expected: PhysicalOffset | None = None if self._is_empty else self.request
+        self._heartbeats = 0
+        self._has_begun = False
+
+    @property
+    def is_comparing(self) -> bool:
+        """Whether the slave's log has not been found to agree with the master's yet."""
+        return self._expected is None or self._expected < self._end
+
+    def take(self, transfer: Transfer) -> Step:
+        """Compare or copy what came from the master; raises FrameError for what cannot be."""
+        position, data = transfer.position, transfer.data
+        if self._expected is None:
+            return self._begin_empty(position, data)
+        if position != self._expected:
+            step = self._elsewhere(position)
+            if step is not None:
+                return step
+        self._has_begun = True
+        if not data:
+            return self._heartbeat(position)
+        self._heartbeats = 0
+        same = self._same_bytes(position, data)
+        if position + same < self._end and same < len(data):
+            return self._differs(PhysicalOffset(position + same), master_ends=False)
+        self._expected = PhysicalOffset(position + len(data))
+        if same == len(data):
+            return Idle.IDLE
+        return Copied(self._log.append_raw(PhysicalOffset(position + same), data[same:]))
+
+    def _begin_empty(self, position: PhysicalOffset, data: memoryview) -> Step:
+        """Begin a log wherever the master does."""
+        if not data:
+            self._heartbeats += 1
+            stuck = position == self.request == EVERYTHING and self._heartbeats > 1
+            return AskForLastFile() if stuck else Idle.IDLE
+        start: bytes | memoryview = data
+        at = position
+        if position == self.request == EVERYTHING:
+            # Apache RocketMQ's master begins exactly where it is asked to. What is missing is the
+            # highest byte of the first message's size, which is below 16 MiB.
+            start, at = bytes(1) + bytes(data), PhysicalOffset(0)
+        elif self._end and position != self._end:
+            return StartOver(position)
+        self._end = at
+        self._expected = PhysicalOffset(position + len(data))
+        return Copied(self._log.append_raw(at, start))
+
+    def _elsewhere(self, position: PhysicalOffset) -> Step | None:
+        """Judge a master that does not begin where it was asked to; None if that will do too.
+
+        Apache RocketMQ's masters never do so.
+        """
+        if self._has_begun:
+            raise FrameError(f"bytes for position {position}, expected {self._expected}")
+        if position > self._end:
+            return StartOver(position)
+        if position < self.request and position != self._first:
+            # Where its log ends.
+            return self._differs(position, master_ends=True)
+        # Where its log begins.
+        self._begin = self._expected = position
+        return None
+
+    def _heartbeat(self, position: PhysicalOffset) -> Step:
+        if not self.is_comparing:
+            return Idle.IDLE
+        # The first may come although there is more to send, the second does not.
+        self._heartbeats += 1
+        return Idle.IDLE if self._heartbeats < 2 else self._differs(position, master_ends=True)
+
+    def _differs(self, position: PhysicalOffset, *, master_ends: bool) -> Step:
+        """Decide whether it is known where the logs part, or whether they may part earlier."""
+        agreed = position - self._begin
+        begins_with_log = self.request <= max(self._first, EVERYTHING)
+        if agreed >= self._compared_bytes // 2 or begins_with_log:
+            return Diverged(position, master_ends)
+        return CompareMore(self._compared_bytes * _GROWTH, position)
+
+    def _same_bytes(self, position: PhysicalOffset, data: memoryview) -> int:
+        """Return how many bytes agree with the slave's log, which may end before they do."""
+        same = 0
+        while same < len(data) and position + same < self._end:
+            size_max = min(len(data) - same, self._end - position - same)
+            own = self._log.raw(PhysicalOffset(position + same), size_max)
+            if own is None:
+                # Deleted meanwhile, as the oldest files are.
+                raise FrameError(f"this slave's log has no bytes at {position + same}")
+            sent = data[same : same + len(own)]
+            if own != sent:
+                return same + first_difference(own, sent)
+            same += len(own)
+        return same
+
+
+def first_difference(one: memoryview, other: memoryview) -> int:
+    """Return where two views of the same size differ first."""
+    low, high = 0, len(one)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low

@@ -1,0 +1,97 @@
+"""What travels on the HA port, in both directions. Bytes to values and back, nothing else.
+
+A slave reports its position as 8 bytes, again and again. A master sends frames: the position of the
+log's bytes that follow (8 bytes), their number (4), and the bytes. None is a heartbeat.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from turbopump.errors import FrameError
+from turbopump.message import PhysicalOffset
+
+_REPORT = struct.Struct(">q")
+_HEADER = struct.Struct(">qi")
+HEADER_BYTES = _HEADER.size
+
+FRAME_BYTES_MAX = 64 * 1024 * 1024
+"""More in one frame is no frame; Apache RocketMQ's masters send 32 KiB by default."""
+
+
+def encode_report(position: PhysicalOffset) -> bytes:
+    """Return what a slave sends that has stored the log up to a position."""
+    return _REPORT.pack(position)
+
+
+def encode_header(position: PhysicalOffset, size: int) -> bytes:
+    """Return what precedes bytes of the log; with size 0, a heartbeat."""
+    return _HEADER.pack(position, size)
+
+
+class ReportDecoder:
+    """Reads a slave's reports out of any chunks."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> PhysicalOffset | None:
+        """Return the newest report, the only one that counts; None if none is complete."""
+        data = self._rest + data if self._rest else data
+        whole = len(data) // _REPORT.size * _REPORT.size
+        self._rest = data[whole:]
+        if not whole:
+            return None
+        (position,) = _REPORT.unpack_from(data, whole - _REPORT.size)
+        if position < 0:
+            raise FrameError(f"position must not be negative, got {position}")
+        return PhysicalOffset(position)
+
+
+class Transfer(Struct, frozen=True):
+    """Bytes of the log, a frame's or a part of them; none for a heartbeat."""
+
+    position: PhysicalOffset
+    data: memoryview
+
+
+class TransferDecoder:
+    """Reads a master's frames out of any chunks, without waiting for the rest of a frame."""
+
+    def __init__(self) -> None:
+        self._header = b""
+        self._position = PhysicalOffset(0)
+        self._left = 0
+
+    def feed(self, data: bytes) -> Iterator[Transfer]:
+        """Yield what is in a chunk, as views of it."""
+        view, at = memoryview(data), 0
+        while at < len(view):
+            if not self._left:
+                part = view[at : at + HEADER_BYTES - len(self._header)]
+                self._header += part
+                at += len(part)
+                if len(self._header) < HEADER_BYTES:
+                    return
+                self._begin_frame()
+                if not self._left:
+                    yield Transfer(self._position, view[:0])
+                continue
+            part = view[at : at + self._left]
+            at += len(part)
+            position, self._left = self._position, self._left - len(part)
+            self._position = PhysicalOffset(position + len(part))
+            yield Transfer(position, part)
+
+    def _begin_frame(self) -> None:
+        position, size = _HEADER.unpack(self._header)
+        self._header = b""
+        if position < 0 or not 0 <= size <= FRAME_BYTES_MAX:
+            raise FrameError(
+                f"frame of {size} bytes at position {position}: expected 0 to {FRAME_BYTES_MAX}"
+                " bytes at a position of at least 0"
+            )
+        self._position, self._left = PhysicalOffset(position), size

@@ -1,0 +1,291 @@
+"""A master's side of the HA port: sends the log to slaves, and knows what they have stored."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import logging
+from collections.abc import Callable
+
+from turbopump.broker.live_config import LiveConfig
+from turbopump.broker.replication.config import ReplicationConfig
+from turbopump.broker.replication.frames import ReportDecoder, encode_header
+from turbopump.broker.replication.status import SlaveStatus
+from turbopump.broker.replication.throttle import Throttle
+from turbopump.clock import Clock
+from turbopump.errors import FrameError, StoreError
+from turbopump.message import PhysicalOffset
+from turbopump.net.network import address_text
+from turbopump.store.store import Store
+
+_log = logging.getLogger(__name__)
+
+SLAVES_MAX = 32
+"""Connections at the HA port; more are closed as soon as they are made."""
+
+EVERYTHING = PhysicalOffset(1)
+"""The first report of a slave of ours without a log: it wants all there is. Report 0 means, as
+always, the last file only. No log ends at 1, so that no other slave reports it."""
+
+_UNSENT_BYTES_MAX = 1024 * 1024
+"""What may wait in memory for a slave; most of it are views of the log's memory map."""
+_TURN_BYTES_MAX = 4 * 1024 * 1024
+"""What is sent to a slave before others have their turn of the loop."""
+
+
+class Slaves:
+    """All slaves of a master.
+
+    `note_written` is to be called when the log has grown, `tick` a few times per second.
+    """
+
+    def __init__(self, store: Store, live: LiveConfig, clock: Clock) -> None:
+        self.store = store
+        self.clock = clock
+        self._live = live
+        self.throttle = Throttle(clock)
+        self._connected: dict[SlaveConnection, None] = {}
+        self._waiting: list[tuple[PhysicalOffset, int, Callable[[bool], None]]] = []
+        self._numbers = itertools.count()
+        self._pump_is_due = False
+        self.accepts = False
+        """Whether slaves are served; set when the broker is ready, and reset on a slave."""
+
+    @property
+    def config(self) -> ReplicationConfig:
+        return self._live.current.replication
+
+    # --- what the gate asks -----------------------------------------------------------------------
+
+    @property
+    def acknowledged(self) -> PhysicalOffset:
+        """Position up to which at least one slave that is connected has the log."""
+        return max((slave.acknowledged for slave in self._connected), default=PhysicalOffset(0))
+
+    def is_available(self, end: PhysicalOffset) -> bool:
+        """Whether a slave is near enough to be waited for by what ends at a position."""
+        if not any(slave.has_reported for slave in self._connected):
+            return False
+        return end - self.acknowledged < self.config.fall_behind_max_bytes
+
+    def when_stored(self, end: PhysicalOffset, on_stored: Callable[[bool], None]) -> None:
+        """Call a function with True once a slave has the log up to a position.
+
+        It is called with False when no slave is connected any more, and may still be called with
+        True after that.
+        """
+        heapq.heappush(self._waiting, (end, next(self._numbers), on_stored))
+
+    # --- connections ------------------------------------------------------------------------------
+
+    def connection(self) -> SlaveConnection:
+        """Make what serves a connection at the HA port."""
+        return SlaveConnection(self)
+
+    def add(self, slave: SlaveConnection) -> bool:
+        """Take notice of a connection; False if there are too many, or none are served."""
+        if not self.accepts or len(self._connected) >= SLAVES_MAX:
+            return False
+        self._connected[slave] = None
+        return True
+
+    def remove(self, slave: SlaveConnection) -> None:
+        self._connected.pop(slave, None)
+        if not any(other.has_reported for other in self._connected):
+            for _, _, on_stored in tuple(self._waiting):
+                on_stored(False)
+
+    def note_acknowledged(self) -> None:
+        """Tell those who wait for what a slave has stored now."""
+        stored = self.acknowledged
+        while self._waiting and self._waiting[0][0] <= stored:
+            heapq.heappop(self._waiting)[2](True)
+
+    def note_written(self) -> None:
+        """Have what was written in this turn of the loop sent at its end."""
+        if self._connected and not self._pump_is_due:
+            self._pump_is_due = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._pump_is_due = False
+        for slave in tuple(self._connected):
+            slave.pump()
+
+    def tick(self) -> None:
+        """Send heartbeats, and close connections that are silent for too long."""
+        for slave in tuple(self._connected):
+            slave.tick()
+
+    def close(self) -> None:
+        """Close all connections, and accept no more."""
+        self.accepts = False
+        for slave in tuple(self._connected):
+            slave.close("the master is closing", logging.INFO)
+
+    @property
+    def status(self) -> tuple[SlaveStatus, ...]:
+        end, now_ms = self.store.readable_end, self.clock.monotonic_ms()
+        limit = self.config.fall_behind_max_bytes
+        return tuple(
+            SlaveStatus(
+                address=slave.address,
+                acknowledged=slave.acknowledged,
+                lag_bytes=end - slave.acknowledged,
+                is_in_sync=end - slave.acknowledged < limit,
+                idle_ms=now_ms - slave.heard_ms,
+            )
+            for slave in self._connected
+            if slave.has_reported
+        )
+
+
+class SlaveConnection(asyncio.Protocol):
+    """One slave that is connected."""
+
+    _transport: asyncio.Transport
+
+    def __init__(self, slaves: Slaves) -> None:
+        self._slaves = slaves
+        self._store = slaves.store
+        self._clock = slaves.clock
+        self._reports = ReportDecoder()
+        self._position: PhysicalOffset | None = None
+        """Where the next frame begins; None before the first report."""
+        self._is_paused = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_closed = False
+        self.address = "unknown"
+        self.acknowledged = PhysicalOffset(0)
+        self.heard_ms = self._sent_ms = self._clock.monotonic_ms()
+
+    @property
+    def has_reported(self) -> bool:
+        return self._position is not None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self.address = address_text(transport.get_extra_info("peername"))
+        transport.set_write_buffer_limits(high=_UNSENT_BYTES_MAX)
+        if not self._slaves.add(self):
+            self.close(f"no more than {SLAVES_MAX} slaves of a master are served")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.close(str(error) if error is not None else "closed by the slave", logging.INFO)
+
+    def pause_writing(self) -> None:
+        self._is_paused = True
+
+    def resume_writing(self) -> None:
+        self._is_paused = False
+        self.pump()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_closed:
+            return
+        try:
+            report = self._reports.feed(data)
+        except FrameError as error:
+            self.close(f"not a slave: {error}")
+            return
+        if report is None:
+            return
+        self.heard_ms = self._clock.monotonic_ms()
+        end = self._store.readable_end
+        if self._position is None:
+            self._begin(report, end)
+        elif report > end and report != EVERYTHING:
+            self.close(f"it reports position {report}, but the log ends at {end}")
+        elif report != self.acknowledged:
+            self.acknowledged = report
+            self._slaves.note_acknowledged()
+
+    def _begin(self, report: PhysicalOffset, end: PhysicalOffset) -> None:
+        """Start to send where a slave asks for, or as near to it as possible."""
+        first = self._store.min_offset
+        if report > end and report != EVERYTHING:
+            # A slave of ours learns from this where to compare the logs; others close by it.
+            self._write(end, None)
+            self.close(f"its log ends at {report}, this master's at {end}")
+            return
+        if report == 0:
+            self._position = max(
+                first, PhysicalOffset(end - end % self._store.config.segment_bytes)
+            )
+        elif report < first or report == EVERYTHING:
+            self._position = first
+        else:
+            self._position = self.acknowledged = report
+        _log.info("slave %s follows from %d, it asked for %d", self.address, self._position, report)
+        self._slaves.note_acknowledged()
+        self.pump()
+
+    def pump(self) -> None:
+        """Send what there is, until the slave does not keep up or others have their turn."""
+        if self._position is None or self._is_closed or self._timer is not None:
+            return
+        limit = self._position + _TURN_BYTES_MAX
+        while not self._is_paused and not self._is_closed:
+            if self._position >= self._store.readable_end:
+                return
+            if self._position >= limit:
+                self._pump_later(0)
+                return
+            config = self._slaves.config
+            wait_ms = self._slaves.throttle.wait_ms(config.transfer_bytes_per_s)
+            if wait_ms:
+                self._pump_later(wait_ms)
+                return
+            self._send(self._position, config.transfer_bytes)
+
+    def _send(self, position: PhysicalOffset, size_max: int) -> None:
+        try:
+            data = self._store.raw(position, size_max)
+        except StoreError as error:
+            self.close(f"the log cannot be read: {error}")
+            return
+        if data is None:
+            first = self._store.min_offset
+            self.close(
+                f"position {position} was deleted, the log begins at {first}: it is too slow"
+            )
+            return
+        self._slaves.throttle.note_sent(len(data))
+        self._position = PhysicalOffset(position + len(data))
+        self._write(position, data)
+
+    def _pump_later(self, wait_ms: int) -> None:
+        self._timer = asyncio.get_running_loop().call_later(wait_ms / 1000, self._pump_again)
+
+    def _pump_again(self) -> None:
+        self._timer = None
+        self.pump()
+
+    def _write(self, position: PhysicalOffset, data: memoryview | None) -> None:
+        self._sent_ms = self._clock.monotonic_ms()
+        if data is None:
+            self._transport.write(encode_header(position, 0))
+        else:
+            self._transport.writelines((encode_header(position, len(data)), data))
+
+    def tick(self) -> None:
+        now_ms, config = self._clock.monotonic_ms(), self._slaves.config
+        if now_ms - self.heard_ms > config.idle_max_ms:
+            self.close(f"no report for {now_ms - self.heard_ms} ms (haHousekeepingInterval)")
+        elif self._position is None or now_ms - self._sent_ms < config.heartbeat_ms:
+            return
+        elif self._position >= self._store.readable_end:
+            self._write(self._position, None)
+
+    def close(self, reason: str, level: int = logging.WARNING) -> None:
+        """End the connection; what was sent and not received yet still arrives."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        _log.log(level, "connection of slave %s ends: %s", self.address, reason)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._transport.close()
+        self._slaves.remove(self)

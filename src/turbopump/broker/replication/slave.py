@@ -1,0 +1,398 @@
+"""A slave's side of the HA port: connects to the master again and again, and copies its log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from turbopump.broker.live_config import LiveConfig
+from turbopump.broker.replication.config import ReplicationConfig
+from turbopump.broker.replication.copying import (
+    COMPARED_BYTES,
+    AskForLastFile,
+    CompareMore,
+    Copied,
+    Copying,
+    Diverged,
+    Idle,
+    StartOver,
+    Step,
+)
+from turbopump.broker.replication.frames import TransferDecoder, encode_report
+from turbopump.broker.replication.status import LinkState, MasterLink
+from turbopump.clock import Clock
+from turbopump.errors import (
+    ConnectionLost,
+    InvalidArgument,
+    NetworkError,
+    StoreError,
+    TurbopumpError,
+    WireError,
+)
+from turbopump.machine.timers import Repeated
+from turbopump.message import PhysicalOffset
+from turbopump.net.network import Network
+from turbopump.net.turn import LARGE_CHUNK_BYTES, Turn
+from turbopump.store.store import Store
+from turbopump.wire.hosts import split_address
+
+_log = logging.getLogger(__name__)
+
+RETRY_MS = 5000
+RETRY_MAX_MS = 60_000
+"""The pause between attempts: as long as the first one while the master is not reachable, longer
+and longer while its log cannot be stored."""
+
+_UNFLUSHED_BYTES_MAX = 64 * 1024 * 1024
+"""With SYNC_FLUSH: what may wait for the disk before no more is received."""
+
+
+class LogsDiffer(TurbopumpError):
+    """The logs have nothing in common: dropping the slave's would drop the only copy."""
+
+
+class Follower:
+    """Keeps a slave's log the same as its master's; `run` until it is cancelled."""
+
+    def __init__(
+        self,
+        store: Store,
+        live: LiveConfig,
+        network: Network,
+        clock: Clock,
+        on_stored: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._live = live
+        self._network = network
+        self._clock = clock
+        self._on_stored = on_stored
+        self._reported = ""
+        self._address_changed = asyncio.Event()
+        self._connection: MasterConnection | None = None
+        self._compared_bytes = COMPARED_BYTES
+        self._end_max: PhysicalOffset | None = None
+        self._last_file_only = False
+        self._state = LinkState.NO_MASTER
+        self._last_error = ""
+        self._cut_bytes = 0
+        self.may_drop_all = False
+        """Whether a log may be dropped that has nothing in common with the master's: set where it
+        is known that the master's is the right one."""
+
+    @property
+    def config(self) -> ReplicationConfig:
+        return self._live.current.replication
+
+    @property
+    def address(self) -> str:
+        """The master's HA port: as configured, or as a name server reports it; empty if unknown."""
+        return self.config.master_address or self._reported
+
+    def master_is_at(self, ha_address: str) -> None:
+        """Take notice of where name servers say the master is."""
+        before, self._reported = self.address, ha_address
+        if self.address != before:
+            self._address_changed.set()
+            if self._connection is not None:
+                self._connection.close(f"the master is at {self.address} now")
+
+    @property
+    def status(self) -> MasterLink:
+        connection = self._connection
+        lag_bytes = 0 if connection is None else connection.lag_bytes
+        state = self._state
+        if connection is not None:
+            state = LinkState.CATCHING_UP if lag_bytes else LinkState.IN_SYNC
+            state = LinkState.COMPARING if connection.copying.is_comparing else state
+        return MasterLink(
+            address=self.address,
+            state=state,
+            lag_bytes=lag_bytes,
+            last_error=self._last_error,
+            cut_bytes=self._cut_bytes,
+        )
+
+    async def run(self) -> None:
+        """Follow the master, whatever happens to it or to the connection."""
+        pause_ms = RETRY_MS
+        while True:
+            self._address_changed.clear()
+            if not self.address:
+                self._state = LinkState.NO_MASTER
+                await self._address_changed.wait()
+                continue
+            try:
+                again = await self._follow(self.address)
+            except NetworkError as error:
+                self._note_failure(error)
+                pause_ms = RETRY_MS
+            except (WireError, StoreError, InvalidArgument, LogsDiffer) as error:
+                self._note_failure(error)
+                pause_ms = min(2 * pause_ms, RETRY_MAX_MS)
+            else:
+                if again:
+                    continue
+            await self._pause(pause_ms)
+
+    def _note_failure(self, error: TurbopumpError) -> None:
+        """Log what is new."""
+        text = str(error)
+        if text != self._last_error:
+            _log.warning("replication from %s is interrupted: %s", self.address, text)
+        self._state, self._last_error = LinkState.DISCONNECTED, text
+
+    async def _pause(self, pause_ms: int) -> None:
+        """Wait for the next attempt, or for another address."""
+        loop = asyncio.get_running_loop()
+        wake = Repeated(self._address_changed.set)
+        timer = loop.call_later(pause_ms / 1000, wake)
+        try:
+            await self._address_changed.wait()
+        finally:
+            timer.cancel()
+
+    async def _follow(self, address: str) -> bool:
+        """Connect and copy until the connection ends; True if the next attempt need not wait."""
+        host, port = split_address(address)
+        copying = Copying(
+            self._store,
+            self._compared_bytes,
+            self._end_max,
+            last_file_only=self._last_file_only,
+        )
+        connection = await self._network.connect(
+            host, port, lambda: MasterConnection(self, copying)
+        )
+        self._connection = connection
+        try:
+            step = await connection.ended
+        finally:
+            self._connection = None
+            connection.close("this slave stops to follow")
+            await connection.wait_flushed()
+            self._store.drop_unfinished()
+        return self._act(step)
+
+    def _act(self, step: Step) -> bool:
+        """Do what a connection ended for."""
+        match step:
+            case CompareMore(compared_bytes, end):
+                self._compared_bytes, self._end_max = compared_bytes, end
+            case AskForLastFile():
+                text = "master %s has no log before its last file, or does not say where it begins"
+                _log.warning(f"{text}: older messages are not copied", self.address)
+                self._last_file_only = True
+            case StartOver(position):
+                self._drop(None, f"the master's log begins at {position}")
+            case Diverged(position, master_ends):
+                self._drop_tail(position, "ends at" if master_ends else "differs from")
+            case _:
+                return False
+        return True
+
+    def _drop_tail(self, position: PhysicalOffset, how: str) -> None:
+        first = self._store.min_offset
+        at = self._store.message_start(position) if position > first else first
+        reason = f"the master's log {how} position {position}"
+        if at > first:
+            self._drop(at, reason)
+        elif self.may_drop_all:
+            self._drop(None, reason)
+        else:
+            raise LogsDiffer(
+                f"{reason}, and has no message in common with this slave's: is it the right master?"
+                " To copy its log anyway, empty this slave's storePathRootDir; to continue with"
+                " this slave's messages, make it the master"
+            )
+
+    def _drop(self, at: PhysicalOffset | None, reason: str) -> None:
+        end = self._store.written_end
+        cut_bytes = end - (self._store.min_offset if at is None else at)
+        kept = self._store.cut(at)
+        self._cut_bytes += cut_bytes
+        self._settled()
+        _log.error(
+            "%s: the last %d bytes of this slave's log, which ended at %d, are cut off and kept in"
+            " %s",
+            reason,
+            cut_bytes,
+            end,
+            kept,
+        )
+
+    # --- for the connection -----------------------------------------------------------------------
+
+    @property
+    def store(self) -> Store:
+        return self._store
+
+    @property
+    def clock(self) -> Clock:
+        return self._clock
+
+    def agreed(self) -> None:
+        """Take notice that the logs agree."""
+        if self._state is not LinkState.IN_SYNC:
+            _log.info("replication from %s continues at %d", self.address, self._store.written_end)
+        self._state, self._last_error = LinkState.IN_SYNC, ""
+        self._settled()
+
+    def stored(self) -> None:
+        """Take notice that something was stored."""
+        self._on_stored()
+
+    def _settled(self) -> None:
+        self._compared_bytes, self._end_max, self._last_file_only = COMPARED_BYTES, None, False
+
+
+class MasterConnection(asyncio.Protocol):
+    """One connection to the master."""
+
+    _transport: asyncio.Transport
+
+    def __init__(self, follower: Follower, copying: Copying) -> None:
+        loop = asyncio.get_running_loop()
+        self._follower = follower
+        self._store = follower.store
+        self._clock = follower.clock
+        self.copying = copying
+        self._transfers = TransferDecoder()
+        self._turn = Turn(loop, self._adjust_reading)
+        self._loop = loop
+        self._flush: Future[None] | None = None
+        self._reported = PhysicalOffset(-1)
+        self._heard_ms = self._reported_ms = self._clock.monotonic_ms()
+        self._timer: asyncio.TimerHandle | None = None
+        self._master_end = PhysicalOffset(0)
+        self._is_reading = True
+        self._has_agreed = False
+        self.ended: asyncio.Future[Step] = loop.create_future()
+
+    @property
+    def lag_bytes(self) -> int:
+        """Bytes that came from the master and are not as durable as they should be."""
+        return max(0, self._master_end - self._store.readable_end)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._report(self.copying.request)
+        # Repeated as a heartbeat, when it must not ask for anything.
+        self._reported = min(self.copying.request, self._store.readable_end)
+        self._set_timer()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._end(ConnectionLost(str(error) if error is not None else "closed by the master"))
+
+    def close(self, reason: str) -> None:
+        self._end(ConnectionLost(reason))
+
+    def _end(self, result: Step | Exception) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not self.ended.done():
+            if isinstance(result, Exception):
+                self.ended.set_exception(result)
+            else:
+                self.ended.set_result(result)
+        self._transport.close()
+
+    async def wait_flushed(self) -> None:
+        """Wait for the disk, so that all that is stored can be compared with the master's log."""
+        if self._flush is not None and not self._flush.done():
+            await asyncio.wait([asyncio.wrap_future(self._flush)])
+
+    def data_received(self, data: bytes) -> None:
+        if self.ended.done():
+            return
+        if len(data) >= LARGE_CHUNK_BYTES:
+            self._turn.note_large()
+        self._heard_ms = self._clock.monotonic_ms()
+        try:
+            for transfer in self._transfers.feed(data):
+                self._master_end = PhysicalOffset(transfer.position + len(transfer.data))
+                step = self.copying.take(transfer)
+                if isinstance(step, Copied):
+                    self._await_flush(step.durable)
+                elif step is not Idle.IDLE:
+                    self._end(step)
+                    return
+        except (WireError, StoreError, InvalidArgument) as error:
+            self._end(error)
+            return
+        self._note_stored()
+
+    def _note_stored(self) -> None:
+        """Report what is stored, now or when the disk has it."""
+        if self.copying.is_comparing:
+            return
+        if not self._has_agreed:
+            self._has_agreed = True
+            self._follower.agreed()
+        self._follower.stored()
+        if self._flush is None:
+            self._report_stored()
+        else:
+            self._adjust_reading()
+
+    def _await_flush(self, flush: Future[None]) -> None:
+        """Report what is stored when the disk has it; with ASYNC_FLUSH, nothing waits for it."""
+        if not flush.done() and flush is not self._flush:
+            self._flush = flush
+            flush.add_done_callback(self._flushed)
+
+    def _flushed(self, flush: Future[None]) -> None:
+        """Runs on the flusher's thread."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._after_flush, flush)
+
+    def _after_flush(self, flush: Future[None]) -> None:
+        if self.ended.done():
+            return
+        if self._flush is flush:
+            self._flush = None
+        error = flush.exception()
+        if error is not None:
+            self._end(error if isinstance(error, StoreError) else ConnectionLost(str(error)))
+            return
+        self._store.dispatch()
+        self._adjust_reading()
+        self._report_stored()
+
+    def _report_stored(self) -> None:
+        end = self._store.readable_end
+        if end != self._reported:
+            self._report(end)
+
+    def _report(self, position: PhysicalOffset) -> None:
+        self._reported, self._reported_ms = position, self._clock.monotonic_ms()
+        self._transport.write(encode_report(position))
+
+    def _adjust_reading(self) -> None:
+        """Receive no more while others have their turn, or the disk does not keep up."""
+        unflushed = self._store.written_end - self._store.readable_end
+        reads = not self._turn.is_over and unflushed < _UNFLUSHED_BYTES_MAX
+        if reads != self._is_reading and not self._transport.is_closing():
+            self._is_reading = reads
+            if reads:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
+
+    def _set_timer(self) -> None:
+        wait_ms = min(self._follower.config.heartbeat_ms, 1000)
+        self._timer = self._loop.call_later(wait_ms / 1000, Repeated(self._tick))
+
+    def _tick(self) -> None:
+        now_ms, config = self._clock.monotonic_ms(), self._follower.config
+        if now_ms - self._heard_ms > config.idle_max_ms and self._is_reading:
+            idle_ms = now_ms - self._heard_ms
+            self.close(f"nothing came from the master for {idle_ms} ms (haHousekeepingInterval)")
+            return
+        if now_ms - self._reported_ms >= config.heartbeat_ms:
+            self._report(self._reported)
+        self._set_timer()

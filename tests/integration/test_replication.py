@@ -1,0 +1,266 @@
+"""Replication of the log from master to slaves, in virtual time: bytes are compared at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from pathlib import Path
+
+import pytest
+
+from log_replicas import MASTER, SEGMENT_BYTES, LogReplicas, link, log_bytes, log_replicas
+from turbopump.broker.broker import Broker
+from turbopump.broker.replication.copying import COMPARED_BYTES
+from turbopump.broker.replication.status import LinkState, MasterLink
+from turbopump.message import PhysicalOffset
+from turbopump.testing import LinkQuality, virtual_loop, virtual_time
+
+SLAVE = f"{MASTER}-1"
+
+
+def master_link(slave: Broker) -> MasterLink:
+    follower = slave.replication.follower
+    assert follower is not None
+    return follower.status
+
+
+def kept_bytes(cluster: LogReplicas) -> bytes:
+    """Return what a slave has cut off its log, without the zeros behind it."""
+    disk = cluster.disk(SLAVE)
+    [kept] = [
+        path
+        for path in disk.entries(cluster.slave().config.directory)
+        if path.name.startswith("diverged-")
+    ]
+    parts = []
+    for path in sorted(disk.entries(kept)):
+        fd = disk.open_to_read(path)
+        parts.append(disk.read(fd, disk.file_size(path), 0))
+        disk.close(fd)
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+@virtual_time()
+async def test_slaves_copy_byte_for_byte(tmp_path: Path, flush: str) -> None:
+    async with log_replicas(tmp_path, slaves=2, settings={"flushDiskType": flush}) as cluster:
+        await cluster.fill(200)
+        await cluster.until_copied()
+        assert cluster.master.store.written_end > 2 * SEGMENT_BYTES
+        for slave in cluster.slaves:
+            assert link(slave) is LinkState.IN_SYNC
+            assert slave.store.min_offset == 0
+        statuses = cluster.master.replication.status.slaves
+        assert [(status.lag_bytes, status.is_in_sync) for status in statuses] == [(0, True)] * 2
+
+
+@virtual_time()
+async def test_a_new_slave_copies_all_files_there_are(tmp_path: Path) -> None:
+    async with log_replicas(tmp_path, slaves=0) as cluster:
+        await cluster.fill(200)
+        slave = await cluster.start_broker(SLAVE)
+        await cluster.until_copied()
+        assert slave.store.min_offset == 0
+        await cluster.fill(20)
+        await cluster.until_copied()
+
+
+@virtual_time()
+async def test_a_slave_that_was_away_continues_where_it_was(tmp_path: Path) -> None:
+    async with log_replicas(tmp_path) as cluster:
+        for crash in (False, True):
+            await cluster.fill(30)
+            await cluster.until_copied()
+            end = cluster.slave().store.written_end
+            await (cluster.crash(SLAVE) if crash else cluster.stop_broker(SLAVE))
+            await cluster.fill(100)
+            slave = await cluster.start_broker(SLAVE)
+            assert slave.store.written_end == end
+            await cluster.until_copied()
+            assert master_link(slave).cut_bytes == 0
+
+
+@virtual_time()
+async def test_the_first_files_of_the_master_are_deleted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with log_replicas(tmp_path, settings={"fileReservedTime": "0"}) as cluster:
+        await cluster.fill(10)
+        await cluster.until_copied()
+        await cluster.stop_broker(SLAVE)
+        await cluster.fill(200)
+        await cluster.advance(seconds=30)
+        cluster.master.store.retain(at_any_hour=True)
+        first = cluster.master.store.min_offset
+        assert first >= SEGMENT_BYTES
+        # One that was away for too long, and one that is new.
+        await cluster.start_broker(SLAVE)
+        await cluster.start_broker(f"{MASTER}-2")
+        await cluster.until_copied()
+        assert [slave.store.min_offset for slave in cluster.slaves] == [first, first]
+        assert f"the master's log begins at {first}" in caplog.text
+        assert len(kept_bytes(cluster)) == SEGMENT_BYTES
+
+
+@pytest.mark.parametrize("lost", [5, 200], ids=["a few", "files"])
+@pytest.mark.parametrize("new", [0, 3, 300])
+@virtual_time()
+async def test_what_only_the_slave_has_is_cut_and_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, lost: int, new: int
+) -> None:
+    async with log_replicas(tmp_path) as cluster:
+        await cluster.fill(100)
+        await cluster.advance(seconds=20)
+        await cluster.until_copied()
+        common = cluster.master.store.flushed_end
+        assert common == cluster.master.store.written_end
+        cluster.disk(MASTER).sync_ms = 10_000_000
+        await cluster.fill(lost, text="lost")
+        await cluster.until(lambda: cluster.slave().store.written_end > common)
+        await cluster.until_copied()
+        tail = log_bytes(cluster.slave(), common)
+        assert (len(tail) > COMPARED_BYTES) == (lost > 5)
+        cluster.network.partition("10.0.0.1", "10.0.0.2")
+        cluster.disk(MASTER).sync_ms = 0
+        await cluster.crash(MASTER, lose_unflushed=True)
+        await cluster.start_broker(MASTER)
+        assert cluster.master.store.written_end == common
+        await cluster.fill(new, text="other")
+        cluster.network.heal()
+        await cluster.until_copied()
+        assert master_link(cluster.slave()).cut_bytes == len(tail)
+        assert kept_bytes(cluster).startswith(tail[:1000])
+        assert tail[-500:] in kept_bytes(cluster)
+        [record] = [r for r in caplog.records if "cut off and kept in" in r.getMessage()]
+        assert record.levelno == logging.ERROR
+        assert str(len(tail)) in record.getMessage()
+
+
+@virtual_time()
+async def test_a_log_without_anything_in_common_is_not_dropped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with log_replicas(tmp_path) as cluster:
+        await cluster.fill(50)
+        await cluster.until_copied()
+        before = log_bytes(cluster.slave(), PhysicalOffset(0))
+        await cluster.stop_broker(MASTER)
+        disk = cluster.disk(MASTER)
+        await cluster.stop_broker(SLAVE)
+        # The master comes back with an empty disk.
+        disk._root.entries.clear()
+        await cluster.start_broker(MASTER)
+        slave = await cluster.start_broker(SLAVE)
+        await cluster.fill(5)
+        await cluster.until(lambda: "right master" in master_link(slave).last_error)
+        assert link(slave) is LinkState.DISCONNECTED
+        assert log_bytes(slave, PhysicalOffset(0)) == before
+        assert caplog.text.count("is it the right master?") == 1
+        # Where that is known to be right, it is.
+        follower = slave.replication.follower
+        assert follower is not None
+        follower.may_drop_all = True
+        await cluster.advance(minutes=2)
+        await cluster.until_copied()
+        assert kept_bytes(cluster).startswith(before[:1000])
+
+
+@virtual_time()
+async def test_links_that_are_cut_at_any_byte(tmp_path: Path) -> None:
+    async with log_replicas(tmp_path) as cluster:
+        cluster.network.quality = LinkQuality(cut_chance=1)
+        for number in range(20):
+            await cluster.fill(20, text=f"round {number}")
+            await asyncio.sleep(0.0003 * number)
+            cluster.network.cut("10.0.0.1", "10.0.0.2")
+            await cluster.advance(seconds=5.2)
+        await cluster.until_copied()
+        assert master_link(cluster.slave()).cut_bytes == 0
+
+
+@virtual_time()
+async def test_a_silent_link_is_closed_by_both(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with log_replicas(tmp_path) as cluster:
+        await cluster.until(lambda: cluster.master.replication.status.slaves)
+        # Heartbeats keep it alive.
+        await cluster.advance(seconds=60)
+        assert cluster.network.connections_made < 20
+        cluster.network.partition("10.0.0.1", "10.0.0.2")
+        await cluster.fill(3)
+        await cluster.advance(seconds=27)
+        assert not cluster.master.replication.status.slaves
+        assert link(cluster.slave()) is LinkState.DISCONNECTED
+        assert caplog.text.count("haHousekeepingInterval") >= 2
+        cluster.network.heal()
+        await cluster.until_copied()
+
+
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+@virtual_time()
+async def test_a_slave_loses_power_under_load(tmp_path: Path, flush: str) -> None:
+    async with log_replicas(tmp_path, settings={"flushDiskType": flush}) as cluster:
+        for number in range(6):
+            sending = asyncio.ensure_future(cluster.fill(60, text=f"round {number}"))
+            await asyncio.sleep(0.013 * (number + 1))
+            acknowledged = [s.acknowledged for s in cluster.master.replication.status.slaves]
+            await cluster.crash(SLAVE, lose_unflushed=True)
+            await sending
+            slave = await cluster.start_broker(SLAVE)
+            if flush == "SYNC_FLUSH":
+                # What it has reported is on its disk, but for the beginning of a message.
+                assert all(slave.store.written_end >= at - 1500 for at in acknowledged)
+            await cluster.until_copied()
+
+
+@virtual_time()
+async def test_a_slave_with_a_full_disk_tries_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with log_replicas(tmp_path) as cluster:
+        await cluster.fill(10)
+        await cluster.until_copied()
+        disk, slave = cluster.disk(SLAVE), cluster.slave()
+        disk.fail_writes(errno.ENOSPC)
+        await cluster.fill(10)
+        await cluster.until(lambda: link(slave) is LinkState.DISCONNECTED)
+        assert "No space left" in master_link(slave).last_error
+        connections = cluster.network.connections_made
+        await cluster.advance(minutes=10)
+        assert cluster.network.connections_made - connections < 40
+        assert caplog.text.count("is interrupted") < 4
+        disk.heal()
+        await cluster.until_copied()
+        assert master_link(slave).last_error == ""
+
+
+@virtual_time()
+async def test_the_master_sends_no_faster_than_allowed(tmp_path: Path) -> None:
+    settings = {"maxHaTransferByteInSecond": "50000"}
+    async with log_replicas(tmp_path, slaves=0, settings=settings) as cluster:
+        await cluster.fill(200)
+        size = cluster.master.store.written_end
+        await cluster.start_broker(SLAVE)
+        await cluster.until(lambda: cluster.master.replication.status.slaves)
+        begin = virtual_loop().time()
+        await cluster.until_copied()
+        took_s = virtual_loop().time() - begin
+        assert size / 50_000 - 2 < took_s < size / 50_000 + 2
+
+
+@virtual_time()
+async def test_a_slave_reads_delayed_and_keyed_messages_too(tmp_path: Path) -> None:
+    async with log_replicas(tmp_path) as cluster:
+        await cluster.fill(10)
+        await cluster.until_copied()
+        slave, master = cluster.slave().store, cluster.master.store
+        for topic, queue_id in master.queue_ids():
+            assert slave.queue_range(topic, queue_id) == master.queue_range(topic, queue_id)
+        # Restarted, it needs no recovery.
+        await cluster.stop_broker(SLAVE)
+        again = await cluster.start_broker(SLAVE)
+        assert not again.store.recovered.crashed
+        assert again.store.recovered.cut_bytes == 0

@@ -1,0 +1,143 @@
+"""SYNC_MASTER: what senders are told, with slaves that are there, slow or missing."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from brokers import client_of
+from log_replicas import MASTER, LogReplicas, log_replicas
+from turbopump.testing import virtual_loop, virtual_time
+from turbopump.wire.codes import ResponseCode
+from turbopump.wire.command import Command
+
+SLAVE = f"{MASTER}-1"
+MASTER_HOST, SLAVE_HOST = "10.0.0.1", "10.0.0.2"
+SYNC = {"brokerRole": "SYNC_MASTER", "slaveTimeout": "1000"}
+"""The clients of these tests wait for 3 s, as long as a SYNC_MASTER does by default."""
+
+
+async def connected(cluster: LogReplicas) -> None:
+    await cluster.until(lambda: cluster.master.replication.status.slaves)
+
+
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+@virtual_time()
+async def test_what_is_acknowledged_is_on_the_slave(tmp_path: Path, flush: str) -> None:
+    async with log_replicas(tmp_path, settings={**SYNC, "flushDiskType": flush}) as cluster:
+        await connected(cluster)
+        if flush == "SYNC_FLUSH":
+            cluster.disk(SLAVE).sync_ms = 300
+        async with client_of(cluster.network, cluster.master.address) as client:
+            for _ in range(5):
+                begin = virtual_loop().time()
+                answer = await client.send(topic="BenchmarkTest")
+                assert answer.code == ResponseCode.SUCCESS
+                end = cluster.master.store.written_end
+                slave = cluster.slave().store
+                assert slave.written_end == end
+                assert flush == "ASYNC_FLUSH" or slave.flushed_end == end
+                assert (virtual_loop().time() - begin > 0.3) == (flush == "SYNC_FLUSH")
+
+
+@virtual_time()
+async def test_without_a_slave(tmp_path: Path) -> None:
+    async with (
+        log_replicas(tmp_path, slaves=0, settings=SYNC) as cluster,
+        client_of(cluster.network, cluster.master.address) as client,
+    ):
+        begin = virtual_loop().time()
+        answer = await client.send(topic="BenchmarkTest")
+        assert answer.code == ResponseCode.SLAVE_NOT_AVAILABLE
+        assert virtual_loop().time() - begin < 0.1
+        assert "no slave is in sync" in (answer.remark or "")
+        assert len(await client.messages("BenchmarkTest")) == 1
+        waits_not = await client.send(topic="BenchmarkTest", named={"WAIT": "false"})
+        assert waits_not.code == ResponseCode.SUCCESS
+        # A consumer's retry is stored once, and not sent back again and again.
+        [message, _] = await client.messages("BenchmarkTest")
+        assert (await client.send_back(message)).code == ResponseCode.SUCCESS
+
+
+@virtual_time()
+async def test_a_slave_that_does_not_answer(tmp_path: Path) -> None:
+    async with log_replicas(tmp_path, settings=SYNC) as cluster:
+        await connected(cluster)
+        cluster.network.partition(MASTER_HOST, SLAVE_HOST)
+        async with client_of(cluster.network, cluster.master.address) as client:
+            begin = virtual_loop().time()
+            answer = await client.send(topic="BenchmarkTest")
+            assert answer.code == ResponseCode.FLUSH_SLAVE_TIMEOUT
+            assert 0.9 < virtual_loop().time() - begin < 1.2
+            assert "slaveTimeout" in (answer.remark or "")
+            [message] = await client.messages("BenchmarkTest")
+            # It might be lost with the master, so the consumer has to try again.
+            assert (await client.send_back(message)).code == ResponseCode.SYSTEM_ERROR
+            cluster.network.heal()
+            await cluster.until_copied()
+            assert (await client.send(topic="BenchmarkTest")).code == ResponseCode.SUCCESS
+
+
+@virtual_time()
+async def test_a_slave_that_is_far_behind_is_not_waited_for(tmp_path: Path) -> None:
+    settings = {**SYNC, "haSlaveFallbehindMax": "5000"}
+    async with log_replicas(tmp_path, settings=settings) as cluster:
+        await connected(cluster)
+        cluster.network.stop_reading(SLAVE_HOST)
+        async with client_of(cluster.network, cluster.master.address) as client:
+            codes = []
+            for _ in range(5):
+                answer = await client.send(
+                    b"x" * 900, topic="BenchmarkTest", named={"WAIT": "false"}
+                )
+                assert answer.code == ResponseCode.SUCCESS
+                codes.append((await client.send(b"x" * 900, topic="BenchmarkTest")).code)
+        late, missing = ResponseCode.FLUSH_SLAVE_TIMEOUT, ResponseCode.SLAVE_NOT_AVAILABLE
+        assert codes == [late, late, missing, missing, missing]
+        [status] = cluster.master.replication.status.slaves
+        assert not status.is_in_sync
+        assert status.lag_bytes > 5000
+
+
+@virtual_time()
+async def test_any_slave_will_do(tmp_path: Path) -> None:
+    async with log_replicas(tmp_path, slaves=2, settings=SYNC) as cluster:
+        await cluster.until(lambda: len(cluster.master.replication.status.slaves) == 2)
+        cluster.network.partition(MASTER_HOST, SLAVE_HOST)
+        async with client_of(cluster.network, cluster.master.address) as client:
+            assert (await client.send(topic="BenchmarkTest")).code == ResponseCode.SUCCESS
+        assert cluster.slave(2).store.written_end == cluster.master.store.written_end
+        assert cluster.slave(1).store.written_end == 0
+
+
+@virtual_time()
+async def test_waiting_sends_are_bounded(tmp_path: Path) -> None:
+    settings = {**SYNC, "sendThreadPoolQueueCapacity": "3"}
+    async with log_replicas(tmp_path, settings=settings) as cluster:
+        await connected(cluster)
+        cluster.network.partition(MASTER_HOST, SLAVE_HOST)
+        async with client_of(cluster.network, cluster.master.address) as client:
+            answers: list[Command] = await asyncio.gather(
+                *(client.send(topic="BenchmarkTest") for _ in range(8))
+            )
+        codes = [answer.code for answer in answers]
+        assert ResponseCode.SYSTEM_BUSY in codes
+        assert ResponseCode.FLUSH_SLAVE_TIMEOUT in codes
+        assert any("for a slave" in (answer.remark or "") for answer in answers)
+        assert len(cluster.master.path.durability) == 0
+
+
+@virtual_time()
+async def test_delayed_messages_are_delivered_without_a_slave(tmp_path: Path) -> None:
+    async with (
+        log_replicas(tmp_path, slaves=1, settings=SYNC) as cluster,
+        client_of(cluster.network, cluster.master.address) as client,
+    ):
+        await connected(cluster)
+        assert (await client.send(topic="BenchmarkTest", named={"DELAY": "2"})).code == 0
+        cluster.network.partition(MASTER_HOST, SLAVE_HOST)
+        await cluster.until(lambda: cluster.messages("BenchmarkTest"))
+        await cluster.advance(seconds=40)
+        assert cluster.master.path.delays.progress.offset_table[2] == 1
