@@ -22,6 +22,7 @@ from turbopump.broker.replication.throttle import Throttle
 from turbopump.errors import FrameError
 from turbopump.message import PhysicalOffset
 from turbopump.store.config import StoreConfig
+from turbopump.testing import virtual_time
 from unit.store.support import ManualClock
 from vectors import load
 
@@ -166,7 +167,8 @@ class Master:
         return self.transport.heads()
 
 
-def test_a_new_slave_of_apache_rocketmq_gets_the_last_file_as_recorded() -> None:
+@virtual_time()
+async def test_a_new_slave_of_apache_rocketmq_gets_the_last_file_as_recorded() -> None:
     recorded = [frame for frame in MASTER_SIDE[0] if frame["bodySize"]]
     master = Master(end=589_049, segment_bytes=262_144)
     assert master.report(0) == [frame["head"] for frame in recorded]
@@ -178,7 +180,8 @@ def test_a_new_slave_of_apache_rocketmq_gets_the_last_file_as_recorded() -> None
     assert master.transport.heads() == [MASTER_SIDE[0][-1]["hex"]]
 
 
-def test_messages_are_sent_as_they_come() -> None:
+@virtual_time()
+async def test_messages_are_sent_as_they_come() -> None:
     master = Master(end=384_632, segment_bytes=65_536)
     assert master.report(0) == [frame["head"] for frame in MASTER_SIDE[1][1:3]]
     for frame in MASTER_SIDE[1][3:6]:
@@ -187,7 +190,8 @@ def test_messages_are_sent_as_they_come() -> None:
         assert master.transport.heads() == [frame["hex"][:24]]
 
 
-def test_no_frame_goes_across_the_end_of_a_file() -> None:
+@virtual_time()
+async def test_no_frame_goes_across_the_end_of_a_file() -> None:
     master = Master(end=100_000, segment_bytes=40_000)
     heads = master.report(10)
     ends = [int(head[:16], 16) + int(head[16:], 16) for head in heads]
@@ -198,7 +202,8 @@ def test_no_frame_goes_across_the_end_of_a_file() -> None:
     ("report", "reason"),
     [(-1, "must not be negative"), (2**62, "its log ends at"), (100_001, "its log ends at")],
 )
-def test_a_first_report_that_cannot_be(
+@virtual_time()
+async def test_a_first_report_that_cannot_be(
     report: int, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     master = Master(end=100_000, segment_bytes=40_000)
@@ -209,7 +214,8 @@ def test_a_first_report_that_cannot_be(
     assert not master.slaves.is_available(PhysicalOffset(100_000))
 
 
-def test_a_later_report_beyond_the_end_closes_the_connection(
+@virtual_time()
+async def test_a_later_report_beyond_the_end_closes_the_connection(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     master = Master(end=100_000, segment_bytes=40_000)
@@ -221,14 +227,18 @@ def test_a_later_report_beyond_the_end_closes_the_connection(
     assert not master.slaves.status
 
 
-def test_a_slave_before_the_first_file_begins_with_it() -> None:
+@virtual_time()
+async def test_a_slave_before_the_first_file_begins_with_it() -> None:
     master = Master(end=100_000, segment_bytes=40_000)
     master.log.min_offset = PhysicalOffset(40_000)
     assert int(master.report(500)[0][:16], 16) == 40_000
     assert master.slaves.acknowledged == 0
 
 
-def test_a_slave_that_is_too_slow_for_retention_is_closed(caplog: pytest.LogCaptureFixture) -> None:
+@virtual_time()
+async def test_a_slave_that_is_too_slow_for_retention_is_closed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     master = Master(end=100_000, segment_bytes=40_000)
     master.connection.pause_writing()
     master.report(500)
@@ -238,7 +248,8 @@ def test_a_slave_that_is_too_slow_for_retention_is_closed(caplog: pytest.LogCapt
     assert "position 500 was deleted" in caplog.text
 
 
-def test_connections_are_bounded_and_silent_ones_closed() -> None:
+@virtual_time()
+async def test_connections_are_bounded_and_silent_ones_closed() -> None:
     master = Master(end=100_000, segment_bytes=40_000)
     others = [master.connect() for _ in range(SLAVES_MAX)]
     assert [transport.is_closed for _, transport in others] == [False] * (SLAVES_MAX - 1) + [True]

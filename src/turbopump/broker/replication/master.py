@@ -15,6 +15,7 @@ from turbopump.broker.replication.status import SlaveStatus
 from turbopump.broker.replication.throttle import Throttle
 from turbopump.clock import Clock
 from turbopump.errors import FrameError, StoreError
+from turbopump.machine.timers import Repeated
 from turbopump.message import PhysicalOffset
 from turbopump.net.network import address_text
 from turbopump.store.store import Store
@@ -30,6 +31,7 @@ always, the last file only. No log ends at 1, so that no other slave reports it.
 
 _UNSENT_BYTES_MAX = 1024 * 1024
 """What may wait in memory for a slave; most of it are views of the log's memory map."""
+_TICKS_PER_HEARTBEAT = 5
 _TURN_BYTES_MAX = 4 * 1024 * 1024
 """What is sent to a slave before others have their turn of the loop."""
 
@@ -37,7 +39,7 @@ _TURN_BYTES_MAX = 4 * 1024 * 1024
 class Slaves:
     """All slaves of a master.
 
-    `note_written` is to be called when the log has grown, `tick` a few times per second.
+    `note_written` is to be called when the log has grown.
     """
 
     def __init__(self, store: Store, live: LiveConfig, clock: Clock) -> None:
@@ -49,6 +51,8 @@ class Slaves:
         self._waiting: list[tuple[PhysicalOffset, int, Callable[[bool], None]]] = []
         self._numbers = itertools.count()
         self._pump_is_due = False
+        self._timer: asyncio.TimerHandle | None = None
+        """Runs while there are connections."""
         self.accepts = False
         """Whether slaves are served; set when the broker is ready, and reset on a slave."""
 
@@ -88,7 +92,13 @@ class Slaves:
         if not self.accepts or len(self._connected) >= SLAVES_MAX:
             return False
         self._connected[slave] = None
+        if self._timer is None:
+            self._set_timer()
         return True
+
+    def _set_timer(self) -> None:
+        interval_s = self.config.heartbeat_ms / 1000 / _TICKS_PER_HEARTBEAT
+        self._timer = asyncio.get_running_loop().call_later(interval_s, Repeated(self.tick))
 
     def remove(self, slave: SlaveConnection) -> None:
         self._connected.pop(slave, None)
@@ -115,12 +125,17 @@ class Slaves:
 
     def tick(self) -> None:
         """Send heartbeats, and close connections that are silent for too long."""
+        self._timer = None
         for slave in tuple(self._connected):
             slave.tick()
+        if self._connected:
+            self._set_timer()
 
     def close(self) -> None:
         """Close all connections, and accept no more."""
         self.accepts = False
+        if self._timer is not None:
+            self._timer.cancel()
         for slave in tuple(self._connected):
             slave.close("the master is closing", logging.INFO)
 

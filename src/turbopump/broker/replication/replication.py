@@ -18,8 +18,6 @@ from turbopump.supervisor import Supervisor
 
 _log = logging.getLogger(__name__)
 
-_TICKS_PER_HEARTBEAT = 5
-
 
 async def listen(
     network: Network, live: LiveConfig, make: Callable[[], SlaveConnection]
@@ -70,8 +68,6 @@ class Replication:
             work.keep("replication", self.follower.run)
             return
         self.slaves.accepts = True
-        interval_ms = max(1, self._live.current.replication.heartbeat_ms // _TICKS_PER_HEARTBEAT)
-        work.every("slaves", interval_ms, self.slaves.tick)
 
     def master_is_at(self, master: MasterAddress) -> None:
         """Take notice of where a name server says the master is."""
