@@ -165,7 +165,7 @@ def test_rows_of_a_queue_keep_their_order(
             ["body is missing", "topic is missing", "b is unknown", "tags is int"],
         ),
         ("'x' body, 1 queueId, 'a' shardingKey", {"topic": "t"}, ["both choose the queue"]),
-        ("'x' body", {"topic": "t", "shard": "1"}, ["shard is not a setting", "maxInFlight"]),
+        ("'x' body", {"topic": "t", "shard": "1"}, ["no option 'shard'", "maxInFlight"]),
         ("'x' body", {"topic": "t", "batchsize": "none"}, ["batchSize is 'none'"]),
         ("'x' body", {"topic": "a topic"}, ["topic is 'a topic'"]),
     ],

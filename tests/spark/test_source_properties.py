@@ -7,7 +7,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from servers import Standalone
-from source_topics import fresh_topic, made_topic, rows_read
+from source_topics import fresh_topic, made_topic
 from turbopump.client.blocking import Producer
 from turbopump.filters.sql92 import compile_sql
 from turbopump.message import Message
@@ -93,22 +93,3 @@ def test_equality_means_the_same_to_the_broker_and_to_spark(
     assert numbers(read(spark, broker, topic, sql="p IS NULL")) == [100, 101]
     sql = f"p IN ({', '.join(map(quoted, VALUES))}) AND q IS NOT NULL"
     assert numbers(read(spark, broker, topic, sql=sql)) == list(range(1, len(VALUES), 2))
-
-
-@pytest.mark.usefixtures("filters_allowed")
-def test_spark_keeps_conditions_on_properties_to_itself(
-    spark: SparkSession, broker: Standalone, topic: str
-) -> None:
-    """It hands only conditions on whole columns to a source: there is nothing to push down.
-
-    Once this fails, a later Spark passes them on, and ADR 10 can be looked at again.
-    """
-    for condition, found in (
-        ("properties['p'] = '5'", [2]),
-        ("properties.p IN ('5', 'x')", [0, 2]),
-        ("element_at(properties, 'p') = 'x' AND properties['q'] IS NULL", [0]),
-        ("properties['p'] IS NULL", [100, 101]),
-    ):
-        narrowed = read(spark, broker, topic, pushFilters="true").where(condition)
-        assert numbers(narrowed) == found, condition
-        assert rows_read(narrowed) == len(VALUES) + 2, condition

@@ -9,9 +9,12 @@ from difflib import get_close_matches
 from typing import TypeVar
 
 from turbopump.errors import InvalidArgument
+from turbopump.spark.option_hints import hint
 
 T = TypeVar("T")
 D = TypeVar("D")
+
+NO_HINTS: Mapping[str, str] = {}
 
 _DIGITS_MAX = 30
 """Of a number. Python refuses to read thousands of them, and nobody means so many."""
@@ -32,12 +35,16 @@ class Given:
     """The options that were given, by the names that are documented, in whatever case."""
 
     def __init__(
-        self, options: Mapping[str, str | None], names: Iterable[str], of_format: str
+        self,
+        options: Mapping[str, str | None],
+        names: Iterable[str],
+        of_format: str,
+        hints: Mapping[str, str] = NO_HINTS,
     ) -> None:
         by_key = {name.lower(): name for name in names}
         unknown = sorted(key for key in options if key.lower() not in by_key)
         if unknown:
-            guesses = ", ".join(_with_guess(key, by_key) for key in unknown)
+            guesses = ", ".join(with_hint(key, by_key, hints) for key in unknown)
             raise InvalidArgument(
                 f"format {of_format} has no option {guesses}; options are "
                 f"{', '.join(by_key.values())}"
@@ -65,7 +72,12 @@ class Given:
         return read(name, self._values[name]) if name in self._values else default
 
 
-def _with_guess(key: str, by_key: Mapping[str, str]) -> str:
+def with_hint(key: str, by_key: Mapping[str, str], hints: Mapping[str, str]) -> str:
+    """Return the name of an unknown option with what was probably meant."""
+    if (instead := hint(key, hints)) is not None:
+        # Spark hands option names over in lower case.
+        name = {name.lower(): name for name in hints}.get(key.lower(), key)
+        return f"{name!r} ({instead})"
     close = get_close_matches(key.lower(), by_key, 1)
     return f"{key!r} (did you mean {by_key[close[0]]}?)" if close else repr(key)
 

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
@@ -13,7 +13,6 @@ from pyspark.sql.datasource import (
     DataSourceReader,
     DataSourceStreamArrowWriter,
     DataSourceStreamReader,
-    Filter,
     InputPartition,
 )
 from pyspark.sql.streaming.datasource import (
@@ -70,7 +69,7 @@ class DefaultSource(DataSource):
 
         begin_call()
         options = _with_columns(SourceOptions.for_batch(self.options), schema)
-        return FilteringReader(options) if options.push_filters else BatchReader(options)
+        return BatchReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from turbopump.spark.reading.options import SourceOptions
@@ -130,41 +129,18 @@ class BatchReader(DataSourceReader):
         self._options = options
 
     def partitions(self) -> list[InputPartition]:
-        return self._planned(())
-
-    def _planned(self, filters: Iterable[Filter]) -> list[InputPartition]:
         from turbopump.spark.reading.batch_planner import plan_batch
         from turbopump.spark.reading.cluster import Cluster
-        from turbopump.spark.reading.filter_pushdown import scan_bounds
         from turbopump.spark.shared_session import shared_session
 
-        options, by = self._options, scan_bounds(filters)
+        options = self._options
         planned = shared_session(options.client).run(
-            lambda session: plan_batch(Cluster(session, options), options, by)
+            lambda session: plan_batch(Cluster(session, options), options)
         )
         return [InputPartition(partition) for partition in planned]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._options, partition)
-
-
-class FilteringReader(BatchReader):
-    """The same, with the filters of the query; Spark refuses such a class unless it is set to."""
-
-    def __init__(self, options: SourceOptions) -> None:
-        super().__init__(options)
-        self._filters: tuple[Filter, ...] = ()
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take filters as hints; all of them are Spark's to apply, so that none can be wrong."""
-        from turbopump.spark.reading.filter_pushdown import with_tags
-
-        self._filters = tuple(filters)
-        self._options = with_tags(self._options, self._filters)
-        return filters
-
-    def partitions(self) -> list[InputPartition]:
-        return self._planned(self._filters)
 
 
 def _read(options: SourceOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import clusters
-from brokers import SMALL_STORE
 from turbopump.admin.administration import Admin
 from turbopump.client.producer import Producer
 from turbopump.client.session import Session
@@ -28,7 +26,6 @@ from turbopump.errors import (
 from turbopump.message import Message, MessageQueue
 from turbopump.spark.reading.batch_planner import plan_batch
 from turbopump.spark.reading.cluster import Cluster
-from turbopump.spark.reading.filter_pushdown import Bounds, ScanBounds
 from turbopump.spark.reading.offsets import Limits
 from turbopump.spark.reading.options import SourceOptions
 from turbopump.spark.reading.positions import AtTime, Earliest, Latest, OfGroup, parse_position
@@ -180,7 +177,7 @@ async def test_a_batch_that_ends_before_it_begins_is_refused(tmp_path: Path) -> 
             options = SourceOptions.for_batch(
                 given | {"startingOffsets": start, "endingOffsets": end}
             )
-            partitions = await plan_batch(Cluster(session, options), options, ScanBounds())
+            partitions = await plan_batch(Cluster(session, options), options)
             return sum(each.rows for partition in partitions for each in partition)
 
         assert await planned("earliest", '{"T": {"0": 4}}') == 4
@@ -214,31 +211,6 @@ def test_a_time_is_the_first_message_since(tmp_path: Path, pause_ms: int) -> Non
 
 
 @virtual_time()
-async def test_times_narrow_a_batch_also_where_the_clock_was_set_back(tmp_path: Path) -> None:
-    async with world(tmp_path) as (made, producer, session):
-        await fill(producer, 10, pause_ms=1)
-        made.clock.jump_wall(-59 * MINUTE_MS)
-        for _ in range(20):
-            await fill(producer, 1)
-            made.clock.jump_wall(15 * MINUTE_MS)
-        options = SourceOptions.for_batch({"nameserver": session.config.nameserver, "topic": "T"})
-        cluster = Cluster(session, options)
-        stored = [await cluster._stored_ms(Q0, offset) for offset in range(30)]
-
-        async def planned(low: int | None, high: int | None) -> set[int]:
-            by = ScanBounds(stored_ms=Bounds(low, high))
-            parts = [each for part in await plan_batch(cluster, options, by) for each in part]
-            return {offset for each in parts for offset in range(each.start, each.end)}
-
-        for at in (0, *stored[::2]):
-            since = {offset for offset, other in enumerate(stored) if other >= at}
-            assert since <= await planned(at, None)
-            assert set(range(30)) - since <= await planned(None, at)
-        # The broker's search leaves out what was stored more than an hour away.
-        assert await planned(stored[20], stored[20] + 1) == set(range(17, 24))
-
-
-@virtual_time()
 async def test_news_end_the_wait(tmp_path: Path) -> None:
     async with world(tmp_path) as (made, producer, session):
         await fill(producer, 2)
@@ -253,72 +225,6 @@ async def test_news_end_the_wait(tmp_path: Path) -> None:
         assert not waiting.done()
         await fill(producer, 1)
         await asyncio.wait_for(waiting, 1)
-
-
-@virtual_time()
-async def test_a_few_messages_are_found_by_key(tmp_path: Path) -> None:
-    async with world(tmp_path) as (_, producer, session):
-        await fill(producer, 40)
-        found = asking(session)
-        places = await found.offsets_of_key("T", "k3 all")
-        assert places == frozenset((Q0, offset) for offset in range(3, 40, 5))
-        # More than a broker is sure to return, so all are read.
-        assert await found.offsets_of_key("T", "all") is None
-        assert await found.offsets_of_key("T", "") is None
-        assert await found.offsets_of_key("T", "none") == frozenset()
-
-
-@virtual_time()
-async def test_without_an_index_nothing_is_found_by_key(tmp_path: Path) -> None:
-    async with world(tmp_path, store=replace(SMALL_STORE, index_enabled=False)) as (
-        _,
-        producer,
-        session,
-    ):
-        await fill(producer, 3)
-        assert await asking(session).offsets_of_key("T", "k1 all") is None
-
-
-@virtual_time()
-async def test_messages_stored_while_the_index_was_off_are_not_missed(tmp_path: Path) -> None:
-    without = replace(SMALL_STORE, index_enabled=False)
-    read: set[int] = set()
-    async with world(tmp_path) as (servers, producer, session):
-        for store in (SMALL_STORE, without, SMALL_STORE):
-            await servers.stop_broker()
-            servers.config = replace(servers.config, store=store)
-            await servers.start_broker()
-            await fill(producer, 5)
-            options = SourceOptions.for_batch({"nameserver": "10.0.0.1:9876", "topic": "T"})
-            cluster = Cluster(session, options)
-            by = ScanBounds(one_of={"keys": frozenset({"k3 all"})})
-            read = {
-                offset
-                for part in await plan_batch(cluster, options, by)
-                for each in part
-                for offset in range(each.start, each.end)
-                if each.queue == Q0
-            }
-            limits = (await cluster.limits([Q0]))[Q0]
-            assert read >= set(range(3, limits.high, 5)), store
-    assert read == set(range(15)), "all, as the index does not know all"
-
-
-@virtual_time()
-async def test_an_index_of_which_the_broker_does_not_speak_is_not_relied_upon(
-    tmp_path: Path,
-) -> None:
-    class Foreign(Session):
-        """A session with a broker that knows nothing of complete indices."""
-
-        async def request(self, address: str, command: Command, timeout_ms: int) -> Command:
-            (command.ext_fields or {}).pop("wantsIndexComplete", None)
-            return await super().request(address, command, timeout_ms)
-
-    async with world(tmp_path) as (made, producer, _):
-        await fill(producer, 5)
-        async with made.session("10.0.1.3", kind=Foreign) as session:
-            assert await asking(session).offsets_of_key("T", "k3 all") is None
 
 
 @virtual_time()

@@ -5,9 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
+from turbopump.errors import InvalidArgument
 from turbopump.spark.reading.options import OPTIONS as SOURCE_OPTIONS
+from turbopump.spark.reading.options import SourceOptions
 from turbopump.spark.records.schema import COLUMNS as SOURCE_COLUMNS
 from turbopump.spark.writing.options import OPTIONS as SINK_OPTIONS
+from turbopump.spark.writing.options import SinkOptions
 from turbopump.spark.writing.sink_columns import COLUMNS as SINK_COLUMNS
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guide" / "spark.md"
@@ -77,3 +82,26 @@ def test_what_is_said_to_be_here_is_here() -> None:
 def test_every_column_of_ours_is_told() -> None:
     told = set().union(*(named(ours) for _, ours in rows()))
     assert sorted({*SOURCE_COLUMNS, *SINK_COLUMNS} - told) == []
+
+
+def _theirs(heading: str) -> list[str]:
+    """Return the options of a table in the guide that do not exist here."""
+    section = GUIDE.read_text(encoding="utf-8").partition(f"\n{heading}")[2].partition("\n\n| ")[2]
+    cells = re.findall(r"^\| ?(.*?) \| ", section.partition("\n\n")[0], re.MULTILINE)
+    ours = {name.lower() for name in (*SINK_OPTIONS, *(each.name for each in SOURCE_OPTIONS))}
+    options = {name for cell in cells if "column" not in cell for name in named(cell)}
+    return sorted(name for name in options if name.lower() not in ours)
+
+
+@pytest.mark.parametrize("option", _theirs("Reading, all"))
+def test_the_source_names_the_counterpart_of_kafkas_options(option: str) -> None:
+    with pytest.raises(InvalidArgument, match=rf"'{option}' \((use|not needed)") as raised:
+        SourceOptions.for_batch({"nameserver": "127.0.0.1:1", "topic": "t", option: "1"})
+    meant = set(re.findall(r"\w+", str(raised.value).partition("(use ")[2].partition(")")[0]))
+    assert not meant or meant & {each.name for each in SOURCE_OPTIONS}, meant
+
+
+@pytest.mark.parametrize("option", _theirs("Writing, all"))
+def test_the_sink_names_the_counterpart_of_kafkas_options(option: str) -> None:
+    with pytest.raises(InvalidArgument, match=rf"'{option}' \((use|not needed)"):
+        SinkOptions.parse({"nameserver": "127.0.0.1:1", "topic": "t", option: "1"})

@@ -135,7 +135,6 @@ def test_everything_else_that_can_be_set() -> None:
     assert "properties" not in found.columns
     assert found.client.route_interval_ms == 10_000
     assert found.idle_wait_ms == 250
-    assert batch(pushFilters="true").push_filters
     assert batch(sql="price > 3").pulling.is_filtered
     assert batch(columns="body, queueid").columns == ("body", "queueId")
 
@@ -246,7 +245,7 @@ def test_wrong_values_are_told(options: dict[str, str], told: str) -> None:
             {"minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "4"},
             "minOffsetsPerTrigger must be at most maxOffsetsPerTrigger, 4, got 5",
         ),
-        ({"pushFilters": "true"}, "pushFilters is for batch reads only"),
+        ({"pushFilters": "true"}, "'pushFilters' (use startingOffsets, endingOffsets, tags"),
         ({"idleWait": "1"}, "option idleWait must be at least 10ms, got '1' (1 ms)"),
         (
             {"group": "g", "allowSharedGroup": "true", "commitOffsets": "true"},

@@ -143,7 +143,10 @@ def test_the_drivers_environment_is_what_counts(monkeypatch: pytest.MonkeyPatch)
         ("topic", "SCHEDULE_TOPIC_XXXX", "only brokers send to it"),
         ("namespace", "a b", "namespace is 'a b'"),
         ("nameserver", "nowhere", "nowhere"),
-        ("acks", "all", "acks is not a setting: batchBytes, batchSize"),
+        ("acks", "all", "no option 'acks'; options are nameserver, namespace, topic"),
+        ("batchsizes", "1", "'batchsizes' (did you mean batchSize?)"),
+        ("kafka.acks", "all", "'kafka.acks' (use the broker's flushDiskType"),
+        ("kafka.ssl.key", "x", "(options are not passed on to Kafka's clients)"),
     ],
 )
 def test_what_makes_no_sense_is_named(key: str, value: str, words: str) -> None:

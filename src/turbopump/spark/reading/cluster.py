@@ -24,7 +24,7 @@ from turbopump.errors import (
     TurbopumpError,
 )
 from turbopump.message import MessageQueue, QueueOffset
-from turbopump.spark.reading import key_search, offset_commit
+from turbopump.spark.reading import offset_commit
 from turbopump.spark.reading.offsets import Limits, Offsets, inside, inside_for_group
 from turbopump.spark.reading.options import SourceOptions
 from turbopump.spark.reading.positions import (
@@ -382,30 +382,6 @@ class Cluster:
             return False
         self._uncommitted.pop(queue, None)
         return True
-
-    # --- keys -------------------------------------------------------------------------------------
-
-    async def offsets_of_key(
-        self, topic: str, key: str
-    ) -> frozenset[tuple[MessageQueue, int]] | None:
-        """Return the messages of a topic that may have a key; None if brokers do not know all."""
-        name = self._reader.wire_topic(topic)
-        route = await self._session.route(name)
-        found: set[tuple[MessageQueue, int]] = set()
-        for broker in route.brokers:
-            if not self._session.has_master(broker):
-                # A slave may not have the newest messages yet.
-                return None
-            address = self._session.address_to_write(broker)
-            messages = await key_search.messages_of(
-                self._session, address, name, key, self._options.pulling.timeout_ms
-            )
-            if messages is None:
-                return None
-            found |= {
-                (MessageQueue(topic, broker, each.queue_id), each.queue_offset) for each in messages
-            }
-        return frozenset(found)
 
     # --- times ------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from turbopump.client.names import check_group, check_topic
 from turbopump.errors import InvalidArgument, InvalidExpression
 from turbopump.filters.sql92 import Sql
 from turbopump.filters.tags import wanted_tags
+from turbopump.spark.option_hints import SOURCE_HINTS
 from turbopump.spark.option_values import (
     Given,
     boolean,
@@ -96,7 +97,6 @@ OPTIONS = (
     ),
     Option("includeProperties", "`true`", "`false` omits the column `properties`"),
     Option("columns", "all", "the columns to read, `a,b,c`"),
-    Option("pushFilters", "`false`", "whether filters of a batch query are pushed down; see below"),
     Option(
         "readFrom",
         "`master`",
@@ -110,7 +110,7 @@ OPTIONS = (
     ),
 )
 
-_BATCH_ONLY = ("endingOffsets", "pushFilters")
+_BATCH_ONLY = ("endingOffsets",)
 _STREAM_ONLY = (
     "maxOffsetsPerTrigger",
     "maxBytesPerTrigger",
@@ -123,7 +123,9 @@ _TOPIC_OPTIONS = ("topic", "topics", "topicPattern", "assign")
 _REQUEST_LEAST_MS = 100
 _INTERVAL_LEAST_MS = 100
 _IDLE_LEAST_MS = 10
-"""Less would only make brokers busy, and answers too late."""
+"""Shorter times only load brokers and cause timeouts."""
+_FIELDS_0_1, _PUSH_FILTERS_0_1 = 15, 12
+"""Pickles of version 0.1 have this number of fields, and one that no longer exists."""
 
 
 def _restore(value: Pulling | SourceOptions, state: Iterable[object]) -> None:
@@ -197,7 +199,6 @@ class SourceOptions:
     fail_on_data_loss: bool
     commit_offsets: bool
     columns: tuple[str, ...]
-    push_filters: bool
     idle_wait_ms: int
     is_stream: bool
 
@@ -207,7 +208,10 @@ class SourceOptions:
         return self.group or READER_GROUP
 
     def __setstate__(self, state: Iterable[object]) -> None:
-        _restore(self, state)
+        values = list(state)
+        if len(values) == _FIELDS_0_1:
+            del values[_PUSH_FILTERS_0_1]
+        _restore(self, values)
 
     @classmethod
     def for_batch(cls, options: Mapping[str, str]) -> SourceOptions:
@@ -226,7 +230,7 @@ def columns_of(options: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _given(options: Mapping[str, str]) -> Given:
-    return Given(options, (option.name for option in OPTIONS), FORMAT)
+    return Given(options, (option.name for option in OPTIONS), FORMAT, SOURCE_HINTS)
 
 
 def _parsed(given: Given, *, is_stream: bool) -> SourceOptions:
@@ -251,7 +255,6 @@ def _parsed(given: Given, *, is_stream: bool) -> SourceOptions:
         fail_on_data_loss=given.find("failOnDataLoss", boolean, default=True),
         commit_offsets=given.find("commitOffsets", boolean, group is not None and not is_shared),
         columns=_columns(given),
-        push_filters=given.find("pushFilters", boolean, default=False),
         idle_wait_ms=given.find("idleWait", duration_ms_from(_IDLE_LEAST_MS), 500),
         is_stream=is_stream,
     )

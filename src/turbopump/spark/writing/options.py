@@ -13,7 +13,8 @@ from turbopump.client.producer_config import ProducerConfig
 from turbopump.errors import InvalidArgument
 from turbopump.net.limits import require_at_least
 from turbopump.settings import configured, keys_of
-from turbopump.spark.option_values import duration_ms, size_bytes
+from turbopump.spark.option_hints import SINK_HINTS
+from turbopump.spark.option_values import duration_ms, size_bytes, with_hint
 from turbopump.wire.sysflag import Compression
 
 _OF_SPARK = frozenset({"checkpointlocation", "path", "queryname", "outputmode", "trigger"})
@@ -127,7 +128,10 @@ class SinkOptions:
         }
         # The executors may live in another environment than the driver.
         given.setdefault("nameserver", os.environ.get(NAMESERVER_VARIABLE, ""))
-        plain, problems = _plain_texts(given)
+        plain, problems = _plain_texts({key: given[key] for key in given if key in OPTIONS})
+        if unknown := sorted(given.keys() - set(OPTIONS)):
+            named = ", ".join(with_hint(key, by_lower, SINK_HINTS) for key in unknown)
+            problems.append(f"no option {named}; options are {', '.join(OPTIONS)}")
         try:
             found = configured(cls, plain)
         except InvalidArgument as error:

@@ -1,0 +1,62 @@
+"""What to use instead of options of Kafka's connector, and of removed ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_TIMESTAMP = "a timestamp in {0}, as {0}=2026-01-31T08:00:00Z"
+
+_CONNECTION: Mapping[str, str] = {
+    "kafka.bootstrap.servers": "nameserver, the addresses of the name servers",
+}
+
+SOURCE_HINTS: Mapping[str, str] = {
+    **_CONNECTION,
+    "subscribe": "topic, or topics for several",
+    "subscribePattern": "topicPattern",
+    "startingTimestamp": _TIMESTAMP.format("startingOffsets"),
+    "endingTimestamp": _TIMESTAMP.format("endingOffsets"),
+    "startingOffsetsByTimestamp": _TIMESTAMP.format("startingOffsets") + ", for all queues",
+    "endingOffsetsByTimestamp": _TIMESTAMP.format("endingOffsets") + ", for all queues",
+    "startingOffsetsByTimestampStrategy": "not needed: a time after the newest message is the end",
+    "kafka.group.id": "group",
+    "groupIdPrefix": "group",
+    "includeHeaders": "includeProperties",
+    "fetchOffset.numRetries": "retries",
+    "fetchOffset.retryIntervalMs": "retries; the backoff is fixed",
+    "kafkaConsumer.pollTimeoutMs": "requestTimeout",
+    "kafka.request.timeout.ms": "requestTimeout",
+    "kafka.max.poll.records": "pullBatchSize",
+    "kafka.max.partition.fetch.bytes": "pullBatchSize",
+    "kafka.auto.offset.reset": "startingOffsets",
+    "kafka.isolation.level": "not needed: uncommitted messages are never read",
+    "pushFilters": (
+        "startingOffsets, endingOffsets, tags, sql or assign; Spark applies pushed filters to "
+        "other queries of the same DataFrame, too"
+    ),
+}
+
+SINK_HINTS: Mapping[str, str] = {
+    **_CONNECTION,
+    "kafka.batch.size": "batchBytes",
+    "kafka.linger.ms": "not needed: rows are sent immediately",
+    "kafka.compression.type": "compression",
+    "kafka.max.request.size": "bodyBytesMax",
+    "kafka.retries": "retries",
+    "kafka.delivery.timeout.ms": "retries and sendTimeoutMs",
+    "kafka.request.timeout.ms": "sendTimeoutMs",
+    "kafka.max.in.flight.requests.per.connection": "maxInFlight",
+    "kafka.acks": "the broker's flushDiskType and brokerRole, and retryUnlessOk",
+    "kafka.enable.idempotence": "stamp, and turbopump.spark.without_duplicates when reading",
+    "kafka.partitioner.class": "the columns queueId or shardingKey",
+    "includeHeaders": "the column properties",
+}
+
+
+def hint(key: str, hints: Mapping[str, str]) -> str | None:
+    """Return what to do instead of setting an option, None if nothing is known about it."""
+    found = {name.lower(): text for name, text in hints.items()}.get(key.lower())
+    if found is None:
+        is_kafka = key.lower().startswith("kafka.")
+        return "options are not passed on to Kafka's clients" if is_kafka else None
+    return found if found.startswith("not needed") else f"use {found}"
