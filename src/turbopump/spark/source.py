@@ -170,15 +170,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        from turbopump.spark.reading.offsets import NO_QUEUES, flat, nested
+        from turbopump.spark.reading.offsets import NO_QUEUES, flat, flat_marks, nested
 
-        known, has_begun = flat(start), bool(start)
+        known, marks, has_begun = flat(start), flat_marks(start), bool(start)
         is_limited = not isinstance(limit, ReadAllAvailable)
         end = self._on_driver().run(
-            lambda follow: follow.latest(known, is_limited=is_limited, has_begun=has_begun),
+            lambda planner: planner.latest(
+                known, is_limited=is_limited, has_begun=has_begun, marks=marks
+            ),
             is_first=not has_begun,
         )
-        return nested(end) or NO_QUEUES
+        return nested(end, self._on_driver().marks) or NO_QUEUES
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return a limit of the options; `latestOffset` keeps all of them."""

@@ -12,7 +12,7 @@ import pytest
 from turbopump.errors import ConnectionLost, DataLost, NoRoute
 from turbopump.message import MessageQueue
 from turbopump.spark.reading.micro_batch_planner import MicroBatchPlanner
-from turbopump.spark.reading.offsets import Limits, Offsets
+from turbopump.spark.reading.offsets import Limits, Mark, Offsets
 from turbopump.spark.reading.options import SourceOptions
 from turbopump.spark.reading.partition_planner import ranges_between
 from turbopump.spark.reading.positions import Earliest, OfGroup, Position
@@ -37,6 +37,10 @@ class MadeUp:
         self.arriving: dict[MessageQueue, Limits] = {}
         self.unreadable_now: dict[MessageQueue, Unreadable] = {}
         self.is_deaf = False
+        self.life = dict.fromkeys(ends, 0)
+        """How often each queue was re-created."""
+        self.unmarked: set[MessageQueue] = set()
+        self.marked: list[Offsets] = []
 
     async def queues(self) -> tuple[MessageQueue, ...]:
         if not self.has_route:
@@ -89,6 +93,14 @@ class MadeUp:
             return {}
         self.group |= noted
         return noted
+
+    async def marks(self, offsets: Offsets) -> dict[MessageQueue, Mark | None]:
+        self.marked.append(dict(offsets))
+        return {
+            queue: (self.life.get(queue, 0), at - 1) if at > self.ends[queue].low else None
+            for queue, at in offsets.items()
+            if queue not in self.unmarked
+        }
 
     def delete(self, queue: MessageQueue) -> None:
         """Delete it as brokers do that keep the group's offset."""
@@ -494,3 +506,64 @@ async def test_queues_that_are_no_longer_chosen_stay_where_they_are() -> None:
 async def test_a_slave_that_lags_is_no_loss() -> None:
     cluster = MadeUp({Q0: Limits(0, 5, is_certain=False)})
     assert await latest(following(cluster), {Q0: 7}) == {Q0: 7}
+
+
+@virtual_time()
+async def test_a_queue_recreated_and_filled_beyond_what_was_read_is_noticed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cluster = MadeUp({Q0: Limits(0, 10), Q1: Limits(0, 5)})
+    strict, loose = following(cluster), following(cluster, failOnDataLoss="false")
+    start = await latest(strict, {})
+    await latest(loose, {})
+    assert start == {Q0: 10, Q1: 5}
+    cluster.life[Q0], cluster.ends[Q0] = 1, Limits(0, 25)
+    with pytest.raises(DataLost, match="t@a:0 was re-created: the message at offset 9 is not"):
+        await latest(strict, start)
+    back = await latest(loose, start)
+    assert back == {Q0: 0, Q1: 5}
+    assert "t@a:0 was re-created" in caplog.text
+    assert ranges_between(start, back) == []
+    end = await latest(loose, back)
+    assert end == {Q0: 25, Q1: 5}
+    cluster.ends[Q0] = Limits(0, 30)
+    assert await latest(loose, end) == {Q0: 30, Q1: 5}
+
+
+@virtual_time()
+async def test_marks_come_from_the_checkpoint_and_old_ones_have_none() -> None:
+    cluster = MadeUp({Q0: Limits(0, 20)})
+    start, given = {Q0: 10}, {Q0: (7, 9)}
+    for marks, is_noticed in (({}, False), (given, True)):
+        planner = following(cluster)
+        planning = planner.latest(start, is_limited=False, has_begun=True, marks=marks)
+        if is_noticed:
+            with pytest.raises(DataLost, match="re-created"):
+                await planning
+        else:
+            assert await planning == {Q0: 20}
+            assert planner.marks == {Q0: (0, 19)}
+
+
+@virtual_time()
+async def test_a_queue_that_cannot_be_checked_is_not_read_on() -> None:
+    cluster = MadeUp({Q0: Limits(0, 10), Q1: Limits(0, 5)})
+    planner = following(cluster)
+    start = await latest(planner, {})
+    cluster.ends = {Q0: Limits(0, 12), Q1: Limits(0, 7)}
+    cluster.unmarked = {Q0}
+    end = await latest(planner, start)
+    assert end == {Q0: 10, Q1: 7}
+    cluster.unmarked = set()
+    assert await latest(planner, end) == {Q0: 12, Q1: 7}
+
+
+@virtual_time()
+async def test_an_idle_stream_checks_nothing() -> None:
+    cluster = MadeUp({Q0: Limits(0, 10)})
+    planner = following(cluster)
+    start = await latest(planner, {})
+    cluster.marked.clear()
+    for _ in range(3):
+        assert await latest(planner, start) == start
+    assert cluster.marked == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
@@ -11,9 +12,11 @@ from hypothesis import strategies as st
 from turbopump.errors import DataLost, InvalidArgument
 from turbopump.message import MessageQueue
 from turbopump.spark.reading.offsets import (
+    NO_QUEUES,
     Limits,
     backlog,
     flat,
+    flat_marks,
     forward,
     inside,
     inside_for_group,
@@ -154,3 +157,26 @@ def test_a_broker_need_not_be_named_if_there_is_one() -> None:
         offsets_named("x", named, [A0, A1, B0])
     with pytest.raises(InvalidArgument, match=r"queue 1 of topic 't' on 'a' does not exist.*t@b:0"):
         offsets_named("x", Explicit((("t", "a", 1, 6),)), [B0])
+
+
+def test_marks_lie_beside_the_offsets() -> None:
+    queue, other = MessageQueue("t", "a", 0), MessageQueue("t", "a", 1)
+    written = nested({queue: 5, other: 0}, {queue: (1700000000000, 42)})
+    text = '{"": {"t": {"a": {"0": "1700000000000@42"}}}, "t": {"a": {"0": 5, "1": 0}}}'
+    assert json.dumps(written) == text
+    assert flat(written) == {queue: 5, other: 0}
+    assert flat_marks(written) == {queue: (1700000000000, 42)}
+    assert flat_marks({"t": {"a": {"0": 5}}}) == {}
+    assert flat(NO_QUEUES) == {}
+    assert flat_marks(NO_QUEUES) == {}
+
+
+def test_checkpoints_of_0_1_open_and_are_written_the_same() -> None:
+    data = Path(__file__).parents[2] / "data" / "spark" / "checkpoint-0.1.jsonl"
+    for line in data.read_text().splitlines():
+        written = json.loads(line)
+        assert flat_marks(written) == {}
+        if any(written.values()):
+            assert json.dumps(nested(flat(written), flat_marks(written))) == line
+        else:
+            assert flat(written) == {}

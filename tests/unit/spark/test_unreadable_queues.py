@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -26,7 +27,7 @@ from turbopump.message import Message, MessageQueue
 from turbopump.nameserver.routes import Registration
 from turbopump.spark.reading.cluster import Cluster
 from turbopump.spark.reading.micro_batch_planner import MicroBatchPlanner
-from turbopump.spark.reading.offsets import Offsets
+from turbopump.spark.reading.offsets import Offsets, flat, flat_marks, nested
 from turbopump.spark.reading.options import Pulling, SourceOptions
 from turbopump.spark.reading.partition_planner import QueueRange
 from turbopump.spark.reading.retrying_pull import RetryingPull
@@ -491,3 +492,40 @@ async def test_an_assigned_queue_is_not_looked_for_on_brokers_that_come_later(
         now = found.following(assign='{"T": [0, 1]}')
         await now.freeze()
         assert read(await followed(now, at)) == {"T0": 4}
+
+
+@virtual_time()
+async def test_a_topic_recreated_while_the_query_was_down_is_not_read_from_the_middle(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path) as found:
+        await found.send(10)
+        first = found.following()
+        at = await followed(first, {}, 2)
+        assert read(at) == {"T0": 10}
+        saved = json.dumps(nested(at, first.marks))
+        await found.topics.topics.delete("T")
+        await found.made.make_topic("T")
+        await found.send(25)
+        await asyncio.sleep(60)
+        start, marks = flat(json.loads(saved)), flat_marks(json.loads(saved))
+        with pytest.raises(DataLost, match="T@a:0 was re-created: the message at offset 9 is not"):
+            await found.following().latest(start, is_limited=False, has_begun=True, marks=marks)
+        loose = found.following(**LOOSE)
+        back = await loose.latest(start, is_limited=False, has_begun=True, marks=marks)
+        assert read(back) == {}
+        end = await followed(loose, back)
+        assert read(end) == {"T0": 25}
+
+
+@virtual_time()
+async def test_a_topic_that_only_grew_is_read_on(tmp_path: Path) -> None:
+    async with world(tmp_path) as found:
+        await found.send(10)
+        first = found.following()
+        at = await followed(first, {}, 2)
+        await found.made.stop_broker()
+        await found.made.start_broker()
+        await found.send(25)
+        again = found.following()
+        assert read(await again.latest(at, is_limited=False, marks=first.marks)) == {"T0": 35}

@@ -25,7 +25,7 @@ from turbopump.errors import (
 )
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.spark.reading import offset_commit
-from turbopump.spark.reading.offsets import Limits, Offsets, inside, inside_for_group
+from turbopump.spark.reading.offsets import Limits, Mark, Offsets, inside, inside_for_group
 from turbopump.spark.reading.options import SourceOptions
 from turbopump.spark.reading.positions import (
     EARLIEST_OFFSET,
@@ -422,6 +422,31 @@ class Cluster:
             return -1
         return found.messages[0].store_timestamp_ms
 
+    async def marks(self, offsets: Offsets) -> dict[MessageQueue, Mark | None]:
+        """Return the mark of the message before each offset, None where there is none.
+
+        Queues are missing whose broker does not answer.
+        """
+        found, failed = await gather_available(
+            offsets, lambda queue: self._mark(queue, offsets[queue] - 1)
+        )
+        for queue, error in failed.items():
+            _log.info("%s: cannot check for a re-created topic: %s", queue, error)
+        return dict(found)
+
+    async def _mark(self, queue: MessageQueue, offset: int) -> Mark | None:
+        if offset < 0:
+            return None
+        try:
+            found = await self._messages(queue, offset, 1, retries=1)
+        except RemoteError as error:
+            if error.retriable:
+                raise
+            return None
+        if found is None or found.messages[0].queue_offset != offset:
+            return None
+        return found.messages[0].store_timestamp_ms, found.messages[0].physical_offset
+
     async def bytes_per_row(self, queue: MessageQueue, offset: int) -> int:
         """Return how large the next messages of a queue are, on the average.
 
@@ -436,14 +461,18 @@ class Cluster:
             return 1
         return sum(message.size for message in found.messages) // len(found.messages)
 
-    async def _messages(self, queue: MessageQueue, offset: int, count: int) -> Found | None:
+    async def _messages(
+        self, queue: MessageQueue, offset: int, count: int, retries: int | None = None
+    ) -> Found | None:
         everything, at = (
             subscription(self._reader.wire_topic(queue.topic), "*", 0),
             QueueOffset(offset),
         )
         try:
-            outcome = await self._with_retries(
-                lambda: self._reader.pull(queue, at, everything, count, is_held=False), str(queue)
+            outcome = await with_retries(
+                lambda: self._reader.pull(queue, at, everything, count, is_held=False),
+                self._options.pulling.retries if retries is None else retries,
+                queue,
             )
         except DamagedMessage as error:
             # Its size and time will do; reading it fails.

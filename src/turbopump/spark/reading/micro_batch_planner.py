@@ -17,6 +17,8 @@ from turbopump.errors import DataLost
 from turbopump.message import MessageQueue
 from turbopump.spark.reading.offsets import (
     Limits,
+    Mark,
+    Marks,
     Offsets,
     backlog,
     forward,
@@ -48,6 +50,7 @@ class ClusterQueries(Protocol):
         self, name: str, position: Position, queues: Iterable[MessageQueue]
     ) -> dict[MessageQueue, int]: ...
     async def commit(self, offsets: Offsets) -> Offsets: ...
+    async def marks(self, offsets: Offsets) -> dict[MessageQueue, Mark | None]: ...
     async def bytes_per_row(self, queue: MessageQueue, offset: int) -> int: ...
     async def wait_for_messages(self, at: Offsets, wait_ms: int) -> bool: ...
 
@@ -95,6 +98,9 @@ class MicroBatchPlanner:
         """What brokers have noted of the group."""
         self._left: frozenset[MessageQueue] = frozenset()
         """Queues that were deleted and have not come again."""
+        self.marks: Marks = {}
+        """Of the last messages before the offsets that `latest` returned."""
+        self._marked_at: Offsets = {}
         self._last_batch_ms = clock.monotonic_ms()
         self.latest_known: Offsets = {}
         """The end of each queue as far as it is known, for those who watch the lag."""
@@ -120,16 +126,28 @@ class MicroBatchPlanner:
         if changed:
             self.committed.update(await self._cluster.commit(changed))
 
-    async def latest(self, start: Offsets, *, is_limited: bool, has_begun: bool = False) -> Offsets:
-        """Return where the batch ends that begins at ``start``, the end of the last one.
+    async def latest(
+        self,
+        start: Offsets,
+        *,
+        is_limited: bool,
+        has_begun: bool = False,
+        marks: Marks | None = None,
+    ) -> Offsets:
+        """Return where the batch ends that starts at ``start``, the end of the last one.
 
-        Without news it waits a while for some: Spark would ask again at once. A stream that
-        ``has_begun`` has noted where it starts, even if there were no queues.
+        Without new messages it waits for some: Spark would ask again immediately. A stream that
+        ``has_begun`` has noted where it starts, even if there were no queues. ``marks`` are those
+        of the checkpoint, by default those noted by the last call.
         """
         await self.commit(start)
+        if marks is None:
+            same = (queue for queue in self.marks if self._marked_at.get(queue) == start.get(queue))
+            marks = {queue: self.marks[queue] for queue in same}
+        self.marks = marks
         if not (start or has_begun or self._has_begun):
             self._has_begun = True
-            return await self._beginning()
+            return await self._marked({}, await self._beginning())
         seen = await self._look(start, is_first=not self._has_begun)
         self._has_begun = True
         end = await self._end(seen, is_limited=is_limited)
@@ -140,6 +158,15 @@ class MicroBatchPlanner:
         if end != start:
             self._last_batch_ms = self._clock.monotonic_ms()
         self._left -= seen.anew
+        return await self._marked(start, end)
+
+    async def _marked(self, start: Offsets, end: Offsets) -> Offsets:
+        """Note the last message before each offset that has changed."""
+        changed = {queue: at for queue, at in end.items() if start.get(queue) != at}
+        found = await self._cluster.marks(changed) if changed else {}
+        marks = {queue: self.marks.get(queue) for queue in end.keys() - changed.keys()} | found
+        self.marks = {queue: mark for queue, mark in marks.items() if mark is not None}
+        self._marked_at = end
         return end
 
     async def _forget(self, deleted: Iterable[MessageQueue]) -> frozenset[MessageQueue]:
@@ -182,8 +209,9 @@ class MicroBatchPlanner:
         kept = {queue: at for queue, at in start.items() if queue not in gone}
         limits = {queue: ends for queue, ends in limits.items() if queue not in unreadable}
         again = {queue: limits[queue].low for queue in self._left & kept.keys() & limits.keys()}
-        reached = {**self._past_losses(kept, {**limits, **closed}), **again}
-        highs = {queue: ends.high for queue, ends in limits.items()}
+        recreated, unchecked = await self._recreated(kept, limits)
+        reached = {**self._past_losses(kept, {**limits, **closed}, recreated), **again}
+        highs = {queue: ends.high for queue, ends in limits.items() if queue not in unchecked}
         self.latest_known = {**kept, **highs, **new}
         # A queue that was made anew goes back in this batch, and is read in the next: what lies
         # between the two ends of a batch that goes back is nothing.
@@ -279,15 +307,39 @@ class MicroBatchPlanner:
         found = await self._cluster.resolve("startingOffsets", position, limits)
         return {**found, **{queue: limits[queue].low for queue in self._left & limits.keys()}}
 
-    def _past_losses(self, start: Offsets, limits: Mapping[MessageQueue, Limits]) -> Offsets:
-        lost = losses(start, limits)
+    async def _recreated(
+        self, start: Offsets, limits: Mapping[MessageQueue, Limits]
+    ) -> tuple[frozenset[MessageQueue], frozenset[MessageQueue]]:
+        """Return queues whose last message read is another one now, and those not checked.
+
+        Such a topic was deleted and re-created. Only queues with new messages are checked, so that
+        an idle stream costs nothing.
+        """
+        checked = {
+            queue: start[queue]
+            for queue, ends in limits.items()
+            if queue in self.marks and ends.low < start[queue] < ends.high
+        }
+        found = await self._cluster.marks(checked) if checked else {}
+        recreated = (
+            queue for queue, mark in found.items() if mark not in (None, self.marks[queue])
+        )
+        return frozenset(recreated), frozenset(checked.keys() - found.keys())
+
+    def _past_losses(
+        self,
+        start: Offsets,
+        limits: Mapping[MessageQueue, Limits],
+        recreated: Collection[MessageQueue],
+    ) -> Offsets:
+        lost = losses(start, limits, recreated)
         if not lost:
             return start
         text = "; ".join(map(str, lost))
         if self._options.fail_on_data_loss:
             raise DataLost(f"{text}; failOnDataLoss=false continues without them")
         _log.warning("%s; continuing without them", text)
-        return moved_past(start, limits)
+        return moved_past(start, limits, recreated)
 
     # --- deciding ---------------------------------------------------------------------------------
 

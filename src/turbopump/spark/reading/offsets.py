@@ -2,13 +2,15 @@
 
 In a checkpoint they are ``{"topic": {"broker": {"0": 123}}}``: the next offset to read of each
 queue. Spark compares them as text, so the same offsets must always be written in the same order.
+Below the key ``""`` a checkpoint has, in the same form, what identifies the last message read.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from turbopump.errors import DataLost, InvalidArgument
 from turbopump.message import MessageQueue
@@ -16,7 +18,15 @@ from turbopump.message import MessageQueue
 Offsets = Mapping[MessageQueue, int]
 """The next offset to read, by queue."""
 
-Nested = dict[str, dict[str, dict[str, int]]]
+Mark = tuple[int, int]
+"""What tells a message from one at the same offset of a re-created topic: the time at which it was
+stored, in ms, and its position in the log."""
+
+Marks = Mapping[MessageQueue, Mark]
+"""Marks of the messages before offsets, by queue."""
+
+Nested = dict[str, dict[str, Any]]
+_MARKS = ""
 
 NO_QUEUES: Nested = {"": {}}
 """Where a stream is that has begun before there were queues: all that come are read as a whole.
@@ -25,29 +35,45 @@ Nothing at all is where it is before it has begun.
 """
 
 
-def nested(offsets: Offsets) -> Nested:
+def nested(offsets: Offsets, marks: Marks | None = None) -> Nested:
     """Return offsets as they are written; equal offsets always make equal text."""
+    noted = {queue: f"{time_ms}@{position}" for queue, (time_ms, position) in (marks or {}).items()}
+    written = _nested(noted)
+    return ({_MARKS: written} if written else {}) | _nested(offsets)
+
+
+def _nested(values: Mapping[MessageQueue, int | str]) -> Nested:
     written: Nested = {}
-    for queue in sorted(offsets):
+    for queue in sorted(values):
         brokers = written.setdefault(queue.topic, {})
-        brokers.setdefault(queue.broker, {})[str(queue.queue_id)] = offsets[queue]
+        brokers.setdefault(queue.broker, {})[str(queue.queue_id)] = values[queue]
     return written
 
 
 def flat(written: object) -> dict[MessageQueue, int]:
-    """Read what `nested` wrote; raises InvalidArgument for anything else."""
+    """Read the offsets that `nested` wrote; raises InvalidArgument for anything else."""
     try:
-        return {
-            MessageQueue(topic, broker, int(number)): int(offset)
-            for topic, brokers in dict(written).items()  # type: ignore[call-overload]
-            for broker, numbers in brokers.items()
-            for number, offset in numbers.items()
-        }
+        topics: dict[str, Any] = {**written}  # type: ignore[dict-item]
+        topics.pop(_MARKS, None)
+        return {queue: int(at) for queue, at in _flat(topics)}
     except (TypeError, ValueError, AttributeError):
         raise InvalidArgument(
             'checkpoint offsets must be {"topic": {"broker": {"queue": offset}}}, got '
             f"{written!r}: the checkpoint belongs to another source"
         ) from None
+
+
+def flat_marks(written: Mapping[str, Any]) -> dict[MessageQueue, Mark]:
+    """Read the marks that `nested` wrote; checkpoints of version 0.1 have none."""
+    marks = ((queue, text.split("@")) for queue, text in _flat(written.get(_MARKS, {})))
+    return {queue: (int(time_ms), int(position)) for queue, (time_ms, position) in marks}
+
+
+def _flat(topics: Mapping[str, Any]) -> Iterator[tuple[MessageQueue, Any]]:
+    for topic, brokers in topics.items():
+        for broker, numbers in brokers.items():
+            for number, value in numbers.items():
+                yield MessageQueue(topic, broker, int(number)), value
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +96,14 @@ class Loss:
     queue: MessageQueue
     start: int
     end: int
+    is_recreated: bool = False
 
     def __str__(self) -> str:
+        if self.is_recreated:
+            return (
+                f"{self.queue} was re-created: the message at offset {self.start - 1} is not the "
+                "one that was read"
+            )
         if self.end < self.start:
             return (
                 f"{self.queue} ends at offset {self.end} but was read to {self.start}: the topic "
@@ -83,14 +115,20 @@ class Loss:
         )
 
 
-def losses(start: Offsets, limits: Mapping[MessageQueue, Limits]) -> list[Loss]:
+def losses(
+    start: Offsets,
+    limits: Mapping[MessageQueue, Limits],
+    recreated: Collection[MessageQueue] = (),
+) -> list[Loss]:
     """Return what is gone of queues that were read to ``start``."""
     found = []
     for queue in sorted(start.keys() & limits.keys()):
         at, ends = start[queue], limits[queue]
-        if not ends.is_certain:
+        if queue in recreated:
+            found.append(Loss(queue, at, ends.low, is_recreated=True))
+        elif not ends.is_certain:
             continue
-        if at > ends.high:
+        elif at > ends.high:
             found.append(Loss(queue, at, ends.high))
         elif at < ends.low:
             found.append(Loss(queue, at, ends.low))
@@ -143,13 +181,17 @@ def inside(
     }
 
 
-def moved_past(start: Offsets, limits: Mapping[MessageQueue, Limits]) -> dict[MessageQueue, int]:
+def moved_past(
+    start: Offsets,
+    limits: Mapping[MessageQueue, Limits],
+    recreated: Collection[MessageQueue] = (),
+) -> dict[MessageQueue, int]:
     """Return where to go on when what is gone does not matter.
 
     A queue that was made anew is read from its beginning: that may repeat messages if it was not
     made anew but lost its newest ones.
     """
-    gone = {loss.queue for loss in losses(start, limits)}
+    gone = {loss.queue for loss in losses(start, limits, recreated)}
     return {queue: limits[queue].low if queue in gone else at for queue, at in start.items()}
 
 

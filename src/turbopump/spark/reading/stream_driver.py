@@ -11,7 +11,7 @@ from turbopump.client.session import Session
 from turbopump.spark.reading.cluster import Cluster
 from turbopump.spark.reading.group_membership import GroupJoin
 from turbopump.spark.reading.micro_batch_planner import MicroBatchPlanner
-from turbopump.spark.reading.offsets import Offsets
+from turbopump.spark.reading.offsets import Marks, Offsets
 from turbopump.spark.reading.options import SourceOptions
 from turbopump.spark.reading.queue_selection import Topics
 from turbopump.spark.shared_session import shared_session
@@ -38,6 +38,11 @@ class StreamDriver:
     def latest_known(self) -> Offsets:
         """The end of each queue, as far as it is known."""
         return self._following.latest_known
+
+    @property
+    def marks(self) -> Marks:
+        """The last messages before the offsets that were planned last."""
+        return self._following.marks
 
     def run(
         self, work: Callable[[MicroBatchPlanner], Coroutine[Any, Any, T]], *, is_first: bool = False
