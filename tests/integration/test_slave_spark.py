@@ -175,14 +175,3 @@ async def test_a_group_that_the_slave_does_not_know_does_not_start_at_the_end(
             await source(session, group="new").resolve("startingOffsets", OfGroup(), [QUEUE])
         found = await source(session, group="known").resolve("startingOffsets", OfGroup(), [QUEUE])
         assert found == {QUEUE: 4}
-
-
-@virtual_time()
-async def test_keys_are_looked_up_on_masters_only(tmp_path: Path) -> None:
-    async with replicas(tmp_path) as cluster, cluster.session() as session:
-        await send(cluster, bodies(0, 3), to=QUEUE)
-        await cluster.copy()
-        assert await source(session).offsets_of_key("T", "none") == frozenset()
-        await cluster.crash(MASTER)
-        await session.refresh_route("T")
-        assert await source(session).offsets_of_key("T", "none") is None

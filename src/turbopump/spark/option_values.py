@@ -129,7 +129,7 @@ def one_of(*allowed: str) -> Callable[[str, str], str]:
     def read(name: str, text: str) -> str:
         word = text.lower()
         if word not in allowed:
-            guess = _with_guess(text, {each: each for each in allowed})
+            guess = with_hint(text, {each: each for each in allowed}, NO_HINTS)
             raise InvalidArgument(f"option {name} must be {' or '.join(allowed)}, got {guess}")
         return word
 
