@@ -1,4 +1,4 @@
-"""The orders in Spark: streamed into Parquet while they are sent, then summed up by window."""
+"""The orders in Spark: streamed into Parquet while they are sent, then aggregated by window."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ORDER = "number LONG, customer STRING, nth LONG, country STRING, cents LONG"
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What was ordered in a stretch of time."""
+    """The orders of a time window."""
 
     start: str
     orders: int
@@ -38,15 +38,15 @@ class Window:
 
 
 class Analytics:
-    """A Spark session, and what it reads from the cluster and writes to a folder."""
+    """A Spark session that reads from the cluster and writes to a directory."""
 
-    def __init__(self, spark: SparkSession, nameserver: str, folder: Path) -> None:
+    def __init__(self, spark: SparkSession, nameserver: str, directory: Path) -> None:
         self._spark = spark
         self._nameserver = nameserver
-        self._folder = folder
+        self._directory = directory
 
     def orders(self, group: str) -> DataFrame:
-        """Return the stream of orders, with the time at which each was sent."""
+        """Return the stream of orders with the time each was sent."""
         messages = (
             self._spark.readStream.format("rocketmq")
             .option("nameserver", self._nameserver)
@@ -62,15 +62,15 @@ class Analytics:
 
     @contextmanager
     def archiving(self, board: Board) -> Iterator[None]:
-        """Stream the orders into Parquet, a folder for each country, as long as it is used."""
+        """Stream the orders into Parquet, partitioned by country, until the block ends."""
         listener = _RowsCounted(board)
         self._spark.streams.addListener(listener)
         query = (
             self.orders(GROUP)
             .writeStream.format("parquet")
             .partitionBy("country")
-            .option("path", str(self._folder / "orders"))
-            .option("checkpointLocation", str(self._folder / "checkpoints" / "orders"))
+            .option("path", str(self._directory / "orders"))
+            .option("checkpointLocation", str(self._directory / "checkpoints" / "orders"))
             .trigger(processingTime="1 second")
             .start()
         )
@@ -81,15 +81,15 @@ class Analytics:
             self._spark.streams.removeListener(listener)
 
     def archived(self) -> tuple[int, int, int]:
-        """Return how many orders the Parquet files have, how many different ones, and their sum."""
-        orders = self._spark.read.parquet(str(self._folder / "orders"))
+        """Return the number of orders in the Parquet files, of distinct ones, and their sum."""
+        orders = self._spark.read.parquet(str(self._directory / "orders"))
         row = orders.agg(
             f.count("*"), f.countDistinct("number"), f.coalesce(f.sum("cents"), f.lit(0))
         ).first()
         return cast("tuple[int, int, int]", tuple(row or (0, 0, 0)))
 
     def windows(self, seconds: int) -> list[Window]:
-        """Sum up what was ordered in each stretch of so many seconds, as a streaming aggregate."""
+        """Aggregate the orders by windows of this many seconds, in a streaming query."""
         by_window = (
             self.orders(f"{GROUP}-windows")
             .withWatermark("bornTimestamp", "10 seconds")
@@ -100,7 +100,7 @@ class Analytics:
             by_window.writeStream.format("memory")
             .queryName("windows")
             .outputMode("complete")
-            .option("checkpointLocation", str(self._folder / "checkpoints" / "windows"))
+            .option("checkpointLocation", str(self._directory / "checkpoints" / "windows"))
             .trigger(availableNow=True)
             .start()
         )
@@ -110,19 +110,19 @@ class Analytics:
 
 
 @contextmanager
-def analytics(nameserver: str, folder: Path) -> Iterator[Analytics]:
-    """Start Spark, which logs to a file in the folder, and stop it afterwards."""
-    with _errors_to(folder / "spark.log"):
+def analytics(nameserver: str, directory: Path) -> Iterator[Analytics]:
+    """Start Spark, which logs to a file in the directory, and stop it afterwards."""
+    with _errors_to(directory / "spark.log"):
         spark = session("turbopump demo", master="local[2]")
     try:
-        yield Analytics(spark, nameserver, folder)
+        yield Analytics(spark, nameserver, directory)
     finally:
         spark.stop()
 
 
 @contextmanager
 def _errors_to(log: Path) -> Iterator[None]:
-    """Let processes that are started meanwhile write their errors to a file, all their life."""
+    """Redirect stderr of processes started in the block to a file, for their lifetime."""
     own = os.dup(2)
     try:
         with log.open("w") as file:
@@ -134,7 +134,7 @@ def _errors_to(log: Path) -> Iterator[None]:
 
 
 class _RowsCounted(StreamingQueryListener):
-    """Tells the board how many rows each batch has brought."""
+    """Counts the rows of each micro-batch on the board."""
 
     def __init__(self, board: Board) -> None:
         self._board = board
@@ -143,7 +143,7 @@ class _RowsCounted(StreamingQueryListener):
         pass
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - Spark's name
-        self._board.add("archived", event.progress.numInputRows)
+        self._board.add(GROUP, event.progress.numInputRows)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802 - Spark's name
         pass

@@ -1,4 +1,4 @@
-"""What has happened so far: counted by everybody, shown live, sampled for the plot."""
+"""What has happened so far: counted by all threads, shown live, sampled for the plot."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-LIVE = ("sent", "shipped", "billed", "archived")
-"""What the live view and the plot show; all of them end at the number of orders."""
+LIVE = ("sent", "shipping", "billing", "analytics")
+"""The counts in the live view and the plot: sent orders, and those each group has consumed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The counts at a moment, and how far each group was behind."""
+    """The counts at one time, and the lag of each group."""
 
     seconds: float
     counts: Mapping[str, int]
@@ -22,7 +22,7 @@ class Sample:
 
 
 class Board:
-    """Counts, and samples of them; every thread may use it."""
+    """Counts, and samples of them; safe to use from every thread."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -43,7 +43,7 @@ class Board:
         return time.perf_counter() - self._started
 
     def wait_for(self, name: str, number: int, timeout_s: float) -> None:
-        """Return when a count has been reached; raises TimeoutError with how far it came."""
+        """Return when a count is reached; raises TimeoutError with the count so far."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._counts[name] >= number, timeout_s):
                 raise TimeoutError(

@@ -1,4 +1,4 @@
-"""The cluster of the demo: ``turbopump standalone`` in a process of its own."""
+"""The demo's cluster: ``turbopump standalone`` in its own process."""
 
 from __future__ import annotations
 
@@ -8,16 +8,21 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 _STOP_S = 10.0
 
 
-@contextmanager
-def cluster(settings: Mapping[str, str], log: Path) -> Iterator[str]:
-    """Run a name server and a broker, and give the name server's address.
+class Addresses(NamedTuple):
+    """Where the name server and the broker listen."""
 
-    Settings go by the names that the broker's configuration file has for them.
-    """
+    nameserver: str
+    broker: str
+
+
+@contextmanager
+def cluster(settings: Mapping[str, str], log: Path) -> Iterator[Addresses]:
+    """Run a name server and a broker; settings have the names of the configuration file."""
     with tempfile.TemporaryDirectory(prefix="turbopump-demo-") as folder:
         config = Path(folder) / "broker.conf"
         config.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
@@ -33,7 +38,7 @@ def cluster(settings: Mapping[str, str], log: Path) -> Iterator[str]:
             ) as process,
         ):
             try:
-                yield _nameserver(process, log)
+                yield _addresses(process, log)
             finally:
                 process.terminate()
                 try:
@@ -42,9 +47,9 @@ def cluster(settings: Mapping[str, str], log: Path) -> Iterator[str]:
                     process.kill()
 
 
-def _nameserver(process: subprocess.Popen[str], log: Path) -> str:
+def _addresses(process: subprocess.Popen[str], log: Path) -> Addresses:
     assert process.stdout is not None
-    said = dict(part.partition("=")[::2] for part in process.stdout.readline().split())
-    if "nameserver" not in said:
+    ready = dict(part.partition("=")[::2] for part in process.stdout.readline().split())
+    if "nameserver" not in ready:
         raise RuntimeError(f"the cluster did not start: {log.read_text()}")
-    return said["nameserver"]
+    return Addresses(ready["nameserver"], ready["broker"])

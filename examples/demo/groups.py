@@ -23,19 +23,19 @@ RETRIES_MAX = 3
 
 
 class Shipping:
-    """Handles every customer's orders one after the other, and notes any that is out of turn."""
+    """Handles each customer's orders in order, and counts those that arrive out of order."""
 
     def __init__(self, board: Board) -> None:
         self._board = board
         self._last: Counter[str] = Counter()
-        self.out_of_turn = 0
+        self.out_of_order = 0
 
     def __call__(self, messages: Sequence[MessageView], _: ConsumeContext) -> ConsumeResult:
         for message in messages:
             order = order_of(message.body)
-            self.out_of_turn += order.nth != self._last[order.customer] + 1
+            self.out_of_order += order.nth != self._last[order.customer] + 1
             self._last[order.customer] = order.nth
-            self._board.add("shipped")
+            self._board.add(SHIPPING)
         return ConsumeResult.SUCCESS
 
     def consumer(self, client: ClientConfig) -> PushConsumer:
@@ -50,12 +50,12 @@ class Shipping:
 
 
 class Billing:
-    """Fails for some orders once and for some always, until the bug is mended."""
+    """Fails once for some orders, and always for others until the bug is fixed."""
 
     def __init__(self, board: Board) -> None:
         self._board = board
         self._lock = threading.Lock()
-        self.is_mended = False
+        self.is_fixed = False
         self.attempts: Counter[str] = Counter()
         self.billed: Counter[str] = Counter()
 
@@ -66,13 +66,13 @@ class Billing:
             self.attempts[order.key] += 1
         if message.reconsume_times:
             self._board.add("retries")
-        if order.fails_always and not self.is_mended:
-            raise ArithmeticError(f"{order.key}: the bug that the demo shows")
+        if order.fails_always and not self.is_fixed:
+            raise ArithmeticError(f"{order.key}: the bug of the demo")
         if order.fails_once and not message.reconsume_times:
             return ConsumeResult.RETRY_LATER
         with self._lock:
             self.billed[order.key] += 1
-        self._board.add("billed")
+        self._board.add(BILLING)
         return ConsumeResult.SUCCESS
 
     def consumer(self, client: ClientConfig) -> PushConsumer:

@@ -1,4 +1,4 @@
-"""The orders that the demo sends: always the same ones, so that every sum is known beforehand."""
+"""The orders that the demo sends: always the same, so that every sum is known in advance."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FAILS_ALWAYS_EVERY = 250
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One order; ``nth`` counts those of its customer, which are to be handled in this order."""
+    """One order; ``nth`` numbers the orders of its customer, which must be handled in order."""
 
     number: int
     customer: str
@@ -33,12 +33,12 @@ class Order:
 
     @property
     def fails_always(self) -> bool:
-        """Whether billing cannot handle it until somebody has mended the bug."""
+        """Whether billing cannot handle it until the bug is fixed."""
         return self.number % FAILS_ALWAYS_EVERY == 0
 
     @property
     def fails_once(self) -> bool:
-        """Whether billing succeeds at the second attempt."""
+        """Whether billing succeeds on the second attempt."""
         return self.number % FAILS_ONCE_EVERY == 0 and not self.fails_always
 
     def message(self) -> Message:
@@ -53,12 +53,12 @@ class Order:
 
 
 def order_of(body: bytes) -> Order:
-    """Return the order that a message is about."""
+    """Decode the order in a message."""
     return Order(**json.loads(body))
 
 
 def make_orders(count: int) -> Iterator[Order]:
-    """Make the first so many orders."""
+    """Generate the first ``count`` orders."""
     chance = Random(42)
     seen = dict.fromkeys(range(CUSTOMERS), 0)
     for number in range(1, count + 1):
@@ -76,7 +76,7 @@ def make_orders(count: int) -> Iterator[Order]:
 def send_orders(
     nameserver: str, orders: Sequence[Order], per_second: int, on_sent: Callable[[int], None]
 ) -> None:
-    """Send orders at a rate, all of a customer to one queue; returns when all are stored."""
+    """Send orders at a rate, all of a customer to one queue; return when all are stored."""
     with Producer("shop", nameserver=nameserver) as producer:
         started = time.perf_counter()
         promises = []

@@ -1,8 +1,9 @@
-"""How the demo shows its progress: bars on a terminal, plain lines elsewhere."""
+"""How the demo shows its progress: bars and spinners on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 
@@ -15,12 +16,22 @@ _SAMPLE_S = 0.25
 _LINE_EVERY = 8
 
 Lags = Callable[[], Mapping[str, int]]
-"""How many messages each group has not consumed yet."""
+"""Returns the lag of each group."""
+
+
+@contextmanager
+def spinner(console: Console, subject: str, text: str) -> Iterator[None]:
+    """Show that something takes a while, and afterwards how long it took."""
+    started = time.perf_counter()
+    label = f"[bold cyan]{subject:>9}[/]  {text}"
+    with console.status(f"{label} …"):
+        yield
+    console.print(f"{label}: {time.perf_counter() - started:.1f} s")
 
 
 @contextmanager
 def watching(console: Console, board: Board, total: int, lags: Lags) -> Iterator[None]:
-    """Sample the board and show it, from a thread of its own, as long as it is used."""
+    """Sample the board and show it, from a separate thread, until the block ends."""
     stop = threading.Event()
     thread = threading.Thread(target=lambda: _watch(console, board, total, lags, stop))
     thread.start()
@@ -32,7 +43,7 @@ def watching(console: Console, board: Board, total: int, lags: Lags) -> Iterator
 
 
 def _watch(console: Console, board: Board, total: int, lags: Lags, stop: threading.Event) -> None:
-    with _shown(console, board, total) as show:
+    with shown(console, board, total) as show:
         is_last = False
         while not is_last:
             is_last = stop.wait(_SAMPLE_S)
@@ -43,15 +54,16 @@ def _watch(console: Console, board: Board, total: int, lags: Lags, stop: threadi
 Show = Callable[[bool], None]
 
 
-def _shown(console: Console, board: Board, total: int) -> AbstractContextManager[Show]:
+def shown(console: Console, board: Board, total: int) -> AbstractContextManager[Show]:
+    """Return a function that shows the board as it is; pass True the last time."""
     return (_bars if console.is_terminal else _lines)(console, board, total)
 
 
 @contextmanager
 def _bars(console: Console, board: Board, total: int) -> Iterator[Show]:
     columns = (
-        TextColumn("{task.description:>10}"),
-        BarColumn(bar_width=None),
+        TextColumn("{task.description:>9}", style="bold cyan"),
+        BarColumn(bar_width=None, complete_style="cyan", finished_style="green"),
         MofNCompleteColumn(),
         TextColumn("{task.fields[note]}"),
     )
@@ -70,15 +82,14 @@ def _lines(console: Console, board: Board, total: int) -> Iterator[Show]:
     def show(is_last: bool) -> None:
         if is_last or len(board.samples) % _LINE_EVERY == 0:
             counts = " · ".join(f"{name} {board[name]:,}" for name in LIVE)
-            line = f"{board.seconds:5.1f} s  {counts} · of {total:,}{_retries(board)}"
-            console.print(line, soft_wrap=True)
+            note = _note("billing", board)
+            console.print(f"{board.seconds:5.1f} s  {counts} · of {total:,}{note}", soft_wrap=True)
 
     yield show
 
 
 def _note(name: str, board: Board) -> str:
-    return _retries(board) if name == "billed" else ""
-
-
-def _retries(board: Board) -> str:
-    return f" · {board['retries']:,} retries" if board["retries"] else ""
+    if name != "billing":
+        return ""
+    counted = ("retries", "dead letters", "redriven")
+    return "".join(f" · {board[each]:,} {each}" for each in counted if board[each])
