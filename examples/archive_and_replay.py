@@ -1,4 +1,4 @@
-"""Archive a topic to Parquet, merge its files, and send half of it again, ten times as fast.
+"""Archive a topic to Parquet, merge its files, and replay half of it ten times as fast.
 
 Run: ``python examples/archive_and_replay.py``
 """
@@ -45,7 +45,7 @@ def main() -> int:
             pace=pipelines.Pace(speed=10.0),
         )
         print(f"sent {replayed.sent} of {replayed.chosen} messages to orders-again")
-        # Nothing is left to do for a second run: the checkpoint knows what was archived.
+        # A second run has nothing to do: the checkpoint records what was archived.
         again = pipelines.archive(spark, archive, source)
     spark.stop()
     counts = (archived.rows, replayed.sent, again.rows)

@@ -1,4 +1,4 @@
-"""The same with asyncio: thousands of sends at a time, and a loop over what comes."""
+"""The asyncio client: thousands of concurrent sends, and a loop over received messages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def consume(nameserver: str) -> int:
 
 async def main(nameserver: str) -> int:
     sent, total = await produce(nameserver), await consume(nameserver)
-    print(f"{sent} messages sent, the sum of those received is {total}")
+    print(f"{sent} messages sent, received messages add up to {total}")
     return 0 if (sent, total) == (COUNT, sum(range(COUNT))) else 1
 
 

@@ -1,4 +1,4 @@
-"""Batches: many small messages in one request, cut to what a broker takes."""
+"""Batches: many small messages in one request, split to the size that a broker accepts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def main() -> int:
             for unique in producer.send_batch(batch).message_id.split(",")
         ]
         rate = COUNT / (time.perf_counter() - started)
-    print(f"{len(ids)} messages stored, {rate:,.0f} a second")
+    print(f"{len(ids)} messages stored, {rate:,.0f} per second")
     return 0 if len(set(ids)) == COUNT else 1
 
 

@@ -1,4 +1,4 @@
-"""Broadcasting: every member gets every message, and remembers in a file how far it has come."""
+"""Broadcasting: every member gets every message, and keeps its offsets in a local file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CHANGES = [b"red", b"green", b"blue"]
 
 
 class Cache:
-    """What each process would keep in memory."""
+    """What each process would cache in memory."""
 
     def __init__(self) -> None:
         self.colours: set[bytes] = set()
@@ -42,7 +42,7 @@ def main() -> int:
         with Producer("colours-producer", nameserver=nameserver) as producer:
             for change in CHANGES:
                 producer.send(Message("colours", change))
-        # The instance names the file: in two processes on two machines it may be left out.
+        # The instance names the offsets file; it is not needed on different machines.
         consumers = [
             PushConsumer(
                 "caches",

@@ -1,4 +1,4 @@
-"""Delay: a message that consumers see a second after it was sent."""
+"""Delayed delivery: consumers see the message one second after it was sent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from embedded import cluster
 from turbopump import LitePullConsumer, Message, Producer
 
 ONE_SECOND = 1
-"""The first of the broker's levels: 1s 5s 10s 30s 1m 2m …"""
+"""The first of the broker's delay levels: 1s 5s 10s 30s 1m 2m …"""
 
 
 def main() -> int:

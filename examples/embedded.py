@@ -1,9 +1,9 @@
-"""A cluster for the examples: inside this process, or the one whose name server is given.
+"""A cluster for the examples: in this process, or the one whose name server is given.
 
 ::
 
-    python examples/quick_start_producer.py                     # brings its own
-    python examples/quick_start_producer.py 127.0.0.1:9876      # uses one that runs
+    python examples/quick_start_producer.py                     # starts its own
+    python examples/quick_start_producer.py 127.0.0.1:9876      # uses a running one
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from turbopump.testing import running_server
 
 @contextmanager
 def cluster(settings: Mapping[str, str] | None = None) -> Iterator[str]:
-    """Give the address of a name server, of a cluster in a thread of its own if none is given."""
+    """Yield a name server address: the one given, or that of a cluster in a thread."""
     if len(sys.argv) > 1:
         yield sys.argv[1]
     else:
@@ -29,7 +29,7 @@ def cluster(settings: Mapping[str, str] | None = None) -> Iterator[str]:
 
 @contextmanager
 def own_cluster(settings: Mapping[str, str] | None = None) -> Iterator[str]:
-    """Run a cluster in a thread of its own and give the address of its name server.
+    """Run a cluster in a thread and yield the address of its name server.
 
     ``settings`` are a broker's, by their names in its configuration file.
     """

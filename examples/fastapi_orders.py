@@ -2,7 +2,7 @@
 
 ::
 
-    python examples/fastapi_orders.py                                   # tries itself out
+    python examples/fastapi_orders.py                                   # runs a self-test
     TURBOPUMP_NAMESERVER=127.0.0.1:9876 uvicorn fastapi_orders:app      # from this directory
 
 The lifespan starts a producer and a push consumer with the application and closes them with it:
@@ -54,14 +54,14 @@ class Accepted(BaseModel):
 
 @dataclass
 class Shop:
-    """What requests and the listener share; a real one has a database."""
+    """What requests and the listener share; in a real application, a database."""
 
     producer: Producer
     orders: dict[int, Order] = field(default_factory=dict)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def handle(self, messages: Sequence[MessageView], _: ConsumeContext) -> ConsumeResult:
-        """Keep orders by number: a message may come twice, and then changes nothing."""
+        """Store orders by number, so that a redelivered message changes nothing."""
         for message in messages:
             order = Order.model_validate_json(message.body)
             self.orders[order.number] = order
@@ -99,7 +99,7 @@ TheShop = Annotated[Shop, Depends(_shop)]
 
 @app.post("/orders", status_code=202)
 async def create(order: Order, shop: TheShop) -> Accepted:
-    """Answer when the broker has the order; it is handled soon after."""
+    """Respond once the broker has stored the order; it is handled soon after."""
     message = Message(
         TOPIC, order.model_dump_json().encode(), tags="created", keys=[str(order.number)]
     )
@@ -118,7 +118,7 @@ async def show(number: int, shop: TheShop) -> Order:
     return order
 
 
-# --- trying it out --------------------------------------------------------------------------------
+# --- self-test ------------------------------------------------------------------------------------
 
 
 async def try_out() -> int:

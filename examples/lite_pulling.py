@@ -28,7 +28,7 @@ def main() -> int:
 
 
 def consume(nameserver: str, name: str, seen: dict[str, list[str]]) -> None:
-    """Poll until all members together have everything; a queue that moves may repeat a message."""
+    """Poll until the members have everything; a queue that moves may repeat messages."""
     with LitePullConsumer(
         "billing", nameserver=nameserver, subscriptions={"shared": "*"}, start_from="first"
     ) as consumer:

@@ -1,4 +1,4 @@
-"""Order: messages of one customer go to one queue, where they stay one after the other."""
+"""Order: the messages of one customer go to one queue, which preserves their order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outbox: an order in sqlite3 and its message in a topic, both or neither, whoever dies.
+"""Outbox: an order in sqlite3 and its message in a topic, both or neither, despite crashes.
 
 The table ``outcomes`` has a row for each transaction, written together with the order. When a
 producer dies before it has told the broker how its transaction ended, the broker asks another one,
@@ -34,7 +34,7 @@ SCHEMA = """
 
 
 class Shop:
-    """Takes orders; each thread, and each call of `check`, has a connection of its own."""
+    """Takes orders; each thread, and each call of `check`, opens its own connection."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -45,7 +45,7 @@ class Shop:
         return sqlite3.connect(self.path, timeout=30)
 
     def order(self, producer: TransactionProducer, database: sqlite3.Connection, item: str) -> None:
-        """Store an order, and let consumers know of it."""
+        """Store an order and send its message."""
         message = Message(TOPIC, item.encode())
         # `database` commits or rolls back first, then the message does the same.
         with producer.transaction(message) as transaction, database:
@@ -53,7 +53,7 @@ class Shop:
             database.execute("INSERT INTO outcomes VALUES (?, 'COMMIT')", [transaction.id])
 
     def check(self, message: MessageView) -> TransactionState:
-        """Tell a broker how a transaction of this group has ended, or end it here.
+        """Tell a broker how a transaction of this group ended, or end it here.
 
         Whoever inserts the row first decides. A transaction that is not done yet finds the row of
         the check, fails and is rolled back, so an answer is never wrong afterwards.
@@ -73,7 +73,7 @@ class Shop:
 
 
 def die_before_the_message_is_committed(shop: Shop, nameserver: str) -> None:
-    """Order something, and end as by SIGKILL when the order is stored."""
+    """Order something, and exit as if killed once the order is stored."""
     with (
         TransactionProducer(GROUP, check=shop.check, nameserver=nameserver) as producer,
         closing(shop.connect()) as database,
@@ -103,7 +103,7 @@ def main(nameserver: str, shop: Shop) -> int:
         except sqlite3.IntegrityError as error:
             print(f"neither stored nor sent: {error}")
         subprocess.run([sys.executable, __file__, nameserver, str(shop.path)], check=False)
-        print("a process died between its order and the message of it; the broker asks for it")
+        print("a process died between its order and its message; the broker will check")
         found = consumed(nameserver, 2)
     print(f"in the table: {', '.join(shop.items())}; in the topic: {', '.join(found)}")
     return 0 if shop.items() == found == ["coffee", "tea"] else 1
@@ -112,7 +112,7 @@ def main(nameserver: str, shop: Shop) -> int:
 if __name__ == "__main__":
     if len(sys.argv) > 2:
         die_before_the_message_is_committed(Shop(Path(sys.argv[2])), sys.argv[1])
-    # By default brokers ask once a minute.
+    # By default, brokers check once a minute.
     soon = {"transactionTimeOut": "100", "transactionCheckInterval": "100"}
     with cluster(soon) as address, tempfile.TemporaryDirectory() as folder:
         code = main(address, Shop(Path(folder) / "shop.db"))

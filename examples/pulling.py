@@ -1,4 +1,4 @@
-"""Pulling by hand: the application decides which queue, from where, and what counts as done."""
+"""Explicit pulls: the application chooses queues and offsets, and commits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def main() -> int:
 
 
 def read_all(nameserver: str) -> int:
-    """Read every queue from where the group has come to, to its end."""
+    """Read every queue from the group's committed offset to its end."""
     count = 0
     with PullConsumer("audit", nameserver=nameserver) as consumer:
         for queue in consumer.queues("pulled"):

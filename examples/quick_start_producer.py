@@ -1,4 +1,4 @@
-"""Sending messages: one by one, many at a time, without an answer."""
+"""Sending messages: one by one, many at a time, and one-way."""
 
 from __future__ import annotations
 

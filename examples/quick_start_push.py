@@ -1,4 +1,4 @@
-"""Consuming by push: messages come to a function as soon as the broker has them."""
+"""Push consumer: calls a function as soon as the broker has messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def main() -> int:
     done = threading.Event()
 
     def handle(messages: Sequence[MessageView], _: ConsumeContext) -> ConsumeResult:
-        # Called in threads, several at once; a message may come twice, so noting it is a set.
+        # Called concurrently in threads; redelivered messages make no difference to a set.
         seen.update(message.keys[0] for message in messages)
         if len(seen) == ORDERS // 2:
             done.set()
@@ -37,7 +37,7 @@ def main() -> int:
             subscriptions={"orders": "paid"},
             start_from="first",
         ):
-            # A program that consumes for ever calls consumer.wait() instead.
+            # A service calls consumer.wait() instead.
             is_complete = done.wait(timeout=30)
     print(f"{len(seen)} of {ORDERS} orders were paid")
     return 0 if is_complete else 1

@@ -1,4 +1,4 @@
-"""Messages that fail come again after a delay, and are kept as dead letters in the end."""
+"""Failed messages are redelivered after a delay, and finally dead-lettered."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def main() -> int:
         calls[message.body] += 1
         if message.body == b"flaky" and message.reconsume_times > 0:
             return ConsumeResult.SUCCESS
-        # Level 1 is a second; left at 0, the delay grows from ten seconds to two hours.
+        # Level 1 is one second; with 0, the delay grows from ten seconds to two hours.
         context.delay_level = 1
         if message.reconsume_times == ATTEMPTS_MAX:
             given_up.set()
@@ -50,7 +50,7 @@ def main() -> int:
             retries=Retries(attempts_max=ATTEMPTS_MAX),
         ):
             given_up.wait(60)
-        # The consumer has sent its last messages back when it is closed.
+        # Closing the consumer waits until its last messages are sent back.
         with LitePullConsumer(
             "undertaker",
             nameserver=nameserver,
@@ -58,8 +58,8 @@ def main() -> int:
             start_from="first",
         ) as dead_letters:
             letter = next(iter(dead_letters))
-    print(f"{letter.body!r} was tried {calls[letter.body]} times and is a dead letter now")
-    print(f"b'flaky' succeeded at call {calls[b'flaky']}")
+    print(f"{letter.body!r} was dead-lettered after {calls[letter.body]} attempts")
+    print(f"b'flaky' succeeded on attempt {calls[b'flaky']}")
     is_right = calls == {b"flaky": 2, b"hopeless": 1 + ATTEMPTS_MAX}
     return 0 if is_right and letter.body == b"hopeless" else 1
 

@@ -18,7 +18,7 @@ def charge(message: MessageView) -> object:
     if order == 7:
         return GiveUp()
     if order % 5 == 0 and message.reconsume_times == 0:
-        # Raising would mean the same, with ten seconds until it comes again.
+        # Raising means the same, with redelivery after ten seconds.
         return RetryLater(delay_level=1)
     return True
 
@@ -51,7 +51,7 @@ def main() -> int:
             letter = next(iter(dead_letters))
         print(f"dead letter: {letter.body.decode()}")
     spark.stop()
-    # Orders 0, 5, 10 and 15 came again once.
+    # Orders 0, 5, 10 and 15 were redelivered once.
     return 0 if (report.handled, report.retried, report.dead) == (19, 4, 1) else 1
 
 

@@ -1,4 +1,4 @@
-"""Store messages, read them back, find one by key: the store by itself, without a broker.
+"""Store messages, read them back, find one by key: the store alone, without a broker.
 
 Run: ``python examples/store_roundtrip.py``
 """
@@ -14,7 +14,7 @@ from turbopump.wire.hosts import host
 from turbopump.wire.record import Record, decode_record
 
 HERE = host("127.0.0.1", 10911)
-# Small files, as this is a small example; SYNC waits for the disk before a message counts.
+# Small files for a small example. SYNC waits until a message is on disk.
 CONFIG = StoreConfig(segment_bytes=1 << 20, flush=FlushConfig(mode=FlushMode.SYNC))
 
 

@@ -1,4 +1,4 @@
-"""One trace from the sender to the consumer, also when the message comes a second time."""
+"""One trace from the sender to the consumer, including the redelivery."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from turbopump.client.tracing import ConsumeTracing, SendTracing
 
 
 def main() -> int:
-    # An application exports to a collector; this one keeps its spans, to print them.
+    # A real application exports to a collector; this one keeps its spans to print them.
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))

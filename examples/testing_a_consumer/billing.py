@@ -1,4 +1,4 @@
-"""Charges customers for their orders: a consumer as any project has one."""
+"""Charges customers for their orders: a typical consumer."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ GIVE_UP = -1
 
 
 class BankUnavailable(Exception):
-    """The bank cannot be reached at the moment."""
+    """The bank is unreachable."""
 
 
 class Bank(Protocol):
-    """Moves money; charging an order twice takes the money once."""
+    """Moves money; charging an order twice takes the money only once."""
 
     async def charge(self, order: str, cents: int) -> None:
         """Take the money; raises BankUnavailable."""
@@ -28,14 +28,14 @@ class Bank(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a message has to say."""
+    """The content of a message."""
 
     number: str
     cents: int
 
     @classmethod
     def from_json(cls, body: bytes) -> Order:
-        """Read an order; raises ValueError when it is none."""
+        """Parse an order; raises ValueError if it is invalid."""
         try:
             fields = json.loads(body)
             order = cls(str(fields["number"]), int(fields["cents"]))
@@ -59,16 +59,16 @@ class Billing:
         try:
             order = Order.from_json(message.body)
         except ValueError:
-            # It will not get better: straight to the dead letters, where somebody looks at it.
+            # Retrying does not help: dead-letter it immediately, for a human to examine.
             context.delay_level = GIVE_UP
             return ConsumeResult.RETRY_LATER
-        # BankUnavailable is raised on purpose: the message comes again, later and later.
+        # BankUnavailable is left to propagate: the message is redelivered with backoff.
         await self._bank.charge(order.number, order.cents)
         return ConsumeResult.SUCCESS
 
 
 def consumer(bank: Bank, nameserver: str) -> PushConsumer:
-    """Return the consumer of this project, to be started."""
+    """Create the project's consumer."""
     return PushConsumer(
         GROUP,
         Billing(bank),

@@ -1,4 +1,4 @@
-"""Tests of the project's own consumer; hours of retries pass while nobody waits."""
+"""Tests of the project's consumer; hours of retries take milliseconds."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ async def test_a_mistake_in_the_listener_is_survived(
 
 
 def test_a_shop_in_real_time(turbopump_server: RunningServer) -> None:
-    """For programs that block, are written in other languages, or run in other processes."""
+    """For blocking programs, other languages and other processes."""
     with Producer("shop", nameserver=turbopump_server.nameserver) as shop:
         shop.send(order(1))
     assert [message.keys for message in turbopump_server.messages(TOPIC)] == [["A1"]]

@@ -1,10 +1,10 @@
-"""Archive topics into a table, declared: Spark decides what to run, and in which order."""
+"""Declare an archive of topics as tables; Spark decides what to run, and in which order."""
 
 from __future__ import annotations
 
 from pyspark import pipelines as dp
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 spark = SparkSession.active()
 
@@ -24,7 +24,7 @@ def archived_messages() -> DataFrame:
 
 @dp.materialized_view
 def messages_by_tag() -> DataFrame:
-    """How many messages of each tag were stored on each day; made anew at every run."""
+    """The number of messages per tag and day, recomputed by every run."""
     return (
         spark.read.table("archived_messages")
         .groupBy("topic", "date", "tags")
