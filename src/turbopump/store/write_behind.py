@@ -130,8 +130,9 @@ class WriteBehind:
             for path, begin in rewritten.items():
                 touched[path] = min(begin, touched.get(path, begin))
             new.update(rewritten)
-        # Those of queues that were removed, too.
-        new.update(topic / "removed" for topic in self._files.entries(self._queues.directory))
+        # Those of queues and topics that were removed, too.
+        directory = self._queues.directory
+        new.update(each / "removed" for each in (directory, *self._files.entries(directory)))
 
     def sync_job(self, entered_ms: int, time_max_ms: int | None = None) -> SyncJob:
         """Return what the flusher has to do so that the files may be relied upon.

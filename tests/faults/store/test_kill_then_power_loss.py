@@ -87,3 +87,21 @@ def test_units_of_lost_messages_do_not_come_back_with_the_next_power_loss() -> N
         assert store.queue_range("Topic", 0) == (0, 0)
         assert store.append([record(b"next")]).durable.result() is None
         assert bodies(store) == [b"next"]
+
+
+def test_queues_of_a_log_that_was_lost_as_a_whole_do_not_come_back() -> None:
+    disk = Disk()
+    with crashing(disk, ASYNC, loses_power=True) as store:
+        for _ in range(3):
+            store.append([record(b"lost")])
+        store.dispatch()
+        store._behind.write_all()
+        store._behind.sync_job(0)()
+    with crashing(disk, ASYNC, loses_power=True) as store:
+        assert bodies(store) == []
+        store.append([record(b"new" * 100, topic="Other")])
+        store.append([record(b"first")])
+        store._log.sync()
+    with crashing(disk) as store:
+        assert store.queue_range("Topic", 0) == (0, 1)
+        assert bodies(store) == [b"first"]
