@@ -27,6 +27,9 @@ TABLE_BYTES_MAX = 16 * 1024 * 1024
 """Most bytes of groups in the file; groups that do not fit are not remembered."""
 
 
+_NO_GROUP = ConsumerGroup(None, None, None, {}, {})
+
+
 class RememberedMember(Body, frozen=True, kw_only=True):
     """One client of a group, and the queues that it has locked."""
 
@@ -34,10 +37,12 @@ class RememberedMember(Body, frozen=True, kw_only=True):
     language: int | None
     version: int
     locked_queues: list[MessageQueue]
+    is_disconnected: bool = False
+    """No longer a member, but its locks are not over: it may reconnect and still own its queues."""
 
 
 class RememberedGroup(Body, frozen=True, kw_only=True):
-    """One consumer group that has members."""
+    """One consumer group that has members, or queues that are locked."""
 
     consume_type: ConsumeType | None
     message_model: MessageModel | None
@@ -89,14 +94,13 @@ class MembershipFile:
             {},
         )
         nowhere = AbsentPeer()
-        self._consumers.remember(
-            name,
-            known,
-            [
-                Member(nowhere, each.client_id, each.language, each.version, now_ms, epoch_ms)
-                for each in group.members
-            ],
-        )
+        members = [
+            Member(nowhere, each.client_id, each.language, each.version, now_ms, epoch_ms)
+            for each in group.members
+            if not each.is_disconnected
+        ]
+        if members:
+            self._consumers.remember(name, known, members)
         for each in group.members:
             self._locks.remember(name, each.client_id, each.locked_queues, now_ms)
 
@@ -127,9 +131,10 @@ class MembershipFile:
 
     def _snapshot(self) -> dict[str, RememberedGroup]:
         now_ms = self._clock.monotonic_ms()
+        groups = self._consumers.groups
         return {
-            name: _remembered(group, self._locks.held(name, now_ms))
-            for name, group in self._consumers.groups.items()
+            name: _remembered(groups.get(name, _NO_GROUP), self._locks.held(name, now_ms))
+            for name in {**groups, **self._locks.groups}
         }
 
     def _encoded(self) -> bytes:
@@ -152,6 +157,7 @@ class MembershipFile:
 def _remembered(group: ConsumerGroup, locks: Mapping[str, list[MessageQueue]]) -> RememberedGroup:
     # A client id with two connections is one client: it will come back as one.
     by_id = {member.client_id: member for member in group.members.values()}
+    others = locks.keys() - by_id.keys()
     return RememberedGroup(
         consume_type=group.consume_type,
         message_model=group.message_model,
@@ -165,6 +171,16 @@ def _remembered(group: ConsumerGroup, locks: Mapping[str, list[MessageQueue]]) -
                 locked_queues=locks.get(member.client_id, []),
             )
             for member in by_id.values()
+        ]
+        + [
+            RememberedMember(
+                client_id=client_id,
+                language=None,
+                version=0,
+                locked_queues=locks[client_id],
+                is_disconnected=True,
+            )
+            for client_id in sorted(others)
         ],
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
@@ -67,6 +67,11 @@ class QueueLocks:
                 del held[queue]
                 self.changes += 1
         self._drop_if_empty(group)
+
+    @property
+    def groups(self) -> Mapping[str, object]:
+        """Groups that have locked queues, or had some until recently."""
+        return self._groups
 
     def held(self, group: str, now_ms: int) -> dict[str, list[MessageQueue]]:
         """Return the locked queues of a group by client."""

@@ -292,16 +292,30 @@ def test_locks_of_who_returns_expire_as_always(before: Parts, tmp_path: Path) ->
     assert lock(after, "c2", QUEUES[0]) == [QUEUES[0]]
 
 
-def test_locks_that_expired_and_those_of_strangers_are_not_remembered(
-    before: Parts, tmp_path: Path
-) -> None:
+def test_locks_that_expired_are_not_remembered(before: Parts, tmp_path: Path) -> None:
     join(before, "c1")
     lock(before, "c1", QUEUES[0])
     before.clock.advance_ns(60_001 * MS_NS)
     lock(before, "c1", QUEUES[1])
-    lock(before, "stranger", QUEUES[2])
     after = restarted(before, tmp_path)
     assert lock(after, "c2", *QUEUES) == [QUEUES[0], *QUEUES[2:]]
+
+
+@pytest.mark.parametrize("others", [[], ["c2"]])
+def test_locks_of_clients_that_were_disconnected_are_remembered_until_they_expire(
+    before: Parts, tmp_path: Path, others: list[str]
+) -> None:
+    peer = join(before, "c1")
+    for name in others:
+        join(before, name)
+    lock(before, "c1", QUEUES[0])
+    before.clients.connection_closed(peer)
+    after = restarted(before, tmp_path)
+    assert ids(after) == others
+    after.membership.forget_absent()
+    assert lock(after, "c3", *QUEUES) == QUEUES[1:]
+    after.clock.advance_ns(60_001 * MS_NS)
+    assert lock(after, "c3", *QUEUES) == QUEUES
 
 
 # --- what operators see ---------------------------------------------------------------------------
