@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import assert_never
 
 import msgspec
@@ -211,16 +211,24 @@ class Consumption:
         self._refresh_subscription(topic)
         count = sum(queue.topic == topic for queue in self.owned)
         self._limits[topic] = self._settings.flow.of_queue(count)
-        await self._session.heartbeat()
-        for owned in gained:
-            if not owned.is_dropped:
-                self._pull(owned)
+        try:
+            await self._session.heartbeat()
+        except Exception:
+            # Nobody else pulls what is owned here.
+            self._pull_all(gained)
+            raise
+        self._pull_all(gained)
 
     def restart_pulls(self, topic: str) -> None:
         """Pull by the subscription as it is now, not by the one that pulls are held with."""
         for owned, puller in list(self._pullers.items()):
             if owned.queue.topic == topic:
                 puller.cancel()
+                self._pull(owned)
+
+    def _pull_all(self, gained: Iterable[OwnedQueue]) -> None:
+        for owned in gained:
+            if not owned.is_dropped:
                 self._pull(owned)
 
     def _pull(self, owned: OwnedQueue) -> None:

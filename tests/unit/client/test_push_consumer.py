@@ -67,6 +67,29 @@ async def test_a_message_comes_within_milliseconds(tmp_path: Path) -> None:
 
 
 @virtual_time()
+async def test_gained_queues_are_pulled_even_if_the_heartbeat_before_it_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(tmp_path) as world:
+        seen, session = Seen(), world.session("10.0.1.1")
+        async with consuming(world, seen, session=session) as consumer:
+            failed_ms, working = 0, session.heartbeat
+
+            async def heartbeat() -> None:
+                nonlocal failed_ms
+                if consumer._running is not None and consumer._running.owned and not failed_ms:
+                    failed_ms = world.clock.monotonic_ms()
+                    raise RuntimeError("a bug")
+                await working()
+
+            monkeypatch.setattr(session, "heartbeat", heartbeat)
+            await make_topic(world)
+            await wait_until(lambda: seen.count == 1)
+            assert failed_ms
+            assert world.clock.monotonic_ms() - failed_ms < 60_000
+
+
+@virtual_time()
 async def test_a_consumer_can_be_used_again_after_closing(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world:
         await send(world, bodies(3))
