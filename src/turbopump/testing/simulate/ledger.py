@@ -234,6 +234,7 @@ class Ledger:
             for offset, message in self.stored.pop(queue).items():
                 if now.get(offset) != message:
                     self._reused[queue].add(offset)
+                    del self.stored_us[queue, offset]
                     self.lost.add(message.key or "")
         for queue, (begin, messages) in event.contents.items():
             self.stored[queue] = dict(enumerate(messages, begin))

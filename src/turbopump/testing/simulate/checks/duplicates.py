@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from turbopump.testing.simulate.events import (
     BrokerDown,
+    BrokerUp,
     ClockJumped,
     ConsumeEnded,
     Event,
@@ -24,9 +25,9 @@ from turbopump.testing.simulate.ledger import Ledger
 class BoundedDuplicates:
     """A message is stored at most once for each request, and consumed again only for a cause.
 
-    Each crash, network or disk fault, and each member that joins or leaves, may repeat what a
-    group had in flight or had not committed, so each copy of a message is consumed at most once
-    more for each of them that came after the message was sent. Without any, exactly once.
+    Each crash and start, network or disk fault, and each member that joins or leaves, may repeat
+    what a group had in flight or had not committed, so each copy of a message is consumed at most
+    once more for each of them that came after the message was sent. Without any, exactly once.
     """
 
     name = "duplicates are bounded"
@@ -43,7 +44,10 @@ class BoundedDuplicates:
             SendTried: self._tried,
             Readable: self._stored,
             ConsumeEnded: self._consumed,
-            **dict.fromkeys((BrokerDown, FaultBegan, Joined, Left, ClockJumped), self._cause),
+            # While a broker starts on a slow disk, all others wait: they share its loop.
+            **dict.fromkeys(
+                (BrokerDown, BrokerUp, FaultBegan, Joined, Left, ClockJumped), self._cause
+            ),
         }
 
     @property
