@@ -16,7 +16,8 @@ from turbopump.client.allocation import allocated, average
 from turbopump.errors import NetworkError
 from turbopump.message import MessageQueue
 from turbopump.net.connection import Connection
-from turbopump.net.pool import ConnectionPool, PoolConfig
+from turbopump.net.pool import ConnectionPool
+from turbopump.net.pool_config import PoolConfig
 from turbopump.net.router import Router
 from turbopump.testing import MemoryNetwork, virtual_loop
 from turbopump.wire import headers

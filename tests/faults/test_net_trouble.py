@@ -8,7 +8,8 @@ import pytest
 
 from netkit import ECHO, NEVER, SMALL, World, body_bytes, slow, world
 from turbopump.errors import NetworkError, RequestTimeout
-from turbopump.net.pool import ConnectionPool, PoolConfig
+from turbopump.net.pool import ConnectionPool
+from turbopump.net.pool_config import PoolConfig
 from turbopump.testing import LinkQuality, run_virtual, virtual_loop, virtual_time
 from turbopump.wire.command import Command
 

@@ -12,7 +12,8 @@ import trustme
 from netkit import ECHO, Run, handlers
 from turbopump.errors import ListenFailed
 from turbopump.net import sockets
-from turbopump.net.pool import ConnectionPool, PoolConfig
+from turbopump.net.pool import ConnectionPool
+from turbopump.net.pool_config import PoolConfig
 from turbopump.net.server import Server, ServerConfig
 from turbopump.net.sockets import SocketNetwork
 from turbopump.net.tls import ClientTls, ServerTls, TlsMode

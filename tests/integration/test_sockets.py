@@ -141,7 +141,7 @@ def test_a_server_that_goes_fails_requests_and_comes_back(run_on_loop: Run) -> N
                 await pool.request(address, Command(ECHO), 5000)
             async with Server(SocketNetwork(), handlers(), ServerConfig(port=port)):
                 await wait_until(
-                    lambda: pool._peers[address].next_try_ms <= pool._clock.monotonic_ms()
+                    lambda: pool._peers[address].backoff.next_try_ms <= pool._clock.monotonic_ms()
                 )
                 assert (await pool.request(address, Command(ECHO), 5000)).code == 0
 

@@ -16,7 +16,8 @@ from netkit import ECHO, Run, handlers, receive_buffers, require_sent
 from turbopump.errors import ConnectFailed, InvalidArgument, NetworkError
 from turbopump.net import sniffing
 from turbopump.net.connection import Connection
-from turbopump.net.pool import ConnectionPool, PoolConfig
+from turbopump.net.pool import ConnectionPool
+from turbopump.net.pool_config import PoolConfig
 from turbopump.net.router import Router
 from turbopump.net.server import Server, ServerConfig
 from turbopump.net.sockets import SocketNetwork

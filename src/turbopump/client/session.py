@@ -25,7 +25,8 @@ from turbopump.message import MessageQueue
 from turbopump.net.hooks import Hook
 from turbopump.net.limits import ConnectionLimits
 from turbopump.net.network import Network
-from turbopump.net.pool import ConnectionPool, PoolConfig
+from turbopump.net.pool import ConnectionPool
+from turbopump.net.pool_config import PoolConfig
 from turbopump.net.sockets import SocketNetwork
 from turbopump.supervisor import Supervisor
 from turbopump.wire.bodies import Heartbeat, TopicRoute

@@ -1,4 +1,4 @@
-"""One connection, used alike by both sides: requests, answers, one-way requests, each way."""
+"""One connection on an event loop: both sides send requests and answer those of the peer."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from msgspec.structs import replace
-
-from turbopump.errors import ConnectionLost, Overloaded, RequestTimeout
+from turbopump.errors import Overloaded
 from turbopump.net.admission import Admission
 from turbopump.net.deadlines import Deadline, Deadlines
 from turbopump.net.hooks import Hook
@@ -18,26 +16,26 @@ from turbopump.net.limits import DEFAULT_LIMITS, ConnectionLimits
 from turbopump.net.network import address_text
 from turbopump.net.outbox import Outbox
 from turbopump.net.receive_budget import ReceiveBudget
+from turbopump.net.request_protocol import RequestProtocol
 from turbopump.net.request_row import RequestRow
 from turbopump.net.router import Router
 from turbopump.net.serving import Serving
 from turbopump.net.turn import Turn
 from turbopump.net.unread import hang_up_check, unread_chunks
-from turbopump.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, Buffer, Command
+from turbopump.wire.command import FLAG_RESPONSE, Buffer, Command
 from turbopump.wire.framing import encode_parts, frame_length, too_long
 
 _log = logging.getLogger(__name__)
 
-_OPAQUE_BITS = 0x7FFF_FFFF
 _CANCEL_GRACE_S = 0.25
-"""How long cancelled handlers may take to end once the time of a drain is over."""
+"""How long cancelled handlers may take to end after a drain has timed out."""
 
 OnChange = Callable[["Connection"], None]
 OnServed = Callable[[int], None]
 
 
 def no_notice(_: Connection) -> None:
-    """Do nothing about a connection that opens or closes."""
+    """Ignore that a connection opens or closes."""
 
 
 def _give_up(future: asyncio.Future[Command | None]) -> None:
@@ -46,17 +44,16 @@ def _give_up(future: asyncio.Future[Command | None]) -> None:
 
 
 class Connection(asyncio.Protocol):
-    """A stream of frames to and from one peer.
+    """A stream of frames to and from one peer, driven by an event loop.
 
-    Either side may send requests; answers are matched to them by the number in the frame and by
-    nothing else. The connection owns the tasks of the coroutine handlers that serve its peer, and
-    ends them when it closes. ``accepted`` says that the peer opened the connection: then this side
-    stops reading while the peer does not read its answers. The other side must go on reading, or
-    both would wait for each other. ``aborts_silent`` gives the connection up when a request times
-    out and nothing at all was heard since it was sent: the peer, or the way to it, is gone.
-    ``on_closed`` is called when everything that came before the end has been handed to handlers,
-    ``on_ended`` when the last of these has ended. ``on_served`` is told how many frames of the peer
-    came together, after they have been served.
+    `RequestProtocol` numbers the requests of this side and matches the responses. The connection
+    owns the tasks of the coroutine handlers that serve its peer, and cancels them when it closes.
+    ``accepted`` means that the peer opened the connection: then this side stops reading while the
+    peer does not read its answers. The connecting side must keep reading, or both would wait for
+    each other. ``aborts_silent`` aborts the connection when a request times out and nothing was
+    received since it was sent: the peer, or the path to it, is gone. ``on_closed`` is called when
+    everything received before the end has been handed to handlers, ``on_ended`` when the last of
+    these has ended. ``on_served`` gets the number of frames in each chunk, after they were served.
     """
 
     _loop: asyncio.AbstractEventLoop
@@ -83,9 +80,12 @@ class Connection(asyncio.Protocol):
         self._deadlines = deadlines
         self._clock = deadlines.clock
         self._limits = limits
+        # A waiter gets None when no response will come: it knows best what to raise.
+        self._protocol: RequestProtocol[asyncio.Future[Command | None]] = RequestProtocol(
+            deadlines.clock, limits, hooks
+        )
         self._accepted = accepted
         self._aborts_silent = aborts_silent
-        self._hooks = tuple(hooks)
         self._on_open = on_open
         self._on_closed = on_closed
         self._on_ended = on_ended
@@ -99,47 +99,42 @@ class Connection(asyncio.Protocol):
             on_resumed=self._note_quiet,
             give_up=self._close_unread,
         )
-        self._inbox = Inbox(limits.frame_bytes_max, reader, budget)
+        self._inbox = Inbox(self._protocol.decoder, reader, budget)
         self.row = RequestRow(self._inbox.decoder, limits.frame_bytes_max, self._send_parts)
-        """For handlers that do better with many requests that are alike."""
+        """For handlers that serve many requests of the same layout together."""
         self._inbox.row = self.row
         self._ends_handlers = True
-        # Answered with None when no answer will come: whoever waits knows best what to raise.
-        self._pending: dict[int, asyncio.Future[Command | None]] = {}
-        self._next_opaque = 0
         self.is_observed = bool(router.hooks)
-        """Whether hooks want to see each answer, so that `answer_encoded` must not be used."""
+        """Whether hooks must see each answer, which rules out `answer_encoded`."""
         self._idle: Deadline | None = None
-        self._touched_ms = 0
-        self._close_reason: str | None = None
+        self._written_ms = 0
         self._closed = asyncio.Event()
         self._draining = False
         self._quiet = asyncio.Event()
-        self._chunks_heard = 0
 
     def __repr__(self) -> str:
         return f"<Connection {self.local_address} to {self.peer_address}>"
 
-    # --- for those who send -----------------------------------------------------------------------
+    # --- sending ----------------------------------------------------------------------------------
 
     @property
     def is_open(self) -> bool:
         """Whether requests can be sent."""
-        return self._close_reason is None and not self._draining
+        return self._protocol.close_reason is None and not self._draining
 
     @property
     def has_heard(self) -> bool:
         """Whether the peer has ever sent anything."""
-        return self._chunks_heard > 0
+        return self._protocol.chunks_received > 0
 
     @property
     def requests_in_flight(self) -> int:
         """Own requests that wait for their answer."""
-        return len(self._pending)
+        return len(self._protocol.in_flight)
 
     @property
     def handlers_running(self) -> int:
-        """Requests of the peer that coroutine handlers are serving."""
+        """The peer's requests that coroutine handlers are serving."""
         return self._serving.running
 
     @property
@@ -159,73 +154,68 @@ class Connection(asyncio.Protocol):
         nothing could be sent in time, RequestTimeout when no answer came, ConnectionLost when the
         connection closed before.
         """
+        protocol = self._protocol
         if self._draining:
-            raise self._lost()
-        for hook in self._hooks:
-            command = hook.before_request(self.peer_address, command)
+            raise protocol.lost()
+        command = protocol.prepare(command)
         if not self._admission.try_enter():
             timeout_ms = await self._enter(timeout_ms)
-        opaque = self._unused_opaque()
         future: asyncio.Future[Command | None] = self._loop.create_future()
-        self._pending[opaque] = future
+        opaque = protocol.begin(future)
         deadline = self._deadlines.add(timeout_ms, _give_up, future)
-        chunks_heard = self._chunks_heard
+        chunks_received = protocol.chunks_received
         try:
-            self._require_open()
-            self._send(replace(command, opaque=opaque))
+            protocol.require_open()
+            self._send_parts(protocol.frame(command, opaque))
             response = await future
         finally:
             deadline.cancel()
-            del self._pending[opaque]
+            del protocol.in_flight[opaque]
             self._leave()
         if response is None:
-            self._require_open()
+            protocol.require_open()
             if self._aborts_silent:
-                await self._abort_if_silent(chunks_heard, timeout_ms)
-            text = f"no answer to request {command.code} of {self.peer_address}"
-            raise RequestTimeout(f"{text} within {timeout_ms} ms")
-        for hook in self._hooks:
-            hook.after_response(self.peer_address, command, response)
-        return response
+                await self._abort_if_silent(chunks_received, timeout_ms)
+            raise protocol.timed_out(command, timeout_ms)
+        return protocol.finish(command, response)
 
     def oneway(self, command: Command) -> None:
         """Send a request that is never answered; raises Overloaded while the peer does not read."""
-        self._require_open()
+        protocol = self._protocol
+        protocol.require_open()
         if self._draining:
-            raise self._lost()
+            raise protocol.lost()
         if not self._admission.writable:
             raise Overloaded(f"{self.peer_address} does not read: {self.unwritten_bytes} unwritten")
-        for hook in self._hooks:
-            command = hook.before_request(self.peer_address, command)
-        self._send_oneway(command)
+        self._send_parts(protocol.oneway_frame(protocol.prepare(command)))
 
     async def oneway_in_time(self, command: Command, timeout_ms: int) -> None:
         """Send a request that is never answered, after waiting until the peer reads."""
+        protocol = self._protocol
         if self._draining:
-            raise self._lost()
-        for hook in self._hooks:
-            command = hook.before_request(self.peer_address, command)
+            raise protocol.lost()
+        command = protocol.prepare(command)
         if not self._admission.try_enter():
             await self._enter(timeout_ms)
         try:
-            self._require_open()
-            self._send_oneway(command)
+            protocol.require_open()
+            self._send_parts(protocol.oneway_frame(command))
         finally:
             self._leave()
 
     def answer(self, request: Command, response: Command) -> None:
-        """Answer a request of the peer, now or long after its handler returned None.
+        """Answer a request of the peer, now or after its handler returned None.
 
-        Nothing is sent for one-way requests, nor to a peer that is gone: who answers late cannot
-        know that it is. What hooks raise, and why an answer cannot be sent, is answered instead.
+        Nothing is sent for one-way requests, nor to a peer that is gone: a late caller cannot know.
+        If a hook raises, or the answer cannot be sent, the peer gets that error as the answer.
         """
         self._serving.answer(request, response)
 
     def answer_encoded(self, request: Command, *parts: Buffer) -> None:
-        """Answer a request of the peer with a frame that is encoded already, past the hooks.
+        """Answer a request of the peer with an encoded frame, in one or more parts, past the hooks.
 
-        It may come in several parts. As with `answer`, nothing is sent for one-way requests, nor
-        to a peer that is gone, and that it is too long is answered instead.
+        As with `answer`, nothing is sent for one-way requests, nor to a peer that is gone, and a
+        frame above the limit is replaced by an error.
         """
         if not self._serving.is_answerable(request):
             return
@@ -236,15 +226,15 @@ class Connection(asyncio.Protocol):
             self._send_parts(parts)
 
     def close(self, reason: str = "closed by this side") -> None:
-        """Write what is unwritten, then close; requests in flight fail at once."""
-        if self._close_reason is None:
+        """Write what is unwritten, then close; requests in flight fail immediately."""
+        if self._protocol.close_reason is None:
             self._outbox.flush()
             self._stop(reason)
             self._transport.close()
 
     def abort(self, reason: str) -> None:
         """Close without writing what is unwritten."""
-        if self._close_reason is None:
+        if self._protocol.close_reason is None:
             self._stop(reason)
         self._transport.abort()
         self._ends_handlers = True
@@ -252,15 +242,15 @@ class Connection(asyncio.Protocol):
             self._serving.cancel_all()
 
     async def wait_closed(self) -> None:
-        """Wait until the connection is gone and its handlers have ended."""
+        """Wait until the connection is closed and its handlers have ended."""
         await self._closed.wait()
         await self._serving.wait_ended()
 
     async def drain(self, timeout_ms: int) -> None:
-        """Finish what runs in both directions, write everything, then close; after the time, abort.
+        """Finish requests in both directions, write everything, then close; abort on timeout.
 
-        New requests of the peer are refused meanwhile with an answer that lets it go elsewhere, and
-        those of this side with ConnectionLost.
+        Meanwhile new requests of the peer get an answer that sends it elsewhere, and those of this
+        side raise ConnectionLost.
         """
         self._draining = True
         self._serving.refuse_new()
@@ -277,31 +267,31 @@ class Connection(asyncio.Protocol):
             await self._wait_cut_off()
 
     async def _wait_cut_off(self) -> None:
-        """Wait for cancelled handlers, but not for those that do not let themselves be ended."""
+        """Wait for cancelled handlers, but not for those that ignore cancellation."""
         try:
             async with asyncio.timeout(_CANCEL_GRACE_S):
                 await self.wait_closed()
         except TimeoutError:
             self._serving.log_running()
 
-    async def _abort_if_silent(self, chunks_heard: int, timeout_ms: int) -> None:
-        # After a turn of the loop: one that was held up sees timers first and what came second.
+    async def _abort_if_silent(self, chunks_received: int, timeout_ms: int) -> None:
+        # After a turn of the loop: one that was delayed sees timers before data that has arrived.
         await asyncio.sleep(0)
-        if self._chunks_heard == chunks_heard and self._inbox.is_reading:
-            reason = f"nothing heard for {timeout_ms} ms"
-            _log.warning("%s: given up, %s", self, reason)
+        if self._protocol.chunks_received == chunks_received and self._inbox.is_reading:
+            reason = f"nothing received for {timeout_ms} ms"
+            _log.warning("%s: aborted, %s", self, reason)
             self.abort(reason)
 
     async def _enter(self, timeout_ms: int) -> int:
-        """Wait for a place; return the time that is left, of which there is some."""
-        self._require_open()
+        """Wait for a place; return the remaining time, at least 1 ms."""
+        self._protocol.require_open()
         start_ms = self._clock.monotonic_ms()
         await self._admission.enter(timeout_ms, self.peer_address)
         left_ms = timeout_ms - (self._clock.monotonic_ms() - start_ms)
         if left_ms <= 0:
             self._leave()
             raise Overloaded(
-                f"{self.peer_address}: no place within {timeout_ms} ms, one came later"
+                f"{self.peer_address}: no request in flight finished for {timeout_ms} ms"
             )
         return left_ms
 
@@ -310,17 +300,6 @@ class Connection(asyncio.Protocol):
         if self._draining:
             self._note_quiet()
 
-    def _unused_opaque(self) -> int:
-        opaque = self._next_opaque
-        while opaque in self._pending:
-            opaque = (opaque + 1) & _OPAQUE_BITS
-        self._next_opaque = (opaque + 1) & _OPAQUE_BITS
-        return opaque
-
-    def _send_oneway(self, command: Command) -> None:
-        opaque = self._unused_opaque()
-        self._send(replace(command, opaque=opaque, flag=command.flag | FLAG_ONEWAY))
-
     def _send(self, command: Command) -> None:
         self._send_parts(encode_parts(command, self._limits.frame_bytes_max))
 
@@ -328,26 +307,18 @@ class Connection(asyncio.Protocol):
         if self._inbox.is_finishing:
             return
         if not self._outbox.is_held:
-            # Else something has just been received, which counts as much.
-            self._touched_ms = self._clock.monotonic_ms()
+            # Otherwise something has just been received, which counts too.
+            self._written_ms = self._clock.monotonic_ms()
         self._outbox.put(parts, frames)
         if not self._admission.writable:
             self._check_unwritten()
 
     def _check_unwritten(self) -> None:
         unwritten = self._outbox.unwritten_bytes
-        if unwritten > self._limits.unwritten_bytes_max and self._close_reason is None:
+        if unwritten > self._limits.unwritten_bytes_max and self._protocol.close_reason is None:
             reason = f"{unwritten} bytes unwritten, at most {self._limits.unwritten_bytes_max}"
             _log.warning("%s: aborted, %s", self, reason)
             self.abort(reason)
-
-    def _require_open(self) -> None:
-        if self._close_reason is not None:
-            raise self._lost()
-
-    def _lost(self) -> ConnectionLost:
-        reason = self._close_reason or "is being closed by this side"
-        return ConnectionLost(f"connection to {self.peer_address}: {reason}")
 
     # --- called by the transport ------------------------------------------------------------------
 
@@ -362,14 +333,14 @@ class Connection(asyncio.Protocol):
         )
         self._inbox.open(self._transport, self._outbox, turn)
         self.peer_address = address_text(transport.get_extra_info("peername"))
+        self._protocol.peer_address = self.peer_address
         self.local_address = address_text(transport.get_extra_info("sockname"))
-        self._touched_ms = self._clock.monotonic_ms()
+        self._written_ms = self._clock.monotonic_ms()
         self._idle = self._deadlines.add(self._limits.idle_ms, self._check_idle)
         self._on_open(self)
 
     def data_received(self, data: bytes) -> None:
-        self._touched_ms = self._clock.monotonic_ms()
-        self._chunks_heard += 1
+        self._protocol.note_received()
         taken = self._inbox.receive(data)
         if self._on_served is not None:
             self._on_served(taken)
@@ -380,26 +351,26 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         # A peer that reads slowly is not idle.
-        self._touched_ms = self._clock.monotonic_ms()
+        self._written_ms = self._clock.monotonic_ms()
         self._admission.resume()
         self._inbox.adjust()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._idle is not None:
             self._idle.cancel()
-        if self._close_reason is None:
-            # The peer's doing: what it sent before is carried out, only answers are dropped.
-            self._close_reason = f"lost: {exc}" if exc else "closed by the peer"
+        if self._protocol.close_reason is None:
+            # The peer closed it: what it sent before is carried out, only answers are dropped.
+            self._protocol.close_reason = f"lost: {exc}" if exc else "closed by the peer"
             self._ends_handlers = not self._accepted
             self._serving.stop()
-            self._admission.fail_all(self._lost())
+            self._admission.fail_all(self._protocol.lost())
             self._inbox.finish(unread_chunks(self._transport), self._end)
         else:
             self._end()
 
     def _end(self) -> None:
-        """Say that nothing more will be read, and end handlers, unless the peer wants them done."""
-        _log.debug("%s: %s", self, self._close_reason)
+        """Report that nothing more will be read, and cancel handlers unless the peer closed."""
+        _log.debug("%s: %s", self, self._protocol.close_reason)
         self._discard()
         self._closed.set()
         self._on_closed(self)
@@ -412,30 +383,31 @@ class Connection(asyncio.Protocol):
             self._idle = self._deadlines.add(limit_ms, self._serving.cancel_all)
 
     def _stop(self, reason: str) -> None:
-        """Let nothing more in or out, and tell everybody who waits; the first reason stays."""
-        if self._close_reason is not None:
+        """Stop reading and sending and fail all waiters; the first reason stays."""
+        if self._protocol.close_reason is not None:
             return
-        self._close_reason = reason
+        self._protocol.close_reason = reason
         self._serving.stop()
         self._discard()
-        self._admission.fail_all(self._lost())
+        self._admission.fail_all(self._protocol.lost())
         self._note_quiet()
 
     def _discard(self) -> None:
-        """Forget what was received and not served, and tell those who wait for answers."""
+        """Drop what was received and not served, and fail requests in flight."""
         self._inbox.clear()
-        for future in self._pending.values():
+        for future in self._protocol.in_flight.values():
             _give_up(future)
 
     def _check_idle(self) -> None:
-        left_ms = self._touched_ms + self._limits.idle_ms - self._clock.monotonic_ms()
+        used_ms = max(self._written_ms, self._protocol.received_ms)
+        left_ms = used_ms + self._limits.idle_ms - self._clock.monotonic_ms()
         if left_ms > 0:
             self._idle = self._deadlines.add(left_ms, self._check_idle)
             return
         reason = f"idle for {self._limits.idle_ms} ms"
         _log.info("%s: closed, %s", self, reason)
-        if self._outbox.unwritten_bytes or self._close_reason is not None:
-            # The peer does not read: waiting for it to take the rest would be for ever.
+        if self._outbox.unwritten_bytes or self._protocol.close_reason is not None:
+            # The peer does not read: waiting until it takes the rest would never end.
             self.abort(reason)
         else:
             self.close(reason)
@@ -453,7 +425,7 @@ class Connection(asyncio.Protocol):
         if not command.flag & FLAG_RESPONSE:
             self._serving.serve(command)
             return
-        future = self._pending.get(command.opaque)
+        future = self._protocol.in_flight.get(command.opaque)
         if future is None or future.done():
             _log.debug("%s: answer to unknown request %d dropped", self, command.opaque)
         else:
@@ -461,8 +433,8 @@ class Connection(asyncio.Protocol):
 
     @property
     def _is_quiet(self) -> bool:
-        # While reading pauses, requests may be left that have come and are not refused yet.
-        is_stopped = self._close_reason is not None and not self._inbox.is_finishing
+        # While reading is paused, received requests may not have been refused yet.
+        is_stopped = self._protocol.close_reason is not None and not self._inbox.is_finishing
         is_read = self._inbox.is_reading or is_stopped
         return is_read and not self._serving.running and self._admission.is_idle
 
@@ -482,6 +454,6 @@ class Connection(asyncio.Protocol):
         """Not while answers cannot be written, or too many handlers run."""
         if self._serving.running >= self._limits.handlers_running_max:
             return False
-        if self._close_reason is not None:
+        if self._protocol.close_reason is not None:
             return self._inbox.is_finishing
         return self._admission.writable or not self._accepted

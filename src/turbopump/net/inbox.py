@@ -44,9 +44,9 @@ class Inbox:
     row: RequestRow
 
     def __init__(
-        self, frame_bytes_max: int, reader: Reader, budget: ReceiveBudget | None = None
+        self, decoder: FrameDecoder, reader: Reader, budget: ReceiveBudget | None = None
     ) -> None:
-        self.decoder = FrameDecoder(frame_bytes_max)
+        self.decoder = decoder
         self.is_reading = True
         self._frames_taken = 0
         self.give_up = reader.give_up

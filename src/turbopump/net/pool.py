@@ -1,4 +1,4 @@
-"""The side that connects: one shared connection for each address."""
+"""Client connections on an event loop: one shared connection for each address."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from turbopump.errors import ConnectFailed
 from turbopump.net.connection import Connection
 from turbopump.net.deadlines import Deadlines
 from turbopump.net.hooks import Hook
-from turbopump.net.limits import DEFAULT_LIMITS, ConnectionLimits, require_at_least
 from turbopump.net.network import Network
+from turbopump.net.pool_config import Backoff, PoolConfig
 from turbopump.net.router import Router
-from turbopump.net.tls import ClientTls
 from turbopump.wire.command import Command
 from turbopump.wire.hosts import split_address
 
@@ -29,52 +28,21 @@ Greeting = Callable[[str], Command | None]
 """Returns the one-way request that is to be the first on a new connection to an address, if any."""
 
 
-@dataclass(frozen=True, slots=True)
-class PoolConfig:
-    """How to connect, and how long to leave a peer alone that could not be reached."""
-
-    backoff_first_ms: int = 100
-    """The pause after the first failure; it doubles with each further one."""
-
-    backoff_max_ms: int = 10_000
-    drain_timeout_ms: int = 3000
-    """How long `ConnectionPool.close` waits for answers to requests in flight."""
-
-    limits: ConnectionLimits = DEFAULT_LIMITS
-    tls: ClientTls | None = None
-    """None connects without TLS."""
-
-    def __post_init__(self) -> None:
-        require_at_least("backoff_first_ms", self.backoff_first_ms, 1)
-        require_at_least("backoff_max_ms", self.backoff_max_ms, self.backoff_first_ms)
-        require_at_least("drain_timeout_ms", self.drain_timeout_ms, 0)
-
-    def pause_ms(self, failures: int, random: Random) -> int:
-        """Return how long to wait after so many failures in a row."""
-        doublings = min(failures - 1, self.backoff_max_ms.bit_length())
-        full_ms = min(self.backoff_first_ms << doublings, self.backoff_max_ms)
-        # By chance up to a half less, or all clients would come back in the same instant.
-        return full_ms - random.randrange(full_ms // 2 + 1)
-
-
 @dataclass(slots=True)
 class _Peer:
-    """What is known of one address."""
+    """The state of one address."""
 
     address: str
+    backoff: Backoff
     connection: Connection | None = None
     dial: asyncio.Task[Connection | None] | None = None
-    failures: int = 0
-    next_try_ms: int = 0
-    failed_ms: int = 0
-    last_error: str = ""
 
 
 class ConnectionPool:
-    """Connections by address, made when they are first needed and made again when they are lost.
+    """Connections by address, opened on first use and again after they are lost.
 
-    ``router`` serves what peers ask of this side over its own connections; ``hooks`` see the
-    requests that are sent. ``greeting`` introduces this side on every new connection.
+    ``router`` serves the peers' requests to this side; ``hooks`` see the requests that are sent.
+    ``greeting`` introduces this side on every new connection.
     """
 
     def __init__(
@@ -113,24 +81,24 @@ class ConnectionPool:
     async def connection(self, address: str) -> Connection:
         """Return the live connection to ``host:port``; raises ConnectFailed.
 
-        All who ask while it is being made wait for the same one. After a failure, everybody fails
-        at once until the pause is over.
+        Concurrent callers wait for the same attempt. After a failure, all callers fail immediately
+        until the pause is over.
         """
         peer = self._peer(address)
         if peer.connection is not None and peer.connection.is_open:
             return peer.connection
         if peer.dial is None:
-            self._require_try_allowed(peer)
+            peer.backoff.require_over()
             peer.dial = asyncio.create_task(self._dial(peer))
         connection = await self._dialled(peer.dial)
         if connection is None:
-            raise self._failure(peer)
+            raise peer.backoff.failure()
         return connection
 
     def request(
         self, address: str, command: Command, timeout_ms: int
     ) -> Coroutine[Any, Any, Command]:
-        """Connect if need be, send a request and return its answer, all within the time."""
+        """Connect if necessary, send a request and return its answer, all within the timeout."""
         peer = self._peers.get(address)
         if peer is not None and peer.connection is not None and peer.connection.is_open:
             return peer.connection.request(command, timeout_ms)
@@ -143,7 +111,7 @@ class ConnectionPool:
         return await connection.request(command, left_ms)
 
     def oneway(self, address: str, command: Command, timeout_ms: int) -> Coroutine[Any, Any, None]:
-        """Connect if need be and send a request that is never answered, all within the time."""
+        """Connect if necessary and send a one-way request, all within the timeout."""
         peer = self._peers.get(address)
         if peer is not None and peer.connection is not None and peer.connection.is_open:
             return peer.connection.oneway_in_time(command, timeout_ms)
@@ -154,11 +122,11 @@ class ConnectionPool:
         await connection.oneway_in_time(command, left_ms)
 
     def has_failed_within(self, address: str, time_ms: int) -> bool:
-        """Whether there is no connection, and the last attempt to make one failed lately."""
+        """Return whether there is no connection and the last attempt failed that recently."""
         peer = self._peers.get(address)
-        if peer is None or peer.connection is not None or not peer.last_error:
+        if peer is None or peer.connection is not None:
             return False
-        return self._clock.monotonic_ms() - peer.failed_ms < time_ms
+        return peer.backoff.has_failed_within(time_ms)
 
     async def close(self) -> None:
         """Wait for the answers of requests in flight, then close everything."""
@@ -173,7 +141,7 @@ class ConnectionPool:
         self._deadlines.close()
 
     async def _connected_in_time(self, address: str, timeout_ms: int) -> tuple[Connection, int]:
-        """Return the connection and the time that is left for using it."""
+        """Return the connection and the remaining time."""
         start_ms = self._clock.monotonic_ms()
         try:
             async with asyncio.timeout(timeout_ms / 1000):
@@ -195,18 +163,19 @@ class ConnectionPool:
         if peer is None:
             split_address(address)
             self._forget_old_failures()
-            peer = self._peers[address] = _Peer(address)
+            backoff = Backoff(self._config, self._clock, self._random)
+            peer = self._peers[address] = _Peer(address, backoff)
         return peer
 
     def _forget_old_failures(self) -> None:
-        """Drop addresses that nobody asked for since long after their pause."""
+        """Drop addresses that have not been used since long after their pause."""
         old_ms = self._clock.monotonic_ms() - self._config.backoff_max_ms
         for address, peer in tuple(self._peers.items()):
-            if peer.connection is None and peer.dial is None and peer.next_try_ms < old_ms:
+            if peer.connection is None and peer.dial is None and peer.backoff.next_try_ms < old_ms:
                 del self._peers[address]
 
     async def _dialled(self, dial: asyncio.Task[Connection | None]) -> Connection | None:
-        """Wait for a dial without ending it when this caller alone gives up."""
+        """Wait for a dial without cancelling it when this caller alone is cancelled."""
         try:
             return await asyncio.shield(dial)
         except asyncio.CancelledError:
@@ -215,18 +184,18 @@ class ConnectionPool:
             raise
 
     async def _dial(self, peer: _Peer) -> Connection | None:
-        """Try once; a failure is noted, not raised, since nobody may be waiting any more."""
+        """Try once; a failure is recorded, not raised, as no caller may be waiting any more."""
         host, port = split_address(peer.address)
         try:
             connection = await self._network.connect(
                 host, port, functools.partial(self._new_connection, peer), tls=self._config.tls
             )
         except ConnectFailed as error:
-            self._note_failure(peer, str(error))
+            peer.backoff.failed(str(error))
             return None
         finally:
             peer.dial = None
-        # Before anybody has the connection: nothing can be written ahead of it.
+        # Before any caller has the connection: nothing can be written ahead of it.
         self._greet(peer.address, connection)
         peer.connection = connection
         return connection
@@ -254,25 +223,7 @@ class ConnectionPool:
         if connection is peer.connection:
             peer.connection = None
         if connection.has_heard:
-            peer.failures = 0
+            peer.backoff.succeeded()
         else:
-            # A peer that takes connections only to drop them is no better than one that is gone.
-            self._note_failure(peer, f"{peer.address}: closed before it said anything")
-
-    def _note_failure(self, peer: _Peer, error: str) -> None:
-        peer.failures += 1
-        pause_ms = self._config.pause_ms(peer.failures, self._random)
-        peer.failed_ms = self._clock.monotonic_ms()
-        peer.next_try_ms = peer.failed_ms + pause_ms
-        peer.last_error = error
-        _log.info("%s; next try in %d ms", error, pause_ms)
-
-    def _require_try_allowed(self, peer: _Peer) -> None:
-        if self._clock.monotonic_ms() < peer.next_try_ms:
-            raise self._failure(peer)
-
-    def _failure(self, peer: _Peer) -> ConnectFailed:
-        left_ms = max(peer.next_try_ms - self._clock.monotonic_ms(), 0)
-        failure = ConnectFailed(f"{peer.last_error}; next try in {left_ms} ms")
-        failure.retry_after_ms = left_ms
-        return failure
+            # A peer that accepts connections only to drop them is as good as down.
+            peer.backoff.failed(f"{peer.address}: closed without sending anything")

@@ -7,12 +7,14 @@ import errno
 import socket
 import ssl
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import TypeVar, cast
 
 from turbopump.errors import ConnectFailed, ListenFailed
 from turbopump.net.network import Listener
 from turbopump.net.sniffing import SniffingListener
 from turbopump.net.tls import ClientTls, ServerTls, TlsMode
+from turbopump.wire.hosts import split_address
 
 P = TypeVar("P", bound=asyncio.Protocol)
 
@@ -23,6 +25,9 @@ Place = tuple[int, At]
 CONNECT_TIMEOUT_MS = 3000
 BACKLOG = 1024
 HANDSHAKE_TIMEOUT_S = 10.0
+_RECEIVE_BUFFER_BYTES = 4 * 1024 * 1024
+"""For responses that arrive while a thread works on those before. Left to itself, Linux sometimes
+keeps the buffer so small that broker and reader wait for each other in turn."""
 _PORT_TRIES = 20
 """How many free ports are looked at for one that is free at all addresses of a host."""
 
@@ -63,6 +68,31 @@ class SocketNetwork:
             raise ConnectFailed(f"{host}:{port}: {error}") from error
         return protocol
 
+    def connect_blocking(
+        self, address: str, *, tls: ClientTls | None = None, timeout_ms: int = CONNECT_TIMEOUT_MS
+    ) -> socket.socket:
+        """Connect a socket for a thread, TLS handshake included; raises ConnectFailed."""
+        host, port = split_address(address)
+        timeout_ms = min(timeout_ms, self._connect_timeout_ms)
+        try:
+            connected = socket.create_connection((host, port), timeout_ms / 1000)
+            try:
+                connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if _allows_receive_buffer():
+                    connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
+                if tls is None:
+                    return connected
+                name = tls.server_name or host
+                return self._context(tls).wrap_socket(connected, server_hostname=name)
+            except BaseException:
+                connected.close()
+                raise
+        except TimeoutError as error:
+            raise ConnectFailed(f"{address}: no answer within {timeout_ms} ms") from error
+        except (OSError, UnicodeError) as error:
+            # A host name that cannot be looked up is a UnicodeError.
+            raise ConnectFailed(f"{address}: {error}") from error
+
     async def listen(
         self,
         host: str,
@@ -93,6 +123,17 @@ class SocketNetwork:
         if context is None:
             context = self._contexts[tls] = tls.context()
         return context
+
+
+@lru_cache(maxsize=1)
+def _allows_receive_buffer() -> bool:
+    """Return whether the system grants a receive buffer of that size.
+
+    If not, none is requested: a smaller one would not grow by itself.
+    """
+    with socket.socket() as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
+        return tried.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) >= _RECEIVE_BUFFER_BYTES
 
 
 class SocketListener:

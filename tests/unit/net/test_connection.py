@@ -81,13 +81,13 @@ async def test_any_number_of_a_peer_is_echoed(opaque: int) -> None:
 async def test_numbers_wrap_around_and_pass_over_those_in_use() -> None:
     async with world() as here:
         connection = await here.connect()
-        connection._next_opaque = 2**31 - 2
+        connection._protocol._next_opaque = 2**31 - 2
         calls = [asyncio.create_task(connection.request(slow(500), 1000)) for _ in range(4)]
         await asyncio.sleep(0.01)
-        assert sorted(connection._pending) == [0, 1, 2**31 - 2, 2**31 - 1]
-        connection._next_opaque = 0
+        assert sorted(connection._protocol.in_flight) == [0, 1, 2**31 - 2, 2**31 - 1]
+        connection._protocol._next_opaque = 0
         await connection.request(Command(ECHO), 1000)
-        assert connection._next_opaque == 3
+        assert connection._protocol._next_opaque == 3
         await asyncio.gather(*calls)
 
 
@@ -223,7 +223,7 @@ async def test_a_place_that_comes_too_late_is_not_used() -> None:
         await asyncio.sleep(0.05 - virtual_loop().time() % 0.05)
         first = asyncio.create_task(connection.request(slow(30), 5000))
         await asyncio.sleep(0)
-        with pytest.raises(Overloaded, match="no place within 10 ms, one came later"):
+        with pytest.raises(Overloaded, match="no request in flight finished for 10 ms"):
             await connection.request(Command(ECHO), 10)
         await first
         assert connection._admission.is_idle

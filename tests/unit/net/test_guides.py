@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from turbopump.net.limits import ConnectionLimits
-from turbopump.net.pool import PoolConfig
+from turbopump.net.pool_config import PoolConfig
 from turbopump.net.server import ServerConfig
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guide" / "network.md"

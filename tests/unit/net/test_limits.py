@@ -7,7 +7,7 @@ import pytest
 
 from turbopump.errors import InvalidArgument
 from turbopump.net.limits import DEFAULT_LIMITS, ConnectionLimits
-from turbopump.net.pool import PoolConfig
+from turbopump.net.pool_config import PoolConfig
 from turbopump.net.server import ServerConfig
 
 

@@ -13,7 +13,8 @@ from netkit import ECHO, NEVER, SLOW, World, echo, slow, slow_echo, world
 from turbopump.errors import ConnectFailed, ConnectionLost, InvalidArgument, RequestTimeout
 from turbopump.net.connection import Connection
 from turbopump.net.limits import ConnectionLimits
-from turbopump.net.pool import ConnectionPool, Greeting, PoolConfig
+from turbopump.net.pool import ConnectionPool, Greeting
+from turbopump.net.pool_config import PoolConfig
 from turbopump.net.router import Router
 from turbopump.testing import virtual_loop, virtual_time, wait_until
 from turbopump.wire.command import Command
@@ -129,7 +130,7 @@ async def test_a_peer_that_drops_connections_without_a_word_is_left_alone_too() 
         await pool.connection(address)
         here.network.cut("server")
         await asyncio.sleep(0.01)
-        with pytest.raises(ConnectFailed, match="closed before it said anything; next try in"):
+        with pytest.raises(ConnectFailed, match="closed without sending anything; next try in"):
             await pool.connection(address)
 
 
@@ -202,12 +203,12 @@ async def test_a_connection_that_went_silent_is_given_up(caplog: pytest.LogCaptu
         long_poll = asyncio.create_task(silent.request(Command(NEVER), 30_000))
         with pytest.raises(RequestTimeout, match="within 3000 ms"):
             await silent.request(Command(ECHO), 3000)
-        with pytest.raises(ConnectionLost, match="nothing heard for 3000 ms"):
+        with pytest.raises(ConnectionLost, match="nothing received for 3000 ms"):
             await long_poll
         here.network.stop_losing()
         assert (await pool.request(address, Command(ECHO), 100)).code == 0
         assert await pool.connection(address) is not silent
-    assert "given up, nothing heard for 3000 ms" in caplog.text
+    assert "aborted, nothing received for 3000 ms" in caplog.text
 
 
 @virtual_time()

@@ -1,0 +1,265 @@
+"""One connection for threads, with or without TLS: the caller writes, waits and reads.
+
+Handing a request to an event loop in another thread costs more than the request itself. A blocking
+connection belongs to one thread at a time. It does not serve requests of the peer.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from turbopump.errors import ConnectionLost, Overloaded, RequestTimeout, WireError
+from turbopump.net.outbox import coalesced
+from turbopump.net.request_protocol import RequestProtocol
+from turbopump.wire.command import Buffer, Command
+
+_RECEIVE_BYTES = 64 * 1024
+_NOT_YET = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+class BlockingConnection:
+    """One connection driven by the caller's thread; after an error it is closed and useless."""
+
+    def __init__(
+        self, address: str, connected: socket.socket, protocol: RequestProtocol[Command]
+    ) -> None:
+        protocol.peer_address = address
+        self.address = address
+        self._socket = connected
+        self._is_encrypted = isinstance(connected, ssl.SSLSocket)
+        self._protocol = protocol
+        self._clock = protocol.clock
+        self._timeout_ms: int | None = -1
+        self._written_ms = 0
+        self._unsent = bytearray()
+
+    def __repr__(self) -> str:
+        return f"<BlockingConnection to {self.address}>"
+
+    def fileno(self) -> int:
+        """Return the socket's file descriptor, -1 when closed."""
+        return self._socket.fileno()
+
+    @property
+    def is_open(self) -> bool:
+        return self._protocol.close_reason is None
+
+    @property
+    def has_hooks(self) -> bool:
+        """Whether hooks must see each request, which rules out `put`."""
+        return bool(self._protocol.hooks)
+
+    @property
+    def has_received(self) -> bool:
+        """Whether the peer has ever sent anything."""
+        return self._protocol.chunks_received > 0
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether it is open with nothing in flight in either direction, as far as is known."""
+        protocol = self._protocol
+        is_between_frames = not (protocol.in_flight or self._unsent)
+        return self.is_open and is_between_frames and not protocol.decoder.pending_bytes
+
+    @property
+    def received_ms(self) -> int:
+        """When the peer last sent anything, or accepted the connection."""
+        return self._protocol.received_ms
+
+    def close(self, reason: str = "closed by this side") -> None:
+        """Close it; may be called twice."""
+        if self._protocol.close_reason is None:
+            self._protocol.close_reason = reason
+        self._socket.close()
+
+    @property
+    def is_idle_for_long(self) -> bool:
+        """Whether the peer may be about to close it."""
+        used_ms = max(self._written_ms, self._protocol.received_ms)
+        return self._clock.monotonic_ms() - used_ms > self._protocol.limits.idle_ms // 2
+
+    def is_usable(self) -> bool:
+        """Return whether it can be used after a pause: still clean, and not closed by the peer."""
+        try:
+            return self.is_clean and not self.is_idle_for_long and self._receive(0) is None
+        except ConnectionLost:
+            return False
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    def request(self, command: Command, timeout_ms: int) -> Command:
+        """Send a request and return its response, whatever its code.
+
+        Raises Overloaded when the peer did not take the whole request, so that it cannot have acted
+        on it; RequestTimeout when no response came in time; ConnectionLost.
+        """
+        end_ms = self._clock.monotonic_ms() + timeout_ms
+        opaque = self.send(command, timeout_ms)
+        while True:
+            left_ms = max(end_ms - self._clock.monotonic_ms(), 0)
+            received = self._receive(left_ms)
+            for response in received or ():
+                if response.opaque == opaque:
+                    return response
+            if not left_ms:
+                self.close(f"request {command.code} timed out")
+                raise self._protocol.timed_out(command, timeout_ms)
+
+    def oneway(self, command: Command, timeout_ms: int) -> None:
+        """Send a request that is never answered; raises Overloaded, ConnectionLost."""
+        self._protocol.require_open()
+        command = self._protocol.prepare(command)
+        self._write(self._protocol.oneway_frame(command), timeout_ms)
+
+    def send(self, command: Command, timeout_ms: int) -> int:
+        """Write a request, return the id that its response will have; raises as `oneway`."""
+        protocol = self._protocol
+        protocol.require_open()
+        command = protocol.prepare(command)
+        opaque = protocol.begin(command)
+        try:
+            self._write(protocol.frame(command, opaque), timeout_ms)
+        except BaseException:
+            del protocol.in_flight[opaque]
+            raise
+        return opaque
+
+    def responses(self) -> list[Command]:
+        """Wait until something arrives; return the responses that it completes, perhaps none."""
+        return self._receive(None) or []
+
+    def _write(self, parts: Sequence[Buffer], timeout_ms: int) -> None:
+        """Write a whole frame; a partial one closes the connection, as the peer cannot skip it."""
+        self._written_ms = self._clock.monotonic_ms()
+        end_ms = self._written_ms + timeout_ms
+        unwritten = deque(memoryview(part) for part in coalesced(parts))
+        try:
+            while unwritten:
+                self._set_timeout(max(end_ms - self._clock.monotonic_ms(), 1))
+                written = self._write_some(unwritten)
+                while unwritten and written >= len(unwritten[0]):
+                    written -= len(unwritten.popleft())
+                if unwritten:
+                    unwritten[0] = unwritten[0][written:]
+        except TimeoutError as error:
+            self.close("the peer does not read")
+            raise Overloaded(f"{self.address} read too little for {timeout_ms} ms") from error
+        except OSError as error:
+            raise self._lost(f"lost: {error}") from error
+        except BaseException:
+            self.close("writing was interrupted")
+            raise
+
+    def _write_some(self, parts: deque[memoryview]) -> int:
+        # TLS has no gathering write.
+        return self._socket.send(parts[0]) if self._is_encrypted else self._socket.sendmsg(parts)
+
+    def _receive(self, wait_ms: int | None) -> list[Command] | None:
+        """Read once; return the responses that this completes, None if nothing came in time."""
+        self._set_timeout(wait_ms)
+        try:
+            data = self._socket.recv(_RECEIVE_BYTES)
+        except (*_NOT_YET, TimeoutError):
+            return None
+        except OSError as error:
+            raise self._lost(f"lost: {error}") from error
+        if not data:
+            raise self._lost("closed by the peer")
+        protocol = self._protocol
+        protocol.note_received()
+        try:
+            commands = list(protocol.decoder.feed(data))
+        except WireError as error:
+            raise self._lost(f"malformed frame: {error}") from error
+        return [
+            protocol.finish(request, command)
+            for command in commands
+            if command.is_response
+            and (request := protocol.in_flight.pop(command.opaque, None)) is not None
+        ]
+
+    # --- encoded requests, responses into the caller's memory -------------------------------------
+
+    def unused_opaque(self) -> int:
+        """Return the id for the next encoded request."""
+        return self._protocol.unused_opaque()
+
+    def put(self, frame: bytes) -> None:
+        """Add an encoded request to those that leave with the next `flush`."""
+        self._unsent += frame
+
+    def flush(self) -> None:
+        """Write what can be written without waiting; `receive_into` writes the rest."""
+        self._set_timeout(0)
+        while self._unsent:
+            try:
+                written = self._socket.send(self._unsent)
+            except _NOT_YET:
+                return
+            except OSError as error:
+                raise self._lost(f"lost: {error}") from error
+            del self._unsent[:written]
+
+    def receive_into(self, room: memoryview, wait_ms: int) -> int:
+        """Read into memory, return how many bytes came; 0 only if it must not wait.
+
+        Raises RequestTimeout after a wait, ConnectionLost.
+        """
+        self._set_timeout(0)
+        while True:
+            try:
+                count = self._socket.recv_into(room)
+            except _NOT_YET:
+                if not wait_ms:
+                    return 0
+                self._wait(wait_ms)
+                continue
+            except OSError as error:
+                raise self._lost(f"lost: {error}") from error
+            if not count:
+                raise self._lost("closed by the peer")
+            self._protocol.note_received()
+            return count
+
+    def _wait(self, wait_ms: int) -> None:
+        waiting = select.poll()
+        waiting.register(self._socket, select.POLLIN | (select.POLLOUT if self._unsent else 0))
+        found = waiting.poll(wait_ms)
+        if not found:
+            raise RequestTimeout(f"nothing came from {self.address} within {wait_ms} ms")
+        if found[0][1] & select.POLLOUT:
+            self.flush()
+
+    # --- the socket -------------------------------------------------------------------------------
+
+    def has_decrypted(self) -> bool:
+        """Return whether TLS holds bytes that `select` does not know of."""
+        return isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
+
+    def _set_timeout(self, timeout_ms: int | None) -> None:
+        # Each change is a system call, and most waits begin in the same millisecond.
+        if timeout_ms != self._timeout_ms:
+            self._socket.settimeout(None if timeout_ms is None else timeout_ms / 1000)
+            self._timeout_ms = timeout_ms
+
+    def _lost(self, reason: str) -> ConnectionLost:
+        self.close(reason)
+        return self._protocol.lost()
+
+
+def readable(
+    connections: Iterable[BlockingConnection], timeout_ms: int | None
+) -> list[BlockingConnection]:
+    """Wait until some of the connections have something to read, and return those."""
+    by_number = {connection.fileno(): connection for connection in connections}
+    decrypted = [each for each in by_number.values() if each.has_decrypted()]
+    if decrypted:
+        return decrypted
+    waiting = select.poll()
+    for number in by_number:
+        waiting.register(number, select.POLLIN)
+    return [by_number[number] for number, _ in waiting.poll(timeout_ms)]

@@ -1,0 +1,169 @@
+"""Client connections for threads: used by one thread at a time, kept for the next use."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections.abc import Sequence
+from random import Random
+from weakref import WeakSet
+
+from turbopump.clock import SYSTEM_CLOCK, Clock
+from turbopump.errors import ConnectFailed
+from turbopump.machine.process import after_fork
+from turbopump.net.blocking_connection import BlockingConnection
+from turbopump.net.hooks import Hook
+from turbopump.net.pool_config import Backoff, PoolConfig
+from turbopump.net.request_protocol import RequestProtocol
+from turbopump.net.sockets import CONNECT_TIMEOUT_MS, SocketNetwork
+from turbopump.wire.command import Command
+
+
+class BlockingPool:
+    """Blocking connections by address; any thread may use it.
+
+    A child made by fork starts without connections.
+    """
+
+    def __init__(
+        self,
+        network: SocketNetwork,
+        config: PoolConfig | None = None,
+        *,
+        hooks: Sequence[Hook] = (),
+        clock: Clock = SYSTEM_CLOCK,
+        random: Random | None = None,
+    ) -> None:
+        self._network = network
+        self._config = config or PoolConfig()
+        self._hooks = tuple(hooks)
+        self._clock = clock
+        self._random = random or Random()  # noqa: S311 - spreads load, keeps no secret
+        # Reentrant: a signal handler may send while its thread is in here.
+        self._lock = threading.RLock()
+        self._idle: dict[str, dict[int, BlockingConnection]] = {}
+        """By address and by the thread that used it last: one-way requests of a thread keep their
+        order, as it gets the same connection again."""
+        self._backoffs: dict[str, Backoff] = {}
+        self._is_closed = False
+        _pools.add(self)
+
+    def __len__(self) -> int:
+        """Return how many idle connections there are."""
+        return sum(map(len, self._idle.values()))
+
+    def request(self, address: str, command: Command, timeout_ms: int) -> Command:
+        """Connect if necessary, send a request and return its response, all within the timeout."""
+        connection, left_ms = self._take_in_time(address, timeout_ms)
+        try:
+            return connection.request(command, left_ms)
+        finally:
+            self.give_back(connection)
+
+    def oneway(self, address: str, command: Command, timeout_ms: int) -> None:
+        """Connect if necessary and send a one-way request, all within the timeout."""
+        connection, left_ms = self._take_in_time(address, timeout_ms)
+        try:
+            connection.oneway(command, left_ms)
+        finally:
+            self.give_back(connection)
+
+    def take(self, address: str, timeout_ms: int = CONNECT_TIMEOUT_MS) -> BlockingConnection:
+        """Return a connection for the caller alone; raises ConnectFailed."""
+        while (connection := self._pop_idle(address)) is not None:
+            if connection.is_usable():
+                return connection
+            connection.close()
+        return self._connect(address, timeout_ms)
+
+    def give_back(self, connection: BlockingConnection) -> None:
+        """Keep a connection for the next caller, unless it cannot be used again."""
+        backoff = self._backoffs.get(connection.address)
+        if backoff is not None and connection.has_received:
+            backoff.succeeded()
+        elif backoff is not None and not connection.is_open:
+            # A peer that accepts connections only to drop them is as good as down.
+            backoff.failed(f"{connection.address}: closed without sending anything")
+        surplus: BlockingConnection | None = connection
+        if connection.is_clean:
+            with self._lock:
+                if not self._is_closed:
+                    idle = self._idle.setdefault(connection.address, {})
+                    thread = threading.get_ident()
+                    surplus, idle[thread] = idle.get(thread), connection
+        if surplus is not None:
+            surplus.close()
+
+    def close_idle(self) -> None:
+        """Close connections that have been idle for too long to be used again."""
+        with self._lock:
+            for address, idle in list(self._idle.items()):
+                for thread, connection in list(idle.items()):
+                    if connection.is_idle_for_long:
+                        idle.pop(thread).close()
+                if not idle:
+                    del self._idle[address]
+
+    def close(self) -> None:
+        """Close idle connections now, those in use when they are given back."""
+        self._is_closed = True
+        self._close_all()
+
+    def after_fork(self) -> None:
+        """Start without connections in a child: the parent keeps using its own."""
+        self._lock = threading.RLock()
+        self._close_all()
+
+    def _close_all(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, {}
+        for each in idle.values():
+            for connection in each.values():
+                connection.close()
+
+    def _take_in_time(self, address: str, timeout_ms: int) -> tuple[BlockingConnection, int]:
+        start_ms = self._clock.monotonic_ms()
+        connection = self.take(address, timeout_ms)
+        return connection, max(timeout_ms - (self._clock.monotonic_ms() - start_ms), 1)
+
+    def _pop_idle(self, address: str) -> BlockingConnection | None:
+        with self._lock:
+            idle = self._idle.get(address)
+            if not idle:
+                return None
+            return idle.pop(threading.get_ident(), None) or idle.popitem()[1]
+
+    def _connect(self, address: str, timeout_ms: int) -> BlockingConnection:
+        if self._is_closed:
+            raise ConnectFailed(f"{address}: the pool is closed")
+        backoff = self._backoffs.get(address)
+        if backoff is None:
+            backoff = Backoff(self._config, self._clock, self._random)
+            backoff = self._backoffs.setdefault(address, backoff)
+        backoff.require_over()
+        try:
+            connected = self._network.connect_blocking(
+                address, tls=self._config.tls, timeout_ms=timeout_ms
+            )
+        except ConnectFailed as error:
+            backoff.failed(str(error))
+            raise backoff.failure() from error
+        protocol = RequestProtocol[Command](self._clock, self._config.limits, self._hooks)
+        return BlockingConnection(address, connected, protocol)
+
+
+_pools: WeakSet[BlockingPool] = WeakSet()
+
+
+@atexit.register
+def _close_pools() -> None:
+    for pool in list(_pools):
+        pool.close()
+
+
+def _reset_pools() -> None:
+    for pool in list(_pools):
+        pool.after_fork()
+
+
+after_fork(_reset_pools)

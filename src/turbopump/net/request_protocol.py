@@ -1,0 +1,105 @@
+"""The protocol of one side's requests on a connection: request ids, frames, hooks, matching.
+
+There is no I/O here. `Connection` drives it from an event loop, `BlockingConnection` from the
+caller's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+from msgspec.structs import replace
+
+from turbopump.clock import Clock
+from turbopump.errors import ConnectionLost, RequestTimeout
+from turbopump.net.hooks import Hook
+from turbopump.net.limits import ConnectionLimits
+from turbopump.wire.command import FLAG_ONEWAY, Buffer, Command
+from turbopump.wire.framing import FrameDecoder, encode_parts
+
+W = TypeVar("W")
+
+_OPAQUE_BITS = 0x7FFF_FFFF
+
+
+class RequestProtocol(Generic[W]):
+    """Requests in flight on one connection, each with the driver's waiter ``W``.
+
+    The driver writes the frames, feeds what it reads to ``decoder`` and waits in its own way. Every
+    request passes `prepare`, in both drivers: that is where hooks, such as one that signs requests
+    with credentials, change it.
+    """
+
+    def __init__(self, clock: Clock, limits: ConnectionLimits, hooks: Sequence[Hook]) -> None:
+        self.clock = clock
+        self.limits = limits
+        self.hooks = tuple(hooks)
+        self.decoder = FrameDecoder(limits.frame_bytes_max)
+        self.peer_address = "unknown"
+        self.close_reason: str | None = None
+        """Why the connection is closed; None while it is open."""
+        self.received_ms = clock.monotonic_ms()
+        """When the peer last sent anything, or accepted the connection."""
+        self.chunks_received = 0
+        self.in_flight: dict[int, W] = {}
+        """Waiters by request id."""
+        self._next_opaque = 0
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    def prepare(self, command: Command) -> Command:
+        """Return the request as hooks want it sent."""
+        for hook in self.hooks:
+            command = hook.before_request(self.peer_address, command)
+        return command
+
+    def begin(self, waiter: W) -> int:
+        """Reserve a request id, and remember who waits for its response."""
+        opaque = self.unused_opaque()
+        self.in_flight[opaque] = waiter
+        return opaque
+
+    def unused_opaque(self) -> int:
+        """Return the next request id that no request in flight has."""
+        opaque = self._next_opaque
+        while opaque in self.in_flight:
+            opaque = (opaque + 1) & _OPAQUE_BITS
+        self._next_opaque = (opaque + 1) & _OPAQUE_BITS
+        return opaque
+
+    def frame(self, command: Command, opaque: int) -> list[Buffer]:
+        """Encode a request; raises InvalidArgument if it exceeds the frame limit."""
+        return encode_parts(replace(command, opaque=opaque), self.limits.frame_bytes_max)
+
+    def oneway_frame(self, command: Command) -> list[Buffer]:
+        """Encode a request that is never answered."""
+        return self.frame(replace(command, flag=command.flag | FLAG_ONEWAY), self.unused_opaque())
+
+    # --- responses --------------------------------------------------------------------------------
+
+    def note_received(self) -> None:
+        """Record that the peer sent something."""
+        self.received_ms = self.clock.monotonic_ms()
+        self.chunks_received += 1
+
+    def finish(self, request: Command, response: Command) -> Command:
+        """Show a response to hooks and return it."""
+        for hook in self.hooks:
+            hook.after_response(self.peer_address, request, response)
+        return response
+
+    # --- failures ---------------------------------------------------------------------------------
+
+    def timed_out(self, command: Command, timeout_ms: int) -> RequestTimeout:
+        text = f"no answer to request {command.code} of {self.peer_address} within {timeout_ms} ms"
+        return RequestTimeout(text)
+
+    def lost(self) -> ConnectionLost:
+        reason = self.close_reason or "is being closed by this side"
+        return ConnectionLost(f"connection to {self.peer_address}: {reason}")
+
+    def require_open(self) -> None:
+        """Raise ConnectionLost if the connection is closed."""
+        if self.close_reason is not None:
+            raise self.lost()
