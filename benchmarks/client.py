@@ -1,11 +1,11 @@
-"""How fast a producer is: one thread, eight threads, many sends at a time, one-way, batches.
+"""How fast a producer is: 1 to 32 threads, many sends in flight, one-way, batches.
 
 ::
 
-    python benchmarks/client.py [seconds]
+    python benchmarks/client.py [seconds] [nameserver]
 
-The server is a process of its own on the same machine; bodies have 100 bytes. The processor time
-is the client's, in microseconds for each message.
+Without a name server, a server is started as another process on the same machine; bodies have 100
+bytes. The processor time is the client's, in microseconds per message.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import turbopump
 from turbopump import aio
@@ -29,7 +29,7 @@ from turbopump.net.loop import run
 BODY = b"x" * 100
 TOPIC = "benchmark"
 TASKS = 256
-THREADS = 8
+THREADS = (1, 4, 8, 32)
 BATCH = 32
 ONEWAY_RUN = 200
 _READY = re.compile(r"ready nameserver=(\S+) broker=(\S+)\n")
@@ -75,18 +75,36 @@ def one_thread(producer: turbopump.Producer, seconds: float) -> int:
     return count
 
 
-def eight_threads(producer: turbopump.Producer, seconds: float) -> int:
-    counts = [0] * THREADS
+def many_threads(producer: turbopump.Producer, count: int, seconds: float) -> int:
+    counts = [0] * count
 
     def work(place: int) -> None:
         counts[place] = one_thread(producer, seconds)
 
-    threads = [threading.Thread(target=work, args=(place,)) for place in range(THREADS)]
+    threads = [threading.Thread(target=work, args=(place,)) for place in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     return sum(counts)
+
+
+def blocking_oneway(producer: turbopump.Producer, seconds: float) -> int:
+    end, count = time.perf_counter() + seconds, 0
+    while time.perf_counter() < end:
+        for _ in range(ONEWAY_RUN):
+            producer.send_oneway(turbopump.Message(TOPIC, BODY))
+        producer.send(turbopump.Message(TOPIC, BODY))
+        count += ONEWAY_RUN + 1
+    return count
+
+
+def blocking_batches(producer: turbopump.Producer, seconds: float) -> int:
+    end, count = time.perf_counter() + seconds, 0
+    while time.perf_counter() < end:
+        producer.send_batch([turbopump.Message(TOPIC, BODY) for _ in range(BATCH)])
+        count += BATCH
+    return count
 
 
 def promises(producer: turbopump.Producer, seconds: float) -> int:
@@ -156,14 +174,24 @@ def asynchronous(nameserver: str, seconds: float) -> None:
         report(name, seconds, functools.partial(in_loop, nameserver, measure))
 
 
+def in_threads(nameserver: str, seconds: float) -> None:
+    with turbopump.Producer("benchmark", nameserver=nameserver) as producer:
+        for count in THREADS:
+            measure = functools.partial(many_threads, producer, count)
+            report(f"blocking, {count} threads", seconds, measure)
+        for name, blocking in (
+            (f"blocking, one-way, by {ONEWAY_RUN}", blocking_oneway),
+            (f"blocking, batches of {BATCH}", blocking_batches),
+            ("blocking, promises", promises),
+        ):
+            report(name, seconds, functools.partial(blocking, producer))
+
+
 def main() -> None:
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 3.0
     print(f"{os.cpu_count()} processors; messages a second, client's processor time for each")
-    with server() as nameserver:
-        with turbopump.Producer("benchmark", nameserver=nameserver) as producer:
-            report("1 thread", seconds, lambda limit: one_thread(producer, limit))
-            report(f"{THREADS} threads", seconds, lambda limit: eight_threads(producer, limit))
-            report("1 thread, promises", seconds, lambda limit: promises(producer, limit))
+    with nullcontext(sys.argv[2]) if len(sys.argv) > 2 else server() as nameserver:
+        in_threads(nameserver, seconds)
         asynchronous(nameserver, seconds)
 
 

@@ -6,11 +6,16 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
+from turbopump.clock import SYSTEM_CLOCK
 from turbopump.message import PhysicalOffset, QueueOffset
-from turbopump.spark.kept import KeptConnections
+from turbopump.net.blocking_connection import BlockingConnection
+from turbopump.net.blocking_pool import BlockingPool
+from turbopump.net.limits import DEFAULT_LIMITS
+from turbopump.net.request_protocol import RequestProtocol
+from turbopump.net.sockets import SocketNetwork
 from turbopump.spark.reading.blocking_pull import BlockingPull
-from turbopump.spark.reading.direct_connection import DirectConnection
 from turbopump.spark.reading.options import Pulling
 from turbopump.spark.reading.partition_planner import QueueRange
 from turbopump.spark.records.arrow_arrays import cells
@@ -76,7 +81,7 @@ def in_order(asked: list[Command]) -> list[bytes]:
 
 
 @contextmanager
-def peer(replies: Replies, piece_bytes: int = 1 << 20) -> Iterator[DirectConnection]:
+def peer(replies: Replies, piece_bytes: int = 1 << 20) -> Iterator[BlockingConnection]:
     """Run a peer in a thread at the other end of the connection."""
     near, far = socket.socketpair()
 
@@ -94,7 +99,7 @@ def peer(replies: Replies, piece_bytes: int = 1 << 20) -> Iterator[DirectConnect
 
     thread = threading.Thread(target=serve)
     thread.start()
-    connection = DirectConnection("peer", near)
+    connection = BlockingConnection("peer", near, RequestProtocol(SYSTEM_CLOCK, DEFAULT_LIMITS, ()))
     try:
         yield connection
     finally:
@@ -104,9 +109,14 @@ def peer(replies: Replies, piece_bytes: int = 1 << 20) -> Iterator[DirectConnect
 
 
 def pull_of(
-    connection: DirectConnection, start: int = 0, end: int = COUNT, **options: int
+    connection: BlockingConnection,
+    start: int = 0,
+    end: int = COUNT,
+    *,
+    follows_suggestions: bool = True,
+    **options: Any,
 ) -> BlockingPull:
-    pulling = Pulling(**options)  # type: ignore[arg-type]
+    pulling = Pulling(**options)
     header = PullMessage(
         consumer_group="g",
         topic="T",
@@ -121,7 +131,10 @@ def pull_of(
         expression_type="TAG",
     )
     of = QueueRange("T", "a", 0, start, end)
-    return BlockingPull(connection, of, header, pulling, KeptConnections(DirectConnection.to))
+    pool = BlockingPool(SocketNetwork())
+    return BlockingPull(
+        connection, of, header, pulling, pool, follows_suggestions=follows_suggestions
+    )
 
 
 def rows_of(pull: BlockingPull) -> list[tuple[int, bytes]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +15,11 @@ import trustme
 from msgspec.structs import replace
 
 from netkit import ECHO, Run, handlers, receive_buffers, require_sent
+from turbopump.client.background import LoopThread
 from turbopump.errors import ConnectFailed, InvalidArgument, NetworkError
 from turbopump.net import sniffing
+from turbopump.net.blocking_connection import readable
+from turbopump.net.blocking_pool import BlockingPool
 from turbopump.net.connection import Connection
 from turbopump.net.pool import ConnectionPool
 from turbopump.net.pool_config import PoolConfig
@@ -24,7 +29,7 @@ from turbopump.net.sockets import SocketNetwork
 from turbopump.net.tls import ClientTls, ServerTls, TlsMode
 from turbopump.testing import wait_until
 from turbopump.wire.command import FLAG_ONEWAY, Command, Serialize
-from turbopump.wire.framing import encode
+from turbopump.wire.framing import FrameDecoder, encode
 
 
 @dataclass(frozen=True)
@@ -241,3 +246,62 @@ def test_requests_before_the_close_are_carried_out(
             assert numbers == list(range(count))
 
     run_on_loop(main())
+
+
+# --- blocking connections -------------------------------------------------------------------------
+
+
+@contextmanager
+def echoing(tls: ServerTls) -> Iterator[str]:
+    """Serve in a thread; give the address."""
+    server, thread = Server(SocketNetwork(), handlers(), ServerConfig(tls=tls)), LoopThread()
+    try:
+        thread.run(server.start())
+        yield server.address
+    finally:
+        thread.run(server.close())
+        thread.stop()
+
+
+def test_threads_speak_tls_too(files: Files) -> None:
+    client = ClientTls(files.trust, certificate_path=files.client)
+    with echoing(ServerTls(files.server, client_trust_path=files.trust)) as address:
+        pool = BlockingPool(SocketNetwork(), PoolConfig(tls=client))
+        body = bytes(range(256)) * 8192
+        for _ in range(3):
+            assert pool.request(address, Command(ECHO, body=body), 5000).body == body
+            pool.oneway(address, Command(ECHO, body=body), 5000)
+        assert len(pool) == 1, "the connection is used again, whatever TLS itself has sent"
+        pool.close()
+
+
+def test_threads_read_encrypted_responses_into_their_own_memory(files: Files) -> None:
+    with echoing(ServerTls(files.server)) as address:
+        pool = BlockingPool(SocketNetwork(), PoolConfig(tls=ClientTls(files.trust)))
+        connection = pool.take(address)
+        for _ in range(10):
+            opaque = connection.unused_opaque()
+            connection.put(encode(Command(ECHO, opaque=opaque, body=b"x" * 100_000)))
+        connection.flush()
+        decoder, found, room = FrameDecoder(), list[int](), memoryview(bytearray(1 << 16))
+        while len(found) < 10:
+            count = connection.receive_into(room, 5000)
+            found += [each.opaque for each in decoder.feed(bytes(room[:count]))]
+        assert found == list(range(10))
+        sent = [connection.send(Command(ECHO, body=b"x" * 40_000), 5000) for _ in range(10)]
+        received: list[int] = []
+        while len(received) < 10:
+            assert readable([connection], 5000) == [connection]
+            received += [each.opaque for each in connection.responses()]
+        assert received == sent
+        pool.give_back(connection)
+        assert len(pool) == 1
+        pool.close()
+
+
+def test_a_certificate_that_threads_do_not_trust_is_no_connection(files: Files) -> None:
+    with echoing(ServerTls(files.server)) as address:
+        for tls in (ClientTls(), ClientTls(files.trust, server_name="other.test")):
+            pool = BlockingPool(SocketNetwork(), PoolConfig(tls=tls))
+            with pytest.raises(ConnectFailed, match="certificate verify failed"):
+                pool.request(address, Command(ECHO), 5000)

@@ -17,7 +17,8 @@ from turbopump.admin.servers import ANSWER_MS, BrokerNode, Servers, gathered
 from turbopump.admin.tail import TopicTail
 from turbopump.admin.topics import QueueLimits, Topics
 from turbopump.client import calls
-from turbopump.client.producer import Producer, To
+from turbopump.client.message_sender import To
+from turbopump.client.producer import Producer
 from turbopump.client.selectors import by_hash
 from turbopump.client.send_hooks import SendReceipt
 from turbopump.client.subscriptions import EVERYTHING, Expression

@@ -11,7 +11,7 @@ from turbopump.client import transactions
 from turbopump.client.background import LoopThread
 from turbopump.client.blocking import Producer, blocking, built_by
 from turbopump.client.delivery.listener import is_async
-from turbopump.client.producer import To
+from turbopump.client.message_sender import To
 from turbopump.client.send_hooks import SendReceipt
 from turbopump.client.transaction_ends import TransactionState, require_function, state_from
 from turbopump.errors import ClientError, InvalidArgument

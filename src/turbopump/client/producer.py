@@ -4,47 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
 
 from turbopump.client import calls
-from turbopump.client.calls import SendStatus, Stored
-from turbopump.client.config import ClientConfig, own_address
+from turbopump.client.config import ClientConfig
 from turbopump.client.members import ProducerMember
-from turbopump.client.names import check_group, with_namespace, without_namespace
-from turbopump.client.outgoing import Outgoing, outgoing, outgoing_batch
+from turbopump.client.message_sender import LoopIO, MessageSender, To
+from turbopump.client.names import check_group, with_namespace
+from turbopump.client.outgoing import Outgoing, outgoing
 from turbopump.client.producer_config import ProducerConfig
-from turbopump.client.queue_choice import FAILURE_LATENCY_MS, BrokerFaults, QueueChoice
 from turbopump.client.replies import Reply, reply_properties, reply_topic, request_properties
-from turbopump.client.selectors import Selector
-from turbopump.client.send_hooks import OnSent, SendHook, SendReceipt, SendScope
-from turbopump.client.send_retries import SendRetries
+from turbopump.client.send_hooks import OnSent, SendHook, SendReceipt
 from turbopump.client.session import Session
 from turbopump.client.shared_sessions import client_config, shared_session
 from turbopump.client.submitted import Submitted
-from turbopump.errors import (
-    NetworkError,
-    NoRoute,
-    NotRunning,
-    RemoteError,
-    RequestTimeout,
-    TurbopumpError,
-)
+from turbopump.errors import NotRunning, RequestTimeout
 from turbopump.message import Message, MessageQueue
 from turbopump.supervisor import Supervisor
-from turbopump.wire.headers import CheckTransactionState, SendMessage
-from turbopump.wire.hosts import host
-from turbopump.wire.ids import UniqueIds
+from turbopump.wire.headers import CheckTransactionState
 from turbopump.wire.record import MessageView
 
 _log = logging.getLogger(__name__)
-
-To = MessageQueue | Selector | None
-"""Where to: a queue, a function that chooses one, or None for the next in turn."""
-
-R = TypeVar("R", bound=SendReceipt | None)
 
 
 class Producer(ProducerMember):
@@ -76,13 +58,12 @@ class Producer(ProducerMember):
         self._config = config or ProducerConfig()
         self._given_session = session
         self._hooks = tuple(hooks)
-        self._scopes = tuple(hook for hook in self._hooks if isinstance(hook, SendScope))
         self._running: Running | None = None
 
     # --- life -------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Begin; connects to nobody before the first message."""
+        """Start; no connection is opened before the first message."""
         if self._running is not None:
             return
         session = self._given_session or shared_session(self._client, self)
@@ -93,10 +74,11 @@ class Producer(ProducerMember):
             await session.leave(self)
             await session.close()
             raise
-        self._running = Running(session, self._config)
+        sender = MessageSender(self.group, session, self._config, self._hooks)
+        self._running = Running(session, sender, self._config.in_flight_max)
 
     async def close(self) -> None:
-        """Wait for messages on their way, then leave."""
+        """Wait for submitted messages, then leave."""
         running, self._running = self._running, None
         if running is not None:
             running.session.require_own_process()
@@ -133,7 +115,8 @@ class Producer(ProducerMember):
 
             receipt = await producer.send(Message("orders", b"hello"), to=by_hash("customer-42"))
         """
-        return await self._send(self._require_running(), message, to, timeout_ms)
+        running = self.running
+        return await running.sender.send(running.io, message, to=to, timeout_ms=timeout_ms)
 
     async def send_batch(
         self, messages: Sequence[Message], *, to: To = None, timeout_ms: int | None = None
@@ -144,23 +127,20 @@ class Producer(ProducerMember):
 
             await producer.send_batch([Message("orders", b"1"), Message("orders", b"2")])
         """
-        running = self._require_running()
-        with self._around(messages) as given:
-            ids = [running.ids.next() for _ in given]
-            sent = outgoing_batch(given, ids, self._config.messages, self._client.namespace)
-            return await self._deliver(running, sent, to, timeout_ms, self._try)
+        running = self.running
+        return await running.sender.send_batch(running.io, messages, to=to, timeout_ms=timeout_ms)
 
     async def send_ready(
         self, sent: Outgoing, *, to: To = None, timeout_ms: int | None = None
     ) -> SendReceipt:
-        """Send what is encoded already, see `turbopump.client.outgoing`; no scope is entered.
+        """Send an encoded message, see `turbopump.client.outgoing`; scopes are not entered.
 
         ::
 
             await producer.send_ready(encoded_batch("orders", message_id, body, rules))
         """
-        running = self._require_running()
-        return await self._deliver(running, sent, to, timeout_ms, self._try)
+        running = self.running
+        return await running.sender.send_ready(running.io, sent, to=to, timeout_ms=timeout_ms)
 
     async def submit(
         self,
@@ -180,11 +160,13 @@ class Producer(ProducerMember):
             promises = [await producer.submit(message) for message in messages]
             receipts = await asyncio.gather(*promises)
         """
-        running = self._require_running()
+        running = self.running
         await running.submitted.places.acquire()
         try:
-            self._require_running()
-            task = running.tasks.start(self._send(running, message, to, timeout_ms))
+            # Raises if the producer was closed meanwhile.
+            tasks = self.running.tasks
+            sending = running.sender.send(running.io, message, to=to, timeout_ms=timeout_ms)
+            task = tasks.start(sending)
         except BaseException:
             running.submitted.places.release()
             raise
@@ -200,35 +182,33 @@ class Producer(ProducerMember):
 
             await producer.send_oneway(Message("metrics", b"42"))
         """
-        running = self._require_running()
-        with self._around([message]) as (given,):
-            sent = self._ready(running, given, None)
-            await self._deliver(running, sent, to, timeout_ms, self._try_oneway)
+        running = self.running
+        await running.sender.send_oneway(running.io, message, to=to, timeout_ms=timeout_ms)
 
     async def request(
         self, message: Message, *, to: To = None, timeout_ms: int | None = None
     ) -> Reply:
-        """Send a message that somebody replies to, and return the reply; raises RequestTimeout.
+        """Send a message and return the reply to it; raises RequestTimeout.
 
-        Who consumes the message replies with `reply`.
+        The consumer of the message replies with `reply`.
 
         ::
 
             reply = await producer.request(Message("prices", b"EUR"), timeout_ms=2000)
         """
-        running = self._require_running()
-        session = running.session
+        running = self.running
+        session, sender = running.session, running.sender
         limit_ms = timeout_ms or self._config.send_timeout_ms
-        if session.cached_route(self._known_as(message.topic)) is None:
-            # Brokers push replies to clients that they have heard of.
-            end_ms = self._end_ms(running, timeout_ms)
-            await self._route(running, self._known_as(message.topic), end_ms)
+        topic = sender.broker_topic(message.topic)
+        if session.cached_route(topic) is None:
+            # Brokers push replies to clients that they know.
+            await sender.route(running.io, topic, sender.end_ms(timeout_ms))
             await session.heartbeat()
         with session.replies.expected() as (correlation_id, promise):
             extra = request_properties(correlation_id, session.client_id, limit_ms)
             try:
                 async with asyncio.timeout(limit_ms / 1000):
-                    await self._send(running, message, to, limit_ms, extra)
+                    await sender.send(running.io, message, to=to, timeout_ms=limit_ms, extra=extra)
                     return await promise
             except TimeoutError:
                 raise RequestTimeout(f"no reply came within {limit_ms} ms") from None
@@ -236,19 +216,19 @@ class Producer(ProducerMember):
     async def reply(
         self, request: MessageView, body: bytes, *, timeout_ms: int | None = None
     ) -> None:
-        """Reply to a message that was sent with `request`; raises when nobody waits any more.
+        """Reply to a message that was sent with `request`; raises if its sender stopped waiting.
 
         ::
 
             await producer.reply(message, b"1.08")
         """
-        running = self._require_running()
+        running = self.running
         message = Message(reply_topic(request), body)
         rules, extra = self._config.messages, reply_properties(request)
-        sent = outgoing(message, running.ids.next(), rules, extra=extra)
+        sent = outgoing(message, running.sender.ids.next(), rules, extra=extra)
         # To the broker that has the request: it knows the client that sent it.
         queue, address = MessageQueue(sent.topic, "", 0), str(request.store_host)
-        header = self._header(running, sent, queue)
+        header = running.sender.header(sent, queue)
         limit_ms = timeout_ms or self._config.send_timeout_ms
         await calls.send_reply(running.session, address, header, sent.body, limit_ms)
 
@@ -259,15 +239,15 @@ class Producer(ProducerMember):
 
             queues = await producer.queues("orders")
         """
-        running = self._require_running()
-        end_ms = self._end_ms(running, None)
-        route = await self._route(running, self._known_as(topic), end_ms)
-        return tuple(self._shown(queue) for queue in route)
+        running = self.running
+        sender = running.sender
+        route = await sender.route(running.io, sender.broker_topic(topic), sender.end_ms(None))
+        return tuple(map(sender.user_queue, route))
 
     def check_transaction(
         self, broker_address: str, asked: CheckTransactionState, message: MessageView
     ) -> None:
-        """Say that the question is lost here: a broker picks any producer of the group."""
+        """Log that the check cannot be answered here: a broker picks any producer of the group."""
         _log.error(
             "broker %s asked for the state of transaction %s, which a Producer cannot tell: all"
             " producers of group %s must be TransactionProducer",
@@ -276,172 +256,9 @@ class Producer(ProducerMember):
             self.group,
         )
 
-    # --- one message, try by try ------------------------------------------------------------------
-
-    async def _send(
-        self,
-        running: Running,
-        message: Message,
-        to: To,
-        timeout_ms: int | None,
-        extra: Mapping[str, str] | None = None,
-    ) -> SendReceipt:
-        if not self._scopes:
-            ready = self._ready(running, message, extra)
-            return await self._deliver(running, ready, to, timeout_ms, self._try)
-        with self._around([message]) as (given,):
-            ready = self._ready(running, given, extra)
-            return await self._deliver(running, ready, to, timeout_ms, self._try)
-
-    def _ready(
-        self, running: Running, message: Message, extra: Mapping[str, str] | None
-    ) -> Outgoing:
-        namespace = self._client.namespace
-        return outgoing(message, running.ids.next(), self._config.messages, namespace, extra)
-
-    @contextmanager
-    def _around(self, messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
-        """Enter the scopes, the first one outermost."""
-        with ExitStack() as stack:
-            for scope in self._scopes:
-                messages = stack.enter_context(scope.sending(self.group, messages))
-            yield messages
-
-    async def _deliver(
-        self,
-        running: Running,
-        sent: Outgoing,
-        to: To,
-        timeout_ms: int | None,
-        attempt: Callable[[Running, Outgoing, MessageQueue, int], Awaitable[R]],
-    ) -> R:
-        clock = running.session.clock
-        limit_ms = timeout_ms or self._config.send_timeout_ms
-        end_ms = self._end_ms(running, limit_ms)
-        retries: SendRetries | None = None
-        while True:
-            queue = None
-            try:
-                avoided = () if retries is None else retries.avoided
-                queue = await self._queue(running, sent, to, avoided, end_ms)
-                left_ms = end_ms - clock.monotonic_ms()
-                if left_ms <= 0:
-                    raise RequestTimeout(f"no broker took the message within {limit_ms} ms")
-                receipt = await attempt(running, sent, queue, left_ms)
-            except (NetworkError, NoRoute, RemoteError) as error:
-                retries = retries or self._retries(running, sent, to, end_ms)
-                if not retries.after_error(error, queue):
-                    raise
-                _log.info("message %s to %s: %s; trying again", sent.message_id, queue, error)
-            else:
-                if receipt is None or receipt.status is SendStatus.OK:
-                    return receipt
-                retries = retries or self._retries(running, sent, to, end_ms)
-                if not self._config.retry_unless_ok or not retries.after_failure(queue):
-                    return receipt
-            if to is not None and queue is not None:
-                # Whatever a function would choose now: the messages before are in this queue.
-                to = queue
-            await retries.pause()
-
-    def _retries(self, running: Running, sent: Outgoing, to: To, end_ms: int) -> SendRetries:
-        # A second copy of a half message would be committed too, by the broker's check.
-        return SendRetries(
-            running.session,
-            sent.topic,
-            self._config,
-            end_ms,
-            is_chosen=to is not None,
-            may_repeat=not sent.is_half,
-        )
-
-    async def _try(
-        self, running: Running, sent: Outgoing, queue: MessageQueue, timeout_ms: int
-    ) -> SendReceipt:
-        for hook in self._hooks:
-            hook.before_send(self.group, sent, queue)
-        clock = running.session.clock
-        start_ms = clock.monotonic_ms()
-        try:
-            address = running.session.address_to_write(queue.broker)
-            header = self._header(running, sent, queue)
-            stored = await calls.send(running.session, address, header, sent.body, timeout_ms)
-        except TurbopumpError as error:
-            running.note(queue.broker, FAILURE_LATENCY_MS)
-            for hook in self._hooks:
-                hook.after_send(self.group, sent, queue, error)
-            raise
-        running.note(queue.broker, clock.monotonic_ms() - start_ms)
-        receipt = self._receipt(sent, queue, stored)
-        for hook in self._hooks:
-            hook.after_send(self.group, sent, queue, receipt)
-        return receipt
-
-    async def _try_oneway(
-        self, running: Running, sent: Outgoing, queue: MessageQueue, timeout_ms: int
-    ) -> None:
-        address = running.session.address_to_write(queue.broker)
-        for hook in self._hooks:
-            hook.before_send(self.group, sent, queue)
-        header = self._header(running, sent, queue)
-        await calls.send_oneway(running.session, address, header, sent.body, timeout_ms)
-
-    def _end_ms(self, running: Running, timeout_ms: int | None) -> int:
-        """Return until when something may take."""
-        limit_ms = timeout_ms or self._config.send_timeout_ms
-        return running.session.clock.monotonic_ms() + limit_ms
-
-    async def _queue(
-        self, running: Running, sent: Outgoing, to: To, avoided: Collection[str], end_ms: int
-    ) -> MessageQueue:
-        if isinstance(to, MessageQueue):
-            if not running.session.has_broker(to.broker):
-                await self._route(running, sent.topic, end_ms)
-            return MessageQueue(self._known_as(to.topic), to.broker, to.queue_id)
-        queues = await self._route(running, sent.topic, end_ms)
-        if to is None:
-            return running.choice.next(queues, avoided, running.session.clock.monotonic_ms())
-        chosen = to(tuple(map(self._shown, queues)) if self._client.namespace else queues)
-        return MessageQueue(sent.topic, chosen.broker, chosen.queue_id)
-
-    async def _route(self, running: Running, topic: str, end_ms: int) -> tuple[MessageQueue, ...]:
-        cached = running.session.cached_route(topic)
-        if cached is not None and cached.writable:
-            return cached.writable
-        wanted = self._config.messages.new_topic_queues
-        left_ms = max(end_ms - running.session.clock.monotonic_ms(), 0)
-        try:
-            async with asyncio.timeout(left_ms / 1000):
-                return (await running.session.route_to_send(topic, wanted)).writable
-        except TimeoutError as error:
-            raise RequestTimeout(f"no name server told in time where {topic} is") from error
-
-    def _header(self, running: Running, sent: Outgoing, queue: MessageQueue) -> SendMessage:
-        wanted = self._config.messages.new_topic_queues
-        return sent.header(self.group, queue, running.session.clock.now_ms(), wanted)
-
-    def _receipt(self, sent: Outgoing, queue: MessageQueue, stored: Stored) -> SendReceipt:
-        place = MessageQueue(sent.topic, queue.broker, stored.queue_id)
-        return SendReceipt(
-            sent.message_id,
-            stored.offset_id,
-            self._shown(place),
-            stored.queue_offset,
-            stored.status,
-            stored.region,
-        )
-
-    def _known_as(self, topic: str) -> str:
-        return with_namespace(self._client.namespace, topic)
-
-    def _shown(self, queue: MessageQueue) -> MessageQueue:
-        """Return a queue as the application knows it."""
-        if not self._client.namespace:
-            return queue
-        topic = without_namespace(self._client.namespace, queue.topic)
-        return MessageQueue(topic, queue.broker, queue.queue_id)
-
-    def _require_running(self) -> Running:
+    @property
+    def running(self) -> Running:
+        """What exists between start and close; raises NotRunning."""
         if self._running is None:
             raise NotRunning(
                 f"producer {self.group!r} is not running: use it inside `with`, or call start()"
@@ -452,27 +269,14 @@ class Producer(ProducerMember):
 class Running:
     """What a producer has from its start to its close."""
 
-    def __init__(self, session: Session, config: ProducerConfig) -> None:
+    def __init__(self, session: Session, sender: MessageSender, in_flight_max: int) -> None:
         self.session = session
+        self.sender = sender
+        self.io = LoopIO(session)
         self.tasks = Supervisor()
-        self.submitted = Submitted(config.in_flight_max)
-        self._faults = BrokerFaults() if config.avoid_slow_brokers else None
-        self.choice = QueueChoice(session.random, self._faults)
-        self.ids = unique_ids(session)
-
-    def note(self, broker: str, latency_ms: int) -> None:
-        """Remember how fast a broker was, if that is wanted."""
-        if self._faults is not None:
-            self._faults.note(broker, latency_ms, self.session.clock.monotonic_ms())
+        self.submitted = Submitted(in_flight_max)
 
     async def finish(self) -> None:
         """Wait for all that was submitted; each has its own time limit."""
         await self.tasks.wait()
         self.submitted.close()
-
-
-def unique_ids(session: Session) -> UniqueIds:
-    """Return what makes ids that nobody else in the process makes."""
-    ip = host(own_address(), 0).ip
-    maker = session.random.getrandbits(32)
-    return UniqueIds(session.clock, ip, session.pid, maker)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from random import Random
 
 from turbopump.message import MessageQueue
@@ -61,7 +62,8 @@ class QueueChoice:
     def __init__(self, random: Random, faults: BrokerFaults | None = None) -> None:
         self._random = random
         self._faults = faults
-        self._counters: dict[str, int] = {}
+        # Iterators advance atomically, and threads share a producer.
+        self._counters: dict[str, Iterator[int]] = {}
 
     def next(
         self, queues: Sequence[MessageQueue], avoided: Collection[str] = (), now_ms: int = 0
@@ -94,6 +96,5 @@ class QueueChoice:
         topic = queues[0].topic
         counter = self._counters.get(topic)
         if counter is None:
-            counter = self._random.randrange(1 << 16)
-        self._counters[topic] = counter + 1
-        return queues[counter % len(queues)]
+            counter = self._counters.setdefault(topic, count(self._random.randrange(1 << 16)))
+        return queues[next(counter) % len(queues)]

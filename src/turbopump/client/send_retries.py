@@ -1,4 +1,4 @@
-"""When a send is tried again: which failures, how often, and after which pause."""
+"""Whether a failed send is retried: which failures, how often, and after which pause."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ _LONGEST_PAUSE_MS = 500
 
 
 def is_refusal(error: SendFailure) -> bool:
-    """Tell whether nothing was stored, and a later try may well succeed.
+    """Return whether nothing was stored and a later attempt may succeed.
 
-    Busy, starting and closing brokers answer so; others could not be reached or found. Repeating
-    such a send cannot duplicate the message.
+    The broker is busy, starting or closing, or could not be reached or found. Retrying such a send
+    cannot duplicate the message.
     """
     return isinstance(error, ConnectFailed | NoRoute | Overloaded) or (
         isinstance(error, RemoteError) and error.retriable
@@ -48,12 +48,12 @@ def is_refusal(error: SendFailure) -> bool:
 
 
 class SendRetries:
-    """What has gone wrong with one send so far.
+    """The failed attempts of one send.
 
-    Refusals are repeated until the time is up, without a pause as long as there is a broker that
-    has not refused. Failures after which the message may be stored are repeated a number of times,
-    but never with a queue that was chosen: the message would come behind those sent meanwhile.
-    Messages that ``may_repeat`` is not true of are never sent again when they may be stored.
+    Refusals are retried until the deadline, without a pause while there is a broker that has not
+    refused. Failures after which the message may be stored are retried a number of times, but never
+    with a chosen queue: the message would come behind those sent meanwhile. Without ``may_repeat``,
+    a message that may be stored is never sent again.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class SendRetries:
         may_repeat: bool = True,
     ) -> None:
         self.avoided: frozenset[str] = frozenset()
-        """Brokers to take for the next try only if there are no others."""
+        """Brokers to use for the next attempt only if there are no others."""
         self._session = session
         self._topic = topic
         self._left = 0 if is_chosen else config.retries_max
@@ -75,46 +75,45 @@ class SendRetries:
         self._waits = config.wait_for_brokers
         self._is_chosen = is_chosen
         self._may_repeat = may_repeat
-        self._pause_ms = 0
+        self.pause_ms = 0
+        """How long to wait before the next attempt; 0 for not at all."""
         self._pauses = 0
 
     def after_error(self, error: SendFailure, queue: MessageQueue | None) -> bool:
-        """Note a failure, and the queue if one was found; return whether to try again."""
+        """Note a failure, and the queue if one was found; return whether to retry."""
         if not (self._waits and is_refusal(error)):
             if not isinstance(error, RemoteError) or error.code == ResponseCode.SYSTEM_ERROR:
                 return self.after_failure(queue)
             return error.code in RETRIED_CODES and self._again(queue)
         if isinstance(error, NoRoute) and self._session.cached_route(self._topic) is None:
-            # No name server has ever known the topic: a mistake, or at least no restart.
+            # No name server has ever known the topic: a mistake, not a restart.
             return False
-        self._pause_ms = 0
+        self.pause_ms = 0
         if queue is None or queue.broker in self.avoided or not self._has_others(queue.broker):
-            self._pause_ms = self._next_pause_ms(error)
+            self.pause_ms = self._next_pause_ms(error)
             self.avoided = frozenset()
         if queue is not None:
             self.avoided |= {queue.broker}
-        # A try without time for its answer would only hide why the one before failed.
-        return self._session.clock.monotonic_ms() + self._pause_ms < self._end_ms
+        # An attempt without time for its answer would only hide why the last one failed.
+        return self._session.clock.monotonic_ms() + self.pause_ms < self._end_ms
 
     def after_failure(self, queue: MessageQueue | None) -> bool:
-        """Note a try after which the message may be stored; return whether to try again."""
+        """Note an attempt after which the message may be stored; return whether to retry."""
         return self._may_repeat and self._again(queue)
 
     def _again(self, queue: MessageQueue | None) -> bool:
-        """Return whether one of the further tries is left."""
-        self._pause_ms = 0
+        """Return whether a retry is left."""
+        self.pause_ms = 0
         self._left -= 1
         self.avoided = frozenset() if queue is None else frozenset({queue.broker})
         return self._left >= 0 and self._session.clock.monotonic_ms() < self._end_ms
 
     async def pause(self) -> None:
-        """Wait, and ask meanwhile where the topic is: a broker may come back elsewhere."""
-        if not self._pause_ms:
-            return
+        """Wait, and look the route up meanwhile: a broker may come back elsewhere."""
         clock = self._session.clock
-        end_ms = clock.monotonic_ms() + self._pause_ms
+        end_ms = clock.monotonic_ms() + self.pause_ms
         with suppress(TimeoutError, TurbopumpError):
-            async with asyncio.timeout(self._pause_ms / 1000):
+            async with asyncio.timeout(self.pause_ms / 1000):
                 await self._session.refresh_route(self._topic)
         await asyncio.sleep(max(end_ms - clock.monotonic_ms(), 0) / 1000)
 
@@ -128,7 +127,7 @@ class SendRetries:
     def _next_pause_ms(self, error: SendFailure) -> int:
         longest_ms = min(_FIRST_PAUSE_MS << self._pauses, _LONGEST_PAUSE_MS)
         self._pauses += 1
-        # By chance, or all that were refused together would come back together.
+        # Randomized, or all sends that were refused together would return together.
         pause_ms = longest_ms - self._session.random.randrange(longest_ms // 2 + 1)
         # Sooner, the pool would not even try to connect.
         return max(pause_ms, error.retry_after_ms) if isinstance(error, ConnectFailed) else pause_ms

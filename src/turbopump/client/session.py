@@ -22,6 +22,7 @@ from turbopump.machine import Machine
 from turbopump.machine.process import process_id
 from turbopump.machine.timers import Repeated
 from turbopump.message import MessageQueue
+from turbopump.net.blocking_pool import BlockingPool
 from turbopump.net.hooks import Hook
 from turbopump.net.limits import ConnectionLimits
 from turbopump.net.network import Network
@@ -86,6 +87,7 @@ class Session:
         self._users = 0
         self.pid = process_id()
         self._pool: ConnectionPool | None = None
+        self._blocking_pool: BlockingPool | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._heartbeat_wanted = asyncio.Event()
         self._told: frozenset[str] = frozenset()
@@ -107,6 +109,7 @@ class Session:
         self._users += 1
         if self._pool is None:
             self._pool = self._new_pool()
+            self._blocking_pool = self._new_blocking_pool()
             self._loop = asyncio.get_running_loop()
             self._heartbeat_wanted = asyncio.Event()
             interval_ms = self.config.route_interval_ms
@@ -121,6 +124,8 @@ class Session:
         self._users -= 1
         if self._users == 0 and self._pool is not None:
             pool, self._pool = self._pool, None
+            if self._blocking_pool is not None:
+                self._blocking_pool.close()
             await self.work.stop()
             await pool.close()
 
@@ -298,6 +303,18 @@ class Session:
         """Send a request that is never answered; the time is for connecting and writing."""
         return self._running_pool().oneway(address, command, timeout_ms)
 
+    @property
+    def has_blocking_pool(self) -> bool:
+        """Whether threads can send themselves: only over sockets, not in a simulated network."""
+        return self._blocking_pool is not None
+
+    def blocking_pool(self) -> BlockingPool:
+        """Return the connections for threads, which any thread may use."""
+        self.require_own_process()
+        if self._pool is None or self._blocking_pool is None:
+            raise NotRunning(f"client {self.client_id} is not started, or closed already")
+        return self._blocking_pool
+
     # --- inside -----------------------------------------------------------------------------------
 
     def _running_pool(self) -> ConnectionPool:
@@ -310,11 +327,22 @@ class Session:
             )
         return self._pool
 
-    def _new_pool(self) -> ConnectionPool:
+    def _pool_config(self) -> PoolConfig:
         limits = ConnectionLimits(requests_in_flight_max=self.config.requests_in_flight_max)
+        return PoolConfig(backoff_max_ms=_BACKOFF_MAX_MS, limits=limits, tls=self.config.tls)
+
+    def _new_blocking_pool(self) -> BlockingPool | None:
+        if not isinstance(self._network, SocketNetwork):
+            return None
+        config, hooks = self._pool_config(), self._hooks
+        return BlockingPool(
+            self._network, config, hooks=hooks, clock=self.clock, random=self.random
+        )
+
+    def _new_pool(self) -> ConnectionPool:
         return ConnectionPool(
             self._network,
-            PoolConfig(backoff_max_ms=_BACKOFF_MAX_MS, limits=limits, tls=self.config.tls),
+            self._pool_config(),
             router=BrokerRequests(self.members, self.replies.arrived, self.work).router(),
             hooks=self._hooks,
             greeting=self._greeting,
@@ -356,6 +384,8 @@ class Session:
                 timer.cancel()
             self._heartbeat_wanted.clear()
             await self.heartbeat()
+            if self._blocking_pool is not None:
+                self._blocking_pool.close_idle()
             wait_ms = self.config.heartbeat_interval_ms
 
     def _heartbeat_addresses(self) -> Collection[str]:

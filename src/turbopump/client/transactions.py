@@ -20,8 +20,9 @@ from msgspec import structs
 from turbopump.client import calls
 from turbopump.client.calls import SendStatus
 from turbopump.client.config import ClientConfig
-from turbopump.client.names import check_topic, without_namespace
-from turbopump.client.producer import Producer, Running, To
+from turbopump.client.message_sender import To
+from turbopump.client.names import check_topic, with_namespace, without_namespace
+from turbopump.client.producer import Producer, Running
 from turbopump.client.producer_config import ProducerConfig
 from turbopump.client.send_hooks import SendHook, SendReceipt
 from turbopump.client.send_retries import SendRetries
@@ -250,7 +251,11 @@ class TransactionProducer(Producer):
             check_topic(topic)
         require_at_least("check_workers", check_workers, 1)
         # Every broker has this one, and a route to it leads to all of them.
-        self._topics = [SELF_TEST_TOPIC] if topics is None else [*map(self._known_as, topics)]
+        self._topics = (
+            [SELF_TEST_TOPIC]
+            if topics is None
+            else [with_namespace(self._client.namespace, topic) for topic in topics]
+        )
         self._new_checks = functools.partial(
             TransactionChecks, self.group, check, self._answer, check_workers
         )
@@ -267,7 +272,7 @@ class TransactionProducer(Producer):
         self._checks = self._new_checks()
         await super().start()
         try:
-            await self._require_running().session.refresh_routes()
+            await self.running.session.refresh_routes()
         except BaseException:
             await self.close()
             raise
@@ -299,7 +304,7 @@ class TransactionProducer(Producer):
             async with producer.transaction(Message("orders", b"hello")) as transaction:
                 await database.insert_order(transaction.id)
         """
-        running = self._require_running()
+        running = self.running
         return Transaction(
             message,
             functools.partial(self._begin, running, to, timeout_ms),
@@ -335,7 +340,9 @@ class TransactionProducer(Producer):
         self, running: Running, to: To, timeout_ms: int | None, transaction: Transaction
     ) -> tuple[SendReceipt, _Place]:
         half = {properties.TRANSACTION_PREPARED: "true", properties.PRODUCER_GROUP: self.group}
-        receipt = await self._send(running, transaction.message, to, timeout_ms, half)
+        receipt = await running.sender.send(
+            running.io, transaction.message, to=to, timeout_ms=timeout_ms, extra=half
+        )
         try:
             _, physical_offset = parse_offset_id(receipt.offset_id)
         except InvalidArgument as error:
@@ -385,7 +392,9 @@ class TransactionProducer(Producer):
             broker_name=receipt.queue.broker,
         )
         remark = None if reason is None else sendable(f"{type(reason).__name__}: {reason}")
-        queue = structs.replace(receipt.queue, topic=self._known_as(receipt.queue.topic))
+        queue = structs.replace(
+            receipt.queue, topic=running.sender.broker_topic(receipt.queue.topic)
+        )
         await self._reported(
             TransactionEnd(self.group, receipt.message_id, message, state, is_check=False),
             self._send_end(running, queue, header, remark),
@@ -399,7 +408,7 @@ class TransactionProducer(Producer):
         A one-way request that fails was not written, so a further try cannot repeat it.
         """
         session = running.session
-        end_ms = self._end_ms(running, None)
+        end_ms = running.sender.end_ms(None)
         retries = SendRetries(session, queue.topic, self._config, end_ms, is_chosen=False)
         while True:
             left_ms = max(end_ms - session.clock.monotonic_ms(), 1)
@@ -413,7 +422,8 @@ class TransactionProducer(Producer):
                     raise
             else:
                 return
-            await retries.pause()
+            if retries.pause_ms:
+                await retries.pause()
 
     async def _reported(self, end: TransactionEnd, sending: Awaitable[None]) -> None:
         try:

@@ -36,6 +36,8 @@ class BlockingConnection:
         self._timeout_ms: int | None = -1
         self._written_ms = 0
         self._unsent = bytearray()
+        self._arrivals = select.poll()
+        self._arrivals.register(connected, select.POLLIN)
 
     def __repr__(self) -> str:
         return f"<BlockingConnection to {self.address}>"
@@ -47,11 +49,6 @@ class BlockingConnection:
     @property
     def is_open(self) -> bool:
         return self._protocol.close_reason is None
-
-    @property
-    def has_hooks(self) -> bool:
-        """Whether hooks must see each request, which rules out `put`."""
-        return bool(self._protocol.hooks)
 
     @property
     def has_received(self) -> bool:
@@ -84,8 +81,11 @@ class BlockingConnection:
 
     def is_usable(self) -> bool:
         """Return whether it can be used after a pause: still clean, and not closed by the peer."""
+        if not self.is_clean or self.is_idle_for_long:
+            return False
         try:
-            return self.is_clean and not self.is_idle_for_long and self._receive(0) is None
+            # TLS sends more than data: a session ticket may have arrived.
+            return not self._arrivals.poll(0) or self._receive(0) is None
         except ConnectionLost:
             return False
 
@@ -230,7 +230,7 @@ class BlockingConnection:
         waiting.register(self._socket, select.POLLIN | (select.POLLOUT if self._unsent else 0))
         found = waiting.poll(wait_ms)
         if not found:
-            raise RequestTimeout(f"nothing came from {self.address} within {wait_ms} ms")
+            raise RequestTimeout(f"no data from {self.address} within {wait_ms} ms")
         if found[0][1] & select.POLLOUT:
             self.flush()
 

@@ -157,7 +157,8 @@ class Connection(asyncio.Protocol):
         protocol = self._protocol
         if self._draining:
             raise protocol.lost()
-        command = protocol.prepare(command)
+        if protocol.hooks:
+            command = protocol.prepare(command)
         if not self._admission.try_enter():
             timeout_ms = await self._enter(timeout_ms)
         future: asyncio.Future[Command | None] = self._loop.create_future()
@@ -177,7 +178,7 @@ class Connection(asyncio.Protocol):
             if self._aborts_silent:
                 await self._abort_if_silent(chunks_received, timeout_ms)
             raise protocol.timed_out(command, timeout_ms)
-        return protocol.finish(command, response)
+        return protocol.finish(command, response) if protocol.hooks else response
 
     def oneway(self, command: Command) -> None:
         """Send a request that is never answered; raises Overloaded while the peer does not read."""
@@ -194,7 +195,8 @@ class Connection(asyncio.Protocol):
         protocol = self._protocol
         if self._draining:
             raise protocol.lost()
-        command = protocol.prepare(command)
+        if protocol.hooks:
+            command = protocol.prepare(command)
         if not self._admission.try_enter():
             await self._enter(timeout_ms)
         try:

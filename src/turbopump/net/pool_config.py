@@ -45,7 +45,15 @@ class PoolConfig:
 class Backoff:
     """When one address may be tried again."""
 
-    __slots__ = ("_clock", "_config", "_failed_ms", "_failures", "_last_error", "_random", "next_try_ms")
+    __slots__ = (
+        "_clock",
+        "_config",
+        "_failed_ms",
+        "_failures",
+        "_last_error",
+        "_random",
+        "next_try_ms",
+    )
 
     def __init__(self, config: PoolConfig, clock: Clock, random: Random) -> None:
         self._config = config

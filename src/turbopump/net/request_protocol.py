@@ -56,7 +56,8 @@ class RequestProtocol(Generic[W]):
 
     def begin(self, waiter: W) -> int:
         """Reserve a request id, and remember who waits for its response."""
-        opaque = self.unused_opaque()
+        opaque = self.unused_opaque() if self._next_opaque in self.in_flight else self._next_opaque
+        self._next_opaque = (opaque + 1) & _OPAQUE_BITS
         self.in_flight[opaque] = waiter
         return opaque
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import struct
 from collections.abc import Sequence
 
@@ -74,18 +75,21 @@ def parse_unique_id(text: str) -> UniqueId:
 
 
 class UniqueIds:
-    """Makes the unique ids of one process: none twice, up to 65,536 a millisecond."""
+    """Makes the unique ids of one process: none twice, up to 65,536 a millisecond.
+
+    Threads may share it for `next`; `claim` is for one thread.
+    """
 
     def __init__(self, clock: Clock, ip: bytes, process: int, maker: int) -> None:
         self._clock = clock
         self._prefix = ip + struct.pack(">HI", process & 0xFFFF, maker & 0xFFFF_FFFF)
-        self._counter = 0
+        # An iterator advances atomically.
+        self._counters = itertools.count()
         self._month_ms = self._next_month_ms = 0
 
     def next(self) -> str:
         """Make one."""
-        tail = struct.pack(">IH", self._elapsed_ms(), self._counter)
-        self._counter = (self._counter + 1) & COUNTER_MASK
+        tail = struct.pack(">IH", self._elapsed_ms(), next(self._counters) & COUNTER_MASK)
         return (self._prefix + tail).hex().upper()
 
     def claim(self, count: int) -> tuple[str, int]:
@@ -95,8 +99,8 @@ class UniqueIds:
         """
         if not 0 < count <= COUNTER_MASK + 1:
             raise InvalidArgument(f"{count} unique ids at once: 1 to {COUNTER_MASK + 1} allowed")
-        first = self._counter
-        self._counter = (first + count) & COUNTER_MASK
+        first = next(self._counters) & COUNTER_MASK
+        self._counters = itertools.count(first + count)
         return (self._prefix + struct.pack(">I", self._elapsed_ms())).hex().upper(), first
 
     def _elapsed_ms(self) -> int:

@@ -574,7 +574,9 @@ async def test_the_time_for_a_send_covers_looking_for_its_queues(tmp_path: Path)
         await producer.send(Message("Known", b"x"))
         world.network.stop_reading("ns0")
         started_s = virtual_loop().time()
-        with pytest.raises(RequestTimeout, match="no name server told in time where New is"):
+        with pytest.raises(
+            RequestTimeout, match="no name server answered in time where topic New is"
+        ):
             await producer.send(Message("New", b"x"), timeout_ms=500)
         assert virtual_loop().time() - started_s < 0.6
         world.network.resume_reading("ns0")

@@ -288,7 +288,7 @@ def test_encoded_requests_that_the_peer_does_not_read_yet_do_not_block() -> None
         try:
             assert connection.receive_into(room, IN_TIME_MS) == 3
             assert connection.receive_into(room[3:], 0) == 0
-            with pytest.raises(RequestTimeout, match="nothing came from peer within 5 ms"):
+            with pytest.raises(RequestTimeout, match="no data from peer within 5 ms"):
                 connection.receive_into(room[3:], 5)
         finally:
             connection.close()

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import socket
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 
 from pull_peers import (
     COUNT,
-    JOIN_S,
     Replies,
     expected,
     found,
@@ -24,18 +21,15 @@ from pull_peers import (
     rows_of,
 )
 from turbopump import Message, Producer
-from turbopump.errors import ConnectFailed, RecordError
-from turbopump.spark import kept as kept_connections
-from turbopump.spark.kept import KeptConnections
-from turbopump.spark.reading import blocking_pull, direct_connection
+from turbopump.errors import RecordError
+from turbopump.spark.reading import blocking_pull, response_buffer
 from turbopump.spark.reading.blocking_pull import BlockingPull
-from turbopump.spark.reading.direct_connection import DirectConnection
 from turbopump.spark.reading.options import SourceOptions
 from turbopump.spark.reading.partition_planner import QueueRange
 from turbopump.spark.reading.partition_reader import PartitionReader
 from turbopump.spark.records.arrow_arrays import cells
 from turbopump.spark.records.record_columns import RecordColumns
-from turbopump.testing.clock import VirtualClock
+from turbopump.spark.shared_session import shared_session
 from turbopump.testing.cluster import BROKER
 from turbopump.testing.server import RunningServer
 from turbopump.wire.codes import RequestCode, ResponseCode
@@ -92,13 +86,13 @@ def in_binary(asked: list[Command]) -> list[bytes]:
     ],
 )
 def test_everything_comes_once_and_in_order(
-    monkeypatch: pytest.MonkeyPatch, replies: Replies, options: dict[str, int], chunk_rows: int
+    monkeypatch: pytest.MonkeyPatch, replies: Replies, options: dict[str, Any], chunk_rows: int
 ) -> None:
     monkeypatch.setattr(blocking_pull, "CHUNK_ROWS", chunk_rows)
     monkeypatch.setattr(blocking_pull, "ENOUGH_ROWS", 1 + chunk_rows // 2)
     with peer(replies) as connection:
         assert rows_of(pull_of(connection, 7, COUNT - 3, **options)) == expected(7, COUNT - 3)
-        assert connection.is_silent(), "and everything that was asked for has been read"
+        assert connection.is_usable(), "and everything that was asked for has been read"
 
 
 @pytest.mark.parametrize("replies", [in_order, backwards])
@@ -106,7 +100,7 @@ def test_everything_comes_once_and_in_order(
 def test_frames_come_in_any_pieces_and_are_larger_than_the_buffer(
     monkeypatch: pytest.MonkeyPatch, replies: Replies, piece_bytes: int
 ) -> None:
-    monkeypatch.setattr(direct_connection, "BUFFER_BYTES", 300)
+    monkeypatch.setattr(response_buffer, "BUFFER_BYTES", 300)
     with peer(replies, piece_bytes) as connection:
         assert rows_of(pull_of(connection, 0, 100, in_flight_max=3)) == expected(0, 100)
 
@@ -126,9 +120,8 @@ def test_suggestions_are_ignored_where_a_slave_is_read() -> None:
         return [frame for each in asked for frame in to_a_slave(each)]
 
     with peer(replies) as connection:
-        connection.follow_suggestions(is_followed=False)
-        assert rows_of(pull_of(connection, 0, COUNT)) == expected(0, COUNT)
-        connection.follow_suggestions(is_followed=True)
+        pull = pull_of(connection, 0, COUNT, follows_suggestions=False)
+        assert rows_of(pull) == expected(0, COUNT)
         assert rows_of(pull_of(connection, 0, COUNT)) == []
 
 
@@ -205,7 +198,7 @@ def test_what_is_unusual_ends_it_where_the_good_answers_end(
         pull = pull_of(connection, in_flight_max=2, timeout_ms=timeout_ms)
         assert rows_of(pull) == expected(0, 96)
         assert pull.next_chunk() is None, "it stays where it is"
-        assert not pull._among._kept
+        assert not len(pull._pool)
 
 
 def test_an_answer_before_its_turn_does_not_hide_what_is_unusual_before_it() -> None:
@@ -231,98 +224,11 @@ def test_an_answer_that_comes_twice_is_unusual() -> None:
 # --- connections ----------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def listening() -> Iterator[socket.socket]:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        yield found
-
-
-def address_of(listening: socket.socket) -> str:
-    return f"127.0.0.1:{listening.getsockname()[1]}"
-
-
-def test_a_connection_is_used_again_while_it_is_young_and_silent(listening: socket.socket) -> None:
-    clock = VirtualClock()
-    kept = KeptConnections(DirectConnection.to, clock)
-    address = address_of(listening)
-    first = kept.take(address)
-    far, _ = listening.accept()
-    second = kept.take(address)
-    assert second is not first, "one has it alone"
-    second.close()
-    kept.give_back(first)
-    assert kept.take(address) is first
-    kept.give_back(first)
-    with far:
-        far.send(b"x")
-        third = kept.take(address)
-        assert third is not first, "it says what nobody asked for"
-    kept.give_back(third)
-    clock.advance_ns((kept_connections.KEPT_MS + 1) * 1_000_000)
-    fourth = kept.take(address)
-    assert fourth is not third
-    kept.give_back(fourth)
-    kept.after_fork()
-    fifth = kept.take(address)
-    assert fifth is not fourth
-    for _ in range(kept_connections.KEPT_MAX):
-        kept.give_back(DirectConnection.to(address))
-    kept.give_back(fifth)
-    assert fifth._socket.fileno() == -1, "there are enough"
-    kept.close()
-
-
-def test_a_connection_that_the_peer_has_closed_is_not_used_again(listening: socket.socket) -> None:
-    kept = KeptConnections(DirectConnection.to)
-    connection = kept.take(address_of(listening))
-    far, _ = listening.accept()
-    kept.give_back(connection)
-    far.close()
-    again = kept.take(address_of(listening))
-    assert again is not connection
-    again.close()
-    for address in ("127.0.0.1:1", f"{'x' * 70}.example:1"):
-        with pytest.raises(ConnectFailed, match=address):
-            kept.take(address)
-
-
-def test_requests_that_the_peer_does_not_read_yet_wait_without_blocking() -> None:
-    requests = b"".join(b"%07d," % n for n in range(100_000))
-    near, far = socket.socketpair()
-    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    connection = DirectConnection("peer", near)
-    heard = bytearray()
-
-    def hear_all_and_answer() -> None:
-        while len(heard) < len(requests) and (data := far.recv(1 << 16)):
-            heard.extend(data)
-        far.sendall(b"abc")
-
-    with far, closing(connection):
-        connection.put(requests)
-        connection.flush()
-        far.setblocking(False)
-        with suppress(BlockingIOError):
-            while True:
-                heard.extend(far.recv(1 << 16))
-        assert 0 < len(heard) < len(requests), "the rest waits for room"
-        far.settimeout(JOIN_S)
-        listener = threading.Thread(target=hear_all_and_answer)
-        listener.start()
-        try:
-            assert connection.receive(5000)
-        finally:
-            connection.close()
-            listener.join(JOIN_S)
-    assert bytes(heard) == requests
-    assert bytes(connection.buffer[:3]) == b"abc"
-
-
 # --- with a broker --------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def direct_chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
+def direct_chunks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """What has been read directly: where each chunk began and ended."""
     seen: list[tuple[int, int]] = []
     next_chunk = BlockingPull.next_chunk
@@ -334,8 +240,7 @@ def direct_chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, i
         return chunk
 
     monkeypatch.setattr(BlockingPull, "next_chunk", noted)
-    yield seen
-    direct_connection.connections.close()
+    return seen
 
 
 def filled(server: RunningServer, count: int = 400) -> PartitionReader:
@@ -381,7 +286,8 @@ def test_a_task_reads_directly_and_goes_on_when_the_connection_is_cut(
     beginning = reader.read(WHOLE)
     next(beginning)
     beginning.close()  # type: ignore[attr-defined]
-    assert not len(direct_connection.connections), "it has requests on their way"
+    pool = shared_session(reader.client).session.blocking_pool()
+    assert not len(pool), "it has requests in flight"
 
 
 @pytest.mark.slow
@@ -397,7 +303,6 @@ def test_large_answers_are_wanted(
 
     monkeypatch.setattr(BlockingPull, "_ask", noted)
     assert len(bodies(filled(turbopump_server), WHOLE)) == 400
-    direct_connection.connections.close()
     assert asked == [0], "and not one request for each 32"
 
 

@@ -20,7 +20,6 @@ from turbopump.clock import SYSTEM_CLOCK, Clock
 from turbopump.errors import InvalidArgument, SparkError
 from turbopump.machine import Machine
 from turbopump.message import MessageQueue
-from turbopump.spark import plain
 from turbopump.spark.shared_session import SharedSession
 from turbopump.spark.writing.blocking_sender import in_turn
 from turbopump.spark.writing.options import SinkOptions
@@ -68,7 +67,6 @@ def linked(broker: ScriptedBroker, clock: Clock = SYSTEM_CLOCK) -> Iterator[Shar
     finally:
         shared.run(lambda session: session.close())
         background.leave(thread)
-        plain.connections.close()
 
 
 def written(

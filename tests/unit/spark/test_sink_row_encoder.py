@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusters import cluster
+from turbopump.client.message_sender import unique_ids
 from turbopump.client.outgoing import check_message, encoded_batch, outgoing_batch, properties_text
-from turbopump.client.producer import unique_ids
 from turbopump.errors import InvalidArgument
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.spark.writing.options import SinkOptions

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import sys
 import time
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -196,6 +198,19 @@ def test_unique_ids_over_the_turn_of_a_month() -> None:
 def test_unique_ids_do_not_repeat() -> None:
     made = ids.UniqueIds(HandClock(epoch_ms(2026, 1, 1)), bytes(4), process=1, maker=2)
     assert len({made.next() for _ in range(65_536)}) == 65_536
+
+
+def test_unique_ids_do_not_repeat_among_threads() -> None:
+    made = ids.UniqueIds(HandClock(epoch_ms(2026, 1, 1)), bytes(4), process=1, maker=2)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            each = [threads.submit(lambda: [made.next() for _ in range(10_000)]) for _ in range(4)]
+            found = [one for done in each for one in done.result()]
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(set(found)) == 40_000
 
 
 @pytest.mark.parametrize("text", ["", "7F", "zz" * 16, "7F" * 15, "7F 00" * 6, "7F" * 17])

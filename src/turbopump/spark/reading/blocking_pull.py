@@ -20,12 +20,13 @@ from turbopump.client.session import Session
 from turbopump.client.subscriptions import subscription
 from turbopump.errors import TurbopumpError
 from turbopump.message import QueueOffset
-from turbopump.spark.kept import KeptConnections
-from turbopump.spark.reading.direct_connection import DirectConnection, connections
+from turbopump.net.blocking_connection import BlockingConnection
+from turbopump.net.blocking_pool import BlockingPool
 from turbopump.spark.reading.options import Pulling
 from turbopump.spark.reading.partition_planner import QueueRange
 from turbopump.spark.reading.prefetch import Prefetch
 from turbopump.spark.reading.pull_responses import PullResponse, UnexpectedResponse
+from turbopump.spark.reading.response_buffer import ResponseBuffer
 from turbopump.spark.records.record_run import Span
 from turbopump.spark.shared_session import SharedSession
 from turbopump.wire.headers import PullMessage
@@ -56,14 +57,17 @@ class BlockingPull:
 
     def __init__(
         self,
-        connection: DirectConnection,
+        connection: BlockingConnection,
         of: QueueRange,
         header: PullMessage,
         pulling: Pulling,
-        among: KeptConnections[DirectConnection] = connections,
+        pool: BlockingPool,
+        *,
+        follows_suggestions: bool = True,
     ) -> None:
         self._connection = connection
-        self._among = among
+        self._buffer = ResponseBuffer(connection, follows_suggestions=follows_suggestions)
+        self._pool = pool
         self._range = of
         self._requests = PullRequestFrames(header)
         self._timeout_ms = pulling.timeout_ms
@@ -84,7 +88,7 @@ class BlockingPull:
         Their memory is used again for the chunk after them.
         """
         self._keep_early()
-        self._connection.forget()
+        self._buffer.forget()
         ahead, start = self._prefetch, self._prefetch.at
         parts: list[PullResponse] = []
         size = 0
@@ -125,17 +129,17 @@ class BlockingPull:
         return size
 
     def close(self) -> None:
-        """Let go of the connection; one with requests on their way is of no use to anybody."""
-        if self._trouble is None and not self._answers:
-            self._connection.rest()
-            self._among.give_back(self._connection)
-        else:
+        """Release the connection; one with requests in flight cannot be used again."""
+        if self._trouble is not None or self._answers:
             self._connection.close()
+        else:
+            self._pool.give_back(self._connection)
+        self._buffer.free()
 
     # --- out --------------------------------------------------------------------------------------
 
     def _ask(self, offset: int, count: int) -> int:
-        number = self._connection.next_opaque()
+        number = self._connection.unused_opaque()
         self._connection.put(self._requests.frame(number, offset, count))
         self._answers[number] = offset
         return number
@@ -145,31 +149,31 @@ class BlockingPull:
         if self._trouble is None:
             try:
                 self._connection.flush()
-            except OSError as error:
+            except TurbopumpError as error:
                 self._stop(str(error))
 
     # --- in ---------------------------------------------------------------------------------------
 
     def _receive(self, *, is_enough: bool, is_begun: bool) -> bool:
         """Take more answers, waiting unless there are enough; return whether to go on."""
-        if self._trouble is not None or (is_begun and self._connection.is_full):
+        if self._trouble is not None or (is_begun and self._buffer.is_full):
             return False
-        if self._connection.is_full:
+        if self._buffer.is_full:
             # One answer that is larger than all others: room is made for it.
             self._keep_early()
-            self._connection.forget()
+            self._buffer.forget()
         try:
             self._connection.flush()
-            if not self._connection.receive(0 if is_enough else self._timeout_ms):
+            if not self._buffer.receive(0 if is_enough else self._timeout_ms):
                 return False
             self._note_all()
-        except (OSError, TurbopumpError, UnexpectedResponse) as error:
+        except (TurbopumpError, UnexpectedResponse) as error:
             self._stop(str(error))
         return True
 
     def _note_all(self) -> None:
         answers = self._answers
-        for answer in self._connection.answers():
+        for answer in self._buffer.responses():
             number, offset = answer.number, answers.get(answer.number)
             if not isinstance(offset, int):
                 raise UnexpectedResponse(f"frame {number} answers no pending request")
@@ -181,14 +185,14 @@ class BlockingPull:
 
     def _keep_early(self) -> None:
         """Copy answers that came before their turn out of the buffer."""
-        data = self._connection.buffer
+        data = self._buffer.data
         for number, each in self._answers.items():
             if isinstance(each, PullResponse) and each.kept is None:
                 kept = bytes(data[each.start : each.end])
                 self._answers[number] = PullResponse(number, each.next_offset, 0, len(kept), kept)
 
     def _chunk(self, parts: list[PullResponse], start: int) -> BufferedChunk:
-        data = self._connection.buffer
+        data = self._buffer.data
         spans = [(part.start, part.end) for part in parts]
         if any(part.kept is not None for part in parts) or spans != sorted(spans):
             found = [part.kept or data[part.start : part.end] for part in parts]
@@ -213,17 +217,23 @@ def start_blocking_pull(
     """Begin to pull a range directly; None if that is not possible, or not worth trying."""
     pulling = pulling.of(of.topic)
     session = shared.session
-    if session.config.tls is not None or pulling.is_filtered or of.start >= of.end:
+    if not session.has_blocking_pool or pulling.is_filtered or of.start >= of.end:
+        return None
+    pool = session.blocking_pool()
+    if pool.has_hooks:
+        # They must see each request, and these are made from a template.
         return None
     try:
         replica = shared.run(lambda session: _replica(session, of, pulling))
-        connection = connections.take(replica.address)
+        connection = pool.take(replica.address)
     except TurbopumpError as error:
         _log.info("%s: no direct connection: %s", of, error)
         return None
+    header = _header(session, of, group, pulling)
     # Whoever reads from a slave has a reason that outweighs the group's.
-    connection.follow_suggestions(is_followed=replica.is_master)
-    return BlockingPull(connection, of, _header(session, of, group, pulling), pulling)
+    return BlockingPull(
+        connection, of, header, pulling, pool, follows_suggestions=replica.is_master
+    )
 
 
 async def _replica(session: Session, of: QueueRange, pulling: Pulling) -> Replica:

@@ -1,4 +1,4 @@
-"""Sending encoded rows from the task's own thread, over plain connections, many at a time.
+"""Sending encoded rows from the task's own thread, with many requests in flight.
 
 This is the fast path. A send that is refused, lost or times out is handed to `RetryingSender`, and
 nothing else is sent until it is stored. Rows that `RowEncoder` cannot encode go there, too.
@@ -24,7 +24,7 @@ from turbopump.errors import (
     RequestTimeout,
 )
 from turbopump.message import MessageQueue
-from turbopump.spark.plain import PlainConnection, connections, readable
+from turbopump.net.blocking_connection import BlockingConnection, readable
 from turbopump.spark.shared_session import SharedSession
 from turbopump.spark.writing.options import SinkOptions
 from turbopump.spark.writing.retrying_sender import Refused, RetryingSender, Targets, UnfinishedSend
@@ -38,7 +38,7 @@ TARGETS_FRESH_MS = 1000
 AVOIDED_MS = 10_000
 """How long others are preferred to a broker that could not be reached."""
 
-_Number = tuple[PlainConnection, int]
+_Number = tuple[BlockingConnection, int]
 """What an answer is known by: where it comes from, and the number of its request."""
 
 
@@ -62,6 +62,7 @@ class BlockingSender:
         self._options = options
         self._partition = partition
         self._clock: Clock = shared.session.clock
+        self._pool = shared.session.blocking_pool()
         self._group = with_namespace(options.namespace, options.group)
         self._rules = options.rules()
         self._choice = QueueChoice(shared.session.random)
@@ -69,7 +70,7 @@ class BlockingSender:
         self._fresh_until_ms = 0
         self._unreachable: frozenset[str] = frozenset()
         self._avoided_until_ms = 0
-        self._connections: dict[str, PlainConnection] = {}
+        self._connections: dict[str, BlockingConnection] = {}
         self._unanswered: dict[_Number, _Unanswered] = {}
         self._failed: list[UnfinishedSend] = []
 
@@ -99,7 +100,7 @@ class BlockingSender:
             if connection in waited_for:
                 connection.close()
             else:
-                connections.give_back(connection)
+                self._pool.give_back(connection)
         self._connections.clear()
         self._unanswered.clear()
 
@@ -159,19 +160,19 @@ class BlockingSender:
         header = ready.header(self._group, queue, self._clock.now_ms(), queues_wanted)
         return send_command(header, ready.body)
 
-    def _connection(self, broker: str, addresses: Mapping[str, str]) -> PlainConnection:
+    def _connection(self, broker: str, addresses: Mapping[str, str]) -> BlockingConnection:
         address = addresses.get(broker)
         if address is None:
             raise NoRoute(f"no name server knows a master of broker {broker!r}")
         found = self._connections.get(address)
         if found is not None:
-            if self._is_waited_for(found) or found.is_fresh():
+            if self._is_waited_for(found) or found.is_usable():
                 return found
             found.close()
-        made = self._connections[address] = connections.take(address)
+        made = self._connections[address] = self._pool.take(address)
         return made
 
-    def _is_waited_for(self, connection: PlainConnection) -> bool:
+    def _is_waited_for(self, connection: BlockingConnection) -> bool:
         return any(connection is other for other, _ in self._unanswered)
 
     # --- answers ----------------------------------------------------------------------------------
@@ -188,7 +189,7 @@ class BlockingSender:
             heard, is_timed = readable(connections, left_ms), True
         for connection in heard:
             try:
-                answers = connection.received()
+                answers = connection.responses()
             except NetworkError as error:
                 self._give_up(connection, error)
             else:
@@ -236,11 +237,11 @@ class BlockingSender:
                 continue
             text = f"no response from {connection.address} within {limit_ms} ms"
             self._note_failure(noted.send, noted.queue, RequestTimeout(text), noted.cuts)
-            if connection.heard_ms < noted.start_ms:
+            if connection.received_ms < noted.start_ms:
                 silence = f"connection to {connection.address}: no data for {limit_ms} ms"
                 self._give_up(connection, ConnectionLost(silence))
 
-    def _give_up(self, connection: PlainConnection, error: NetworkError) -> None:
+    def _give_up(self, connection: BlockingConnection, error: NetworkError) -> None:
         """Fail all that waits for a connection, and let it go."""
         connection.close()
         self._connections.pop(connection.address, None)

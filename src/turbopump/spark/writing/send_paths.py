@@ -21,13 +21,11 @@ class SendPaths:
         self._shared = shared
         self._sending = sending
         self._direct = direct
-        # Plain connections have no TLS.
-        self._is_direct_allowed = shared.session.config.tls is None
         self._is_sending = False
 
     def take(self, rows: ConvertedRows | EncodedRows) -> None:
         """Take rows over, waiting for free places; raises when any send has failed."""
-        if isinstance(rows, EncodedRows) and self._is_direct_allowed:
+        if isinstance(rows, EncodedRows):
             self._leave_session()
             self._direct.take(rows)
         else:

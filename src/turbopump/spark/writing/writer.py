@@ -15,7 +15,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from turbopump.client.producer import unique_ids
+from turbopump.client.message_sender import unique_ids
 from turbopump.errors import InvalidArgument, SparkError
 from turbopump.spark.shared_session import SharedSession, shared_session
 from turbopump.spark.worker_gc import begin_call
