@@ -268,7 +268,7 @@ def test_the_server_serves_blocking_clients_and_comes_again(pytester: pytest.Pyt
             at = turbopump_server.nameserver, turbopump_server.broker
             with Producer("shop", nameserver=turbopump_server.nameserver) as producer:
                 producer.send(Message("orders", b"1"))
-                assert turbopump_server.cut() == 1
+                assert turbopump_server.cut() >= 1
                 producer.send(Message("orders", b"2"))
             turbopump_server.stop()
             with pytest.raises(Exception, match="not running"):
