@@ -7,6 +7,7 @@ import heapq
 import itertools
 import logging
 from collections.abc import Callable
+from typing import cast
 
 from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.replication.config import ReplicationConfig
@@ -180,10 +181,10 @@ class SlaveConnection(asyncio.Protocol):
         return self._position is not None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # Not a subclass of it in uvloop.
+        self._transport = cast(asyncio.Transport, transport)
         self.address = address_text(transport.get_extra_info("peername"))
-        transport.set_write_buffer_limits(high=_UNSENT_BYTES_MAX)
+        self._transport.set_write_buffer_limits(high=_UNSENT_BYTES_MAX)
         if not self._slaves.add(self):
             self.close(f"no more than {SLAVES_MAX} slaves of a master are served")
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import cast
 
 from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.replication.config import ReplicationConfig
@@ -277,8 +278,8 @@ class MasterConnection(asyncio.Protocol):
         return max(0, self._master_end - self._store.readable_end)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # Not a subclass of it in uvloop.
+        self._transport = cast(asyncio.Transport, transport)
         self._report(self.copying.request)
         # Repeated as a heartbeat, when it must not ask for anything.
         self._reported = min(self.copying.request, self._store.readable_end)
