@@ -39,6 +39,8 @@ BODIES = (128, 1024, 16 * 1024)
 HERE = host("127.0.0.1", 10911)
 PROPERTIES = b"UNIQ_KEY\x017F00000100002A9F0000000000000000\x02TAGS\x01TagA"
 MIB = 1024 * 1024
+ASKED_MAX = 20_000
+"""How often a broker is asked for the end of its log, every 10 ms."""
 
 
 def free_port() -> int:
@@ -97,8 +99,11 @@ async def log_end(server: Server) -> int:
 
 
 async def until_end(server: Server, end: int) -> None:
-    while await log_end(server) < end:
+    for _ in range(ASKED_MAX):
+        if await log_end(server) >= end:
+            return
         await asyncio.sleep(0.01)
+    raise TimeoutError(f"{server.address} does not reach {end}")
 
 
 # --- rates ----------------------------------------------------------------------------------------

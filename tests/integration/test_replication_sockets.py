@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from brokers import SMALL_STORE, Client
 from log_replicas import assert_same_log
 from turbopump.broker.broker import Broker
@@ -38,6 +40,7 @@ async def send(client: Client, body: bytes) -> Command:
     return await client.ask(RequestCode.SEND_MESSAGE_V2, header, body, timeout_ms=20_000)
 
 
+@pytest.mark.slow
 def test_a_sync_master_and_a_slave_that_restarts(tmp_path: Path) -> None:
     async def replicate() -> None:
         config = BrokerConfig(
