@@ -1,4 +1,4 @@
-"""A master and a slave in virtual time; a test says when the slave copies, so that it may lag."""
+"""A master and a slave in virtual time; a test may say when the slave copies, so that it lags."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ _MASTER_HOST, _SLAVE_HOST = "10.0.0.1", "10.0.0.2"
 class Replicas(Cluster):
     """Broker ``a`` as master and as slave."""
 
+    is_linked = False
+    """Whether the slave follows the master by itself."""
+
     def _config_of(self, name: str, place: _Place) -> BrokerConfig:
         config = super()._config_of(name, place)
         if name != SLAVE:
@@ -31,8 +34,9 @@ class Replicas(Cluster):
         return replace(config, identity=identity)
 
     async def start_broker(self, name: str | None = None) -> Broker:
-        # Neither log nor tables are copied but by the test.
-        self.network.partition(_MASTER_HOST, _SLAVE_HOST)
+        if not self.is_linked:
+            # Neither log nor tables are copied but by the test.
+            self.network.partition(_MASTER_HOST, _SLAVE_HOST)
         return await super().start_broker(name)
 
     @property
@@ -62,11 +66,17 @@ class Replicas(Cluster):
         slave.dispatch()
 
 
+class LinkedReplicas(Replicas):
+    is_linked = True
+
+
 @asynccontextmanager
-async def replicas(directory: Path, **settings: Any) -> AsyncIterator[Replicas]:
+async def replicas(
+    directory: Path, kind: type[Replicas] = Replicas, **settings: Any
+) -> AsyncIterator[Replicas]:
     """Run a name server, the master and the slave; ``settings`` are sections of both brokers'."""
     config = brokers.config_at(directory, **settings)
-    async with Replicas(
+    async with kind(
         directory, (MASTER, SLAVE), config=config, quality=LinkQuality(), skips_idle_time=False
     ) as made:
         yield made

@@ -137,11 +137,11 @@ class Groups:
 
     async def list(self, cluster: str | None = None) -> tuple[GroupInfo, ...]:
         """Return all groups; where brokers differ about one, the first by name is right."""
-        masters = await self._servers.masters(cluster)
-        tables = await gathered(self._table(node) for node in masters)
+        nodes = await self._servers.readable(cluster)
+        tables = await gathered(self._table(node) for node in nodes)
         having: dict[str, list[BrokerNode]] = {}
         configs: dict[str, GroupConfig] = {}
-        for node, table in zip(masters, tables, strict=True):
+        for node, table in zip(nodes, tables, strict=True):
             for name, config in table.items():
                 having.setdefault(name, []).append(node)
                 configs.setdefault(name, config)

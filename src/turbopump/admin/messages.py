@@ -22,8 +22,8 @@ from turbopump.client.producer import Producer
 from turbopump.client.selectors import by_hash
 from turbopump.client.send_hooks import SendReceipt
 from turbopump.client.subscriptions import EVERYTHING, Expression
-from turbopump.errors import InvalidArgument, NotThere, RemoteError
-from turbopump.message import Message, MessageQueue, QueueOffset
+from turbopump.errors import InvalidArgument, NetworkError, NotThere, RemoteError
+from turbopump.message import Message, MessageQueue, PhysicalOffset, QueueOffset
 from turbopump.wire.bodies import DirectConsumption
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import request, whole_body
@@ -142,12 +142,24 @@ class Messages:
             host, offset = parse_offset_id(offset_id)
         except InvalidArgument:
             return None
-        # Both kinds of id look the same: only an address of ours is taken for one.
-        known = {node.address for node in await self._servers.nodes()}
-        if str(host) not in known:
-            return None
+        nodes, owner = await self._servers.nodes(), str(host)
+        failure: NetworkError | None = None
+        for address in _holders(owner, nodes):
+            try:
+                message = await self._at(address, offset)
+            except NetworkError as error:
+                failure = failure or error
+                continue
+            if message is not None and (address == owner or message.store_host == host):
+                return message
+        if failure is not None and any(node.address == owner for node in nodes):
+            raise failure
+        return None
+
+    async def _at(self, address: str, offset: PhysicalOffset) -> MessageView | None:
+        """Read the message at a position of a broker's log."""
         try:
-            return await calls.view_message(self._servers.session, str(host), offset, ANSWER_MS)
+            return await calls.view_message(self._servers.session, address, offset, ANSWER_MS)
         except RemoteError as error:
             if error.code == ResponseCode.SYSTEM_ERROR:
                 return None
@@ -352,3 +364,14 @@ async def _last(
             kept.append(message)
     for message in kept:
         yield message
+
+
+def _holders(address: str, nodes: Sequence[BrokerNode]) -> list[str]:
+    """Return the brokers to ask for a message that was stored at an address, in this order.
+
+    Its slaves have it at the same position. If no broker has the address, it may be that of a
+    master which is gone, or the id is one of a producer, which looks the same: then all are asked.
+    """
+    names = {node.broker for node in nodes if node.address == address}
+    found = [node.address for node in nodes if not names or node.broker in names]
+    return sorted(found, key=lambda each: each != address)

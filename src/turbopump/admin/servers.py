@@ -142,10 +142,10 @@ class Servers:
             raise not_found("master broker", broker or cluster or "of any name", ())
         return found
 
-    async def readable(self) -> tuple[BrokerNode, ...]:
+    async def readable(self, cluster: str | None = None) -> tuple[BrokerNode, ...]:
         """Return one node of each broker name: its master, or a slave while it has none."""
         chosen: dict[str, BrokerNode] = {}
-        for node in sorted(await self.nodes(), key=lambda node: node.broker_id):
+        for node in sorted(await self.nodes(cluster), key=lambda node: node.broker_id):
             chosen.setdefault(node.broker, node)
         return tuple(sorted(chosen.values()))
 

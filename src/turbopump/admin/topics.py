@@ -147,11 +147,11 @@ class Topics:
 
     async def list(self, cluster: str | None = None) -> tuple[TopicInfo, ...]:
         """Return all topics as the brokers know them, of one cluster if given."""
-        masters = await self._servers.masters(cluster)
-        tables = await gathered(self._table(node) for node in masters)
-        system = {n for names in await gathered(map(self._system, masters)) for n in names}
+        nodes = await self._servers.readable(cluster)
+        tables = await gathered(self._table(node) for node in nodes)
+        system = {n for names in await gathered(map(self._system, nodes)) for n in names}
         found: dict[str, list[TopicOnBroker]] = {}
-        for node, table in zip(masters, tables, strict=True):
+        for node, table in zip(nodes, tables, strict=True):
             for config in table.values():
                 found.setdefault(config.topic_name, []).append(_on_broker(node, config))
         return tuple(

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable
 
 from turbopump.client.calls import Found
+from turbopump.client.continuity import LastPulled
 from turbopump.client.fetch_buffer import FetchBuffer
 from turbopump.client.queue_reader import QueueReader
 from turbopump.client.start_position import StartFrom
@@ -44,10 +45,12 @@ class Fetcher:
         self.work = Supervisor()
         self._by_queue: dict[MessageQueue, asyncio.Task[None]] = {}
         self._room = asyncio.Event()
+        self._last: dict[MessageQueue, LastPulled | None] = {}
 
     def start(self, queue: MessageQueue) -> None:
         """Begin to fetch a queue, or begin anew: a pull that is held would hold up a seek."""
         self.stop(queue)
+        self._last.pop(queue, None)
         self._by_queue[queue] = self.work.keep(
             f"fetching {queue}", functools.partial(self._fetch, queue)
         )
@@ -92,6 +95,9 @@ class Fetcher:
             outcome = await self._reader.pull(
                 queue, offset, wanted, self._count_max, is_held=True, is_lite=True
             )
+            last, outcome = await self._reader.continued(
+                queue, self._last.get(queue), offset, outcome
+            )
         except DamagedMessage as error:
             # `poll` raises it in its turn.
             self._buffer.put(queue, (error,), QueueOffset(error.next_offset))
@@ -104,6 +110,7 @@ class Fetcher:
         except TurbopumpError as error:
             await self._pause(queue, error, ERROR_PAUSE_S)
             return
+        self._last[queue] = None if outcome.next_offset < offset else last
         if not isinstance(outcome, Found):
             self._buffer.put(queue, (), QueueOffset(outcome.next_offset))
             return

@@ -10,6 +10,7 @@ from typing import Protocol, assert_never
 
 from turbopump.client import calls
 from turbopump.client.calls import Found, NothingMatched, NothingNew, OffsetIllegal, PullOutcome
+from turbopump.client.continuity import Place, continued, last_pulled
 from turbopump.client.offsets import Positions
 from turbopump.client.owned_queue import OwnedQueue
 from turbopump.client.push_config import Pulling, QueueLimits
@@ -206,14 +207,22 @@ class Puller:
             )
         else:
             answer = await session.request(self._replica.address, self._command, timeout_ms)
-        return calls.decoded(calls.pulled(answer), owned.queue, owned.next_offset)
+        outcome = calls.decoded(calls.pulled(answer), owned.queue, owned.next_offset)
+        last, asked = owned.last_pulled, owned.next_offset
+        if last is None or last.address == self._replica.address:
+            return outcome
+        timeout_ms = session.config.request_timeout_ms
+        place = Place(session, self._replica, self._context.group, owned.queue, timeout_ms)
+        return await continued(place, last, asked, outcome)
 
     def _header(self, wanted: Subscription) -> PullMessage:
         owned, context = self._owned, self._context
         sys_flag, commit_offset = PULL_SUSPEND, 0
         position = None if context.is_broadcast else context.positions.of(owned.queue)
-        if position is not None and position > 0 and self._replica.is_master:
-            # Only masters keep offsets.
+        last = owned.last_pulled
+        is_same = last is None or last.address == self._replica.address
+        if position is not None and position > 0 and self._replica.is_master and is_same:
+            # Only masters keep offsets; and this one may have other messages than the last replica.
             sys_flag, commit_offset = sys_flag | PULL_COMMIT_OFFSET, position
         carried = context.pulling.carries_subscription
         if wanted.class_filter_mode:
@@ -245,6 +254,7 @@ class Puller:
         if isinstance(outcome, Found):
             # Before the offset: should that fail, the same messages are pulled again.
             self._give(outcome, wanted)
+        owned.last_pulled = last_pulled(owned.last_pulled, self._replica.address, outcome)
         owned.next_offset = outcome.next_offset
         match outcome:
             case Found():

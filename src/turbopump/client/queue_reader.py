@@ -10,7 +10,15 @@ from typing import NamedTuple
 from msgspec import structs
 
 from turbopump.client import calls
-from turbopump.client.calls import Found, NothingMatched, NothingNew, PullOutcome, RecordsOutcome
+from turbopump.client.calls import (
+    Found,
+    NothingMatched,
+    NothingNew,
+    OffsetIllegal,
+    PullOutcome,
+    RecordsOutcome,
+)
+from turbopump.client.continuity import LastPulled, Place, continued, last_pulled
 from turbopump.client.names import with_namespace, without_namespace
 from turbopump.client.pull_config import PullTimes
 from turbopump.client.replicas import Replica, first_slave_id, lacks_offset
@@ -69,6 +77,7 @@ class QueueReader:
         self._in_bulk = in_bulk
         self._prefers_slave = prefers_slave
         self._broker_ids: dict[MessageQueue, int] = {}
+        self._answered: dict[MessageQueue, Replica] = {}
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """Return the queues of a topic to read from."""
@@ -153,6 +162,7 @@ class QueueReader:
             # A slave may be gone, or not know the topic yet.
             self.back_to_master(queue)
             raise
+        self._answered[queue] = replica
         if not self._prefers_slave:
             self._broker_ids[queue] = outcome.broker_id
         return replica, outcome
@@ -187,6 +197,26 @@ class QueueReader:
         """Return what a pull that is not held says, for those who send it themselves."""
         on_wire, sys_flag = self.wire_queue(queue), _How().sys_flag
         return self._header(on_wire, offset, wanted, count_max, self._times.hold_ms, sys_flag)
+
+    async def continued(
+        self, queue: MessageQueue, last: LastPulled | None, asked: QueueOffset, outcome: PullOutcome
+    ) -> tuple[LastPulled | None, PullOutcome]:
+        """Compare the replica that answered the last pull with the one before.
+
+        Returns the last message, and the outcome, which may be that the offset is illegal. Only
+        for those who pull a queue once at a time.
+        """
+        replica = self._answered.get(queue)
+        if replica is None:
+            return last, outcome
+        if last is not None and last.address != replica.address:
+            on_wire = self.wire_queue(queue)
+            place = Place(self._session, replica, self._group, on_wire, self._timeout_ms)
+            outcome = await continued(place, last, asked, outcome)
+            if isinstance(outcome, OffsetIllegal) and not replica.is_master:
+                self.back_to_master(queue)
+                raise NoRoute(f"{queue}: slave {replica.address} has other messages")
+        return last_pulled(last, replica.address, outcome), outcome
 
     def back_to_master(self, queue: MessageQueue) -> bool:
         """Ask the master next time; return whether another one was to be asked."""

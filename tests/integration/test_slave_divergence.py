@@ -1,0 +1,101 @@
+"""A master loses messages that its slave had copied: those that get their offsets come too."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+
+from consumers import Seen, consuming, send
+from replicas import MASTER, Replicas, replicas
+from turbopump.client.lite_pull_consumer import LitePullConsumer
+from turbopump.message import MessageQueue
+from turbopump.testing import virtual_time, wait_until
+
+QUEUE = MessageQueue("T", MASTER, 0)
+
+
+def bodies(first: int, end: int, prefix: bytes = b"") -> list[bytes]:
+    return [prefix + b"%d" % number for number in range(first, end)]
+
+
+async def lose_the_end(cluster: Replicas) -> None:
+    """Leave about 5 messages on the master, and 10 on the slave."""
+    await send(cluster, bodies(0, 5), to=QUEUE)
+    await asyncio.sleep(120)
+    await send(cluster, bodies(5, 10), to=QUEUE)
+    await cluster.copy()
+    await cluster.crash(MASTER, lose_unflushed=True)
+
+
+@pytest.mark.parametrize("new", [3, 5, 20])
+def test_a_push_consumer_skips_nothing_that_took_the_place_of_lost_messages(
+    tmp_path: Path, new: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    @virtual_time()
+    async def run() -> None:
+        async with replicas(tmp_path) as cluster:
+            await lose_the_end(cluster)
+            await asyncio.sleep(60)
+            seen = Seen()
+            with caplog.at_level(logging.WARNING):
+                async with consuming(cluster, seen):
+                    await wait_until(lambda: seen.count == 10)
+                    await cluster.start_broker(MASTER)
+                    _, kept = cluster.master.store.queue_range("T", 0)
+                    assert kept < 10
+                    await send(cluster, bodies(0, new, b"new"), to=QUEUE)
+                    wanted = {*bodies(0, 10), *bodies(0, new, b"new")}
+                    await wait_until(lambda: set(seen.bodies) == wanted, 120)
+                    await asyncio.sleep(60)
+                    await send(cluster, [b"last"], to=QUEUE)
+                    await wait_until(lambda: b"last" in seen.bodies, 60)
+                    await asyncio.sleep(60)
+            assert cluster.master.state.offsets.find("g", "T", 0) == kept + new + 1
+            assert "has other messages than" in caplog.text
+
+    run()
+
+
+@pytest.mark.parametrize("new", [3, 20])
+def test_a_lite_pull_consumer_skips_nothing_that_took_the_place_of_lost_messages(
+    tmp_path: Path, new: int
+) -> None:
+    @virtual_time()
+    async def run() -> None:
+        async with replicas(tmp_path) as cluster:
+            await lose_the_end(cluster)
+            await asyncio.sleep(60)
+            got: list[bytes] = []
+            async with LitePullConsumer(
+                "g", subscriptions={"T": "*"}, start_from="first", session=cluster.session()
+            ) as consumer:
+                while len(got) < 10:
+                    got += [message.body for message in await consumer.poll()]
+                await cluster.start_broker(MASTER)
+                await send(cluster, bodies(0, new, b"new"), to=QUEUE)
+                wanted = {*bodies(0, 10), *bodies(0, new, b"new")}
+                for _ in range(40):
+                    got += [message.body for message in await consumer.poll()]
+                assert set(got) == wanted
+
+    run()
+
+
+@virtual_time()
+async def test_nothing_is_repeated_where_the_master_has_kept_everything(tmp_path: Path) -> None:
+    async with replicas(tmp_path) as cluster:
+        await send(cluster, bodies(0, 10), to=QUEUE)
+        await cluster.copy()
+        await cluster.crash(MASTER)
+        await asyncio.sleep(60)
+        seen = Seen()
+        async with consuming(cluster, seen):
+            await wait_until(lambda: seen.count == 10)
+            await cluster.start_broker(MASTER)
+            await send(cluster, bodies(10, 20), to=QUEUE)
+            await wait_until(lambda: seen.count == 20, 120)
+            await asyncio.sleep(60)
+        assert sorted(seen.bodies, key=int) == bodies(0, 20)
