@@ -1,7 +1,8 @@
-"""Sockets around the wire: connections, servers, routers, pools. Knows commands, not topics.
+"""Connections, servers, routers and pools. Knows commands, not topics.
 
-Read in this order: `network` is what connections run over, `connection` is one of them, `router`
-finds the function for a request, `server` takes connections and `pool` makes them. `deadlines`,
-`admission`, `serving` and `outbox` are the parts of a connection; `limits` says how large each may
-grow.
+Read in this order: connections run over a `network`; `request_protocol` is what the two kinds of
+them share, `connection` for event loops and `blocking_connection` for threads. `router` finds the
+handler of a request, `server` accepts connections, `pool` and `blocking_pool` open them.
+`deadlines`, `admission`, `serving`, `inbox` and `outbox` are the parts of a connection; `limits`
+says how large each may grow.
 """

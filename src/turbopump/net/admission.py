@@ -1,4 +1,4 @@
-"""Who may send now: bounds the requests in flight and holds them back from a full transport."""
+"""Admission of requests: limits those in flight and holds them back from a full transport."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from turbopump.net.deadlines import Deadlines
 
 
 class Admission:
-    """Places for requests in flight, given in the order of asking, none while writing is paused."""
+    """Places for requests in flight, granted in order, none while writing is paused."""
 
     def __init__(self, places: int, deadlines: Deadlines) -> None:
         self._places = places
@@ -26,20 +26,20 @@ class Admission:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody has a place and nobody waits for one."""
+        """Whether no request has a place or waits for one."""
         return self._free == self._places and not self._waiting
 
     def try_enter(self) -> bool:
-        """Take a place if that needs no waiting."""
+        """Take a place if one is free."""
         if self._free and self._writable and not self._waiting:
             self._free -= 1
             return True
         return False
 
     async def enter(self, timeout_ms: int, address: str) -> None:
-        """Take a place, waiting for it; raises Overloaded when none comes free in time.
+        """Wait for a place; raises Overloaded on timeout.
 
-        ``address`` is the peer's, for the error's text.
+        ``address`` is the peer's, for the message.
         """
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -57,7 +57,7 @@ class Admission:
         finally:
             deadline.cancel()
             self._waiting.pop(waiter, None)
-        # The next one is let in after this one has sent: its bytes may fill the transport again.
+        # The next request is admitted after this one has sent: its bytes may fill the transport.
         asyncio.get_running_loop().call_soon(self._admit_next)
 
     def leave(self) -> None:
@@ -67,7 +67,7 @@ class Admission:
             self._admit_next()
 
     def pause(self) -> None:
-        """Let nobody in until `resume`: the transport is full."""
+        """Admit nothing until `resume`: the transport is full."""
         self._writable = False
 
     def resume(self) -> None:
@@ -75,14 +75,14 @@ class Admission:
         self._admit_next()
 
     def fail_all(self, error: NetworkError) -> None:
-        """Send everybody away who waits: the connection is gone."""
+        """Fail all waiters: the connection is closed."""
         for waiter in tuple(self._waiting):
             self._fail(waiter, error)
 
     def _admit_next(self) -> None:
         while self._free and self._writable and self._waiting:
             waiter, _ = self._waiting.popitem(last=False)
-            # One that is done was cancelled, and its task has not run yet to take it out.
+            # A cancelled waiter stays until its task runs.
             if not waiter.done():
                 self._free -= 1
                 waiter.set_result(None)

@@ -97,7 +97,7 @@ class Connection(asyncio.Protocol):
             settle=self._serving.settle,
             may_read=self._may_read,
             on_resumed=self._note_quiet,
-            give_up=self._close_unread,
+            fail=self._close_unread,
         )
         self._inbox = Inbox(self._protocol.decoder, reader, budget)
         self.row = RequestRow(self._inbox.decoder, limits.frame_bytes_max, self._send_parts)
@@ -123,13 +123,13 @@ class Connection(asyncio.Protocol):
         return self._protocol.close_reason is None and not self._draining
 
     @property
-    def has_heard(self) -> bool:
+    def has_received(self) -> bool:
         """Whether the peer has ever sent anything."""
         return self._protocol.chunks_received > 0
 
     @property
     def requests_in_flight(self) -> int:
-        """Own requests that wait for their answer."""
+        """Own requests without a response yet."""
         return len(self._protocol.in_flight)
 
     @property
@@ -139,7 +139,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def unwritten_bytes(self) -> int:
-        """Bytes held in memory because the peer has not taken them yet."""
+        """Bytes buffered until the peer reads."""
         return self._outbox.unwritten_bytes
 
     @property
@@ -181,7 +181,7 @@ class Connection(asyncio.Protocol):
         return protocol.finish(command, response) if protocol.hooks else response
 
     def oneway(self, command: Command) -> None:
-        """Send a request that is never answered; raises Overloaded while the peer does not read."""
+        """Send a one-way request; raises Overloaded while the peer does not read."""
         protocol = self._protocol
         protocol.require_open()
         if self._draining:
@@ -191,7 +191,7 @@ class Connection(asyncio.Protocol):
         self._send_parts(protocol.oneway_frame(protocol.prepare(command)))
 
     async def oneway_in_time(self, command: Command, timeout_ms: int) -> None:
-        """Send a request that is never answered, after waiting until the peer reads."""
+        """Send a one-way request after waiting until the peer reads."""
         protocol = self._protocol
         if self._draining:
             raise protocol.lost()

@@ -1,4 +1,4 @@
-"""Deadlines by the thousand on a single timer of the event loop."""
+"""Thousands of deadlines on a single timer of the event loop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GRANULARITY_MS = 50
 
 
 class Deadline:
-    """One call that will be made when its time has come, unless it is cancelled before."""
+    """A call that is made at a deadline unless it is cancelled before."""
 
     __slots__ = ("_args", "_bucket", "_on_due")
 
@@ -32,22 +32,22 @@ class Deadline:
         self._on_due(*self._args)
 
     def cancel(self) -> None:
-        """Forget the call at once; does nothing when it was made or cancelled already."""
+        """Cancel the call; does nothing if it was made or cancelled already."""
         self._bucket.pop(self, None)
 
 
 class Deadlines:
-    """Calls functions when their time is over: never early, late by up to the granularity.
+    """Calls functions at deadlines: never early, late by up to the granularity.
 
-    Most deadlines of requests are cancelled, so adding and cancelling must cost next to nothing:
-    deadlines of the same 50 ms share a bucket, and only the earliest bucket has a timer. All
-    connections of a server or a pool share one instance, which belongs to one event loop.
+    Most deadlines of requests are cancelled, so adding and cancelling must be cheap: deadlines of
+    the same 50 ms share a bucket, and only the earliest bucket has a timer. All connections of a
+    server or a pool share one instance, which belongs to one event loop.
     """
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK, granularity_ms: int = GRANULARITY_MS) -> None:
         self.clock = clock
         self._granularity_ms = granularity_ms
-        # Dicts as ordered sets: what falls due together is called in the order it was added.
+        # Dicts as ordered sets: calls of one bucket are made in the order they were added.
         self._buckets: dict[int, dict[Deadline, None]] = {}
         self._order: list[int] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -57,8 +57,8 @@ class Deadlines:
         return sum(map(len, self._buckets.values()))
 
     def add(self, timeout_ms: int, on_due: Callable[[*Ts], None], *args: *Ts) -> Deadline:
-        """Call ``on_due`` with the arguments once ``timeout_ms`` have passed."""
-        # One more than the quotient: the clock counts whole milliseconds, and early is forbidden.
+        """Call ``on_due`` with the arguments after ``timeout_ms``."""
+        # Rounded up: the clock counts whole milliseconds, and no call may be early.
         number = (self.clock.monotonic_ms() + timeout_ms) // self._granularity_ms + 1
         bucket = self._buckets.get(number)
         if bucket is None:
@@ -68,7 +68,7 @@ class Deadlines:
         return deadline
 
     def close(self) -> None:
-        """Forget all deadlines without calling them."""
+        """Cancel all deadlines."""
         for bucket in self._buckets.values():
             bucket.clear()
         self._buckets.clear()
@@ -78,7 +78,7 @@ class Deadlines:
             self._timer = None
 
     def _open_bucket(self, number: int) -> dict[Deadline, None]:
-        # An empty bucket stays until its time, so every number enters the heap only once.
+        # An empty bucket stays until it is due, so that each number enters the heap once.
         bucket = self._buckets[number] = {}
         heapq.heappush(self._order, number)
         if self._timer is None or number < self._timer_bucket:
@@ -86,7 +86,7 @@ class Deadlines:
         return bucket
 
     def _arm(self) -> None:
-        """Set the one timer to the earliest bucket."""
+        """Set the timer to the earliest bucket."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -103,8 +103,8 @@ class Deadlines:
             while self._order and (self._order[0] <= now or not self._buckets[self._order[0]]):
                 number = self._order[0]
                 self._call_all(self._buckets[number])
-                # Not before: should a call raise, the others of its bucket are made next. And
-                # only if it is still there: a call may have closed everything.
+                # Afterwards: if a call raises, the others of its bucket are made next. A call may
+                # also have closed everything.
                 if self._buckets.pop(number, None) is not None:
                     heapq.heappop(self._order)
         finally:

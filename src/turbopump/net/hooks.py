@@ -1,4 +1,4 @@
-"""Looking at, and changing, what goes over connections: signing, checking, measuring."""
+"""Hooks that see and change requests: for signing, checking, measuring."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from turbopump.wire.command import Command
 
 
 class Hook(Protocol):
-    """Called around every request, on the side that sends it or on the side that serves it.
+    """Called around every request, on the sending or on the serving side.
 
-    Given to a connection or a pool it sees the requests that are sent; given to a router, those
-    that are served. What it raises becomes the outcome of the request: on the serving side, the
-    answer. Answers made from what a handler or a hook raised are not shown to hooks.
+    A hook of a connection or a pool sees the requests that are sent, a hook of a router those that
+    are served. What it raises becomes the outcome of the request: on the serving side, the answer.
+    Hooks do not see error answers made from an exception. Hooks of a `BlockingPool` are called on
+    the threads that send, several at a time.
     """
 
     def before_request(self, address: str, command: Command) -> Command:
-        """Return the request to go on with; ``address`` is the peer's.
+        """Return the request to send or serve; ``address`` is the peer's.
 
-        Another one, should it differ: the one given may be sent again as it is.
+        Return a copy to change it: the original may be sent again.
         """
         ...
 
     def after_response(self, address: str, request: Command, response: Command) -> None:
-        """See an answer that came, or that is about to go out; one-way requests have none."""
+        """See a response that was received, or is about to be sent; one-way requests have none."""
         ...

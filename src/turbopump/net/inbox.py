@@ -1,4 +1,4 @@
-"""Frames on their way in: chunks are cut into frames and handed on, unless reading pauses."""
+"""Incoming frames: chunks are cut into frames and passed on, unless reading is paused."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class Reader:
     settle: Callable[[], None]
     """Called after the frames of a chunk."""
     may_read: Callable[[], bool]
-    """Whether frames are wanted, as far as this peer alone is concerned."""
+    """Whether this peer alone allows reading."""
     on_resumed: Callable[[], None]
-    """Called after frames were served that had to wait."""
-    give_up: Callable[[str], None]
+    """Called after delayed frames were served."""
+    fail: Callable[[str], None]
     """Closes the connection, for a reason."""
 
 
 class Inbox:
-    """The frames of the chunk being served, chunks that came while reading paused, half a frame."""
+    """The frames of the chunk being served, chunks received while paused, and a partial frame."""
 
     _loop: asyncio.AbstractEventLoop
     _transport: asyncio.Transport
@@ -49,7 +49,7 @@ class Inbox:
         self.decoder = decoder
         self.is_reading = True
         self._frames_taken = 0
-        self.give_up = reader.give_up
+        self.fail = reader.fail
         self._reader = reader
         self._budget = budget
         self._is_noted = False
@@ -58,7 +58,7 @@ class Inbox:
         self._on_finished: Callable[[], None] | None = None
 
     def open(self, transport: asyncio.Transport, outbox: Outbox, turn: Turn) -> None:
-        """Say where chunks come from, and where answers go."""
+        """Attach it to a transport."""
         self._loop = asyncio.get_running_loop()
         self._transport = transport
         self._outbox = outbox
@@ -72,17 +72,17 @@ class Inbox:
 
     @property
     def is_finishing(self) -> bool:
-        """Whether the peer is gone, and frames are left that it sent before."""
+        """Whether the peer has closed and frames that it sent before are left."""
         return self._on_finished is not None
 
     def receive(self, data: bytes) -> int:
-        """Serve what came, or keep it until reading goes on; return the number of frames."""
+        """Serve a chunk, or keep it until reading resumes; return the number of frames served."""
         self._frames_taken = 0
         if self.is_reading and not self._chunks:
             self._frames = self.decoder.feed(data)
             self._read()
         else:
-            # Reading paused, yet the transport had this in hand already.
+            # Paused, but the transport had this chunk already.
             self._chunks.append(data)
             self._note(0)
         taken = self._frames_taken
@@ -91,25 +91,25 @@ class Inbox:
         return taken
 
     def adjust(self) -> None:
-        """Pause reading at once, or resume it soon, when it is time to."""
+        """Pause reading immediately, or resume it soon, as conditions require."""
         should_read = self._should_read()
         if self.is_reading and not should_read:
             self.is_reading = False
             if not self._transport.is_closing():
                 self._transport.pause_reading()
         elif should_read and not self.is_reading:
-            # Not from here: the transport or a handler may be in the middle of something.
+            # Later: the transport or a handler may be in the middle of a call.
             self._loop.call_soon(self._resume)
 
     def finish(self, unread: Iterable[bytes], on_finished: Callable[[], None]) -> None:
-        """Serve what a closed peer has sent, yielding to others, then call a function."""
+        """Serve what a closed peer sent before, yielding to other peers, then call a function."""
         self._on_finished = on_finished
         self._chunks.extend(unread)
         self.is_reading = False
         self._resume()
 
     def clear(self) -> None:
-        """Free everything, without waiting for the garbage collector: connections are in cycles."""
+        """Free all memory now: connections are in reference cycles."""
         self.is_reading = False
         self._frames = _NO_FRAMES
         self._chunks.clear()
@@ -120,7 +120,7 @@ class Inbox:
         return not self.turn.is_over and self._reader.may_read()
 
     def _resume(self) -> None:
-        """Go on with frames that were left, then let new ones come."""
+        """Serve delayed frames, then read on."""
         if self.is_reading or not self._should_read():
             return
         self.is_reading = True
@@ -134,14 +134,14 @@ class Inbox:
         self._reader.on_resumed()
 
     def _read(self) -> None:
-        """Act on the frames that came, until there are no more or reading must pause."""
+        """Serve received frames until there are no more or reading must pause."""
         self._outbox.hold()
         try:
             self._take_chunks()
         except WireError as error:
-            self.give_up(f"malformed frame: {error}")
-        except Exception as error:  # noqa: BLE001 - the transport does not know what to do with it
-            self.give_up(f"reading failed: {error!r}"[:_REASON_CHARS_MAX])
+            self.fail(f"malformed frame: {error}")
+        except Exception as error:  # noqa: BLE001 - the transport could not handle it
+            self.fail(f"reading failed: {error!r}"[:_REASON_CHARS_MAX])
         finally:
             self._outbox.release()
         self._note(self._frames_taken)
@@ -153,10 +153,10 @@ class Inbox:
                 self._frames = self.decoder.feed(self._chunks.popleft())
                 self._take_frames()
                 if self.is_finishing:
-                    # Nothing is written that would end the turn.
+                    # Nothing is written, which would end the turn.
                     self.turn.note_large()
         finally:
-            # Also when the next frame cannot be read: those before it are answered.
+            # Also if the next frame is malformed: those before it are answered.
             self._reader.settle()
 
     def _take_frames(self) -> None:
@@ -173,7 +173,7 @@ class Inbox:
         self._frames_taken = taken
 
     def _note(self, frames_taken: int) -> None:
-        """Tell the budget what is left after frames were taken."""
+        """Report to the budget what is left after frames were taken."""
         if self._budget is None:
             return
         held_bytes = self.held_bytes

@@ -1,4 +1,4 @@
-"""How much one connection may hold: everything that could grow has a bound, and it stands here."""
+"""Limits of connections: everything that can grow has one here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from turbopump.wire.framing import FRAME_BYTES_MAX
 _KIB = 1024
 
 RECEIVE_BYTES_MAX = 512 * _KIB * _KIB
-"""What all connections of a server may have received and not served, unless it is set."""
+"""Default for what all connections of a server may have received and not served."""
 
 RECEIVE_BYTES_MIN = 2 * FRAME_BYTES_MAX
 """Below this, one legal frame could close its connection."""
@@ -18,16 +18,16 @@ RECEIVE_BYTES_MIN = 2 * FRAME_BYTES_MAX
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Bounds of one connection; the defaults are the protocol's where it names one."""
+    """Limits of one connection; the defaults are the protocol's where it has one."""
 
     frame_bytes_max: int = FRAME_BYTES_MAX
-    """Longest frame taken or sent; a longer one from the peer closes the connection."""
+    """Longest frame; a longer one from the peer closes the connection."""
 
     requests_in_flight_max: int = 65_535
-    """Own requests without an answer yet; more wait for a free place."""
+    """Own requests in flight; more wait for a free place."""
 
     handlers_running_max: int = 1024
-    """The peer's requests served by running coroutines; at the bound, reading pauses."""
+    """The peer's requests that coroutines are serving; at the limit, reading pauses."""
 
     write_pause_bytes: int = 256 * _KIB
     """Unwritten bytes above which requests wait and a server stops reading."""
@@ -39,7 +39,7 @@ class ConnectionLimits:
     """Time without any read or write after which the connection is closed."""
 
     orphaned_handlers_ms: int = 30_000
-    """How long handlers may run on when their peer has closed an accepted connection."""
+    """How long handlers may keep running after their peer has closed the connection."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -50,9 +50,9 @@ class ConnectionLimits:
 
 
 def require_at_least(name: str, value: object, least: int) -> None:
-    """Refuse a setting that is not a whole number or too small, and say which and why."""
+    """Raise InvalidArgument if a setting is not a whole number or too small."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise InvalidArgument(f"{name} is {value!r}: a whole number of at least {least} is allowed")
+        raise InvalidArgument(f"{name} must be a whole number of at least {least}, got {value!r}")
 
 
 DEFAULT_LIMITS = ConnectionLimits()

@@ -1,4 +1,4 @@
-"""Running a program on the fastest event loop there is."""
+"""Run programs on the fastest event loop available."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run to the end, on uvloop where it is installed."""
+    """Run a coroutine to its end, on uvloop if it is installed."""
     with asyncio.Runner(loop_factory=fastest_loop()) as runner:
         return runner.run(main)
 
 
 def fastest_loop() -> LoopFactory:
-    """Return what makes new event loops: uvloop's, or else asyncio's."""
+    """Return the factory of event loops: uvloop's, or else asyncio's."""
     try:
         factory: LoopFactory = import_module("uvloop").new_event_loop
     except ImportError:

@@ -1,4 +1,4 @@
-"""What connections run over: sockets in production, memory in tests (`turbopump.testing`)."""
+"""The network interface: sockets in production, memory in tests (`turbopump.testing`)."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ P = TypeVar("P", bound=asyncio.Protocol)
 
 
 class Listener(Protocol):
-    """A place where peers connect to."""
+    """An address where peers connect."""
 
     @property
     def host(self) -> str: ...
 
     @property
     def port(self) -> int:
-        """The port in use, also when any was asked for."""
+        """The port in use, also if port 0 was requested."""
         ...
 
     async def close(self) -> None:
-        """Take no more connections; those that exist live on."""
+        """Stop accepting; existing connections stay open."""
         ...
 
 
 class Network(Protocol):
-    """Makes and takes connections; the one boundary where foreign errors become ours."""
+    """Opens and accepts connections; the only place where foreign errors become ours."""
 
     async def connect(
         self,
@@ -49,12 +49,12 @@ class Network(Protocol):
         *,
         tls: ServerTls | None = None,
     ) -> Listener:
-        """Take connections from now on, port 0 at any that is free; raises ListenFailed."""
+        """Accept connections; port 0 takes any free port; raises ListenFailed."""
         ...
 
 
 def address_text(name: object) -> str:
-    """Write a socket's name as ``host:port``, an IPv6 host in brackets."""
+    """Format a socket's name as ``host:port``, an IPv6 host in brackets."""
     if not isinstance(name, tuple) or len(name) < 2:
         return "unknown"
     host, port = str(name[0]), name[1]

@@ -1,8 +1,8 @@
-"""Frames on their way out: those of one turn of the event loop are written in few, growing bursts.
+"""Outgoing frames: those of one turn of the event loop are written in few, growing bursts.
 
-One write for each frame costs a system call each. One write for all frames of a turn lets the peer
+One write per frame costs a system call each. One write for all frames of a turn leaves the peer
 idle until the last of them is made, and then this side until the peer has served them all. So the
-first frame of a turn goes out alone and at once, then the next 8 together, then 64, and so on.
+first frame of a turn is written alone and immediately, then the next 8 together, then 64, etc.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from turbopump.net.limits import ConnectionLimits
 from turbopump.wire.command import Buffer
 
 _JOINED_BYTES_MAX = 4 * 1024
-"""Pieces above this are handed over as they are: copying them costs more than a longer list."""
+"""Larger pieces are not joined: copying them costs more than a longer list."""
 
 _BURST_GROWTH = 8
 _BURST_FRAMES_MAX = 256
@@ -23,8 +23,8 @@ _BURST_FRAMES_MAX = 256
 class Outbox:
     """Corks the frames of one turn of the loop: few system calls for many small frames.
 
-    ``on_write`` is told how many bytes are handed to the transport, each time before they are.
-    ``has_hung_up`` is asked before, and what is for a peer that has is dropped.
+    ``on_write`` is called with the number of bytes before they are passed to the transport. If
+    ``has_hung_up`` returns true, they are dropped.
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class Outbox:
 
     @property
     def unwritten_bytes(self) -> int:
-        """Bytes that this side still holds in memory."""
+        """Bytes that are still in memory."""
         return self._corked_bytes + self._transport.get_write_buffer_size()
 
     @property
     def room_bytes(self) -> int:
-        """How much fits before everything is handed to the transport."""
+        """How much fits before everything is passed to the transport."""
         return self._bytes_max - self._corked_bytes
 
     def put(self, parts: Sequence[Buffer], frames: int = 1) -> None:
@@ -67,7 +67,7 @@ class Outbox:
         self._parts += parts
         self._corked_bytes += length
         self._corked_frames += frames
-        # By bytes too: only the transport can say that the peer does not keep up.
+        # By bytes too: only the transport can tell that the peer does not keep up.
         if self._corked_frames >= self._burst or self._corked_bytes >= self._bytes_max:
             self._burst = min(self._burst * _BURST_GROWTH, _BURST_FRAMES_MAX)
             self.flush()
@@ -77,23 +77,23 @@ class Outbox:
 
     @property
     def is_held(self) -> bool:
-        """Whether frames of this turn are waited for."""
+        """Whether a flush at the end of this turn is due."""
         return self._flush_is_due
 
     def hold(self) -> None:
-        """Keep frames back until `release`, because many may follow at once."""
+        """Hold frames back until `release`, because many may follow."""
         self._flush_is_due = True
         if not self._parts:
             self._burst = 1
 
     def release(self) -> None:
-        """Write what was kept back: the turn is over."""
+        """Write what was held back: the turn is over."""
         self._flush_is_due = False
         self._burst = 1
         self.flush()
 
     def flush(self) -> None:
-        """Hand everything to the transport."""
+        """Pass everything to the transport."""
         parts = self._parts
         if not parts:
             return
@@ -116,7 +116,7 @@ class Outbox:
 def coalesced(parts: Sequence[Buffer]) -> list[Buffer]:
     """Join neighbours that are small; leave large pieces alone."""
     if max(map(len, parts), default=0) <= _JOINED_BYTES_MAX:
-        # As messages mostly are: one look at thousands of them is enough.
+        # As messages mostly are: one check for thousands of them is enough.
         return [b"".join(parts)]
     merged: list[Buffer] = []
     small: list[Buffer] = []

@@ -25,7 +25,7 @@ from turbopump.wire.hosts import split_address
 _log = logging.getLogger(__name__)
 
 Greeting = Callable[[str], Command | None]
-"""Returns the one-way request that is to be the first on a new connection to an address, if any."""
+"""Returns the first one-way request for a new connection to an address, or None."""
 
 
 @dataclass(slots=True)
@@ -206,7 +206,7 @@ class ConnectionPool:
             return
         try:
             connection.oneway(command)
-        except Exception as error:  # noqa: BLE001 - perhaps a hook's; the connection is fine anyway
+        except Exception as error:  # noqa: BLE001 - perhaps a hook's; the connection works
             _log.warning("%s: connected, but not greeted: %s", address, error)
 
     def _new_connection(self, peer: _Peer) -> Connection:
@@ -222,7 +222,7 @@ class ConnectionPool:
     def _lost(self, peer: _Peer, connection: Connection) -> None:
         if connection is peer.connection:
             peer.connection = None
-        if connection.has_heard:
+        if connection.has_received:
             peer.backoff.succeeded()
         else:
             # A peer that accepts connections only to drop them is as good as down.

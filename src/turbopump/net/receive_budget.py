@@ -1,4 +1,4 @@
-"""How much all connections of a server together may have received and not served."""
+"""Limit for what all connections of a server have received and not served."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import Protocol
 
 
 class Holder(Protocol):
-    """What has received something and not served it yet."""
+    """A connection that has received something and not served it yet."""
 
-    def give_up(self, reason: str) -> None:
+    def fail(self, reason: str) -> None:
         """Close the connection."""
         ...
 
 
 class ReceiveBudget:
-    """Bounds what all connections of a server have received and not served.
+    """Limits what all connections of a server have received and not served.
 
     When it is exceeded, the connection is closed whose unfinished frame began first: an honest peer
     finishes its frame soon, one that hoards memory does not. Closing cannot end in a deadlock, as
@@ -33,7 +33,7 @@ class ReceiveBudget:
         return self._bytes
 
     def note(self, holder: Holder, held_bytes: int, *, has_begun_another: bool) -> None:
-        """Take note of what a connection has now, and whether it has finished a frame since."""
+        """Update what a connection holds, and whether it finished a frame since the last call."""
         self._bytes += held_bytes - self._held.get(holder, 0)
         if has_begun_another or not held_bytes:
             self._held.pop(holder, None)
@@ -42,6 +42,6 @@ class ReceiveBudget:
         while self._bytes > self._bytes_max:
             oldest = next(iter(self._held))
             reason = f"{self._bytes} bytes received and not served on all connections"
-            oldest.give_up(f"{reason}, at most {self._bytes_max} allowed")
-            # Closing notes it already; if it did not, this must end all the same.
+            oldest.fail(f"{reason}, at most {self._bytes_max} allowed")
+            # Closing updates it already; this ends the loop even if it did not.
             self._bytes -= self._held.pop(oldest, 0)

@@ -1,4 +1,4 @@
-"""From a request's code to the function that serves it."""
+"""Handlers by request code, and error answers."""
 
 from __future__ import annotations
 
@@ -18,41 +18,41 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _REMARK_CHARS_MAX = 2000
-"""Errors may quote what they stumbled over, which may be large."""
+"""Errors may quote their input, which may be large."""
 
 Outcome = Command | Awaitable[Command | None] | None
-"""The answer, or a promise of it, or None: answered later with `Connection.answer`, or never."""
+"""The answer, an awaitable of it, or None: answered later with `Connection.answer`, or never."""
 
 Handler = Callable[[Command, "Connection"], Outcome]
-"""Serves one request of a peer. A plain function runs at once, a coroutine function as a task."""
+"""Serves one request. A plain function runs inline, a coroutine function as a task."""
 
 
 def not_supported(request: Command, peer: Connection) -> Command:
-    """Answer a request code that nobody serves, as a broker does."""
+    """Answer a request code without a handler, as a broker does."""
     _log.debug("request %d of %s is not supported", request.code, peer.peer_address)
-    # The blank at the start is Java's.
+    # Apache RocketMQ's text starts with a blank, too.
     remark = f" request type {request.code} not supported"
     return request.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
 
 
 def silence(request: Command, peer: Connection) -> None:
-    """Leave a request without an answer, as a name server does with a code that nobody serves."""
+    """Leave a request unanswered, as a name server does with a code without a handler."""
     _log.debug("request %d of %s is not served here", request.code, peer.peer_address)
 
 
 def _nothing_to_settle() -> None:
-    """Have nothing to do after a burst of requests."""
+    """Do nothing after the requests of a chunk."""
 
 
 class Router:
     """Handlers by request code, and the hooks around them.
 
-    ``body_bytes_max`` says, by request code, how long a body may be; other codes have
-    `DEFAULT_BODY_BYTES_MAX`, and without the mapping nothing is checked. A longer body is answered
-    with an error; the connection stays open.
+    ``body_bytes_max`` limits bodies by request code; other codes have `DEFAULT_BODY_BYTES_MAX`, and
+    without the mapping nothing is checked. A longer body is answered with an error; the connection
+    stays open.
 
-    ``settle`` is called after all requests that came in one chunk have been handed to their
-    handlers, and before the last answers are written: for those who do better with many at a time.
+    ``settle`` is called after all requests of one chunk have been passed to their handlers and
+    before the last answers are written: for handlers that work in batches.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Router:
             self.add(code, handler)
 
     def add(self, code: int, handler: Handler) -> None:
-        """Let a function serve a request code; a code has one handler."""
+        """Register the handler of a request code; raises InvalidArgument if there is one."""
         if code in self._handlers:
             raise InvalidArgument(f"request code {code} has a handler already")
         # A plain int, because looking up an enum member hashes slowly.
@@ -97,7 +97,7 @@ class Router:
 
 
 def failure(request: Command, peer: Connection, error: Exception) -> Command:
-    """Make the answer that tells the peer why its request could not be served."""
+    """Return the answer to a request that failed."""
     match error:
         case RemoteError(code=code, remark=remark):
             return request.answer(code, remark=sendable(remark))
@@ -113,5 +113,5 @@ def failure(request: Command, peer: Connection, error: Exception) -> Command:
 
 
 def sendable(remark: str) -> str:
-    """Cut a text that is too long, and replace what UTF-8 cannot hold, as in odd file names."""
+    """Truncate a text, and replace what UTF-8 cannot encode, as in odd file names."""
     return remark[:_REMARK_CHARS_MAX].encode(errors="replace").decode()

@@ -1,4 +1,4 @@
-"""The side that is connected to."""
+"""Accepts connections and serves their requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from turbopump.net.limits import (
     require_at_least,
 )
 from turbopump.net.network import Listener, Network, address_text
-from turbopump.net.polling import polling_for
+from turbopump.net.polling import busy_poller
 from turbopump.net.receive_budget import ReceiveBudget
 from turbopump.net.router import Router
 from turbopump.net.tls import ServerTls
@@ -32,16 +32,16 @@ _PORT_MAX = 0xFFFF
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """Where to listen, and for how many."""
+    """Where to listen, and the limits of a server."""
 
     host: str = "127.0.0.1"
-    """Name or IP address; empty listens on all of the machine's."""
+    """Name or IP address; empty listens on all addresses of the machine."""
 
     port: int = 0
-    """0 takes any that is free."""
+    """0 takes any free port."""
 
     connections_max: int = 10_000
-    """Open connections; more are closed as soon as they are made."""
+    """Open connections; further ones are closed immediately."""
 
     drain_timeout_ms: int = 5000
     """How long `Server.close` waits for running handlers and unwritten answers."""
@@ -51,8 +51,8 @@ class ServerConfig:
     the connection is closed whose unfinished frame began first."""
 
     poll_us: int = 0
-    """How long to look for the next request before sleeping, while they come one close upon the
-    other (`turbopump.net.polling`); 0 for not at all."""
+    """How long to poll for the next request before sleeping, while requests come in quick order
+    (`turbopump.net.polling`); 0 turns it off."""
 
     limits: ConnectionLimits = DEFAULT_LIMITS
     tls: ServerTls | None = None
@@ -65,11 +65,11 @@ class ServerConfig:
         require_at_least("poll_us", self.poll_us, 0)
         require_at_least("receive_bytes_max", self.receive_bytes_max, self.limits.frame_bytes_max)
         if self.port > _PORT_MAX:
-            raise InvalidArgument(f"port is {self.port}: 0 to {_PORT_MAX} is allowed")
+            raise InvalidArgument(f"port must be 0–{_PORT_MAX}, got {self.port}")
 
 
 class Server:
-    """Takes connections and serves their requests with a router.
+    """Accepts connections and serves their requests with a router.
 
     ::
 
@@ -93,11 +93,11 @@ class Server:
         self._on_connect = on_connect
         self._on_disconnect = on_disconnect
         self._deadlines = Deadlines(clock)
-        polling = polling_for(self._config.poll_us, clock)
-        self._on_served = None if polling is None else polling.served
-        # A dict as an ordered set: connections are drained in the order they came.
+        poller = busy_poller(self._config.poll_us, clock)
+        self._on_served = None if poller is None else poller.served
+        # A dict as an ordered set: connections are drained in the order they were opened.
         self._connections: dict[Connection, None] = {}
-        # Closed by their peers, with handlers that still run.
+        # Closed by their peers, with handlers that are still running.
         self._ending: dict[Connection, None] = {}
         self._budget = ReceiveBudget(self._config.receive_bytes_max)
         self._listener: Listener | None = None
@@ -146,7 +146,7 @@ class Server:
         _log.info("listening at %s", self.address)
 
     async def listen_also(self, port: int, router: Router) -> None:
-        """Take connections at another port too, served by its own router; raises ListenFailed."""
+        """Accept connections at another port too, with its own router; raises ListenFailed."""
         self._other_listeners.append(await self._listen(port, router))
 
     async def _listen(self, port: int, router: Router) -> Listener:
@@ -154,14 +154,14 @@ class Server:
         return await self._network.listen(self._config.host, port, made, tls=self._config.tls)
 
     async def close(self) -> None:
-        """Drain for as long as the configuration says."""
+        """Drain for up to ``drain_timeout_ms``."""
         await self.drain(self._config.drain_timeout_ms)
 
     async def drain(self, timeout_ms: int) -> None:
-        """Take no more connections or requests, finish and answer those that run, then close.
+        """Accept no more connections or requests, finish running ones, then close.
 
-        Requests that their handlers keep for later are not waited for: who keeps them answers them
-        before. What is not finished in time is cut off.
+        Requests that are answered later are not awaited: their owner answers them before. Whatever
+        is not finished in time is aborted.
         """
         self._draining = True
         others, self._other_listeners = self._other_listeners, []

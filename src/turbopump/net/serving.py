@@ -1,4 +1,4 @@
-"""The peer's requests: from the frame to the answer, whatever handlers and hooks make of it."""
+"""Serving the peer's requests: from the frame to the answer, through hooks and handlers."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _log = logging.getLogger(__name__)
 
 
 async def _share(future: asyncio.Future[Command | None]) -> Command | None:
-    """Wait for a future that others may wait for too: it outlives this peer."""
+    """Wait for a future that other peers may share: it outlives this one."""
     return await asyncio.shield(future)
 
 
 class Serving:
     """Serves the requests of one connection and owns the tasks of their coroutine handlers.
 
-    Every request that wants an answer gets one, as long as ``send`` takes it. ``on_change`` is
-    called whenever a handler begins to run or has ended.
+    Every request that expects an answer gets one, as long as ``send`` accepts it. ``on_change`` is
+    called whenever a coroutine handler starts or ends.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Serving:
         return len(self._running)
 
     def serve(self, request: Command) -> None:
-        """Have a request of the peer served; nothing that goes wrong is raised here."""
+        """Serve a request of the peer; raises nothing."""
         if self._refusing:
             self._refuse(request)
             return
@@ -72,7 +72,7 @@ class Serving:
     def answer(self, request: Command, response: Command) -> None:
         """Answer a request, unless it is one-way or the peer is gone.
 
-        What hooks raise, and why an answer cannot be sent, is answered instead.
+        If a hook raises, or the answer cannot be sent, the peer gets that error as the answer.
         """
         if not self.is_answerable(request):
             return
@@ -88,32 +88,32 @@ class Serving:
             self.answer_failure(request, error)
 
     def settle(self) -> None:
-        """Say that all requests of a chunk have been handed in."""
+        """Note that all requests of a chunk have been passed in."""
         self._router.settle()
 
     def refuse_new(self) -> None:
-        """Refuse requests from now on; those that are being served go on."""
+        """Refuse new requests; running handlers continue."""
         self._refusing = True
 
     def stop(self) -> None:
-        """Answer nothing any more: the connection is closed."""
+        """Stop answering: the connection is closed."""
         self._stopped = True
 
     def cancel_all(self) -> None:
-        """Cancel the handlers that run."""
+        """Cancel running handlers."""
         for running in tuple(self._running):
             running.cancel()
 
     async def wait_ended(self) -> None:
-        """Wait until no handler runs, other than the one that asks."""
+        """Wait until all handlers have ended, except the caller."""
         running = [task for task in self._running if task is not asyncio.current_task()]
         if running:
             await asyncio.wait(running)
 
     def log_running(self) -> None:
-        """Name the handlers that do not let themselves be cancelled."""
+        """Log the handlers that ignore cancellation."""
         for task in self._running:
-            _log.error("%s: %r goes on after its connection was closed", self._peer, task)
+            _log.error("%s: %r keeps running after its connection was closed", self._peer, task)
 
     def _refuse(self, request: Command) -> None:
         if self.is_answerable(request):
@@ -141,11 +141,11 @@ class Serving:
         self._on_change()
 
     def is_answerable(self, request: Command) -> bool:
-        """Whether the peer waits for an answer and is still there."""
+        """Return whether the peer is connected and expects an answer."""
         return not request.flag & FLAG_ONEWAY and not self._stopped
 
     def answer_failure(self, request: Command, error: Exception) -> None:
-        """Say what went wrong, past the hooks: it may be a hook's own error."""
+        """Answer with an error, past the hooks: it may be a hook's own."""
         try:
             response = failure(request, self._peer, error)
             if self.is_answerable(request):

@@ -1,7 +1,7 @@
-"""One port for connections with TLS and without: the first byte tells which it is.
+"""One port for connections with and without TLS: the first byte tells which.
 
-The byte is looked at without taking it out of the socket, so whoever gets the socket then, TLS or
-not, finds its stream whole. That needs nothing but public calls of asyncio and uvloop.
+The byte is peeked at and stays in the socket, so that both TLS and plain protocols find the whole
+stream. This takes only public calls of asyncio and uvloop.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _PAUSE_AFTER_FAILURE_S = 1.0
 
 
 class SniffingListener:
-    """Accepts connections, waits for the first byte of each, and starts TLS where it says so.
+    """Accepts connections, waits for the first byte of each, and starts TLS accordingly.
 
-    Accepts from now on, at one or more sockets of the same port.
+    Starts immediately, on one or more sockets of the same port.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class SniffingListener:
         return int(self._at[1])
 
     async def close(self) -> None:
-        """Take no more connections; those that have sent a byte live on."""
+        """Stop accepting; connections that have sent a byte stay open."""
         await self._work.stop()
         for listening in self._listening:
             listening.close()
@@ -70,7 +70,7 @@ class SniffingListener:
             try:
                 accepted, _ = await loop.sock_accept(listening)
             except OSError as error:
-                # Out of file descriptors, most likely: they come back when connections close.
+                # Most likely out of file descriptors: closing connections frees some.
                 _log.warning("cannot accept a connection: %s", error)
                 await asyncio.sleep(_PAUSE_AFTER_FAILURE_S)
                 continue
@@ -78,11 +78,11 @@ class SniffingListener:
             task = self._work.start(self._decide(accepted))
             self._undecided[task] = None
             task.add_done_callback(functools.partial(self._decided, accepted))
-            # Accepting need not wait: those that are accepted must have their turn as well.
+            # Accepting may never block: yield to the connections already accepted.
             await asyncio.sleep(0)
 
     def _make_room(self) -> None:
-        """Drop the oldest, or peers that say nothing would shut out all others."""
+        """Drop the oldest, or silent peers would shut out all others."""
         if len(self._undecided) >= UNDECIDED_MAX:
             oldest = next(iter(self._undecided))
             del self._undecided[oldest]
@@ -94,7 +94,7 @@ class SniffingListener:
             accepted.close()
 
     async def _decide(self, accepted: socket.socket) -> None:
-        """Hand the connection over as soon as its first byte is there."""
+        """Hand the connection over as soon as its first byte has arrived."""
         try:
             async with asyncio.timeout(FIRST_BYTE_TIMEOUT_S):
                 await _readable(accepted)

@@ -29,19 +29,19 @@ _RECEIVE_BUFFER_BYTES = 4 * 1024 * 1024
 """For responses that arrive while a thread works on those before. Left to itself, Linux sometimes
 keeps the buffer so small that broker and reader wait for each other in turn."""
 _PORT_TRIES = 20
-"""How many free ports are looked at for one that is free at all addresses of a host."""
+"""Attempts to find a port that is free at all addresses of a host."""
 
 
 class SocketNetwork:
     """Connects and listens with TCP sockets.
 
-    Both asyncio and uvloop switch TCP_NODELAY on and leave SO_KEEPALIVE off by themselves, which is
-    what the protocol asks for.
+    Both asyncio and uvloop enable TCP_NODELAY and leave SO_KEEPALIVE off, as the protocol
+    requires.
     """
 
     def __init__(self, connect_timeout_ms: int = CONNECT_TIMEOUT_MS) -> None:
         self._connect_timeout_ms = connect_timeout_ms
-        # Reading trusted certificates takes milliseconds: once for each setting is enough.
+        # Cached: reading trusted certificates takes milliseconds.
         self._contexts: dict[ClientTls, ssl.SSLContext] = {}
 
     async def connect(
@@ -64,7 +64,7 @@ class SocketNetwork:
             text = f"{host}:{port}: no answer within {self._connect_timeout_ms} ms"
             raise ConnectFailed(text) from error
         except (OSError, UnicodeError) as error:
-            # A host name that cannot even be asked for is a UnicodeError.
+            # A host name that cannot be looked up is a UnicodeError.
             raise ConnectFailed(f"{host}:{port}: {error}") from error
         return protocol
 
@@ -101,9 +101,9 @@ class SocketNetwork:
         *,
         tls: ServerTls | None = None,
     ) -> Listener:
-        """Take connections from now on, port 0 at any that is free; raises ListenFailed.
+        """Accept connections; port 0 takes any free port; raises ListenFailed.
 
-        A host with several addresses is listened at all of them, at the same port.
+        If the host has several addresses, listens on all of them, at the same port.
         """
         mode = TlsMode.DISABLED if tls is None else tls.mode
         context = None if tls is None or mode is TlsMode.DISABLED else tls.context()
@@ -152,7 +152,7 @@ class SocketListener:
         return int(self._at[1])
 
     async def close(self) -> None:
-        """Take no more connections; those that exist live on."""
+        """Stop accepting; existing connections stay open."""
         for server in self._servers:
             server.close()
 
@@ -179,7 +179,7 @@ async def _serve(
 
 
 async def _places(host: str, port: int) -> list[Place]:
-    """Look up all addresses of a host; the empty one has those of the machine."""
+    """Look up all addresses of a host; the empty host has those of the machine."""
     infos = await asyncio.get_running_loop().getaddrinfo(
         host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
@@ -187,12 +187,12 @@ async def _places(host: str, port: int) -> list[Place]:
 
 
 def _bind_all(places: Sequence[Place]) -> list[socket.socket]:
-    """Listen at all places, where port 0 means one and the same that is free; raises OSError."""
+    """Listen at all places; port 0 becomes the same free port at each; raises OSError."""
     for tries_left in range(_PORT_TRIES, -1, -1):
         try:
             return _bind_each(places)
         except OSError as error:
-            # A port that was free at the first address is taken at another one.
+            # A port that is free at the first address may be taken at another one.
             chosen = places[0][1][1] == 0 and len(places) > 1
             if error.errno != errno.EADDRINUSE or not chosen or not tries_left:
                 raise
@@ -208,7 +208,7 @@ def _bind_each(places: Sequence[Place]) -> list[socket.socket]:
             try:
                 bound.append(_bind(family, (at[0], port, *at[2:])))
             except OSError as error:
-                # localhost may have an IPv6 address on a machine that has none.
+                # localhost may resolve to an IPv6 address on a machine without IPv6.
                 if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                     raise
                 missing = error
@@ -222,7 +222,7 @@ def _bind_each(places: Sequence[Place]) -> list[socket.socket]:
 
 
 def _bind(family: int, at: At) -> socket.socket:
-    # The protocol is named because asyncio sets TCP_NODELAY only where it is.
+    # asyncio sets TCP_NODELAY only if the protocol is given.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

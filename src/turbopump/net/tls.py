@@ -1,4 +1,4 @@
-"""Settings of TLS, and the contexts made from them."""
+"""TLS settings, and the contexts made from them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 from turbopump.errors import InvalidArgument
 
 HANDSHAKE_FIRST_BYTE = 0x16
-"""Every TLS connection opens with it; a frame that does would be longer than any is allowed."""
+"""The first byte of every TLS connection; a frame that begins so would exceed the limit."""
 
 
 class TlsMode(Enum):
-    """Whom a server lets in."""
+    """Which connections a server accepts."""
 
     DISABLED = "disabled"
     PERMISSIVE = "permissive"
@@ -23,21 +23,21 @@ class TlsMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
-    """The server's side: its certificate, and whose certificates it asks for."""
+    """The server's certificate, and which client certificates it requires."""
 
     certificate_path: Path
     key_path: Path | None = None
-    """The private key; None when it stands in the certificate's file."""
+    """The private key; None if it is in the certificate's file."""
 
     key_password: str | None = None
     mode: TlsMode = TlsMode.PERMISSIVE
-    """Permissive takes connections with TLS and without: the first byte decides."""
+    """Permissive accepts connections with and without TLS: the first byte decides."""
 
     client_trust_path: Path | None = None
-    """Whom to trust; when given, clients must show a certificate."""
+    """Trusted certificates; if given, clients must present one."""
 
     def context(self) -> ssl.SSLContext:
-        """Read the files; raises InvalidArgument when they cannot be used."""
+        """Read the files; raises InvalidArgument if they cannot be used."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         _load_certificate(context, self.certificate_path, self.key_path, self.key_password)
         if self.client_trust_path is not None:
@@ -48,23 +48,23 @@ class ServerTls:
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """The client's side: whom it trusts, and the certificate that it shows."""
+    """Which certificates a client trusts, and which one it presents."""
 
     trust_path: Path | None = None
-    """Certificates to trust, and no others; None trusts those of the system."""
+    """The only trusted certificates; None trusts those of the system."""
 
     verify: bool = True
-    """False trusts anybody, as the Java client does in its test mode."""
+    """False accepts any certificate, as the Java client does in its test mode."""
 
     server_name: str | None = None
-    """The name that the server's certificate must carry; None takes the host of the address."""
+    """The name in the server's certificate; None takes the host of the address."""
 
     certificate_path: Path | None = None
     key_path: Path | None = None
     key_password: str | None = None
 
     def context(self) -> ssl.SSLContext:
-        """Read the files; raises InvalidArgument when they cannot be used."""
+        """Read the files; raises InvalidArgument if they cannot be used."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         if self.trust_path is None:
             context.load_default_certs()
@@ -82,7 +82,7 @@ def _load_certificate(
     context: ssl.SSLContext, certificate: Path, key: Path | None, password: str | None
 ) -> None:
     try:
-        # A text even when there is none: otherwise OpenSSL would ask at the terminal.
+        # Never None: OpenSSL would prompt on the terminal.
         context.load_cert_chain(certificate, key, password or "")
     except (OSError, ssl.SSLError) as error:
         raise InvalidArgument(f"TLS certificate {certificate} with key {key}: {error}") from error

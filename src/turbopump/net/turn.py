@@ -1,4 +1,4 @@
-"""How much is done for one peer before others have their turn of the loop."""
+"""Fairness: how much is done for one peer before others get their turn of the loop."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Callable
 LARGE_CHUNK_BYTES = 64 * 1024
 _LARGE_CHUNKS_MAX = 4
 WRITTEN_BYTES_MAX = 4 * 1024 * 1024
-"""Takes a few milliseconds, next to which the change of turns costs nothing."""
+"""Takes a few milliseconds; in comparison, a change of turns is free."""
 
 
 class Turn:
-    """Counts what comes from a peer in one turn of the loop, and what is written to it.
+    """Counts what a peer sends in one turn of the loop, and what is written to it.
 
-    While a peer sends faster than it is served, uvloop reads on and on. While it takes answers as
-    fast as they are made, a single chunk of short requests may be worth hundreds of megabytes of
-    them. Everybody else would wait: other peers, answers to this one, timers. ``on_change`` is
-    called when it is others' turn, and when it is not any more.
+    While a peer sends faster than it is served, uvloop keeps reading. While it reads answers as
+    fast as they are made, a single chunk of short requests may yield hundreds of megabytes of them.
+    Everything else would wait: other peers, answers to this one, timers. ``on_change`` is called
+    when the turn is over, and when the next one begins.
     """
 
     __slots__ = ("_chunks", "_is_next_due", "_loop", "_on_change", "_written_bytes")
@@ -26,13 +26,13 @@ class Turn:
         self._loop = loop
         self._on_change = on_change
         self._chunks = 0
-        # Not of this turn alone: to begin anew in each would cost more than a turn too many.
+        # Not reset in each turn: that would cost more than an occasional early end.
         self._written_bytes = 0
         self._is_next_due = False
 
     @property
     def is_over(self) -> bool:
-        """Whether it is others' turn."""
+        """Whether other peers are next."""
         return self._chunks >= _LARGE_CHUNKS_MAX or self._written_bytes >= WRITTEN_BYTES_MAX
 
     def note_large(self) -> None:
@@ -43,7 +43,7 @@ class Turn:
             self._on_change()
 
     def note_written(self, size: int) -> None:
-        """Count bytes that are handed to the transport."""
+        """Count bytes passed to the transport."""
         before = self._written_bytes
         self._written_bytes += size
         if before < WRITTEN_BYTES_MAX <= self._written_bytes:

@@ -1,7 +1,7 @@
-"""What a lost connection leaves unread: bytes that arrived, but that its transport did not pass on.
+"""Unread data of a lost connection: bytes that arrived but that its transport did not deliver.
 
-A transport gives up as soon as a write fails, although requests may still wait in the socket's
-receive buffer. Linux keeps them readable, also after the peer's reset.
+A transport closes as soon as a write fails, although requests may still be in the socket's receive
+buffer. Linux keeps them readable, even after the peer's reset.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from itertools import islice
 
 _PIECE_BYTES = 64 * 1024
 _BYTES_MAX = 16 * 1024 * 1024
-"""More than a receive buffer grows to unless the machine's limits were raised."""
+"""More than a receive buffer holds, unless the machine's limits were raised."""
 
 
 def unread_chunks(transport: asyncio.BaseTransport) -> list[bytes]:
-    """Return what can still be read; to be called in ``connection_lost``, before the socket closes.
+    """Return what can still be read; call it in ``connection_lost``, before the socket closes.
 
-    Of a connection with TLS only what its transport has taken from the socket already.
+    With TLS, only what the transport has already read from the socket.
     """
     encrypted = transport.get_extra_info("ssl_object")
     plain = transport.get_extra_info("socket")
@@ -43,10 +43,10 @@ def _pieces(read: Callable[[], bytes]) -> Iterator[bytes]:
 
 
 def hang_up_check(transport: asyncio.BaseTransport) -> Callable[[], bool] | None:
-    """Return what tells whether the peer of a TLS connection has closed it; None without TLS.
+    """Return a check whether the peer of a TLS connection has closed it; None without TLS.
 
-    TLS has no way to be half closed, so answers to such a peer are useless. Writing them would make
-    the transport give up with requests unread, and these cannot be read past it.
+    TLS connections cannot be half closed, so answers to such a peer are useless. Writing them would
+    make the transport close with requests unread, and these cannot be read past it.
     """
     socket = transport.get_extra_info("socket")
     hang_up = getattr(select, "POLLRDHUP", 0)

@@ -549,9 +549,9 @@ async def test_a_message_stored_but_not_flushed_may_be_tried_again(tmp_path: Pat
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"send_timeout_ms": 0}, "send_timeout_ms is 0"),
-        ({"retries_max": -1}, "retries_max is -1"),
-        ({"in_flight_max": 0}, "in_flight_max is 0"),
+        ({"send_timeout_ms": 0}, "send_timeout_ms must be .*, got 0"),
+        ({"retries_max": -1}, "retries_max must be .*, got -1"),
+        ({"in_flight_max": 0}, "in_flight_max must be .*, got 0"),
     ],
 )
 def test_settings_are_checked(changes: dict[str, Any], text: str) -> None:

@@ -331,11 +331,11 @@ def test_the_environment_names_the_name_server(monkeypatch: pytest.MonkeyPatch) 
         ({"namespace": "a b"}, "namespace is 'a b'"),
         ({"instance": "a@b"}, "instance is 'a@b'"),
         ({"host": " "}, "host is ' '"),
-        ({"request_timeout_ms": 0}, "request_timeout_ms is 0"),
-        ({"route_interval_ms": 0}, "route_interval_ms is 0"),
-        ({"heartbeat_interval_ms": 0}, "heartbeat_interval_ms is 0"),
-        ({"persist_interval_ms": 0}, "persist_interval_ms is 0"),
-        ({"requests_in_flight_max": 0}, "requests_in_flight_max is 0"),
+        ({"request_timeout_ms": 0}, "request_timeout_ms must be .*, got 0"),
+        ({"route_interval_ms": 0}, "route_interval_ms must be .*, got 0"),
+        ({"heartbeat_interval_ms": 0}, "heartbeat_interval_ms must be .*, got 0"),
+        ({"persist_interval_ms": 0}, "persist_interval_ms must be .*, got 0"),
+        ({"requests_in_flight_max": 0}, "requests_in_flight_max must be .*, got 0"),
     ],
 )
 def test_settings_are_checked(config: dict[str, Any], text: str) -> None:

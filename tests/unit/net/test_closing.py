@@ -163,7 +163,7 @@ async def test_draining_ends_in_time_even_if_a_handler_does_not(
         released.set()
         await asyncio.sleep(0)
     (left,) = [record for record in caplog.records if record.levelno == logging.ERROR]
-    assert "goes on after its connection was closed" in left.getMessage()
+    assert "keeps running after its connection was closed" in left.getMessage()
     assert "stubborn" in left.getMessage()
 
 

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from turbopump.clock import SYSTEM_CLOCK
-from turbopump.net.polling import Polling, polling_for
+from turbopump.net.polling import BusyPoller, busy_poller
 from turbopump.testing import virtual_loop, virtual_time
 
 POLL_NS = 100_000
@@ -22,7 +22,7 @@ class Requests:
     def __init__(self) -> None:
         self.now_ns = 10**12
         self.preempted = 7
-        self.polling = Polling(POLL_NS, lambda: self.now_ns, lambda: self.preempted)
+        self.polling = BusyPoller(POLL_NS, lambda: self.now_ns, lambda: self.preempted)
 
     def serve(self, after_ns: int, requests: int = 1) -> None:
         """Let requests come so long after the last ones."""
@@ -33,7 +33,7 @@ class Requests:
         """Let the loop turn once; tell whether it goes on looking."""
         self.now_ns += after_ns
         await asyncio.sleep(0)
-        return self.polling.is_looking
+        return self.polling.is_polling
 
     async def stream(self, count: int = 2) -> None:
         """Let requests come close upon each other, with some looks between them."""
@@ -47,7 +47,7 @@ async def test_requests_that_come_now_and_then_are_not_looked_for() -> None:
     requests = Requests()
     for _ in range(3 * CREDIT):
         requests.serve(5_000_000)
-        assert not requests.polling.is_looking
+        assert not requests.polling.is_polling
 
 
 @virtual_time()
@@ -55,7 +55,7 @@ async def test_a_request_close_upon_another_is_followed_by_looks_for_the_next() 
     requests = Requests()
     requests.serve(5_000_000)
     requests.serve(SOON_NS)
-    assert requests.polling.is_looking
+    assert requests.polling.is_polling
     for _ in range(10):
         assert await requests.look(POLL_NS // 10)
     assert not await requests.look(1), "the time is over"
@@ -66,7 +66,7 @@ async def test_a_request_close_upon_another_is_followed_by_looks_for_the_next() 
 async def test_looks_last_from_the_latest_request_on() -> None:
     requests = Requests()
     await requests.stream(1000)
-    assert requests.polling.is_looking
+    assert requests.polling.is_polling
     assert await requests.look(POLL_NS - SOON_NS // 2)
     assert not await requests.look()
 
@@ -80,7 +80,7 @@ async def test_of_64_close_requests_one_is_looked_for_in_vain_at_most() -> None:
         requests.serve(5_000_000)
         requests.serve(SOON_NS)
         close += 1
-        if requests.polling.is_looking:
+        if requests.polling.is_polling:
             vain += 1
             assert not await requests.look(POLL_NS + 1)
     assert vain == 1 + (close - 1) // CREDIT
@@ -92,7 +92,7 @@ async def test_the_end_of_a_long_stream_costs_one_look_in_vain_only() -> None:
     await requests.stream(10 * CREDIT)
     assert not await requests.look(POLL_NS)
     await requests.stream(2)
-    assert requests.polling.is_looking, "it has paid for itself before"
+    assert requests.polling.is_polling, "it has paid for itself before"
 
 
 @virtual_time()
@@ -100,7 +100,7 @@ async def test_requests_that_come_together_need_no_looks() -> None:
     requests = Requests()
     for _ in range(2 * CREDIT):
         requests.serve(SOON_NS, requests=2)
-        assert not requests.polling.is_looking
+        assert not requests.polling.is_polling
     await requests.stream()
     requests.serve(SOON_NS // 2, requests=2)
     assert not await requests.look(), "and end them"
@@ -114,10 +114,10 @@ async def test_a_processor_that_others_want_is_left_to_them_for_a_while() -> Non
     requests.preempted += 1
     assert not await requests.look(1_000_000), "it took a millisecond to look"
     await requests.stream(CREDIT)
-    assert not requests.polling.is_looking, "requests come soon, but others have work to do"
+    assert not requests.polling.is_polling, "requests come soon, but others have work to do"
     requests.now_ns += 100_000_000
     await requests.stream()
-    assert requests.polling.is_looking
+    assert requests.polling.is_polling
 
 
 @virtual_time()
@@ -130,7 +130,7 @@ async def test_whoever_wants_the_processor_again_has_it_longer() -> None:
         requests.preempted += 1
         assert not await requests.look(1_000_000)
         since_ns = requests.now_ns
-        while not requests.polling.is_looking:
+        while not requests.polling.is_polling:
             requests.now_ns += 10_000_000
             await requests.stream(1)
         return (requests.now_ns - since_ns) // 10_000_000 * 10
@@ -156,18 +156,18 @@ async def test_senders_that_need_this_processor_are_not_kept_waiting_by_looks() 
     for _ in range(CREDIT):
         await requests.stream(1)
         requests.preempted += 1
-        looked += requests.polling.is_looking
+        looked += requests.polling.is_polling
     assert 0 < looked <= CREDIT // 2, "found, but only after the sender had taken the processor"
     requests.now_ns += 100_000_000
     await requests.stream()
-    assert requests.polling.is_looking, "the sender may be on another one by now"
+    assert requests.polling.is_polling, "the sender may be on another one by now"
 
 
 @virtual_time()
 async def test_there_is_no_looking_where_it_cannot_help(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    assert polling_for(100, SYSTEM_CLOCK) is not None
-    assert polling_for(0, SYSTEM_CLOCK) is None
-    assert polling_for(100, virtual_loop().clock) is None
+    assert busy_poller(100, SYSTEM_CLOCK) is not None
+    assert busy_poller(0, SYSTEM_CLOCK) is None
+    assert busy_poller(100, virtual_loop().clock) is None
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1})
-    assert polling_for(100, SYSTEM_CLOCK) is None
+    assert busy_poller(100, SYSTEM_CLOCK) is None

@@ -106,7 +106,7 @@ def test_the_drivers_environment_is_what_counts(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("batchSize", "0", "batchSize is 0: a whole number of at least 1"),
+        ("batchSize", "0", "batchSize must be a whole number of at least 1, got 0"),
         ("batchsize", "many", "batchSize is 'many': a whole number"),
         ("batchBytes", "0", "batchBytes must be a size such as 500k, 64m or 1g, got '0'"),
         ("batchbytes", "much", "batchBytes must be a size"),
@@ -114,7 +114,7 @@ def test_the_drivers_environment_is_what_counts(monkeypatch: pytest.MonkeyPatch)
         ("batchBytes", "-1", "batchBytes must be a size"),
         ("batchBytes", "", "batchBytes must be a size"),
         ("batchBytes", "9" * 5000, "a size"),
-        ("maxInFlight", "0", "maxInFlight is 0"),
+        ("maxInFlight", "0", "maxInFlight must be a whole number of at least 1, got 0"),
         ("sendTimeoutMs", "0s", "sendTimeoutMs must be a duration such as 500ms, 5s or 1m"),
         ("sendTimeoutMs", "soon", "sendTimeoutMs must be a duration"),
         ("sendTimeoutMs", "5k", "sendTimeoutMs must be a duration"),
@@ -130,7 +130,7 @@ def test_the_drivers_environment_is_what_counts(monkeypatch: pytest.MonkeyPatch)
         ("batchSize", "2147483648", "batchSize must be at most 2147483647, got 2147483648"),
         ("maxInFlight", "2147483648", "maxInFlight must be at most 2147483647, got 2147483648"),
         ("retries", "2147483648", "retries must be at most 2147483647, got 2147483648"),
-        ("retries", "-1", "retries is -1"),
+        ("retries", "-1", "retries must be a whole number of at least 0, got -1"),
         ("retryUnlessOk", "maybe", "retryUnlessOk is 'maybe': true or false"),
         ("compression", "rar", "compression must be one of lz4, zstd, zlib, none, got 'rar'"),
         ("compressFromBytes", "0", "compressFromBytes must be a size"),
