@@ -5,7 +5,9 @@ its text, an object used as a key as an `ObjectKey`, a mapping that can be hashe
 with a secret, integers are not: keys that share a hash could be chosen by a peer.
 
 The cost of reading grows with the length of the input and nothing else. Whoever changes a pattern
-here keeps its repetitions possessive (``*+``), so that no text makes it go back.
+here keeps its repetitions possessive (``*+``), so that no text makes it backtrack. Python 3.11.2, as
+in Debian 12, loses its place in a repeated group if the last alternative fails after it has consumed
+something, so an alternative that fails immediately comes last there: ``(?!)``.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ _STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+'
 _INTEGER_KEY = rf"-?+[0-9]++(?={_BLANK}:)"
 _OBJECT_KEY = rf'\{{[^{{}}\[\]"]*+(?:{_STRING}"[^{{}}\[\]"]*+)*+\}}(?={_BLANK}:)'
 _OTHER = (
-    rf'[^"{{0-9-]++|{_STRING}(?:"|\\?\Z)|-?+[0-9]++(?!{_BLANK}:)|-(?![0-9])|(?!{_OBJECT_KEY})\{{'
+    rf'[^"{{0-9-]++|{_STRING}(?:"|\\?\Z)|-?+[0-9]++(?!{_BLANK}:)|-(?![0-9])'
+    rf"|(?!{_OBJECT_KEY})\{{|(?!)"
 )
 _BARE_KEY = re.compile(rf"((?:{_OTHER})*+)(?:({_INTEGER_KEY})|({_OBJECT_KEY})|\Z)", re.DOTALL)
 """What stands before the next bare key, and the key; or all the rest of the text."""

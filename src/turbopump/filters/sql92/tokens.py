@@ -35,8 +35,10 @@ class Token(Struct, frozen=True):
 
 _KEYWORDS = frozenset({"NOT", "AND", "OR", "BETWEEN", "IN", "TRUE", "FALSE", "NULL", "IS"})
 
-_SKIPPED = re.compile(r"(?:[ \t\n\r\f]|--[^\n\r]*+[\n\r]|/\*(?:[^*]|\*(?!/))*+\*/)*+")
-_SKIPPED_IN_LAST_LINE = re.compile(r"(?:[ \t\f]|/\*(?:[^*]|\*(?!/))*+\*/)*+")
+# (?!): Python 3.11.2 loses its place if the last alternative fails after consuming something.
+_COMMENT = r"/\*(?:[^*]|\*(?!/)|(?!))*+\*/|(?!)"
+_SKIPPED = re.compile(rf"(?:[ \t\n\r\f]|--[^\n\r]*+[\n\r]|{_COMMENT})*+")
+_SKIPPED_IN_LAST_LINE = re.compile(rf"(?:[ \t\f]|{_COMMENT})*+")
 """A line comment needs its line end: without one, its dashes are minus signs, as in RocketMQ.
 Looking for the end at each of them would take quadratic time."""
 
