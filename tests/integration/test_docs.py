@@ -173,6 +173,18 @@ def test_links_lead_somewhere(path: Path) -> None:
     assert not broken
 
 
+@pytest.mark.parametrize("path", DOCUMENTS, ids=[str(path.relative_to(ROOT)) for path in DOCUMENTS])
+def test_modules_that_are_named_exist(path: Path) -> None:
+    """A page names modules by the end of their path; a rename has to be followed here."""
+    sources = [
+        str(file.relative_to(ROOT))
+        for folder in ("src", "tests", "benchmarks", "examples")
+        for file in (ROOT / folder).rglob("*.py")
+    ]
+    named = set(re.findall(r"\b([a-z_0-9/]+\.py)\b", path.read_text(encoding="utf-8")))
+    assert not {name for name in named if not any(f"/{s}".endswith(f"/{name}") for s in sources)}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)
 def test_examples_run(path: Path, tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ its text, an object used as a key as an `ObjectKey`, a mapping that can be hashe
 with a secret, integers are not: keys that share a hash could be chosen by a peer.
 
 The cost of reading grows with the length of the input and nothing else. Whoever changes a pattern
-here keeps its repetitions possessive (``*+``), so that no text makes it backtrack. Python 3.11.2, as
-in Debian 12, loses its place in a repeated group if the last alternative fails after it has consumed
+here keeps its repetitions possessive (``*+``), so that no text makes it backtrack. Python 3.11.2
+(Debian 12) loses its place in a repeated group if the last alternative fails after it has consumed
 something, so an alternative that fails immediately comes last there: ``(?!)``.
 """
 
