@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from turbopump.admin.members import (
     Connection,
@@ -60,6 +61,11 @@ class GroupSettings:
 
     can_consume: bool = True
     can_broadcast: bool = True
+    broker_id: int = 0
+    """Replica to read from, where `slaveReadEnable` is set: 0 is the master."""
+
+    slow_broker_id: int = 1
+    """Replica to read from while messages are far behind, where `slaveReadEnable` is set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,14 +183,22 @@ class Groups:
         retry_queues: int | None = None,
         can_consume: bool | None = None,
         can_broadcast: bool | None = None,
+        broker_id: int | None = None,
+        slow_broker_id: int | None = None,
         cluster: str | None = None,
     ) -> tuple[GroupChange, ...]:
         """Change a group on the brokers that have it, on each only in what is given."""
-        if (retries_max, retry_queues, can_consume, can_broadcast) == (None,) * 4:
-            raise InvalidArgument(
-                "nothing to change is given: retries_max, retry_queues, can_consume, "
-                "can_broadcast are allowed"
-            )
+        named = {
+            "retries_max": retries_max,
+            "retry_queues": retry_queues,
+            "can_consume": can_consume,
+            "can_broadcast": can_broadcast,
+            "broker_id": broker_id,
+            "slow_broker_id": slow_broker_id,
+        }
+        given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+        if not given:
+            raise InvalidArgument(f"nothing to change is given: {', '.join(named)} are allowed")
         masters = await self._servers.masters(cluster)
         tables = await gathered(self._table(node) for node in masters)
         known = [(n, t[group]) for n, t in zip(masters, tables, strict=True) if group in t]
@@ -193,14 +207,7 @@ class Groups:
         changes = []
         for node, config in known:
             before = _settings(config)
-            after = GroupSettings(
-                group,
-                before.retries_max if retries_max is None else retries_max,
-                before.retry_queues if retry_queues is None else retry_queues,
-                before.can_consume if can_consume is None else can_consume,
-                before.can_broadcast if can_broadcast is None else can_broadcast,
-            )
-            changes.append(GroupChange(node.broker, before, after))
+            changes.append(GroupChange(node.broker, before, replace(before, **given)))
         for change in changes:
             _check_numbers(change.after)
         await gathered(
@@ -437,10 +444,10 @@ class Groups:
             retry_queue_nums=settings.retry_queues,
             consume_enable=settings.can_consume,
             consume_broadcast_enable=settings.can_broadcast,
-            broker_id=base.broker_id,
+            broker_id=settings.broker_id,
             consume_from_min_enable=base.consume_from_min_enable,
             notify_consumer_ids_changed_enable=base.notify_consumer_ids_changed_enable,
-            which_broker_when_consume_slowly=base.which_broker_when_consume_slowly,
+            which_broker_when_consume_slowly=settings.slow_broker_id,
         )
         code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
         await self._servers.ask(node, code, body=config.encode())
@@ -451,6 +458,8 @@ def _check_numbers(settings: GroupSettings) -> None:
     for name, number, least, most in (
         ("retries_max", settings.retries_max, -1, _INT_MAX),
         ("retry_queues", settings.retry_queues, 0, _RETRY_QUEUES_MAX),
+        ("broker_id", settings.broker_id, 0, _INT_MAX),
+        ("slow_broker_id", settings.slow_broker_id, 0, _INT_MAX),
     ):
         if not least <= number <= most:
             raise InvalidArgument(f"{name} is {number}: {least} to {most} is allowed")
@@ -463,4 +472,6 @@ def _settings(config: GroupConfig) -> GroupSettings:
         config.retry_queue_nums,
         config.consume_enable,
         config.consume_broadcast_enable,
+        config.broker_id,
+        config.which_broker_when_consume_slowly,
     )

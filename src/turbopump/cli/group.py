@@ -36,6 +36,8 @@ _SETTINGS = (
     Column("retry_queues", "RETRY QUEUES", "number"),
     Column("can_consume", "CONSUMES"),
     Column("can_broadcast", "BROADCASTS"),
+    Column("broker_id", "READS FROM", "number"),
+    Column("slow_broker_id", "SLOW FROM", "number"),
 )
 
 
@@ -121,6 +123,20 @@ def update(
             show_default=False,
         ),
     ] = None,
+    broker_id: Annotated[
+        int | None,
+        typer.Option(
+            help="Replica to read from, 0 for the master; needs slaveReadEnable.",
+            show_default=False,
+        ),
+    ] = None,
+    slow_broker_id: Annotated[
+        int | None,
+        typer.Option(
+            help="Replica to read from while far behind; needs slaveReadEnable.",
+            show_default=False,
+        ),
+    ] = None,
     cluster: ClusterOption = None,
     nameserver: NameServerOption = NAMESERVER,
     json: JsonOption = False,
@@ -133,6 +149,8 @@ def update(
             retry_queues=retry_queues,
             can_consume=consume,
             can_broadcast=broadcast,
+            broker_id=broker_id,
+            slow_broker_id=slow_broker_id,
             cluster=cluster,
         )
     before = [{"broker": each.broker, **_settings_row(each.before)} for each in changes]
@@ -411,4 +429,6 @@ def _settings_row(settings: GroupSettings) -> dict[str, Any]:
         "retry_queues": settings.retry_queues,
         "can_consume": settings.can_consume,
         "can_broadcast": settings.can_broadcast,
+        "broker_id": settings.broker_id,
+        "slow_broker_id": settings.slow_broker_id,
     }

@@ -78,6 +78,20 @@ async def test_group_is_changed_on_each_broker_in_what_is_given_and_made_on_none
 
 
 @virtual_time()
+async def test_the_replicas_that_a_group_reads_from(tmp_path: Path) -> None:
+    async with administered(tmp_path) as (world, admin):
+        await admin.groups.create(GroupSettings("g", slow_broker_id=2))
+        await admin.groups.update("g", broker_id=1)
+        for broker in world.brokers.values():
+            config = broker.state.groups.table["g"]
+            assert (config.broker_id, config.which_broker_when_consume_slowly) == (1, 2)
+        [change] = {each.after for each in await admin.groups.update("g", slow_broker_id=3)}
+        assert (change.broker_id, change.slow_broker_id) == (1, 3)
+        with pytest.raises(InvalidArgument, match="slow_broker_id is -1: 0 to"):
+            await admin.groups.update("g", slow_broker_id=-1)
+
+
+@virtual_time()
 async def test_progress_of_a_stopped_group(tmp_path: Path) -> None:
     async with administered(tmp_path) as (world, admin):
         await admin.topics.create("T", queues=2)
