@@ -1,4 +1,4 @@
-"""What the driver of a query asks of a cluster: which queues there are, and positions in them."""
+"""Queries of the driver to name servers and brokers: queues, offsets, commits, long polls."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ from typing import TypeVar, assert_never
 
 from turbopump.client import calls
 from turbopump.client.calls import Found, require_success
-from turbopump.client.names import is_system, with_namespace, without_namespace
+from turbopump.client.names import with_namespace
 from turbopump.client.pull_config import PullTimes
 from turbopump.client.queue_reader import QueueReader
-from turbopump.client.route_cache import NameServers
 from turbopump.client.session import Session
 from turbopump.client.subscriptions import subscription
 from turbopump.errors import (
     DamagedMessage,
-    NetworkError,
     NoRoute,
     RemoteError,
     RequestTimeout,
@@ -38,16 +36,10 @@ from turbopump.spark.reading.positions import (
     Position,
     offsets_named,
 )
-from turbopump.spark.reading.queue_selection import (
-    Assigned,
-    TopicPattern,
-    Topics,
-    assigned,
-    assigned_among,
-)
+from turbopump.spark.reading.queue_discovery import QueueDiscovery
 from turbopump.spark.reading.retry import gather_available, gather_by_key, with_retries
 from turbopump.spark.reading.unreadable_queues import QueueChecks, Unreadable, unreadable_reason
-from turbopump.wire.bodies import ConsumerOffsets, TopicList
+from turbopump.wire.bodies import ConsumerOffsets
 from turbopump.wire.codes import RequestCode
 from turbopump.wire.command import request, whole_body
 from turbopump.wire.names import RETRY_PREFIX
@@ -58,14 +50,13 @@ _log = logging.getLogger(__name__)
 
 _NO_OFFSETS = "no consumer offset"
 """The words, under a code for everything, of a broker where no group has committed anything."""
-_REPLY_TOPIC_SUFFIX = "_REPLY_TOPIC"
 _ANSWER_MARGIN_MS = 10_000
 _SAMPLE_ROWS = 32
 _SILENCE_TIMEOUTS = 3
 
 
 class Cluster:
-    """Asks about the queues that options choose; outside of it, names are the application's."""
+    """Queries the queues that options select; topics are named without the namespace."""
 
     def __init__(self, session: Session, options: SourceOptions) -> None:
         self._session = session
@@ -77,122 +68,21 @@ class Cluster:
         group = with_namespace(session.config.namespace, options.reader_group)
         self._group = group
         self._reader = QueueReader(session, group, times)
-        self._servers = NameServers(session.config.nameserver_addresses, session.random)
         self._checks = QueueChecks(session, self._reader)
+        self._discovery = QueueDiscovery(session, options, self._reader, self._checks)
         self._unknown: frozenset[MessageQueue] = frozenset()
-        self._routeless: frozenset[str] = frozenset()
         self._uncommitted: dict[MessageQueue, str] = {}
         self._silent_until_ms: dict[str, int] = {}
-        self._topics_found: tuple[int, tuple[str, ...]] | None = None
 
     # --- queues -----------------------------------------------------------------------------------
 
     async def queues(self) -> tuple[MessageQueue, ...]:
-        """Return the queues to read, sorted; raises NoRoute for a topic that nobody knows."""
-        queues = await self._queues_of(await self._topics())
-        if isinstance(self._options.chosen, Assigned):
-            return assigned(self._options.chosen, queues)
-        return queues
+        """Return the queues to read, sorted; raises NoRoute for an unknown topic."""
+        return await self._discovery.queues()
 
     async def known_queues(self, at: Offsets | None = None) -> tuple[MessageQueue, ...]:
-        """Return the queues to read of the topics that have some now; the others are logged.
-
-        Brokers may be away, or a topic deleted: that is no reason to miss queues of the others.
-        ``at`` is where a stream is that has begun, and keeps to its brokers.
-        """
-        routeless: dict[str, NoRoute] = {}
-
-        async def routed(topic: str) -> Collection[MessageQueue]:
-            try:
-                return await self._queues_of([topic])
-            except NoRoute as error:
-                routeless[topic] = error
-                return ()
-
-        found = await gather_by_key(await self._topics(), routed)
-        if routeless.keys() - self._routeless:
-            text = "; ".join(map(str, routeless.values()))
-            _log.warning("cannot look up new queues: %s", text)
-        self._routeless = frozenset(routeless)
-        named = sorted(queue for each in found.values() for queue in each)
-        queues = await self._checks.without_deleted(named)
-        chosen = self._options.chosen
-        return assigned_among(chosen, queues, at) if isinstance(chosen, Assigned) else queues
-
-    async def _topics(self) -> Iterable[str]:
-        match self._options.chosen:
-            case Topics(names):
-                return names
-            case TopicPattern() as pattern:
-                return await self._topics_like(pattern)
-            case Assigned(wanted):
-                return dict.fromkeys(topic for topic, _, _ in wanted)
-            case _:
-                assert_never(self._options.chosen)
-
-    async def _queues_of(self, topics: Iterable[str]) -> tuple[MessageQueue, ...]:
-        found = await gather_by_key(
-            topics,
-            lambda topic: with_retries(
-                lambda: self._queues_in(topic),
-                self._options.pulling.retries,
-                topic,
-                # A wrong name is told at once.
-                fatal=NoRoute,
-            ),
-        )
-        return tuple(sorted(queue for queues in found.values() for queue in queues))
-
-    async def _queues_in(self, topic: str) -> Collection[MessageQueue]:
-        try:
-            return await self._reader.queues(topic)
-        except NoRoute:
-            if not topic.startswith(RETRY_PREFIX):
-                raise
-            # Brokers make it when the first message of the group is sent back.
-            return ()
-
-    async def _topics_like(self, pattern: TopicPattern) -> tuple[str, ...]:
-        """Return the topics that match, asking again by the interval of routes."""
-        now_ms = self._session.clock.monotonic_ms()
-        if self._topics_found is None:
-            names: Iterable[str] = await self._with_retries(self._topic_names, "topics")
-        else:
-            asked_ms, topics = self._topics_found
-            if now_ms - asked_ms < self._session.config.route_interval_ms:
-                return topics
-            names = await self._topic_names_or(topics)
-        topics = tuple(sorted(name for name in names if pattern.matches(name)))
-        self._topics_found = now_ms, topics
-        return topics
-
-    async def _topic_names_or(self, known: Iterable[str]) -> Iterable[str]:
-        """Return all topics, or those known while no name server answers."""
-        try:
-            return await self._topic_names()
-        except NetworkError as error:
-            _log.warning("cannot look up new topics: %s", error)
-            return known
-
-    async def _topic_names(self) -> list[str]:
-        """Return all topics but those that brokers have for themselves."""
-        every = await self._topic_list(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
-        own = set(await self._topic_list(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS))
-        namespace = self._session.config.namespace
-        return [
-            without_namespace(namespace, name)
-            for name in every
-            if name.removesuffix(_REPLY_TOPIC_SUFFIX) not in own
-            and not is_system(name)
-            and (not namespace or without_namespace(namespace, name) != name)
-        ]
-
-    async def _topic_list(self, code: RequestCode) -> list[str]:
-        timeout_ms = self._options.pulling.timeout_ms
-        answer = await self._servers.ask(
-            lambda address: self._session.request(address, request(code), timeout_ms)
-        )
-        return TopicList.decode(whole_body(require_success(answer))).topic_list
+        """Return the queues to read whose topics are known now; see `QueueDiscovery`."""
+        return await self._discovery.known_queues(at)
 
     async def unreadable(
         self, queues: Iterable[MessageQueue], doubtful: Collection[MessageQueue]
@@ -209,7 +99,7 @@ class Cluster:
     # --- positions --------------------------------------------------------------------------------
 
     async def limits(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, Limits]:
-        """Return the ends of queues; raises when a broker does not answer for long."""
+        """Return the ends of queues; raises if a broker does not answer after all retries."""
         return await gather_by_key(
             queues, lambda queue: self._with_retries(lambda: self._limits(queue), str(queue))
         )
@@ -217,10 +107,10 @@ class Cluster:
     async def known_limits(
         self, queues: Iterable[MessageQueue], at: Offsets
     ) -> dict[MessageQueue, Limits]:
-        """Return the ends of queues whose brokers answer; the others are logged.
+        """Return the ends of queues whose brokers answer; log the others.
 
-        Of a queue that ends ``at`` where it has been read to, the beginning is not asked for: it
-        is said to be there, too.
+        For a queue that was read to its end, at ``at``, the lower end is not requested: it is
+        returned as the same.
         """
         wanted = frozenset(queues)
         asked = sorted(queue for queue in wanted if not self._is_silent(queue.broker))
@@ -249,10 +139,9 @@ class Cluster:
         return self._silent_until_ms.get(broker, 0) > self._session.clock.monotonic_ms()
 
     def _note_silence(self, broker: str, error: TurbopumpError) -> None:
-        """Leave a broker that does not answer in time alone for a while.
+        """Skip a broker that timed out for a while: the other queues would wait for it each time.
 
-        The other queues would wait for it in every batch. One that is known to be away costs no
-        time.
+        A broker that refuses connections costs no time.
         """
         if isinstance(error, RequestTimeout):
             pause_ms = _SILENCE_TIMEOUTS * self._session.config.request_timeout_ms
@@ -261,9 +150,9 @@ class Cluster:
     async def resolve(
         self, name: str, position: Position, queues: Iterable[MessageQueue]
     ) -> dict[MessageQueue, int]:
-        """Return the offset of a position in each queue; ``name`` is the option's.
+        """Return the offset of a position in each queue; ``name`` is that of the option.
 
-        Raises DataLost or InvalidArgument for one outside its queue, if losses matter.
+        Raises DataLost or InvalidArgument for one outside its queue, if losses are errors.
         """
         limits = await self.limits(queues)
         found = await self._resolve(name, position, limits)
@@ -305,10 +194,10 @@ class Cluster:
         *,
         is_start: bool,
     ) -> dict[MessageQueue, int]:
-        """Return how far the group has come, and fill in where it has committed nothing yet.
+        """Return the group's committed offsets, and a default where there is none.
 
-        Unless something else is said, a group that has never read begins as it would without one;
-        what it has not read is not before its end. What was sent back is to be tried in any case.
+        By default such a queue starts as it would without a group, and a batch ends at its first
+        message. Retry topics are always read from their first message.
         """
         committed = await self.committed(limits)
         unread = {queue: ends for queue, ends in limits.items() if committed[queue] is None}
@@ -328,10 +217,10 @@ class Cluster:
         }
 
     async def committed(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int | None]:
-        """Return how far the group has come, None where it has committed nothing.
+        """Return the group's committed offsets, None where there is none.
 
-        Brokers answer 0 as well for a group that they do not know, while a queue still has its
-        first message; so a 0 is looked up among all that was committed.
+        Brokers also return 0 for unknown groups while a queue still has its first message; so a 0
+        is looked up in the table of all committed offsets.
         """
         found: Mapping[MessageQueue, int | None] = await gather_by_key(
             queues,
@@ -360,9 +249,9 @@ class Cluster:
         return queue.queue_id in table.offset_table.get(name, {})
 
     async def commit(self, offsets: Offsets) -> Offsets:
-        """Tell brokers how far the group has come; return what they have noted.
+        """Commit the group's offsets; return those that brokers accepted.
 
-        One that does not is logged once: the checkpoint knows, and the next batch tells again.
+        A failure is logged once: the checkpoint has the offset, and the next batch commits again.
         """
         noted = await gather_by_key(offsets, lambda queue: self._commit(queue, offsets[queue]))
         return {queue: offsets[queue] for queue, is_noted in noted.items() if is_noted}
@@ -388,15 +277,15 @@ class Cluster:
     async def since(
         self, timestamp_ms: int, limits: Mapping[MessageQueue, Limits]
     ) -> dict[MessageQueue, int]:
-        """Return the first offset of each queue that was stored at a time or after it."""
+        """Return the first offset of each queue that was stored at or after a time."""
         return await gather_by_key(
             limits, lambda queue: self._first_since(queue, timestamp_ms, limits[queue])
         )
 
     async def _first_since(self, queue: MessageQueue, timestamp_ms: int, ends: Limits) -> int:
-        """Search from where the broker says: it returns any message near the time, not the first.
+        """Search around the broker's hint, which is near the time but not always the first.
 
-        ``low`` is always before what is looked for, ``high`` never.
+        ``low`` is always before the result, ``high`` never.
         """
         low, high = ends.low - 1, ends.high
         if ends.low == ends.high:
@@ -410,7 +299,7 @@ class Cluster:
                 high, aim = at, at - step
             else:
                 low, aim = at, at + step
-            # Away from the hint in growing steps until it lies between, then by halves.
+            # Move away from the hint in growing steps until it is enclosed, then bisect.
             step *= 2
             at = aim if low < aim < high else (low + high) // 2
         return high
@@ -418,7 +307,7 @@ class Cluster:
     async def _stored_ms(self, queue: MessageQueue, offset: int) -> int:
         found = await self._messages(queue, offset, 1)
         if found is None:
-            # Deleted from the front, hence older than whatever is left.
+            # Expired, hence older than all others.
             return -1
         return found.messages[0].store_timestamp_ms
 
@@ -448,10 +337,7 @@ class Cluster:
         return found.messages[0].store_timestamp_ms, found.messages[0].physical_offset
 
     async def bytes_per_row(self, queue: MessageQueue, offset: int) -> int:
-        """Return how large the next messages of a queue are, on the average.
-
-        Why a broker refuses to show them is found out by who reads them.
-        """
+        """Return the average size of the next messages of a queue; 1 if the broker refuses."""
         try:
             found = await self._messages(queue, offset, _SAMPLE_ROWS)
         except RemoteError as error:
@@ -475,7 +361,7 @@ class Cluster:
                 queue,
             )
         except DamagedMessage as error:
-            # Its size and time will do; reading it fails.
+            # Its size and time are known; reading it fails.
             view = error.message
             return view and Found(QueueOffset(error.next_offset), at, at, 0, messages=(view,))
         return outcome if isinstance(outcome, Found) and outcome.messages else None
@@ -483,10 +369,10 @@ class Cluster:
     # --- waiting ----------------------------------------------------------------------------------
 
     async def wait_for_messages(self, at: Offsets, wait_ms: int) -> bool:
-        """Return True when a message comes at one of the offsets, False when the time is over.
+        """Return True when a message arrives at one of the offsets, False after the timeout.
 
-        Brokers hold a pull of each queue and answer the one that has news. A queue that is said to
-        be gone has none: whether it is, `unreadable` finds out. Other refusals are raised.
+        Waits in a long poll per queue. A queue that its broker says is gone does not count:
+        `unreadable` checks it. Other refusals are raised.
         """
         held = [asyncio.ensure_future(self._held(queue, at[queue], wait_ms)) for queue in at]
         sleeping = asyncio.ensure_future(asyncio.sleep(wait_ms / 1000))

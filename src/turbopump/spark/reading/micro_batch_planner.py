@@ -1,8 +1,8 @@
-"""How a stream follows its queues: where each micro-batch ends. Runs on the driver.
+"""Plans the micro-batches of a stream: where each one ends. Runs on the driver.
 
-A queue that is seen for the first time is not read in the same batch: the batch only notes where
-the queue begins. So the beginning is in the checkpoint before anything is read, and a batch that
-is repeated after a failure begins where it began the first time.
+A new queue is not read in the batch that finds it: that batch only records where the queue starts.
+So the start is in the checkpoint before anything is read, and a repeated batch starts at the same
+offsets.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 class ClusterQueries(Protocol):
-    """What is asked of a cluster: `Cluster`, normally."""
+    """What the planner needs of a cluster; implemented by `Cluster`."""
 
     async def queues(self) -> tuple[MessageQueue, ...]: ...
     async def known_queues(self, at: Offsets | None = None) -> tuple[MessageQueue, ...]: ...
@@ -57,18 +57,18 @@ class ClusterQueries(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _QueueSnapshot:
-    """What a look at the queues has shown."""
+    """The state of the queues when a batch is planned."""
 
     start: Offsets
-    """Where to go on, past what is lost."""
+    """Where to resume, past lost messages."""
     new: Offsets
-    """Queues that were not known before, and where they begin."""
+    """New queues, and where they start."""
     target: Offsets
-    """How far there is something to read."""
+    """Up to where there are messages to read."""
     closed: frozenset[MessageQueue] = frozenset()
-    """Queues that cannot be read, though they may be again."""
+    """Queues that cannot be read at the moment."""
     anew: frozenset[MessageQueue] = frozenset()
-    """Queues that begin again, after they were deleted."""
+    """Queues that were deleted and re-created."""
 
     @property
     def waiting(self) -> dict[MessageQueue, int]:
@@ -76,9 +76,9 @@ class _QueueSnapshot:
 
 
 class MicroBatchPlanner:
-    """Decides how far each micro-batch goes; keeps what it has seen between them.
+    """Decides where each micro-batch ends; keeps state between them.
 
-    Queues that a checkpoint knows and the options no longer choose stay where they are.
+    Queues of the checkpoint that the options no longer select stay where they are.
     """
 
     def __init__(
@@ -95,29 +95,29 @@ class MicroBatchPlanner:
         self._has_begun = False
         self._frozen: Offsets | None = None
         self.committed: dict[MessageQueue, int] = {}
-        """What brokers have noted of the group."""
+        """The group's offsets that brokers have accepted."""
         self._left: frozenset[MessageQueue] = frozenset()
-        """Queues that were deleted and have not come again."""
+        """Queues that were deleted and not re-created yet."""
         self.marks: Marks = {}
         """Of the last messages before the offsets that `latest` returned."""
         self._marked_at: Offsets = {}
         self._last_batch_ms = clock.monotonic_ms()
         self.latest_known: Offsets = {}
-        """The end of each queue as far as it is known, for those who watch the lag."""
+        """The end of each queue as far as it is known, for lag metrics."""
         self._reported: frozenset[str] = frozenset()
-        """What cannot be read and has been logged."""
+        """Unreadable queues that have been logged."""
 
     async def freeze(self) -> None:
-        """Read no further than to what is there now."""
+        """Stop the stream at the current ends of its queues."""
         limits = await self._cluster.limits(await self._cluster.known_queues())
         self._frozen = {queue: ends.high for queue, ends in limits.items()}
         self.latest_known = self._frozen
 
     async def commit(self, offsets: Offsets) -> None:
-        """Tell brokers how far the group has come, where that has changed.
+        """Commit the group's offsets that have changed.
 
-        Of queues that have left, the old offset says nothing: Spark commits it once more when
-        the batch is planned that leaves them out.
+        Deleted queues are committed at 0: Spark commits their old offset once more when it plans
+        the batch that drops them.
         """
         if not (self._options.commit_offsets and self._may_commit()):
             return
@@ -170,10 +170,10 @@ class MicroBatchPlanner:
         return end
 
     async def _forget(self, deleted: Iterable[MessageQueue]) -> frozenset[MessageQueue]:
-        """Let the group begin again should queues that were deleted come again.
+        """Reset the group's offsets of deleted queues, and return the queues that were reset.
 
-        Brokers may keep the old offset. Those queues are returned of which it is noted, so that
-        none leaves the checkpoint that another process would go on with at the old offset.
+        Brokers may keep the old offset. A queue leaves the checkpoint only after the reset, or
+        another process would resume from the old offset once the queue is re-created.
         """
         leaving = frozenset(deleted)
         self._left |= leaving
@@ -183,11 +183,11 @@ class MicroBatchPlanner:
         return frozenset(queue for queue in leaving if self.committed.get(queue) == 0)
 
     async def _beginning(self) -> Offsets:
-        """Return where the stream starts: the first batch only notes it."""
+        """Return where the stream starts; the first batch only records it."""
         queues = await self._cluster.queues()
         return await self._cluster.resolve("startingOffsets", self._options.start, queues)
 
-    # --- looking ----------------------------------------------------------------------------------
+    # --- state of queues --------------------------------------------------------------------------
 
     async def _look(self, start: Offsets, *, is_first: bool = False) -> _QueueSnapshot:
         queues = frozenset(await self._cluster.known_queues(start))
@@ -213,8 +213,8 @@ class MicroBatchPlanner:
         reached = {**self._past_losses(kept, {**limits, **closed}, recreated), **again}
         highs = {queue: ends.high for queue, ends in limits.items() if queue not in unchecked}
         self.latest_known = {**kept, **highs, **new}
-        # A queue that was made anew goes back in this batch, and is read in the next: what lies
-        # between the two ends of a batch that goes back is nothing.
+        # A re-created queue moves back in this batch and is read in the next: a range that ends
+        # before its start is empty.
         target = {
             queue: self._as_frozen(queue, high)
             for queue, high in highs.items()
@@ -229,7 +229,7 @@ class MicroBatchPlanner:
         limits: Mapping[MessageQueue, Limits],
         unreadable: Mapping[MessageQueue, Unreadable],
     ) -> Mapping[MessageQueue, Limits]:
-        """Return the ends of queues that are closed, as far as they are known."""
+        """Return the known ends of closed queues."""
         closed = [queue for queue, why in unreadable.items() if why is Unreadable.CLOSED]
         asked = [queue for queue in closed if queue not in limits]
         ends = {**limits, **(await self._cluster.known_limits(asked, start) if asked else {})}
@@ -241,10 +241,10 @@ class MicroBatchPlanner:
         closed: Mapping[MessageQueue, Limits],
         unreadable: Mapping[MessageQueue, Unreadable],
     ) -> None:
-        """Refuse to go on without what cannot be read, or log it once.
+        """Raise DataLost for unreadable messages, or log them once.
 
-        Of a topic that was deleted nobody knows what was not read. A queue that is only closed
-        still has its messages, and loses nothing if all of them were read.
+        What a deleted topic still had is unknown. A closed queue keeps its messages, and nothing is
+        lost if all of them were read.
         """
         unread = {queue: ends.high - start[queue] for queue, ends in closed.items()}
         lost = [
@@ -262,9 +262,9 @@ class MicroBatchPlanner:
     async def _limits(
         self, queues: Iterable[MessageQueue], at: Offsets
     ) -> Mapping[MessageQueue, Limits]:
-        """Return the ends of queues, without those whose brokers are away: they are asked again.
+        """Return the ends of queues whose brokers are available; the next look asks again.
 
-        Who reads what is there now is not asked again, so that they are waited for.
+        With `freeze` there is no next look, so all brokers are waited for.
         """
         if self._frozen is None:
             return await self._cluster.known_limits(queues, at)
@@ -276,7 +276,7 @@ class MicroBatchPlanner:
     def _require_frozen(
         self, read: Iterable[MessageQueue], unreadable: Collection[MessageQueue]
     ) -> None:
-        """Refuse to call it everything that is there when queues of the checkpoint are not."""
+        """Raise DataLost if a frozen stream would miss queues of its checkpoint."""
         if self._frozen is None:
             return
         missing = sorted(set(read) - self._frozen.keys() - set(unreadable))
@@ -291,11 +291,10 @@ class MicroBatchPlanner:
         _log.warning("%s; reading the others", text)
 
     async def _new_queues(self, start: Offsets, queues: Iterable[MessageQueue]) -> Offsets:
-        """Return where queues begin that nobody has read from; they are read as a whole.
+        """Return where new queues start: at their first message, or the group's committed offset.
 
-        A group may have read from a queue that was away when the stream began: it goes on there.
-        Of a group that is shared, others have: they do not read for this stream. Nor does what it
-        has read of a queue that was deleted say anything of one that is made anew.
+        The group may have read a queue that was unavailable when the stream started. Offsets of a
+        shared group belong to others, and those of a deleted queue say nothing of a re-created one.
         """
         limits = await self._limits((queue for queue in queues if queue not in start), {})
         if not limits:
@@ -341,7 +340,7 @@ class MicroBatchPlanner:
         _log.warning("%s; continuing without them", text)
         return moved_past(start, limits, recreated)
 
-    # --- deciding ---------------------------------------------------------------------------------
+    # --- end of the batch -------------------------------------------------------------------------
 
     async def _end(self, seen: _QueueSnapshot, *, is_limited: bool) -> Offsets:
         waiting: Mapping[MessageQueue, int] = seen.waiting
@@ -350,7 +349,7 @@ class MicroBatchPlanner:
         return {**forward(seen.start, waiting), **seen.new}
 
     def _is_too_few(self, rows: int) -> bool:
-        """Whether to wait for more; not when everything that there is was asked for."""
+        """Whether to wait for more messages; never for a frozen stream."""
         if self._frozen is not None or rows >= self._options.trigger.rows_min:
             return False
         return self._delay_left_ms() > 0
@@ -376,7 +375,7 @@ class MicroBatchPlanner:
         return {queue: min(rows[queue], max(1, given[queue] // each[queue])) for queue in rows}
 
     async def _wait(self, seen: _QueueSnapshot) -> bool:
-        """Wait a while, and return whether there is news; new queues are to be found meanwhile."""
+        """Wait for messages, not longer than until new queues are to be looked up."""
         wait_ms = min(self._options.idle_wait_ms, self._options.client.route_interval_ms)
         if seen.waiting:
             wait_ms = min(wait_ms, max(1, self._delay_left_ms()))

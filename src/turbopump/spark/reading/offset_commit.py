@@ -1,4 +1,4 @@
-"""Telling a broker how far a group has come in a queue."""
+"""Commits a group's offset in a queue, also of a deleted topic."""
 
 from __future__ import annotations
 
@@ -16,11 +16,9 @@ _NOTHING_KEPT = (ResponseCode.TOPIC_NOT_EXIST, ResponseCode.SUBSCRIPTION_GROUP_N
 async def commit(
     session: Session, reader: QueueReader, group: str, queue: MessageQueue, offset: QueueOffset
 ) -> None:
-    """Tell how far a group has come, also in a topic that was deleted.
+    """Commit an offset, also of a deleted topic; ``group`` includes the namespace.
 
-    A broker without the topic, or without the group, has nothing of the group in it, which is as
-    good as the beginning.
-    ``group`` is its name as brokers know it.
+    A broker without the topic or the group has no offset, which is equivalent to 0.
     """
     try:
         await _reported(session, reader, group, queue, offset)
@@ -37,11 +35,11 @@ async def _reported(
     except NoRoute:
         if offset:
             raise
-        # Of a topic that was deleted there is no route, though its broker may be there.
+        # A deleted topic has no route, but its broker may be available.
         address = await master_address(session, queue.broker)
         timeout_ms = session.config.request_timeout_ms
         inside = reader.wire_queue(queue)
-        # Answered, since the queue leaves the checkpoint once it is noted.
+        # With a response, because the queue then leaves the checkpoint.
         await calls.commit_offset(
             session, address, group, inside, offset, timeout_ms, is_oneway=False
         )

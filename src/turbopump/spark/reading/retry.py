@@ -1,4 +1,4 @@
-"""Asking again: a broker that is restarted must not end a query."""
+"""Retries and concurrent requests: a broker restart must not end a query."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LONGEST_FROM = 6
 
 
 def backoff_s(attempt: int) -> float:
-    """Return how long to wait after a failed attempt, the first being 0."""
+    """Return the backoff after a failed attempt, counted from 0."""
     return min(BACKOFF_MAX_S, FIRST_BACKOFF_S * float(1 << min(attempt, _LONGEST_FROM)))
 
 
@@ -31,9 +31,9 @@ async def with_retries(
     between: Callable[[], Awaitable[object]] | None = None,
     fatal: type[TurbopumpError] | tuple[type[TurbopumpError], ...] = (),
 ) -> T:
-    """Call until it succeeds; raises what failed last, or at once what no repetition mends.
+    """Call until it succeeds; raises the last error, or immediately one that retries cannot fix.
 
-    ``between`` is done before each repetition; what it raises does not count.
+    ``between`` is called before each retry; its errors are ignored.
     """
     for attempt in range(retries):
         try:
@@ -56,7 +56,7 @@ async def _ignore_failure(call: Callable[[], Awaitable[object]]) -> None:
 
 
 async def gather_by_key(keys: Iterable[K], ask: Callable[[K], Awaitable[T]]) -> dict[K, T]:
-    """Ask the same about many things at once; raises the first failure."""
+    """Call ``ask`` for all keys concurrently; raises the first error."""
     wanted = list(keys)
     tasks = [asyncio.ensure_future(ask(key)) for key in wanted]
     try:
@@ -69,7 +69,7 @@ async def gather_by_key(keys: Iterable[K], ask: Callable[[K], Awaitable[T]]) -> 
 async def gather_available(
     keys: Iterable[K], ask: Callable[[K], Awaitable[T]]
 ) -> tuple[Mapping[K, T], Mapping[K, TurbopumpError]]:
-    """Ask the same about many things at once; return answers and, apart, what may be mended."""
+    """Call ``ask`` for all keys concurrently; return results and, separately, retriable errors."""
     wanted = list(keys)
     answers = await asyncio.gather(*map(ask, wanted), return_exceptions=True)
     found: dict[K, T] = {}

@@ -1,4 +1,4 @@
-"""Whether a queue can be read no longer, or only its broker is away for a while."""
+"""Tells queues that can no longer be read from those whose broker is unavailable."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class Unreadable(Enum):
-    """Why a queue can be read no longer, in words that follow it."""
+    """Why a queue can no longer be read; the text follows its name."""
 
     DELETED = "the topic was deleted"
     CLOSED = "the topic has fewer queues to read now"
@@ -31,10 +31,10 @@ class Unreadable(Enum):
 async def ask_master(
     session: Session, reader: QueueReader, queue: MessageQueue
 ) -> Unreadable | None:
-    """Ask a queue's master whether it can be read, None if so; raises when no master tells.
+    """Ask a queue's master whether it can be read, None if so; raises if no master answers.
 
-    Nobody else is believed: a name server may have lost a broker for a while, and a slave may not
-    have heard of a new topic yet.
+    Others are not trusted: a name server may have lost a broker temporarily, and a slave may not
+    know a new topic yet.
     """
     known, why = None, None
     if session.has_master(queue.broker):
@@ -42,7 +42,7 @@ async def ask_master(
         why = await _ask_broker(known, session, reader, queue)
         if why is not Unreadable.DELETED:
             return why
-    # An address from long ago may be another broker's by now.
+    # An old address may belong to another broker now.
     address = await master_address(session, queue.broker)
     return why if address == known else await _ask_broker(address, session, reader, queue)
 
@@ -50,7 +50,7 @@ async def ask_master(
 async def _ask_broker(
     address: str, session: Session, reader: QueueReader, queue: MessageQueue
 ) -> Unreadable | None:
-    """Pull at the end of a queue, which is harmless, and see what the broker says."""
+    """Pull at the end of a queue, which is harmless, and interpret the response."""
     inside, timeout_ms = reader.wire_queue(queue), session.config.request_timeout_ms
     end = await calls.max_offset(session, address, inside, timeout_ms)
     header = reader.header_to_pull(queue, end, subscription(inside.topic, "*", 0), 1)
@@ -65,7 +65,7 @@ async def _ask_broker(
 
 
 async def master_address(session: Session, broker: str) -> str:
-    """Return where a master is by the first name server that knows it; raises NoRoute."""
+    """Return the address of a master from the first name server that knows it; raises NoRoute."""
     for server in session.config.nameserver_addresses:
         command = request(RequestCode.GET_BROKER_CLUSTER_INFO)
         try:
@@ -81,31 +81,31 @@ async def master_address(session: Session, broker: str) -> str:
 
 
 def unreadable_reason(queue: MessageQueue, error: RemoteError) -> Unreadable | None:
-    """Tell from a broker's refusal whether the queue is gone; None if it says nothing of that."""
+    """Return why a queue cannot be read by a broker's refusal, None if it has another cause."""
     if error.code == ResponseCode.TOPIC_NOT_EXIST:
         return Unreadable.DELETED
-    # The code is for everything; the words are those of all brokers.
+    # The code is generic; all brokers use this text.
     is_closed = error.remark.startswith(f"queueId[{queue.queue_id}] is illegal")
     return Unreadable.CLOSED if is_closed else None
 
 
 class QueueChecks:
-    """Queues that may be readable no longer; their brokers are asked."""
+    """Checks suspicious queues with their brokers, and remembers the results."""
 
     def __init__(self, session: Session, reader: QueueReader) -> None:
         self._session = session
         self._reader = reader
         self._refused: dict[MessageQueue, str] = {}
         self._found: dict[MessageQueue, tuple[int, Unreadable | None]] = {}
-        """When each queue was asked about, and what came out."""
+        """When each queue was checked, and the result."""
 
     @property
     def refused(self) -> frozenset[MessageQueue]:
-        """Queues whose broker refused to wait for their news."""
+        """Queues whose broker refused a long poll."""
         return frozenset(self._refused)
 
     def refuse(self, queue: MessageQueue, error: RemoteError) -> None:
-        """Note that a broker does not wait for news of a queue; the same is logged once."""
+        """Record that a broker refused a long poll; the same error is logged once."""
         if self._refused.get(queue) == str(error):
             return
         _log.warning("%s: the broker refuses long polls: %s", queue, error)
@@ -113,9 +113,9 @@ class QueueChecks:
         self._found.pop(queue, None)
 
     async def without_deleted(self, queues: Iterable[MessageQueue]) -> tuple[MessageQueue, ...]:
-        """Return queues but those found to be deleted: old routes have them still.
+        """Return the queues except deleted ones, which old routes still contain.
 
-        They may come again, and are asked about by the interval of routes.
+        They may be re-created, and are checked once per route interval.
         """
         named = tuple(queues)
         deleted = [queue for queue in named if self._last(queue) is Unreadable.DELETED]
@@ -125,10 +125,10 @@ class QueueChecks:
     async def find_unreadable(
         self, queues: Iterable[MessageQueue]
     ) -> dict[MessageQueue, Unreadable]:
-        """Return those of the queues that can be read no longer.
+        """Return the queues that can no longer be read.
 
-        That is asked every time, since it is a reason to fail; that one can be read, or its broker
-        is away, is believed for a while.
+        This is checked every time, because it fails queries; that a queue can be read, or that its
+        broker is unavailable, is cached.
         """
         named = tuple(queues)
         asked = [
@@ -148,7 +148,7 @@ class QueueChecks:
         return age_ms < self._session.config.route_interval_ms
 
     async def _look(self, queue: MessageQueue) -> None:
-        """Ask about a queue; what was found before counts while nobody tells."""
+        """Check a queue; the last result stays while no master answers."""
         try:
             why = await ask_master(self._session, self._reader, queue)
         except TurbopumpError as failure:
