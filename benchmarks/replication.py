@@ -222,10 +222,10 @@ async def catch_up(_seconds: float, mib: int) -> None:
                 for number in range(ROUNDS):
                     before_s = master.cpu_s
                     with slave(root / f"slave{number}", port + 1) as copy:
-                        began = time.perf_counter()
+                        began, started_s = time.perf_counter(), copy.cpu_s
                         await until_end(copy, end)
                         took.append(time.perf_counter() - began)
-                        used.append(copy.cpu_s)
+                        used.append(copy.cpu_s - started_s)
                         sent.append(master.cpu_s - before_s)
             speed = end / statistics.median(took)
             rows.append([

@@ -104,7 +104,7 @@ async def test_the_first_files_of_the_master_are_deleted(
 
 
 @pytest.mark.parametrize("lost", [5, 200], ids=["a few", "files"])
-@pytest.mark.parametrize("new", [0, 3, 300])
+@pytest.mark.parametrize("new", [0, 3, pytest.param(300, marks=pytest.mark.slow)])
 @virtual_time()
 async def test_what_only_the_slave_has_is_cut_and_kept(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, lost: int, new: int
@@ -166,6 +166,7 @@ async def test_a_log_without_anything_in_common_is_not_dropped(
         assert kept_bytes(cluster).startswith(before[:1000])
 
 
+@pytest.mark.slow
 @virtual_time()
 async def test_links_that_are_cut_at_any_byte(tmp_path: Path) -> None:
     async with log_replicas(tmp_path) as cluster:
@@ -199,6 +200,7 @@ async def test_a_silent_link_is_closed_by_both(
         await cluster.until_copied()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
 @virtual_time()
 async def test_a_slave_loses_power_under_load(tmp_path: Path, flush: str) -> None:

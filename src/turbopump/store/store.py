@@ -314,12 +314,26 @@ class Store:
         for the disk, and reads as much of the log again as after a crash.
         """
         self.flush()
-        dispatcher, log = self._dispatcher, self._log
-        listener, watched = dispatcher.listener, dispatcher.watched
+        listener, watched = self._dispatcher.listener, self._dispatcher.watched
         self._open = False
         self._flusher.stop()
+        try:
+            kept = self._cut_log(end)
+        except BaseException:
+            self._release()
+            raise
+        self._close_files()
+        self._make_files()
+        self._make_workers()
+        self._recover()
+        self._dispatcher.tell(listener, watched)
+        return kept
+
+    def _cut_log(self, end: PhysicalOffset | None) -> Path:
+        """Set aside the log from a position on; killed half-way, the next start goes on."""
+        log = self._log
         position = PhysicalOffset(log.min_offset - 1) if end is None else end
-        # First: a crash from here on finds a log that ends where the checkpoint allows it.
+        # First: the log may end where the checkpoint allows it.
         if end is None:
             self._behind.forget()
         else:
@@ -328,12 +342,7 @@ class Store:
         kept = log.set_aside(position, name)
         if log.starts:
             log.truncate(position)
-            log.sync()
-        self._close_files()
-        self._make_files()
-        self._make_workers()
-        self._recover()
-        self._dispatcher.tell(listener, watched)
+        log.sync()
         return kept
 
     def check(self, records: Sequence[Record]) -> None:
