@@ -16,10 +16,20 @@ _STARTED_AGAIN_S = 45.0
 class BrokenWork:
     """One method of a broker or client, called by background work, that raises once."""
 
-    def __init__(self, owner: object, method: str, name: str, is_due: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        owner: object,
+        method: str,
+        name: str,
+        is_running: Callable[[], bool],
+        *,
+        is_regular: bool = True,
+    ) -> None:
         self.name = name
-        self._is_due = is_due
-        """Whether it must have been called again by now: its process is alive, and has cause to."""
+        self._is_running = is_running
+        """Whether its process is alive; while that stops, the method is no background work."""
+        self._is_regular = is_regular
+        """Whether it is called again in any case, not only if there is something to do."""
         self._error = InjectedFailure(f"{name} fails as planned")
         self._is_reported = False
         self._failed_s = math.inf
@@ -29,7 +39,7 @@ class BrokenWork:
         setattr(owner, method, self._broken)
 
     def _broken(self, *args: Any, **kwargs: Any) -> Any:
-        if self._failed_s == math.inf:
+        if self._failed_s == math.inf and self._is_running():
             self._failed_s = asyncio.get_running_loop().time()
             raise self._error
         self._calls += 1
@@ -46,5 +56,5 @@ class BrokenWork:
         if not self._is_reported:
             yield f"the failure of {self.name} was not reported"
         is_late = now_s - self._failed_s > _STARTED_AGAIN_S
-        if is_late and not self._calls and self._is_due():
+        if is_late and not self._calls and self._is_regular and self._is_running():
             yield f"{self.name} failed and was not started again"

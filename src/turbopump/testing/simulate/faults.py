@@ -259,11 +259,12 @@ class Faults:
             (broker.state.offsets.saving, "try_save"),
         )[int(fault.amount)]
 
-        def is_due() -> bool:
-            # Offsets are saved only when there are new ones.
-            return method != "try_save" and world.brokers.get(name) is broker
+        def is_running() -> bool:
+            return world.brokers.get(name) is broker
 
-        return BrokenWork(owner, method, f"{method} of {name}", is_due)
+        # Offsets are saved only when there are new ones.
+        is_regular = method != "try_save"
+        return BrokenWork(owner, method, f"{method} of {name}", is_running, is_regular=is_regular)
 
     def _member_work(self, fault: Fault) -> BrokenWork | None:
         member = self._load.any_member(fault.target, fault.turns)
