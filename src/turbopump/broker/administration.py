@@ -18,6 +18,7 @@ from turbopump.broker.membership import Membership
 from turbopump.broker.message_path import MessagePath
 from turbopump.broker.progress import Progress
 from turbopump.broker.registration import Registration
+from turbopump.broker.replication.mastership import Mastership
 from turbopump.broker.runtime_info import RuntimeInfo
 from turbopump.broker.state import State
 from turbopump.clock import Clock
@@ -35,6 +36,7 @@ class Administration:
         path: MessagePath,
         store: Store,
         registration: Registration,
+        mastership: Mastership,
         address: str,
         clock: Clock,
         work: Supervisor,
@@ -76,6 +78,8 @@ class Administration:
             delays_for_java=lambda: path.delays.progress.encode(bare_keys=True),
             store=store,
             clock=clock,
+            epoch=lambda: mastership.record.epoch,
+            on_slave=mastership.note_slave,
         )
         self._requests: tuple[Requests, ...] = (
             self.clients,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -22,13 +22,15 @@ from turbopump.broker.lost_tables import note_missing, queue_counts, recover_top
 from turbopump.broker.membership import SWEEP_INTERVAL_MS
 from turbopump.broker.message_path import MessagePath
 from turbopump.broker.registration import Registration
+from turbopump.broker.replication.mastership import Mastership
+from turbopump.broker.replication.replica import Replica
 from turbopump.broker.replication.replication import Replication
-from turbopump.broker.replication.slave_tables import table_copies
 from turbopump.broker.state import State
 from turbopump.broker.stats import SAMPLE_INTERVAL_MS
 from turbopump.broker.store_ticker import StoreTicker
 from turbopump.broker.topics import is_readable
-from turbopump.errors import InvalidArgument, ListenFailed, ServerFailed
+from turbopump.broker.vip_port import listen_for_vip
+from turbopump.errors import InvalidArgument, ServerFailed
 from turbopump.machine import Machine
 from turbopump.net.connection import Connection
 from turbopump.net.network import Network
@@ -40,7 +42,7 @@ from turbopump.store.outcomes import Arrival
 from turbopump.store.scrubber import SLICE_BYTES
 from turbopump.store.store import Store
 from turbopump.supervisor import Supervisor
-from turbopump.tables import Table, TableWriter
+from turbopump.tables import Table, TableFile, TableWriter
 from turbopump.wire.bodies import DataVersion, TopicConfig
 from turbopump.wire.body_limits import BODY_BYTES_MAX
 from turbopump.wire.codes import RequestCode, ResponseCode
@@ -77,12 +79,15 @@ class Broker:
         machine: Machine | None = None,
         *,
         config_path: Path | None = None,
+        on_role_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._network = network = network or SocketNetwork()
         self._machine = machine = machine or Machine()
         self._clock = clock = machine.clock
         self._writer = TableWriter(machine.background)
-        self._live = LiveConfig(config, clock, config_path, machine.files, self._writer)
+        self._config_path = config_path
+        self._live = self._live_config(config)
+        self._on_role_change = on_role_change
         self._ready = False
         self._advertised: Host | None = None
         self._warned_of: set[str] = set()
@@ -103,6 +108,9 @@ class Broker:
             on_connect=self._connected,
             on_disconnect=self._disconnected,
         )
+        role_path = config.directory / "config" / "brokerRole.json"
+        role_file = TableFile(role_path, machine.files, self._writer)
+        self._mastership = Mastership(config, role_file, self._pool.request, machine.random)
         self._work = Supervisor(self._fatal)
         self.failure: ServerFailed | None = None
         """Why it can no longer do what it promises; its context is left with this error."""
@@ -129,6 +137,10 @@ class Broker:
             if task.uncancel() <= cancelled and kind is asyncio.CancelledError:
                 raise self.failure from self.failure.__cause__
 
+    def take_over(self, before: Broker) -> None:
+        """Serve the context of a broker that has run before this one."""
+        self._entered = before._entered
+
     @property
     def address(self) -> str:
         """Where clients find the broker, as ``host:port``."""
@@ -149,48 +161,44 @@ class Broker:
         """Recover the store, listen, serve, and register with the name servers."""
         config = self.config
         self.store = Store.open(config.directory, config.store, self._machine)
-        self.replication = Replication(
-            self.store, self._live, self._network, self._clock, self._note_stored
-        )
-        try:
-            ha_port = await self.replication.listen()
+        async with AsyncExitStack() as undo:
+            undo.callback(self.store.close)
+            undo.callback(self._writer.close)
+            undo.push_async_callback(self._pool.close)
+            undo.push_async_callback(self._server.drain, 0)
             await self._server.start()
-            await self._listen_for_vip()
-            # No await until everything is built: nobody is served by half a broker.
+            await listen_for_vip(self._server, config.identity.vip_port, self._vip_router)
             reachable = config.identity.reachable_host
             self._advertised = _resolved(reachable, self._server.port)
+            config, suspension = await self._mastership.assume(self.address)
+            self._live = self._live_config(config)
+            self.replication = Replication(
+                self.store, self._live, self._network, self._clock, self._note_stored
+            )
+            undo.push_async_callback(self.replication.close)
+            ha_port = await self.replication.listen()
             ha_host = config.replication.advertised_host or reachable
             self.replication.ha_address = str(_resolved(ha_host, ha_port, "brokerIP2"))
+            # No await until everything is built: nobody is served by half a broker.
             self._build(self._advertised)
-        except BaseException:
-            await self.replication.close()
-            await self._server.drain(0)
-            self._writer.close()
-            self.store.close()
-            raise
+            undo.pop_all()
+        if suspension is not None:
+            self.path.writer.suspension = suspension
         self._run()
         self._ready = True
         try:
-            await self._register()
+            if suspension is None:
+                await self._register()
         except BaseException:
             await self.close()
             raise
         _log.info("broker %s serves at %s", config.identity.broker_name, self.address)
+        if suspension is not None:
+            _log.warning("%s", suspension)
 
-    async def _listen_for_vip(self) -> None:
-        """Serve the VIP port too; a broker without it is of use to all newer clients."""
-        port = self.config.identity.vip_port
-        if port is None:
-            return
-        try:
-            await self._server.listen_also(port, self._vip_router)
-        except ListenFailed as error:
-            _log.warning(
-                "the VIP port is not served, which Java clients before 4.5 and Apache slaves need:"
-                " %s; free the port or choose another listenPort (vipChannelEnable=false ends"
-                " this warning)",
-                error,
-            )
+    def _live_config(self, config: BrokerConfig) -> LiveConfig:
+        files = self._machine.files
+        return LiveConfig(config, self._clock, self._config_path, files, self._writer)
 
     async def _register(self) -> None:
         """Give name servers a moment to take notice; those that do not are told again later."""
@@ -229,12 +237,14 @@ class Broker:
             pool=self._pool,
             address=self.address,
             ha_address=self.replication.ha_address,
+            epoch=lambda: self._mastership.record.epoch,
         )
         self.administration = Administration(
             self.state,
             self.path,
             self.store,
             self._registration,
+            self._mastership,
             self.address,
             self._clock,
             self._work,
@@ -246,14 +256,26 @@ class Broker:
             self._clock,
             self._registration.announce_filter_servers,
         )
-        self._registration.listen_to_master(self.replication.master_is_at)
+        self.replica = Replica(
+            config=config,
+            state=self.state,
+            path=self.path,
+            store=self.store,
+            registration=self._registration,
+            mastership=self._mastership,
+            replication=self.replication,
+            pool=self._pool,
+            address=self.address,
+            work=self._work,
+            on_role_change=self._on_role_change,
+        )
         self.state.topics.listen(self._registration.topic_changed)
         self.state.topics.listen(self._release_unreadable)
         self.state.consumers.listen_to_expressions(self.path.arrivals.release_topic)
         self._live.listen(self._config_changed)
         self._router.settle = self._vip_router.settle = self.path.settle
         refused = refusals() if config.identity.is_slave else {}
-        for part in (self.path, self.administration, self._filter_servers):
+        for part in (self.path, self.administration, self._filter_servers, self.replica):
             for code, handler in part.handlers().items():
                 self._router.add(code, refused.get(code, handler))
                 if code != RequestCode.PULL_MESSAGE:
@@ -263,10 +285,8 @@ class Broker:
     def _run(self) -> None:
         every = self._work.every
         self.store.listen(self._arrived, self.path.arrivals.queues)
-        self.replication.start(self._work)
-        if self.config.identity.is_slave:
-            self._copy_tables()
-        else:
+        self.replica.run()
+        if not self.config.identity.is_slave:
             self._run_master()
         self._store_ticker.note_message()
         first_ms = _RETENTION_FIRST_MS if self.store.refusal is None else _RETENTION_FULL_MS
@@ -287,13 +307,6 @@ class Broker:
             )
             processes.start(self._work)
         self._await_reconnects()
-
-    def _copy_tables(self) -> None:
-        """Keep a slave's tables equal to its master's, wherever that is."""
-        copies = table_copies(self.state, self.path.delays, self.store, self._pool.request)
-        copies.follow(self.config.replication.master_broker_address)
-        self._registration.listen_to_master(lambda master: copies.follow(master.address))
-        copies.start(self._work)
 
     def _run_master(self) -> None:
         """Start what writes messages: a slave gets the results from its master."""
@@ -351,7 +364,7 @@ class Broker:
 
     @property
     def _tables(self) -> tuple[Table, ...]:
-        return (*self.state.tables, self.path.delays.saving)
+        return (*self.state.tables, self.path.delays.saving, self._mastership.saving)
 
     async def _save_tables(self) -> None:
         self.path.transactions.settle_progress()
@@ -373,13 +386,18 @@ class Broker:
             _log.warning("name servers do not answer: they will notice that the broker is gone")
 
     def _fatal(self, name: str, error: BaseException) -> None:
-        """End the broker: the user of its context is cancelled, and gets the failure."""
+        """End the broker, because something that it needs keeps failing."""
+        failure = ServerFailed(
+            f"broker {self.config.identity.broker_name} ends: {name} keeps failing with"
+            f" {error!r}; nothing acknowledged is lost, start it again"
+        )
+        failure.__cause__ = error
+        self.fail(failure)
+
+    def fail(self, failure: ServerFailed) -> None:
+        """Cancel the user of its context, who gets the failure."""
         if self.failure is None:
-            self.failure = ServerFailed(
-                f"broker {self.config.identity.broker_name} ends: {name} keeps failing with"
-                f" {error!r}; nothing acknowledged is lost, start it again"
-            )
-            self.failure.__cause__ = error
+            self.failure = failure
             _log.critical("%s", self.failure)
             if self._entered is not None:
                 self._entered[0].cancel()

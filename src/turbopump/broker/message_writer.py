@@ -136,6 +136,8 @@ class MessageWriter:
     ) -> None:
         self.is_slave = is_slave
         """Whether messages come from a master only, and all others are refused."""
+        self.suspension: RemoteError | None = _slave_refusal() if is_slave else None
+        """Why messages are refused, on a slave or a master that another may have replaced."""
         self._store = store
         self._durability = durability
         self._delay_levels = delay_levels
@@ -149,12 +151,12 @@ class MessageWriter:
 
     def busy(self) -> RemoteError | None:
         """Return why nothing more should be stored now; None if the disk keeps up."""
-        return _slave_refusal() if self.is_slave else self._durability.busy()
+        return self.suspension or self._durability.busy()
 
-    def refuse_on_slave(self) -> None:
-        """Raise RemoteError on a slave: to be called before a message creates a topic."""
-        if self.is_slave:
-            raise _slave_refusal()
+    def refuse_if_suspended(self) -> None:
+        """Raise RemoteError, on a slave for one: to be called before a message creates a topic."""
+        if self.suspension is not None:
+            raise self.suspension
 
     def append_now(
         self, records: Group, promise: Promise, on_outcome: OnOutcome[*Ts], *args: *Ts
@@ -228,7 +230,7 @@ class MessageWriter:
 
     def append_groups(self, groups: Sequence[Group]) -> list[Appended]:
         """Append several groups with one write; raises what is refused. See `when_settled`."""
-        self.refuse_on_slave()
+        self.refuse_if_suspended()
         try:
             return self._store.append_all(groups, defer_dispatch=True)
         except (InvalidArgument, StoreError) as error:

@@ -78,8 +78,10 @@ class Registration:
         pool: NameServers,
         address: str,
         ha_address: str,
+        epoch: Callable[[], int] = lambda: 0,
     ) -> None:
         self.config = config
+        self._epoch = epoch
         self._topics = topics
         self._identity = headers.BrokerIdentity(
             broker_name=config.identity.broker_name,
@@ -146,6 +148,11 @@ class Registration:
     def version(self) -> DataVersion:
         return self._topics.data_version
 
+    @property
+    def lacks_master(self) -> bool:
+        """Whether this is a slave, and no name server has reported its master yet."""
+        return self.config.identity.is_slave and self.master is None
+
     def command(self, changed: Iterable[str] | None) -> Command:
         """Make the registration, of some topics or, with None, of all."""
         table = self._topics.table
@@ -161,6 +168,7 @@ class Registration:
             ha_server_addr=self._ha_address,
             compressed=self.config.registration.compressed,
             body_crc32=body_crc(body),
+            broker_epoch=None if self.config.identity.is_slave else self._epoch() or None,
         )
         return request(RequestCode.REGISTER_BROKER, header, body)
 
@@ -264,7 +272,8 @@ class _NameServerLink:
         await self.register()
         while True:
             config = self._registration.config.registration
-            pause_ms = config.interval_ms if self._is_reached else RETRY_MS
+            is_complete = self._is_reached and not self._registration.lacks_master
+            pause_ms = config.interval_ms if is_complete else RETRY_MS
             is_news = await set_within(self._news, pause_ms)
             await self.register(only_if_changed=not is_news and not config.forced)
 

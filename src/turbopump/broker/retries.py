@@ -88,7 +88,7 @@ class Retries:
         of the copy says: the consumer commits the failed message then.
         """
         try:
-            self._writer.refuse_on_slave()
+            self._writer.refuse_if_suspended()
             group = self._group(failed.group, failed.client)
             if group.retry_queue_nums <= 0:
                 on_outcome(Dropped(), *args)

@@ -207,7 +207,7 @@ class Sends:
 
     def admit(self, send: Send) -> TopicConfig:
         """Return the topic that a message may be stored in, made from its template if need be."""
-        self._writer.refuse_on_slave()
+        self._writer.refuse_if_suspended()
         starts_ms = self._sends_from_ms
         if starts_ms and starts_ms > self._clock.now_ms():
             raise RemoteError(

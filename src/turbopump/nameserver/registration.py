@@ -25,6 +25,7 @@ from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command, whole_body
 from turbopump.wire.hashing import body_crc
 from turbopump.wire.hosts import split_address
+from turbopump.wire.mastership import CLAIMS_NAMESPACE, parse_claim
 from turbopump.wire.registration import TOPICS_MAX, decode_inflated, inflate_registration
 
 _log = logging.getLogger(__name__)
@@ -84,6 +85,7 @@ def _register(
     peer: Connection,
 ) -> Command:
     registration = read_registration(request)
+    _require_newest_epoch(registration, kv)
     is_new = registration.address not in routes
     outcome = routes.register(registration, clock.monotonic_ms())
     if isinstance(outcome, TableFull):
@@ -102,6 +104,20 @@ def _register(
         _answer_header(outcome.master),
         body=b"" if order is None else KeyValues(table=dict(order)).encode(),
     )
+
+
+def _require_newest_epoch(registration: Registration, kv: KvConfig) -> None:
+    """Refuse a master that was replaced: its name belongs to the broker that was promoted."""
+    if registration.broker_id != MASTER_ID:
+        return
+    claim = parse_claim(kv.value(CLAIMS_NAMESPACE, registration.name))
+    if claim is not None and claim.epoch > registration.epoch:
+        remark = (
+            f"master {registration.address} of {registration.name} has epoch {registration.epoch}:"
+            f" it was replaced by {claim.master_address} with epoch {claim.epoch}"
+        )
+        _log.warning("%s", remark)
+        raise RemoteError(ResponseCode.SYSTEM_ERROR, remark)
 
 
 def _answer_header(master: Master | None) -> headers.RegisterBrokerAnswer:
@@ -159,6 +175,7 @@ def read_registration(request: Command) -> Registration:
         version=table.data_version,
         topics=table.topic_config_table,
         filter_servers=filter_servers,
+        epoch=header.broker_epoch or 0,
     )
 
 

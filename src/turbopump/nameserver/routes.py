@@ -48,6 +48,9 @@ class Registration:
     filter_servers: tuple[str, ...] | None = None
     """None leaves them as they are."""
 
+    epoch: int = 0
+    """Of a master's claim; 0 if it was never promoted."""
+
 
 @dataclass(frozen=True, slots=True)
 class Master:

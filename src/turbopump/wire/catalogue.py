@@ -6,6 +6,7 @@ from enum import Enum
 
 from turbopump.wire import bodies as b
 from turbopump.wire import headers as h
+from turbopump.wire import mastership as m
 from turbopump.wire.codes import RequestCode as Code
 from turbopump.wire.schema import Body, Header
 
@@ -90,6 +91,8 @@ REQUEST_HEADERS: dict[int, type[Header]] = {
     Code.PUSH_REPLY_MESSAGE_TO_CLIENT: h.PushReply,
     Code.ADD_WRITE_PERM_OF_BROKER: h.BrokerName,
     Code.GET_ALL_CONSUMER_FILTERS: h.TableCopy,
+    Code.PROMOTE_BROKER: m.PromoteBroker,
+    Code.FENCE_BROKER: m.FenceBroker,
 }
 
 RESPONSE_HEADERS: dict[int, type[Header]] = {
@@ -113,6 +116,8 @@ RESPONSE_HEADERS: dict[int, type[Header]] = {
     Code.SEND_REPLY_MESSAGE: h.SendMessageAnswer,
     Code.SEND_REPLY_MESSAGE_V2: h.SendMessageAnswer,
     Code.ADD_WRITE_PERM_OF_BROKER: h.AddWritePermAnswer,
+    Code.PROMOTE_BROKER: m.PromoteBrokerAnswer,
+    Code.FENCE_BROKER: m.FenceBrokerAnswer,
 }
 
 REQUEST_BODIES: dict[int, type[Body] | BodyKind] = {

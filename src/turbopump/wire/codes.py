@@ -105,6 +105,8 @@ class RequestCode(IntEnum):
     DELETE_EXPIRED_COMMITLOG = 329
     GET_ALL_CONSUMER_FILTERS = 91001
     """Turbopump's own, like all from 91001 on; Apache brokers answer that they do not know it."""
+    PROMOTE_BROKER = 91002
+    FENCE_BROKER = 91003
 
 
 class ResponseCode(IntEnum):

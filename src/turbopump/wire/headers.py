@@ -260,6 +260,8 @@ class TableCopyAnswer(Header, frozen=True, kw_only=True):
     table_version: str
     log_end: I64
     """Where the master's log ended at that time."""
+    broker_epoch: I64
+    """The master's epoch (`turbopump.wire.mastership`)."""
 
 
 # --- clients and groups ---------------------------------------------------------------------------
@@ -507,6 +509,8 @@ class RegisterBroker(BrokerIdentity, frozen=True, kw_only=True):
     ha_server_addr: str
     compressed: bool | None = None
     body_crc32: I32 | None = None
+    broker_epoch: I64 | None = None
+    """Turbopump's own: of a master, the epoch of its claim (`turbopump.wire.mastership`)."""
 
 
 class RegisterBrokerAnswer(Header, frozen=True, kw_only=True):

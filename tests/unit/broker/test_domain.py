@@ -47,6 +47,10 @@ WIRING = {
     "broker/message_path.py",
     "broker/administration.py",
     "broker/registration.py",
+    "broker/vip_port.py",
+    "broker/replication/mastership.py",
+    "broker/replication/replica.py",
+    "broker/replication/role_changes.py",
     "broker/replication/table_copy.py",
 }
 """Join both sides, or are a client of name servers or of other brokers."""

@@ -190,7 +190,7 @@ async def test_an_apache_master_is_copied_every_ten_seconds(tmp_path: Path) -> N
 
 
 def versioned(version: str, log_end: int, body: bytes) -> Callable[[Command], Command]:
-    header = headers.TableCopyAnswer(table_version=version, log_end=log_end)
+    header = headers.TableCopyAnswer(table_version=version, log_end=log_end, broker_epoch=0)
     return lambda command: command.answer(ResponseCode.SUCCESS, header, body=body)
 
 

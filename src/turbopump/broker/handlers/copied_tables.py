@@ -67,8 +67,12 @@ class CopiedTables:
         delays_for_java: Callable[[], bytes],
         store: LogEnd,
         clock: Clock,
+        epoch: Callable[[], int] = lambda: 0,
+        on_slave: Callable[[], None] = lambda: None,
     ) -> None:
         self._store = store
+        self._epoch = epoch
+        self._on_slave = on_slave
         self._is_closed = False
         # Counters of changes start anew with the process, and so do versions made of them.
         since = str(clock.now_ms())
@@ -115,6 +119,7 @@ class CopiedTables:
         if asked.known_version is None:
             body = (table.encoded_for_java or table.encoded)()
             return request.answer(ResponseCode.SUCCESS, table.java_header, body=body)
+        self._on_slave()
         wait_ms = min(asked.wait_millis or 0, HOLD_MAX_MS)
         is_known = asked.known_version == table.version()
         if is_known and wait_ms > 0 and table.changing is not None and not self._is_closed:
@@ -129,7 +134,9 @@ class CopiedTables:
 
     def _versioned(self, table: ServedTable, request: Command, known: str) -> Command:
         version = table.version()
-        header = headers.TableCopyAnswer(table_version=version, log_end=self._store.written_end)
+        header = headers.TableCopyAnswer(
+            table_version=version, log_end=self._store.written_end, broker_epoch=self._epoch()
+        )
         body = b"" if version == known else table.encoded()
         return request.answer(ResponseCode.SUCCESS, header, body=body)
 

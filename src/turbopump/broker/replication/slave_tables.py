@@ -8,9 +8,8 @@ from typing import Protocol
 from turbopump.broker.consumer_filters import ConsumerFilterTable
 from turbopump.broker.delay_recovery import SavedDelays
 from turbopump.broker.delays import Delays
-from turbopump.broker.replication.table_copy import Ask, CopiedTable, TableCopies
+from turbopump.broker.replication.table_copy import CopiedTable
 from turbopump.broker.state import State
-from turbopump.message import PhysicalOffset
 from turbopump.wire.bodies import ConsumerOffsets, GroupConfigTable, TopicConfigTable
 from turbopump.wire.codes import RequestCode
 
@@ -20,16 +19,7 @@ _log = logging.getLogger(__name__)
 class QueueStore(Protocol):
     """What is asked of the store."""
 
-    @property
-    def written_end(self) -> PhysicalOffset: ...
-
     def remove_topic(self, topic: str) -> None: ...
-
-
-def table_copies(state: State, delays: Delays, store: QueueStore, ask: Ask) -> TableCopies:
-    """Return what keeps the tables of a slave equal to its master's."""
-    tables = copied_tables(state, delays, store)
-    return TableCopies(tables, ask, lambda: store.written_end)
 
 
 def copied_tables(state: State, delays: Delays, store: QueueStore) -> tuple[CopiedTable, ...]:

@@ -62,6 +62,8 @@ class Copy(Struct, frozen=True):
     version: str = ""
     """Empty if the master does not number its tables: it is not one of ours."""
     log_end: int = 0
+    epoch: int = 0
+    """Of the master; 0 if it was never promoted."""
 
 
 async def fetch(ask: Ask, master: str, table: CopiedTable, known_version: str) -> Copy:
@@ -76,17 +78,25 @@ async def fetch(ask: Ask, master: str, table: CopiedTable, known_version: str) -
     if "tableVersion" not in (answer.ext_fields or {}):
         return Copy(whole_body(answer))
     found = headers.TableCopyAnswer.from_ext_fields(answer.ext_fields)
-    return Copy(whole_body(answer), found.table_version, found.log_end)
+    return Copy(whole_body(answer), found.table_version, found.log_end, found.broker_epoch)
 
 
 class TableCopies:
     """Keeps a slave's tables equal to its master's; `start` once, `follow` whenever it moves."""
 
-    def __init__(self, tables: Sequence[CopiedTable], ask: Ask, log_end: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        tables: Sequence[CopiedTable],
+        ask: Ask,
+        log_end: Callable[[], int],
+        on_epoch: Callable[[int], None] = lambda _: None,
+    ) -> None:
         self._tables = tables
+        self._on_epoch = on_epoch
         self._ask = ask
         self._log_end = log_end
-        self._master = ""
+        self.master = ""
+        """Where tables are copied from; empty if that is not known."""
         self._has_moved = asyncio.Event()
         self._failing: set[str] = set()
         self.versions: dict[str, str] = {}
@@ -99,8 +109,8 @@ class TableCopies:
 
     def follow(self, master: str) -> None:
         """Copy from this address, given as ``host:port`` of the broker."""
-        if master != self._master:
-            self._master = master
+        if master != self.master:
+            self.master = master
             self.versions.clear()
             self._has_moved.set()
             self._has_moved = asyncio.Event()
@@ -108,7 +118,7 @@ class TableCopies:
     async def _run(self, table: CopiedTable) -> None:
         while True:
             has_moved = self._has_moved
-            pause_ms = await self._copied(table) if self._master else COPY_INTERVAL_MS
+            pause_ms = await self._copied(table) if self.master else COPY_INTERVAL_MS
             if pause_ms and not has_moved.is_set():
                 await set_within(has_moved, pause_ms)
 
@@ -121,7 +131,7 @@ class TableCopies:
                 _log.warning(
                     "%s are not copied from master %s, tried again every %d s: %s",
                     table.what,
-                    self._master,
+                    self.master,
                     RETRY_MS // 1000,
                     error,
                 )
@@ -129,7 +139,7 @@ class TableCopies:
             return RETRY_MS
         if table.what in self._failing:
             self._failing.discard(table.what)
-            _log.info("%s are copied from master %s again", table.what, self._master)
+            _log.info("%s are copied from master %s again", table.what, self.master)
         return 0 if is_held else COPY_INTERVAL_MS
 
     async def copy_once(self, table: CopiedTable) -> bool:
@@ -137,13 +147,14 @@ class TableCopies:
 
         Raises RemoteError, NetworkError or WireError.
         """
-        master, known = self._master, self.versions.get(table.what, "")
+        master, known = self.master, self.versions.get(table.what, "")
         copy = await fetch(self._ask, master, table, known)
+        self._on_epoch(copy.epoch)
         version = copy.version or f"crc {crc32(copy.body)}"
         is_new = bool(copy.body) and version != known
         if is_new and table.follows_log:
             is_new = await self._log_reaches(copy.log_end)
-        if is_new and master == self._master:
+        if is_new and master == self.master:
             table.adopt(copy.body)
             self.versions[table.what] = version
         return table.is_watched and bool(copy.version)

@@ -1,0 +1,117 @@
+"""A broker that starts again within its process when its role changes."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from turbopump.broker.broker import Broker
+from turbopump.broker.config import BrokerConfig
+from turbopump.errors import ServerFailed
+from turbopump.machine import Machine
+from turbopump.net.network import Network
+from turbopump.supervisor import Supervisor
+
+_log = logging.getLogger(__name__)
+
+
+class ReplicatedBroker:
+    """Runs one `Broker` after the other, at the same address.
+
+    ::
+
+        async with ReplicatedBroker(BrokerConfig(directory=Path("store"))) as broker:
+            print(broker.address)
+
+    A promoted slave is built as any master is, and a replaced master as any slave: nothing has to
+    change its mind while it runs. Clients connect again, as they do after any restart.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        network: Network | None = None,
+        machine: Machine | None = None,
+        *,
+        config_path: Path | None = None,
+    ) -> None:
+        self._configured = config
+        self._network = network
+        self._machine = machine
+        self._config_path = config_path
+        self._lives = Supervisor()
+        self._is_closing = False
+        self.current = self._made(config)
+        """The broker that runs, or ran last."""
+
+    def _made(self, config: BrokerConfig) -> Broker:
+        return Broker(
+            config,
+            self._network,
+            self._machine,
+            config_path=self._config_path,
+            on_role_change=self._role_changed,
+        )
+
+    @property
+    def address(self) -> str:
+        """Where clients find the broker, as ``host:port``."""
+        return self.current.address
+
+    async def __aenter__(self) -> Self:
+        await self.current.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._end_changes()
+        await self.current.__aexit__(kind, error, traceback)
+
+    async def start(self) -> None:
+        """Start it in the role that it has."""
+        await self.current.start()
+
+    async def close(self) -> None:
+        """Stop it."""
+        await self._end_changes()
+        await self.current.close()
+
+    async def _end_changes(self) -> None:
+        """Wait for a change of the role that is under way: half of it would leave files open."""
+        self._is_closing = True
+        await self._lives.wait()
+
+    def _role_changed(self) -> None:
+        if not self._is_closing:
+            self._lives.start(self._start_again())
+
+    async def _start_again(self) -> None:
+        before = self.current
+        await before.replica.roles.wait_followed()
+        await before.close()
+        fresh = self._made(self._next_config(before))
+        fresh.take_over(before)
+        try:
+            await fresh.start()
+        except Exception as error:  # noqa: BLE001 - whatever it was, the process must end by it
+            failure = ServerFailed(f"the broker could not start again in its new role: {error}")
+            failure.__cause__ = error
+            fresh.fail(failure)
+        self.current = fresh
+
+    def _next_config(self, before: Broker) -> BrokerConfig:
+        """Return the settings as they are now, with the configured role and the same port."""
+        configured = self._configured.identity
+        port = int(before.address.rpartition(":")[2])
+        # A port that the system chose has no VIP port.
+        serves_vip = configured.serves_vip and bool(configured.port)
+        identity = replace(configured, port=port, serves_vip=serves_vip)
+        replication = self._configured.replication
+        return replace(before.config, identity=identity, replication=replication)

@@ -1,0 +1,91 @@
+"""What a broker does because it has a master or slaves: copies of tables, claims, promotion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from turbopump.broker.config import BrokerConfig
+from turbopump.broker.handlers.roles import RoleRequests
+from turbopump.broker.message_path import MessagePath
+from turbopump.broker.registration import Registration
+from turbopump.broker.replication.mastership import Mastership
+from turbopump.broker.replication.replication import Replication
+from turbopump.broker.replication.role_changes import FENCE_MS, RoleChanges
+from turbopump.broker.replication.slave_tables import copied_tables
+from turbopump.broker.replication.table_copy import TableCopies
+from turbopump.broker.state import State
+from turbopump.net.pool import ConnectionPool
+from turbopump.net.router import Handler
+from turbopump.store.store import Store
+from turbopump.supervisor import Supervisor
+
+_SETTLE_MS = 500
+
+
+class Replica:
+    """One broker as one of several with the same name; `run` once everything is built."""
+
+    def __init__(
+        self,
+        *,
+        config: BrokerConfig,
+        state: State,
+        path: MessagePath,
+        store: Store,
+        registration: Registration,
+        mastership: Mastership,
+        replication: Replication,
+        pool: ConnectionPool,
+        address: str,
+        work: Supervisor,
+        on_role_change: Callable[[], None],
+    ) -> None:
+        self._config = config
+        self._registration = registration
+        self._replication = replication
+        if replication.follower is not None:
+            # A replaced master knows that the log of its successor is the one that counts.
+            replication.follower.may_drop_all = mastership.was_replaced
+        self._work = work
+        self.copies = TableCopies(
+            copied_tables(state, path.delays, store),
+            pool.request,
+            lambda: store.written_end,
+            mastership.note_epoch,
+        )
+        self.roles = RoleChanges(
+            mastership=mastership,
+            writes=path.writer,
+            store=store,
+            settle=partial(path.durability.settle, _SETTLE_MS),
+            address=address,
+            broker_id=config.identity.broker_id,
+            master_address=lambda: self.copies.master,
+            is_followed=self._is_followed,
+            ask=pool.request,
+            on_confirmed=lambda: registration.start(work),
+            restart=on_role_change,
+        )
+
+    def handlers(self) -> dict[int, Handler]:
+        return RoleRequests(self.roles).handlers()
+
+    def run(self) -> None:
+        """Follow the master, or make sure to be one."""
+        self._registration.listen_to_master(self._replication.master_is_at)
+        self._replication.start(self._work)
+        if self._config.identity.is_slave:
+            self.copies.follow(self._config.replication.master_broker_address)
+            follow = self.copies.follow
+            self._registration.listen_to_master(lambda master: follow(master.address))
+            self.copies.start(self._work)
+        else:
+            self._work.every("mastership", self.roles.check_interval_ms, self.roles.check)
+            self._work.every("fencing", FENCE_MS, self.roles.fence_predecessor)
+
+    def _is_followed(self) -> bool:
+        """Whether a slave has all of the log, or none follows."""
+        status = self._replication.status
+        slaves = status.slaves
+        return not slaves or any(slave.acknowledged >= status.end for slave in slaves)

@@ -1,0 +1,136 @@
+"""Who is master: epochs, what is recorded of them, and what follows from it. Without IO.
+
+Each promotion gives a broker name a new epoch. The promoted broker's claim to it is a key-value of
+every name server, Apache's included: a master that comes back reads it before it takes the first
+write, and becomes a slave if somebody else has a newer epoch. A claim counts when more than half of
+the name servers have it, so that two brokers cannot both find enough of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from enum import Enum
+
+from msgspec import Struct
+from msgspec.structs import replace as replaced
+
+from turbopump.broker.config import BrokerConfig, Role
+from turbopump.wire.mastership import MasterClaim
+from turbopump.wire.schema import I64, Body
+
+
+class RoleRecord(Body, frozen=True, kw_only=True):
+    """The file (brokerRole.json): what a broker has become since it was configured."""
+
+    epoch: I64 = 0
+    """The newest epoch that it knows of its broker name; 0 before the first promotion."""
+    has_slaves: bool = False
+    """Whether a slave has ever followed it: it may have been replaced while it was away."""
+    role: str = ""
+    """Its role in place of the configured one; empty as long as that counts."""
+    broker_id: I64 = 0
+    configured_role: str = ""
+    """What was configured then. If it is something else now, an operator has decided anew."""
+    configured_id: I64 = 0
+    former_id: I64 = 0
+    token: str = ""
+    """Of a promoted broker: the id that it had as a slave, and its claim's token."""
+    unfenced: str = ""
+    """Of a promoted broker: the address of the master before it that has not confirmed yet that it
+    takes no more writes; empty if it has."""
+
+
+class Verdict(Enum):
+    """Whether a master may take writes."""
+
+    CONFIRMED = "confirmed"
+    UNCONFIRMED = "unconfirmed"
+    """Too few name servers answered to know."""
+    REPLACED = "replaced"
+    """Another broker has a newer epoch."""
+
+
+class Judgement(Struct, frozen=True):
+    """A verdict, and the claim that it follows from, if there is one."""
+
+    verdict: Verdict
+    claim: MasterClaim | None = None
+
+
+def judge(own: MasterClaim, answers: Sequence[MasterClaim | None], count: int) -> Judgement:
+    """Decide by the claims of the name servers that answered; None of one that has none.
+
+    ``count`` is how many name servers there are; with none, nobody else can be found either.
+    """
+    claims = [claim for claim in answers if claim is not None]
+    newest = max(claims, key=lambda claim: claim.epoch, default=None)
+    if newest is not None and is_newer(newest, own):
+        return Judgement(Verdict.REPLACED, newest)
+    is_enough = len(answers) > count // 2 if count else True
+    return Judgement(Verdict.CONFIRMED if is_enough else Verdict.UNCONFIRMED)
+
+
+def is_newer(claim: MasterClaim, own: MasterClaim) -> bool:
+    """Whether a claim is another broker's, and goes before the own one.
+
+    Two slaves that were promoted to the same epoch cannot both have found enough name servers:
+    whoever meets the other's claim there has not.
+    """
+    is_other = claim.token != own.token
+    return claim.epoch > own.epoch or (is_other and claim.epoch == own.epoch > 0)
+
+
+def effective(config: BrokerConfig, record: RoleRecord) -> BrokerConfig:
+    """Return a configuration with the role that a broker has, configured or recorded."""
+    if not is_in_effect(config, record):
+        return config
+    identity = replace(config.identity, role=Role(record.role), broker_id=record.broker_id)
+    replication = config.replication
+    if config.registration.name_servers:
+        # Whoever was configured as master may have been replaced: name servers know who is.
+        replication = replace(replication, master_address="")
+    return replace(config, identity=identity, replication=replication)
+
+
+def is_in_effect(config: BrokerConfig, record: RoleRecord) -> bool:
+    """Whether the recorded role counts: not after the configured one was changed."""
+    configured = (config.identity.role.value, config.identity.broker_id)
+    is_same = configured == (record.configured_role, record.configured_id)
+    return bool(record.role) and is_same
+
+
+def promoted(
+    config: BrokerConfig, record: RoleRecord, claim: MasterClaim, role: Role, unfenced: str
+) -> RoleRecord:
+    """Return the record of a broker that becomes master; ``config`` is the configured one."""
+    return replaced(
+        _recorded(config, record, claim.epoch, role, 0),
+        former_id=claim.former_id,
+        token=claim.token,
+        unfenced=unfenced,
+    )
+
+
+def demoted(config: BrokerConfig, record: RoleRecord, claim: MasterClaim) -> RoleRecord:
+    """Return the record of a master that was replaced: it takes the place of its successor."""
+    broker_id = claim.former_id or config.identity.broker_id or 1
+    return replaced(
+        _recorded(config, record, claim.epoch, Role.SLAVE, broker_id),
+        former_id=0,
+        token="",
+        unfenced="",
+    )
+
+
+def _recorded(
+    config: BrokerConfig, record: RoleRecord, epoch: int, role: Role, broker_id: int
+) -> RoleRecord:
+    return replaced(
+        record,
+        epoch=epoch,
+        role=role.value,
+        broker_id=broker_id,
+        configured_role=config.identity.role.value,
+        configured_id=config.identity.broker_id,
+    )

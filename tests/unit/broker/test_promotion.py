@@ -1,0 +1,344 @@
+"""Promotion: which broker is master, and that a replaced one never takes a write again."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from promotable import NAME, PromotableBrokers, promotable_brokers
+from turbopump.broker.config import BrokerConfig, IdentityConfig, RegistrationConfig, Role
+from turbopump.broker.replication.config import ReplicationConfig
+from turbopump.broker.replication.roles import (
+    RoleRecord,
+    Verdict,
+    demoted,
+    effective,
+    judge,
+    promoted,
+)
+from turbopump.testing import virtual_loop, virtual_time, wait_until
+from turbopump.wire import headers
+from turbopump.wire.bodies import GroupConfig
+from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.command import Command, request
+from turbopump.wire.mastership import (
+    CLAIMS_NAMESPACE,
+    FenceBroker,
+    MasterClaim,
+    PromoteBrokerAnswer,
+    parse_claim,
+)
+
+MASTER, FIRST_SLAVE = (Role.ASYNC_MASTER, 0), (Role.SLAVE, 1)
+SUCCESS, REFUSED = ResponseCode.SUCCESS, ResponseCode.SERVICE_NOT_AVAILABLE
+
+
+def claim(epoch: int, token: str = "a", former_id: int = 1) -> MasterClaim:
+    return MasterClaim(epoch=epoch, token=token, master_address="h:1", former_id=former_id)
+
+
+# --- what follows from what is known --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("own", "answers", "count", "expected"),
+    [
+        (claim(0), [None], 1, Verdict.CONFIRMED),
+        (claim(0), [], 1, Verdict.UNCONFIRMED),
+        (claim(0), [], 0, Verdict.CONFIRMED),
+        (claim(0), [claim(1, "b")], 1, Verdict.REPLACED),
+        (claim(1), [claim(1)], 1, Verdict.CONFIRMED),
+        (claim(1), [claim(1, "b")], 1, Verdict.REPLACED),
+        (claim(2), [claim(1, "b")], 1, Verdict.CONFIRMED),
+        (claim(1), [None], 2, Verdict.UNCONFIRMED),
+        (claim(1), [None, None], 3, Verdict.CONFIRMED),
+        (claim(1), [None, claim(2, "b")], 3, Verdict.REPLACED),
+    ],
+)
+def test_verdicts(
+    own: MasterClaim, answers: list[MasterClaim | None], count: int, expected: Verdict
+) -> None:
+    assert judge(own, answers, count).verdict is expected
+
+
+def broker_config(role: Role, broker_id: int) -> BrokerConfig:
+    identity = IdentityConfig(broker_name=NAME, role=role, broker_id=broker_id)
+    return BrokerConfig(identity=identity)
+
+
+def test_a_record_counts_until_the_configuration_changes() -> None:
+    slave, master = broker_config(*FIRST_SLAVE), broker_config(*MASTER)
+    record = promoted(slave, RoleRecord(), claim(1), Role.SYNC_MASTER, "")
+    assert effective(slave, record).identity.role is Role.SYNC_MASTER
+    assert effective(slave, record).identity.broker_id == 0
+    other = replace(slave, identity=replace(slave.identity, broker_id=2))
+    assert effective(other, record) is other
+    assert effective(master, record) is master
+    back = demoted(slave, record, claim(2, "b", former_id=3))
+    assert (back.epoch, back.token) == (2, "")
+    assert effective(slave, back).identity.broker_id == 3
+
+
+def test_a_recorded_slave_asks_name_servers_for_its_master() -> None:
+    """What is configured may be the address of the broker that was replaced."""
+    config = replace(
+        broker_config(*FIRST_SLAVE), replication=ReplicationConfig(master_address="h:1")
+    )
+    record = demoted(config, RoleRecord(), claim(2))
+    assert effective(config, record).replication.master_address == "h:1"
+    registered = replace(config, registration=RegistrationConfig(name_servers=("n:1",)))
+    assert effective(registered, record).replication.master_address == ""
+
+
+def test_claims_of_others_are_passed_over() -> None:
+    assert parse_claim("not a claim") is None
+    assert parse_claim(None) is None
+    assert parse_claim(claim(3).encode().decode()) == claim(3)
+
+
+# --- promotion ------------------------------------------------------------------------------------
+
+
+def details(answer: Command) -> PromoteBrokerAnswer:
+    assert answer.code == SUCCESS, answer.remark
+    return PromoteBrokerAnswer.from_ext_fields(answer.ext_fields)
+
+
+async def until_roles(replicas: PromotableBrokers, **roles: tuple[Role, int]) -> None:
+    """Wait until brokers, given as ``b0`` and so on, have their roles."""
+    await wait_until(
+        lambda: all(replicas.role(int(name[1:])) == role for name, role in roles.items()), 40
+    )
+
+
+async def until_known(replicas: PromotableBrokers) -> None:
+    """Wait until the slave has asked its master, so that this one knows that it has a slave."""
+    await wait_until(lambda: replicas.broker(0)._mastership.record.has_slaves)
+    await wait_until(lambda: not replicas.broker(0)._mastership.saving.is_dirty)
+
+
+async def can_send(replicas: PromotableBrokers, number: int) -> int:
+    return (await replicas.client(number).send()).code
+
+
+@virtual_time()
+async def test_a_running_master_and_its_slave_change_places(tmp_path: Path) -> None:
+    async with promotable_brokers(tmp_path) as replicas:
+        await until_known(replicas)
+        assert await can_send(replicas, 0) == SUCCESS
+        done = details(await replicas.promote(1))
+        assert (done.epoch, done.old_master) == (1, "10.0.0.1:10911")
+        await until_roles(replicas, b0=FIRST_SLAVE, b1=MASTER)
+        assert await can_send(replicas, 0) == REFUSED
+        assert await can_send(replicas, 1) == SUCCESS
+        expected = {0: "10.0.0.2:10911", 1: "10.0.0.1:10911"}
+        await wait_for_addresses(replicas, expected)
+        # And back again.
+        assert details(await replicas.promote(0)).epoch == 2
+        await until_roles(replicas, b0=MASTER, b1=FIRST_SLAVE)
+        assert await can_send(replicas, 0) == SUCCESS
+
+
+async def wait_for_addresses(replicas: PromotableBrokers, expected: dict[int, str]) -> None:
+    for _ in range(100):
+        if await replicas.addresses() == expected:
+            return
+        await asyncio.sleep(0.5)
+    assert await replicas.addresses() == expected
+
+
+@virtual_time()
+async def test_a_master_that_comes_back_is_a_slave_before_it_is_asked(tmp_path: Path) -> None:
+    async with promotable_brokers(tmp_path) as replicas:
+        await until_known(replicas)
+        await replicas.crash(0)
+        done = details(await replicas.promote(1))
+        assert (done.epoch, done.missing_bytes) == (1, None)
+        await until_roles(replicas, b1=MASTER)
+        assert await can_send(replicas, 1) == SUCCESS
+        await replicas.start(0)
+        assert replicas.role(0) == FIRST_SLAVE
+        assert await can_send(replicas, 0) == REFUSED
+
+
+@virtual_time()
+async def test_name_servers_remember_promotions_over_their_own_restart(tmp_path: Path) -> None:
+    async with promotable_brokers(tmp_path) as replicas:
+        await until_known(replicas)
+        await replicas.crash(0)
+        details(await replicas.promote(1))
+        await until_roles(replicas, b1=MASTER)
+        await wait_for_addresses(replicas, {0: "10.0.0.2:10911"})
+        await replicas.crash(1)
+        await replicas.stop_nameserver()
+        await replicas.start_nameserver()
+        await replicas.start(0)
+        assert replicas.role(0) == FIRST_SLAVE
+
+
+@virtual_time()
+async def test_a_replicated_master_without_name_servers_takes_no_writes(tmp_path: Path) -> None:
+    async with promotable_brokers(tmp_path) as replicas:
+        await until_known(replicas)
+        await replicas.stop(0)
+        await replicas.stop_nameserver()
+        started_s = virtual_loop().time()
+        await replicas.start(0)
+        assert virtual_loop().time() - started_s < 2
+        answer = await replicas.client(0).send()
+        assert answer.code == REFUSED
+        assert "may have been replaced" in (answer.remark or "")
+        await replicas.start_nameserver()
+        await wait_until(lambda: replicas.broker(0).path.writer.suspension is None)
+        assert await can_send(replicas, 0) == SUCCESS
+        await wait_for_addresses(replicas, {0: "10.0.0.1:10911", 1: "10.0.0.2:10911"})
+
+
+@virtual_time()
+async def test_a_master_that_never_had_a_slave_needs_no_name_server(tmp_path: Path) -> None:
+    replicas = PromotableBrokers(tmp_path)
+    await replicas.start(0)
+    assert await can_send(replicas, 0) == SUCCESS
+    await replicas.close()
+
+
+@virtual_time()
+async def test_a_master_that_was_cut_off_learns_that_it_was_replaced(tmp_path: Path) -> None:
+    async with promotable_brokers(tmp_path) as replicas:
+        await until_known(replicas)
+        replicas.network.isolate("10.0.0.1")
+        assert details(await replicas.promote(1)).missing_bytes is None
+        await until_roles(replicas, b1=MASTER)
+        replicas.network.heal()
+        healed_s = virtual_loop().time()
+        await until_roles(replicas, b0=FIRST_SLAVE)
+        assert virtual_loop().time() - healed_s < 15
+        assert await can_send(replicas, 0) == REFUSED
+        await wait_until(lambda: not replicas.broker(1)._mastership.record.unfenced)
+
+
+@virtual_time()
+async def test_a_promotion_lasts(tmp_path: Path) -> None:
+    async with promotable_brokers(tmp_path) as replicas:
+        await until_known(replicas)
+        details(await replicas.promote(1, "SYNC_MASTER"))
+        await until_roles(replicas, b0=FIRST_SLAVE, b1=(Role.SYNC_MASTER, 0))
+        for number in (0, 1):
+            await replicas.stop(number)
+            await replicas.start(number)
+        assert replicas.role(0) == FIRST_SLAVE
+        assert replicas.role(1) == (Role.SYNC_MASTER, 0)
+
+
+@virtual_time()
+async def test_a_promoted_slave_has_the_tables(tmp_path: Path) -> None:
+    async with promotable_brokers(tmp_path) as replicas:
+        group = GroupConfig(group_name="g", retry_max_times=3)
+        await replicas.client(0).ask(
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=group.encode()
+        )
+        await wait_until(lambda: "g" in replicas.broker(1).state.groups.table)
+        await replicas.crash(0)
+        details(await replicas.promote(1))
+        await until_roles(replicas, b1=MASTER)
+        assert replicas.broker(1).state.groups.table["g"] == group
+
+
+@virtual_time()
+async def test_three_name_servers_need_not_all_be_there(tmp_path: Path) -> None:
+    async with promotable_brokers(tmp_path, nameservers=3) as replicas:
+        await until_known(replicas)
+        await replicas.stop_nameserver(0)
+        await replicas.crash(0)
+        details(await replicas.promote(1))
+        await until_roles(replicas, b1=MASTER)
+        assert await can_send(replicas, 1) == SUCCESS
+        # One that does not know meets one that does.
+        await replicas.start_nameserver(0)
+        await replicas.stop_nameserver(1)
+        await replicas.start(0)
+        assert replicas.role(0) == FIRST_SLAVE
+
+
+@virtual_time()
+async def test_a_minority_of_name_servers_is_not_enough(tmp_path: Path) -> None:
+    async with promotable_brokers(tmp_path, nameservers=3) as replicas:
+        await until_known(replicas)
+        await replicas.stop_nameserver(0)
+        await replicas.stop_nameserver(1)
+        await replicas.crash(0)
+        details(await replicas.promote(1))
+        await until_roles(replicas, b1=MASTER)
+        assert await can_send(replicas, 1) == REFUSED
+        await replicas.start_nameserver(0)
+        await wait_until(lambda: replicas.broker(1).path.writer.suspension is None)
+        assert await can_send(replicas, 1) == SUCCESS
+
+
+@virtual_time()
+async def test_name_servers_refuse_masters_that_were_replaced(tmp_path: Path) -> None:
+    async with promotable_brokers(tmp_path) as replicas:
+        entry = headers.KvEntry(
+            namespace=CLAIMS_NAMESPACE, key=NAME, value=claim(7).encode().decode()
+        )
+        put = request(RequestCode.PUT_KV_CONFIG, entry)
+        await replicas.pool.request("10.0.1.1:9876", put, 3000)
+        for epoch, code in ((None, ResponseCode.SYSTEM_ERROR), (6, 1), (7, 0), (8, 0)):
+            header = headers.RegisterBroker(
+                broker_name=NAME,
+                broker_addr="10.0.0.7:10911",
+                cluster_name="DefaultCluster",
+                broker_id=0,
+                ha_server_addr="10.0.0.7:10912",
+                broker_epoch=epoch,
+            )
+            command = request(RequestCode.REGISTER_BROKER, header)
+            answer = await replicas.pool.request("10.0.1.1:9876", command, 3000)
+            assert answer.code == code
+            if code:
+                assert "was replaced by h:1 with epoch 7" in (answer.remark or "")
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+@virtual_time()
+async def test_masters_and_bad_roles_cannot_be_promoted(tmp_path: Path) -> None:
+    async with promotable_brokers(tmp_path) as replicas:
+        answer = await replicas.promote(0)
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert "master already, with epoch 0" in (answer.remark or "")
+        answer = await replicas.promote(1, "SLAVE")
+        assert "brokerRole must be ASYNC_MASTER or SYNC_MASTER, got 'SLAVE'" in (
+            answer.remark or ""
+        )
+
+
+@virtual_time()
+async def test_older_claims_fence_nobody(tmp_path: Path) -> None:
+    async with promotable_brokers(tmp_path) as replicas:
+        await until_known(replicas)
+        details(await replicas.promote(1))
+        await until_roles(replicas, b0=FIRST_SLAVE, b1=MASTER)
+        for older in (claim(0, "x"), claim(1, replicas.broker(1)._mastership.record.token)):
+            answer = await replicas.client(1).ask(RequestCode.FENCE_BROKER, FenceBroker.of(older))
+            assert answer.code == ResponseCode.SYSTEM_ERROR
+            assert "is not newer than 1" in (answer.remark or "")
+        assert await can_send(replicas, 1) == SUCCESS
+
+
+@virtual_time()
+async def test_a_role_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
+    async with promotable_brokers(tmp_path) as replicas:
+        await until_known(replicas)
+        await replicas.crash(0)
+        replicas.disks[1].fail_writes()
+        answer = await replicas.promote(1)
+        assert answer.code == REFUSED
+        assert "brokerRole.json could not be written" in (answer.remark or "")
+        replicas.disks[1].heal()
+        assert details(await replicas.promote(1)).epoch == 1
+        await until_roles(replicas, b1=MASTER)
