@@ -11,7 +11,7 @@
 """
 
 from turbopump.admin.administration import Admin
-from turbopump.admin.cluster import BrokerStatus, Cluster, ClusterStatus
+from turbopump.admin.cluster import BrokerStatus, Cluster, ClusterStatus, Promoted
 from turbopump.admin.configuration import SettingChange
 from turbopump.admin.dead_letters import (
     REDRIVEN_FROM,
@@ -66,6 +66,7 @@ __all__ = [
     "PendingTransaction",
     "Plan",
     "Progress",
+    "Promoted",
     "QueueChange",
     "QueueLimits",
     "QueueProgress",

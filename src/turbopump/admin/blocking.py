@@ -93,6 +93,8 @@ class Clusters(_Subject[cluster.Clusters]):
     runtime_info = blocking(cluster.Clusters.runtime_info)
     wipe_write_permission = blocking(cluster.Clusters.wipe_write_permission)
     add_write_permission = blocking(cluster.Clusters.add_write_permission)
+    promotable = blocking(cluster.Clusters.promotable)
+    promote = blocking(cluster.Clusters.promote)
 
 
 class Topics(_Subject[topics.Topics]):

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 
-from turbopump.admin.servers import BrokerNode, Servers, gathered
-from turbopump.errors import TurbopumpError
+from turbopump.admin.servers import BrokerNode, Servers, gathered, not_found
+from turbopump.errors import RemoteError, TurbopumpError
 from turbopump.wire import headers
 from turbopump.wire.bodies import KeyValues
-from turbopump.wire.codes import RequestCode
+from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import whole_body
+from turbopump.wire.mastership import PromoteBroker, PromoteBrokerAnswer
+
+_REGISTERED_POLL_S = 0.25
+_REGISTERED_POLLS = 80
+"""A promoted broker starts again, which takes a second or two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +51,43 @@ class BrokerStatus:
     """Part of the disk that is used, 0 to 1."""
 
     boot_ms: int | None = None
+    role: str | None = None
+    """ASYNC_MASTER, SYNC_MASTER or SLAVE; None of brokers that do not tell, as Apache's."""
+
+    epoch: int | None = None
+    """How often a slave of its name was promoted, as far as it knows."""
+
+    link: str | None = None
+    """Of a slave, the state of the connection to its master; of a master, how many slaves it has
+    and how many of them are in sync."""
+
+    log_end: int | None = None
+    lag_bytes: int | None = None
+    """Of a slave, how much of its master's log it has not."""
+
+    lag_ms: int | None = None
+    """Of a slave, for how long it has not had all of its master's log."""
+
     runtime_info: Mapping[str, str] | None = None
     """Everything that the broker tells of itself, in its own words."""
 
     error: str | None = None
     """Why it did not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Promoted:
+    """A slave that has become master."""
+
+    node: BrokerNode
+    """As it was: with its id as a slave."""
+
+    epoch: int
+    log_end: int
+    missing_bytes: int | None
+    """What the old master had and this one has not; None when the old one did not answer."""
+
+    old_master: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +121,7 @@ class Clusters:
     async def status(self, cluster: str | None = None) -> tuple[ClusterStatus, ...]:
         """Ask all brokers, of one cluster if given; one that does not answer is shown with why."""
         nodes = await self._servers.nodes(cluster)
-        found = await gathered(self._status(node) for node in nodes)
+        found = with_lags(await gathered(self._status(node) for node in nodes))
         return tuple(
             ClusterStatus(name, tuple(own))
             for name, own in groupby(found, lambda status: status.node.cluster)
@@ -119,6 +157,47 @@ class Clusters:
             for answer in answers.values()
         )
 
+    async def promotable(self, broker: str, broker_id: int | None = None) -> BrokerNode:
+        """Return the slave with an id, or the one that has most of the log; raises NotThere."""
+        nodes = await self._servers.nodes(broker=broker)
+        slaves = [node for node in nodes if not node.is_master]
+        if broker_id is not None:
+            slaves = [node for node in slaves if node.broker_id == broker_id]
+        if not slaves:
+            wanted = broker if broker_id is None else f"{broker} with id {broker_id}"
+            raise not_found("slave of broker", wanted, ())
+        found = await gathered(self._status(node) for node in slaves)
+        best = max(found, key=lambda status: -1 if status.log_end is None else status.log_end)
+        if best.error is not None:
+            raise RemoteError(ResponseCode.SYSTEM_ERROR, best.error)
+        return best.node
+
+    async def promote(self, node: BrokerNode, role: str = "ASYNC_MASTER") -> Promoted:
+        """Make a slave the master of its name; returns when name servers know it.
+
+        The old master is fenced first, if it answers, and what it still has is copied. Raises
+        RemoteError when the broker refuses, or when name servers do not know it after a while.
+        """
+        header = PromoteBroker(broker_role=role)
+        answer = await self._servers.ask(node, RequestCode.PROMOTE_BROKER, header)
+        found = PromoteBrokerAnswer.from_ext_fields(answer.ext_fields)
+        await self._wait_registered(node)
+        return Promoted(
+            node, found.epoch, found.log_end, found.missing_bytes, found.old_master or None
+        )
+
+    async def _wait_registered(self, node: BrokerNode) -> None:
+        for _ in range(_REGISTERED_POLLS):
+            known = await self._servers.nodes()
+            if any(each.is_master and each.address == node.address for each in known):
+                return
+            await asyncio.sleep(_REGISTERED_POLL_S)
+        raise RemoteError(
+            ResponseCode.SYSTEM_ERROR,
+            f"broker {node.broker} at {node.address} was promoted, but name servers do not know it"
+            " as master yet: are more than half of them running?",
+        )
+
     async def _status(self, node: BrokerNode) -> BrokerStatus:
         try:
             return broker_status(node, await self._runtime_info(node))
@@ -141,8 +220,26 @@ def broker_status(node: BrokerNode, info: Mapping[str, str]) -> BrokerStatus:
         out_today=_difference(info, "msgGetTotalTodayNow", "msgGetTotalTodayMorning"),
         disk_used=_number(info.get("commitLogDiskRatio")),
         boot_ms=_whole(info.get("bootTimestamp")),
+        role=info.get("brokerRole"),
+        epoch=_whole(info.get("brokerEpoch")),
+        link=info.get("replicationLink"),
+        log_end=_whole(info.get("commitLogMaxOffset")),
+        lag_ms=_whole(info.get("replicationLagMillis")),
         runtime_info=dict(info),
     )
+
+
+def with_lags(found: Sequence[BrokerStatus]) -> list[BrokerStatus]:
+    """Return the same, with the bytes that each slave has not, as far as its master tells."""
+    ends = {status.node.broker: status.log_end for status in found if status.node.is_master}
+    return [_with_lag(status, ends.get(status.node.broker)) for status in found]
+
+
+def _with_lag(status: BrokerStatus, master_end: int | None) -> BrokerStatus:
+    if status.node.is_master or status.log_end is None or master_end is None:
+        return status
+    # Both were asked at about the same time, so the slave may seem to be ahead.
+    return replace(status, lag_bytes=max(0, master_end - status.log_end))
 
 
 def _rate(text: str | None) -> float | None:

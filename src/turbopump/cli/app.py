@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from turbopump.cli.broker import broker
+from turbopump.cli.broker import app as broker_app
 from turbopump.cli.lazy import add_lazily
 from turbopump.cli.nameserver import nameserver
 from turbopump.cli.standalone import standalone
@@ -19,8 +19,9 @@ app = typer.Typer(
     # Errors that people can mend are reported without one; the others need it plain.
     pretty_exceptions_enable=False,
 )
-for command in (standalone, nameserver, broker):
+for command in (standalone, nameserver):
     app.command()(command)
+app.add_typer(broker_app, name="broker")
 
 SUB_APPS = {
     "cluster": ("turbopump.cli.cluster", "See clusters and how their brokers are doing."),

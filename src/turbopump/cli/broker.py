@@ -1,11 +1,20 @@
-"""``turbopump broker``."""
+"""``turbopump broker``, which runs one, and ``turbopump broker promote``."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from turbopump.cli.administration import (
+    NAMESERVER,
+    DryRunOption,
+    JsonOption,
+    NameServerOption,
+    YesOption,
+    administration,
+    confirm,
+)
 from turbopump.cli.options import (
     AdvertiseOption,
     ConfigOption,
@@ -18,8 +27,15 @@ from turbopump.cli.options import (
     settings_of,
 )
 
+if TYPE_CHECKING:
+    from turbopump.admin import Promoted
 
+app = typer.Typer(invoke_without_command=True)
+
+
+@app.callback()
 def broker(
+    context: typer.Context,
     dir: DirOption = None,  # noqa: A002 - the option's name
     host: HostOption = None,
     port: PortOption = None,
@@ -34,8 +50,10 @@ def broker(
     print_config: PrintConfigOption = False,
 ) -> None:
     """Run a broker, which keeps messages and hands them out."""
-    from turbopump.broker.broker import Broker
+    if context.invoked_subcommand is not None:
+        return
     from turbopump.broker.config_keys import as_properties, parse
+    from turbopump.broker.replicated import ReplicatedBroker
     from turbopump.cli.life_cycle import ready_line, reported_errors, serve
     from turbopump.net.sockets import SocketNetwork
     from turbopump.settings import render_properties
@@ -52,5 +70,65 @@ def broker(
         if print_config:
             typer.echo(render_properties(as_properties(chosen)), nl=False)
             return
-        server = Broker(chosen, SocketNetwork(), config_path=config)
+        server = ReplicatedBroker(chosen, SocketNetwork(), config_path=config)
         serve(server, lambda running: ready_line(broker=running.address))
+
+
+@app.command()
+def promote(
+    broker: Annotated[str, typer.Argument(help="Name of the broker.")],
+    broker_id: Annotated[
+        int | None,
+        typer.Option(
+            "--id",
+            min=1,
+            help="Id of the slave; without it, the one that has most of the log.",
+            show_default=False,
+        ),
+    ] = None,
+    is_sync: Annotated[
+        bool, typer.Option("--sync", help="Make it SYNC_MASTER, which waits for a slave.")
+    ] = False,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    nameserver: NameServerOption = NAMESERVER,
+    json: JsonOption = False,
+) -> None:
+    """Make a slave the master, in place of the one it has followed."""
+    from turbopump.cli.output import Output
+
+    with administration(nameserver) as admin:
+        node = admin.clusters.promotable(broker, broker_id)
+        output = Output(as_json=json)
+        found = {"broker": broker, "broker_id": node.broker_id, "address": node.address}
+        slave = f"slave {node.broker_id} of {broker} at {node.address}"
+        if dry_run:
+            output.done({**found, "dry_run": True}, f"Would promote {slave}.")
+            return
+        confirm(f"Promote {slave}?", is_sure=yes, as_json=json)
+        done = admin.clusters.promote(node, "SYNC_MASTER" if is_sync else "ASYNC_MASTER")
+        details = {
+            "epoch": done.epoch,
+            "log_end": done.log_end,
+            "missing_bytes": done.missing_bytes,
+            "old_master": done.old_master,
+            "dry_run": False,
+        }
+        text = f"Promoted {slave}: master with epoch {done.epoch}, log end {done.log_end}."
+        output.done({**found, **details}, f"{text}\n{_old_master_text(done)}")
+
+
+def _old_master_text(done: Promoted) -> str:
+    if done.old_master is None:
+        return "No other master is known."
+    if done.missing_bytes is None:
+        return (
+            f"The old master, {done.old_master}, did not answer. When it returns, it becomes a"
+            " slave, and what it had not replicated is kept aside in its store directory."
+        )
+    if done.missing_bytes:
+        return (
+            f"The old master, {done.old_master}, has {done.missing_bytes} bytes that were not"
+            " replicated in time; they are kept aside in its store directory."
+        )
+    return f"The old master, {done.old_master}, becomes a slave; nothing is missing."

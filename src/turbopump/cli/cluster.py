@@ -54,7 +54,7 @@ def status(
     nameserver: NameServerOption = NAMESERVER,
     json: JsonOption = False,
 ) -> None:
-    """Show how brokers are doing: versions, messages in and out, disks."""
+    """Show how brokers are doing: roles, replication, messages in and out, disks."""
     with administration(nameserver) as admin:
         found = admin.clusters.status(cluster)
     rows = [_status_row(broker) for each in found for broker in each.brokers]
@@ -62,6 +62,10 @@ def status(
         Column("cluster", "CLUSTER"),
         Column("broker", "BROKER"),
         Column("broker_id", "ID", "number"),
+        Column("role", "ROLE"),
+        Column("link", "LINK"),
+        Column("lag_bytes", "LAG BYTES", "number"),
+        Column("lag_ms", "BEHIND", "duration"),
         Column("version", "VERSION"),
         Column("in_per_s", "IN/S", "number"),
         Column("out_per_s", "OUT/S", "number"),
@@ -140,5 +144,10 @@ def _status_row(broker: BrokerStatus) -> dict[str, Any]:
         "out_today": broker.out_today,
         "disk_used": broker.disk_used,
         "boot_ms": broker.boot_ms,
+        "role": broker.role,
+        "epoch": broker.epoch,
+        "link": broker.link,
+        "lag_bytes": broker.lag_bytes,
+        "lag_ms": broker.lag_ms,
         "error": broker.error,
     }

@@ -1,10 +1,10 @@
-"""``turbopump standalone``: a name server and a broker in one process."""
+"""``turbopump standalone``: a name server and a broker, with slaves if asked, in one process."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -25,7 +25,11 @@ from turbopump.wire.hosts import ANY_HOST
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from turbopump.broker.config import BrokerConfig
     from turbopump.nameserver import NameServerConfig
+
+REPLICAS_MAX = 8
+_PORT_STEP = 10
 
 
 def standalone(
@@ -34,6 +38,14 @@ def standalone(
     nameserver_port: PortOption = None,
     broker_port: PortOption = None,
     advertise: AdvertiseOption = None,
+    replicas: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=REPLICAS_MAX,
+            help="Slaves of the broker, each with a copy of everything in a directory of its own.",
+        ),
+    ] = 0,
     config: ConfigOption = None,
     print_config: PrintConfigOption = False,
 ) -> None:
@@ -59,29 +71,54 @@ def standalone(
         }
         # Before anything is started: a wrong setting must not leave half a system behind.
         checked = parse(broker)
+        slaves = [_slave_settings(checked, number) for number in range(1, replicas + 1)]
         if print_config:
             _print_sections(nameserver=described(nameserver), broker=as_properties(checked))
             return
-        serve(_running(nameserver, broker, config), str)
+        serve(_running(nameserver, broker, slaves, config), str)
+
+
+def _slave_settings(master: BrokerConfig, number: int) -> dict[str, str]:
+    """Return what is different for a slave: its role, its directory and its ports."""
+    port = master.identity.port
+    return given(
+        brokerRole="SLAVE",
+        brokerId=number,
+        storePathRootDir=master.directory.with_name(f"{master.directory.name}-slave{number}"),
+        # Each broker takes three ports: its own, the one after it and the second one before.
+        listenPort=port and port + _PORT_STEP * number,
+        haListenPort=0,
+    )
 
 
 @asynccontextmanager
 async def _running(
-    nameserver: NameServerConfig, broker: Settings, config_path: Path | None
+    nameserver: NameServerConfig,
+    broker: Settings,
+    slaves: Sequence[Settings],
+    config_path: Path | None,
 ) -> AsyncIterator[str]:
-    """Run both, and give the line that says so; the broker goes first, to say good-bye."""
-    from turbopump.broker.broker import Broker
+    """Run all, and give the line that says so; brokers end first, to unregister."""
     from turbopump.broker.config_keys import parse
+    from turbopump.broker.replicated import ReplicatedBroker
     from turbopump.cli.life_cycle import ready_line
     from turbopump.nameserver import NameServer
     from turbopump.net.sockets import SocketNetwork
 
     network = SocketNetwork()
-    async with NameServer(nameserver, network) as names:
+    async with AsyncExitStack() as servers:
+        names = await servers.enter_async_context(NameServer(nameserver, network))
         own = reachable(names.address)
-        config = parse({**broker, "namesrvAddr": _joined(broker.get("namesrvAddr", ""), own)})
-        async with Broker(config, network, config_path=config_path) as running:
-            yield ready_line(nameserver=names.address, broker=running.address)
+        common = {**broker, "namesrvAddr": _joined(broker.get("namesrvAddr", ""), own)}
+        addresses = []
+        for number, changes in enumerate([{}, *slaves]):
+            # Changes of settings are written to the master's file only.
+            path = None if number else config_path
+            running = ReplicatedBroker(parse({**common, **changes}), network, config_path=path)
+            addresses.append((await servers.enter_async_context(running)).address)
+        master, *others = addresses
+        roles = {"broker": master, **({"slave": ",".join(others)} if others else {})}
+        yield ready_line(nameserver=names.address, **roles)
 
 
 def reachable(address: str) -> str:

@@ -210,7 +210,7 @@ def commands() -> dict[str, Command]:
         if isinstance(command, TyperGroup):
             inner = ((f"{name} {sub}", command, sub) for sub in command.list_commands(context))
             found |= {words: group.commands[sub] for words, group, sub in inner}
-        else:
+        if not isinstance(command, TyperGroup) or command.invoke_without_command:
             found[name] = command
     return found
 

@@ -29,7 +29,7 @@ CHECK_MS = 10_000
 UNCONFIRMED_MS = 1000
 FENCE_MS = 5000
 """How often the master before is told that it was replaced, until it confirms that."""
-CATCH_UP_MS = 10_000
+CATCH_UP_MS = 7000
 """How long a promotion waits for what a fenced master still has to send."""
 
 _FENCE_TIMEOUT_MS = 3000
