@@ -183,6 +183,7 @@ class Broker:
             self._build(self._advertised)
             undo.pop_all()
         if suspension is not None:
+            _log.warning("%s", suspension)
             self.path.writer.suspension = suspension
         self._run()
         self._ready = True
@@ -193,8 +194,6 @@ class Broker:
             await self.close()
             raise
         _log.info("broker %s serves at %s", config.identity.broker_name, self.address)
-        if suspension is not None:
-            _log.warning("%s", suspension)
 
     def _live_config(self, config: BrokerConfig) -> LiveConfig:
         files = self._machine.files
@@ -266,9 +265,11 @@ class Broker:
             replication=self.replication,
             pool=self._pool,
             address=self.address,
+            clock=self._clock,
             work=self._work,
             on_role_change=self._on_role_change,
         )
+        self.administration.runtime_info.replication = self.replica.described
         self.state.topics.listen(self._registration.topic_changed)
         self.state.topics.listen(self._release_unreadable)
         self.state.consumers.listen_to_expressions(self.path.arrivals.release_topic)

@@ -94,17 +94,16 @@ class ReplicatedBroker:
 
     async def _start_again(self) -> None:
         before = self.current
-        await before.replica.roles.wait_followed()
-        await before.close()
-        fresh = self._made(self._next_config(before))
-        fresh.take_over(before)
         try:
-            await fresh.start()
+            await before.replica.roles.wait_followed()
+            await before.close()
+            self.current = self._made(self._next_config(before))
+            self.current.take_over(before)
+            await self.current.start()
         except Exception as error:  # noqa: BLE001 - whatever it was, the process must end by it
             failure = ServerFailed(f"the broker could not start again in its new role: {error}")
             failure.__cause__ = error
-            fresh.fail(failure)
-        self.current = fresh
+            self.current.fail(failure)
 
     def _next_config(self, before: Broker) -> BrokerConfig:
         """Return the settings as they are now, with the configured role and the same port."""

@@ -101,6 +101,7 @@ class RuntimeInfo:
         self._files = files
         self._load = load
         self._work = work
+        self.replication: Callable[[], dict[str, str]] = dict
         self._boot_ms = clock.now_ms()
         self._boot_monotonic_ms = clock.monotonic_ms()
 
@@ -115,6 +116,7 @@ class RuntimeInfo:
             **self._disk(self.config.directory),
             **self._waiting(self._load()),
             **self._delays(),
+            **self.replication(),
             **summary(self._work()),
         }
 

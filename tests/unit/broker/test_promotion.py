@@ -19,6 +19,8 @@ from turbopump.broker.replication.roles import (
     judge,
     promoted,
 )
+from turbopump.machine.files import read_file
+from turbopump.message import PhysicalOffset
 from turbopump.testing import virtual_loop, virtual_time, wait_until
 from turbopump.wire import headers
 from turbopump.wire.bodies import GroupConfig
@@ -342,3 +344,112 @@ async def test_a_role_that_cannot_be_written_changes_nothing(tmp_path: Path) -> 
         replicas.disks[1].heal()
         assert details(await replicas.promote(1)).epoch == 1
         await until_roles(replicas, b1=MASTER)
+
+
+# --- messages -------------------------------------------------------------------------------------
+
+
+def log_of(replicas: PromotableBrokers, number: int) -> bytes:
+    """Return the whole commit log of a broker."""
+    store = replicas.broker(number).store
+    store.flush()
+    at, parts = store.min_offset, []
+    while (part := store.raw(at, 1 << 20)) is not None:
+        parts.append(bytes(part))
+        at = PhysicalOffset(at + len(part))
+    return b"".join(parts)
+
+
+async def bodies(replicas: PromotableBrokers, number: int) -> list[bytes]:
+    return [bytes(message.body) for message in await replicas.client(number).messages()]
+
+
+async def until_copied(replicas: PromotableBrokers, master: int, slave: int) -> None:
+    """Wait until a slave has its master's log, and its topics."""
+
+    def is_copied() -> bool:
+        ours, theirs = replicas.broker(master), replicas.broker(slave)
+        tables = ours.state.topics.data_version == theirs.state.topics.data_version
+        return tables and ours.store.written_end == theirs.store.written_end
+
+    await wait_until(is_copied, 60)
+
+
+@virtual_time()
+async def test_a_promoted_slave_has_what_was_replicated(tmp_path: Path) -> None:
+    async with promotable_brokers(tmp_path) as replicas:
+        await until_known(replicas)
+        for body in (b"one", b"two"):
+            assert (await replicas.client(0).send(body)).code == SUCCESS
+        await until_copied(replicas, 0, 1)
+        await replicas.crash(0)
+        details(await replicas.promote(1))
+        await until_roles(replicas, b1=MASTER)
+        assert (await replicas.client(1).send(b"three")).code == SUCCESS
+        assert await bodies(replicas, 1) == [b"one", b"two", b"three"]
+
+
+@virtual_time()
+async def test_a_switch_over_loses_nothing(tmp_path: Path) -> None:
+    """What a fenced master still has is copied before the slave becomes master."""
+    async with promotable_brokers(tmp_path) as replicas:
+        await until_known(replicas)
+        sent = [b"%d" % number for number in range(50)]
+        for body in sent:
+            assert (await replicas.client(0).send(body)).code == SUCCESS
+        done = details(await replicas.promote(1))
+        assert done.missing_bytes == 0
+        await until_roles(replicas, b0=FIRST_SLAVE, b1=MASTER)
+        assert await bodies(replicas, 1) == sent
+        assert (await replicas.client(1).send(b"last")).code == SUCCESS
+        await until_copied(replicas, 1, 0)
+        assert log_of(replicas, 0) == log_of(replicas, 1)
+
+
+@virtual_time()
+async def test_what_was_not_replicated_is_kept_aside_and_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with promotable_brokers(tmp_path) as replicas:
+        await until_known(replicas)
+        assert (await replicas.client(0).send(b"both")).code == SUCCESS
+        await until_copied(replicas, 0, 1)
+        replicas.network.isolate(replicas.host_of(1))
+        replicas.network.cut(replicas.host_of(1))
+        assert (await replicas.client(0).send(b"only on the old one")).code == SUCCESS
+        await replicas.crash(0)
+        replicas.network.heal()
+        details(await replicas.promote(1))
+        await until_roles(replicas, b1=MASTER)
+        for body in (b"only on the new one", b"and another"):
+            assert (await replicas.client(1).send(body)).code == SUCCESS
+        await replicas.start(0)
+        await until_copied(replicas, 1, 0)
+        assert log_of(replicas, 0) == log_of(replicas, 1)
+        assert await bodies(replicas, 0) == [b"both", b"only on the new one", b"and another"]
+        disk = replicas.disks[0]
+        directory = replicas.config_of(0).directory
+        [kept] = [path for path in disk.entries(directory) if path.name.startswith("diverged")]
+        contents = [read_file(disk, path) for path in disk.entries(kept)]
+        assert [b"only on the old one" in content for content in contents] == [True]
+        assert str(kept) in caplog.text
+        assert "are cut off and kept in" in caplog.text
+
+
+@virtual_time()
+async def test_operators_see_roles_and_the_link(tmp_path: Path) -> None:
+    async with promotable_brokers(tmp_path) as replicas:
+        await until_known(replicas)
+        assert (await replicas.client(0).send()).code == SUCCESS
+        await until_copied(replicas, 0, 1)
+        master = replicas.broker(0).administration.runtime_info()
+        assert (master["brokerRole"], master["brokerEpoch"]) == ("ASYNC_MASTER", "0")
+        assert master["replicationLink"] == "1 slaves, 1 in sync"
+        slave = replicas.broker(1).administration.runtime_info()
+        assert (slave["brokerRole"], slave["replicationLink"]) == ("SLAVE", "in sync")
+        assert slave["replicationLagMillis"] == "0"
+        await replicas.crash(0)
+        await asyncio.sleep(30)
+        slave = replicas.broker(1).administration.runtime_info()
+        assert slave["replicationLink"] == "disconnected"
+        assert 28_000 <= int(slave["replicationLagMillis"]) <= 32_000

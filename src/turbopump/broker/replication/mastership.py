@@ -20,7 +20,7 @@ from turbopump.broker.replication.roles import (
     judge,
     promoted,
 )
-from turbopump.errors import NetworkError, RemoteError, WireError
+from turbopump.errors import NetworkError, RemoteError, WireError, WriteFailed
 from turbopump.tables import Table, TableFile
 from turbopump.wire import headers
 from turbopump.wire.codes import RequestCode, ResponseCode
@@ -105,9 +105,15 @@ class Mastership:
         )
 
     async def save(self, record: RoleRecord) -> None:
-        """Let a record count once it is on disk; raises WriteFailed."""
-        await self._file.writer.write(lambda: self._file.save(record.encode()))
-        self.record = record
+        """Write a record down; raises WriteFailed, and the one before counts again."""
+        before, self.record = self.record, record
+        self.saving.changes += 1
+        try:
+            await self.saving.save()
+        except WriteFailed:
+            self.record = before
+            self.saving.changes += 1
+            raise
 
     def note_slave(self) -> None:
         """Remember that a slave follows this broker, which may replace it while it is away."""

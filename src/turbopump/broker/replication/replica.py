@@ -13,14 +13,18 @@ from turbopump.broker.replication.mastership import Mastership
 from turbopump.broker.replication.replication import Replication
 from turbopump.broker.replication.role_changes import FENCE_MS, RoleChanges
 from turbopump.broker.replication.slave_tables import copied_tables
+from turbopump.broker.replication.status import LinkState
 from turbopump.broker.replication.table_copy import TableCopies
 from turbopump.broker.state import State
+from turbopump.clock import Clock
 from turbopump.net.pool import ConnectionPool
 from turbopump.net.router import Handler
 from turbopump.store.store import Store
 from turbopump.supervisor import Supervisor
 
 _SETTLE_MS = 500
+_LAG_MS = 1000
+"""How often a slave notes whether it has all of its master's log."""
 
 
 class Replica:
@@ -38,12 +42,15 @@ class Replica:
         replication: Replication,
         pool: ConnectionPool,
         address: str,
+        clock: Clock,
         work: Supervisor,
         on_role_change: Callable[[], None],
     ) -> None:
         self._config = config
         self._registration = registration
         self._replication = replication
+        self._clock = clock
+        self._in_sync_ms = clock.monotonic_ms()
         if replication.follower is not None:
             # A replaced master knows that the log of its successor is the one that counts.
             replication.follower.may_drop_all = mastership.was_replaced
@@ -68,6 +75,31 @@ class Replica:
             restart=on_role_change,
         )
 
+    def described(self) -> dict[str, str]:
+        """Return what operators see of it, as part of the broker's runtime information."""
+        status = self._replication.status
+        found = {
+            "brokerRole": self._config.identity.role.value,
+            "brokerEpoch": str(self.roles.epoch),
+        }
+        if status.master is None:
+            in_sync = sum(slave.is_in_sync for slave in status.slaves)
+            return {**found, "replicationLink": f"{len(status.slaves)} slaves, {in_sync} in sync"}
+        self._note_in_sync()
+        return {
+            **found,
+            "replicationLink": status.master.state.value,
+            "replicationMaster": status.master.address,
+            "replicationLagMillis": str(self._clock.monotonic_ms() - self._in_sync_ms),
+            "replicationError": status.master.last_error,
+            "replicationCutBytes": str(status.master.cut_bytes),
+        }
+
+    def _note_in_sync(self) -> None:
+        link = self._replication.status.master
+        if link is not None and link.state is LinkState.IN_SYNC:
+            self._in_sync_ms = self._clock.monotonic_ms()
+
     def handlers(self) -> dict[int, Handler]:
         return RoleRequests(self.roles).handlers()
 
@@ -80,6 +112,7 @@ class Replica:
             follow = self.copies.follow
             self._registration.listen_to_master(lambda master: follow(master.address))
             self.copies.start(self._work)
+            self._work.every("replication lag", _LAG_MS, self._note_in_sync)
         else:
             self._work.every("mastership", self.roles.check_interval_ms, self.roles.check)
             self._work.every("fencing", FENCE_MS, self.roles.fence_predecessor)
