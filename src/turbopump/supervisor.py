@@ -227,6 +227,10 @@ class Supervisor:
                     # Not this task, but something that it waited for.
                     failure: BaseException = error
                 except Exception as error:  # noqa: BLE001 - whatever it was, the work must go on
+                    if task.cancelling():
+                        # It was to end, and failed while it did: whoever waits for that goes on.
+                        watch.failed(error, is_restarted=False)
+                        return
                     failure = error
                 else:
                     return

@@ -297,3 +297,24 @@ def test_the_end_does_not_wait_for_a_pause(monkeypatch: pytest.MonkeyPatch) -> N
     is_over.set()
     thread.join(30)
     assert not thread.is_alive()
+
+
+@virtual_time()
+async def test_work_that_fails_while_it_is_stopped_is_not_started_again() -> None:
+    starts = 0
+
+    async def act() -> None:
+        nonlocal starts
+        starts += 1
+        try:
+            await asyncio.sleep(60)
+        finally:
+            raise RuntimeError("could not let go")
+
+    supervisor = Supervisor()
+    supervisor.keep("work", act)
+    await asyncio.sleep(1)
+    async with asyncio.timeout(1):
+        await supervisor.stop()
+    assert starts == 1
+    assert "could not let go" in summary(supervisor.watches)["backgroundFailures"]

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -25,9 +26,11 @@ from turbopump.broker.membership_file import MembershipFile
 from turbopump.broker.message_writer import MessageWriter
 from turbopump.broker.offsets import Offsets
 from turbopump.broker.queue_locks import QueueLocks
+from turbopump.broker.replication.mastership import Mastership
+from turbopump.broker.replication.roles import RoleRecord
 from turbopump.broker.topics import Topics
 from turbopump.client.offsets import LocalOffsets
-from turbopump.errors import StoreDamaged, WriteFailed
+from turbopump.errors import ConnectFailed, StoreDamaged, WriteFailed
 from turbopump.machine import Machine
 from turbopump.machine.files import read_text
 from turbopump.machine.text_files import backup_of, save_text
@@ -43,6 +46,7 @@ from turbopump.tables import TableFile, TableWriter
 from turbopump.testing import VirtualClock
 from turbopump.testing.disk import Disk
 from turbopump.wire.bodies import ConsumerData, GroupConfig, Subscription, TopicConfig
+from turbopump.wire.command import Command
 
 DIRECTORY = Path("/store/config")
 
@@ -216,6 +220,22 @@ class KeptBroadcasting(Kept):
         super().end()
 
 
+class KeptRole(Kept):
+    async def begin(self) -> None:
+        self.table = Mastership(BrokerConfig(), self.file, _nobody_answers, Random(1))
+        self.table.load()
+
+    async def change(self, number: int) -> None:
+        await self.table.save(RoleRecord(epoch=number))
+
+    def value(self) -> int:
+        return self.table.record.epoch
+
+
+async def _nobody_answers(address: str, command: Command, timeout_ms: int) -> Command:
+    raise ConnectFailed(address)
+
+
 class KeptSettings(Kept):
     """Settings, which are read where servers are started: here from the file."""
 
@@ -265,6 +285,7 @@ TABLES: dict[str, type[Kept]] = {
     "delays": KeptDelays,
     "members of groups": KeptMembers,
     "consumer filters": KeptFilters,
+    "roles": KeptRole,
     "key-values": KeptKeyValues,
     "offsets of broadcasting": KeptBroadcasting,
     "settings of a broker": KeptBrokerSettings,
@@ -428,7 +449,8 @@ def callers(*names: str) -> set[str]:
 
 def test_all_tables_are_those_above() -> None:
     brokers = ("topics", "groups", "offsets", "delays", "membership_file", "consumer_filters")
-    tables = {f"broker/{name}.py" for name in brokers} | {"client/offsets.py"}
+    tables = {f"broker/{name}.py" for name in (*brokers, "replication/mastership")}
+    tables.add("client/offsets.py")
     assert callers("Table") == tables
     assert callers("self._file.save", "self.file.save") == {"tables.py", "nameserver/kv.py"}
     assert callers("change_text") == {"broker/live_config.py", "nameserver/live_config.py"}

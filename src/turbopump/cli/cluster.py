@@ -22,6 +22,14 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
+_REPLICATION = (
+    Column("role", "ROLE"),
+    Column("link", "LINK"),
+    Column("lag_bytes", "LAG BYTES", "number"),
+    Column("lag_ms", "BEHIND", "duration"),
+)
+"""Shown where a broker has slaves: a terminal of 80 columns has no room for them elsewhere."""
+
 BrokerArgument = Annotated[str, typer.Argument(help="Name of the broker.")]
 
 
@@ -62,10 +70,7 @@ def status(
         Column("cluster", "CLUSTER"),
         Column("broker", "BROKER"),
         Column("broker_id", "ID", "number"),
-        Column("role", "ROLE"),
-        Column("link", "LINK"),
-        Column("lag_bytes", "LAG BYTES", "number"),
-        Column("lag_ms", "BEHIND", "duration"),
+        *(_REPLICATION if any(row["broker_id"] for row in rows) else ()),
         Column("version", "VERSION"),
         Column("in_per_s", "IN/S", "number"),
         Column("out_per_s", "OUT/S", "number"),

@@ -444,7 +444,7 @@ async def test_operators_see_roles_and_the_link(tmp_path: Path) -> None:
         await until_copied(replicas, 0, 1)
         master = replicas.broker(0).administration.runtime_info()
         assert (master["brokerRole"], master["brokerEpoch"]) == ("ASYNC_MASTER", "0")
-        assert master["replicationLink"] == "1 slaves, 1 in sync"
+        assert master["replicationLink"] == "1 of 1 slaves in sync"
         slave = replicas.broker(1).administration.runtime_info()
         assert (slave["brokerRole"], slave["replicationLink"]) == ("SLAVE", "in sync")
         assert slave["replicationLagMillis"] == "0"
@@ -453,3 +453,25 @@ async def test_operators_see_roles_and_the_link(tmp_path: Path) -> None:
         slave = replicas.broker(1).administration.runtime_info()
         assert slave["replicationLink"] == "disconnected"
         assert 28_000 <= int(slave["replicationLagMillis"]) <= 32_000
+
+
+@virtual_time()
+async def test_what_a_sync_master_acknowledged_survives_it(tmp_path: Path) -> None:
+    async with promotable_brokers(tmp_path) as replicas:
+        await until_known(replicas)
+        await replicas.stop(0)
+        config = replicas.config_of(0)
+        identity = replace(config.identity, role=Role.SYNC_MASTER)
+        await replicas.start(0, replace(config, identity=identity))
+        slaves = replicas.broker(0).replication.slaves
+        await wait_until(lambda: slaves.status, 60)
+        acknowledged = []
+        for number in range(30):
+            body = b"%d" % number
+            if (await replicas.client(0).send(body)).code == SUCCESS:
+                acknowledged.append(body)
+        await replicas.crash(0)
+        details(await replicas.promote(1))
+        await until_roles(replicas, b1=MASTER)
+        assert len(acknowledged) == 30
+        assert await bodies(replicas, 1) == acknowledged

@@ -83,8 +83,9 @@ class Replica:
             "brokerEpoch": str(self.roles.epoch),
         }
         if status.master is None:
-            in_sync = sum(slave.is_in_sync for slave in status.slaves)
-            return {**found, "replicationLink": f"{len(status.slaves)} slaves, {in_sync} in sync"}
+            count, in_sync = len(status.slaves), sum(each.is_in_sync for each in status.slaves)
+            text = f"{in_sync} of {count} slaves in sync" if count else "no slaves"
+            return {**found, "replicationLink": text}
         self._note_in_sync()
         return {
             **found,

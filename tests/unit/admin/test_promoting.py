@@ -1,0 +1,102 @@
+"""Promotion and the state of replicas, as operators see them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from promotable import NAME, PromotableBrokers, promotable_brokers
+from turbopump.admin import Admin, BrokerNode, BrokerStatus
+from turbopump.admin.cluster import broker_status, with_lags
+from turbopump.broker.config import Role
+from turbopump.client.config import ClientConfig
+from turbopump.client.session import Session
+from turbopump.errors import NotThere, RemoteError
+from turbopump.testing import virtual_machine, virtual_time, wait_until
+from turbopump.wire.codes import ResponseCode
+
+
+@asynccontextmanager
+async def administered(
+    directory: Path, slaves: int = 1
+) -> AsyncIterator[tuple[PromotableBrokers, Admin]]:
+    async with promotable_brokers(directory, slaves=slaves) as replicas:
+        config = ClientConfig(nameserver="10.0.1.1:9876", host="10.0.3.1", instance="test")
+        session = Session(config, replicas.network.host("10.0.3.1"), virtual_machine(seed=50))
+        async with Admin(session=session) as admin:
+            yield replicas, admin
+
+
+async def until_copied(replicas: PromotableBrokers, number: int) -> None:
+    master, slave = replicas.broker(0).store, replicas.broker(number).store
+    await wait_until(lambda: slave.written_end == master.written_end > 0, 60)
+
+
+async def statuses(admin: Admin) -> dict[str, BrokerStatus]:
+    [cluster] = await admin.clusters.status()
+    return {status.node.address: status for status in cluster.brokers}
+
+
+@virtual_time()
+async def test_roles_links_and_lags_are_shown(tmp_path: Path) -> None:
+    async with administered(tmp_path) as (replicas, admin):
+        assert (await replicas.client(0).send()).code == ResponseCode.SUCCESS
+        await until_copied(replicas, 1)
+        found = await statuses(admin)
+        master, slave = found["10.0.0.1:10911"], found["10.0.0.2:10911"]
+        assert (master.role, master.epoch, master.lag_bytes) == ("ASYNC_MASTER", 0, None)
+        assert master.link == "1 of 1 slaves in sync"
+        assert (slave.role, slave.link) == ("SLAVE", "in sync")
+        assert (slave.lag_bytes, slave.lag_ms) == (0, 0)
+
+
+@virtual_time()
+async def test_a_promotion_is_done_when_name_servers_know_it(tmp_path: Path) -> None:
+    async with administered(tmp_path) as (replicas, admin):
+        assert (await replicas.client(0).send()).code == ResponseCode.SUCCESS
+        await until_copied(replicas, 1)
+        node = await admin.clusters.promotable(NAME)
+        assert (node.broker_id, node.address) == (1, "10.0.0.2:10911")
+        done = await admin.clusters.promote(node, "SYNC_MASTER")
+        assert (done.epoch, done.missing_bytes, done.old_master) == (1, 0, "10.0.0.1:10911")
+        assert replicas.role(1) == (Role.SYNC_MASTER, 0)
+        assert (await replicas.addresses())[0] == node.address
+
+
+@virtual_time()
+async def test_the_slave_that_has_most_is_chosen(tmp_path: Path) -> None:
+    async with administered(tmp_path, slaves=2) as (replicas, admin):
+        await replicas.crash(1)
+        assert (await replicas.client(0).send()).code == ResponseCode.SUCCESS
+        await until_copied(replicas, 2)
+        replicas.network.isolate(replicas.host_of(0))
+        replicas.network.cut(replicas.host_of(0))
+        await replicas.start(1)
+        assert (await admin.clusters.promotable(NAME)).broker_id == 2
+        assert (await admin.clusters.promotable(NAME, 1)).broker_id == 1
+        with pytest.raises(NotThere, match="with id 7"):
+            await admin.clusters.promotable(NAME, 7)
+
+
+@virtual_time()
+async def test_brokers_without_slaves_have_none_to_promote(tmp_path: Path) -> None:
+    async with administered(tmp_path, slaves=0) as (_, admin):
+        with pytest.raises(NotThere, match="slave of broker"):
+            await admin.clusters.promotable(NAME)
+        [cluster] = await admin.clusters.list()
+        with pytest.raises(RemoteError, match="master already"):
+            await admin.clusters.promote(cluster.nodes[0])
+
+
+def test_lags_are_what_slaves_have_not() -> None:
+    def status(broker_id: int, end: str | None) -> BrokerStatus:
+        node = BrokerNode("c", "b", broker_id, f"h:{broker_id}")
+        return broker_status(node, {} if end is None else {"commitLogMaxOffset": end})
+
+    known = with_lags([status(0, "100"), status(1, "70"), status(2, "101"), status(3, None)])
+    assert [each.lag_bytes for each in known] == [None, 30, 0, None]
+    alone = with_lags([status(1, "70")])
+    assert alone[0].lag_bytes is None
