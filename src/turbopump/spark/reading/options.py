@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from itertools import zip_longest
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeVar
 
 from turbopump.client.config import ClientConfig
 from turbopump.client.names import check_group, check_topic
@@ -128,12 +128,32 @@ _FIELDS_0_1, _PUSH_FILTERS_0_1 = 15, 12
 """Pickles of version 0.1 have this number of fields, and one that no longer exists."""
 
 
+_Kind = TypeVar("_Kind", bound=type)
+
+
 def _restore(value: Pulling | SourceOptions, state: Iterable[object]) -> None:
     """Open a pickle, perhaps of an older version: new fields come last and take their defaults."""
     pairs: Iterable[tuple[Any, object]] = zip_longest(fields(value), state, fillvalue=MISSING)
     for field, saved in pairs:
         assert field is not MISSING, "pickled by a newer version"
         object.__setattr__(value, field.name, field.default if saved is MISSING else saved)
+
+
+def _restore_source(value: SourceOptions, state: Iterable[object]) -> None:
+    values = list(state)
+    if len(values) == _FIELDS_0_1:
+        del values[_PUSH_FILTERS_0_1]
+    _restore(value, values)
+
+
+def _unpickled_by(restore: Callable[[Any, Iterable[object]], None]) -> Callable[[_Kind], _Kind]:
+    """Set ``__setstate__`` of a finished dataclass: Python 3.11.2 replaces one in its body."""
+
+    def decorated(kind: _Kind) -> _Kind:
+        kind.__setstate__ = restore  # type: ignore[attr-defined]
+        return kind
+
+    return decorated
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +166,7 @@ class TriggerLimits:
     delay_max_ms: int = 900_000
 
 
+@_unpickled_by(_restore)
 @dataclass(frozen=True, slots=True)
 class Pulling:
     """How tasks ask for messages."""
@@ -179,10 +200,8 @@ class Pulling:
     def is_filtered(self) -> bool:
         return self.tags is not None or isinstance(self.expression, Sql)
 
-    def __setstate__(self, state: Iterable[object]) -> None:
-        _restore(self, state)
 
-
+@_unpickled_by(_restore_source)
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
     """Everything that is set about a read, checked."""
@@ -206,12 +225,6 @@ class SourceOptions:
     def reader_group(self) -> str:
         """The group that pulls name."""
         return self.group or READER_GROUP
-
-    def __setstate__(self, state: Iterable[object]) -> None:
-        values = list(state)
-        if len(values) == _FIELDS_0_1:
-            del values[_PUSH_FILTERS_0_1]
-        _restore(self, values)
 
     @classmethod
     def for_batch(cls, options: Mapping[str, str]) -> SourceOptions:
