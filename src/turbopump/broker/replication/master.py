@@ -186,7 +186,8 @@ class SlaveConnection(asyncio.Protocol):
         self.address = address_text(transport.get_extra_info("peername"))
         self._transport.set_write_buffer_limits(high=_UNSENT_BYTES_MAX)
         if not self._slaves.add(self):
-            self.close(f"no more than {SLAVES_MAX} slaves of a master are served")
+            reason = f"{SLAVES_MAX} are connected already" if self._slaves.accepts else "no master"
+            self.close(f"not accepted here: {reason}")
 
     def connection_lost(self, error: Exception | None) -> None:
         self.close(str(error) if error is not None else "closed by the slave", logging.INFO)

@@ -79,6 +79,7 @@ class Follower:
         self._state = LinkState.NO_MASTER
         self._last_error = ""
         self._cut_bytes = 0
+        self._pause_ms = RETRY_MS
         self.may_drop_all = False
         """Whether a log may be dropped that has nothing in common with the master's: set where it
         is known that the master's is the right one."""
@@ -118,7 +119,6 @@ class Follower:
 
     async def run(self) -> None:
         """Follow the master, whatever happens to it or to the connection."""
-        pause_ms = RETRY_MS
         while True:
             self._address_changed.clear()
             if not self.address:
@@ -129,14 +129,14 @@ class Follower:
                 again = await self._follow(self.address)
             except NetworkError as error:
                 self._note_failure(error)
-                pause_ms = RETRY_MS
+                self._pause_ms = RETRY_MS
             except (WireError, StoreError, InvalidArgument, LogsDiffer) as error:
                 self._note_failure(error)
-                pause_ms = min(2 * pause_ms, RETRY_MAX_MS)
+                self._pause_ms = min(2 * self._pause_ms, RETRY_MAX_MS)
             else:
                 if again:
                     continue
-            await self._pause(pause_ms)
+            await self._pause(self._pause_ms)
 
     def _note_failure(self, error: TurbopumpError) -> None:
         """Log what is new."""
@@ -243,6 +243,7 @@ class Follower:
 
     def stored(self) -> None:
         """Take notice that something was stored."""
+        self._pause_ms = RETRY_MS
         self._on_stored()
 
     def _settled(self) -> None:
@@ -313,11 +314,13 @@ class MasterConnection(asyncio.Protocol):
         if len(data) >= LARGE_CHUNK_BYTES:
             self._turn.note_large()
         self._heard_ms = self._clock.monotonic_ms()
+        has_copied = False
         try:
             for transfer in self._transfers.feed(data):
                 self._master_end = PhysicalOffset(transfer.position + len(transfer.data))
                 step = self.copying.take(transfer)
                 if isinstance(step, Copied):
+                    has_copied = True
                     self._await_flush(step.durable)
                 elif step is not Idle.IDLE:
                     self._end(step)
@@ -325,6 +328,8 @@ class MasterConnection(asyncio.Protocol):
         except (WireError, StoreError, InvalidArgument) as error:
             self._end(error)
             return
+        if has_copied:
+            self._follower.stored()
         self._note_stored()
 
     def _note_stored(self) -> None:
@@ -334,7 +339,6 @@ class MasterConnection(asyncio.Protocol):
         if not self._has_agreed:
             self._has_agreed = True
             self._follower.agreed()
-        self._follower.stored()
         if self._flush is None:
             self._report_stored()
         else:
