@@ -1,1 +1,1 @@
-"""What happens on executors when `SparkConsumer` handles messages."""
+"""Running the handler of a `SparkConsumer` on executors."""

@@ -1,1 +1,1 @@
-"""Reading the files of a broker that does not run."""
+"""Reading the files of a stopped broker."""

@@ -1,1 +1,1 @@
-"""Stored records as Arrow columns: the schema, and how it is filled, column by column."""
+"""Decoding stored records into Arrow columns: finding records, fields, properties, schema."""

@@ -1,1 +1,1 @@
-"""Writing rows to topics: what a row may have, how it is sent, how duplicates are told apart."""
+"""Writing rows to topics: columns and options, encoding, sending, removing duplicates."""

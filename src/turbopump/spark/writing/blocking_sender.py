@@ -52,7 +52,7 @@ class _Unanswered:
 
 
 class BlockingSender:
-    """The first tries of one task's sends; belongs to the task's thread."""
+    """Makes the first attempts of a task's sends; belongs to the task's thread."""
 
     def __init__(
         self, shared: SharedSession, sending: RetryingSender, options: SinkOptions, partition: int
@@ -75,7 +75,7 @@ class BlockingSender:
         self._failed: list[UnfinishedSend] = []
 
     def take(self, rows: EncodedRows) -> None:
-        """Take rows over, waiting for free places; raises when any send has failed for good."""
+        """Send rows, waiting for room in the send window; raises if a send has finally failed."""
         queues, cuts = self._targets_of(rows).queues, self._sending.cuts
         for send in in_turn(encoded_sends(rows, queues, cuts, self._partition)):
             self._make_room(send.destination)
@@ -85,7 +85,7 @@ class BlockingSender:
             self._send(send, self._targets)
 
     def finish(self) -> None:
-        """Wait until all is stored; raises when any send has failed for good."""
+        """Wait until all rows are stored; raises if a send has finally failed."""
         while self._unanswered:
             self._hear()
         if self._failed:
@@ -117,7 +117,7 @@ class BlockingSender:
         self._fresh_until_ms = self._clock.monotonic_ms() + TARGETS_FRESH_MS
 
     def _make_room(self, destination: Destination) -> None:
-        """Wait for a place, and for the send before in a queue whose order counts."""
+        """Wait for room, and for the previous send to the same ordered queue."""
         while len(self._unanswered) >= self._sending.window.size or self._is_busy(destination):
             self._hear()
 
@@ -178,7 +178,7 @@ class BlockingSender:
     # --- answers ----------------------------------------------------------------------------------
 
     def _hear(self) -> None:
-        """Wait for answers and act on them, or on there being none in time."""
+        """Wait for responses and process them, or their timeout."""
         connections = {connection for connection, _ in self._unanswered}
         # What came while nobody looked says nothing about the time that it took.
         heard, is_timed = readable(connections, 0), False
@@ -201,7 +201,7 @@ class BlockingSender:
     def _answered(self, number: _Number, answer: Command, *, is_timed: bool) -> None:
         noted = self._unanswered.pop(number, None)
         if noted is None:
-            # Too late: it has been tried again.
+            # Late: the send has been retried.
             return
         try:
             status = stored(answer).status

@@ -1,4 +1,4 @@
-"""Sending the rows of one task: many at a time, in order where asked, and none forgotten."""
+"""Sends the rows of a task through the session, with retries; ordered where rows ask for it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _FIRST_PAUSE_MS = 100
 _LONGEST_PAUSE_MS = 2000
 
 Passing = NetworkError | NoRoute | RemoteError
-"""What another try may get past, elsewhere or later."""
+"""Errors that a retry, later or on another broker, may fix."""
 
 Refused = Passing | InvalidArgument
 
@@ -56,10 +56,10 @@ class SendCounts:
     sends: int = 0
     body_bytes: int = 0
     repeated: int = 0
-    """Tries after the first; messages may be stored twice because of them."""
+    """Retries; messages may be stored twice because of them."""
 
     def add(self, send: Send | EncodedSend) -> None:
-        """Count what is stored."""
+        """Count a stored send."""
         self.rows += len(send.rows)
         self.sends += 1
         self.body_bytes += send.body_bytes
@@ -67,7 +67,7 @@ class SendCounts:
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Where rows can go, as it was known a moment ago."""
+    """Queues and broker addresses, as known recently."""
 
     queues: Mapping[str, tuple[MessageQueue, ...]]
     """By topic."""
@@ -78,23 +78,23 @@ class Targets:
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedSend:
-    """A send that was tried elsewhere and is not done with that."""
+    """A send whose first attempt, by `BlockingSender`, did not succeed."""
 
     send: EncodedSend
     queue: MessageQueue
     outcome: Refused | SendStatus
 
     def status(self) -> SendStatus:
-        """Return how it was stored, or raise why it was not."""
+        """Return the status of the first attempt, or raise its error."""
         if isinstance(self.outcome, SendStatus):
             return self.outcome
         raise self.outcome
 
 
 class RetryBudget:
-    """How often one send is tried again.
+    """Limits the retries of a send.
 
-    ``retries`` times, and as often as brokers only refuse while the send's timeout is not over.
+    ``retries`` times; refusals by busy brokers do not count before the send's timeout.
     """
 
     def __init__(self, options: SinkOptions, clock: Clock) -> None:
@@ -103,7 +103,7 @@ class RetryBudget:
         self._refused_until_ms = clock.monotonic_ms() + options.send_timeout_ms
 
     def allows(self, error: Passing | None = None) -> bool:
-        """Note a try that failed, or was not stored as wanted; return whether to try again."""
+        """Record a failed attempt; return whether to retry."""
         is_refused = error is not None and is_refusal(error)
         if is_refused and self._clock.monotonic_ms() < self._refused_until_ms:
             return True
@@ -112,10 +112,10 @@ class RetryBudget:
 
 
 class RetryingSender:
-    """The sends of one task; lives on the event loop of its session.
+    """Sends the rows of one task; belongs to the event loop of its session.
 
-    Sends to one queue that rows asked for follow one another, so that their order is kept by every
-    broker and in spite of repeated tries. All others run at the same time.
+    Sends to a queue that rows asked for are sequential, so that retries keep the order. All others
+    are concurrent.
     """
 
     def __init__(self, session: Session, options: SinkOptions, partition: int) -> None:
@@ -137,7 +137,7 @@ class RetryingSender:
         self._failure: BaseException | None = None
 
     async def take(self, rows: ConvertedRows | EncodedRows) -> None:
-        """Take rows over, waiting for free places; raises when any send has failed."""
+        """Send rows, waiting for room in the send window; raises if any send has failed."""
         if not rows.topics:
             return
         queues = (await self.targets(rows)).queues
@@ -145,7 +145,7 @@ class RetryingSender:
             await self._begin(send)
 
     async def targets(self, rows: ConvertedRows | EncodedRows) -> Targets:
-        """Return where rows can go; raises SparkError when nobody knows for too long."""
+        """Look up the queues of rows; raises SparkError after all retries."""
         await self._producer.start()
         queues = {topic: await self._queues(topic, rows) for topic in dict.fromkeys(rows.topics)}
         brokers = {queue.broker for of_topic in queues.values() for queue in of_topic}
@@ -156,19 +156,19 @@ class RetryingSender:
         return Targets(queues, masters)
 
     async def retry(self, tried: Iterable[UnfinishedSend]) -> None:
-        """Try again what was tried elsewhere, and wait until it is stored; raises as `finish`."""
+        """Retry sends that `BlockingSender` could not complete, and wait; raises as `finish`."""
         for each in tried:
             await self._begin(each.send, each)
         await self.finish()
 
     async def finish(self) -> SendCounts:
-        """Wait until all is stored; raises when any send has failed."""
+        """Wait until all rows are stored; raises if any send has failed."""
         await asyncio.gather(*self._running, return_exceptions=True)
         self._raise_failure()
         return self.counts
 
     async def close(self) -> None:
-        """Give up what is still on its way, and leave."""
+        """Abandon pending sends and close the producer."""
         self._give_up()
         await asyncio.gather(*self._running, return_exceptions=True)
         await self._producer.close()
@@ -193,7 +193,7 @@ class RetryingSender:
         if not task.cancelled() and self._failure is None:
             self._failure = task.exception()
             if self._failure is not None:
-                # The task fails anyway: what is sent from now on could only be a duplicate.
+                # The task fails anyway: further sends would only become duplicates.
                 self._give_up()
 
     def _give_up(self) -> None:
@@ -215,7 +215,7 @@ class RetryingSender:
         await self._deliver(send, tried)
 
     async def _deliver(self, send: Send | EncodedSend, tried: UnfinishedSend | None) -> None:
-        """Send until it is stored; raises SparkError with the words of the last failure."""
+        """Send until it is stored; raises SparkError with the last error."""
         queue: MessageQueue | None = None if tried is None else tried.queue
         refused: set[str] = set()
         budget = RetryBudget(self._options, self._session.clock)
@@ -285,10 +285,10 @@ class RetryingSender:
         return bool(others) and error.code in RETRIED_CODES
 
     async def _pause(self, send: Send | EncodedSend, why: str, tries: int) -> None:
-        """Give the broker time to recover, and the name servers a chance to tell of others."""
+        """Back off, then refresh the route."""
         self.counts.repeated += 1
         longest_ms = min(_FIRST_PAUSE_MS << tries, _LONGEST_PAUSE_MS)
-        # By chance, or all that were refused together would come back together.
+        # With jitter, or sends refused together would return together.
         pause_ms = round(longest_ms * self._session.random.uniform(0.5, 1))
         _log.info("%s: %s; retrying in %d ms", self._named(send), why, pause_ms)
         await asyncio.sleep(pause_ms / 1000)
@@ -300,7 +300,7 @@ class RetryingSender:
     async def _queues(
         self, topic: str, rows: ConvertedRows | EncodedRows
     ) -> tuple[MessageQueue, ...]:
-        """Return the queues of a topic, patient with name servers as `_deliver` is with brokers."""
+        """Return the queues of a topic, with the same retries as a send."""
         row = rows.first_row + rows.topics.index(topic)
         send = Send(topic, (), [row])
         try:
@@ -314,7 +314,7 @@ class RetryingSender:
             try:
                 return await self._producer.queues(topic)
             except (NetworkError, NoRoute) as error:
-                # A topic that no name server knows is a mistake more often than a restart.
+                # An unknown topic is a mistake more often than a restart.
                 if not budget.allows(None if isinstance(error, NoRoute) else error):
                     raise self._failed(send, None, str(error)) from error
                 await self._pause(send, str(error), pauses)
@@ -334,9 +334,9 @@ class RetryingSender:
         return f"{rows} of partition {self._partition}"
 
     def _blamed(self, send: Send | EncodedSend, error: InvalidArgument) -> InvalidArgument:
-        """Return the error with the row and column that are to blame."""
+        """Return the error with the row and column that caused it."""
         if isinstance(send, EncodedSend):
-            # Its rows have passed all checks one by one: it is about all of them.
+            # Its rows have passed all checks: the error is about the batch.
             return InvalidArgument(f"{self._named(send)}: {error}")
         for row, message in zip(send.rows, send.messages, strict=True):
             column = wrong_column(message, self._rules, self._options.namespace)
@@ -353,7 +353,7 @@ class RetryingSender:
 def wrong_column(
     message: Message, rules: MessageRules, namespace: str = ""
 ) -> tuple[str, str] | None:
-    """Return which column of a message no broker would take, and why."""
+    """Return the invalid column of a message and the error, None if all are valid."""
     topic, body = message.topic, b"-"
     parts = {
         "topic": Message(topic, body),

@@ -1,4 +1,4 @@
-"""Two ways for the rows of a task: straight from its thread, or over the session's event loop."""
+"""The two send paths of a task: from its own thread, or through the session's event loop."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from turbopump.spark.writing.row_encoder import EncodedRows
 
 
 class SendPaths:
-    """Chooses the way for each run of rows; who changes it waits for what is on the other one.
+    """Chooses the path for each batch of rows, and drains the other path before a change.
 
-    So rows of one queue keep their order, whatever way they go.
+    So rows of a queue stay in order.
     """
 
     def __init__(
@@ -24,7 +24,7 @@ class SendPaths:
         self._is_sending = False
 
     def take(self, rows: ConvertedRows | EncodedRows) -> None:
-        """Take rows over, waiting for free places; raises when any send has failed."""
+        """Send rows, waiting for room in the send window; raises if any send has failed."""
         if isinstance(rows, EncodedRows):
             self._leave_session()
             self._direct.take(rows)
@@ -34,13 +34,13 @@ class SendPaths:
             self._shared.run(lambda _: self._sending.take(rows))
 
     def finish(self) -> SendCounts:
-        """Wait until all is stored; raises when any send has failed."""
+        """Wait until all rows are stored; raises if any send has failed."""
         self._direct.finish()
         self._leave_session()
         return self._sending.counts
 
     def close(self) -> None:
-        """Give up what is still on its way, and leave."""
+        """Abandon pending sends and release the connections."""
         try:
             self._direct.close()
         finally:

@@ -1,4 +1,4 @@
-"""How many sends may be on their way at a time: fewer when a broker is busy, then slowly more."""
+"""The number of concurrent sends: reduced when a broker is busy, then slowly increased."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 _WAITED_MS = 80
-"""Answers that take so much longer than the fastest one have waited at the broker.
+"""Responses slower than the fastest one by this much have queued at the broker.
 
-Brokers refuse what has waited for 200 ms, as they are set up normally.
+By default brokers refuse requests that have queued for 200 ms.
 """
 
 
 class SendWindow:
-    """Halves when a broker says that it is busy, shrinks when answers get slow, grows otherwise.
+    """Halves when a broker is busy, shrinks when responses get slow, grows otherwise.
 
-    Brokers refuse what has waited for long. Who sends the same amount again at once is refused
-    again; who sends less keeps a busy broker at work without waiting in its queue.
+    Brokers refuse requests that have queued for long. Resending the same amount is refused again;
+    sending less keeps a busy broker working without queueing.
     """
 
     def __init__(self, most: int) -> None:
@@ -30,12 +30,12 @@ class SendWindow:
 
     @property
     def size(self) -> int:
-        """How many may be on their way now."""
+        """The current limit of concurrent sends."""
         return int(self._size)
 
     @asynccontextmanager
     async def place(self) -> AsyncIterator[int]:
-        """Wait for a place and hold it; gives what `busy` has to be told."""
+        """Wait for room and occupy it; yields the argument for `busy`."""
         while self._active >= self.size:
             self._changed.clear()
             await self._changed.wait()
@@ -48,11 +48,11 @@ class SendWindow:
 
     @property
     def cuts(self) -> int:
-        """What `busy` has to be told of a send that begins now."""
+        """The argument of `busy` for a send that starts now."""
         return self._cuts
 
     def answered(self, elapsed_ms: int | None) -> None:
-        """Note that a broker took what it was sent, and how long that took if anybody knows."""
+        """Record a success, with its duration if known."""
         step = 1 / self._size
         if elapsed_ms is not None:
             if self._fastest_ms is None or elapsed_ms < self._fastest_ms:
@@ -63,7 +63,7 @@ class SendWindow:
         self._changed.set()
 
     def busy(self, cuts: int) -> None:
-        """Note that a broker refused; those sent before the last cut tell nothing new."""
+        """Record a refusal; sends from before the last cut do not count again."""
         if cuts == self._cuts:
             self._cuts += 1
             self._size = max(1.0, self._size / 2)
