@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from random import Random
 from typing import TypeVarTuple
@@ -32,6 +33,8 @@ Ts = TypeVarTuple("Ts")
 FIRST_RETRY_LEVEL = 3
 """The delay level of the first retry: 10 s with the default levels."""
 
+_MESSAGE_ID = re.compile("[0-9A-Fa-f]{32,}")
+
 GIVE_UP = -1
 """The delay level by which a consumer says that it will never succeed."""
 
@@ -44,6 +47,8 @@ class SendBack(Struct, frozen=True):
     group: str
     position: int
     """Of the message in the log."""
+    message_id: str | None
+    """Of the message, as the consumer knows it."""
     delay_level: int
     """0 if the number of retries decides; see `GIVE_UP`."""
     retries_max: int | None
@@ -170,7 +175,23 @@ class Retries:
             raise RemoteError(
                 ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {failed.position}"
             )
-        return decode_record(stored)
+        found = decode_record(stored)
+        if not _is_called(found, failed.message_id):
+            # The consumer's own was lost with the power, and this one has its place in the log.
+            raise RemoteError(
+                ResponseCode.SYSTEM_ERROR,
+                f"look message by offset failed, {failed.position}: found {found.message_id},"
+                f" expected {failed.message_id}",
+            )
+        return found
+
+
+def _is_called(message: MessageView, message_id: str | None) -> bool:
+    """Whether a message may be the one that a consumer means; not all of them give proper ids."""
+    if message_id is None or not _MESSAGE_ID.fullmatch(message_id):
+        return True
+    origin = message.properties.get(names.ORIGIN_MESSAGE_ID)
+    return message_id.upper() in {message.message_id, message.offset_id, origin}
 
 
 def _not_writable(topic: str) -> RemoteError:

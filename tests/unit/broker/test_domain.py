@@ -328,6 +328,7 @@ async def test_failed_messages_are_sent_back(tmp_path: Path) -> None:
             client="10.9.9.9:1",
             group="g",
             position=stored.physical_offset,
+            message_id=None,
             delay_level=-1,
             retries_max=None,
             unit_mode=False,

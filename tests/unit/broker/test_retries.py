@@ -100,6 +100,23 @@ async def test_groups_may_limit_retries_or_want_none(tmp_path: Path) -> None:
 
 
 @virtual_time()
+async def test_another_message_in_the_place_of_the_failed_one_is_not_retried(
+    tmp_path: Path,
+) -> None:
+    async with running_broker(tmp_path) as (_, client):
+        failed = await failing_message(client)
+        other = "7F" * 16
+        refused = await client.send_back(failed, origin_msg_id=other)
+        assert refused.code == ResponseCode.SYSTEM_ERROR
+        expected = f"look message by offset failed, {failed.physical_offset}: found "
+        assert refused.remark == f"{expected}{failed.message_id}, expected {other}"
+        assert await client.messages("%RETRY%g") == []
+        for known in (failed.message_id, failed.offset_id, failed.offset_id.lower(), "x", ""):
+            answer = await client.send_back(failed, origin_msg_id=known)
+            assert answer.code == ResponseCode.SUCCESS
+
+
+@virtual_time()
 async def test_what_cannot_be_sent_back(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (_, client):
         failed = await failing_message(client)

@@ -33,6 +33,7 @@ class SendBackRequests:
                 client=peer.peer_address,
                 group=header.group,
                 position=header.offset,
+                message_id=header.origin_msg_id,
                 delay_level=header.delay_level,
                 retries_max=retries_max_of(request, header.max_reconsume_times),
                 unit_mode=bool(header.unit_mode),
