@@ -45,7 +45,7 @@ class Log(logging.Handler):
 def main() -> None:
     nameserver, path = sys.argv[1:]
     log = Log(path)
-    logging.getLogger("turbopump.client.send_back").addHandler(log)
+    logging.getLogger("turbopump.client.retry_sender").addHandler(log)
 
     def handle(messages: Sequence[MessageView], context: ConsumeContext) -> ConsumeResult:
         (message,) = messages
