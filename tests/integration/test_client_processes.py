@@ -470,8 +470,9 @@ def handle(messages, context):
     return ConsumeResult.SUCCESS
 for each in (handle, ahandle):
     seen = []
-    with PushConsumer(each.__name__, each, nameserver=nameserver,
-                      subscriptions={"callbacks": "*"}, start_from="first") as consumer:
+    consumer = PushConsumer(each.__name__, each, nameserver=nameserver,
+                            subscriptions={"callbacks": "*"}, start_from="first")
+    with consumer:
         consumer.wait()
     assert seen, each
 class Wrapped:
