@@ -18,6 +18,8 @@ from turbopump.broker.delays import Delays
 from turbopump.broker.durability import Durability, Promise
 from turbopump.broker.membership_file import MembershipFile
 from turbopump.broker.queue_locks import QueueLocks
+from turbopump.broker.replication.copying import Copying
+from turbopump.broker.replication.slave import Follower, MasterConnection
 from turbopump.broker.retries import Dropped, Retries
 from turbopump.client import rebalance
 from turbopump.client.consumption import Consumption
@@ -131,7 +133,7 @@ async def lock_dropped_early(right: Function, self: Consumption, owned: Any) -> 
     return done
 
 
-@bug(MembershipFile, "load", "a restart moves no queue", "one call per orderly queue", near=40)
+@bug(MembershipFile, "load", "a restart moves no queue", "one call per orderly queue", near=66)
 def incomplete_member_list_after_restart(right: Function, self: MembershipFile, *_: Any) -> None:
     """A broker that starts lists only the members that have sent a heartbeat since."""
 
@@ -216,7 +218,7 @@ def lock_given_to_two(
     return None
 
 
-@bug(Delays, "load", "duplicates are bounded", near=52)
+@bug(Delays, "load", "duplicates are bounded", near=42)
 def delay_progress_not_loaded(right: Function, self: Delays) -> bool:
     """A broker that starts delivers all delayed messages again."""
     return True
@@ -235,3 +237,33 @@ async def failed_dead_letter_committed(
 def failure_not_reported(right: Function, self: supervisor.Watch, *_: Any, **__: Any) -> int:
     """Background work that fails is started again, but nobody is told."""
     return supervisor.BACKOFF_FIRST_MS
+
+
+@bug(Durability, "_copy", "acknowledged messages have a copy", near=16)
+def acknowledged_without_the_slave(
+    right: Function, self: Durability, outcome: Any, promise: Promise, on_outcome: Any, args: Any
+) -> None:
+    """A SYNC_MASTER answers a send without waiting for a slave."""
+    on_outcome(outcome, *args)
+
+
+@bug(MasterConnection, "_note_stored", "replicas agree", near=45)
+def slave_reports_before_the_flush(right: Function, self: MasterConnection) -> None:
+    """A slave with SYNC_FLUSH reports what it has written, although it is not flushed yet."""
+    right(self)
+    if not self.copying.is_comparing:
+        self._report(self._store.written_end)
+
+
+@bug(Copying, "_same_bytes", "replicas agree", "nothing unexpected: not in sync", near=35)
+def divergence_not_noticed(
+    right: Function, self: Copying, position: PhysicalOffset, data: memoryview
+) -> int:
+    """A slave takes it for granted that what it has is the same as what its master has."""
+    return max(0, min(len(data), self._end - position))
+
+
+@bug(Follower, "_drop_tail", "copies stay", near=53)
+def whole_log_dropped(right: Function, self: Follower, position: PhysicalOffset, how: str) -> None:
+    """A slave whose last messages differ from its master's drops all of its log."""
+    self._drop(None, how)

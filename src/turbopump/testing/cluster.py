@@ -243,7 +243,7 @@ class Cluster:
     # --- messages ---------------------------------------------------------------------------------
 
     async def make_topic(self, topic: str, broker: str | None = None, queues: int = 4) -> None:
-        """Make a topic on one broker or on all, as an operator does."""
+        """Make a topic on one broker or on all masters, as an operator does."""
         header = CreateTopic(
             topic=topic,
             default_topic=TEMPLATE_TOPIC,
@@ -254,9 +254,12 @@ class Cluster:
         )
         command = request(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
         async with self.session() as session:
-            for name in self.brokers if broker is None else (broker,):
+            for name in self._masters() if broker is None else (broker,):
                 address = self.broker(name).address
                 require_success(await session.request(address, command, _REQUEST_TIMEOUT_MS))
+
+    def _masters(self) -> list[str]:
+        return [name for name, made in self.brokers.items() if not made.config.identity.is_slave]
 
     async def send(self, *messages: Message) -> list[SendReceipt]:
         """Send messages, one after the other, as a producer of the test's own."""

@@ -303,6 +303,60 @@ class Reopened(Event):
         return f"opened twice: {'; '.join(self.differences) or 'the same'}"
 
 
+# --- slaves ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Replicated(Event):
+    """A slave has stored a message of its master's queue."""
+
+    replica: str
+    queue: MessageQueue
+    offset: int
+    message: Stored
+
+    @property
+    def who(self) -> str:
+        return self.replica
+
+    def __str__(self) -> str:
+        return f"has a copy of {self.message.key or 'damaged'} at {self.queue} offset {self.offset}"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaHolds(Event):
+    """A slave has started, or has cut its log: what it holds then, by its master's queues."""
+
+    replica: str
+    contents: Mapping[MessageQueue, tuple[int, tuple[Stored, ...]]]
+    is_start: bool
+
+    @property
+    def who(self) -> str:
+        return self.replica
+
+    def __str__(self) -> str:
+        count = sum(len(messages) for _, messages in self.contents.values())
+        cause = "has started with" if self.is_start else "has cut its log, and holds"
+        return f"{cause} copies of {count} messages"
+
+
+@dataclass(frozen=True, slots=True)
+class LogsCompared(Event):
+    """The log of a slave was compared with its master's."""
+
+    replica: str
+    difference: str
+    """Empty if they are the same."""
+
+    @property
+    def who(self) -> str:
+        return self.replica
+
+    def __str__(self) -> str:
+        return f"compared with the master: {self.difference or 'the same'}"
+
+
 # --- faults ---------------------------------------------------------------------------------------
 
 

@@ -29,6 +29,7 @@ class FaultKind(Enum):
     JOIN = "join of a member of"
     KILL_PRODUCER = "kill producer"
     CRASH_AT_CHANGE = "crash at a change on the disk of"
+    NEW_DISK = "new disk of"
     # Disks
     SLOW_DISK = "slow disk of"
     STALL_DISK = "stalled disk of"
@@ -60,6 +61,8 @@ DISK_FAULTS = (
 WORK_FAULTS = (FaultKind.BROKEN_WORK,)
 HOST_FAULTS = (FaultKind.RESET, FaultKind.ISOLATE, FaultKind.FREEZE)
 LINK_FAULTS = (FaultKind.PARTITION, FaultKind.LOSE)
+SLAVE_FAULTS = (FaultKind.NEW_DISK,)
+"""Of slaves only: a master without its disk has lost its messages."""
 
 _CALM_SHARE = 0.08
 """So many runs have no fault at all: there, nothing may be late or delivered twice."""
@@ -107,9 +110,10 @@ def planned_faults(
 
 def _kinds(chance: Random) -> list[FaultKind]:
     """Choose the kinds of a run: any, or those that go together."""
+    any_kind = [kind for kind in FaultKind if kind not in SLAVE_FAULTS]
     themes = (
-        list(FaultKind),
-        list(FaultKind),
+        any_kind,
+        any_kind,
         [FaultKind.POWER_LOSS, FaultKind.CRASH_AT_CHANGE, FaultKind.SLOW_DISK],
         [FaultKind.POWER_LOSS],
         [*BROKER_FAULTS, *DISK_FAULTS],
@@ -150,12 +154,24 @@ class _Targets:
 
 def _fault(chance: Random, kind: FaultKind, targets: _Targets, load_s: float) -> Fault:
     target, other = targets.of(chance, kind)
+    return planned_fault(chance, kind, target, other, load_s)
+
+
+def planned_fault(
+    chance: Random,
+    kind: FaultKind,
+    target: str,
+    other: str,
+    load_s: float,
+    durations_s: tuple[float, ...] = (),
+) -> Fault:
+    """Choose when a fault happens, and how long it lasts: one of the durations, if given."""
     return Fault(
         at_s=chance.uniform(0.5, load_s),
         kind=kind,
         target=target,
         other=other,
-        duration_s=_duration_s(chance, kind),
+        duration_s=chance.choice(durations_s) if durations_s else _duration_s(chance, kind),
         amount=_amount(chance, kind),
         turns=chance.choice((0, 0, 1, 2, 3, 5, 8)),
     )

@@ -52,7 +52,7 @@ class Faults:
         tasks = [asyncio.create_task(self._happen(fault)) for fault in self._world.plan.faults]
         await asyncio.gather(*tasks)
         self._world.heal()
-        for name in self._world.plan.brokers:
+        for name in self._world.plan.machines:
             self._world.calm_disk(name)
         self._world.network.quality = self._calm_quality
         self._note(Healed(self._world.now_us))
@@ -84,6 +84,7 @@ class Faults:
             FaultKind.JOIN: self._join,
             FaultKind.KILL_PRODUCER: self._kill_producer,
             FaultKind.CRASH_AT_CHANGE: self._crash_at_change,
+            FaultKind.NEW_DISK: self._replace_disk,
             FaultKind.BROKEN_WORK: self._break_work,
             FaultKind.CLOCK_JUMP: self._jump_clock,
         }
@@ -173,6 +174,13 @@ class Faults:
         await self._restart(name, _DOWN[fault.kind], fault.duration_s)
         return True
 
+    async def _replace_disk(self, fault: Fault) -> bool:
+        name = fault.target
+        if name in self._restarting or name not in self._world.brokers:
+            return False
+        await self._restart(name, Down.KILLED, fault.duration_s, is_new=True)
+        return True
+
     async def _crash_at_change(self, fault: Fault) -> bool:
         """Let a broker die at one of the next changes on its disk, even while it starts."""
         name, struck = fault.target, asyncio.Event()
@@ -191,10 +199,12 @@ class Faults:
             await self._restart(name, how, fault.duration_s)
         return True
 
-    async def _restart(self, name: str, how: Down, down_s: float) -> None:
+    async def _restart(self, name: str, how: Down, down_s: float, *, is_new: bool = False) -> None:
         self._restarting.add(name)
         try:
             await self._world.end_broker(name, how)
+            if is_new:
+                self._world.replace_disk(name)
             await asyncio.sleep(down_s)
             await self._world.begin_broker(name)
         finally:

@@ -24,11 +24,13 @@ from turbopump.testing.simulate.events import (
     Joined,
     Left,
     Readable,
+    ReplicaHolds,
+    Replicated,
     Result,
     SendBegan,
     Stored,
 )
-from turbopump.testing.simulate.fault_plan import DISK_FAULTS
+from turbopump.testing.simulate.fault_plan import DISK_FAULTS, FaultKind
 from turbopump.testing.simulate.history import Handler
 from turbopump.testing.simulate.plan import Group, GroupKind, Plan
 from turbopump.wire.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC
@@ -103,6 +105,14 @@ class Ledger:
         """When a broker was asked to store a message, by key: by a producer, or after a failure."""
         self._unsettled_us: defaultdict[str, int] = defaultdict(int)
         """When members of a group last changed, by group; "" is for what concerns all of them."""
+        self.copies: defaultdict[str, dict[tuple[MessageQueue, int], tuple[Stored, int]]] = (
+            defaultdict(dict)
+        )
+        """What each slave has of its master's queues, and since when."""
+        self._copied: defaultdict[str, set[tuple[str, tuple[MessageQueue, int] | None]]] = (
+            defaultdict(set)
+        )
+        """What each slave ever had: keys with their places, and without."""
         self._disk_faults: defaultdict[str, list[list[int]]] = defaultdict(list)
 
     def handlers(self) -> Mapping[type[Event], Handler]:
@@ -114,6 +124,8 @@ class Ledger:
             ConsumeEnded: self._consume_ended,
             BrokerDown: self._down,
             BrokerUp: self._up,
+            Replicated: self._replicated,
+            ReplicaHolds: self._replica_holds,
             Joined: self._members_changed,
             Left: self._members_changed,
             FaultBegan: self._fault_began,
@@ -149,6 +161,12 @@ class Ledger:
     def unsettled_us(self, group: str) -> int:
         """Return when anything last happened that may move the queues of a group."""
         return max(self._unsettled_us[group], self._unsettled_us[""])
+
+    def was_copied(
+        self, replica: str, key: str, place: tuple[MessageQueue, int] | None = None
+    ) -> bool:
+        """Whether a slave has or had a message, at a place or anywhere."""
+        return (key, place) in self._copied[replica]
 
     def is_reused(self, queue: MessageQueue, offset: int) -> bool:
         return offset in self._reused.get(queue, ())
@@ -213,7 +231,7 @@ class Ledger:
 
     def _down(self, event: BrokerDown) -> None:
         self._unsettled_us[""] = event.at_us
-        if event.how is Down.POWER_LOST:
+        if event.how is Down.POWER_LOST and event.broker in self.plan.brokers:
             self.power_losses_us.append(event.at_us)
         before = self.downs.get(event.broker)
         if before is not None and event.broker not in self._up_since_us:
@@ -245,8 +263,35 @@ class Ledger:
                     self.doubtful[queue].add(offset)
                     self.stored_us[queue, offset] = event.at_us
 
+    def _replicated(self, event: Replicated) -> None:
+        self._note_copy(event.replica, event.queue, event.offset, event.message, event.at_us)
+
+    def _replica_holds(self, event: ReplicaHolds) -> None:
+        self._unsettled_us[""] = event.at_us
+        if event.is_start:
+            self._up_since_us[event.replica] = event.at_us
+        before = self.copies[event.replica]
+        self.copies[event.replica] = {}
+        for queue, (begin, messages) in event.contents.items():
+            for offset, message in enumerate(messages, begin):
+                same, since_us = before.get((queue, offset), (None, event.at_us))
+                known_us = since_us if same == message else event.at_us
+                if self.may_be_lost(event.replica, known_us):
+                    # Perhaps it was lost, and copied again before it was seen here.
+                    known_us = event.at_us
+                self._note_copy(event.replica, queue, offset, message, known_us)
+
+    def _note_copy(
+        self, replica: str, queue: MessageQueue, offset: int, message: Stored, since_us: int
+    ) -> None:
+        self.copies[replica][queue, offset] = (message, since_us)
+        if message.key is not None:
+            self._copied[replica] |= {(message.key, (queue, offset)), (message.key, None)}
+
     def _fault_began(self, event: FaultBegan) -> None:
         self._unsettled_us[""] = event.at_us
+        if event.kind == FaultKind.NEW_DISK.value:
+            self.copies.pop(event.target, None)
         if event.kind in _DISK_FAULTS:
             self._disk_faults[event.target].append([event.at_us, 1 << 62])
 

@@ -13,6 +13,7 @@ from turbopump.testing.simulate.events import (
     Readable,
     Reopened,
 )
+from turbopump.testing.simulate.replica_observer import ReplicaObserver
 from turbopump.testing.simulate.store_contents import (
     Contents,
     contents_of,
@@ -41,11 +42,12 @@ class Observer:
     def __init__(self, world: World) -> None:
         self._world = world
         self._seen: dict[str, _Seen] = {}
+        self.replicas = ReplicaObserver(world)
         self._assigned: dict[str, tuple[MessageQueue, ...]] = {}
 
     def look(self) -> bool:
         """Look at all brokers; called when everything else is done at an instant."""
-        for name, broker in self._world.brokers.items():
+        for name, broker in self._world.masters.items():
             if name in self._world.doomed:
                 continue
             seen = self._seen.get(name)
@@ -57,6 +59,7 @@ class Observer:
                 seen.marks = marks
                 self._note_messages(name, seen)
                 self._note_commits(name, seen)
+        self.replicas.look()
         return False
 
     def note_assignments(self, group: str, member: str, queues: tuple[MessageQueue, ...]) -> None:

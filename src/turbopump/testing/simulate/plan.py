@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from random import Random
 
 from turbopump.testing.simulate.events import Down
 from turbopump.testing.simulate.fault_plan import Fault, planned_faults
+from turbopump.testing.simulate.replica_plan import ReplicaPlan, planned_replicas
 
 PLAIN = "plain"
 ORDERED = "ordered"
@@ -103,6 +104,7 @@ class Plan:
     seed: int
     nameservers: int
     brokers: tuple[str, ...]
+    """The masters."""
     queues: Mapping[str, int]
     is_sync: bool
     settings: Mapping[str, str]
@@ -121,6 +123,12 @@ class Plan:
     """How a broker ends in the calm after the load, to start again."""
     opens_twice: bool
     """Whether a broker that crashed has its store opened, and abandoned, before it starts."""
+    replicas: ReplicaPlan = field(default_factory=ReplicaPlan)
+
+    @property
+    def machines(self) -> tuple[str, ...]:
+        """The names of all masters and slaves."""
+        return (*self.brokers, *self.replicas.names)
 
     @property
     def mode(self) -> str:
@@ -136,6 +144,7 @@ class Plan:
         counts = {name: sum(len(s.keys) for s in sends) for name, sends in self.producers.items()}
         return [
             f"{len(self.brokers)} brokers with {self.mode}, {self.nameservers} name servers",
+            *self.replicas.described(),
             f"queues: {dict(self.queues)}",
             f"groups: {groups}",
             f"producers: {', '.join(f'{name} ({count})' for name, count in counts.items())}",
@@ -154,7 +163,7 @@ def planned(seed: int) -> Plan:
         for number in range(chance.choice((1, 2)))
     }
     groups = _groups(chance, [key for sends in producers.values() for s in sends for key in s.keys])
-    return Plan(
+    made = Plan(
         seed=seed,
         nameservers=nameservers,
         brokers=brokers,
@@ -175,6 +184,18 @@ def planned(seed: int) -> Plan:
         last_restart=chance.choice((None, None, Down.STOPPED, Down.KILLED, Down.POWER_LOST)),
         opens_twice=chance.random() < 0.3,
     )  # fmt: skip
+    return _with_replicas(made)
+
+
+def _with_replicas(plan: Plan) -> Plan:
+    """Add the slaves that the seed decides on, with their faults and settings."""
+    found = planned_replicas(plan.seed, plan.brokers, plan.load_s, is_calm=not plan.faults)
+    return replace(
+        plan,
+        replicas=found,
+        settings={**plan.settings, **found.settings},
+        faults=tuple(sorted((*plan.faults, *found.faults), key=lambda fault: fault.at_s)),
+    )
 
 
 def _settings(chance: Random) -> dict[str, str]:

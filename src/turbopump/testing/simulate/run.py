@@ -29,6 +29,7 @@ from turbopump.testing.simulate.ledger import Ledger
 from turbopump.testing.simulate.load import Load
 from turbopump.testing.simulate.observer import Observer
 from turbopump.testing.simulate.plan import GroupKind, Plan, Send, SendMode, planned
+from turbopump.testing.simulate.replica_plan import Slave
 from turbopump.testing.simulate.world import World
 from turbopump.testing.stack_dump import where
 from turbopump.testing.waiting import until
@@ -201,6 +202,7 @@ class _Run:
         await self._drain(world)
         await asyncio.sleep(max(0.0, healed_s + _SETTLE_S - virtual_loop().time()))
         await self._settle(load)
+        await self._catch_up(world)
         self.history.add(Calm(world.now_us))
         await self._probe(load, 0)
         if self.plan.last_restart is not None:
@@ -210,6 +212,8 @@ class _Run:
         for text in [text for work in self._broken for text in work.violations(now_s)]:
             self._unexpected(text)
         await load.close()
+        await self._catch_up(world)
+        observer.replicas.compare_all()
 
     async def _restart_in_calm(self, world: World, how: Down) -> None:
         """Restart a broker when nothing else happens: no member may notice."""
@@ -230,6 +234,22 @@ class _Run:
                 lines = cluster_state.summary(world.brokers.values())
                 self._unexpected(f"not committed {_DRAIN_S:g} s after the faults: {lines}")
 
+    async def _catch_up(self, world: World) -> None:
+        """Wait until all slaves have what their masters have."""
+        for slave in self.plan.replicas.slaves:
+            if not self.plan.is_sync and _is_refused(world, slave):
+                # Its master has lost all that they had in common: do what the error asks for.
+                await world.end_broker(slave.name, Down.STOPPED)
+                world.replace_disk(slave.name)
+                await world.begin_broker(slave.name)
+        slaves = self.plan.replicas.slaves
+        try:
+            await until(lambda: all(map(world.is_copied, slaves)), _DRAIN_S, pause_s=1)
+        except AssertionError:
+            late = [slave.name for slave in slaves if not world.is_copied(slave)]
+            links = [world.broker(name).replication.status.master for name in late]
+            self._unexpected(f"not in sync {_DRAIN_S:g} s after everything was consumed: {links}")
+
     async def _settle(self, load: Load) -> None:
         """Wait until no member is busy and every queue has one owner in each group."""
         # Duplicates may keep members busy, and locks of members that died queues without an owner.
@@ -242,7 +262,7 @@ class _Run:
     def _is_drained(self, world: World) -> bool:
         if any(True for _ in self._ends.missing()) or any(True for _ in self._ends.unfinished()):
             return False
-        brokers = list(world.brokers.values())
+        brokers = list(world.masters.values())
         # Whoever commits by hand does not commit again what a crash of the broker has lost.
         pushed = [group.name for group in self.plan.groups if group.kind is not GroupKind.PULL]
         return not any(cluster_state.lag(brokers, name) for name in pushed)
@@ -277,3 +297,9 @@ class _Run:
 
     def _unexpected(self, text: str) -> None:
         self.history.add(Unexpected(round(self._loop.time() * 1e6), text))
+
+
+def _is_refused(world: World, slave: Slave) -> bool:
+    """Whether a slave does not follow, as its log has nothing in common with the master's."""
+    link = world.broker(slave.name).replication.status.master
+    return link is not None and "no message in common" in link.last_error

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from turbopump.broker.broker import Broker
+from turbopump.broker.config import BrokerConfig, Role
 from turbopump.client.session import Session
 from turbopump.errors import StoreDamaged, TurbopumpError
 from turbopump.nameserver import NameServer, NameServerConfig
 from turbopump.store.store import Store
-from turbopump.testing.cluster import Cluster, broker_config
+from turbopump.testing.cluster import Cluster, _Place, broker_config
 from turbopump.testing.disk import Disk
 from turbopump.testing.memory_net import LinkQuality, MemoryHost
 from turbopump.testing.simulate.events import (
@@ -25,8 +27,10 @@ from turbopump.testing.simulate.events import (
     Reopened,
     Unexpected,
 )
+from turbopump.testing.simulate.fault_plan import FaultKind
 from turbopump.testing.simulate.history import History
 from turbopump.testing.simulate.plan import Plan
+from turbopump.testing.simulate.replica_plan import Slave
 from turbopump.testing.simulate.store_contents import Contents, contents_of, differences
 
 _DIRECTORY = Path("/")
@@ -57,14 +61,15 @@ class World(Cluster):
         flush = {"flushDiskType": plan.mode}
         super().__init__(
             _DIRECTORY,
-            plan.brokers,
+            plan.machines,
             nameservers=plan.nameservers,
-            config=broker_config({**plan.settings, **flush}),
+            config=_config({**plan.settings, **flush}, plan.replicas.recent_bytes),
             quality=LinkQuality(plan.latency_ms, plan.jitter_ms, cut_chance=0.02),
             skips_idle_time=False,
         )
         self.plan = plan
         self.history = history
+        self._slaves = {slave.name: slave for slave in plan.replicas.slaves}
         self.hosts: dict[str, list[str]] = {}
         """Of producers and groups, by name: those of the members that run."""
         self.made: list[weakref.ref[Broker | Session]] = []
@@ -79,11 +84,33 @@ class World(Cluster):
         """Start all servers."""
         await super().start()
         for name in self._names:
-            if self.plan.keeps_some:
-                # What a loss of power leaves of unsynced data is left to chance.
-                seed = f"{self.plan.seed} {name}"
-                self.disk(name).random = Random(seed)  # noqa: S311 - the same in every run
-            self.calm_disk(name)
+            self._set_up_disk(name)
+
+    def _set_up_disk(self, name: str) -> None:
+        if self.plan.keeps_some:
+            # What a loss of power leaves of unsynced data is left to chance.
+            seed = f"{self.plan.seed} {name}"
+            self.disk(name).random = Random(seed)  # noqa: S311 - the same in every run
+        self.calm_disk(name)
+
+    def _config_of(self, name: str, place: _Place) -> BrokerConfig:
+        config, slave = super()._config_of(name, place), self._slaves.get(name)
+        if slave is None:
+            return config
+        identity = replace(
+            config.identity,
+            broker_name=slave.master,
+            broker_id=slave.broker_id,
+            role=Role.SLAVE,
+        )
+        return replace(config, identity=identity)
+
+    @property
+    def masters(self) -> dict[str, Broker]:
+        """The masters that run, by name."""
+        if not self._slaves:
+            return self.brokers
+        return {name: made for name, made in self.brokers.items() if name not in self._slaves}
 
     async def start_broker(self, name: str | None = None) -> Broker:
         """Start a broker, and remember it for as long as it is in memory."""
@@ -168,6 +195,24 @@ class World(Cluster):
     def cancel_crash(self, name: str) -> None:
         """Let a broker live on that was to die."""
         self.disk(name).on_operation = None
+
+    def replace_disk(self, name: str) -> None:
+        """Give a slave that is down a new disk: it has to copy everything again."""
+        self.history.add(FaultBegan(self.now_us, FaultKind.NEW_DISK.value, name))
+        self.cancel_crash(name)
+        self._places[name].disk = Disk(self._loop)
+        self._set_up_disk(name)
+        self.abandoned.pop(name, None)
+
+    def is_copied(self, slave: Slave) -> bool:
+        """Whether a slave has all that its master has, and the master knows it."""
+        master, copy = self.brokers.get(slave.master), self.brokers.get(slave.name)
+        if master is None or copy is None:
+            return False
+        end = master.store.readable_end
+        known = [each.acknowledged for each in master.replication.status.slaves]
+        slaves = self.plan.replicas.of(slave.master)
+        return copy.store.readable_end == end and known.count(end) >= len(slaves)
 
     async def end_broker(self, name: str, how: Down) -> None:
         """Stop or crash a broker, or clear away one that has died."""
@@ -266,3 +311,12 @@ class World(Cluster):
 
 def _host(server: NameServer) -> str:
     return server.address.rpartition(":")[0]
+
+
+def _config(settings: Mapping[str, str], recent_bytes: int | None) -> BrokerConfig:
+    config = broker_config(settings)
+    if recent_bytes is None:
+        return config
+    # In files it is a share of the machine's memory.
+    limits = replace(config.store.limits, recent_bytes=recent_bytes)
+    return replace(config, store=replace(config.store, limits=limits))

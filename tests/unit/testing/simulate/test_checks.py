@@ -26,8 +26,11 @@ from turbopump.testing.simulate.events import (
     FaultEnded,
     Joined,
     Left,
+    LogsCompared,
     Readable,
     Reopened,
+    ReplicaHolds,
+    Replicated,
     Result,
     SendBegan,
     SendTried,
@@ -38,6 +41,7 @@ from turbopump.testing.simulate.fault_plan import FaultKind
 from turbopump.testing.simulate.history import History
 from turbopump.testing.simulate.ledger import Ledger
 from turbopump.testing.simulate.plan import Fate, FateKind, Group, GroupKind, Plan
+from turbopump.testing.simulate.replica_plan import ReplicaPlan, Slave
 
 QUEUE = MessageQueue("plain", "a", 0)
 RETRY = MessageQueue("%RETRY%g", "a", 0)
@@ -55,7 +59,15 @@ def group(kind: GroupKind = GroupKind.CONCURRENT) -> Group:
     return Group("g", kind, ("plain",), 1, 1, 1, 1, FATES)
 
 
-def plan(*, is_sync: bool = True, groups: Sequence[Group] = (group(),)) -> Plan:
+NO_REPLICAS = ReplicaPlan()
+
+
+def plan(
+    *,
+    is_sync: bool = True,
+    groups: Sequence[Group] = (group(),),
+    replicas: ReplicaPlan = NO_REPLICAS,
+) -> Plan:
     return Plan(
         seed=0,
         nameservers=1,
@@ -73,6 +85,7 @@ def plan(*, is_sync: bool = True, groups: Sequence[Group] = (group(),)) -> Plan:
         keeps_some=False,
         last_restart=None,
         opens_twice=False,
+        replicas=replicas,
     )
 
 
@@ -397,3 +410,104 @@ def test_a_recovery_that_differs_the_second_time() -> None:
 
 def test_an_error_that_nobody_expects() -> None:
     assert violations([Unexpected(0, "a task died")]) == {"nothing unexpected"}
+
+
+# --- slaves ---------------------------------------------------------------------------------------
+
+SYNC_MASTER = ReplicaPlan((Slave("a-1", "a", 1),), is_sync_master=True)
+ASYNC_MASTER = ReplicaPlan((Slave("a-1", "a", 1),))
+
+
+def copied(key: str, at: float = 0, offset: int = 0, slave: str = "a-1") -> Replicated:
+    return Replicated(s(at), slave, QUEUE, offset, Stored(key))
+
+
+def holds(at: float, *keys: str, is_start: bool = True) -> ReplicaHolds:
+    contents = {QUEUE: (0, tuple(map(Stored, keys)))} if keys else {}
+    return ReplicaHolds(s(at), "a-1", contents, is_start)
+
+
+def slave_down(at: float, how: Down) -> BrokerDown:
+    return BrokerDown(s(at), "a-1", how)
+
+
+@pytest.mark.parametrize(
+    ("copies", "replicas", "is_kept"),
+    [
+        ([copied("m0")], SYNC_MASTER, True),
+        ([], SYNC_MASTER, False),
+        ([copied("m0", offset=1)], SYNC_MASTER, False),
+        ([copied("m0", slave="b-1")], SYNC_MASTER, False),
+        ([], ASYNC_MASTER, True),
+    ],
+    ids=["copied", "not copied", "at another offset", "by a slave of another", "asynchronous"],
+)
+def test_what_a_sync_master_acknowledges_has_a_copy(
+    copies: list[Event], replicas: ReplicaPlan, is_kept: bool
+) -> None:
+    found = violations([up(0), *copies, *sent("m0")], plan(replicas=replicas))
+    assert found == (set() if is_kept else {"acknowledged messages have a copy"})
+
+
+def test_a_delayed_message_has_its_copy_in_a_topic_of_the_broker() -> None:
+    schedule = MessageQueue("SCHEDULE_TOPIC_XXXX", "a", 2)
+    events = [
+        up(0),
+        SendBegan(s(0), "p", "m0", "plain", delay_us=s(1)),
+        Replicated(s(0), "a-1", schedule, 0, Stored("m0")),
+        Acknowledged(s(0), "p", "m0", schedule, 0),
+    ]
+    replicated = plan(replicas=SYNC_MASTER)
+    assert violations(events, replicated) == set()
+    assert violations([*events[:2], events[3]], replicated) == {"acknowledged messages have a copy"}
+
+
+def test_messages_that_do_not_wait_need_no_copy() -> None:
+    events = [up(0), *sent("m0", is_durable=False)]
+    assert violations(events, plan(replicas=SYNC_MASTER)) == set()
+
+
+@pytest.mark.parametrize("is_start", [True, False], ids=["restart", "cut"])
+def test_a_slave_that_loses_what_its_master_has(is_start: bool) -> None:
+    events = [up(0), holds(0), *sent("m0"), copied("m0"), holds(3, is_start=is_start)]
+    assert violations(events, plan(replicas=ASYNC_MASTER)) == {"copies stay"}
+
+
+@pytest.mark.parametrize(
+    ("is_sync", "how", "at", "is_kept"),
+    [
+        (False, Down.POWER_LOST, 5, True),
+        (False, Down.POWER_LOST, 30, False),
+        (False, Down.KILLED, 5, False),
+        (True, Down.POWER_LOST, 5, False),
+    ],
+    ids=["not flushed yet", "flushed long ago", "only killed", "synchronous"],
+)
+def test_what_a_slave_may_lose(is_sync: bool, how: Down, at: float, is_kept: bool) -> None:
+    events = [up(0), holds(0), *sent("m0"), copied("m0"), slave_down(at, how), holds(at + 1)]
+    found = violations(events, plan(is_sync=is_sync, replicas=ASYNC_MASTER))
+    assert found == (set() if is_kept else {"copies stay"})
+
+
+def test_a_slave_cuts_what_its_master_has_lost() -> None:
+    events = [
+        up(0),
+        holds(0),
+        *sent("m0"),
+        copied("m0"),
+        down(1, Down.POWER_LOST),
+        up(2),
+        holds(3, is_start=False),
+    ]
+    assert violations(events, plan(is_sync=False, replicas=ASYNC_MASTER)) == set()
+
+
+def test_a_slave_with_a_new_disk_has_lost_everything() -> None:
+    new = FaultBegan(s(1), FaultKind.NEW_DISK.value, "a-1")
+    events = [up(0), holds(0), *sent("m0"), copied("m0"), slave_down(1, Down.KILLED), new, holds(2)]
+    assert violations(events, plan(replicas=ASYNC_MASTER)) == set()
+
+
+def test_logs_that_differ() -> None:
+    assert violations([LogsCompared(s(0), "a-1", "")]) == set()
+    assert violations([LogsCompared(s(0), "a-1", "differs at 7")]) == {"replicas agree"}

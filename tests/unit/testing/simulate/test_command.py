@@ -102,3 +102,14 @@ def test_seeds_choose_everything_there_is() -> None:
     assert {plan.is_sync for plan in plans} == {True, False}
     assert any(not plan.faults for plan in plans)
     assert planned(7) == planned(7)
+    replicated = [plan for plan in plans if plan.replicas.slaves]
+    assert 50 < len(replicated) < 100
+    assert {plan.replicas.is_sync_master for plan in replicated} == {True, False}
+    assert all(plan.settings["brokerRole"] for plan in replicated)
+
+
+def test_slaves_change_nothing_else_that_a_seed_decides() -> None:
+    for plan in map(planned, range(50)):
+        others = [fault for fault in plan.faults if fault not in plan.replicas.faults]
+        assert all(fault.target not in plan.replicas.names for fault in others)
+        assert not plan.replicas.faults or others

@@ -13,6 +13,11 @@ from turbopump.testing.simulate.checks.outcomes import DeadLettersExact, EveryMe
 from turbopump.testing.simulate.checks.owners import InOrder, OneOwner, RestartMovesNoQueue
 from turbopump.testing.simulate.checks.promptness import DeliveredPromptly
 from turbopump.testing.simulate.checks.queues import ProducerOrder, QueuesDense
+from turbopump.testing.simulate.checks.replicas import (
+    AcknowledgedCopied,
+    CopiesKept,
+    ReplicasAgree,
+)
 from turbopump.testing.simulate.history import Check
 from turbopump.testing.simulate.ledger import Ledger
 
@@ -23,8 +28,11 @@ def all_checks(ledger: Ledger) -> Sequence[Check]:
         # These compare what a broker holds with what it held before, so they see events first.
         ReadableKept(ledger),
         QueuesDense(ledger),
+        CopiesKept(ledger),
         ledger,
         AcknowledgedKept(ledger),
+        AcknowledgedCopied(ledger),
+        ReplicasAgree(),
         ProducerOrder(ledger),
         EveryMessageEnds(ledger),
         DeadLettersExact(ledger),

@@ -122,7 +122,7 @@ class CommitsKept:
     def _is_late(self, saved_until_us: int) -> bool:
         """Whether saves may have failed, or waited for a broker that starts on a slow disk."""
         ledger = self._ledger
-        return any(ledger.disk_failed(broker, saved_until_us) for broker in ledger.plan.brokers)
+        return any(ledger.disk_failed(broker, saved_until_us) for broker in ledger.plan.machines)
 
     def _kept_end(self, queue: MessageQueue) -> int:
         """Return up to where a queue had its messages for certain after the last start."""

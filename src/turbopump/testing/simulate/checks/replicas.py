@@ -1,0 +1,90 @@
+"""What a slave has: all that its master has acknowledged with its help, and the same bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from turbopump.testing.simulate.events import (
+    Acknowledged,
+    Event,
+    LogsCompared,
+    ReplicaHolds,
+)
+from turbopump.testing.simulate.history import Handler
+from turbopump.testing.simulate.ledger import Ledger
+
+
+class AcknowledgedCopied:
+    """When a SYNC_MASTER acknowledges a message, a slave has it.
+
+    But for messages that do not wait for it.
+    """
+
+    name = "acknowledged messages have a copy"
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def handlers(self) -> Mapping[type[Event], Handler]:
+        return {Acknowledged: self._acknowledged}
+
+    def _acknowledged(self, event: Acknowledged) -> Iterator[str]:
+        ledger = self._ledger
+        send, replicas = ledger.sends[event.key], ledger.plan.replicas
+        if not replicas.is_sync_master or not send.is_durable:
+            return
+        slaves = [slave.name for slave in replicas.of(event.queue.broker)]
+        # The receipt of a delayed message is about a topic of the broker's own.
+        place = None if send.delay_us else (event.queue, event.offset)
+        if not any(ledger.was_copied(slave, event.key, place) for slave in slaves):
+            yield (
+                f"{event.key} was acknowledged at {event.queue} offset {event.offset}, "
+                f"but {' and '.join(slaves)} never had it there"
+            )
+
+
+class CopiesKept:
+    """A slave loses no message that its master still has.
+
+    But for what had not been flushed in asynchronous mode, when its power fails, and for a new
+    disk.
+    """
+
+    name = "copies stay"
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def handlers(self) -> Mapping[type[Event], Handler]:
+        return {ReplicaHolds: self._compare}
+
+    def _compare(self, event: ReplicaHolds) -> Iterator[str]:
+        ledger = self._ledger
+        for (queue, offset), (message, since_us) in ledger.copies[event.replica].items():
+            begin, found = event.contents.get(queue, (0, ()))
+            if 0 <= offset - begin < len(found) and found[offset - begin] == message:
+                continue
+            if ledger.stored.get(queue, {}).get(offset) != message:
+                # The master has lost it, and its slaves follow.
+                continue
+            # Perhaps the master has lost it too, and has stored it again, as it does with retries.
+            is_newer = ledger.stored_us[queue, offset] > since_us
+            may_be_lost = is_newer or ledger.may_be_lost(event.replica, since_us)
+            if ledger.plan.is_sync or not may_be_lost:
+                yield f"{event.replica} no longer has {message.key} at {queue} offset {offset}"
+
+
+class ReplicasAgree:
+    """Up to where a slave has reported, its log is the same as the master's, byte for byte.
+
+    At the end of a run, both are the same as a whole.
+    """
+
+    name = "replicas agree"
+
+    def handlers(self) -> Mapping[type[Event], Handler]:
+        return {LogsCompared: self._compared}
+
+    def _compared(self, event: LogsCompared) -> Iterator[str]:
+        if event.difference:
+            yield f"{event.replica}: {event.difference}"

@@ -1,0 +1,133 @@
+"""Sees what slaves hold, and compares their logs with those of their masters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from turbopump.broker.broker import Broker
+from turbopump.broker.replication.copying import first_difference
+from turbopump.message import MessageQueue, PhysicalOffset
+from turbopump.net.network import address_text
+from turbopump.store.store import Store
+from turbopump.testing.simulate.events import LogsCompared, ReplicaHolds, Replicated
+from turbopump.testing.simulate.replica_plan import Slave
+from turbopump.testing.simulate.store_contents import contents_of, messages_of, queues_of
+from turbopump.testing.simulate.world import World
+
+_PIECE_BYTES = 1 << 20
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What is known of a slave that runs."""
+
+    broker: Broker
+    cut_bytes: int
+    """How much it has cut off its log."""
+    end: PhysicalOffset
+    ends: dict[MessageQueue, int] = field(default_factory=dict)
+    master: Broker | None = None
+    address: str = ""
+    """The slave's end of the connection whose reports were compared last."""
+    compared: PhysicalOffset = field(default=PhysicalOffset(0))
+
+
+class ReplicaObserver:
+    """Looks into slaves, and adds what is new to the history."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._seen: dict[str, _Seen] = {}
+
+    def look(self) -> None:
+        """Look at all slaves that run."""
+        for slave in self._world.plan.replicas.slaves:
+            broker = self._world.brokers.get(slave.name)
+            if broker is None or slave.name in self._world.doomed:
+                continue
+            self._look_at(slave, broker)
+
+    def _look_at(self, slave: Slave, broker: Broker) -> None:
+        seen, cut_bytes = self._seen.get(slave.name), _cut_bytes(broker)
+        is_start = seen is None or seen.broker is not broker
+        if seen is None or is_start or seen.cut_bytes != cut_bytes:
+            contents = contents_of(broker.store, slave.master)
+            ends = {queue: begin + len(found) for queue, (begin, found) in contents.items()}
+            seen = _Seen(broker, cut_bytes, broker.store.readable_end, ends)
+            self._seen[slave.name] = seen
+            now_us = self._world.now_us
+            self._world.history.add(ReplicaHolds(now_us, slave.name, contents, is_start))
+        elif seen.end != broker.store.readable_end:
+            seen.end = broker.store.readable_end
+            self._note_messages(slave, seen)
+        self._compare_reported(slave, seen)
+
+    def _note_messages(self, slave: Slave, seen: _Seen) -> None:
+        store = seen.broker.store
+        for topic, queue_id in queues_of(store):
+            queue = MessageQueue(topic, slave.master, queue_id)
+            known = seen.ends.get(queue, 0)
+            if store.queue_range(topic, queue_id)[1] > known:
+                for offset, message in messages_of(store, topic, queue_id, known):
+                    event = Replicated(self._world.now_us, slave.name, queue, offset, message)
+                    self._world.history.add(event)
+                    seen.ends[queue] = offset + 1
+
+    # --- bytes ------------------------------------------------------------------------------------
+
+    def _compare_reported(self, slave: Slave, seen: _Seen) -> None:
+        """Compare what the slave has reported over its connection, and was not compared yet."""
+        master, address = self._world.brokers.get(slave.master), _link_address(seen.broker)
+        if master is None or slave.master in self._world.doomed or not address:
+            return
+        if seen.master is not master or seen.address != address:
+            seen.master, seen.address, seen.compared = master, address, PhysicalOffset(0)
+        reported = [
+            known.acknowledged
+            for known in master.replication.status.slaves
+            if known.address == address
+        ]
+        if not reported or reported[0] <= seen.compared:
+            return
+        difference = _difference(master.store, seen.broker.store, seen.compared, reported[0])
+        seen.compared = reported[0]
+        if difference:
+            self._world.history.add(LogsCompared(self._world.now_us, slave.name, difference))
+
+    def compare_all(self) -> None:
+        """Compare whole logs, when nothing is sent any more."""
+        for slave in self._world.plan.replicas.slaves:
+            master, copy = (self._world.broker(name).store for name in (slave.master, slave.name))
+            end = max(master.readable_end, copy.readable_end)
+            text = _difference(master, copy, PhysicalOffset(0), end)
+            self._world.history.add(LogsCompared(self._world.now_us, slave.name, text))
+
+
+def _cut_bytes(slave: Broker) -> int:
+    link = slave.replication.status.master
+    return 0 if link is None else link.cut_bytes
+
+
+def _link_address(slave: Broker) -> str:
+    """Return the slave's end of its connection; empty if there is none, or logs are compared."""
+    follower = slave.replication.follower
+    connection = None if follower is None else follower._connection  # noqa: SLF001 - to know whose reports a master has, also after a restart of the slave
+    if connection is None or connection.copying.is_comparing or connection.ended.done():
+        return ""
+    return address_text(connection._transport.get_extra_info("sockname"))  # noqa: SLF001 - as above
+
+
+def _difference(master: Store, slave: Store, start: PhysicalOffset, end: PhysicalOffset) -> str:
+    """Describe where two logs differ first between two positions; empty if they do not."""
+    if slave.readable_end < end:
+        return f"has reported {end}, but its log ends at {slave.readable_end}"
+    position = max(start, master.min_offset, slave.min_offset)
+    while position < end:
+        one, other = (log.raw(position, _PIECE_BYTES) for log in (master, slave))
+        if one is None or other is None:
+            return f"the master's log ends at {position}, its own at {slave.readable_end}"
+        size = min(len(one), len(other), end - position)
+        if one[:size] != other[:size]:
+            return f"differs at {position + first_difference(one[:size], other[:size])}"
+        position = PhysicalOffset(position + size)
+    return ""
