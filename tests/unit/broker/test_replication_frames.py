@@ -228,6 +228,21 @@ async def test_a_later_report_beyond_the_end_closes_the_connection(
 
 
 @virtual_time()
+async def test_a_first_report_acknowledges_nothing_that_is_waited_for() -> None:
+    master = Master(end=100_000, segment_bytes=40_000)
+    master.report(10_000)
+    told: list[bool] = []
+    master.slaves.when_stored(PhysicalOffset(50_000), told.append)
+    other, _ = master.connect()
+    # Where it begins to compare, and the same as a heartbeat: all of it may turn out to differ.
+    for _ in range(2):
+        other.data_received(encode_report(PhysicalOffset(60_000)))
+        assert not told
+    other.data_received(encode_report(PhysicalOffset(60_100)))
+    assert told == [True]
+
+
+@virtual_time()
 async def test_a_slave_before_the_first_file_begins_with_it() -> None:
     master = Master(end=100_000, segment_bytes=40_000)
     master.log.min_offset = PhysicalOffset(40_000)

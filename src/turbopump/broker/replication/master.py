@@ -109,7 +109,7 @@ class Slaves:
 
     def note_acknowledged(self) -> None:
         """Tell those who wait for what a slave has stored now."""
-        stored = self.acknowledged
+        stored = max((slave.confirmed for slave in self._connected), default=PhysicalOffset(0))
         while self._waiting and self._waiting[0][0] <= stored:
             heapq.heappop(self._waiting)[2](True)
 
@@ -174,6 +174,9 @@ class SlaveConnection(asyncio.Protocol):
         self._is_closed = False
         self.address = "unknown"
         self.acknowledged = PhysicalOffset(0)
+        self.confirmed = PhysicalOffset(0)
+        """As `acknowledged`, but for the first report: where a slave begins to compare the logs
+        does not say yet that its own is the same up to there."""
         self.heard_ms = self._sent_ms = self._clock.monotonic_ms()
 
     @property
@@ -216,7 +219,7 @@ class SlaveConnection(asyncio.Protocol):
         elif report > end and report != EVERYTHING:
             self.close(f"it reports position {report}, but the log ends at {end}")
         elif report != self.acknowledged:
-            self.acknowledged = report
+            self.acknowledged = self.confirmed = report
             self._slaves.note_acknowledged()
 
     def _begin(self, report: PhysicalOffset, end: PhysicalOffset) -> None:
@@ -236,7 +239,6 @@ class SlaveConnection(asyncio.Protocol):
         else:
             self._position = self.acknowledged = report
         _log.info("slave %s follows from %d, it asked for %d", self.address, self._position, report)
-        self._slaves.note_acknowledged()
         self.pump()
 
     def pump(self) -> None:
