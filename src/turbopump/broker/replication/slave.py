@@ -164,9 +164,12 @@ class Follower:
             self._end_max,
             last_file_only=self._last_file_only,
         )
-        connection = await self._network.connect(
-            host, port, lambda: MasterConnection(self, copying)
-        )
+        connection = MasterConnection(self, copying)
+        try:
+            await self._network.connect(host, port, lambda: connection)
+        except BaseException:
+            connection.abandon()
+            raise
         self._connection = connection
         try:
             step = await connection.ended
@@ -281,6 +284,9 @@ class MasterConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # Not a subclass of it in uvloop.
         self._transport = cast(asyncio.Transport, transport)
+        if self.ended.done():
+            self._transport.close()
+            return
         self._report(self.copying.request)
         # Repeated as a heartbeat, when it must not ask for anything.
         self._reported = min(self.copying.request, self._store.readable_end)
@@ -291,6 +297,13 @@ class MasterConnection(asyncio.Protocol):
 
     def close(self, reason: str) -> None:
         self._end(ConnectionLost(reason))
+
+    def abandon(self) -> None:
+        """Do nothing any more: it may be connected although the time for it was up."""
+        self.ended.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _end(self, result: Step | Exception) -> None:
         if self._timer is not None:
