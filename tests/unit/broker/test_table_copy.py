@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -25,7 +26,7 @@ from turbopump.testing import MemoryNetwork, virtual_loop, virtual_machine, virt
 from turbopump.wire import headers
 from turbopump.wire.bodies import GroupConfig
 from turbopump.wire.codes import RequestCode, ResponseCode
-from turbopump.wire.command import Command
+from turbopump.wire.command import Command, request, whole_body
 from turbopump.wire.framing import FrameDecoder
 from vectors import frame
 
@@ -138,6 +139,23 @@ async def test_known_tables_are_not_sent_again(tmp_path: Path) -> None:
             assert again.code == ResponseCode.SUCCESS
             assert not again.body
             assert headers.TableCopyAnswer.from_ext_fields(again.ext_fields) == found
+
+
+@virtual_time()
+async def test_a_change_between_a_request_and_its_wait_is_not_missed(tmp_path: Path) -> None:
+    code = RequestCode.GET_ALL_TOPIC_CONFIG
+    async with running_broker(tmp_path, MemoryNetwork()) as (master, client):
+        first = await client.ask(code, headers.TableCopy(known_version=""))
+        known = headers.TableCopyAnswer.from_ext_fields(first.ext_fields).table_version
+        asked = request(code, headers.TableCopy(known_version=known, wait_millis=10_000))
+        handle = master.administration.copied_tables.handlers()[code]
+        held = handle(asked, cast("Any", None))
+        # By a send, say, that arrived in the same turn of the loop.
+        master.state.topics.create_internal("made", 1)
+        began_s = virtual_loop().time()
+        answer = await cast("Awaitable[Command]", held)
+        assert b'"made"' in bytes(whole_body(answer))
+        assert virtual_loop().time() - began_s < 1
 
 
 # --- with a master that is only answers -----------------------------------------------------------

@@ -129,7 +129,9 @@ class CopiedTables:
     async def _held(
         self, table: ServedTable, changing: Table, wait_ms: int, request: Command, known: str
     ) -> Command:
-        await changing.wait_changed(wait_ms)
+        # It may have changed since the request was read, which is a turn of the loop ago.
+        if table.version() == known:
+            await changing.wait_changed(wait_ms)
         return self._versioned(table, request, known)
 
     def _versioned(self, table: ServedTable, request: Command, known: str) -> Command:
