@@ -18,7 +18,6 @@ from turbopump.broker.groups import Groups
 from turbopump.broker.live_config import LiveConfig
 from turbopump.broker.message_writer import Draft, MessageWriter
 from turbopump.broker.offsets import Offsets
-from turbopump.broker.pull_run import PullRun
 from turbopump.broker.pull_status import MASTER_ID, ReadRules, Status
 from turbopump.broker.stats import Stats
 from turbopump.broker.subscription_filters import SubscriptionFilters
@@ -28,7 +27,7 @@ from turbopump.errors import RemoteError
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.store import outcomes
 from turbopump.store.config import ReadLimits
-from turbopump.store.outcomes import EVERYTHING, Filter, ReadOutcome
+from turbopump.store.outcomes import Filter, ReadOutcome
 from turbopump.store.store import Store
 from turbopump.wire import properties as names
 from turbopump.wire.bodies import GroupConfig, MessageModel, Subscription
@@ -161,18 +160,6 @@ class Pulls:
             return self._hold(pull, wanted, outcome, pull.hold_ms)
         self._note(pull, outcome)
         return outcome
-
-    def run_after(self, pull: Pull, wanted: Filter) -> PullRun | None:
-        """Return what answers pulls that repeat one that found messages, but for some numbers.
-
-        None if there is more to do than to read all messages there are. Nothing may happen between
-        that pull and those that repeat it: they are not checked.
-        """
-        if pull.commit_offset is not None or wanted is not EVERYTHING:
-            return None
-        return PullRun(
-            self._store, self._stats, pull.group, pull.topic, pull.queue_id, self._limits(pull)
-        )
 
     def status_of(self, pull: Pull, outcome: ReadOutcome) -> Status:
         """Return what an outcome means to who pulled."""

@@ -106,16 +106,14 @@ class Stats:
         counter.add(messages, size)
         self.puts.add(messages, size)
 
-    def get(
-        self, group: str, topic: str, queue_id: int, messages: int, size: int, pulls: int = 1
-    ) -> None:
-        """Count messages that were handed out by one pull, or by several."""
+    def get(self, group: str, topic: str, queue_id: int, messages: int, size: int) -> None:
+        """Count messages that were delivered by one pull."""
         counter = self._get.get((topic, group, queue_id))
         if counter is None:
             counter = self._get[topic, group, queue_id] = self._table.counter()
             self._gets_of.setdefault((topic, group), []).append(counter)
-        counter.add(messages, size, pulls)
-        self.gets.add(messages, size, pulls)
+        counter.add(messages, size)
+        self.gets.add(messages, size)
 
     def missed(self) -> None:
         """Count a pull that found nothing."""

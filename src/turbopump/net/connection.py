@@ -17,7 +17,6 @@ from turbopump.net.network import address_text
 from turbopump.net.outbox import Outbox
 from turbopump.net.receive_budget import ReceiveBudget
 from turbopump.net.request_protocol import RequestProtocol
-from turbopump.net.request_row import RequestRow
 from turbopump.net.router import Router
 from turbopump.net.serving import Serving
 from turbopump.net.turn import Turn
@@ -100,9 +99,6 @@ class Connection(asyncio.Protocol):
             fail=self._close_unread,
         )
         self._inbox = Inbox(self._protocol.decoder, reader, budget)
-        self.row = RequestRow(self._inbox.decoder, limits.frame_bytes_max, self._send_parts)
-        """For handlers that serve many requests of the same layout together."""
-        self._inbox.row = self.row
         self._ends_handlers = True
         self.is_observed = bool(router.hooks)
         """Whether hooks must see each answer, which rules out `answer_encoded`."""
@@ -305,13 +301,13 @@ class Connection(asyncio.Protocol):
     def _send(self, command: Command) -> None:
         self._send_parts(encode_parts(command, self._limits.frame_bytes_max))
 
-    def _send_parts(self, parts: Sequence[Buffer], frames: int = 1) -> None:
+    def _send_parts(self, parts: Sequence[Buffer]) -> None:
         if self._inbox.is_finishing:
             return
         if not self._outbox.is_held:
             # Otherwise something has just been received, which counts too.
             self._written_ms = self._clock.monotonic_ms()
-        self._outbox.put(parts, frames)
+        self._outbox.put(parts)
         if not self._admission.writable:
             self._check_unwritten()
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from turbopump.errors import WireError
 from turbopump.net.outbox import Outbox
 from turbopump.net.receive_budget import ReceiveBudget
-from turbopump.net.request_row import RequestRow
 from turbopump.net.turn import LARGE_CHUNK_BYTES, Turn
 from turbopump.wire.command import Command
 from turbopump.wire.framing import FrameDecoder
@@ -41,7 +40,6 @@ class Inbox:
     _transport: asyncio.Transport
     _outbox: Outbox
     turn: Turn
-    row: RequestRow
 
     def __init__(
         self, decoder: FrameDecoder, reader: Reader, budget: ReceiveBudget | None = None
@@ -160,15 +158,12 @@ class Inbox:
             self._reader.settle()
 
     def _take_frames(self) -> None:
-        taken, row, take = 0, self.row, self._reader.take
+        taken, take = 0, self._reader.take
         for command in self._frames:
             taken += 1
             take(command)
-            while row.begun is not None and self.is_reading:
-                taken += row.take(self._outbox.room_bytes)
             if not self.is_reading:
                 # What is left of the chunk stays in the iterator.
-                row.end()
                 break
         self._frames_taken = taken
 

@@ -51,13 +51,8 @@ class Outbox:
         """Bytes that are still in memory."""
         return self._corked_bytes + self._transport.get_write_buffer_size()
 
-    @property
-    def room_bytes(self) -> int:
-        """How much fits before everything is passed to the transport."""
-        return self._bytes_max - self._corked_bytes
-
-    def put(self, parts: Sequence[Buffer], frames: int = 1) -> None:
-        """Send the pieces of one or more frames, now or with others of this turn."""
+    def put(self, parts: Sequence[Buffer]) -> None:
+        """Send the pieces of a frame, now or with others of this turn."""
         length = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
         if self._burst == 1:
             assert not self._parts, "a frame must not overtake those before it"
@@ -66,7 +61,7 @@ class Outbox:
             return
         self._parts += parts
         self._corked_bytes += length
-        self._corked_frames += frames
+        self._corked_frames += 1
         # By bytes too: only the transport can tell that the peer does not keep up.
         if self._corked_frames >= self._burst or self._corked_bytes >= self._bytes_max:
             self._burst = min(self._burst * _BURST_GROWTH, _BURST_FRAMES_MAX)

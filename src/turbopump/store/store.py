@@ -44,7 +44,6 @@ from turbopump.store.retention import Retention, Verdict
 from turbopump.store.scrubber import Scrubber
 from turbopump.store.segments import Segments
 from turbopump.store.steady_clock import SteadyClock
-from turbopump.store.stretch import Stretch
 from turbopump.store.time_lookup import offset_by_time, store_timestamp_at
 from turbopump.store.unit_repair import UnitRepair
 from turbopump.store.write_behind import WriteBehind
@@ -496,13 +495,6 @@ class Store:
         return read_queue(self._log, queue, offset, count_max, limits, wanted, self._repair)
 
     @translate_disk_errors
-    def stretch(
-        self, topic: str, queue_id: int, at: QueueOffset, count_max: int, limits: ReadLimits | None
-    ) -> Stretch | None:
-        """Prepare to read from an offset on, part by part and at once; None if nothing is there."""
-        queue, limits = self._queue(topic, queue_id), limits or self.config.limits
-        return None if queue is None else Stretch.at(self._log, queue, at, count_max, limits)
-
     def queue_range(self, topic: str, queue_id: int) -> tuple[QueueOffset, QueueOffset]:
         """Return the first offset of a queue and the one behind its last; 0 and 0 if unknown."""
         queue = self._queue(topic, queue_id)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain, pairwise
 from operator import ge, itemgetter
 
@@ -93,12 +93,6 @@ class FrameTemplate:
             return None
         numbers = tuple(map(int, digits))
         return numbers if all(map(ge, numbers, self._least)) else None
-
-    def row(self, data: Buffer, at: int) -> Iterator[Numbers]:
-        """Yield the numbers of frames that are like the sample, one behind the other."""
-        while (numbers := self.numbers(data, at)) is not None:
-            yield numbers
-            at += self.size
 
 
 def _is_read(sample: bytes, spans: Sequence[Span], varying: VaryingFields, digit: bytes) -> bool:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 
 from turbopump.errors import FrameError, InvalidArgument, WireError
 from turbopump.wire.command import Buffer, Command, body_parts, decode_header, encode_header
-from turbopump.wire.frame_template import FrameTemplate, Numbers, VaryingFields
 
 FRAME_BYTES_MAX = 16 * 1024 * 1024
 
@@ -64,11 +63,9 @@ class FrameDecoder:
         self._missing = 0
         self._consumed = 0
         self._error: WireError | None = None
-        # The last frame that was handed out of a chunk, and where the next one begins.
+        # The chunk being read, and where its next frame begins.
         self._chunk = b""
-        self._frame_at = 0
         self._next_at = 0
-        self._template: FrameTemplate | None = None
 
     @property
     def pending_bytes(self) -> int:
@@ -83,8 +80,7 @@ class FrameDecoder:
     def clear(self) -> None:
         """Free what is held; nothing can be fed any more."""
         self._pending = bytearray()
-        self._chunk, self._frame_at, self._next_at = b"", 0, 0
-        self._template = None
+        self._chunk, self._next_at = b"", 0
 
     def feed(self, chunk: bytes) -> Iterator[Command]:
         """Yield the commands that the chunk completes; read it to the end before the next chunk.
@@ -113,9 +109,9 @@ class FrameDecoder:
                 if frame_end > end:
                     break
                 command = _command(chunk, at, frame_end, self._consumed)
-                self._chunk, self._frame_at, self._next_at = chunk, at, frame_end
+                self._chunk, self._next_at = chunk, frame_end
                 yield command
-                at = self._next_at
+                at = frame_end
         except WireError as error:
             self._error = error
             raise
@@ -124,29 +120,6 @@ class FrameDecoder:
             self._keep(chunk, at)
         else:
             self._consumed += at
-
-    @property
-    def is_followed(self) -> bool:
-        """Whether the chunk goes on with a frame that begins like the one just yielded."""
-        chunk, at, following = self._chunk, self._frame_at, self._next_at
-        return following < len(chunk) and chunk.startswith(chunk[at : at + _PREFIX.size], following)
-
-    def alike(self, varying: VaryingFields) -> FrameTemplate | None:
-        """Return how to recognise frames like the one just yielded, None if none follows."""
-        chunk, at, following = self._chunk, self._frame_at, self._next_at
-        known = self._template
-        if known is None or known.varying is not varying or known.numbers(chunk, at) is None:
-            other = chunk[following : following + following - at]
-            known = self._template = FrameTemplate.from_sample(chunk[at:following], other, varying)
-        return known
-
-    def row(self, alike: FrameTemplate) -> Iterator[Numbers]:
-        """Yield the numbers of the next frames, as far as they are alike; they are not taken."""
-        return alike.row(self._chunk, self._next_at)
-
-    def pass_over(self, size: int) -> None:
-        """Take frames of so many bytes that are read already."""
-        self._next_at += size
 
     def _begun(self, chunk: bytes, end: int) -> Command:
         """Finish the frame that earlier chunks began; the rest of this one is not copied."""

@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import struct
 
 from msgspec.structs import replace
 
 from turbopump.wire.codes import RequestCode
 from turbopump.wire.command import Serialize, request
-from turbopump.wire.frame_template import VaryingFields
-from turbopump.wire.framing import decode, encode
+from turbopump.wire.framing import encode
 from turbopump.wire.headers import PullMessage
 
 _PREFIX = struct.Struct(">ii")
-
-
-def _numbers(frame: bytes) -> tuple[int, int, int]:
-    command = decode(frame)
-    header = PullMessage.from_ext_fields(command.ext_fields)
-    return header.queue_offset, header.max_msg_nums, command.opaque
-
-
-VARYING = VaryingFields(
-    (
-        re.compile(rb'"queueOffset":"([0-9]+)'),
-        re.compile(rb'"maxMsgNums":"([0-9]+)'),
-        re.compile(rb'"opaque":([0-9]+)'),
-    ),
-    _numbers,
-)
-"""What differs between requests for one queue: from where on, how many, and their own number."""
 
 
 class PullRequestFrames:

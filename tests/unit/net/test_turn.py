@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
-import pytest
-
 from turbopump.net.connection import Connection
 from turbopump.net.deadlines import Deadlines
-from turbopump.net.router import Router
+from turbopump.net.router import Handler, Router
 from turbopump.net.turn import WRITTEN_BYTES_MAX
 from turbopump.testing import virtual_loop, virtual_time
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.command import Command
-from turbopump.wire.frame_template import Numbers, VaryingFields
-from turbopump.wire.framing import FrameDecoder, decode, encode
+from turbopump.wire.framing import FrameDecoder, encode
 
 BODY_BYTES = 256 * 1024
 PER_TURN = WRITTEN_BYTES_MAX // BODY_BYTES
 REQUESTS = 5 * PER_TURN
-VARYING = VaryingFields(
-    (re.compile(rb'"opaque":([0-9]+)'), re.compile(rb'"a":"([0-9]+)')),
-    lambda frame: (decode(frame).opaque, int((decode(frame).ext_fields or {})["a"])),
-)
 
 
 class Taking(asyncio.Transport):
@@ -68,27 +60,8 @@ class Taking(asyncio.Transport):
         return [answer.opaque for answer in self.answers]
 
 
-def one_by_one(request: Command, peer: Connection) -> Command:
+def answer(request: Command, peer: Connection) -> Command:
     return request.answer(0, body=bytes(BODY_BYTES))
-
-
-def in_rows(request: Command, peer: Connection) -> None:
-    """Answer a request, and those behind it that are like it."""
-    peer.answer(request, request.answer(0, body=bytes(BODY_BYTES)))
-
-    def serve(asked: Iterator[Numbers], _: int) -> int:
-        opaque = next((number for number, _ in asked), None)
-        if opaque is None:
-            return 0
-        answer = Command(1, opaque=opaque).answer(0, body=bytes(BODY_BYTES))
-        peer.row.answer([encode(answer)], 1)
-        return 1
-
-    if peer.row.is_followed:
-        peer.row.begin(VARYING, serve)
-
-
-HANDLERS = pytest.mark.parametrize("handler", [one_by_one, in_rows])
 
 
 def chunk(first: int, count: int = REQUESTS) -> bytes:
@@ -102,7 +75,7 @@ def expected(count: int) -> list[int]:
     return list(range(100, 100 + count))
 
 
-def connected(handler: Any) -> tuple[Connection, Taking]:
+def connected(handler: Handler = answer) -> tuple[Connection, Taking]:
     connection = Connection(Router({1: handler}), Deadlines(virtual_loop().clock), accepted=True)
     transport = Taking()
     connection.connection_made(transport)
@@ -114,10 +87,9 @@ async def turns() -> None:
     await asyncio.sleep(0.001)
 
 
-@HANDLERS
 @virtual_time()
-async def test_many_large_answers_take_several_turns(handler: Any) -> None:
-    connection, transport = connected(handler)
+async def test_many_large_answers_take_several_turns() -> None:
+    connection, transport = connected()
     counts: list[int] = []
 
     def look() -> None:
@@ -135,10 +107,9 @@ async def test_many_large_answers_take_several_turns(handler: Any) -> None:
     assert transport.is_read
 
 
-@HANDLERS
 @virtual_time()
-async def test_what_comes_meanwhile_is_answered_behind_it(handler: Any) -> None:
-    connection, transport = connected(handler)
+async def test_what_comes_meanwhile_is_answered_behind_it() -> None:
+    connection, transport = connected()
     # The last request of the first chunk comes in two.
     data = chunk(0) + chunk(REQUESTS, 3)
     for part in (data[: len(chunk(0)) - 7], data[len(chunk(0)) - 7 :]):
@@ -147,10 +118,9 @@ async def test_what_comes_meanwhile_is_answered_behind_it(handler: Any) -> None:
     assert transport.opaques == expected(REQUESTS + 3)
 
 
-@HANDLERS
 @virtual_time()
-async def test_a_turn_does_not_begin_while_the_peer_does_not_read(handler: Any) -> None:
-    connection, transport = connected(handler)
+async def test_a_turn_does_not_begin_while_the_peer_does_not_read() -> None:
+    connection, transport = connected()
     connection.data_received(chunk(0))
     connection.pause_writing()
     await turns()
@@ -163,28 +133,8 @@ async def test_a_turn_does_not_begin_while_the_peer_does_not_read(handler: Any) 
 
 
 @virtual_time()
-async def test_a_row_does_not_outlive_its_turn() -> None:
-    is_refused = False
-
-    def changing(request: Command, peer: Connection) -> Command | None:
-        if is_refused:
-            return request.answer(5)
-        in_rows(request, peer)
-        return None
-
-    connection, transport = connected(changing)
-    connection.data_received(chunk(0))
-    served = len(transport.answers)
-    is_refused = True
-    await turns()
-    assert transport.opaques == expected(REQUESTS)
-    assert [each.code for each in transport.answers] == [0] * served + [5] * (REQUESTS - served)
-
-
-@HANDLERS
-@virtual_time()
-async def test_nothing_is_answered_after_the_connection_was_closed(handler: Any) -> None:
-    connection, transport = connected(handler)
+async def test_nothing_is_answered_after_the_connection_was_closed() -> None:
+    connection, transport = connected()
     connection.data_received(chunk(0))
     connection.close()
     await turns()
@@ -193,12 +143,9 @@ async def test_nothing_is_answered_after_the_connection_was_closed(handler: Any)
     connection.connection_lost(None)
 
 
-@HANDLERS
 @virtual_time()
-async def test_requests_that_wait_for_their_turn_are_refused_when_it_is_drained(
-    handler: Any,
-) -> None:
-    connection, transport = connected(handler)
+async def test_requests_that_wait_for_their_turn_are_refused_when_it_is_drained() -> None:
+    connection, transport = connected()
     connection.data_received(chunk(0))
     served = len(transport.answers)
     drained = asyncio.create_task(connection.drain(1000))
@@ -213,7 +160,7 @@ async def test_requests_that_wait_for_their_turn_are_refused_when_it_is_drained(
 
 @virtual_time()
 async def test_who_is_lost_while_others_have_their_turn_is_drained_at_once() -> None:
-    connection, _ = connected(one_by_one)
+    connection, _ = connected()
     connection.data_received(chunk(0))
     drained = asyncio.create_task(connection.drain(1000))
     await asyncio.sleep(0)

@@ -231,17 +231,6 @@ def test_many_units_with_addresses_of_both_kinds(tmp_path: Path) -> None:
             assert store.damage.repaired_units == (path is not None)
 
 
-def test_a_stretch_ends_before_what_is_damaged(whole: Path, root: Path) -> None:
-    flip(unit_file(root), 5 * UNIT_BYTES + 6, 1)
-    with Store.open(root, CONFIG) as store:
-        stretch = store.stretch("Topic", 0, QueueOffset(0), 32, None)
-        assert stretch is not None
-        assert stretch.units == 5
-        assert store.stretch("Topic", 0, QueueOffset(5), 32, None) is None
-        assert isinstance(store.read("Topic", 0, QueueOffset(5), 32), Found)
-        assert store.stretch("Topic", 0, QueueOffset(5), 32, None) is not None
-
-
 def test_a_segment_that_is_cut_under_an_open_store(root: Path) -> None:
     with Store.open(root, CONFIG) as store:
         expected = everything(store)

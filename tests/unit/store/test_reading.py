@@ -93,47 +93,6 @@ def test_the_short_cut_finds_the_same(
                     for wanted in (Filter(), UNTAGGED, EACH)
                 )
                 assert content(short) == content(tagged) == content(long)
-                stretch = store.stretch("Topic", queue_id, low, count_max, limits)
-                part = stretch.part(offset, count_max) if stretch is not None else None
-                if part is not None:
-                    assert isinstance(long, Found)
-                    assert b"".join(part[0]) == b"".join(long.pieces)
-                    assert part[1:] == (long.size, long.next_offset - offset)
-
-
-def test_a_stretch_is_read_part_by_part(tmp_path: Path) -> None:
-    limits = ReadLimits(memory_count_max=4, disk_count_max=2)
-    with Store.open(tmp_path, small_config(segment_bytes=1 << 16)) as store:
-        assert store.stretch("Topic", 0, QueueOffset(0), 3, limits) is None
-        for number in range(9):
-            store.append([record(b"%d" % number, queue_id=number == 5)])
-        stretch = store.stretch("Topic", 0, QueueOffset(1), 3, limits)
-        assert stretch is not None
-        assert (stretch.min_offset, stretch.max_offset) == (0, 8)
-        parts = [stretch.part(offset, count) for offset, count in ((1, 3), (4, 4), (4, 5), (7, 1))]
-        assert [part[2] for part in parts if part is not None] == [3, 4, 4, 1]
-        # Behind the fifth is one of the other queue.
-        assert [len(part[0]) for part in parts if part is not None] == [1, 2, 2, 1]
-        for offset, count in ((0, 1), (5, 4), (8, 1), (1, 0), (1, -1)):
-            assert stretch.part(offset, count) is None
-        for offset in (-1, 8, 9):
-            assert store.stretch("Topic", 0, QueueOffset(offset), 3, limits) is None
-
-
-def test_a_stretch_ends_where_other_limits_begin(tmp_path: Path) -> None:
-    with Store.open(tmp_path, small_config(segment_bytes=1 << 16)) as store:
-        for _ in range(8):
-            store.append([record(b"x")])
-        found = store.read("Topic", 0, QueueOffset(0), 8)
-        assert isinstance(found, Found)
-        limits = ReadLimits(memory_count_max=2, disk_count_max=3, recent_bytes=found.sizes[0] * 3)
-        old, recent = (store.stretch("Topic", 0, QueueOffset(at), 8, limits) for at in (0, 5))
-        assert old is not None
-        assert recent is not None
-        parts = [old.part(0, 8), old.part(1, 8), old.part(2, 3), old.part(3, 3), recent.part(5, 8)]
-        assert [part and part[2] for part in parts] == [3, 3, 3, None, 2]
-        # Whether a recent message is added behind the last of the old ones is not decided here.
-        assert old.part(2, 4) is None
 
 
 @pytest.mark.parametrize("count", [1, 2, 128, 129, 1000])
@@ -154,18 +113,6 @@ def test_little_is_kept_however_many_numbers_of_units_are_asked_for() -> None:
         assert tracemalloc.get_traced_memory()[0] < 1024 * 1024
     finally:
         tracemalloc.stop()
-
-
-def test_a_stretch_is_long_enough_for_whoever_wants_more_than_there_may_be(tmp_path: Path) -> None:
-    limits = ReadLimits(disk_count_max=600, disk_bytes_max=1 << 20, recent_bytes=1)
-    config = small_config(segment_bytes=1 << 20, queue_segment_units=2000)
-    with Store.open(tmp_path, config) as store:
-        store.append_all([[record(b"x")] for _ in range(700)])
-        stretch = store.stretch("Topic", 0, QueueOffset(0), 5000, limits)
-        assert stretch is not None
-        part = stretch.part(0, 5000)
-        assert part is not None
-        assert part[2] == 600
 
 
 def test_neighbours_are_one_piece(tmp_path: Path) -> None:

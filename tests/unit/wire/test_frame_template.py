@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -8,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turbopump.errors import WireError
-from turbopump.wire.frame_template import FrameTemplate, Numbers
-from turbopump.wire.framing import FrameDecoder, decode
-from turbopump.wire.pull_request_frames import VARYING
+from turbopump.wire.frame_template import FrameTemplate, Numbers, VaryingFields
+from turbopump.wire.framing import decode
+from turbopump.wire.headers import PullMessage
 
 FIELDS = {
     "consumerGroup": "g",
@@ -23,6 +24,22 @@ FIELDS = {
     "suspendTimeoutMillis": "0",
     "subVersion": "0",
 }
+
+
+def read_numbers(frame: bytes) -> Numbers:
+    command = decode(frame)
+    header = PullMessage.from_ext_fields(command.ext_fields)
+    return header.queue_offset, header.max_msg_nums, command.opaque
+
+
+VARYING = VaryingFields(
+    (
+        re.compile(rb'"queueOffset":"([0-9]+)'),
+        re.compile(rb'"maxMsgNums":"([0-9]+)'),
+        re.compile(rb'"opaque":([0-9]+)'),
+    ),
+    read_numbers,
+)
 
 
 def framed(header: bytes) -> bytes:
@@ -59,9 +76,7 @@ def test_numbers_are_read_without_the_texts_around_them() -> None:
     assert alike is not None
     assert alike.numbers(b"before" + other, 6) == (999, 10, 123)
     assert alike.numbers(other, 1) is None
-    row = alike.row(sample + other + pull("1000") + sample, 0)
-    assert list(row) == [(320, 32, 100), (999, 10, 123)]
-    assert list(alike.row(sample + other[:-1], 0)) == [(320, 32, 100)]
+    assert alike.numbers(other[:-1]) is None
 
 
 @pytest.mark.parametrize(
@@ -157,17 +172,3 @@ def test_other_digits_are_read_as_usual(
     alike = FrameTemplate.from_sample(sample, other, VARYING)
     if alike is not None:
         assert alike.numbers(other) == usual(other) is not None
-
-
-def test_a_decoder_knows_what_follows_the_frame_it_yields() -> None:
-    decoder = FrameDecoder()
-    frames = [pull(str(offset), opaque=offset) for offset in (100, 200, 300, 400, 5000, 600)]
-    seen, rows = [], []
-    for command in decoder.feed(b"".join(frames)):
-        seen.append(command)
-        if decoder.is_followed and (alike := decoder.alike(VARYING)) is not None:
-            rows.append(list(decoder.row(alike)))
-            decoder.pass_over(2 * alike.size)
-    assert rows == [[(200, 32, 200), (300, 32, 300), (400, 32, 400)]]
-    assert seen == [decode(frame) for frame in (frames[0], *frames[3:])]
-    assert not decoder.is_followed

@@ -6,18 +6,16 @@ from functools import lru_cache
 
 from msgspec.structs import replace
 
-from turbopump.broker.handlers.pull_row import PullRow
 from turbopump.broker.pull import Expression, Held, Pull, Pulls
 from turbopump.broker.pull_status import MASTER_ID, STATUS, Status
 from turbopump.errors import RemoteError
 from turbopump.net.connection import Connection
 from turbopump.net.router import Handler, failure
 from turbopump.store import outcomes
-from turbopump.store.outcomes import Filter, ReadOutcome
+from turbopump.store.outcomes import ReadOutcome
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command, Serialize
 from turbopump.wire.headers import NoFields, PullMessage, PullMessageAnswer
-from turbopump.wire.pull_request_frames import VARYING
 from turbopump.wire.pull_response_frames import PullResponseFrames
 from turbopump.wire.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND
 
@@ -34,15 +32,12 @@ class PullRequests:
     def pull(self, request: Command, peer: Connection) -> Command | None:
         """Answer with messages, or hold the pull and return None."""
         pull = _pull_of(peer, PullMessage.from_ext_fields(request.ext_fields))
-        wanted = self._pulls.admit(pull)
-        outcome = self._pulls.read(pull, wanted)
+        outcome = self._pulls.read(pull, self._pulls.admit(pull))
         if isinstance(outcome, outcomes.Found):
             broker_id = self._pulls.suggested_broker_id(pull, outcome)
             if not _is_plain(request, peer):
                 return _found(request, outcome, broker_id)
             _send_found(request, peer, outcome, broker_id)
-            if peer.row.is_followed and not request.is_oneway:
-                self._begin_row(pull, wanted, peer, outcome)
             return None
         if isinstance(outcome, Held):
             # Tens of thousands may be held: what has been read of the request already can go.
@@ -54,19 +49,6 @@ class PullRequests:
     def connection_closed(self, connection: Connection) -> None:
         """Drop the held pulls of a connection; to be called when it has closed."""
         self._pulls.forget(connection)
-
-    def _begin_row(
-        self, pull: Pull, wanted: Filter, peer: Connection, found: outcomes.Found
-    ) -> None:
-        """Have pulls behind one that was answered with messages answered together, if alike."""
-        run = self._pulls.run_after(pull, wanted)
-        if run is not None:
-            recent, old = (
-                self._pulls.suggested_broker_id(pull, replace(found, suggest_slave=is_old))
-                for is_old in (False, True)
-            )
-            row = PullRow(run, peer.row, _found_answers(recent), _found_answers(old))
-            peer.row.begin(VARYING, row.serve)
 
     def _resume(
         self, outcome: ReadOutcome | Exception, request: Command, peer: Connection, pull: Pull

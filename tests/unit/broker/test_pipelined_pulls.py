@@ -3,36 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partialmethod
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from brokers import BROKER_HOST, SMALL_STORE, running_broker
+from brokers import BROKER_HOST, running_broker
 from netkit import RawPeer
 from turbopump.broker.broker import Broker
-from turbopump.broker.handlers.pull_row import PullRow
-from turbopump.broker.pull_run import PullRun
-from turbopump.broker.stats import Stats
-from turbopump.errors import DiskFailed
-from turbopump.message import QueueOffset
-from turbopump.net.request_row import RequestRow
 from turbopump.net.router import Router
-from turbopump.store import Found, ReadLimits, Store
-from turbopump.testing import LinkQuality, MemoryNetwork, VirtualClock, virtual_time
+from turbopump.testing import LinkQuality, MemoryNetwork, virtual_time
 from turbopump.wire.bodies import GroupConfig
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import FLAG_ONEWAY, Command, Serialize, request
-from turbopump.wire.frame_template import Numbers
 from turbopump.wire.framing import FrameDecoder, encode
 from turbopump.wire.headers import PullMessage, PullMessageAnswer
-from turbopump.wire.pull_response_frames import PullResponseFrames
 from turbopump.wire.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION
-from unit.store.support import record
 
 HEADER = PullMessage(
     consumer_group="g",
@@ -62,20 +51,6 @@ def pulls(*offsets: int, first: int = 100, **changes: object) -> list[Command]:
     ]
 
 
-@pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return how many pulls each row had, as they are served."""
-    counts: list[int] = []
-    serve = PullRow.serve
-
-    def counted(row: PullRow, asked: Iterator[Numbers], bytes_max: int) -> int:
-        counts.append(serve(row, asked, bytes_max))
-        return counts[-1]
-
-    monkeypatch.setattr(PullRow, "serve", counted)
-    return counts
-
-
 async def answers(network: MemoryNetwork, chunks: Sequence[bytes]) -> bytes:
     """Return all that is answered to some chunks."""
     peer = await network.host("10.0.0.8").connect(BROKER_HOST, 10911, RawPeer)
@@ -94,36 +69,36 @@ def following(command: Command) -> int:
     return PullMessageAnswer.from_ext_fields(command.ext_fields).next_begin_offset
 
 
-CASES: dict[str, tuple[list[Command], int]] = {
-    "one after the other": (pulls(0, 3, 6, 9), 2),
-    "from anywhere": (pulls(5, 1, 5, 8, 2, 0), 4),
-    "up to the end": (pulls(0, 3, 6, 9, 12, 15, 18, 21), 2),
-    "up to the last": (pulls(2, 4, 6, 8, max_msg_nums=2), 3),
-    "before the first": (pulls(1, -1, 2, -9, 3), 0),
-    "none at a time": (pulls(0, 1, 2, max_msg_nums=0), 0),
-    "less than none": (pulls(0, 1, 2, max_msg_nums=-1), 0),
-    "as many as there may be": (pulls(0, 1, 2, 3, max_msg_nums=1000), 0),
-    "more than there may be": (pulls(0, 1, 2, max_msg_nums=99, bulk_pull=True), 0),
-    "of other queues": (pulls(0) + pulls(0, queue_id=1) + pulls(3), 0),
-    "of none": (pulls(0, 3, queue_id=9), 0),
-    "with tags": (pulls(0, 3, 6, subscription="a"), 0),
-    "with offsets to commit": (pulls(0, 3, 6, sys_flag=PULL_SUBSCRIPTION | PULL_COMMIT_OFFSET), 0),
-    "with numbers that get longer": (pulls(0, 3, 6, 9, first=98), 1),
-    "as others write them": (
-        [replace(each, serialize=Serialize.ROCKETMQ) for each in pulls(0, 3, 6)],
-        0,
-    ),
-    "that nobody waits for": ([replace(each, flag=FLAG_ONEWAY) for each in pulls(0, 3, 6)], 0),
-    "among others": (
-        [*pulls(0, 3), Command(RequestCode.GET_BROKER_CONFIG, opaque=7), *pulls(0, 3, 6)],
-        3,
-    ),
+CASES: dict[str, list[Command]] = {
+    "one after the other": pulls(0, 3, 6, 9),
+    "from anywhere": pulls(5, 1, 5, 8, 2, 0),
+    "up to the end": pulls(0, 3, 6, 9, 12, 15, 18, 21),
+    "up to the last": pulls(2, 4, 6, 8, max_msg_nums=2),
+    "before the first": pulls(1, -1, 2, -9, 3),
+    "none at a time": pulls(0, 1, 2, max_msg_nums=0),
+    "less than none": pulls(0, 1, 2, max_msg_nums=-1),
+    "as many as there may be": pulls(0, 1, 2, 3, max_msg_nums=1000),
+    "more than there may be": pulls(0, 1, 2, max_msg_nums=99, bulk_pull=True),
+    "of other queues": pulls(0) + pulls(0, queue_id=1) + pulls(3),
+    "of none": pulls(0, 3, queue_id=9),
+    "with tags": pulls(0, 3, 6, subscription="a"),
+    "with offsets to commit": pulls(0, 3, 6, sys_flag=PULL_SUBSCRIPTION | PULL_COMMIT_OFFSET),
+    "with numbers that get longer": pulls(0, 3, 6, 9, first=98),
+    "as others write them": [
+        replace(each, serialize=Serialize.ROCKETMQ) for each in pulls(0, 3, 6)
+    ],
+    "that nobody waits for": [replace(each, flag=FLAG_ONEWAY) for each in pulls(0, 3, 6)],
+    "among others": [
+        *pulls(0, 3),
+        Command(RequestCode.GET_BROKER_CONFIG, opaque=7),
+        *pulls(0, 3, 6),
+    ],
 }
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_answers_are_the_same_as_one_by_one(tmp_path: Path, name: str, served: list[int]) -> None:
-    asked, in_rows = CASES[name]
+def test_answers_are_the_same_as_one_by_one(tmp_path: Path, name: str) -> None:
+    asked = CASES[name]
 
     @virtual_time()
     async def main() -> None:
@@ -135,31 +110,13 @@ def test_answers_are_the_same_as_one_by_one(tmp_path: Path, name: str, served: l
             frames = [encode(each) for each in asked]
             one_by_one = await answers(network, frames)
             counted = totals(broker)
-            assert not any(served)
             together = await answers(network, [b"".join(frames)])
             assert together == one_by_one
-            assert sum(served) == in_rows
             assert totals(broker) == tuple(2 * each for each in counted)
             in_two = await answers(network, [b"".join(frames)[:-100], b"".join(frames)[-100:]])
             assert in_two == one_by_one
 
     main()
-
-
-@virtual_time()
-async def test_rows_of_pulls_that_want_large_answers_get_them(
-    tmp_path: Path, served: list[int]
-) -> None:
-    network = MemoryNetwork(LinkQuality(cut_chance=0))
-    store = dataclasses.replace(SMALL_STORE, limits=ReadLimits(memory_count_max=2))
-    async with running_broker(tmp_path, network, store=store) as (_, client):
-        for _ in range(10):
-            await client.send()
-        for wanted, count in ((True, 3), (False, 2)):
-            asked = pulls(0, 1, 2, bulk_pull=wanted)
-            found = read(await answers(network, [b"".join(map(encode, asked))]))
-            assert [following(each) for each in found] == [count, count + 1, count + 2]
-        assert sum(served) == 4
 
 
 @virtual_time()
@@ -200,22 +157,6 @@ async def test_numbers_of_any_length_are_answered_once(tmp_path: Path) -> None:
         ]
 
 
-@pytest.mark.parametrize(("room_bytes", "pulls_served"), [(-1, 1), (0, 2)])
-def test_answers_that_are_too_long_are_left_over(
-    tmp_path: Path, room_bytes: int, pulls_served: int
-) -> None:
-    with Store.open(tmp_path, SMALL_STORE) as store:
-        for body in (b"x", b"longer"):
-            store.append([record(body, topic="T")])
-        long = store.read("T", 0, QueueOffset(1), 1)
-        assert isinstance(long, Found)
-        row = RequestRow(FrameDecoder(), 1024 + long.size + room_bytes, lambda *_: None)
-        prepared = PullResponseFrames(ResponseCode.SUCCESS, 0, "FOUND")
-        run = PullRun(store, Stats("c", VirtualClock()), "g", "T", 0, None)
-        serving = PullRow(run, row, prepared, prepared)
-        assert serving.serve(iter([(0, 1, 100), (1, 1, 101)]), 1 << 20) == pulls_served
-
-
 def totals(broker: Broker) -> tuple[int, int, int]:
     gets = broker.state.stats.gets
     return gets.messages, gets.bytes, gets.times
@@ -247,35 +188,9 @@ def test_what_changes_counts_for_the_next_chunk(tmp_path: Path, change: str) -> 
     main()
 
 
-@pytest.mark.parametrize("error", [DiskFailed("the disk is gone"), ValueError("a mistake")])
-def test_pulls_that_cannot_be_served_together_are_served_one_by_one(
-    tmp_path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> None:
-        raise error
-
-    monkeypatch.setattr(Store, "stretch", fail)
-
-    @virtual_time()
-    async def main() -> None:
-        network = MemoryNetwork(LinkQuality(cut_chance=0))
-        async with running_broker(tmp_path, network) as (_, client):
-            for _ in range(10):
-                await client.send()
-            frames = b"".join(encode(each) for each in pulls(0, 3, 6))
-            found = read(await answers(network, [frames]))
-            assert [(each.opaque, following(each)) for each in found] == [
-                (100, 3),
-                (101, 6),
-                (102, 9),
-            ]
-
-    main()
-
-
 @virtual_time()
-async def test_who_does_not_read_gets_no_more_than_there_is_room_for(
-    tmp_path: Path, served: list[int]
+async def test_a_client_that_does_not_read_gets_no_more_than_there_is_room_for(
+    tmp_path: Path,
 ) -> None:
     network = MemoryNetwork(LinkQuality(cut_chance=0))
     async with running_broker(tmp_path, network) as (broker, client):
@@ -291,5 +206,4 @@ async def test_who_does_not_read_gets_no_more_than_there_is_room_for(
         peer.transport.resume_reading()
         await asyncio.sleep(10)
         assert [each.opaque for each in read(peer.received)] == [each.opaque for each in asked]
-        assert max(served) <= 3
         peer.transport.close()
