@@ -49,7 +49,7 @@ def parse_properties(text: str) -> dict[str, str]:
             continue
         key, mark, value = line.partition("=")
         if not mark or not key.strip():
-            raise InvalidArgument(f"line {number} is {line!r}: key=value is allowed")
+            raise InvalidArgument(f"line {number} must be key=value, got {line!r}")
         found[key.strip()] = value.strip()
     return found
 
@@ -111,7 +111,7 @@ def _flat(table: Mapping[str, Any], prefix: str) -> Iterable[tuple[str, str]]:
             yield prefix + key, str(value)
         else:
             raise InvalidArgument(
-                f"{prefix}{key} is {value!r}: a text, number or boolean is allowed"
+                f"{prefix}{key} must be a string, number or boolean, got {value!r}"
             )
 
 
@@ -126,12 +126,12 @@ def configured(kind: type[C], settings: Settings) -> C:
     for key, text in settings.items():
         name = by_key.get(key)
         if name is None:
-            problems.append(f"{key} is not a setting: {', '.join(sorted(by_key))} are")
+            problems.append(f"unknown setting {key}; expected one of {', '.join(sorted(by_key))}")
             continue
         try:
             values[name] = _parsed(text, types_by_name[name])
         except InvalidArgument as error:
-            problems.append(f"{key} is {text!r}: {error}")
+            problems.append(f"{key} must be {error}, got {text!r}")
     if problems:
         raise InvalidArgument("; ".join(problems))
     return kind(**values)
@@ -173,19 +173,19 @@ def _parsed_int(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise InvalidArgument("a whole number is allowed") from None
+        raise InvalidArgument("a whole number") from None
 
 
 def _parsed_bool(text: str) -> bool:
     value = _TEXTS_OF_BOOL.get(text.lower())
     if value is None:
-        raise InvalidArgument("true or false is allowed")
+        raise InvalidArgument("true or false")
     return value
 
 
 def _parsed_path(text: str) -> Path:
     if not text:
-        raise InvalidArgument("the path of a file is allowed")
+        raise InvalidArgument("the path of a file")
     return Path(text).expanduser()
 
 

@@ -317,7 +317,7 @@ class _Repeated:
         try:
             self._last_ms = _interval_ms(self._interval)
         except Exception:  # noqa: BLE001 - neither this action may end by it, nor those after it
-            _log.exception("%s: its pause stays at %d ms", self._watch.name, self._last_ms)
+            _log.exception("%s: keeping the interval of %d ms", self._watch.name, self._last_ms)
         return max(self._last_ms, self._backoff_ms)
 
     def _succeeded(self) -> None:

@@ -105,12 +105,12 @@ class TableFile:
         except BodyError:
             spare = None
         if spare is not None:
-            _log.error("%s %s: %s is used instead, and may be older", self.path, fault, backup)
+            _log.error("%s %s; using %s instead, which may be older", self.path, fault, backup)
             self._set_aside()
         elif fault.startswith("is damaged"):
             raise StoreDamaged(
                 f"{self.path} {fault} and there is no usable backup: restore it from a copy,"
-                " or remove it to go on without what it held"
+                " or remove it to continue without its contents"
             )
         elif fault != "is missing":
             _log.error("%s %s, and there is no usable backup", self.path, fault)
@@ -261,10 +261,10 @@ class Table:
     def _note_saved(self, changes: int) -> None:
         self._saved_changes = changes
         if self._has_failed:
-            _log.warning("%s are saved again", self.what)
+            _log.warning("%s are being saved again", self.what)
         self._has_failed = False
 
     def _note_failure(self, error: WriteFailed) -> None:
         if not self._has_failed:
-            _log.error("%s are not saved until this is fixed: %s", self.what, error)
+            _log.error("%s cannot be saved until this is fixed: %s", self.what, error)
         self._has_failed = True

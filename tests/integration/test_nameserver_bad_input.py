@@ -121,7 +121,7 @@ async def test_full_table_refuses_and_says_so(tmp_path: Path) -> None:
     async with name_server_on(network, config) as server, peer_on(network) as peer:
         answer = await peer.register(server, T=6, U=6)
         assert answer.code == ResponseCode.SYSTEM_BUSY
-        assert answer.remark == "2 topics would be registered: 1 may be"
+        assert answer.remark == "at most 1 topics can be registered, got 2"
         assert await peer.topics(server) == b'{"topicList":[]}'
 
 

@@ -210,7 +210,7 @@ def test_malformed_bytes_end_only_their_own_connection(
     reasons = [r for r in caplog.records if "malformed frame" in r.getMessage()]
     assert len(reasons) == 3
     assert all(r.levelno == logging.WARNING for r in reasons)
-    assert "frame of 1195725856 bytes" in reasons[0].getMessage()
+    assert "bytes, got 1195725856" in reasons[0].getMessage()
 
 
 def test_an_address_in_use_and_one_that_is_not_ours(run_on_loop: Run) -> None:

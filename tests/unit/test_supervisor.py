@@ -214,8 +214,8 @@ async def test_an_interval_that_cannot_be_found_out_stays_and_stops_nobody(
     assert [round(time) for name, time in done if name == "odd"] == [1, 3, 5, 7]
     assert [round(time) for name, time in done if name == "later"] == [3, 6]
     assert [round(time) for name, time in done if name == "even"] == list(range(1, 8))
-    assert "its pause stays at 2000 ms" in caplog.text
-    assert "its pause stays at 3000 ms" in caplog.text
+    assert "keeping the interval of 2000 ms" in caplog.text
+    assert "keeping the interval of 3000 ms" in caplog.text
 
 
 @virtual_time()

@@ -386,7 +386,7 @@ def test_the_backup_takes_the_place_of_a_damaged_or_missing_file(
     else:
         damage(disk, path)
     assert restarted(kind, disk) == 1
-    assert f"{backup_of(path)} is used instead, and may be older" in caplog.text
+    assert f"using {backup_of(path)} instead, which may be older" in caplog.text
     assert disk.exists(path.with_name(path.name + ".damaged")) == (not is_gone)
     assert restarted(kind, disk) == 1, "and again, until the table changes"
 

@@ -188,7 +188,7 @@ class Arrivals:
         try:
             pull.resume()
         except Exception:  # noqa: BLE001 - one broken answer must not keep the others waiting
-            _log.exception("answering a held pull of %s failed", pull.queue)
+            _log.exception("answering a waiting long poll of %s failed", pull.queue)
 
     def _remove(self, pull: HeldPull) -> bool:
         queue = self._by_queue.get(pull.queue)

@@ -193,7 +193,7 @@ class Broker:
         except BaseException:
             await self.close()
             raise
-        _log.info("broker %s serves at %s", config.identity.broker_name, self.address)
+        _log.info("broker %s listens on %s", config.identity.broker_name, self.address)
 
     def _live_config(self, config: BrokerConfig) -> LiveConfig:
         files = self._machine.files
@@ -384,12 +384,14 @@ class Broker:
             async with asyncio.timeout(_LEAVE_MS / 1000):
                 await self._registration.unregister()
         except TimeoutError:
-            _log.warning("name servers do not answer: they will notice that the broker is gone")
+            _log.warning(
+                "name servers do not answer: they will remove the broker when it times out"
+            )
 
     def _fatal(self, name: str, error: BaseException) -> None:
         """End the broker, because something that it needs keeps failing."""
         failure = ServerFailed(
-            f"broker {self.config.identity.broker_name} ends: {name} keeps failing with"
+            f"broker {self.config.identity.broker_name} stops: {name} keeps failing with"
             f" {error!r}; nothing acknowledged is lost, start it again"
         )
         failure.__cause__ = error

@@ -443,9 +443,9 @@ class BrokerConfig:
         require(self.identity.is_slave == (broker_id > 0), "brokerId", broker_id, allowed)
         largest = self.store.record_bytes_max - RECORD_EXTRA_BYTES
         given_bytes = self.limits.message_bytes_max
-        require(given_bytes <= largest, "maxMessageSize", given_bytes, f"at most {largest} here")
+        require(given_bytes <= largest, "maxMessageSize", given_bytes, f"at most {largest}")
         segment_min = self.store.segment_bytes_min
-        allowed = f"with maxMessageSize {given_bytes}, at least {segment_min}"
+        allowed = f"at least {segment_min} with maxMessageSize {given_bytes}"
         segment = self.store.segment_bytes
         require(segment >= segment_min, "mappedFileSizeCommitLog", segment, allowed)
         # Retries are delayed, so there has to be a level.

@@ -310,7 +310,9 @@ def updated(config: BrokerConfig, settings: Settings) -> BrokerConfig:
     """
     refused = blacklisted(config, settings)
     if refused:
-        raise InvalidArgument(f"{', '.join(refused)}: on the blacklist, not to be changed")
+        raise InvalidArgument(
+            f"{', '.join(refused)} cannot be changed while the broker runs: see configBlackList"
+        )
     for key, text in settings.items():
         if key in UNSUPPORTED:
             _refuse_unsupported(key, text)
@@ -319,7 +321,9 @@ def updated(config: BrokerConfig, settings: Settings) -> BrokerConfig:
     for key in known:
         setting = _BY_KEY[key]
         if not setting.live and _field(fresh, setting) != _field(config, setting):
-            raise InvalidArgument(f"{key} takes effect only at start: change it in the file")
+            raise InvalidArgument(
+                f"{key} takes effect only at start: change it in the configuration file and restart"
+            )
     return fresh
 
 
@@ -331,7 +335,7 @@ def _known(settings: Settings) -> dict[str, str]:
         elif key in UNSUPPORTED:
             _refuse_unsupported(key, text)
         elif key in WITHOUT_EFFECT:
-            _log.info("%s has no effect here", key)
+            _log.info("%s has no effect in Turbopump", key)
         else:
             raise InvalidArgument(_unknown_text(key))
     return known
@@ -339,7 +343,7 @@ def _known(settings: Settings) -> dict[str, str]:
 
 def _refuse_unsupported(key: str, text: str) -> None:
     if text.lower() != UNSUPPORTED[key]:
-        raise InvalidArgument(f"{key} is {text!r}: only {UNSUPPORTED[key]} is supported")
+        raise InvalidArgument(f"{key} must be {UNSUPPORTED[key]}, got {text!r}: not supported")
 
 
 def _unknown_text(key: str) -> str:
@@ -360,7 +364,7 @@ def _applied(config: BrokerConfig, settings: Settings) -> BrokerConfig:
             changes[setting.path] = setting.kind.read(text)
         except (ValueError, KeyError) as error:
             allowed = setting.kind.allowed
-            raise InvalidArgument(f"{key} is {text!r}: {allowed} is allowed") from error
+            raise InvalidArgument(f"{key} must be {allowed}, got {text!r}") from error
     if "limits.message_bytes_max" in changes:
         changes["store.record_bytes_max"] = changes["limits.message_bytes_max"] + RECORD_EXTRA_BYTES
     applied: BrokerConfig = _with(config, changes, "")

@@ -24,7 +24,7 @@ class CreationQuota:
         # That there is no place at all is for others to say.
         if not host or free <= 0 or count < free:
             return None
-        return f"clients at {host} have created {count} already, which leaves {free} for all others"
+        return f"clients at {host} have created {count} names; {free} are left for other hosts"
 
     def note(self, name: str, address: str) -> None:
         """Take note of a name that a client created."""

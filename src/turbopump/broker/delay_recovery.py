@@ -136,7 +136,9 @@ class _Copies:
                 self._note(message, found)
             self._left -= len(outcome.sizes)
             offset = outcome.next_offset
-        _log.warning("too many messages in %s to find all delayed ones delivered before", topic)
+        _log.warning(
+            "too many messages in %s to find every delayed message already delivered", topic
+        )
         return found
 
     def _note(self, message: memoryview, found: Counter[_Identity]) -> None:

@@ -206,10 +206,12 @@ class Delays:
                 self._store, level.queue_id, level.offset, level.delay_ms, log_end
             )
         except StoreError as error:
-            _log.warning("delay level %d: deliveries may be repeated: %s", level.number, error)
+            _log.warning(
+                "delay level %d: some messages may be redelivered: %s", level.number, error
+            )
             return
         if behind > level.offset:
-            _log.info("delay level %d: delivered up to %d already", level.number, behind)
+            _log.info("delay level %d: already delivered up to %d", level.number, behind)
             level.offset = behind
             level.note_delivered(self._store.written_end, behind)
             self.changes += 1
@@ -297,7 +299,7 @@ class Delays:
         try:
             wait_ms = self._deliver_due(level)
         except RemoteError as error:
-            _log.warning("delay level %d: delivery refused, trying again: %s", level.number, error)
+            _log.warning("delay level %d: delivery refused, will retry: %s", level.number, error)
             wait_ms = RETRY_MS
         except Exception as error:  # noqa: BLE001 - whatever it was, the level must go on
             level.failing = self._work.watch(f"delay level {level.number}")
@@ -339,7 +341,7 @@ class Delays:
                 return self._wait_ms(level, due.head_ms, now_ms)
             case outcomes.OffsetTooSmall() | outcomes.OffsetTooLarge():
                 _log.warning(
-                    "delay level %d: offset %d is not in the queue, going on at %d",
+                    "delay level %d: offset %d is not in the queue, resuming at %d",
                     level.number,
                     level.offset,
                     outcome.next_offset,
@@ -406,7 +408,7 @@ class Delays:
             reason = "delayed message, not delivered: the body does not match its checksum"
             self._store.note_damaged(view.physical_offset, reason)
         except (RecordError, KeyError, ValueError) as error:
-            _log.warning("delayed message cannot be delivered, passed over: %s", error)
+            _log.warning("skipped a delayed message that cannot be delivered: %s", error)
         return None
 
     def _stored(self, groups: Sequence[Sequence[Record]]) -> list[Appended]:
@@ -420,7 +422,7 @@ class Delays:
                 raise
             if len(groups) > 1:
                 return [stored for group in groups for stored in self._stored([group])]
-            _log.error("delayed message cannot be delivered, passed over: %s", error)
+            _log.error("skipped a delayed message that cannot be delivered: %s", error)
             return []
 
 

@@ -58,7 +58,7 @@ class FilterServerProcesses:
             # Without its input it ends; one that hangs is killed.
             process.stdin.close()
             await _ended(process)
-        raise ServerFailed(f"filter server {slot} ended with {code}, see its log above")
+        raise ServerFailed(f"filter server {slot} exited with {code}; see its log above")
 
     def _config(self, slot: int) -> FilterServerConfig:
         return FilterServerConfig(

@@ -36,7 +36,7 @@ def check_group_name(name: str) -> str | None:
     if not name.strip():
         return "the group's name is blank"
     if check_name(retry_topic(name)) is not None:
-        return f"group {name[:200]!r}: up to 120 of the characters % | a-z A-Z 0-9 _ - are allowed"
+        return f"group must be 1 to 120 characters of % | a-z A-Z 0-9 _ -, got {name[:200]!r}"
     return None
 
 
@@ -47,7 +47,7 @@ def check_producer_group_name(name: str) -> str | None:
     """
     if not name.strip() or len(name) > _PRODUCER_GROUP_CHARS_MAX:
         most = _PRODUCER_GROUP_CHARS_MAX
-        return f"producer group {name[:200]!r}: 1 to {most} characters, not blank, are allowed"
+        return f"producer group must be 1 to {most} characters and not blank, got {name[:200]!r}"
     return None
 
 
@@ -148,7 +148,7 @@ class Groups:
         count, most = len(self._current.subscription_group_table), self.config.groups_max
         if name in self._current.subscription_group_table or count < most:
             return None
-        return f"group {name} is not made: there are {count} groups, groupsMax is {most}"
+        return f"cannot create group {name}: {count} groups exist and groupsMax is {most}"
 
     def _check_share(self, name: str, client: str) -> str | None:
         free = self.config.groups_max - len(self._current.subscription_group_table)
@@ -180,7 +180,7 @@ class Groups:
 
 def _check_numbers(group: GroupConfig) -> str | None:
     if not 0 <= group.retry_queue_nums <= _QUEUES_MAX:
-        return f"retryQueueNums is {group.retry_queue_nums}: 0 to {_QUEUES_MAX} is allowed"
+        return f"retryQueueNums must be 0 to {_QUEUES_MAX}, got {group.retry_queue_nums}"
     if group.retry_max_times < -1:
-        return f"retryMaxTimes is {group.retry_max_times}: at least -1 is allowed"
+        return f"retryMaxTimes must be at least -1, got {group.retry_max_times}"
     return None

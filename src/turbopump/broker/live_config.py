@@ -62,7 +62,10 @@ class LiveConfig:
                 return
             known = {key: text for key, text in settings.items() if key in KEYS}
             if self._path is None or is_toml(self._path):
-                _log.info("%s: changed until the next start only", ", ".join(known))
+                _log.info(
+                    "%s: changed until the next restart; change the configuration file too",
+                    ", ".join(known),
+                )
                 self._adopt(fresh)
             else:
                 path, files = self._path, self._files

@@ -152,7 +152,7 @@ class Membership:
         ):
             count = len(groups | joined)
             if count > GROUPS_MAX:
-                return f"{count} {kind} groups of one client, at most {GROUPS_MAX} are allowed"
+                return f"a client must be in at most {GROUPS_MAX} {kind} groups, got {count}"
         wrong = (
             *map(check_group_name, consumers),
             *map(check_producer_group_name, producers),
@@ -178,7 +178,9 @@ class Membership:
             refusals.append(error)
         if refusals:
             # Those who are there can consume all the same; a later heartbeat tries again.
-            _log.warning("a heartbeat's groups are not all prepared: %s", refusals[0])
+            _log.warning(
+                "cannot create retry topics for all groups of a heartbeat: %s", refusals[0]
+            )
 
     def _group_changed(self, name: str, group: ConsumerGroup | None) -> None:
         settings = self._groups.table.get(name)
@@ -201,7 +203,7 @@ class Membership:
         if len(asked.client_id) > CLIENT_ID_CHARS_MAX:
             raise RemoteError(ResponseCode.SYSTEM_ERROR, _client_id_too_long(asked.client_id))
         if len(asked.queues) > LOCKS_MAX:
-            remark = f"{len(asked.queues)} queues in one request, at most {LOCKS_MAX} are allowed"
+            remark = f"a request must lock at most {LOCKS_MAX} queues, got {len(asked.queues)}"
             raise RemoteError(ResponseCode.SYSTEM_ERROR, remark)
         queues = [queue for queue in asked.queues if self._topics.has_queue(queue)]
         if not queues or self._groups.find(asked.consumer_group, client) is None:

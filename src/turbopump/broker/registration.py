@@ -303,7 +303,7 @@ class _NameServerLink:
                 connection = await self._pool.connection(self.server)
                 await connection.request(self._registration.unregistration(), UNREGISTER_TIMEOUT_MS)
         except (NetworkError, TimeoutError) as error:
-            _log.info("name server %s is not told that the broker goes: %s", self.server, error)
+            _log.info("could not unregister from name server %s: %s", self.server, error)
 
     async def _try(self, timeout_ms: int, only_if_changed: bool) -> str | None:
         """Register; return why it did not work, or None."""
@@ -353,7 +353,7 @@ class _NameServerLink:
             _log.info("registered with name server %s", self.server)
         elif failure is not None and self._is_reached is not False:
             _log.warning(
-                "name server %s cannot be told, tried again every %d s: %s",
+                "cannot register with name server %s, retrying every %d s: %s",
                 self.server,
                 RETRY_MS // 1000,
                 failure,

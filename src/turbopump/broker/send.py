@@ -260,8 +260,8 @@ class Sends:
     def _too_large(self, size: int) -> RemoteError:
         return RemoteError(
             ResponseCode.MESSAGE_ILLEGAL,
-            f"the message is illegal: a body of {size} bytes,"
-            f" at most {self._body_bytes_max} (maxMessageSize)",
+            f"the message is illegal: the body must be at most {self._body_bytes_max} bytes "
+            f"(maxMessageSize), got {size}",
         )
 
     def _forbidden(self, what: str) -> RemoteError:
@@ -316,7 +316,7 @@ class Sends:
         if not send.body or delay_level_of(shared) > 0 or in_transaction:
             raise RemoteError(
                 ResponseCode.MESSAGE_ILLEGAL,
-                "a batch must have messages, and neither a delay nor a transaction",
+                "a batch must have messages, and cannot be delayed or transactional",
             )
         waits = waits_for_disk(shared)
         shared[names.CLUSTER] = self._config.current.identity.cluster

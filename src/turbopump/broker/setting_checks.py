@@ -13,7 +13,7 @@ _TEXT_CHARS_MAX = 255
 def require(ok: bool, key: str, value: object, allowed: str) -> None:
     """Refuse a setting, naming it, its value and what would be right."""
     if not ok:
-        raise InvalidArgument(f"{key} is {value!r}: {allowed} is allowed")
+        raise InvalidArgument(f"{key} must be {allowed}, got {value!r}")
 
 
 def require_int(key: str, value: object, least: int, most: int | None = None) -> None:
@@ -21,7 +21,7 @@ def require_int(key: str, value: object, least: int, most: int | None = None) ->
     if ok and most is not None:
         ok = isinstance(value, int) and value <= most
     allowed = f"at least {least}" if most is None else f"{least} to {most}"
-    require(ok, key, value, f"a whole number of {allowed}")
+    require(ok, key, value, f"a whole number, {allowed}")
 
 
 def require_bool(key: str, value: object) -> None:

@@ -285,7 +285,7 @@ class Topics:
         if not wanted or count + len(wanted) <= most:
             return None
         name = wanted[0][:200]
-        return f"topic[{name}] is not made: there are {count} topics, topicsMax is {most}"
+        return f"cannot create topic[{name}]: {count} topics exist and topicsMax is {most}"
 
     def _tell(self, topics: list[TopicConfig]) -> None:
         for topic in topics:
@@ -342,9 +342,9 @@ def check_shape(topic: TopicConfig) -> str | None:
         ("writeQueueNums", topic.write_queue_nums),
     ):
         if not 0 <= queues <= QUEUES_MAX:
-            return f"{name} is {queues}: 0 to {QUEUES_MAX} is allowed"
+            return f"{name} must be 0 to {QUEUES_MAX}, got {queues}"
     if not 0 <= topic.perm <= _ALL_PERMS:
-        return f"perm is {topic.perm}: 0 to {_ALL_PERMS} is allowed"
+        return f"perm must be 0 to {_ALL_PERMS}, got {topic.perm}"
     return None
 
 

@@ -146,7 +146,7 @@ class Sandbox:
             is_whole = len(verdicts) == count
             is_valid = max(verdicts, default=0) <= 1 and is_whole == (kind == child.DECIDED)
             if kind not in (child.DECIDED, child.RAISED) or not is_valid:
-                raise await self._stop("it sent replies of its own making")
+                raise await self._stop("it wrote to its reply pipe")
             return Verdicts([byte == 1 for byte in verdicts], text or None)
 
     async def check_idle(self) -> None:
@@ -171,7 +171,7 @@ class Sandbox:
         if kind == child.OUT_OF_MEMORY:
             raise await self._stop(self._memory_text())
         if kind != child.LOADED:
-            raise FilterRefused(text or "it sent replies of its own making")
+            raise FilterRefused(text or "it wrote to its reply pipe")
 
     async def _ask(self, frame: bytes, count: int, allowed: _Allowance) -> tuple[bytes, bytes, str]:
         """Send a frame and return the reply; kill the process if a message takes too long."""
@@ -268,7 +268,7 @@ class _Meter:
             self._last_cpu_ns, self._worked_ns = cpu_ns, now_ns
         waited_ms = (now_ns - self._worked_ns) // _NS_PER_MS
         if allowed.waiting_ms is not None and waited_ms > allowed.waiting_ms:
-            return f"it waited {waited_ms} ms {allowed.what}: filters have nothing to wait for"
+            return f"it blocked for {waited_ms} ms {allowed.what}: filters must not wait"
         cpu_ms = (cpu_ns - self._began_cpu_ns) // _NS_PER_MS
         if cpu_ms > allowed.cpu_ms:
             took = f"it used {cpu_ms} ms of processor time {allowed.what}"

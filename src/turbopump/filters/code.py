@@ -136,7 +136,7 @@ def _source_with_matches(function: object) -> tuple[str, str]:
             f"the source of {name} cannot be found ({error}): give CodeFilter the source as a text"
         ) from error
     if source.startswith("@"):
-        raise InvalidArgument(f"{name} has a decorator, which is not sent along: leave it away")
+        raise InvalidArgument(f"{name} has a decorator, which is not sent along: remove it")
     return (source if name == MATCHES else f"{source}\n\n{MATCHES} = {name}\n"), name
 
 

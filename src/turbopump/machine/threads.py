@@ -40,7 +40,7 @@ class DaemonThreads(Executor):
         future: Future[T] = Future()
         with self._lock:
             if self._is_shut:
-                raise RuntimeError(f"no job is taken any more: the threads {self._name} are shut")
+                raise RuntimeError(f"thread pool {self._name} is shut down")
             if len(self._threads) < min(self._unfinished + 1, self._count_max):
                 self._start_thread()
             self._unfinished += 1

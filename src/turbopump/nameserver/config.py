@@ -56,7 +56,7 @@ class NameServerConfig:
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= _PORT_MAX:
-            raise InvalidArgument(f"listenPort is {self.port}: 0 to {_PORT_MAX} is allowed")
+            raise InvalidArgument(f"listenPort must be 0 to {_PORT_MAX}, got {self.port}")
         for key, value, least in (
             ("connectionsMax", self.connections_max, 1),
             ("receiveBytesMax", self.receive_bytes_max, RECEIVE_BYTES_MIN),

@@ -60,10 +60,15 @@ class LiveConfig:
 def _require_changeable(changes: Settings) -> None:
     for key in changes:
         if key in LOCKED_KEYS:
-            raise RemoteError(ResponseCode.NO_PERMISSION, f"{key} cannot be changed from afar")
+            raise RemoteError(
+                ResponseCode.NO_PERMISSION,
+                f"{key} cannot be changed remotely: edit the configuration file and restart",
+            )
         if key not in keys_of(NameServerConfig):
             known = ", ".join(sorted(CHANGEABLE_KEYS))
-            raise RemoteError(ResponseCode.SYSTEM_ERROR, f"{key} is not a setting: {known} is")
+            raise RemoteError(
+                ResponseCode.SYSTEM_ERROR, f"unknown setting {key}; expected one of {known}"
+            )
         if key not in CHANGEABLE_KEYS:
             remark = f"{key} is only read at the start: change it where the name server is started"
             raise RemoteError(ResponseCode.NO_PERMISSION, remark)

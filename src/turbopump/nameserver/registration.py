@@ -89,7 +89,7 @@ def _register(
     is_new = registration.address not in routes
     outcome = routes.register(registration, clock.monotonic_ms())
     if isinstance(outcome, TableFull):
-        _log.error("%s cannot register: %s", registration.address, outcome.reason)
+        _log.error("registration of %s refused: %s", registration.address, outcome.reason)
         return request.answer(ResponseCode.SYSTEM_BUSY, remark=outcome.reason)
     connections.put(registration.address, peer)
     if outcome.displaced is not None:

@@ -244,7 +244,9 @@ class RouteTable:
         limits = self._limits
         is_new = registration.address not in self._live
         if is_new and len(self._live) >= limits.brokers_max:
-            return TableFull(f"{limits.brokers_max} brokers are registered already")
+            return TableFull(
+                f"{limits.brokers_max} brokers are already registered, which is the limit"
+            )
         if registration.broker_id != MASTER_ID:
             return None
         fresh = self._queues_count + sum(
@@ -252,7 +254,7 @@ class RouteTable:
             for topic in registration.topics.values()
         )
         if fresh > limits.topics_max:
-            return TableFull(f"{fresh} topics would be registered: {limits.topics_max} may be")
+            return TableFull(f"at most {limits.topics_max} topics can be registered, got {fresh}")
         return None
 
     def _put_queues(self, registration: Registration) -> None:

@@ -91,10 +91,14 @@ class Appender:
         for record in records:
             self._queues.check_name(record.topic, record.queue_id)
             if record.size > self._size_limit:
-                raise InvalidArgument(f"message of {record.size} bytes: at most {self._size_limit}")
+                raise InvalidArgument(
+                    f"a message must be at most {self._size_limit} bytes, got {record.size}"
+                )
         total = sum(record.size for record in records)
         if not 0 < total <= self._config.group_bytes_max:
-            raise InvalidArgument(f"a batch of {total} bytes does not fit into a file of the log")
+            raise InvalidArgument(
+                f"a batch must be 1 to {self._config.group_bytes_max} bytes, got {total}"
+            )
 
     def undo(self, begin: PhysicalOffset, *, torn: bool) -> None:
         """Take back all of a `write` that raised; ``torn`` when bytes may lie behind the end."""
@@ -111,16 +115,18 @@ class Appender:
         log = self._log
         room = log.segment_bytes - position % log.segment_bytes
         if len(data) > room:
-            raise InvalidArgument(f"{len(data)} bytes at {position} go across the end of a file")
+            raise InvalidArgument(f"{len(data)} bytes at {position} cross the end of a log file")
         if log.written == log.min_offset and position != log.written:
             start = position // log.segment_bytes * log.segment_bytes
             if position != start:
-                raise InvalidArgument(f"an empty log starts with a file, not at {position}")
+                raise InvalidArgument(f"an empty log must start at a file boundary, got {position}")
             # A file is left where the very first write failed.
             log.truncate(PhysicalOffset(log.min_offset - 1))
             log.begin_at(position, position)
         if position != log.written:
-            raise InvalidArgument(f"bytes for {position}, but the log ends at {log.written}")
+            raise InvalidArgument(
+                f"expected bytes for {log.written}, the end of the log, got {position}"
+            )
         log.write(data)
 
     def complete_records(self, start: PhysicalOffset) -> list[RecordEntry]:
@@ -243,7 +249,9 @@ class Appender:
     def _moved_to_next_file(self, size: int) -> bool:
         """Make room in a new file; False when the message goes where it was to go anyway."""
         if size > self._config.group_bytes_max:
-            raise InvalidArgument(f"{size} bytes do not fit into a file of the log")
+            raise InvalidArgument(
+                f"a batch must be at most {self._config.group_bytes_max} bytes, got {size}"
+            )
         log = self._log
         self._write_parts()
         moved = log.room > 0
@@ -256,10 +264,8 @@ class Appender:
 
     def _refuse(self, record: Record, size: int) -> None:
         if size > self._size_limit:
-            raise InvalidArgument(f"message of {size} bytes: at most {self._size_limit}")
-        raise InvalidArgument(
-            f"properties {record.properties!r}: a zero byte would look like a torn write"
-        )
+            raise InvalidArgument(f"a message must be at most {self._size_limit} bytes, got {size}")
+        raise InvalidArgument(f"properties must not contain a zero byte, got {record.properties!r}")
 
     def _write_parts(self) -> None:
         parts = self._parts
@@ -270,10 +276,10 @@ class Appender:
 
 def _check_batch(group: Sequence[Record]) -> None:
     if not group:
-        raise InvalidArgument("a batch without messages cannot be stored")
+        raise InvalidArgument("a batch must have at least one message")
     first = group[0]
     for record in group:
         if record.topic != first.topic or record.queue_id != first.queue_id:
-            raise InvalidArgument("a batch goes to one queue of one topic")
+            raise InvalidArgument("all messages of a batch must go to the same queue")
         if record.sys_flag & INVISIBLE_BIT:
-            raise InvalidArgument("a batch cannot be part of a transaction")
+            raise InvalidArgument("a batch cannot be transactional")

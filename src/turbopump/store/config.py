@@ -24,7 +24,9 @@ def parse_delay_levels(text: str) -> tuple[int, ...]:
     for part in text.split():
         match = _LEVEL.fullmatch(part)
         if match is None:
-            raise InvalidArgument(f"delay level {part!r}: expected a number and one of s, m, h, d")
+            raise InvalidArgument(
+                f"delay level must be a number and one of s, m, h, d, got {part!r}"
+            )
         levels.append(int(match[1]) * _UNIT_MS[match[2]])
     return tuple(levels)
 
@@ -38,7 +40,7 @@ def _check_positive(config: object, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
         if value <= 0:
-            raise InvalidArgument(f"{name} {value}: must be positive")
+            raise InvalidArgument(f"{name} must be positive, got {value}")
 
 
 class FlushMode(Enum):
@@ -72,7 +74,7 @@ class FlushConfig:
             self, "interval_ms", "thorough_interval_ms", "queue_interval_ms", "heal_interval_ms"
         )
         if self.dirty_bytes_min < 0:
-            raise InvalidArgument(f"dirty_bytes_min {self.dirty_bytes_min}: must not be negative")
+            raise InvalidArgument(f"dirty_bytes_min must be 0 or more, got {self.dirty_bytes_min}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +131,7 @@ class RetentionConfig:
     def __post_init__(self) -> None:
         _check_positive(self, "reserved_ms", "segments_per_run_max")
         if not all(0 <= hour < 24 for hour in self.delete_hours):
-            raise InvalidArgument(f"delete_hours {sorted(self.delete_hours)}: 0 to 23 are allowed")
+            raise InvalidArgument(f"delete_hours must be 0 to 23, got {sorted(self.delete_hours)}")
         if not 0 < self.early_ratio <= self.forced_ratio <= self.full_ratio <= 1:
             raise InvalidArgument(
                 f"disk ratios {self.early_ratio}, {self.forced_ratio}, {self.full_ratio}:"
@@ -173,15 +175,15 @@ class StoreConfig:
         _check_positive(self, "segment_bytes", "queue_segment_units", "index_slots")
         _check_positive(self, "record_bytes_max", "mapped_segments_max", "clean_check_segments")
         if self.index_entries < 2:
-            raise InvalidArgument(f"index_entries {self.index_entries}: at least 2")
+            raise InvalidArgument(f"index_entries must be at least 2, got {self.index_entries}")
         if self.scrub_bytes_per_s < 0:
             raise InvalidArgument(
                 f"scrub_bytes_per_s must be 0 or more, got {self.scrub_bytes_per_s}"
             )
         if self.open_files_max < 8:
-            raise InvalidArgument(f"open_files_max {self.open_files_max}: at least 8")
+            raise InvalidArgument(f"open_files_max must be at least 8, got {self.open_files_max}")
         if any(delay_ms < 0 for delay_ms in self.delay_levels):
-            raise InvalidArgument(f"delay_levels {self.delay_levels}: must not be negative")
+            raise InvalidArgument(f"delay_levels must not be negative, got {self.delay_levels}")
 
     @property
     def queue_segment_bytes(self) -> int:

@@ -78,7 +78,7 @@ class StoreDirectory:
         self.root = self._files.resolve(self.root)
         with _open_here_guard:
             if self.root in _open_here:
-                raise StoreInUse(f"{self.root} is open already in this process")
+                raise StoreInUse(f"{self.root} is already open in this process")
             self._take_lock()
             _open_here.add(self.root)
 

@@ -52,9 +52,9 @@ class Health:
         if self._disk_used_ratio is not None:
             return DiskFull(f"{self._disk_used_ratio:.0%} of the disk is used")
         if self._deferred.error is not None:
-            return refusal(self._deferred.error, "opening the store could not be finished")
+            return refusal(self._deferred.error, "opening the store could not be completed")
         if self._torn is not None:
-            return refusal(self._torn[1], "an unfinished write could not be taken back")
+            return refusal(self._torn[1], "an incomplete write could not be undone")
         failure = self._flusher.failure
         if failure is not None:
             refused = WriteFailed(str(failure))

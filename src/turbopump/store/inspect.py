@@ -347,14 +347,14 @@ def _index(directory: Path, log: _LogSummary) -> list[IndexReport]:
     size_max = max(map(files.file_size, found), default=0)
     for path in every:
         if path not in found:
-            log.damage.append(Damage(str(path), 0, "does not belong into a store"))
+            log.damage.append(Damage(str(path), 0, "is not a store file"))
             continue
         data = _head(files, path, HEADER_BYTES)
         header = read_header(data) if len(data) == HEADER_BYTES else EMPTY
         log.damage += wrong_entries(files, path, header, log.entries)
         size = files.file_size(path)
         if size < max(size_max, HEADER_BYTES + header.count * ENTRY_BYTES):
-            log.damage.append(Damage(str(path), size, f"file has {size} bytes only"))
+            log.damage.append(Damage(str(path), size, f"file has only {size} bytes"))
         reports.append(_index_report(path.name, header))
     return reports
 

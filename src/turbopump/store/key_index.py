@@ -421,5 +421,5 @@ def index_paths(files: Files, directory: Path) -> list[Path]:
     paths = [path for path in files.entries(directory) if path.name != SPARE_NAME]
     for path in paths:
         if not is_index_name(path.name):
-            raise StoreDamaged(f"{path} does not belong into a store: move it away")
+            raise StoreDamaged(f"{path} is not a store file: move it away")
     return paths

@@ -204,9 +204,7 @@ class _Search:
             if right - left != size
         ]
         if any((end - start) % size for start, end in gaps):
-            raise StoreDamaged(
-                f"{self._directory.commit_log}: names of files do not fit their size"
-            )
+            raise StoreDamaged(f"{self._directory.commit_log}: file names do not match file sizes")
         cut = [start for start in self._starts if self._sizes[start] < size]
         cut_before = [(start + self._sizes[start], start + size) for start in cut]
         end, vouched = self._find_end()

@@ -58,7 +58,7 @@ class Maintenance:
         if refusal is not None and not self._refuses:
             _log.error("messages are refused: %s", refusal)
         elif refusal is None and self._refuses:
-            _log.warning("messages are taken again")
+            _log.warning("messages are accepted again")
         self._refuses = refusal is not None
 
     def _flush_log(self, now_ms: int) -> None:

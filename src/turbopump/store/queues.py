@@ -153,6 +153,6 @@ def queue_directories(files: Files, directory: Path) -> list[tuple[str, int]]:
     for topic in files.entries(directory):
         for queue in files.entries(topic):
             if not queue.name.isdecimal():
-                raise StoreDamaged(f"{queue} does not belong into a store: move it away")
+                raise StoreDamaged(f"{queue} is not a store file: move it away")
             found.append((topic.name, int(queue.name)))
     return sorted(found)

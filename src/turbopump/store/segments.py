@@ -117,5 +117,5 @@ def segment_files(files: Files, directory: Path) -> list[tuple[int, int]]:
     entries = [entry for entry in files.entries(directory) if entry.name != SPARE_NAME]
     for entry in entries:
         if not is_segment_name(entry.name):
-            raise StoreDamaged(f"{entry} does not belong into a store: move it away")
+            raise StoreDamaged(f"{entry} is not a store file: move it away")
     return sorted((int(entry.name), files.file_size(entry)) for entry in entries)

@@ -56,7 +56,7 @@ class SteadyClock:
         if abs(step_ms) >= CLOCK_SET_MS:
             self.shift_ms = shift_ms
             _log.warning(
-                "the clock was set %s by %.1f s: delays and retention keep to the time that passes",
+                "the clock was set %s by %.1f s: delays and retention use elapsed time",
                 "forward" if step_ms > 0 else "back",
                 abs(step_ms) / 1000,
             )

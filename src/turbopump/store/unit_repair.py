@@ -137,8 +137,8 @@ class UnitRepair:
                 continue
             if other.queue_offset - neighbour == entry.queue_offset - offset:
                 _log.warning(
-                    "topic %s, queue %d: from offset %d on, records say other queue offsets, as"
-                    " where a gap was closed",
+                    "topic %s, queue %d: from offset %d on, records have different queue"
+                    " offsets, as where a gap was closed",
                     queue.topic, queue.queue_id, neighbour,
                 )  # fmt: skip
                 queue.is_shifted = True

@@ -81,7 +81,7 @@ class VirtualWorker:
     def submit(self, job: Callable[[], T]) -> Future[T]:
         """Have a job run in the next turn of the loop."""
         if self._is_closed:
-            raise RuntimeError("no job is taken any more: the worker is closed")
+            raise RuntimeError("the worker is closed")
         added = _Job(job)
         self._jobs.append(added)
         self._schedule()

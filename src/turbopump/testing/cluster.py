@@ -110,7 +110,7 @@ class Cluster:
         runner: asyncio.Runner | None = None,
     ) -> None:
         if nameservers < 1:
-            raise InvalidArgument(f"nameservers is {nameservers}: at least 1 is allowed")
+            raise InvalidArgument(f"nameservers must be at least 1, got {nameservers}")
         self.directory = directory
         self.config = config or broker_config()
         self.nameservers: list[NameServer] = []
@@ -359,7 +359,7 @@ class Cluster:
         self._require_own_loop()
         name = name or self._broker_name(None)
         if name in self.brokers:
-            raise InvalidArgument(f"broker {name} runs already")
+            raise InvalidArgument(f"broker {name} is already running")
         known = self._places.get(name)
         number = known.number if known is not None else len(self._places) + 1
         host = self.network.host(f"10.0.0.{number}")

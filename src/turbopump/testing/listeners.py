@@ -31,7 +31,7 @@ def failing(
         consumer = PushConsumer("billing", failing(handle, times=3), ...)
     """
     if times < 0:
-        raise InvalidArgument(f"times is {times}: at least 0 is allowed")
+        raise InvalidArgument(f"times must be at least 0, got {times}")
     failures = _Failures(
         times, InjectedFailure("a failure for the test") if answer is None else answer
     )

@@ -456,7 +456,8 @@ class _JumpingSelector(selectors.BaseSelector):
         if not ready:
             raise Deadlock(
                 tasks_text(
-                    self._loop, "nothing is ready and no timer is set, but these tasks wait:"
+                    self._loop,
+                    "nothing is ready and no timer is set, but these tasks wait:",
                 )
             )
         return ready
@@ -517,7 +518,7 @@ async def wait_until(
     end = loop.time() + timeout_s
     while not predicate():
         if loop.time() >= end:
-            raise AssertionError(f"not so within {timeout_s} s: {_described(predicate)}")
+            raise AssertionError(f"not true within {timeout_s} s: {_described(predicate)}")
         await asyncio.sleep(check_every_s)
 
 

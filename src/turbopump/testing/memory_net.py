@@ -41,9 +41,9 @@ class LinkQuality:
     def __post_init__(self) -> None:
         for name in ("latency_ms", "jitter_ms"):
             if getattr(self, name) < 0:
-                raise InvalidArgument(f"{name} is {getattr(self, name)}: at least 0 is allowed")
+                raise InvalidArgument(f"{name} must be at least 0, got {getattr(self, name)}")
         if not 0 <= self.cut_chance <= 1:
-            raise InvalidArgument(f"cut_chance is {self.cut_chance}: 0 to 1 is allowed")
+            raise InvalidArgument(f"cut_chance must be 0 to 1, got {self.cut_chance}")
 
 
 class MemoryNetwork:
@@ -324,7 +324,7 @@ class MemoryHost:
             raise InvalidArgument(f"host {host!r}: {self.name} can only listen at itself")
         at = (self.name, port or self._network.free_port())
         if at in self._network.listeners:
-            raise ListenFailed(f"{at[0]}:{at[1]}: address is in use")
+            raise ListenFailed(f"{at[0]}:{at[1]}: address already in use")
         listener = MemoryListener(self._network, at, protocol_factory)
         self._network.listeners[at] = listener
         return listener
@@ -348,4 +348,4 @@ class MemoryHost:
 
 def _refuse_tls(tls: object) -> None:
     if tls is not None:
-        raise InvalidArgument("tls: the memory network knows no TLS; use sockets")
+        raise InvalidArgument("the memory network does not support TLS; use sockets")

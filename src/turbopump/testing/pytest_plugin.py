@@ -99,12 +99,12 @@ def _wanted(request: pytest.FixtureRequest, **defaults: Any) -> dict[str, Any]:
         unknown = set(marker.kwargs) - set(_CHECKS)
         if marker.args or unknown:
             what = f"{min(unknown)!r}" if unknown else f"{marker.args[0]!r} without a name"
-            raise pytest.UsageError(f"mark {MARKER}: {what} is not known: {_MARKER_TEXT}")
+            raise pytest.UsageError(f"mark {MARKER}: unknown argument {what}: {_MARKER_TEXT}")
         wanted |= {key: value for key, value in marker.kwargs.items() if key in defaults}
     for name, value in wanted.items():
         if not _CHECKS[name](value):
             raise pytest.UsageError(
-                f"mark {MARKER}: {name} is {value!r}: {_ALLOWED[name]} is allowed"
+                f"mark {MARKER}: {name} must be {_ALLOWED[name]}, got {value!r}"
             )
     return wanted
 

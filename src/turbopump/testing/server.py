@@ -136,7 +136,7 @@ class RunningServer:
         """The address of the first broker, as ``host:port``."""
         brokers = self._require_running().brokers
         if not brokers:
-            raise NotRunning("this server has no broker, as none was asked for: only a name server")
+            raise NotRunning("this server has no broker; it was started with a name server only")
         return brokers[0].address
 
     # --- what is inside ---------------------------------------------------------------------------

@@ -124,9 +124,9 @@ def total_seconds(days: float, hours: float, minutes: float, seconds: float) -> 
     """Add up a time that has to pass."""
     total_s = days * 86_400 + hours * 3600 + minutes * 60 + seconds
     if not math.isfinite(total_s):
-        raise InvalidArgument(f"{total_s} seconds: time has to have an end")
+        raise InvalidArgument(f"seconds must be finite, got {total_s}")
     if total_s < 0:
-        raise InvalidArgument(f"{total_s} seconds: time does not run backwards")
+        raise InvalidArgument(f"seconds must not be negative, got {total_s}")
     return total_s
 
 

@@ -29,12 +29,11 @@ def encode_batch(entries: Iterable[BatchEntry]) -> bytes:
     """Return the batch body."""
     parts: list[bytes] = []
     for entry in entries:
-        if len(entry.properties) > properties.BYTES_MAX:
-            raise InvalidArgument(
-                f"properties of {len(entry.properties)} bytes: at most {properties.BYTES_MAX}"
-            )
+        size, most = len(entry.properties), properties.BYTES_MAX
+        if size > most:
+            raise InvalidArgument(f"properties must be at most {most} bytes, got {size}")
         if not -(2**31) <= entry.flag < 2**31:
-            raise InvalidArgument(f"flag {entry.flag}: must fit into 32 bits")
+            raise InvalidArgument(f"flag must fit into 32 bits, got {entry.flag}")
         size = _SMALLEST + len(entry.body) + len(entry.properties)
         parts += (
             _HEAD.pack(size, 0, 0, entry.flag, len(entry.body)),

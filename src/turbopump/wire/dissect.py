@@ -243,7 +243,7 @@ def _written(kind: type[Body] | BodyKind | None, body: Any) -> bytes:
         case (type(), dict()):
             return _checked_json(kind, body)
         case _:
-            raise BodyError("a body of this kind cannot be made from JSON: give body_hex")
+            raise BodyError("this kind of body cannot be built from JSON; give body_hex")
 
 
 def _batch_entry(value: object) -> BatchEntry:

@@ -47,7 +47,7 @@ def frame_length(parts: Sequence[Buffer]) -> int:
 
 def too_long(length: int, frame_bytes_max: int) -> InvalidArgument:
     """Return the error for a frame that no peer would take."""
-    return InvalidArgument(f"frame of {length} bytes: at most {frame_bytes_max} are allowed")
+    return InvalidArgument(f"a frame must be at most {frame_bytes_max} bytes, got {length}")
 
 
 class FrameDecoder:
@@ -133,7 +133,7 @@ class FrameDecoder:
 
     def _wrong_length(self, length: int, at: int) -> FrameError:
         return FrameError(
-            f"frame of {length} bytes: 4 to {self._frame_bytes_max} are allowed",
+            f"a frame must be 4 to {self._frame_bytes_max} bytes, got {length}",
             self._consumed + at,
         )
 
@@ -170,7 +170,7 @@ def read_header(
     mark: int
     length, mark = _LENGTHS.unpack_from(data, at)
     if not _LENGTH_BYTES <= length <= frame_bytes_max:
-        raise FrameError(f"frame of {length} bytes: 4 to {frame_bytes_max} are allowed", at)
+        raise FrameError(f"a frame must be 4 to {frame_bytes_max} bytes, got {length}", at)
     frame_end = at + _LENGTH_BYTES + length
     header_end = at + _PREFIX.size + (mark & _HEADER_LENGTH_BITS)
     if header_end > frame_end or header_end - at - _PREFIX.size > HEADER_BYTES_MAX:

@@ -28,7 +28,7 @@ class Host(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if len(self.ip) not in (V4_BYTES, V6_BYTES):
-            raise InvalidArgument(f"IP address of {len(self.ip)} bytes: 4 or 16 are allowed")
+            raise InvalidArgument(f"an IP address must be 4 or 16 bytes, got {len(self.ip)}")
 
     @property
     def is_v6(self) -> bool:

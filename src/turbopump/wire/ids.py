@@ -98,7 +98,7 @@ class UniqueIds:
         The others count on from there, see `with_counter`; more than 65,536 would repeat.
         """
         if not 0 < count <= COUNTER_MASK + 1:
-            raise InvalidArgument(f"{count} unique ids at once: 1 to {COUNTER_MASK + 1} allowed")
+            raise InvalidArgument(f"count must be 1 to {COUNTER_MASK + 1}, got {count}")
         first = next(self._counters) & COUNTER_MASK
         self._counters = itertools.count(first + count)
         return (self._prefix + struct.pack(">I", self._elapsed_ms())).hex().upper(), first
@@ -134,7 +134,7 @@ def _id_bytes(text: str, what: str, tail_bytes: int) -> tuple[bytes, int]:
         raw = b""
     ip_bytes = len(raw) - tail_bytes
     if ip_bytes not in {V4_BYTES, V6_BYTES} or len(text) != 2 * len(raw):
-        raise InvalidArgument(f"{text!r} is no {what}: expected 32 or 56 hex digits")
+        raise InvalidArgument(f"{what} must be 32 or 56 hex digits, got {text!r}")
     return raw, ip_bytes
 
 

@@ -257,7 +257,7 @@ class _Resolver:
             size = self._sizes[id(value)] = _size(value, self._values_left)
         self._values_left -= size
         if self._values_left < 0:
-            raise BodyError("references stand for far more than the text itself")
+            raise BodyError("references expand to far more than the text itself")
 
     def _follow(self, path: str) -> Any:
         value = self._root

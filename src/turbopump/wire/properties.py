@@ -95,11 +95,11 @@ def taken_out(text: str, name: str) -> tuple[str, str | None]:
 def check_user_property(name: str, value: str) -> None:
     """Refuse a property that user code must not set or that could not be read back."""
     if not name.strip() or not value.strip():
-        raise InvalidArgument(f"property {name!r}={value!r}: name and value must not be blank")
+        raise InvalidArgument(f"property name and value must not be blank, got {name!r}={value!r}")
     if name in RESERVED:
         raise InvalidArgument(f"property name {name!r} is reserved: choose another one")
     both = name + value
     if NAME_END in both or ENTRY_END in both:
         raise InvalidArgument(
-            f"property {name!r}={value!r}: the characters 0x01 and 0x02 cannot be carried"
+            f"property {name!r}={value!r} must not contain the characters 0x01 and 0x02"
         )

@@ -71,11 +71,12 @@ class Record(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not 0 < len(self.topic) <= TOPIC_BYTES_MAX:
             raise InvalidArgument(
-                f"topic of {len(self.topic)} bytes: 1 to {TOPIC_BYTES_MAX} are allowed"
+                f"topic must be 1 to {TOPIC_BYTES_MAX} bytes, got {len(self.topic)}"
             )
         if len(self.properties) > PROPERTIES_BYTES_MAX:
             raise InvalidArgument(
-                f"properties of {len(self.properties)} bytes: at most {PROPERTIES_BYTES_MAX}"
+                f"properties must be at most {PROPERTIES_BYTES_MAX} bytes, "
+                f"got {len(self.properties)}"
             )
 
     @property

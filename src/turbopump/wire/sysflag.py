@@ -55,7 +55,7 @@ def compression_of(sys_flag: int) -> Compression | None:
         return None
     kind = (sys_flag & _COMPRESSION_BITS) >> _COMPRESSION_SHIFT
     if kind > max(Compression):
-        raise RecordError(f"body is compressed in way {kind}, which nobody knows")
+        raise RecordError(f"unknown compression type {kind}")
     return Compression(kind) if kind else Compression.ZLIB
 
 

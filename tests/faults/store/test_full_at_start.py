@@ -117,7 +117,7 @@ def test_it_is_read_and_recovers_by_itself(
     clock.advance(1000)
     store.tick()
     assert store.refusal is None
-    assert "messages are taken again" in caplog.text
+    assert "messages are accepted again" in caplog.text
     assert (root / "abort").exists()
     appended = store.append([record(b"after", KEYS="new")])
     appended.durable.result()

@@ -62,12 +62,12 @@ def test_a_write_that_cannot_be_taken_back_stops_the_store_until_it_can(tmp_path
         with pytest.raises(DiskFull):
             store.append([record(b"1" * 100)])
         files.bytes_left = None
-        with pytest.raises(WriteFailed, match="taken back"):
+        with pytest.raises(WriteFailed, match="could not be undone"):
             store.append([record(b"too early")])
         assert isinstance(store.refusal, WriteFailed)
         assert bodies(store) == [b"before"]
         clock.advance(1000)
-        with pytest.raises(WriteFailed, match="taken back"):
+        with pytest.raises(WriteFailed, match="could not be undone"):
             store.append([record(b"still broken")])
         files.erase_error = None
         clock.advance(1000)

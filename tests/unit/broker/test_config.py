@@ -252,7 +252,7 @@ def test_toml_and_lines_say_the_same(tmp_path: Path) -> None:
             {"mappedFileSizeCommitLog": "65536", "maxMessageSize": "1000"},
             ["mappedFileSizeCommitLog", "65536", "maxMessageSize 1000", "at least 66544"],
         ),
-        ({"aclEnable": "true"}, ["aclEnable", "only false"]),
+        ({"aclEnable": "true"}, ["aclEnable", "must be false"]),
         ({"brokerRole": "SLAVE"}, ["brokerId", "0", "above 0 with brokerRole SLAVE"]),
         ({"brokerId": "1"}, ["brokerId", "1", "0 with ASYNC_MASTER"]),
         ({"brokerId": "1", "brokerRole": "SYNC_MASTER"}, ["brokerId", "0 with SYNC_MASTER"]),
@@ -364,7 +364,7 @@ def test_keys_for_the_start_are_refused_unless_they_stay_as_they_are() -> None:
 def test_what_is_not_there_yet_cannot_be_switched_on(key: str) -> None:
     config = BrokerConfig()
     assert updated(config, {key: UNSUPPORTED[key].upper()}) == config
-    with pytest.raises(InvalidArgument, match=f"{key} is 'true': only false is supported"):
+    with pytest.raises(InvalidArgument, match=f"{key} must be false, got 'true': not supported"):
         updated(config, {key: "true", "traceOn": "false"})
 
 

@@ -483,7 +483,7 @@ async def test_a_failed_write_is_repeated_and_said_once(
     assert caplog.text.count("not saved until this is fixed: no space is left") == 1
     parts.members_file.full = False
     await asyncio.sleep(2)
-    assert "members of groups are saved again" in caplog.text
+    assert "members of groups are being saved again" in caplog.text
     assert ids(restarted(parts, tmp_path)) == ["c1"]
 
 

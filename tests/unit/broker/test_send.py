@@ -115,7 +115,11 @@ async def test_no_topics_by_themselves_when_switched_off(tmp_path: Path) -> None
         ({"queue_id": 99}, ResponseCode.SYSTEM_ERROR, r"queueId[99] is illegal"),
         ({"default_topic": "Nope"}, ResponseCode.TOPIC_NOT_EXIST, "template 'Nope'"),
         ({"named": {"p": "x" * 40_000}}, ResponseCode.MESSAGE_ILLEGAL, "at most 32767"),
-        ({"body": b"x" * 1001}, ResponseCode.MESSAGE_ILLEGAL, "at most 1000 (maxMessageSize)"),
+        (
+            {"body": b"x" * 1001},
+            ResponseCode.MESSAGE_ILLEGAL,
+            "at most 1000 bytes",
+        ),
         ({"body": b"xx", "batch": True}, ResponseCode.MESSAGE_ILLEGAL, "batch"),
         ({"body": b"", "batch": True}, ResponseCode.MESSAGE_ILLEGAL, "must have messages"),
     ],

@@ -134,7 +134,7 @@ def test_one_host_leaves_room_for_others() -> None:
     topics = made(config=TopicsConfig(topics_max=len(made().table) + 10))
     for number in range(5):
         assert topics.create_by_send(f"T{number}", "TBW102", 4, client="10.0.0.1:7") is not None
-    with pytest.raises(RemoteError, match=r"clients at 10.0.0.1 have created 5 already") as caught:
+    with pytest.raises(RemoteError, match=r"clients at 10.0.0.1 have created 5 names") as caught:
         topics.create_by_send("U", "TBW102", 4, client="10.0.0.1:8")
     assert caught.value.code == ResponseCode.TOPIC_NOT_EXIST
     assert topics.create_by_send("T0", "TBW102", 4, client="10.0.0.1:8") is not None

@@ -124,7 +124,7 @@ async def test_what_was_resumed_and_rolled_back_has_ended(tmp_path: Path) -> Non
         await asyncio.sleep(INTERVAL_S + 10)
         assert (await producer.end(place)).code == ResponseCode.SYSTEM_ERROR
         refused = await client.ask(RequestCode.RESUME_CHECK_HALF_MESSAGE, header)
-        assert "ended already" in (refused.remark or "")
+        assert "already ended" in (refused.remark or "")
         assert await bodies(client) == []
 
 
@@ -140,7 +140,7 @@ async def test_what_was_given_up_and_rolled_back_has_ended(tmp_path: Path) -> No
     async with world(tmp_path) as (_, client, producer):
         assert (await producer.end(place, ROLLBACK)).code == ResponseCode.SUCCESS
         assert "rolled back" in ((await producer.end(place)).remark or "")
-        assert "ended already" in ((await resume(client, letter.offset_id)).remark or "")
+        assert "already ended" in ((await resume(client, letter.offset_id)).remark or "")
         await asyncio.sleep(3 * INTERVAL_S)
         assert producer.asked == []
         assert await bodies(client) == []

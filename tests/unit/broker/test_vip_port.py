@@ -50,7 +50,7 @@ async def test_a_taken_vip_port_is_a_warning(
     ):
         assert (await client.send()).code == ResponseCode.SUCCESS
     assert "the VIP port is not served" in caplog.text
-    assert "10909: address is in use" in caplog.text
+    assert "10909: address already in use" in caplog.text
 
 
 @virtual_time()

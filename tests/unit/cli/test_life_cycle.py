@@ -42,4 +42,4 @@ def test_a_broker_that_fails_for_good_ends_its_process_with_an_error(
     assert ended.value.exit_code == 1
     printed = capsys.readouterr()
     assert printed.out == "ready\n"
-    assert "ends: store maintenance keeps failing with LookupError('a bug')" in printed.err
+    assert "stops: store maintenance keeps failing with LookupError('a bug')" in printed.err

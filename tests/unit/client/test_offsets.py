@@ -126,7 +126,7 @@ async def test_a_directory_that_cannot_be_written_is_logged(
     await store.open()
     store.positions.advance(QUEUE, QueueOffset(4))
     await store.persist([QUEUE])
-    assert "are not saved until this is fixed" in caplog.text
+    assert "cannot be saved until this is fixed" in caplog.text
 
 
 @virtual_time()

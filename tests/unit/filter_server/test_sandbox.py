@@ -262,7 +262,7 @@ def test_time_is_limited_however_much_processor_time_is_allowed() -> None:
 def test_waiting_while_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     loading = replace(sandbox_module._LOADING, cpu_ms=1000, waiting_ms=300)
     monkeypatch.setattr(sandbox_module, "_LOADING", loading)
-    with pytest.raises(FilterStopped, match="ms to load: filters have nothing to wait for"):
+    with pytest.raises(FilterStopped, match="ms to load: filters must not wait"):
         run(decided("import os\nos.read(0, 1)"))
 
 
@@ -399,7 +399,7 @@ def test_ending_the_process(line: str, reason: str) -> None:
 )
 def test_replies_of_its_own_making(reply: str) -> None:
     lines = ["import os, sys", "child = sys.modules['__main__']", f"os.write(1, {reply})"]
-    assert "replies of its own making" in stopped(*lines, "return True")
+    assert "wrote to its reply pipe" in stopped(*lines, "return True")
 
 
 def test_a_flood_of_replies() -> None:

@@ -268,7 +268,9 @@ def test_permission_of_an_unknown_broker() -> None:
 def test_there_is_room_for_so_many_brokers() -> None:
     routes = RouteTable(RouteLimits(brokers_max=1))
     assert isinstance(routes.register(broker("a"), NOW), Registered)
-    assert routes.register(broker("b"), NOW) == TableFull("1 brokers are registered already")
+    assert routes.register(broker("b"), NOW) == TableFull(
+        "1 brokers are already registered, which is the limit"
+    )
     assert "b0:1" not in routes
     assert isinstance(routes.register(broker("a"), NOW), Registered)
     routes.remove("a0:1")
@@ -279,7 +281,7 @@ def test_there_is_room_for_so_many_topics() -> None:
     routes = RouteTable(RouteLimits(topics_max=3))
     assert isinstance(routes.register(broker("a", topics=topics_of("TU")), NOW), Registered)
     full = routes.register(broker("b", topics=topics_of("TU")), NOW)
-    assert full == TableFull("4 topics would be registered: 3 may be")
+    assert full == TableFull("at most 3 topics can be registered, got 4")
     assert "b0:1" not in routes
     routes.validate()
     slave = broker("b", broker_id=1, topics=topics_of("TUVW"))

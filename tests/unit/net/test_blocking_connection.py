@@ -233,7 +233,7 @@ def test_a_peer_that_does_not_read_has_not_received_the_request() -> None:
 
 def test_a_request_that_no_frame_can_hold_is_refused_and_nothing_is_written() -> None:
     with pair() as (connection, peer):
-        with pytest.raises(InvalidArgument, match="at most 16777216 are allowed"):
+        with pytest.raises(InvalidArgument, match="at most 16777216 bytes"):
             connection.send(Command(320, body=bytes(17 * 1024 * 1024)), IN_TIME_MS)
         connection.send(Command(34), IN_TIME_MS)
         assert decode(peer.recv(1000)).code == 34

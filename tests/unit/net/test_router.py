@@ -90,7 +90,7 @@ async def test_an_answer_too_large_for_a_frame_becomes_an_error_answer() -> None
     async with world(Router({1: large})) as here:
         answer = await (await here.connect()).request(Command(1), 1000)
         assert answer.code == ResponseCode.SYSTEM_ERROR
-        assert "at most 16777216 are allowed" in (answer.remark or "")
+        assert "at most 16777216 bytes" in (answer.remark or "")
 
 
 def test_a_code_has_one_handler() -> None:

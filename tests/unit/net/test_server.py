@@ -109,7 +109,7 @@ async def test_an_address_in_use_is_an_error_that_says_so() -> None:
     config = ServerConfig("server", 10911)
     async with Server(network.host("server"), handlers(), config) as server:
         assert server.address == "server:10911"
-        with pytest.raises(ListenFailed, match="server:10911: address is in use"):
+        with pytest.raises(ListenFailed, match="server:10911: address already in use"):
             await Server(network.host("server"), handlers(), config).start()
 
 

@@ -114,7 +114,7 @@ def test_what_has_not_begun_can_be_cancelled() -> None:
     release.set()
     assert threads.join(WAIT_S)
     assert running.result(0) is None
-    with pytest.raises(RuntimeError, match="the threads busy are shut"):
+    with pytest.raises(RuntimeError, match="thread pool busy is shut down"):
         threads.submit(int)
 
 

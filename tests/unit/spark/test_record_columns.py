@@ -331,7 +331,7 @@ def test_a_body_that_does_not_inflate_is_named(kind: Compression) -> None:
 
 
 def test_an_unknown_compression_is_named() -> None:
-    with pytest.raises(RecordError, match="offset 2: body is compressed in way 7"):
+    with pytest.raises(RecordError, match="offset 2: unknown compression type 7"):
         rows_of(stored(plain(sys_flag=COMPRESSED | 0x700), 2))
 
 

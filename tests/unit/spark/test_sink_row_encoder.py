@@ -222,7 +222,7 @@ def test_ids_are_different_and_go_on() -> None:
     assert len(set(seen)) == 65_536
     assert parse_unique_id(seen[-1]).counter == (65_600 - 1) & 0xFFFF
     assert parse_unique_id(maker.next()).counter == 65_600 & 0xFFFF
-    with pytest.raises(InvalidArgument, match="65537 unique ids"):
+    with pytest.raises(InvalidArgument, match="count must be 1 to 65536, got 65537"):
         maker.claim(65_537)
 
 

@@ -102,7 +102,7 @@ def test_a_record_may_fill_a_file_up_to_the_blank(tmp_path: Path) -> None:
         assert exact.size == 4096 - 8
         for start in (0, 4096, 8192):
             assert store.append([exact]).physical_offset == start
-        with pytest.raises(InvalidArgument, match="do not fit"):
+        with pytest.raises(InvalidArgument, match="must be at most"):
             store.append([record(b"x" * (4096 - 8 - 95))])
         stored(store, b"after")
         assert len(bodies(store)) == 4
@@ -143,11 +143,11 @@ def test_groups_roll_within_one_call(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("group", "reason"),
     [
-        ([], "without messages"),
-        ([record(queue_id=0), record(queue_id=1)], "one queue"),
-        ([record(topic="A"), record(topic="B")], "one queue"),
+        ([], "at least one message"),
+        ([record(queue_id=0), record(queue_id=1)], "same queue"),
+        ([record(topic="A"), record(topic="B")], "same queue"),
         ([record(), record(sys_flag=PREPARED)], "transaction"),
-        ([record(b"x" * 3000), record(b"x" * 3000)], "do not fit"),
+        ([record(b"x" * 3000), record(b"x" * 3000)], "must be at most"),
         ([record(topic="a/b")], "directory"),
         ([record(topic="..")], "directory"),
         ([record(queue_id=-1)], "negative"),

@@ -177,7 +177,7 @@ def test_a_listener_can_fail_by_an_answer_or_an_error_of_its_own() -> None:
     raising = failing(lambda _m, _c: ConsumeResult.SUCCESS, 1, KeyError("price"))
     with pytest.raises(KeyError, match="price"):
         raising([], context)
-    with pytest.raises(InvalidArgument, match="times is -1"):
+    with pytest.raises(InvalidArgument, match="times must be at least 0, got -1"):
         failing(lambda _m, _c: ConsumeResult.SUCCESS, -1)
 
 
@@ -192,9 +192,9 @@ def test_time_passes_when_it_is_told_to(world: Cluster) -> None:
 
     assert world.run(wait()) == ["an hour"]
     assert world.run(_elapsed_s()) == pytest.approx(3600)
-    with pytest.raises(InvalidArgument, match="does not run backwards"):
+    with pytest.raises(InvalidArgument, match="must not be negative"):
         world.run(world.advance(hours=-1))
-    with pytest.raises(InvalidArgument, match="inf seconds: time has to have an end"):
+    with pytest.raises(InvalidArgument, match="seconds must be finite, got inf"):
         world.run(world.advance(days=float("inf")))
 
 

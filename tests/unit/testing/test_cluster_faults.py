@@ -147,7 +147,7 @@ def test_brokers_that_are_not_there_are_named(world: Cluster) -> None:
     async def mistakes() -> None:
         with pytest.raises(InvalidArgument, match="'broker-x': there are broker-a"):
             await world.crash("broker-x")
-        with pytest.raises(InvalidArgument, match="broker-a runs already"):
+        with pytest.raises(InvalidArgument, match="broker-a is already running"):
             await world.start_broker("broker-a")
         await world.stop_broker()
         with pytest.raises(NotRunning, match="start_broker"):

@@ -308,9 +308,9 @@ async def test_hosts_listen_at_themselves_only() -> None:
 @pytest.mark.parametrize(
     ("quality", "text"),
     [
-        ((-1, 0, 0), "latency_ms is -1"),
-        ((0, -1, 0), "jitter_ms is -1"),
-        ((0, 0, 2), "cut_chance is 2"),
+        ((-1, 0, 0), "latency_ms must be at least 0, got -1"),
+        ((0, -1, 0), "jitter_ms must be at least 0, got -1"),
+        ((0, 0, 2), "cut_chance must be 0 to 1, got 2"),
     ],
 )
 def test_bad_qualities_are_refused(quality: tuple[float, float, float], text: str) -> None:

@@ -113,7 +113,7 @@ GOOD = frame("route_missing.request")
             GOOD.hex()[:-2],
             f"line 1: the last {len(GOOD) - 1} bytes are not a whole frame (at byte 0)",
         ),
-        ("ffffffff", "line 1: frame of -1 bytes: 4 to 16777216 are allowed (at byte 0)"),
+        ("ffffffff", "line 1: a frame must be 4 to 16777216 bytes, got -1 (at byte 0)"),
         (
             GOOD.hex() + "00",
             f"line 1: the last 1 bytes are not a whole frame (at byte {len(GOOD)})",

@@ -178,7 +178,7 @@ def test_damage_is_described_with_its_position() -> None:
 
 
 def test_records_that_cannot_be_stored_are_refused() -> None:
-    with pytest.raises(InvalidArgument, match="topic of 128 bytes: 1 to 127"):
+    with pytest.raises(InvalidArgument, match="topic must be 1 to 127 bytes, got 128"):
         Record(
             topic=b"t" * 128,
             queue_id=0,
@@ -187,7 +187,7 @@ def test_records_that_cannot_be_stored_are_refused() -> None:
             born_host=host("::1", 1),
             store_host=host("::1", 1),
         )
-    with pytest.raises(InvalidArgument, match="properties of 32768 bytes: at most 32767"):
+    with pytest.raises(InvalidArgument, match="properties must be at most 32767 bytes, got 32768"):
         Record(
             topic=b"t",
             queue_id=0,

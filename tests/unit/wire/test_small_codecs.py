@@ -68,8 +68,8 @@ def test_taking_one_property_out(all_of_them: dict[str, str], name: str, ended: 
         ("TAGS", "a", "'TAGS' is reserved"),
         (" ", "a", "must not be blank"),
         ("a", "", "must not be blank"),
-        ("a", "b\x02c", "cannot be carried"),
-        ("a\x01", "b", "cannot be carried"),
+        ("a", "b\x02c", "must not contain"),
+        ("a\x01", "b", "must not contain"),
     ],
 )
 def test_properties_that_users_must_not_set(name: str, value: str, complaint: str) -> None:
@@ -215,7 +215,7 @@ def test_unique_ids_do_not_repeat_among_threads() -> None:
 
 @pytest.mark.parametrize("text", ["", "7F", "zz" * 16, "7F" * 15, "7F 00" * 6, "7F" * 17])
 def test_ids_that_are_none(text: str) -> None:
-    with pytest.raises(InvalidArgument, match="expected 32 or 56 hex digits"):
+    with pytest.raises(InvalidArgument, match="must be 32 or 56 hex digits"):
         ids.parse_offset_id(text)
     with pytest.raises(InvalidArgument, match="unique message id"):
         ids.parse_unique_id(text)
@@ -258,7 +258,7 @@ def test_batch_flags_that_are_too_large() -> None:
 
 
 def test_batch_properties_that_are_too_long() -> None:
-    with pytest.raises(InvalidArgument, match="properties of 40000 bytes: at most 32767"):
+    with pytest.raises(InvalidArgument, match="properties must be at most 32767 bytes, got 40000"):
         encode_batch([BatchEntry(b"", b"x" * 40000)])
 
 
@@ -303,12 +303,12 @@ def test_flag_bits(vector: Vector) -> None:
 
 @pytest.mark.parametrize("kind", [4, 5, 6, 7])
 def test_compression_that_nobody_knows(kind: int) -> None:
-    with pytest.raises(RecordError, match=f"in way {kind}, which nobody knows"):
+    with pytest.raises(RecordError, match=f"unknown compression type {kind}"):
         sysflag.compression_of(kind << 8 | 1)
 
 
 def test_hosts_have_4_or_16_bytes() -> None:
-    with pytest.raises(InvalidArgument, match="IP address of 3 bytes"):
+    with pytest.raises(InvalidArgument, match="an IP address must be 4 or 16 bytes, got 3"):
         Host(b"abc", 1)
 
 

@@ -97,7 +97,7 @@ class RelayRequests:
         except InvalidArgument as error:
             raise RemoteError(ResponseCode.SYSTEM_ERROR, str(error)) from error
         if message is None:
-            raise RemoteError(ResponseCode.SYSTEM_ERROR, f"there is no message {msg_id} here")
+            raise RemoteError(ResponseCode.SYSTEM_ERROR, f"no message {msg_id} on this broker")
         # A copy: the log's own bytes must not be held while a client takes its time.
         return bytes(message)
 
@@ -127,7 +127,7 @@ async def _status_of(member: Member, command: Command) -> dict[MessageQueue, int
         answer = await commands_to(member.connection).request(command, STATUS_TIMEOUT_MS)
         if answer.code == ResponseCode.SUCCESS:
             return ConsumerStatus.decode(whole_body(answer)).message_queue_table
-        _log.info("%s does not tell its status: %s", member.address, answer.remark)
+        _log.info("no consumer status from %s: %s", member.address, answer.remark)
     except (NetworkError, BodyError) as error:
-        _log.info("%s does not tell its status: %s", member.address, error)
+        _log.info("no consumer status from %s: %s", member.address, error)
     return None

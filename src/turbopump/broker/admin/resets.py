@@ -153,4 +153,4 @@ def _push(member: Member, notice: Command) -> None:
         commands_to(member.connection).oneway(notice)
     except NetworkError as error:
         # The answer tells the asker what was wanted; who is gone starts from committed offsets.
-        _log.warning("%s is not told of its reset: %s", member.address, error)
+        _log.warning("%s was not notified of its offset reset: %s", member.address, error)

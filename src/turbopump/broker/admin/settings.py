@@ -56,4 +56,4 @@ def _settings(text: bytes) -> Settings:
     try:
         return parse_properties(text.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise InvalidArgument(f"not a text of key=value lines: {error}") from error
+        raise InvalidArgument(f"expected key=value lines: {error}") from error

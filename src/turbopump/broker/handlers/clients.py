@@ -116,4 +116,6 @@ def notify_clients(group: str, peers: Iterable[Peer]) -> None:
             commands_to(peer).oneway(notice)
         except NetworkError as error:
             # It looks by itself every 20 s, or is about to be noticed as gone.
-            _log.info("%s not notified that %s changed: %s", peer.peer_address, group, error)
+            _log.info(
+                "%s was not notified that group %s changed: %s", peer.peer_address, group, error
+            )

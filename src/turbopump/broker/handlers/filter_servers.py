@@ -70,7 +70,7 @@ class FilterServers:
 
     def _forget(self, addresses: list[str]) -> None:
         for address in addresses:
-            _log.warning("filter server %s is gone", address)
+            _log.warning("filter server %s removed", address)
             del self._registered[address]
         if addresses:
             self._on_change(sorted(self._registered))

@@ -24,4 +24,4 @@ def commands_to(peer: Peer) -> CommandPeer:
         return peer
     if isinstance(peer, AbsentPeer):
         raise ConnectionLost("the client has not reconnected since the broker restarted")
-    raise ConnectionLost(f"{peer.peer_address} takes no commands")
+    raise ConnectionLost(f"{peer.peer_address} does not accept commands")

@@ -51,4 +51,4 @@ def _answer(outcome: Appended | Dropped | Exception, request: Command, peer: Con
         peer.answer(request, failure(request, peer, outcome))
     else:
         # The Go client takes every answer for success, and tries again only without one.
-        _log.warning("send-back of %s not answered: %r", peer.peer_address, outcome)
+        _log.warning("could not answer the send-back of %s: %r", peer.peer_address, outcome)

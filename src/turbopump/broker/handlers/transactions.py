@@ -82,7 +82,7 @@ def _answer(error: RemoteError | None, request: Command, peer: Connection) -> No
         peer.answer(request, request.answer(ResponseCode.SUCCESS))
         return
     if request.flag & FLAG_ONEWAY:
-        _log.warning("transaction of %s not ended: %s", peer.peer_address, error.remark)
+        _log.warning("could not end a transaction of %s: %s", peer.peer_address, error.remark)
     peer.answer(request, request.answer(error.code, remark=error.remark))
 
 

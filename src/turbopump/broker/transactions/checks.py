@@ -169,7 +169,7 @@ class Checks:
         await self._transactions.replace(replaced, Fate.GIVEN_UP)
         for old in replaced:
             _log.warning(
-                "gave up half message %d of group %r after %d checks: it is in %s",
+                "abandoned half message %d of group %r after %d checks; it is kept in %s",
                 old.half.queue_offset,
                 old.half.group,
                 old.half.checks,
@@ -225,7 +225,7 @@ class Checks:
             if not members:
                 break
             await asyncio.sleep(BUSY_MS / 1000)
-        _log.warning("no producer of group %r takes questions: asked again later", group)
+        _log.warning("no producer of group %r accepts transaction checks; will retry", group)
         self._unreachable.add(group)
 
 

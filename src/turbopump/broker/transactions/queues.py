@@ -136,5 +136,5 @@ def _decoded(stored: memoryview) -> MessageView | None:
     try:
         return decode_record(stored)
     except RecordError as error:
-        _log.warning("record of a transaction cannot be read, passed over: %s", error)
+        _log.warning("skipped a transaction record that cannot be read: %s", error)
         return None

@@ -218,7 +218,7 @@ class Transactions:
         elif ending.commits == end.commits:
             ending.add(on_ended, args)
         else:
-            raise _refused("the transaction is just being ended the other way")
+            raise _refused("the transaction is being ended with the opposite decision")
 
     def _half_of(self, end: End) -> MessageView:
         """Return the half message that a request names, if everything about it fits."""
@@ -250,7 +250,7 @@ class Transactions:
         if end.commits == (fate is Fate.COMMITTED):
             return None
         done = "committed" if fate is Fate.COMMITTED else "rolled back, or replaced by a copy,"
-        raise _refused(f"the transaction is {done} already")
+        raise _refused(f"the transaction is already {done}")
 
     def was_committed(self, offset: QueueOffset, view: MessageView) -> bool:
         """Whether an open half message was committed before a crash; if so, it is closed."""
@@ -348,7 +348,9 @@ class Transactions:
         try:
             appended = self._writer.append_groups([[self._operation(half)] for half in written])
         except RemoteError as error:
-            _log.warning("%d operations cannot be stored yet: %s", len(written), error)
+            _log.warning(
+                "cannot store %d transaction operations yet, will retry: %s", len(written), error
+            )
             self._retry(written)
             return
         except Exception as error:  # noqa: BLE001 - a bug, or nobody would write them any more
@@ -438,16 +440,16 @@ class Transactions:
         """Have a half message checked again from the beginning; raises RemoteError."""
         view = self.queues.message_at(position)
         if view is None or view.topic not in {CHECKED_TOO_OFTEN_TOPIC, HALF_TOPIC}:
-            raise _refused(f"no half message at {position}, neither open nor given up")
+            raise _refused(f"no open or abandoned half message at {position}")
         if self.queues.was_committed(view):
-            raise _refused("the transaction is committed already")
+            raise _refused("the transaction is already committed")
         half, copy = half_of(view), halves.copy_of(view, 0)
         self._load_earlier()
         offset = self.ledger.newest_copy(half.identity)
         if offset is not None:
             half = self.ledger.open[offset]
         elif not self._is_resumable(view):
-            raise _refused("the transaction has ended already")
+            raise _refused("the transaction has already ended")
         elif view.topic == CHECKED_TOO_OFTEN_TOPIC:
             await self._reopen(half, copy)
             return

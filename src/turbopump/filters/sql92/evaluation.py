@@ -128,7 +128,7 @@ def _condition(part: Expression) -> Evaluate:
         case All(terms) | Any(terms):
             return _joined(terms, decides=isinstance(part, Any))
         case Numeric() | Text() | Negative():
-            raise AssertionError("the parser lets no value stand where a condition is needed")
+            raise AssertionError("expected a condition, got a value")
         case _:
             assert_never(part)
 

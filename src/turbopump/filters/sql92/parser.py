@@ -50,7 +50,7 @@ def parse(text: str) -> Expression:
     """
     if len(text) > LENGTH_MAX:
         raise InvalidExpression(
-            f"the expression has {len(text)} characters, at most {LENGTH_MAX} are supported", 0
+            f"the expression must be at most {LENGTH_MAX} characters, got {len(text)}", 0
         )
     return _Parser(Tokens(text)).whole()
 
