@@ -14,11 +14,11 @@ class Clock(Protocol):
     """What time it is, for people and for durations."""
 
     def now_ms(self) -> int:
-        """Return milliseconds since the Unix epoch; may jump when somebody sets the clock."""
+        """Return milliseconds since the Unix epoch; jumps when the clock is set."""
         ...
 
     def monotonic_ms(self) -> int:
-        """Return milliseconds since an arbitrary moment; never goes back. For durations."""
+        """Return milliseconds since an arbitrary start; monotonic, for durations."""
         ...
 
     def uptime_ms(self) -> int:

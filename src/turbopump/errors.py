@@ -62,11 +62,11 @@ class TurbopumpError(Exception):
     """
 
     retriable: bool = False
-    """Whether the same call may well succeed when it is made again."""
+    """Whether retrying the same call may succeed."""
 
 
 class InvalidArgument(TurbopumpError, ValueError):
-    """A value given by the caller is not allowed; the text says which, and what is allowed."""
+    """An invalid argument; the text says which, what was expected and what was found."""
 
 
 class InvalidExpression(InvalidArgument):
@@ -156,18 +156,18 @@ class NetworkError(TurbopumpError):
 
 
 class ListenFailed(NetworkError):
-    """The address to listen at is taken by somebody else, or is not this machine's."""
+    """The listening address is in use, or does not belong to this machine."""
 
 
 class ConnectFailed(NetworkError):
-    """Nobody answered at the address, or it is still in the pause after an earlier failure."""
+    """No answer at the address, or it is in its backoff after an earlier failure."""
 
     retry_after_ms: int = 0
     """How long the next attempt to connect has to wait."""
 
 
 class NoNameServer(ConnectFailed):
-    """None of the name servers answered; the text says which were asked."""
+    """None of the name servers answered; the text lists them."""
 
 
 class ConnectionLost(NetworkError):
@@ -187,11 +187,11 @@ class StoreError(TurbopumpError):
 
 
 class StoreClosed(StoreError):
-    """The store is not open, or not any more."""
+    """The store is not open."""
 
 
 class StoreInUse(StoreError):
-    """The directory is open already, here or in another process."""
+    """The directory is already open, in this process or another."""
 
 
 class StoreDamaged(StoreError):
@@ -205,7 +205,7 @@ class DiskFailed(StoreError):
 
 
 class WriteRefused(StoreError):
-    """Nothing was stored or acknowledged; the store mends itself and can be asked again."""
+    """Nothing was stored or acknowledged; the store recovers by itself, so retry."""
 
     retriable = True
 
@@ -215,7 +215,7 @@ class DiskFull(WriteRefused):
 
 
 class WriteFailed(WriteRefused):
-    """Writing or flushing failed, now or earlier and not mended since; the cause is attached."""
+    """Writing or flushing failed, now or earlier without recovery; the cause is attached."""
 
 
 class ServerFailed(TurbopumpError):
@@ -227,7 +227,7 @@ class ClientError(TurbopumpError):
 
 
 class NotRunning(ClientError):
-    """The client is not started yet, or closed already."""
+    """The client has not been started, or is closed."""
 
 
 class ForkedClient(ClientError):
@@ -259,11 +259,11 @@ class DataLost(SparkError):
 
 
 class GroupInUse(SparkError):
-    """Others consume with the group that a query wants for itself."""
+    """Other consumers use the group that a query needs for itself."""
 
 
 class AdministrationError(ClientError):
-    """An operator's wish cannot be granted; the text says why."""
+    """An administrative operation failed; the text says why."""
 
 
 class NotThere(AdministrationError):
@@ -281,7 +281,7 @@ class NotThere(AdministrationError):
 
 
 class AlreadyThere(AdministrationError):
-    """What was to be made exists; nothing was changed."""
+    """The object already exists; nothing was changed."""
 
 
 class StillInUse(AdministrationError):

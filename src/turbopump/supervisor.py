@@ -122,7 +122,7 @@ class Supervisor:
         self._tasks: dict[asyncio.Future[Any], None] = {}
         self._repeated: dict[_Repeated, None] = {}
         self._due: dict[int, list[_Repeated]] = {}
-        """By the moment, each of which has a timer."""
+        """By due time, each with one timer."""
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._watches: dict[str, Watch] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -171,7 +171,7 @@ class Supervisor:
             self.cancel()
 
     def cancel(self) -> None:
-        """Begin to end all work, for those who cannot wait for it."""
+        """Cancel all work without waiting for it to end."""
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
@@ -294,7 +294,7 @@ class _Repeated:
         self._backoff_ms = 0
 
     def act(self) -> Awaitable[None] | None:
-        """Do it once; what takes no time needs no task, which would be woken in vain."""
+        """Run the action once; a task is created only if it is not finished immediately."""
         try:
             pending = self._action()
         except Exception as error:  # noqa: BLE001 - no failure may end what is repeated
@@ -305,7 +305,7 @@ class _Repeated:
         return pending
 
     def finish(self, done: asyncio.Future[None]) -> None:
-        """Note how it ended. Nobody has cancelled it, but perhaps what it waited for."""
+        """Record how it ended; a cancellation came from something that it awaited."""
         error = asyncio.CancelledError() if done.cancelled() else done.exception()
         if error is None:
             self._succeeded()

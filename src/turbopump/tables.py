@@ -63,7 +63,7 @@ class TableWriter:
         await asyncio.shield(written)
 
     def close(self) -> None:
-        """Wait for what is being written, and begin no more."""
+        """Wait for the current write, and refuse further ones."""
         self.work.cancel()
         self._worker.close()
 

@@ -73,7 +73,7 @@ class _Queue(Watch):
                 del self._by_tag[code]
 
     def wanting(self, arrival: Arrival) -> Iterator[HeldPull]:
-        """Yield the pulls that want a message."""
+        """Yield the pulls whose filter matches a message."""
         for code in (ANY_TAG, arrival.tags_code):
             for pull in self._by_tag.get(code, ()):
                 if pull.wants is None or pull.wants(arrival):
@@ -110,11 +110,11 @@ class Arrivals:
 
     @property
     def queues(self) -> Watches:
-        """What is waited for by queue, as it is at any moment."""
+        """A live view of what pulls wait for, by queue."""
         return self._by_queue
 
     def hold(self, pull: HeldPull, timeout_ms: int) -> None:
-        """Keep a pull until a wanted message arrives or its time is over."""
+        """Hold a pull until a matching message arrives or it times out."""
         queue = self._by_queue.get(pull.queue)
         if queue is None:
             queue = self._by_queue[pull.queue] = _Queue()
@@ -126,14 +126,14 @@ class Arrivals:
         pull.deadline = self._deadlines.add(timeout_ms, lambda: self._wake(pull))
 
     def notify(self, arrival: Arrival) -> None:
-        """Wake the pulls that want this message; a pull with another filter sleeps on."""
+        """Wake the pulls whose filter matches this message."""
         queue = self._by_queue.get((arrival.topic, arrival.queue_id))
         if queue is not None:
             for pull in queue.wanting(arrival):
                 self._wake(pull)
 
     def wake_stale(self) -> None:
-        """Let those try again that wait for nothing new."""
+        """Retry the pulls that wait for units missing from their queue."""
         for pull in self._behind:
             self._wake(pull)
 
@@ -151,19 +151,19 @@ class Arrivals:
         return {topic for topic, _ in self._by_queue}
 
     def release_topic(self, topic: str) -> None:
-        """Answer the pulls of a topic that is gone, or that they may not read any more."""
+        """Answer the pulls of a topic that was deleted or became unreadable."""
         for (name, _), queue in list(self._by_queue.items()):
             if name == topic:
                 for pull in queue.all:
                     self._wake(pull)
 
     def forget(self, owner: object) -> None:
-        """Drop the pulls of a peer that is gone."""
+        """Drop the pulls of a disconnected peer."""
         for pull in list(self._by_owner.get(owner, ())):
             self._remove(pull)
 
     def release_all(self) -> None:
-        """Answer everything that is held, because nothing more will arrive."""
+        """Answer all held pulls at shutdown."""
         for queue in list(self._by_queue.values()):
             for pull in list(queue.all):
                 self._release(pull)
@@ -176,7 +176,7 @@ class Arrivals:
         self._woken[pull] = None
 
     def _resume_woken(self) -> None:
-        """Answer those that were woken, so many in a turn that nobody else waits long."""
+        """Answer woken pulls, a limited number per loop iteration."""
         for pull in list(islice(self._woken, RESUMED_PER_TURN)):
             self._release(pull)
         if self._woken:

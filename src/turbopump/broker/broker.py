@@ -200,7 +200,7 @@ class Broker:
         return LiveConfig(config, self._clock, self._config_path, files, self._writer)
 
     async def _register(self) -> None:
-        """Give name servers a moment to take notice; those that do not are told again later."""
+        """Wait briefly for name servers to answer; the others are retried in the background."""
         self._registration.start(self._work)
         try:
             async with asyncio.timeout(_REGISTER_MS / 1000):
@@ -321,7 +321,7 @@ class Broker:
         return self.config.transactions.check_interval_ms
 
     def _await_reconnects(self) -> None:
-        """Give the members of before a restart time to reconnect, if there are any."""
+        """Give remembered members time to reconnect, if there are any."""
         absent, wait_ms = self.state.consumers.absent, self.config.groups.member_reconnect_ms
         if not absent:
             return
@@ -336,7 +336,7 @@ class Broker:
         self._work.keep("absent members", forget_absent)
 
     async def close(self) -> None:
-        """Leave the routes, answer who waits, let go of the clients, and write everything down."""
+        """Unregister, answer waiting requests, disconnect clients, and save all state."""
         if not self._ready:
             return
         self._ready = False
@@ -372,14 +372,14 @@ class Broker:
         await asyncio.gather(*(table.try_save() for table in self._tables))
 
     def _close_tables(self) -> None:
-        """Write what could not be written yet, without waiting for anybody else."""
+        """Save the tables that are not saved yet."""
         self._writer.close()
         with ExitStack() as rest:
             for table in self._tables:
                 rest.callback(table.save_now)
 
     async def _unregister(self) -> None:
-        """Tell name servers that it is over, whether they listen or not."""
+        """Unregister from the name servers, without waiting for those that do not answer."""
         try:
             async with asyncio.timeout(_LEAVE_MS / 1000):
                 await self._registration.unregister()
@@ -461,7 +461,7 @@ class Broker:
             self._registration.announce_all()
 
     def _connected(self, connection: Connection) -> None:
-        """Warn when a client came by an address that others are not told of."""
+        """Warn if a client used an address that differs from the advertised one."""
         place = connection.local_address.rpartition(":")[0].strip("[]")
         told = self._advertised.address if self._advertised is not None else place
         if self._ready and place not in {told, *self._warned_of}:

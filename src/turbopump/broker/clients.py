@@ -36,7 +36,7 @@ class Peer(Protocol):
 
 
 class AbsentPeer:
-    """Keeps the place of a member that has not reconnected since the broker started."""
+    """Stands for a member that has not reconnected since the broker started."""
 
     def __init__(self) -> None:
         self.peer_address = "not reconnected"
@@ -135,7 +135,7 @@ class Consumers(_Joined):
         self._listeners.append(listener)
 
     def listen_to_expressions(self, listener: Callable[[str], None]) -> None:
-        """Call a function with a topic of which a group wants something else than before."""
+        """Call a function with each topic for which a group's subscription has changed."""
         self._expression_listeners.append(listener)
 
     def find(self, group: str) -> ConsumerGroup | None:
@@ -148,7 +148,7 @@ class Consumers(_Joined):
         return None if found is None else found.message_model
 
     def subscription(self, group: str, topic: str) -> Subscription | None:
-        """Return what a group wants of a topic; None when it is not online or not interested."""
+        """Return a group's subscription to a topic; None if it has none or is offline."""
         found = self._groups.get(group)
         return None if found is None else found.subscriptions.get(topic)
 
@@ -163,7 +163,7 @@ class Consumers(_Joined):
         return found[-1] if found else None
 
     def groups_of_topic(self, topic: str) -> set[str]:
-        """Return the groups with members that want a topic."""
+        """Return the online groups that subscribe to a topic."""
         return {name for name, group in self._groups.items() if topic in group.subscriptions}
 
     def heartbeat(self, member: Member, data: ConsumerData) -> None:
@@ -256,7 +256,7 @@ class Consumers(_Joined):
             pullers.pop(connection, None)
 
     def _vacate(self, client_id: str, name: str) -> bool:
-        """Take away the place that is kept for a client in a group, without telling the others."""
+        """Remove the absent member of a client from a group, without notifying others."""
         absent = self._absent.get(client_id)
         if absent is None or name not in self.joined(absent):
             return False
@@ -280,7 +280,7 @@ class Consumers(_Joined):
         return min((member.heartbeat_ms for member in self._members()), default=now_ms)
 
     def _members(self) -> Iterator[Member]:
-        """Return those who can be silent: who is absent has a time limit of its own."""
+        """Return the members that can time out; absent members have their own deadline."""
         members = (member for group in self._groups.values() for member in group.members.values())
         return (member for member in members if not member.is_absent)
 
@@ -370,7 +370,7 @@ def _is_same(old: ConsumerGroup, new: ConsumerGroup) -> bool:
 
 
 def _differs(old: Subscription, new: Subscription) -> bool:
-    """Whether another version of a subscription also wants something else."""
+    """Whether a new version of a subscription has a different filter."""
     return old is not new and (
         old.sub_string != new.sub_string or old.expression_type != new.expression_type
     )

@@ -48,7 +48,7 @@ class BloomFilterData(Body, frozen=True, kw_only=True):
 
 
 class ConsumerFilter(Body, frozen=True, kw_only=True):
-    """What a group wants of a topic."""
+    """A subscription of a group to a topic, with its filter."""
 
     bloom_filter_data: BloomFilterData | None = None
     born_time: I64
@@ -63,7 +63,7 @@ class ConsumerFilter(Body, frozen=True, kw_only=True):
 
     @property
     def is_dead(self) -> bool:
-        """Whether its group has no members, or does not want the topic any more."""
+        """Whether its group has no members, or has unsubscribed from the topic."""
         return self.dead_time >= self.born_time
 
 
@@ -117,7 +117,7 @@ class ConsumerFilters:
     # --- changes ----------------------------------------------------------------------------------
 
     def register(self, group: str, subscriptions: Iterable[Subscription]) -> None:
-        """Take in what a heartbeat says a group wants; topics it does not name are dead."""
+        """Register a heartbeat's subscriptions; the group's other topics become dead."""
         wanted = {each.topic: each for each in subscriptions if each.expression_type == SQL92}
         for subscription in wanted.values():
             self._register(group, subscription)
@@ -137,7 +137,7 @@ class ConsumerFilters:
         self.saving.save_soon()
 
     def group_changed(self, group: str, members: ConsumerGroup | None) -> None:
-        """Note that a group has no members any more."""
+        """Mark the subscriptions of a group without members as dead."""
         if members is None:
             self._end(group, {})
             self.saving.save_soon()

@@ -261,7 +261,7 @@ class Delays:
                 level.timer = None
 
     def notify(self, arrival: Arrival) -> None:
-        """Take notice of a message that wants to be delayed: perhaps its level was empty."""
+        """Schedule a run of a level whose queue was empty before this message."""
         if arrival.topic != SCHEDULE_TOPIC or arrival.queue_id >= len(self._levels):
             return
         level = self._levels[arrival.queue_id]

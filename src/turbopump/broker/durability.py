@@ -44,7 +44,7 @@ class Promise(Enum):
 
 
 class Late(Struct, frozen=True):
-    """Stored, but the promise was not kept in time. It may still be, or the message may be lost."""
+    """Stored, but not durable before the timeout; the message may become durable or be lost."""
 
     appended: Appended
     code: ResponseCode

@@ -83,7 +83,7 @@ class Groups:
 
     @property
     def table(self) -> Mapping[str, GroupConfig]:
-        """All groups, as they are at any moment."""
+        """A live view of all groups."""
         return MappingProxyType(self._current.subscription_group_table)
 
     @property
@@ -116,7 +116,7 @@ class Groups:
         return made
 
     async def update(self, group: GroupConfig) -> None:
-        """Make or change a group; raises InvalidArgument, or WriteFailed, and nothing changed."""
+        """Create or change a group; on InvalidArgument or WriteFailed nothing has changed."""
         name = group.group_name
         wrong = check_group_name(name) or _check_numbers(group) or self._check_room(name)
         if wrong is not None:

@@ -40,7 +40,7 @@ Notify = Callable[[str, Iterable[Peer]], None]
 
 
 class Membership:
-    """Who is in which group, and which queues its members have locked."""
+    """The members of groups, and the queues that they have locked."""
 
     def __init__(
         self,
@@ -216,7 +216,7 @@ class Membership:
         return granted
 
     def unlock(self, asked: LockQueues) -> None:
-        """Give up a client's locks."""
+        """Release a client's locks."""
         self._locks.unlock(asked.consumer_group, asked.client_id, asked.queues)
         self._members.save_soon()
 

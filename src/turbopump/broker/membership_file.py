@@ -58,7 +58,7 @@ class RememberedGroups(Body, frozen=True, kw_only=True):
 
 
 class MembershipFile:
-    """Keeps a file up to date with who is in which group and holds which lock."""
+    """Persists the members of groups and their queue locks."""
 
     def __init__(
         self, file: TableFile, consumers: Consumers, locks: QueueLocks, clock: Clock

@@ -156,7 +156,7 @@ class MessagePath:
 
     @property
     def load(self) -> Load:
-        """What waits at the moment."""
+        """Sends and pulls that are waiting now."""
         return Load(
             sends_waiting=len(self.durability),
             send_wait_ms=self.queueing_delay.wait_ms,
@@ -164,7 +164,7 @@ class MessagePath:
         )
 
     def settle(self) -> None:
-        """Finish what requests that came in one chunk have left; to be called after each."""
+        """Append the gathered messages; call it after each chunk of requests."""
         self.writer.settle()
         self.queueing_delay.note_served()
 

@@ -72,12 +72,12 @@ def delay_level_of(properties: Mapping[str, str]) -> int:
 
 
 def waits_for_disk(properties: Mapping[str, str]) -> bool:
-    """Return whether a message's sender wants to wait for the disk."""
+    """Whether a message's sender waits for the flush."""
     return properties.get(names.WAIT, "true").lower() == "true"
 
 
 def diverted(draft: Draft, levels: int) -> Draft:
-    """Send a message that wants delay through the delay topic, or return it as it is."""
+    """Divert a delayed message to the delay topic; return other messages unchanged."""
     level = min(delay_level_of(draft.properties), levels)
     if level <= 0:
         return draft
@@ -146,11 +146,11 @@ class MessageWriter:
         self._burst_size = 1
 
     def record(self, draft: Draft) -> Record:
-        """Make a message's record, for the delay topic if it wants delay."""
+        """Return a message's record, in the delay topic if it is delayed."""
         return record_of(diverted(draft, self._delay_levels))
 
     def busy(self) -> RemoteError | None:
-        """Return why nothing more should be stored now; None if the disk keeps up."""
+        """Return why sends are refused now; None if the disk keeps up."""
         return self.suspension or self._durability.busy()
 
     def refuse_if_suspended(self) -> None:
@@ -198,7 +198,7 @@ class MessageWriter:
             self._append_burst()
 
     def settle(self) -> None:
-        """Append what has gathered; to be called after each burst of requests."""
+        """Append the gathered messages; call it after each burst of requests."""
         self._burst_size = 1
         if self._burst:
             self._append_burst()

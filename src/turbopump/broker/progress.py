@@ -28,7 +28,7 @@ class QueueReads(Protocol):
 
 
 class Commit(Struct, frozen=True):
-    """How far a group has come in a queue."""
+    """A group's offset in a queue, to be committed."""
 
     client: str
     """The consumer's address, as ``host:port``."""
@@ -39,7 +39,7 @@ class Commit(Struct, frozen=True):
 
 
 class Progress:
-    """Notes and tells how far groups have come."""
+    """Commits and returns the offsets of groups."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Progress:
         self._store = store
 
     def find(self, group: str, topic: str, queue_id: int) -> QueueOffset | None:
-        """Return how far a group has come in a queue; None if it never came here."""
+        """Return a group's committed offset in a queue; None if it has none."""
         offset = self._offsets.find(group, topic, queue_id)
         if offset is None and self._is_young(topic, queue_id):
             # Nothing to skip: a group that comes here first may begin at the beginning.
@@ -64,7 +64,7 @@ class Progress:
         return offset
 
     def commit(self, commit: Commit) -> None:
-        """Note how far a group has come in a queue.
+        """Commit a group's offset in a queue.
 
         What cannot be is passed over with success, as peers expect it; a group too many is told,
         and so is an offset beyond the end of its queue: both raise RemoteError.
@@ -124,6 +124,6 @@ class Progress:
         return not getattr(first, "suggest_slave", False)
 
     def _ignores(self, group: str, topic: str) -> bool:
-        """Whether a group has members and none of them wants the topic."""
+        """Whether a group has members, none of which subscribes to the topic."""
         online = self._consumers.find(group)
         return online is not None and topic not in online.subscriptions

@@ -39,7 +39,7 @@ Ts = TypeVarTuple("Ts")
 
 
 class Expression(Struct, frozen=True):
-    """What a pull wants, given along with it."""
+    """A filter expression carried by a pull."""
 
     text: str | None
     kind: str | None
@@ -69,7 +69,7 @@ class Pull(Struct, frozen=True, kw_only=True):
 
 
 class Held(Struct, eq=False):
-    """A pull that waits. `then` says who gets its outcome: once, unless the client goes first."""
+    """A waiting pull. `then` sets the callback, called once unless the client disconnects."""
 
     pull: Pull
     wanted: Filter
@@ -133,7 +133,7 @@ class Pulls:
         )
 
     def admit(self, pull: Pull) -> Filter:
-        """Check that a pull may read, and note its group's progress; return what it wants.
+        """Check that a pull may read, and commit its group's offset; return its filter.
 
         Raises RemoteError.
         """
@@ -162,7 +162,7 @@ class Pulls:
         return outcome
 
     def status_of(self, pull: Pull, outcome: ReadOutcome) -> Status:
-        """Return what an outcome means to who pulled."""
+        """Return the status that the puller gets for an outcome."""
         return self._rules.status_of(outcome, pull.offset)
 
     def suggested_broker_id(self, pull: Pull, outcome: ReadOutcome) -> int:
@@ -313,7 +313,7 @@ class Pulls:
             self._tell_offset_moved(pull, outcome.next_offset)
 
     def _tell_offset_moved(self, pull: Pull, offset: int) -> None:
-        """Note for operators that a group asked for messages that are not there (any more)."""
+        """Store an event for operators: a group pulled at an offset without messages."""
         queue = MessageQueue(pull.topic, self._config.current.identity.broker_name, pull.queue_id)
         event = {
             "consumerGroup": pull.group,
@@ -342,6 +342,6 @@ def _unreported(_: Outcome) -> None:
 
 
 def _wants(wanted: Filter) -> Wants | None:
-    """Return how a held pull tells whether an arriving message is for it, beyond its tag."""
+    """Return the check beyond the tag that a held pull applies to an arriving message."""
     matches = wanted.properties
     return None if matches is None else lambda arrival: matches(arrival.properties)

@@ -31,7 +31,7 @@ from turbopump.wire.registration import encode_compressed
 _log = logging.getLogger(__name__)
 
 RETRY_MS = 5000
-"""How soon a name server is tried again that could not be told."""
+"""Retry interval after a failed registration."""
 
 ANNOUNCE_WAIT_MS = 3000
 """How long who changed a topic waits for name servers; tools themselves wait 5 s in all."""
@@ -102,7 +102,7 @@ class Registration:
         ]
 
     def start(self, work: Supervisor) -> None:
-        """Tell every name server now, and keep it informed until the work is stopped."""
+        """Register with every name server now, and keep registering until stopped."""
         for link in self._links:
             work.keep(f"registration with {link.server}", link.run)
 
@@ -112,24 +112,24 @@ class Registration:
             await link.tried.wait()
 
     async def announce(self, topic: TopicConfig) -> None:
-        """Tell of one changed topic and wait a while until each name server has been told."""
+        """Register one changed topic and wait, up to a limit, until every name server has it."""
         told = [link.announce_soon(topic) for link in self._links]
         if told:
             await asyncio.wait(told, timeout=ANNOUNCE_WAIT_MS / 1000)
 
     def topic_changed(self, topic: TopicConfig) -> None:
-        """Tell of one changed topic soon, without waiting; to be given to `Topics.listen`."""
+        """Register one changed topic soon, without waiting; a listener for `Topics.listen`."""
         for link in self._links:
             link.announce_soon(topic)
 
     def announce_all(self) -> None:
-        """Tell of all topics soon, without waiting; after a change that concerns all of them."""
+        """Register all topics soon, without waiting, after a change that affects all of them."""
         self._topics.renew_version()
         for link in self._links:
             link.announce_all_soon()
 
     def announce_filter_servers(self, addresses: list[str]) -> None:
-        """Tell which filter servers there are now, soon, without waiting."""
+        """Register the current filter servers soon, without waiting."""
         self._filter_servers, self._whole = addresses, None
         for link in self._links:
             link.announce_all_soon()
@@ -139,7 +139,7 @@ class Registration:
         self._on_master.append(on_master)
 
     async def unregister(self) -> None:
-        """Take the broker out of all routes at once; failures are logged."""
+        """Unregister from all name servers in parallel; failures are logged."""
         await asyncio.gather(*(link.unregister() for link in self._links))
 
     # --- for the links --------------------------------------------------------------------------
@@ -173,7 +173,7 @@ class Registration:
         return request(RequestCode.REGISTER_BROKER, header, body)
 
     def version_query(self) -> Command:
-        """Make the question whether a name server has to be told anew."""
+        """Return the request that asks whether a name server needs a new registration."""
         return request(RequestCode.QUERY_DATA_VERSION, self._identity, self.version.encode())
 
     def unregistration(self) -> Command:
@@ -199,7 +199,7 @@ class Registration:
                 on_master(master)
 
     def _whole_body(self) -> bytes:
-        """Return all topics, which are told every 30 s and seldom others than before."""
+        """Return the body with all topics; cached, as it is sent every 30 s and rarely changes."""
         version, config = self.version, self.config
         if self._whole is None or self._whole[0] != version or self._whole[1] is not config:
             self._whole = version, config, self._body(self._topics.table)
@@ -234,7 +234,7 @@ def permitted(topics: Mapping[str, TopicConfig], access: AccessConfig) -> dict[s
 
 
 class _Announced(Struct, frozen=True):
-    """What a name server was last told, and over which connection."""
+    """The last registration a name server received, and over which connection."""
 
     connection: NameServerConnection
     version: DataVersion
@@ -248,7 +248,7 @@ class _NameServerLink:
         self._pool = pool
         self.server = server
         self.tried = asyncio.Event()
-        """Set when it was told for the first time, or could not be."""
+        """Set after the first attempt to register, successful or not."""
         self._announced: _Announced | None = None
         self._changed: dict[str, None] = {}
         self._news = asyncio.Event()
@@ -256,7 +256,7 @@ class _NameServerLink:
         self._is_reached: bool | None = None
 
     def announce_soon(self, topic: TopicConfig) -> asyncio.Future[None]:
-        """Have a changed topic told soon; the result is done when that was tried."""
+        """Register a changed topic soon; the future completes after the attempt."""
         self._changed[topic.topic_name] = None
         told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(told)
@@ -278,7 +278,7 @@ class _NameServerLink:
             await self.register(only_if_changed=not is_news and not config.forced)
 
     async def register(self, *, only_if_changed: bool = False) -> None:
-        """Tell the name server, whatever comes of it."""
+        """Try to register; failures are logged."""
         self._news.clear()
         waiting, self._waiting = self._waiting, []
         timeout_ms = self._registration.config.registration.timeout_ms
@@ -297,7 +297,7 @@ class _NameServerLink:
         self._note(failure)
 
     async def unregister(self) -> None:
-        """Tell the name server that the broker goes."""
+        """Unregister from the name server."""
         try:
             async with asyncio.timeout(UNREGISTER_TIMEOUT_MS / 1000):
                 connection = await self._pool.connection(self.server)
@@ -328,7 +328,7 @@ class _NameServerLink:
     def _partial(
         self, connection: NameServerConnection, changed: dict[str, None]
     ) -> Iterable[str] | None:
-        """Return the topics to tell of; None for all.
+        """Return the topics to register; None for all.
 
         A part is enough only for a name server that knows the rest: it would take the version that
         comes with it for the whole, and pass over the whole when it comes.

@@ -33,7 +33,7 @@ Push = Callable[[Member, PushedReply], Awaitable[str | None]]
 
 
 class Replied(Struct, frozen=True):
-    """A reply is kept; it may have failed to reach the client that asked."""
+    """A reply is stored; it may have failed to reach the requesting client."""
 
     kept: Appended | Late
     queue_id: int
@@ -41,7 +41,7 @@ class Replied(Struct, frozen=True):
 
 
 class Replies:
-    """Brings replies to those who asked."""
+    """Delivers replies to the clients that sent the requests."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Replies:
         self._clock = clock
 
     async def accept(self, reply: Send) -> Replied:
-        """Push a reply and keep it; raises RemoteError if it is not kept."""
+        """Push a reply and store it; raises RemoteError if it is not stored."""
         self._sends.admit(reply)
         properties = names.decode(reply.properties)
         push_failure = await self._push(reply, properties)

@@ -57,7 +57,7 @@ class SendBack(Struct, frozen=True):
 
 
 class Dropped(Struct, frozen=True):
-    """Nothing is stored, because the group wants no retries."""
+    """Nothing is stored, because the group allows no retries."""
 
 
 OnSentBack = Callable[[Appended | Dropped | RemoteError, *Ts], None]

@@ -45,7 +45,7 @@ _CONSTANT = {
 
 
 class Load(Struct, frozen=True):
-    """What waits at the moment."""
+    """Sends and pulls that are waiting now."""
 
     sends_waiting: int = 0
     send_wait_ms: int = 0
@@ -79,7 +79,7 @@ class LogStore(Protocol):
 
 
 class RuntimeInfo:
-    """Puts together what a broker tells of itself."""
+    """Collects a broker's runtime information."""
 
     def __init__(
         self,

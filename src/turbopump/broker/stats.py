@@ -98,7 +98,7 @@ class Stats:
     # --- counting ---------------------------------------------------------------------------------
 
     def put(self, topic: str, queue_id: int, messages: int, size: int) -> None:
-        """Count messages that were stored by one send."""
+        """Count the messages stored by one send."""
         counter = self._put.get((topic, queue_id))
         if counter is None:
             counter = self._put[topic, queue_id] = self._table.counter()
@@ -124,7 +124,7 @@ class Stats:
         self.failures.add(0, 0)
 
     def sent_back(self, group: str, topic: str) -> None:
-        """Count a message that a group could not handle."""
+        """Count a message sent back by a group."""
         counter = self._sent_back.get((topic, group))
         if counter is None:
             counter = self._sent_back[topic, group] = self._table.counter()
@@ -249,7 +249,7 @@ def _window(change: Sequence[int], span_ms: int, column: int) -> StatsWindow:
 
 
 class _History:
-    """Copies of all counters at regular moments, the oldest dropped."""
+    """Samples of all counters at fixed intervals; the oldest are dropped."""
 
     def __init__(self, interval_ms: int, keep: int) -> None:
         self.interval_ms = interval_ms
@@ -372,7 +372,7 @@ class _Days:
 
 
 def _local_day_ms(epoch_ms: int) -> tuple[int, int]:
-    """Return when the day of a moment begins and when it ends."""
+    """Return the start and end of the local day of a timestamp."""
     # People read these numbers against the clock on their wall.
     day = datetime.fromtimestamp(epoch_ms / 1000).date()  # noqa: DTZ006 - the local day
     begin, end = (datetime.combine(each, time()) for each in (day, day + timedelta(days=1)))

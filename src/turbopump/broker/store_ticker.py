@@ -39,7 +39,7 @@ class StoreTicker:
         self._is_stopped = False
 
     def note_message(self) -> None:
-        """Begin to tick, or go on."""
+        """Start ticking, or keep ticking."""
         self._message_ms = self._clock.monotonic_ms()
         if self._timer is None:
             self._tick_in(_TICK_MS)

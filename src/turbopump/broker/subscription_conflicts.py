@@ -34,7 +34,7 @@ _LOGGED_MAX = 100
 
 
 class _Selection(Struct, frozen=True, order=True):
-    """What a member wants of a topic; the same for expressions that mean the same."""
+    """A member's subscription to a topic, normalised so that equivalent expressions are equal."""
 
     topic: str
     kind: str
@@ -42,7 +42,7 @@ class _Selection(Struct, frozen=True, order=True):
 
 
 class _Declared(Struct, frozen=True):
-    """What a member said last."""
+    """A member's latest subscriptions."""
 
     client_id: str
     source: ConsumerData
@@ -59,7 +59,7 @@ class SubscriptionConflicts:
         """The inconsistencies of each group that have been logged since its members agreed."""
 
     def heartbeat(self, connection: Peer, client_id: str, data: ConsumerData) -> None:
-        """Take in what a member wants."""
+        """Register a member's subscriptions."""
         name = data.group_name
         members = self._groups.setdefault(name, {})
         known = members.get(connection)
@@ -88,7 +88,7 @@ class SubscriptionConflicts:
             self._compare(name)
 
     def of_group(self, name: str) -> list[InconsistentSubscription]:
-        """Return what members want of each topic that they do not agree about."""
+        """Return the differing subscriptions of members, by topic."""
         members = self._groups.get(name, {}).values()
         if len({each.selections for each in members}) < 2:
             return []

@@ -46,7 +46,7 @@ class SubscriptionFilters:
         return EVERYTHING if parsed.everything else Filter(tags_codes=frozenset(parsed.codes))
 
     def of_subscription(self, group: str, subscription: Subscription) -> Filter:
-        """Return what a group wants of a topic, as its heartbeat said."""
+        """Return the filter of a group's subscription to a topic."""
         kind = subscription.expression_type
         if kind and kind != tags.TAG:
             self._require_sql(kind)
@@ -84,7 +84,7 @@ class SubscriptionFilters:
         return _sql_filter(subscription.sub_string, ResponseCode.FILTER_DATA_NOT_EXIST)
 
     def _wants_again(self, group: str, data: bytes) -> bool:
-        """Whether a retried message matches what the group wants of the topic it came from."""
+        """Whether a retried message matches the group's subscription to its original topic."""
         topic = parsed(data).get(names.RETRY_TOPIC, "")
         wanted = self._consumers.subscription(group, topic)
         if wanted is None or wanted.expression_type != tags.SQL92:

@@ -101,7 +101,7 @@ class Topics:
 
     @property
     def table(self) -> Mapping[str, TopicConfig]:
-        """All topics, as they are at any moment."""
+        """A live view of all topics."""
         return MappingProxyType(self._table)
 
     @property
@@ -117,7 +117,7 @@ class Topics:
         return SYSTEM_TOPICS | self._boot.keys()
 
     def listen(self, listener: OnTopicChange) -> None:
-        """Call a function after each topic that is made or changed.
+        """Call a function after a topic is created or changed.
 
         Not after deletions: name servers forget a topic only when whoever deletes it tells them.
         """
@@ -191,7 +191,7 @@ class Topics:
             self._make([_topic(name, count, sys_flag=sys_flag) for name, count in missing])
 
     async def update(self, topic: TopicConfig) -> None:
-        """Make or change a topic; the order flag stays what the name servers' table says.
+        """Create or change a topic; the order flag stays as the name servers have it.
 
         Raises InvalidArgument, or WriteFailed, and nothing changed.
         """
@@ -336,7 +336,7 @@ def is_writable(topic: TopicConfig) -> bool:
 
 
 def check_shape(topic: TopicConfig) -> str | None:
-    """Return what is wrong with a topic that somebody wants made, or None."""
+    """Return what is wrong with a new topic's settings, or None."""
     for name, queues in (
         ("readQueueNums", topic.read_queue_nums),
         ("writeQueueNums", topic.write_queue_nums),

@@ -150,7 +150,7 @@ class Sandbox:
             return Verdicts([byte == 1 for byte in verdicts], text or None)
 
     async def check_idle(self) -> None:
-        """Stop a process that works although nothing was asked of it; raises FilterStopped."""
+        """Stop a process that uses CPU while idle; raises FilterStopped."""
         if self._busy.locked() or not self.is_running:
             return
         used_ms = (_cpu_ns(self._process.pid) - self._idle_since_cpu_ns) // _NS_PER_MS

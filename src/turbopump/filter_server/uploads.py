@@ -73,7 +73,7 @@ class LoadedFilter:
         return 1 if self.sandbox is None else self.sandbox.batch_count
 
     async def check_idle(self) -> None:
-        """Stop the process if it works although nothing was asked of it."""
+        """Stop the process if it uses CPU while idle."""
         if self.sandbox is not None:
             try:
                 await self.sandbox.check_idle()
@@ -149,7 +149,7 @@ class Uploads:
         return found
 
     async def check_idle(self) -> None:
-        """Stop the processes that work although nothing was asked of them."""
+        """Stop the processes that use CPU while idle."""
         for each in list(self._filters.values()):
             await each.check_idle()
 

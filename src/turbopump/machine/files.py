@@ -46,7 +46,7 @@ class Space(NamedTuple):
 
 
 def _with_context(operation: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Have a method name its operation and its file, which is its first argument, in errors."""
+    """Add the operation and the path, the first argument, to errors of a method."""
 
     def wrap(call: Callable[P, T]) -> Callable[P, T]:
         @wraps(call)
@@ -410,7 +410,7 @@ class OpenFiles:
         self._fds[path] = fd
 
     def retry_on_emfile(self, opening: Callable[[], T]) -> T:
-        """Open something; where the process has too many files open, give up half of these."""
+        """Open something; on EMFILE, close half of the cached files and retry."""
         try:
             return opening()
         except OSError as error:

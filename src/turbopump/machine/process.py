@@ -38,5 +38,5 @@ def start_thread(
 
 
 def drop_output() -> None:
-    """Keep Python from writing at its end what could not be written now."""
+    """Keep Python from flushing broken standard output at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -57,7 +57,7 @@ def route_handlers(routes: RouteTable, kv: KvConfig, config: LiveConfig) -> dict
 
 
 class RouteTexts:
-    """Routes as they are answered, kept until something changes: every client asks every 30 s."""
+    """Cached route answers, dropped on change: every client asks every 30 s."""
 
     def __init__(self, routes: RouteTable) -> None:
         self._routes = routes

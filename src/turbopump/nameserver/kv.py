@@ -71,7 +71,7 @@ class KvConfig:
             await self._replace({**self._table, namespace: entries})
 
     async def delete(self, namespace: str, key: str) -> None:
-        """Remove a value; its namespace stays, as it does in the original."""
+        """Remove a value; its namespace stays, as in Apache RocketMQ."""
         async with self._changing:
             if self.value(namespace, key) is not None:
                 entries = {k: v for k, v in self._table[namespace].items() if k != key}

@@ -34,7 +34,7 @@ UNIT_SUBSCRIPTION_FLAG = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
-    """What a broker tells about itself."""
+    """A broker's registration."""
 
     name: str
     address: str
@@ -68,7 +68,7 @@ class Registered:
     """Of a slave, if it is known."""
 
     displaced: str | None = None
-    """The address that had the broker's name and id until now, and is not known any more."""
+    """The address that had the broker's name and id before, now removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,12 +210,12 @@ class RouteTable:
         return silent
 
     def expiry_min_ms(self, now_ms: int) -> int:
-        """Return before which moment none of the brokers, nor one that comes now, can expire."""
+        """Return a timestamp before which no broker can expire."""
         heard_ms = min((live.seen_ms for live in self._live.values()), default=now_ms)
         return heard_ms + SILENCE_MAX_MS
 
     def compare_version(self, address: str, version: DataVersion, now_ms: int) -> KnownVersion:
-        """Tell whether a broker has to register; if not, asking counts as a sign of life."""
+        """Return whether a broker has to register; if not, the query renews its registration."""
         live = self._live.get(address)
         if live is None:
             return KnownVersion(changed=True, version=None)
@@ -279,11 +279,11 @@ class RouteTable:
     # --- what operators change --------------------------------------------------------------------
 
     def wipe_write_permission(self, name: str) -> int:
-        """Let nobody write to a broker until it registers a change; return its number of topics."""
+        """Remove write permission until the broker registers a change; return its topic count."""
         return self._change_permission(name, lambda perm: perm & ~PERM_WRITE)
 
     def add_write_permission(self, name: str) -> int:
-        """Let everybody write to and read from a broker; return its number of topics."""
+        """Restore write and read permission of a broker; return its topic count."""
         return self._change_permission(name, lambda _: PERM_READ | PERM_WRITE)
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
@@ -314,7 +314,7 @@ class RouteTable:
     # --- questions --------------------------------------------------------------------------------
 
     def route(self, topic: str) -> TopicRoute | None:
-        """Return where a topic's queues are; None when nobody has any."""
+        """Return a topic's route; None if no broker has it."""
         queues = self._queues.get(topic)
         if queues is None:
             return None

@@ -29,7 +29,7 @@ Group: TypeAlias = Sequence[Record] | RecordBatch
 
 
 class Appender:
-    """The only one who writes messages to the log."""
+    """The single writer of messages to the log."""
 
     def __init__(self, config: StoreConfig, clock: Clock, log: CommitLog, queues: Queues) -> None:
         self._config = config
@@ -101,7 +101,7 @@ class Appender:
             )
 
     def undo(self, begin: PhysicalOffset, *, torn: bool) -> None:
-        """Take back all of a `write` that raised; ``torn`` when bytes may lie behind the end."""
+        """Undo a `write` that raised; ``torn`` if bytes may remain behind the end."""
         for entry in self._entries:
             if not entry.sys_flag & INVISIBLE_BIT:
                 queue = self._queues.for_record(entry.topic, entry.queue_id)
@@ -159,7 +159,7 @@ class Appender:
         )
 
     def _place(self, group: Sequence[Record], now_ms: int) -> Place:
-        """Find a place for a message, and remember to write it."""
+        """Assign a position to a message and queue it for writing."""
         record = group[0]
         queue = self._queues.for_record(record.topic, record.queue_id)
         flag = record.sys_flag
@@ -178,7 +178,7 @@ class Appender:
         return (at,), offset, now_ms, self._end
 
     def _place_batch(self, group: Sequence[Record], now_ms: int) -> Place:
-        """Find a place for a batch, and remember to write it."""
+        """Assign positions to a batch and queue it for writing."""
         _check_batch(group)
         queue = self._queues.for_record(group[0].topic, group[0].queue_id)
         first = queue.next_offset
@@ -247,7 +247,7 @@ class Appender:
         self.store_timestamp_ms = now_ms
 
     def _moved_to_next_file(self, size: int) -> bool:
-        """Make room in a new file; False when the message goes where it was to go anyway."""
+        """Start a new file; False if the position does not change."""
         if size > self._config.group_bytes_max:
             raise InvalidArgument(
                 f"a batch must be at most {self._config.group_bytes_max} bytes, got {size}"

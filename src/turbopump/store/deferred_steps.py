@@ -10,7 +10,7 @@ Step = Callable[[], object]
 
 
 class DeferredSteps:
-    """Steps of a start that wait for space, in their order; each can be repeated."""
+    """Idempotent steps of a start, deferred in order until there is disk space."""
 
     def __init__(self) -> None:
         self._steps: deque[Step] = deque()
@@ -18,7 +18,7 @@ class DeferredSteps:
         """Why steps wait; None when none does."""
 
     def attempt(self, step: Step) -> None:
-        """Do a step, or have it wait if the disk is full, or an earlier one waits."""
+        """Run a step, or defer it if the disk is full or an earlier step is deferred."""
         if self.error is None:
             try:
                 step()
@@ -31,7 +31,7 @@ class DeferredSteps:
         self._steps.append(step)
 
     def finish(self) -> None:
-        """Do the steps that wait; raises OSError when there is still no space."""
+        """Run the deferred steps; raises OSError if there is still no space."""
         while self._steps:
             try:
                 self._steps[0]()

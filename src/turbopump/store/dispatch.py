@@ -63,7 +63,7 @@ class Watch:
 
 
 class Watches(Protocol):
-    """What is waited for, by queue, as it is at any moment."""
+    """A live view of what is waited for, by queue."""
 
     def get(self, key: QueueKey, /) -> Watch | None:
         """Return what is waited for in a queue; None if nothing is."""
@@ -131,16 +131,16 @@ class Dispatcher:
         return self.listener is not None or len(self._waiting) >= _WAITING_MAX
 
     def tell(self, listener: Listener | None, watched: Watches) -> None:
-        """Tell somebody of what is entered from now on: what is waited for, and delays."""
+        """Set the listener for newly entered messages: watched queues, and delays."""
         self.listener = listener
         self.watched = _NO_QUEUE if listener is None else watched
 
     def forget(self) -> None:
-        """Give up the messages that wait: they have been dropped from the log."""
+        """Discard the pending messages, which have been dropped from the log."""
         self._waiting.clear()
 
     def advance(self, confirmed: PhysicalOffset) -> None:
-        """Enter everything that waits and begins before a position, and tell the listener."""
+        """Enter pending messages that begin before a position, and notify the listener."""
         waiting = self._waiting
         if not waiting or waiting[0].physical_offset >= confirmed:
             return
@@ -154,7 +154,7 @@ class Dispatcher:
         self.enter_all(due)
 
     def enter_all(self, entries: Sequence[RecordEntry | EntryBatch]) -> None:
-        """Enter messages that wait for nothing, and tell the listener."""
+        """Enter messages immediately, and notify the listener."""
         if not entries:
             return
         arrivals = self._enter_queues(entries)

@@ -14,7 +14,7 @@ _ONE_BY_ONE_MAX = 64
 
 
 class FileSyncer:
-    """Knows the file systems that a store's parts lie on. `sync` is the flusher's thread's."""
+    """Syncs files, or their whole file systems; `sync` runs on the flusher's thread."""
 
     def __init__(self, files: Files, clock: Clock, root: Path) -> None:
         self._files = files

@@ -62,7 +62,7 @@ class Flusher:
         return group
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Have something else done by the worker, after the flushes asked for before."""
+        """Run another job on the worker, after the flushes requested before."""
         if not self._dead:
             self._worker.submit(lambda: self._run(job))
 
@@ -71,7 +71,7 @@ class Flusher:
         self._worker.wait_idle()
 
     def reset(self) -> None:
-        """Flush again: what could not be flushed has been written anew or dropped."""
+        """Resume flushing after unflushed bytes were rewritten or dropped."""
         with self._lock:
             failure, self.failure = self.failure, None
             group, self._group = self._group, None

@@ -15,7 +15,7 @@ from turbopump.store.write_behind import WriteBehind
 
 
 class Health:
-    """Remembers what went wrong; refuses messages until a probe shows that it is mended.
+    """Records failures; refuses messages until a probe shows that writing works again.
 
     The probe runs at most once in ``heal_interval_ms``, when messages come or the store is tidied:
     it drops or rewrites what could not be made durable, and flushes that.
@@ -65,7 +65,7 @@ class Health:
         return None
 
     def is_writable(self) -> bool:
-        """Whether messages are taken; tries to mend what is broken, from time to time."""
+        """Whether messages are accepted; retries repairs at intervals."""
         sick = (
             self._flusher.failure is not None
             or self._deferred.error is not None
@@ -81,7 +81,7 @@ class Health:
         return self._config.flush.heal_interval_ms
 
     def probe(self) -> bool:
-        """Try to mend everything now; tell whether that worked."""
+        """Try all repairs now; return whether they succeeded."""
         self._probed_ms = self._clock.monotonic_ms()
         try:
             self._deferred.finish()
@@ -100,24 +100,24 @@ class Health:
         return True
 
     def torn(self, at: PhysicalOffset, error: OSError) -> None:
-        """Note that bytes behind a position could not be taken back."""
+        """Record that bytes behind a position could not be erased."""
         self._torn = at, error
         self.look()
         self._probed_ms = self._clock.monotonic_ms()
 
     def blocked(self, error: OSError) -> None:
-        """Note that queues or index could not be written: they must not pile up in memory."""
+        """Record that queues or index cannot be written, which must not pile up in memory."""
         self._blocked = error
         self.look()
         self._probed_ms = self._clock.monotonic_ms()
 
     def disk_is_full(self, used_ratio: float | None) -> None:
-        """Refuse messages because so much of the disk is used, or take them again."""
+        """Refuse messages because the disk is too full, or accept them again."""
         self._disk_used_ratio = used_ratio
         self.look()
 
     def look(self) -> None:
-        """Take notice of what has gone wrong."""
+        """Collect the failures of the other parts."""
         troubles = (self._torn, self._blocked, self._disk_used_ratio, self._deferred.error)
         self.untroubled = all(trouble is None for trouble in troubles)
 
@@ -137,7 +137,7 @@ class Health:
 
 
 def refusal(error: OSError, what: str) -> WriteRefused:
-    """Return the error for those whose message could not be written."""
+    """Return the error for a message that could not be written."""
     refused = (DiskFull if is_full(error) else WriteFailed)(f"{what}: {error}")
     refused.__cause__ = error
     return refused

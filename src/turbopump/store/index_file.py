@@ -182,7 +182,7 @@ class IndexFile:
             number = previous
 
     def repair(self, log_end: int) -> None:
-        """After a crash: keep the entries that are whole and chain them anew."""
+        """After a crash, keep the complete entries and rebuild their chains."""
         self.load_header()
         header, kept = self.header, self._whole_entries(log_end)
         self._slots = np.zeros(self._slot_count, _SLOT_DTYPE)

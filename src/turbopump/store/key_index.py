@@ -229,7 +229,7 @@ class KeyIndex:
             self._delete(self._index_files[-1])
 
     def repair(self, checkpoint: Checkpoint, log_end: PhysicalOffset) -> None:
-        """After a crash: mend each file that was still changing, delete what has nothing left."""
+        """After a crash, repair the files that were being written, and delete empty ones."""
         for file in self.good_files:
             header = file.header
             on_disk = (
@@ -412,7 +412,7 @@ def has_keys(entry: RecordEntry) -> bool:
 
 
 def is_index_name(name: str) -> bool:
-    """Whether a file's name is a moment, as those of index files are."""
+    """Whether a file's name is a timestamp, as those of index files are."""
     return len(name) == NAME_DIGITS and name.isdecimal()
 
 

@@ -9,6 +9,6 @@ _MOMENT_MAX_MS = 253_402_000_000_000
 
 
 def local_time(time_ms: int) -> datetime.datetime:
-    """Return a moment as the machine's calendar has it; one beyond all calendars is brought in."""
+    """Return a timestamp in local time, clamped to what calendars can express."""
     within_ms = min(max(time_ms, 0), _MOMENT_MAX_MS)
     return datetime.datetime.fromtimestamp(within_ms / 1000).astimezone()

@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class Maintenance:
-    """Decides what is due; the flusher does what takes long."""
+    """Decides what is due; the flusher runs what takes long."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Maintenance:
             self._write_behind(now_ms)
 
     def _report(self, refusal: WriteRefused | None) -> None:
-        """Log when messages begin to be refused, and when they are taken again."""
+        """Log when messages start to be refused, and when they are accepted again."""
         if refusal is not None and not self._refuses:
             _log.error("messages are refused: %s", refusal)
         elif refusal is None and self._refuses:

@@ -35,7 +35,7 @@ class Scrubber:
         self._damage = damage
 
     def run(self) -> None:
-        """Look at the next slice of what is on disk; begin anew at the end."""
+        """Check the next slice of what is on disk; start over at the end."""
         end = min(self._log.flushed, self._queues.entered_to)
         at = max(self._damage.scrubbed_to, self._log.min_offset)
         stop = min(end, at + SLICE_BYTES)

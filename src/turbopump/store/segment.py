@@ -57,7 +57,7 @@ class Segment:
         self._files.sync(self.fd)
 
     def close(self) -> None:
-        """Let go of the file; views go on living."""
+        """Close the file; views stay valid."""
         self.mapped = None
         if self.fd >= 0:
             self._files.close(self.fd)

@@ -41,7 +41,7 @@ class SteadyClock:
         self._positions = [position]
 
     def now_ms(self) -> int:
-        """Return milliseconds since the Unix epoch, as if nobody had set the clock.
+        """Return milliseconds since the Unix epoch, ignoring changes of the clock.
 
         Never ahead of the wall clock by less than a step: timestamps are the wall clock's, which is
         rounded otherwise and may be slowed down, and no message may be early by them.

@@ -76,7 +76,7 @@ class Store:
         self._open = False
 
     def _make_files(self) -> None:
-        """Make what stands for the files: log, queues, index."""
+        """Create the log, the queues and the index."""
         config, clock, spare = self.config, self._clock, self._directory.spare
         files, lock = self._machine.files, self._machine.background.lock()
         segments = Segments(self._directory.commit_log, config.segment_bytes, files, spare)
@@ -98,7 +98,7 @@ class Store:
         )
 
     def _make_workers(self) -> None:
-        """Make those who work on the files."""
+        """Create the parts that read, write and repair the files."""
         config, machine, directory = self.config, self._machine, self._directory
         clock, files = machine.clock, machine.files
         log, queues, index = self._log, self._queues, self._index
@@ -180,7 +180,7 @@ class Store:
             self._maintenance.flush()
 
     def close(self) -> None:
-        """Flush everything and let go of the directory.
+        """Flush everything and release the directory.
 
         What cannot be flushed is left to the recovery of the next start.
         """
@@ -361,7 +361,7 @@ class Store:
             raise self._health.reason() or WriteRefused("the store has just recovered: try again")
 
     def _undo_write(self, begin: PhysicalOffset, error: BaseException) -> None:
-        """Undo a write that raised, and raise what its callers understand if that is another."""
+        """Undo a failed write, and translate its error for callers."""
         torn = isinstance(error, OSError)
         try:
             self._appender.undo(begin, torn=torn)
@@ -375,7 +375,7 @@ class Store:
     def _follow(
         self, entries: Sequence[RecordEntry | EntryBatch], now_ms: int, defer_dispatch: bool
     ) -> Future[None]:
-        """Have messages entered that were written at a moment, and whatever is due done."""
+        """Dispatch messages written at a timestamp, and run due maintenance."""
         is_much = self._dispatcher.follow(entries)
         durable = self._flusher.join() if self._synchronous else self._done
         if is_much and not defer_dispatch and not self._synchronous:
@@ -388,7 +388,7 @@ class Store:
     # Maintenance
 
     def dispatch(self) -> None:
-        """Make readable what may be read by now; call it when a flush is done."""
+        """Make messages readable as far as allowed; call it after a flush."""
         self._check_open()
         self._dispatcher.advance(self.readable_end)
         if self._behind.crowded():
@@ -401,7 +401,7 @@ class Store:
             self._health.blocked(error)
 
     def tick(self) -> None:
-        """Do what is due: flush, write queues and index, mend. Call it every 100 ms or so.
+        """Run due maintenance: flush, write queues and index, repair. Call it about every 100 ms.
 
         It never waits for the disk unless something is broken.
         """
@@ -416,7 +416,7 @@ class Store:
         self.steady_clock.check(min(position, self._log.written), now_ms)
 
     def listen(self, listener: Listener | None, watched: Watches = EVERY_QUEUE) -> None:
-        """Have somebody told, within `append` and `dispatch`, of messages that became readable.
+        """Set the listener that `append` and `dispatch` call for newly readable messages.
 
         It is given those that are waited for, which may change, and all delayed ones; none, should
         others have come. It must not raise: they are stored whatever it thinks of them.
@@ -427,13 +427,13 @@ class Store:
 
     @translate_disk_errors
     def scrub(self) -> None:
-        """Look for damage in the next part of the log and its queues, and report it."""
+        """Check the next part of the log and its queues for damage, and report it."""
         self._catch_up()
         self._scrubber.run()
 
     @translate_disk_errors
     def retain(self, *, at_any_hour: bool = False) -> Verdict:
-        """Delete what is too old or in the way, and refuse messages while the disk is full."""
+        """Delete expired segments, and refuse messages while the disk is full."""
         self._catch_up()
         return self._retention.run(self._dispatched_to, at_any_hour=at_any_hour)
 
@@ -446,7 +446,7 @@ class Store:
 
     @translate_disk_errors
     def remove_topic(self, topic: str) -> None:
-        """Forget a topic's queues; its messages go with the log. Offsets start from 0 again."""
+        """Delete a topic's queues; its messages expire with the log. Offsets restart at 0."""
         self.dispatch()
         self._queues.remove_topic(topic, self._log.min_offset, self._log.written)
 
@@ -474,7 +474,7 @@ class Store:
 
     @property
     def refusal(self) -> WriteRefused | None:
-        """Why messages are refused at the moment; None when they are not."""
+        """Why messages are refused now; None if they are accepted."""
         return self._health.reason()
 
     @translate_disk_errors
@@ -509,7 +509,7 @@ class Store:
 
     @translate_disk_errors
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> QueueOffset:
-        """Return the offset of the message stored nearest to a moment; 0 if there is none."""
+        """Return the offset of the message stored nearest to a timestamp; 0 if there is none."""
         queue = self._queue(topic, queue_id)
         return QueueOffset(0) if queue is None else offset_by_time(self._log, queue, timestamp_ms)
 

@@ -18,7 +18,7 @@ def store_timestamp_at(log: CommitLog, queue: ConsumeQueue, offset: QueueOffset)
 
 
 def offset_by_time(log: CommitLog, queue: ConsumeQueue, timestamp_ms: int) -> QueueOffset:
-    """Return the offset of the message stored nearest to a moment; 0 for an empty queue.
+    """Return the offset of the message stored nearest to a timestamp; 0 for an empty queue.
 
     As in the original the search is confined to one file, so that next to a file's end the nearest
     message within that file is found. The file is the first whose last message is not older. The

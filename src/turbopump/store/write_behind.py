@@ -77,11 +77,11 @@ class WriteBehind:
         self._syncer.close()
 
     def crowded(self) -> bool:
-        """Whether so much has piled up that it should be written."""
+        """Whether the backlog should be written."""
         return bool(self._crowded) or (self._index is not None and self._index.crowded())
 
     def spill(self) -> None:
-        """Write what has piled up, so that memory stays bounded."""
+        """Write the backlog, so that memory stays bounded."""
         while self._crowded:
             self._write_queue(self._crowded[-1])
             self._crowded.pop()
@@ -89,14 +89,14 @@ class WriteBehind:
             self._index.absorb()
 
     def try_again(self) -> None:
-        """Write what has piled up, and the queue that has waited longest: it may have failed."""
+        """Write the backlog, and the queue that has waited longest, which may have failed."""
         self.spill()
         oldest = self._queues.oldest_waiting()
         if oldest is not None:
             self._write_queue(oldest[0])
 
     def write_waiting(self, before_ms: int) -> None:
-        """Write queues that began to wait before a moment, some at a time, and the index."""
+        """Write some of the queues that have waited since before a timestamp, and the index."""
         for _ in range(_QUEUES_PER_RUN_MAX):
             oldest = self._queues.oldest_waiting()
             if oldest is None or oldest[1].since_ms > before_ms:
@@ -197,7 +197,7 @@ class WriteBehind:
                 self._lost.add(unsynced)
 
     def _write_lost(self) -> None:
-        """Write again what a failed sync may have dropped, so that the next one tells the truth."""
+        """Rewrite what a failed sync may have dropped, so that the next sync is reliable."""
         with self._lock:
             lost, self._lost = self._lost, None
         if lost is None:

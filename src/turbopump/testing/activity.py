@@ -13,7 +13,7 @@ from turbopump.testing.memory_net import MemoryNetwork
 def activity_marks(
     brokers: Sequence[Broker], clients: Iterable[Session], network: MemoryNetwork
 ) -> object | None:
-    """Return what changes with everything that happens; None while something is under way.
+    """Return a value that changes with every activity; None while something is in progress.
 
     Something is, when the network is not whole, when messages are not on disk yet, when a consumer
     has messages in hand, and when pulls are held for others than push consumers, or not held at the

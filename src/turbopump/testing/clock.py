@@ -31,10 +31,6 @@ class VirtualClock:
         """Return the same: virtual machines of this kind are never suspended."""
         return self._monotonic_ms
 
-    def monotonic_s(self) -> float:
-        """Return seconds since virtual time began, as event loops count them."""
-        return self.elapsed_s
-
     def advance_ns(self, by_ns: int) -> None:
         """Let time pass; timers of an event loop are not looked at until it runs again."""
         assert by_ns >= 0, "time does not run backwards"

@@ -271,7 +271,7 @@ class Cluster:
         return cluster_state.messages(self.brokers.values(), topic)
 
     def dead_letters(self, group: str) -> list[MessageView]:
-        """Return the messages that a group has given up."""
+        """Return a group's dead letters."""
         return cluster_state.dead_letters(self.brokers.values(), group)
 
     def retrying(self, group: str) -> list[MessageView]:
@@ -290,7 +290,7 @@ class Cluster:
     async def advance(
         self, *, days: float = 0, hours: float = 0, minutes: float = 0, seconds: float = 0
     ) -> None:
-        """Let time pass; returns when all that was due by then is done."""
+        """Advance the clock; returns when everything due by then is done."""
         self._require_own_loop()
         total_s = total_seconds(days, hours, minutes, seconds)
         with self._limit.lifted(total_s):
@@ -371,7 +371,7 @@ class Cluster:
         return broker
 
     async def stop_broker(self, name: str | None = None) -> None:
-        """Stop a broker as an operator does: it says good-bye and writes everything down."""
+        """Stop a broker in order: it unregisters and saves its state."""
         self._require_own_loop()
         name = self._broker_name(name)
         broker, disk = self.broker(name), self.disk(name)
@@ -383,7 +383,7 @@ class Cluster:
         assert not left, f"broker {name} has stopped and left files open: {left}"
 
     async def crash(self, name: str | None = None, *, lose_unflushed: bool = False) -> None:
-        """End a broker in the midst of what it does: nobody is told, and nothing is written.
+        """Crash a broker: clients are not notified, and nothing more is written.
 
         What the operating system had got is there after `start_broker`. With ``lose_unflushed``
         the machine's power fails: what had not been forced to disk is lost too.

@@ -28,7 +28,7 @@ def messages(brokers: Iterable[Broker], topic: str) -> list[MessageView]:
 
 
 def dead_letters(brokers: Iterable[Broker], group: str) -> list[MessageView]:
-    """Return what a group has given up."""
+    """Return a group's dead letters."""
     return messages(brokers, DEAD_LETTER_PREFIX + group)
 
 
@@ -90,7 +90,7 @@ def retrying(brokers: Iterable[Broker], group: str) -> list[MessageView]:
 
 
 def summary(brokers: Iterable[Broker]) -> list[str]:
-    """Describe what there is, a line for each topic and group: for those who wait in vain."""
+    """Describe all topics and groups, a line each, for timeout messages."""
     running = list(brokers)
     topics = {name for broker in running for name, _ in broker.store.queue_ids()}
     groups = {name for broker in running for name in _groups(broker)}

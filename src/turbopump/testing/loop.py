@@ -52,18 +52,8 @@ _TURNS_PER_ROUND = 256
 _CANCELLED_MIN = 256
 """So many cancelled timers are kept until their time comes, before it pays to sort them out."""
 
-_here = threading.local()
-
 Question = Callable[[], bool]
 _Events = list[tuple[selectors.SelectorKey, int]]
-
-
-def _as_job(func: Callable[[*Ts], T], *args: *Ts) -> T:
-    _here.is_job = True
-    try:
-        return func(*args)
-    finally:
-        _here.is_job = False
 
 
 class Deadlock(AssertionError):
@@ -104,7 +94,6 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         """Whether a thread may have told something that the selector has not looked for yet."""
         self._outside = 0
         self._jobs: set[Job[Any]] = set()
-        self._sleeping_jobs: set[object] = set()
         self._others: dict[Question, None] = {}
         self._watchers: dict[Question, float] = {}
         """With the pauses that they want."""
@@ -244,7 +233,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     @property
     def is_waited_for(self) -> bool:
         """Whether threads outside the loop are working for it, and will tell it when done."""
-        return self._outside > 0 or len(self._jobs) > len(self._sleeping_jobs)
+        return self._outside > 0 or bool(self._jobs)
 
     @property
     def are_others_busy(self) -> bool:
@@ -337,27 +326,13 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts
     ) -> asyncio.Future[T]:
-        job = (executor or self._threads).submit(functools.partial(_as_job, func, *args))
+        job = (executor or self._threads).submit(functools.partial(func, *args))
         future = asyncio.wrap_future(job, loop=self)
         self._jobs.add(job)
         # The job ends when its thread is done with it; the future would end with a cancellation.
         # Added after the future's own callback, so that time stands still until the result is set.
         job.add_done_callback(self._job_ended)
         return future
-
-    @property
-    def is_in_job(self) -> bool:
-        """Whether the thread that asks runs a job of the loop."""
-        return getattr(_here, "is_job", False)
-
-    def job_sleeps(self, sleeper: object) -> None:
-        """Let time pass although a job is not done: it waits for a time, or for somebody else."""
-        self._sleeping_jobs.add(sleeper)
-        self.call_soon_threadsafe(lambda: None)
-
-    def job_wakes(self, sleeper: object) -> None:
-        """Let time stand still for a job again; to be called before it goes on."""
-        self._sleeping_jobs.discard(sleeper)
 
     def set_default_executor(self, executor: Executor) -> None:
         self._threads = executor

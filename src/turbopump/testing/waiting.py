@@ -21,7 +21,7 @@ _CANCEL_WAIT_S = 60.0
 
 
 async def quiet() -> None:
-    """Return when all is done that can be done at this moment."""
+    """Return when nothing more can run without the clock advancing."""
     await _seen(lambda: True)
 
 
@@ -33,7 +33,7 @@ async def until(
     what: str = "",
     pause_s: float = 0,
 ) -> None:
-    """Return as soon as something is so; raises AssertionError when it is not in time.
+    """Return as soon as a condition is true; raises AssertionError on timeout.
 
     It is looked at whenever everything else waits for time to pass, so nothing is overlooked that
     lasts, but not again before a pause. ``state`` describes how things are, and ``what``

@@ -100,7 +100,7 @@ class KeyValues(Body, frozen=True, kw_only=True):
 
 
 class ConsumeType(StrEnum):
-    """Whether a consumer pulls by itself or lets itself be pushed."""
+    """Whether a consumer is a pull or a push consumer."""
 
     PULL = "CONSUME_ACTIVELY"
     PUSH = "CONSUME_PASSIVELY"
@@ -125,7 +125,7 @@ class ConsumeFrom(StrEnum):
 
 
 class Subscription(Body, frozen=True, kw_only=True):
-    """What a group wants of a topic; brokers filter by ``code_set``, the hashes of the tags."""
+    """A group's subscription to a topic; brokers filter by ``code_set``, the tags' hashes."""
 
     class_filter_mode: bool = False
     code_set: list[I32] = []
@@ -433,7 +433,7 @@ class ProcessQueueInfo(Body, frozen=True, kw_only=True):
 
 
 class ConsumeRates(Body, frozen=True, kw_only=True):
-    """How a client gets on with one topic."""
+    """Consumption rates of a client in one topic."""
 
     consume_failed_msgs: I64 = 0
     consume_failed_tps: float = field(name="consumeFailedTPS", default=0.0)
@@ -444,7 +444,7 @@ class ConsumeRates(Body, frozen=True, kw_only=True):
 
 
 class RunningInfo(Body, frozen=True, kw_only=True):
-    """The inside of a running consumer (307)."""
+    """State and statistics of a running consumer (307)."""
 
     jstack: str | None = None
     mq_table: dict[MessageQueue, ProcessQueueInfo] = {}

@@ -176,11 +176,3 @@ def release(major: int, minor: int, patch: int) -> int:
 
 VERSION = release(4, 9, 8)
 """What we announce: the release whose behaviour we have."""
-
-
-def name_of_request(code: int) -> str:
-    """Return the code's name, or the number itself when nobody knows it."""
-    return RequestCode(code).name if code in _REQUEST_CODES else str(code)
-
-
-_REQUEST_CODES = frozenset(RequestCode)

@@ -42,7 +42,7 @@ class VaryingFields(Struct, frozen=True):
 
 
 class FrameTemplate:
-    """What frames have in common with a sample."""
+    """Recognises frames that differ from a sample only in some numbers."""
 
     __slots__ = ("_cut", "_least", "_pick", "_texts", "size", "varying")
 
@@ -61,7 +61,7 @@ class FrameTemplate:
     def from_sample(
         cls, sample: bytes, other: bytes, varying: VaryingFields
     ) -> FrameTemplate | None:
-        """Return how to recognise what is like a sample.
+        """Return a template made from a sample.
 
         None if the other one is not, or if the numbers are not read from where they seem to stand:
         names may be there twice, or written in other ways.

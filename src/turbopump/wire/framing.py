@@ -46,7 +46,7 @@ def frame_length(parts: Sequence[Buffer]) -> int:
 
 
 def too_long(length: int, frame_bytes_max: int) -> InvalidArgument:
-    """Return the error for a frame that no peer would take."""
+    """Return the error for a frame that exceeds the limit."""
     return InvalidArgument(f"a frame must be at most {frame_bytes_max} bytes, got {length}")
 
 
@@ -78,7 +78,7 @@ class FrameDecoder:
         return len(self._pending) + len(self._chunk) - self._next_at
 
     def clear(self) -> None:
-        """Free what is held; nothing can be fed any more."""
+        """Free all buffers; the decoder cannot be used afterwards."""
         self._pending = bytearray()
         self._chunk, self._next_at = b"", 0
 

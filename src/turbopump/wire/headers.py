@@ -162,7 +162,7 @@ class PullMessage(Routed, frozen=True, kw_only=True):
 
 
 class PullMessageAnswer(Header, frozen=True, kw_only=True):
-    """Where to go on, and the queue's limits."""
+    """The next offset, and the queue's limits."""
 
     suggest_which_broker_id: I64
     next_begin_offset: I64
@@ -322,7 +322,7 @@ class ConsumerStatusOf(TopicAndGroup, frozen=True, kw_only=True):
 
 
 class ResetOffset(TopicAndGroup, frozen=True, kw_only=True):
-    """A moment to go to; -1 is the newest (220, 222)."""
+    """The timestamp to reset offsets to; -1 is the newest (220, 222)."""
 
     timestamp: I64
     is_force: bool
@@ -348,7 +348,7 @@ class DeleteGroup(Header, frozen=True, kw_only=True):
 
 
 class CreateTopic(Header, frozen=True, kw_only=True):
-    """A topic to be made or changed (17)."""
+    """A topic to be created or changed (17)."""
 
     topic: str
     default_topic: str
@@ -410,7 +410,7 @@ class ConfigVersion(Header, frozen=True, kw_only=True):
 
 
 class UpdateAcl(Header, frozen=True, kw_only=True):
-    """An account to be made or changed (50)."""
+    """An account to be created or changed (50)."""
 
     access_key: str
     secret_key: str | None = None
@@ -557,6 +557,6 @@ class DeleteTopicInNameServer(TopicName, frozen=True, kw_only=True):
 
 
 class DataVersionAnswer(Header, frozen=True, kw_only=True):
-    """Whether the name server has to be told anew."""
+    """Whether the broker has to register again."""
 
     changed: bool

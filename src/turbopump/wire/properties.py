@@ -67,7 +67,7 @@ def encode(properties: Mapping[str, str | None]) -> str:
 
 
 def decode(text: str) -> dict[str, str]:
-    """Read the text form; entries that make no sense are passed over, as every peer does."""
+    """Parse the text form; malformed entries are skipped, as every peer does."""
     found: dict[str, str] = {}
     for entry in text.split(ENTRY_END):
         name, separator, value = entry.partition(NAME_END)

@@ -17,7 +17,7 @@ from turbopump.wire.catalogue import (
     RESPONSE_HEADERS,
     BodyKind,
 )
-from turbopump.wire.codes import Language, RequestCode, ResponseCode, name_of_request
+from turbopump.wire.codes import Language, RequestCode, ResponseCode
 from turbopump.wire.command import Command, Serialize
 from turbopump.wire.record import decode_records
 from turbopump.wire.schema import Body, Header
@@ -71,9 +71,9 @@ def test_code_has_its_name(vector: Vector) -> None:
     if vector["kind"] == "response":
         assert ResponseCode(vector["code"]).name == vector["codeName"]
     elif vector["codeName"] != "?":
-        assert name_of_request(vector["code"]) == vector["codeName"]
+        assert RequestCode(vector["code"]).name == vector["codeName"]
     else:
-        assert name_of_request(vector["code"]) == str(vector["code"])
+        assert vector["code"] not in frozenset(RequestCode)
 
 
 @every_frame

@@ -61,7 +61,7 @@ class GroupRequests:
         }
 
     async def update(self, request: Command, _peer: Connection) -> Command:
-        """Make or change a group."""
+        """Create or change a group."""
         refuse_on_slave(self._identity)
         group = body_of(request, GroupConfig)
         with as_remote_error():
@@ -80,7 +80,7 @@ class GroupRequests:
         return request.answer(ResponseCode.SUCCESS)
 
     def consumers_of(self, request: Command, _peer: Connection) -> Command:
-        """Tell who is in a consumer group, and what it wants."""
+        """Return the members and subscriptions of a consumer group."""
         name = headers.ConsumerGroup.from_ext_fields(request.ext_fields).consumer_group
         group = self._consumers.find(name)
         if group is None:
@@ -97,7 +97,7 @@ class GroupRequests:
         return answer_with(request, body)
 
     def producers_of(self, request: Command, _peer: Connection) -> Command:
-        """Tell who is in a producer group."""
+        """Return the members of a producer group."""
         name = headers.ProducerGroup.from_ext_fields(request.ext_fields).producer_group
         members = self._producers.members(name)
         if not members:
@@ -106,7 +106,7 @@ class GroupRequests:
         return answer_with(request, ProducerConnections(connection_set=_connections(members)))
 
     def all_producers(self, request: Command, _peer: Connection) -> Command:
-        """Tell who is in any producer group."""
+        """Return the members of all producer groups."""
         table = {
             name: [_producer_info(member) for member in members.values()]
             for name, members in self._producers.groups.items()

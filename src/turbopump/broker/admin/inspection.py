@@ -39,7 +39,7 @@ class InspectedStore(Protocol):
 
 
 class InspectionRequests:
-    """Serves those who want to look inside."""
+    """Serves statistics, queue entries and clean-up requests."""
 
     def __init__(
         self,

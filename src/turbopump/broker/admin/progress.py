@@ -74,7 +74,7 @@ class ProgressRequests:
         }
 
     def of_group(self, request: Command, _peer: Connection) -> Command:
-        """Tell how far a group has come in each queue, of one topic or of all."""
+        """Return a group's committed offset in each queue of one topic, or of all."""
         header = headers.ConsumeStatsOf.from_ext_fields(request.ext_fields)
         group = header.consumer_group
         names = {header.topic} if header.topic else self._offsets.topics_of(group)
@@ -86,7 +86,7 @@ class ProgressRequests:
         return answer_with(request, ConsumeStats(consume_tps=tps, offset_table=table))
 
     async def of_all_groups(self, request: Command, _peer: Connection) -> Command:
-        """Tell how far every group has come; only in ordered topics when asked so."""
+        """Return the committed offsets of all groups; optionally of ordered topics only."""
         header = headers.BrokerConsumeStatsOf.from_ext_fields(request.ext_fields)
         groups: list[dict[str, list[ConsumeStats]]] = []
         behind = 0
@@ -110,7 +110,7 @@ class ProgressRequests:
         return answer_with(request, body)
 
     def time_spans(self, request: Command, _peer: Connection) -> Command:
-        """Tell, for each queue, when its messages were stored and where in that time a group is."""
+        """Return the store times of each queue's messages, and of a group's committed offset."""
         header = headers.TopicAndGroup.from_ext_fields(request.ext_fields)
         topic = self._topics.find(header.topic)
         if topic is None:
@@ -122,7 +122,7 @@ class ProgressRequests:
         return answer_with(request, ConsumeTimeSpans(consume_time_span_set=spans))
 
     def _counted(self, group: str, names: set[str]) -> list[TopicConfig]:
-        """Return the topics that exist and that the group, if it has members, still wants."""
+        """Return the existing topics that the group, if it has members, subscribes to."""
         online = self._consumers.find(group)
         wants_some = online is not None and bool(online.subscriptions)
         found = (self._topics.find(name) for name in sorted(names))
@@ -180,6 +180,6 @@ class ProgressRequests:
 
 
 def _date(epoch_ms: int) -> str:
-    """Write a moment in local time, as the original does."""
+    """Format a timestamp in local time, as Apache RocketMQ does."""
     moment = datetime.fromtimestamp(epoch_ms / 1000).astimezone()
     return f"{moment:%Y-%m-%d#%H:%M:%S}:{epoch_ms % 1000:03d}"

@@ -37,7 +37,7 @@ class MessagesById(Protocol):
 
 
 class RelayRequests:
-    """Serves requests that only a client can answer."""
+    """Relays requests that only a client can answer."""
 
     def __init__(self, *, broker_name: str, consumers: Consumers, store: MessagesById) -> None:
         self._broker_name = broker_name
@@ -52,13 +52,13 @@ class RelayRequests:
         }
 
     async def running_info(self, request: Command, _peer: Connection) -> Command:
-        """Let a client tell of its inside."""
+        """Relay a request for a client's running info."""
         header = headers.RunningInfoOf.from_ext_fields(request.ext_fields)
         member = self._member(header.consumer_group, header.client_id)
         return await _relayed(request, member, make_request(request.code, header))
 
     async def consume_directly(self, request: Command, _peer: Connection) -> Command:
-        """Let a client consume a message now and tell what came of it."""
+        """Have a client consume a message now, and return the result."""
         header = headers.ConsumeDirectly.from_ext_fields(request.ext_fields)
         member = self._member(header.consumer_group, header.client_id or "")
         message = self._message(header.msg_id or "")
@@ -109,7 +109,7 @@ def _require_version(member: Member, least: int) -> None:
 
 
 async def _relayed(request: Command, member: Member, asked: Command) -> Command:
-    """Put a question to a client and hand on its answer as it is."""
+    """Forward a request to a client and return its answer unchanged."""
     try:
         answer = await commands_to(member.connection).request(asked, RELAY_TIMEOUT_MS)
     except RequestTimeout as error:
@@ -122,7 +122,7 @@ async def _relayed(request: Command, member: Member, asked: Command) -> Command:
 
 
 async def _status_of(member: Member, command: Command) -> dict[MessageQueue, int] | None:
-    """Ask one client; one that does not answer is left out, as in the original."""
+    """Ask one client; clients that do not answer are left out, as in Apache RocketMQ."""
     try:
         answer = await commands_to(member.connection).request(command, STATUS_TIMEOUT_MS)
         if answer.code == ResponseCode.SUCCESS:

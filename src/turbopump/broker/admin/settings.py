@@ -48,7 +48,7 @@ class SettingRequests:
         return request.answer(ResponseCode.SUCCESS, header, body=body)
 
     def runtime_info(self, request: Command, _peer: Connection) -> Command:
-        """Tell how the broker is doing."""
+        """Return the broker's runtime information."""
         return answer_with(request, KeyValues(table=self._runtime_info()))
 
 

@@ -83,7 +83,7 @@ class TopicRequests:
         }
 
     async def update(self, request: Command, _peer: Connection) -> Command:
-        """Make or change a topic; name servers know when this is answered, if they are there."""
+        """Create or change a topic; the answer waits for reachable name servers to know it."""
         header = headers.CreateTopic.from_ext_fields(request.ext_fields)
         self._require_changeable(header.topic)
         topic = TopicConfig(
@@ -128,7 +128,7 @@ class TopicRequests:
         return answer_with(request, TopicList(topic_list=sorted(self._topics.system_names)))
 
     def limits(self, request: Command, _peer: Connection) -> Command:
-        """Tell, for each queue, its first and last offset and when something was stored last."""
+        """Return the first and last offset of each queue, and its last store time."""
         name = headers.TopicName.from_ext_fields(request.ext_fields).topic
         topic = self._topics.find(name)
         if topic is None:
@@ -140,13 +140,13 @@ class TopicRequests:
         return answer_with(request, TopicStats(offset_table=table))
 
     def consumed_by(self, request: Command, _peer: Connection) -> Command:
-        """List the groups that want a topic now, or did once."""
+        """List the groups that subscribe to a topic or have committed offsets in it."""
         name = headers.TopicName.from_ext_fields(request.ext_fields).topic
         groups = self._consumers.groups_of_topic(name) | self._offsets.groups_of(name)
         return answer_with(request, GroupList(group_list=sorted(groups)))
 
     def clean_unused(self, request: Command, _peer: Connection) -> Command:
-        """Delete the queues of topics that do not exist (any more)."""
+        """Delete the queues of topics that do not exist."""
         kept = {SCHEDULE_TOPIC, HALF_OPERATIONS_TOPIC}
         for name in {topic for topic, _ in self._store.queue_ids()} - kept:
             if self._topics.find(name) is None:

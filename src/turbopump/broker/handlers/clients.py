@@ -51,7 +51,7 @@ class ClientRequests:
         }
 
     def heartbeat(self, request: Command, peer: Connection) -> Command:
-        """Put a client into its groups, or renew that it is there."""
+        """Register a client in its groups, or renew its registration."""
         beat = self._beat_of(request, peer)
         self._membership.heartbeat(peer, beat, request.language, request.version)
         return request.answer(ResponseCode.SUCCESS)
@@ -91,12 +91,12 @@ class ClientRequests:
         return request.answer(ResponseCode.SUCCESS, headers.NoFields(), body=body)
 
     def lock(self, request: Command, peer: Connection) -> Command:
-        """Lock queues for a client, or renew its locks; tell which it has."""
+        """Lock queues for a client, or renew its locks; answer with those it holds."""
         granted = self._membership.lock(body_of(request, LockQueues), peer.peer_address)
         return answer_with(request, LockedQueues(queues=granted))
 
     def unlock(self, request: Command, _peer: Connection) -> Command:
-        """Give up a client's locks."""
+        """Release a client's locks."""
         self._membership.unlock(body_of(request, LockQueues))
         return request.answer(ResponseCode.SUCCESS)
 
@@ -107,7 +107,7 @@ class ClientRequests:
 
 
 def notify_clients(group: str, peers: Iterable[Peer]) -> None:
-    """Tell clients that the members or topics of a group have changed."""
+    """Notify clients that the members or topics of a group have changed."""
     notice = make_request(
         RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, headers.ConsumerGroup(consumer_group=group)
     )

@@ -29,7 +29,7 @@ class OffsetRequests:
         }
 
     def query(self, request: Command, _peer: Connection) -> Command:
-        """Tell how far a group has come in a queue."""
+        """Return a group's committed offset in a queue."""
         header = headers.QueryConsumerOffset.from_ext_fields(request.ext_fields)
         offset = self._progress.find(header.consumer_group, header.topic, header.queue_id)
         if offset is None:
@@ -39,7 +39,7 @@ class OffsetRequests:
         return request.answer(ResponseCode.SUCCESS, headers.OffsetAnswer(offset=offset))
 
     def update(self, request: Command, peer: Connection) -> Command:
-        """Note how far a group has come in a queue."""
+        """Commit a group's offset in a queue."""
         header = headers.UpdateConsumerOffset.from_ext_fields(request.ext_fields)
         self._progress.commit(
             Commit(
@@ -53,7 +53,7 @@ class OffsetRequests:
         return request.answer(ResponseCode.SUCCESS, headers.NoFields())
 
     def correction(self, request: Command, _peer: Connection) -> Command:
-        """Tell, for each queue, how far the slowest group has come; some groups do not count."""
+        """Return the lowest committed offset of each queue, ignoring some groups."""
         header = headers.CorrectionOffsetOf.from_ext_fields(request.ext_fields)
         slowest = self._progress.slowest(header.topic, (header.filter_groups or "").split(","))
         return answer_with(request, CorrectionOffsets(correction_offsets=slowest))

@@ -46,7 +46,7 @@ class ReplyRequests:
         return self._answer(await self._replies.accept(send_of(request, peer, header)), request)
 
     def _answer(self, replied: Replied, request: Command) -> Command:
-        """Tell how the pushing went."""
+        """Answer with the result of the push."""
         kept, identity = replied.kept, self._config.current.identity
         appended = kept.appended if isinstance(kept, Late) else kept
         fields = SendMessageAnswer(
@@ -65,7 +65,7 @@ class ReplyRequests:
 
 
 async def push_reply(asker: Member, pushed: PushedReply) -> str | None:
-    """Bring a reply to the client that asked; return why it could not be, or None."""
+    """Push a reply to the requesting client; return why that failed, or None."""
     try:
         answer = await commands_to(asker.connection).request(_push_request(pushed), PUSH_TIMEOUT_MS)
     except NetworkError as error:

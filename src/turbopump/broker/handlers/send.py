@@ -99,7 +99,7 @@ class SendRequests:
 
 
 def send_of(request: Command, peer: Connection, header: SendMessage) -> Send:
-    """Return what a request wants to be stored."""
+    """Return the send that a request describes."""
     sent, is_batch, limit = request.body, header.batch or False, header.max_reconsume_times
     return Send(
         client=peer.peer_address,

@@ -70,7 +70,7 @@ class TransactionRequests:
                 raise RemoteError(ResponseCode.SYSTEM_ERROR, remark)
 
     async def resume(self, request: Command, _peer: Connection) -> Command:
-        """Have a half message that was given up checked again."""
+        """Restart the checks of an abandoned half message."""
         header = ResumeCheck.from_ext_fields(request.ext_fields)
         _, position = parse_offset_id(header.msg_id)
         await self._transactions.resume(position)

@@ -115,7 +115,7 @@ def half_of(view: MessageView) -> Half:
 
 
 def identity_of(view: MessageView) -> Identity | None:
-    """Return what tells a message from all others; None for one without a unique key."""
+    """Return a message's identity; None if it has no unique key."""
     key = view.unique_key
     return None if key is None else (key, view.born_timestamp_ms, view.born_host)
 
@@ -197,7 +197,7 @@ def copy_of(view: MessageView, checks: int) -> Record:
 
 
 def abandoned(view: MessageView) -> Record:
-    """Return a half message as it is kept for operators."""
+    """Return the record that keeps an abandoned half message for operators."""
     return record_of(draft_like(view, CHECKED_TOO_OFTEN_TOPIC, QUEUE_ID, view.properties))
 
 

@@ -33,7 +33,7 @@ class Fate(Enum):
 
 
 class Progress(Struct, frozen=True):
-    """Where reading begins after a restart."""
+    """Where to resume reading after a restart."""
 
     half: QueueOffset
     operation: QueueOffset

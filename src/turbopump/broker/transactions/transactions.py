@@ -80,7 +80,7 @@ class _Ending:
         self.target = target
         self.commits = commits
         self.was_open = was_open
-        """If not, it was given up."""
+        """Otherwise it was abandoned."""
         self._waiting: list[tuple[Callable[..., None], tuple[object, ...]]] = []
 
     def add(self, on_ended: Callable[..., None], args: tuple[object, ...]) -> None:
@@ -284,7 +284,7 @@ class Transactions:
         return replace(record, prepared_transaction_offset=view.physical_offset)
 
     def _rollback(self, ending: _Ending, view: MessageView) -> Record:
-        """Return what to store: an operation, or a newer copy of what was given up.
+        """Return the record to store: an operation, or a new copy of an abandoned half message.
 
         The copy shows, also after a restart, that it is no longer given up. Its operation follows.
         """
@@ -437,7 +437,7 @@ class Transactions:
         return await settled
 
     async def resume(self, position: PhysicalOffset) -> None:
-        """Have a half message checked again from the beginning; raises RemoteError."""
+        """Restart the checks of an abandoned half message; raises RemoteError."""
         view = self.queues.message_at(position)
         if view is None or view.topic not in {CHECKED_TOO_OFTEN_TOPIC, HALF_TOPIC}:
             raise _refused(f"no open or abandoned half message at {position}")
