@@ -60,7 +60,6 @@ PROTOCOL = {
     "turbopump.wire.headers",
     "turbopump.net.connection",
     "turbopump.net.router",
-    "turbopump.net.request_row",
     "turbopump.broker.handlers",
     "turbopump.broker.admin",
 }
