@@ -153,7 +153,7 @@ GOOD = log_of(1)
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "expected 0 to 67108864 bytes"),
         (encode_header(PhysicalOffset(0), -5), "frame of -5 bytes"),
         (encode_header(PhysicalOffset(0), 2**31 - 1), "frame of 2147483647 bytes"),
-        (encode_header(PhysicalOffset(77), 5) + b"x" * 5, "starts with a file, not at 77"),
+        (encode_header(PhysicalOffset(77), 5) + b"x" * 5, "must start at a file boundary, got 77"),
         (encode_header(PhysicalOffset(0), 500) + b"x" * 500, "no record at 0"),
         (
             encode_header(PhysicalOffset(0), len(GOOD))

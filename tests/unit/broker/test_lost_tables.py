@@ -123,7 +123,7 @@ def test_the_backup_comes_first_and_what_is_damaged_is_kept(
             assert aside.read_text() == '{"offsetTable": {'
 
     check()
-    assert "consumerOffset.json.bak is used instead" in caplog.text
+    assert "consumerOffset.json.bak instead" in caplog.text
 
 
 @virtual_time()
