@@ -166,7 +166,11 @@ def test_rows_of_a_queue_keep_their_order(
         ),
         ("'x' body, 1 queueId, 'a' shardingKey", {"topic": "t"}, ["both choose the queue"]),
         ("'x' body", {"topic": "t", "shard": "1"}, ["no option 'shard'", "maxInFlight"]),
-        ("'x' body", {"topic": "t", "batchsize": "none"}, ["batchSize is 'none'"]),
+        (
+            "'x' body",
+            {"topic": "t", "batchsize": "none"},
+            ["batchSize must be a whole number, got 'none'"],
+        ),
         ("'x' body", {"topic": "a topic"}, ["topic is 'a topic'"]),
     ],
 )

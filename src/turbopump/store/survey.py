@@ -33,7 +33,7 @@ from turbopump.wire.record import FIXED_BYTES, MessageView
 
 DEFAULT_SLOTS = StoreConfig().index_slots
 ANY_CODE = -1 << 63
-_FOREIGN = "does not belong into a store"
+_FOREIGN = "is not a store file"
 
 
 class Damage(Struct, frozen=True):

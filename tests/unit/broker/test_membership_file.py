@@ -480,7 +480,7 @@ async def test_a_failed_write_is_repeated_and_said_once(
     parts.members_file.full = True
     join(parts, "c1")
     await asyncio.sleep(5)
-    assert caplog.text.count("not saved until this is fixed: no space is left") == 1
+    assert caplog.text.count("cannot be saved until this is fixed: no space is left") == 1
     parts.members_file.full = False
     await asyncio.sleep(2)
     assert "members of groups are being saved again" in caplog.text

@@ -75,5 +75,5 @@ def test_a_running_broker_is_left_alone(root: Path) -> None:
     with Store.open(root, CONFIG) as store:
         refused = run("repair", str(root), "--yes")
         assert refused.exit_code == 1
-        assert "open already" in refused.stderr
+        assert "already open" in refused.stderr
         assert store.queue_range("Topic", 0) == (0, 12)

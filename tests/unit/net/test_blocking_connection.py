@@ -255,7 +255,7 @@ def test_bytes_that_are_no_frame_close_it() -> None:
     with pair() as (connection, peer):
         peer.sendall(b"HTTP/1.1 200 OK\r\n")
         assert readable([connection], IN_TIME_MS)
-        with pytest.raises(ConnectionLost, match="malformed frame: frame of 1213486160 bytes"):
+        with pytest.raises(ConnectionLost, match=r"malformed frame: .* got 1213486160"):
             connection.responses()
         assert connection.fileno() < 0
 

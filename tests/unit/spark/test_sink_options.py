@@ -107,7 +107,7 @@ def test_the_drivers_environment_is_what_counts(monkeypatch: pytest.MonkeyPatch)
     ("key", "value", "words"),
     [
         ("batchSize", "0", "batchSize must be a whole number of at least 1, got 0"),
-        ("batchsize", "many", "batchSize is 'many': a whole number"),
+        ("batchsize", "many", "batchSize must be a whole number, got 'many'"),
         ("batchBytes", "0", "batchBytes must be a size such as 500k, 64m or 1g, got '0'"),
         ("batchbytes", "much", "batchBytes must be a size"),
         ("batchBytes", "1.5m", "batchBytes must be a size"),
@@ -131,7 +131,7 @@ def test_the_drivers_environment_is_what_counts(monkeypatch: pytest.MonkeyPatch)
         ("maxInFlight", "2147483648", "maxInFlight must be at most 2147483647, got 2147483648"),
         ("retries", "2147483648", "retries must be at most 2147483647, got 2147483648"),
         ("retries", "-1", "retries must be a whole number of at least 0, got -1"),
-        ("retryUnlessOk", "maybe", "retryUnlessOk is 'maybe': true or false"),
+        ("retryUnlessOk", "maybe", "retryUnlessOk must be true or false, got 'maybe'"),
         ("compression", "rar", "compression must be one of lz4, zstd, zlib, none, got 'rar'"),
         ("compressFromBytes", "0", "compressFromBytes must be a size"),
         ("bodyBytesMax", "0", "bodyBytesMax must be a size"),

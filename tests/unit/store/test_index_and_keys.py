@@ -247,7 +247,7 @@ def test_foreign_files_are_refused(tmp_path: Path, part: str) -> None:
         store.append([record(KEYS="k")])
     (tmp_path / part).mkdir(exist_ok=True)
     (tmp_path / part / "notes.txt").touch()
-    with pytest.raises(StoreDamaged, match="does not belong"):
+    with pytest.raises(StoreDamaged, match="is not a store file"):
         Store.open(tmp_path, small_config())
 
 

@@ -131,7 +131,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "middle segment": (lambda root: log(root, 2).unlink(), "commitlog", "between 4096 and 12288"),
     "first segment": (lambda root: overwrite(log(root, 0), 0, bytes(4096)), f"{0:020d}", "closing"),
     "segment size": (lambda root: os.truncate(log(root, 1), 100), f"{4096:020d}", "100 bytes"),
-    "foreign": (lambda root: (root / "commitlog" / "x").touch(), "x", "does not belong"),
+    "foreign": (lambda root: (root / "commitlog" / "x").touch(), "x", "not a store file"),
     "directory": (lambda root: (root / "commitlog" / ("9" * 20)).mkdir(parents=True), "9" * 20, ""),
     "queue file": (lambda root: queue(root, 1).unlink(), "0", "no file between 0 and 400"),
     "first queue file": (lambda root: queue(root, 0).unlink(), "0", "10 messages of the log"),
@@ -142,11 +142,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
         lambda root: overwrite(queue(root, 0), 0, other_queue(root)), f"{0:020d}", "of its queue",
     ),
     "queue": (lambda root: shutil.rmtree(queue(root, 0).parent), "0", "60 messages of the log"),
-    "foreign queue": (lambda root: (root / "consumequeue/Topic/x").mkdir(), "x", "not belong"),
-    "odd queue": (lambda root: (root / "consumequeue/Topic/007").mkdir(), "007", "not belong"),
-    "foreign topic": (lambda root: (root / "consumequeue/y").touch(), "y", "not belong"),
+    "foreign queue": (lambda root: (root / "consumequeue/Topic/x").mkdir(), "x", "not a store"),
+    "odd queue": (lambda root: (root / "consumequeue/Topic/007").mkdir(), "007", "not a store"),
+    "foreign topic": (lambda root: (root / "consumequeue/y").touch(), "y", "not a store"),
     "index size": (lambda root: os.truncate(index(root, 0), 50), "", "50 bytes"),
-    "foreign index": (lambda root: (root / "index" / "z").touch(), "z", "not belong"),
+    "foreign index": (lambda root: (root / "index" / "z").touch(), "z", "not a store"),
 }  # fmt: skip
 
 
