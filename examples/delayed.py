@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
+from datetime import timedelta
 
 from embedded import cluster
 from turbopump import LitePullConsumer, Message, Producer
-
-ONE_SECOND = 1
-"""The first of the broker's delay levels: 1s 5s 10s 30s 1m 2m …"""
 
 
 def main() -> int:
     with cluster() as nameserver, Producer("reminders", nameserver=nameserver) as producer:
         producer.send(Message("delayed", b"now"))
-        producer.send(Message("delayed", b"later", delay_level=ONE_SECOND))
+        producer.send(Message("delayed", b"later", delay=timedelta(seconds=1)))
         sent = time.monotonic()
         with LitePullConsumer("clock", nameserver=nameserver, start_from="first") as consumer:
             consumer.assign(consumer.queues("delayed"))

@@ -20,7 +20,14 @@ if TYPE_CHECKING:
         average,
         average_by_circle,
     )
-    from turbopump.client.blocking import LitePullConsumer, Producer, PullConsumer, PushConsumer
+    from turbopump.client.blocking import (
+        LitePullConsumer,
+        Producer,
+        PullConsumer,
+        PushConsumer,
+        Worker,
+        run,
+    )
     from turbopump.client.blocking_transactions import Transaction, TransactionProducer
     from turbopump.client.calls import (
         Found,
@@ -31,6 +38,7 @@ if TYPE_CHECKING:
     )
     from turbopump.client.config import ClientConfig
     from turbopump.client.delivery.results import ConsumeContext, ConsumeResult
+    from turbopump.client.handlers import consumer
     from turbopump.client.outgoing import MessageRules, split_batch
     from turbopump.client.producer_config import ProducerConfig
     from turbopump.client.pull_config import FetchLimits, LitePullConfig, PullConfig, PullTimes
@@ -79,10 +87,13 @@ else:
         "Transaction": "turbopump.client.blocking_transactions",
         "TransactionProducer": "turbopump.client.blocking_transactions",
         "TransactionState": "turbopump.client.transaction_ends",
+        "Worker": "turbopump.client.blocking",
         "average": "turbopump.client.allocation",
         "average_by_circle": "turbopump.client.allocation",
         "by_chance": "turbopump.client.selectors",
         "by_hash": "turbopump.client.selectors",
+        "consumer": "turbopump.client.handlers",
+        "run": "turbopump.client.blocking",
         "split_batch": "turbopump.client.outgoing",
     }
 
@@ -91,6 +102,9 @@ else:
         if home is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(import_module(home), name)
+
+    def __dir__():
+        return sorted({*globals(), *__all__})
 
 
 __all__ = [
@@ -131,10 +145,13 @@ __all__ = [
     "TransactionProducer",
     "TransactionState",
     "TurbopumpError",
+    "Worker",
     "__version__",
     "average",
     "average_by_circle",
     "by_chance",
     "by_hash",
+    "consumer",
+    "run",
     "split_batch",
 ]

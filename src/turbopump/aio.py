@@ -25,6 +25,7 @@ from turbopump.client.calls import (
 )
 from turbopump.client.config import ClientConfig
 from turbopump.client.delivery.results import ConsumeContext, ConsumeResult
+from turbopump.client.handlers import consumer
 from turbopump.client.lite_pull_consumer import LitePullConsumer
 from turbopump.client.outgoing import MessageRules, split_batch
 from turbopump.client.producer import Producer
@@ -39,6 +40,7 @@ from turbopump.client.send_hooks import SendReceipt
 from turbopump.client.session import Session
 from turbopump.client.transaction_ends import TransactionState
 from turbopump.client.transactions import Transaction, TransactionProducer
+from turbopump.client.worker import Worker
 from turbopump.errors import TurbopumpError
 from turbopump.filters.code import CodeFilter
 from turbopump.filters.sql92 import Sql
@@ -84,9 +86,11 @@ __all__ = [
     "TransactionProducer",
     "TransactionState",
     "TurbopumpError",
+    "Worker",
     "average",
     "average_by_circle",
     "by_chance",
     "by_hash",
+    "consumer",
     "split_batch",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import NewType
 
 from msgspec import Struct, field
@@ -42,7 +43,8 @@ class Message(_TopicAndBody, frozen=True, kw_only=True):
 
     ::
 
-        Message("orders", b'{"order": 42}', tags="created", keys=["42"], delay_level=3)
+        Message("orders", b'{"order": 42}', tags="created", keys=["42"])
+        Message("reminders", b"pay", delay=timedelta(minutes=5))
     """
 
     tags: str | None = None
@@ -55,7 +57,10 @@ class Message(_TopicAndBody, frozen=True, kw_only=True):
     """The sender's own, by name; names of the protocol are reserved."""
 
     delay_level: int = 0
-    """Which of the broker's delays to deliver after, from 1 on; 0 delivers at once."""
+    """Which of the broker's delays to deliver after, from 1 on; 0 delivers immediately."""
+
+    delay: timedelta | None = None
+    """Delivers after the shortest of the broker's delays that is not earlier."""
 
     flag: int = 0
     """A number for the application, carried along."""

@@ -14,11 +14,12 @@ from turbopump.broker import config as broker_config
 from turbopump.broker.broker import Broker
 from turbopump.broker.config import IdentityConfig, LimitsConfig, TransactionsConfig
 from turbopump.machine.files import REAL_FILES
-from turbopump.store.config import StoreConfig, parse_delay_levels
+from turbopump.store.config import StoreConfig
 from turbopump.testing import MemoryNetwork, virtual_machine, virtual_time
 from turbopump.wire import framing
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.command import Command, whole_body
+from turbopump.wire.delay_levels import parse_delay_levels
 from turbopump.wire.headers import CheckTransactionState
 from turbopump.wire.record import decode_record
 from vectors import DATA, frames

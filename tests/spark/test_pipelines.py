@@ -349,7 +349,7 @@ def test_redrive_says_what_is_wrong(
     assert "there is no group 'nobody-knows'" in unknown.stderr
     unsure = run("redrive", "TOOLS_CONSUMER")
     assert unsure.exit_code == 2
-    assert "add --yes" in unsure.stderr
+    assert "pass --yes" in unsure.stderr
     with pytest.raises(NotThere, match="no dead letter of group 'TOOLS_CONSUMER'"):
         redrive(spark, "TOOLS_CONSUMER", broker.nameserver, to=Destination.RETRY)
     with pytest.raises(InvalidArgument, match="rate_per_s must be a number above 0, got 0"):

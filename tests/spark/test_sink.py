@@ -171,7 +171,7 @@ def test_rows_of_a_queue_keep_their_order(
             {"topic": "t", "batchsize": "none"},
             ["batchSize must be a whole number, got 'none'"],
         ),
-        ("'x' body", {"topic": "a topic"}, ["topic is 'a topic'"]),
+        ("'x' body", {"topic": "a topic"}, ["got 'a topic'"]),
     ],
 )
 def test_driver_refuses_what_cannot_work(

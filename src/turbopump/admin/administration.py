@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
@@ -34,7 +35,7 @@ class Admin:
 
     def __init__(
         self,
-        nameserver: str = "",
+        nameserver: str | Sequence[str] = "",
         *,
         client: ClientConfig | None = None,
         session: Session | None = None,

@@ -124,7 +124,7 @@ class Configuration:
         """Write one value to all name servers."""
         for name, text in (("namespace", namespace), ("key", key)):
             if not text.strip():
-                raise InvalidArgument(f"{name} is {text!r}: it must not be blank")
+                raise InvalidArgument(f"{name} must not be blank, got {text!r}")
         entry = headers.KvEntry(namespace=namespace, key=key, value=value)
         await self._servers.ask_every_nameserver(RequestCode.PUT_KV_CONFIG, entry)
 
@@ -148,7 +148,7 @@ def _settings(text: bytes) -> dict[str, str]:
 
 def _require_some(settings: Mapping[str, str]) -> None:
     if not settings:
-        raise InvalidArgument("no setting is given: key=value is allowed")
+        raise InvalidArgument("specify at least one setting as key=value")
 
 
 def _require_known(server: str, current: Mapping[str, str], settings: Mapping[str, str]) -> None:

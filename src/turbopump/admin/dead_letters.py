@@ -357,6 +357,6 @@ def _check_destination(topic: str) -> None:
     check_topic_for_sending(topic)
     if topic.startswith(DEAD_LETTER_PREFIX):
         raise InvalidArgument(
-            f"letters cannot go to {topic!r}: it holds dead letters; origin, retry, or a topic "
-            "that is consumed is allowed"
+            f"destination must be origin, retry or a topic that is consumed, got {topic!r}, which "
+            "holds dead letters"
         )

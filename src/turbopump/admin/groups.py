@@ -198,7 +198,7 @@ class Groups:
         }
         given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
         if not given:
-            raise InvalidArgument(f"nothing to change is given: {', '.join(named)} are allowed")
+            raise InvalidArgument(f"nothing to change; specify {', '.join(named)}")
         masters = await self._servers.masters(cluster)
         tables = await gathered(self._table(node) for node in masters)
         known = [(n, t[group]) for n, t in zip(masters, tables, strict=True) if group in t]
@@ -358,7 +358,9 @@ class Groups:
         nodes = await self._servers.readable()
         members = sorted(await self._connections(group, nodes))
         if client_id is None and len(members) > 1:
-            raise InvalidArgument(f"group {group!r} has several members: {', '.join(members)}")
+            raise InvalidArgument(
+                f"group {group!r} has several members; specify one of {', '.join(members)}"
+            )
         if not members:
             raise AdministrationError(f"group {group!r} has no members")
         chosen = client_id or members[0]
@@ -462,7 +464,7 @@ def _check_numbers(settings: GroupSettings) -> None:
         ("slow_broker_id", settings.slow_broker_id, 0, _INT_MAX),
     ):
         if not least <= number <= most:
-            raise InvalidArgument(f"{name} is {number}: {least} to {most} is allowed")
+            raise InvalidArgument(f"{name} must be {least}–{most}, got {number}")
 
 
 def _settings(config: GroupConfig) -> GroupSettings:

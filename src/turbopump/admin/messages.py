@@ -95,7 +95,7 @@ class Messages:
         broker to make it: a misspelt name would otherwise become a topic.
         """
         if queue is not None and sharding_key is not None:
-            raise InvalidArgument("queue and sharding_key: one of the two is allowed")
+            raise InvalidArgument("pass queue or sharding_key, not both")
         if not create_topic:
             await self._servers.route(message.topic)
         to: To = queue if sharding_key is None else by_hash(sharding_key)
@@ -227,7 +227,7 @@ class Messages:
     async def at(self, queue: MessageQueue, offset: int) -> MessageView:
         """Read the message at an offset of a queue; raises NotThere."""
         if offset < 0:
-            raise InvalidArgument(f"offset is {offset}: 0 or more is allowed")
+            raise InvalidArgument(f"offset must be 0 or more, got {offset}")
         limits = _limits_of(queue, (await self._topics.status(queue.topic)).queues)
         place = f"{queue} at offset {offset}"
         if not limits.min_offset <= offset < limits.max_offset:
@@ -240,7 +240,7 @@ class Messages:
     async def span(self, topic: str, begin: datetime, end: datetime | None = None) -> Span:
         """Work out which messages were stored from a moment on and before another."""
         if end is not None and AtTime(end).epoch_ms < AtTime(begin).epoch_ms:
-            raise InvalidArgument(f"the end {end} is before the beginning {begin}")
+            raise InvalidArgument(f"end must not be before begin, got {begin} to {end}")
         stop = Latest() if end is None else AtTime(end)
         limits = (await self._topics.status(topic)).queues
         begins = await gathered(self._reader.offset_of(each, AtTime(begin)) for each in limits)

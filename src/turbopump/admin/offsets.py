@@ -293,5 +293,5 @@ def _chosen(
     unknown = sorted(queue for queue in queues if queue not in known)
     if unknown:
         names = ", ".join(f"{queue.broker}:{queue.queue_id}" for queue in sorted(known))
-        raise InvalidArgument(f"queue {unknown[0]} is not there: {names} are")
+        raise InvalidArgument(f"queue {unknown[0]} does not exist; there are {names}")
     return [each for each in every if each.queue in queues]

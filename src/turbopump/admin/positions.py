@@ -37,7 +37,7 @@ class AtOffset:
 
     def __post_init__(self) -> None:
         if self.offset < 0:
-            raise InvalidArgument(f"offset is {self.offset}: 0 or more is allowed")
+            raise InvalidArgument(f"offset must be 0 or more, got {self.offset}")
 
 
 Position = Earliest | Latest | AtTime | AtOffset
@@ -51,7 +51,7 @@ class Last:
 
     def __post_init__(self) -> None:
         if self.count < 1:
-            raise InvalidArgument(f"count is {self.count}: at least 1 is allowed")
+            raise InvalidArgument(f"count must be at least 1, got {self.count}")
 
 
 Start = Position | Last

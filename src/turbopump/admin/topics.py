@@ -204,8 +204,7 @@ class Topics:
         """Change a topic where it is, only in what is given; return it as before and after."""
         if queues is None and read_queues is None and permission is None and is_ordered is None:
             raise InvalidArgument(
-                "nothing to change is given: queues, read_queues, permission, is_ordered are "
-                "allowed"
+                "nothing to change; specify queues, read_queues, permission or is_ordered"
             )
         nodes = await self._chosen(cluster, brokers)
         tables = await gathered(self._table(node) for node in nodes)
@@ -410,10 +409,10 @@ def _config(
 ) -> TopicConfig:
     if permission not in _PERMISSIONS:
         allowed = ", ".join(_PERMISSIONS)
-        raise InvalidArgument(f"permission is {permission!r}: {allowed} are allowed")
+        raise InvalidArgument(f"permission must be one of {allowed}, got {permission!r}")
     for name, number in (("queues", write_queues), ("read_queues", read_queues)):
         if not 1 <= number <= QUEUES_MAX:
-            raise InvalidArgument(f"{name} is {number}: 1 to {QUEUES_MAX} is allowed")
+            raise InvalidArgument(f"{name} must be 1–{QUEUES_MAX}, got {number}")
     return TopicConfig(
         topic_name=topic,
         read_queue_nums=read_queues,

@@ -18,7 +18,8 @@ from turbopump.broker.config import RECORD_EXTRA_BYTES, BrokerConfig, Role
 from turbopump.errors import InvalidArgument
 from turbopump.machine.process import memory_bytes
 from turbopump.settings import Settings, read_settings
-from turbopump.store.config import UNIT_BYTES, FlushMode, parse_delay_levels
+from turbopump.store.config import UNIT_BYTES, FlushMode
+from turbopump.wire.delay_levels import parse_delay_levels
 
 _log = logging.getLogger(__name__)
 

@@ -97,7 +97,7 @@ def reported() -> Iterator[None]:
     except UnicodeEncodeError as error:
         # Bytes on the command line that are not UTF-8 get here as half characters.
         _fail(
-            InvalidArgument(f"{error.object!r} is not UTF-8, as all but a body has to be"),
+            InvalidArgument(f"arguments other than the body must be UTF-8, got {error.object!r}"),
             BAD_INPUT,
         )
     except (TurbopumpError, OSError) as error:
@@ -110,8 +110,8 @@ def confirm(question: str, *, is_sure: bool, as_json: bool) -> None:
         return
     if as_json or not is_interactive():
         raise InvalidArgument(
-            f"{question} Nobody can be asked here: add --yes to do it, or --dry-run to see what "
-            "it would do"
+            f"{question} No terminal to confirm on; pass --yes to proceed, or --dry-run to see "
+            "what it would do"
         )
     typer.confirm(question, abort=True)
 
@@ -132,21 +132,21 @@ def advice(error: Exception) -> str | None:
     match error:
         case NoNameServer():
             return (
-                "Is one running? `turbopump standalone` starts one. Elsewhere: --nameserver "
-                f"HOST:PORT, or set {NAMESERVER_VARIABLE}."
+                "Start one with `turbopump standalone`, or pass --nameserver HOST:PORT or set "
+                f"{NAMESERVER_VARIABLE}."
             )
         case NotThere():
             return _where_to_look(error.kind, error.name)
         case AlreadyThere():
-            return "`update` in place of `create` changes it."
+            return "Use `update` to change it."
         case StillInUse():
-            return "Stop its members first; `turbopump group members` shows who they are."
+            return "Stop its members first; `turbopump group members` lists them."
         case ConnectFailed():
             return "`turbopump cluster status` shows which brokers answer."
         case RemoteError(code=ResponseCode.NO_PERMISSION):
             return (
-                "`turbopump topic route` and `turbopump group list` show who may do what, "
-                "`topic update --permission` and `group update --consume` change it."
+                "`turbopump topic route` and `turbopump group list` show permissions; change them "
+                "with `topic update --permission` and `group update --consume`."
             )
         case _:
             return None
@@ -155,13 +155,15 @@ def advice(error: Exception) -> str | None:
 def _where_to_look(kind: str, name: str) -> str | None:
     match kind:
         case "topic" | "group":
-            return f"`turbopump {kind} list` shows all, `turbopump {kind} create {name}` makes it."
+            return (
+                f"`turbopump {kind} list` lists all; `turbopump {kind} create {name}` creates it."
+            )
         case "cluster" | "broker":
-            return "`turbopump cluster list` shows all."
+            return "`turbopump cluster list` lists all."
         case "message":
             return "An id that a producer gave is found with --topic only."
         case _ if kind.startswith("message of topic"):
-            return "Brokers forget old messages; `turbopump message query` finds by key or time."
+            return "Brokers delete old messages; `turbopump message query` finds others."
         case _:
             return None
 

@@ -53,7 +53,7 @@ def list_clusters(nameserver: NameServerOption = NAMESERVER, json: JsonOption = 
         Column("broker_id", "ID", "number"),
         Column("address", "ADDRESS"),
     )
-    Output(as_json=json).rows(rows, columns, nothing="No broker is registered.")
+    Output(as_json=json).rows(rows, columns, nothing="No brokers are registered.")
 
 
 @app.command()
@@ -79,7 +79,7 @@ def status(
         Column("disk_used", "DISK", "part"),
         *([Column("error", "ERROR")] if any(row["error"] for row in rows) else []),
     )
-    Output(as_json=json).rows(rows, columns, nothing="No broker is registered.")
+    Output(as_json=json).rows(rows, columns, nothing="No brokers are registered.")
     if any(row["error"] for row in rows):
         raise typer.Exit(1)
 
@@ -113,14 +113,14 @@ def drain(
             admin.configuration.broker(broker)
             output.done(
                 {"broker": broker, "topics": None, "dry_run": True},
-                f"All topics of broker {broker} would be closed to producers.",
+                f"Would stop routing producers to all topics of broker {broker}.",
             )
             return
-        confirm(f"Close broker {broker} to producers?", is_sure=yes, as_json=json)
+        confirm(f"Stop routing producers to broker {broker}?", is_sure=yes, as_json=json)
         count = admin.clusters.wipe_write_permission(broker)
         output.done(
             {"broker": broker, "topics": count, "dry_run": False},
-            f"{count} topics of broker {broker} are closed to producers.",
+            f"Stopped routing producers to {count} topics of broker {broker}.",
         )
 
 
@@ -132,7 +132,8 @@ def restore(
     with administration(nameserver) as admin:
         count = admin.clusters.add_write_permission(broker)
     Output(as_json=json).done(
-        {"broker": broker, "topics": count}, f"{count} topics of broker {broker} are open again."
+        {"broker": broker, "topics": count},
+        f"Producers are routed to {count} topics of broker {broker} again.",
     )
 
 

@@ -144,7 +144,7 @@ def put_kv(
     with administration(nameserver) as admin:
         admin.configuration.put_key_value(namespace, key, value)
     row = {"namespace": namespace, "key": key, "value": value}
-    Output(as_json=json).done(row, f"{namespace} {key} is {value} now.")
+    Output(as_json=json).done(row, f"Set {namespace} {key} to {value}.")
 
 
 @app.command()
@@ -162,11 +162,11 @@ def delete_kv(
         value = admin.configuration.key_value(namespace, key)
         row = {"namespace": namespace, "key": key, "value": value, "dry_run": dry_run}
         if dry_run:
-            output.done(row, f"Would delete {namespace} {key}, which is {value}.")
+            output.done(row, f"Would delete {namespace} {key}, currently {value}.")
             return
-        confirm(f"Delete {namespace} {key}, which is {value}?", is_sure=yes, as_json=json)
+        confirm(f"Delete {namespace} {key}, currently {value}?", is_sure=yes, as_json=json)
         admin.configuration.delete_key_value(namespace, key)
-    output.done(row, f"{namespace} {key} is deleted.")
+    output.done(row, f"Deleted {namespace} {key}.")
 
 
 # --- inside ---------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def _print_settings(found: dict[str, dict[str, str]], keys: Sequence[str], outpu
         for key in sorted(settings)
         if not keys or key in keys
     ]
-    output.rows(rows, _SETTINGS, nothing="There are no settings.")
+    output.rows(rows, _SETTINGS, nothing="No settings.")
 
 
 def _is_confirmed(
@@ -195,7 +195,11 @@ def _is_confirmed(
 ) -> bool:
     """Show what would change and ask; False when there is nothing (more) to do."""
     if dry_run or not changes:
-        nothing = "Nothing would change." if dry_run else "Nothing changed: all is so already."
+        nothing = (
+            "Nothing would change."
+            if dry_run
+            else "Nothing changed: the settings already have these values."
+        )
         _print_changes(changes, output, is_done=False, nothing=nothing)
         return False
     if not yes and not output.as_json:
@@ -207,7 +211,7 @@ def _is_confirmed(
 def _tell_changed(changes: Sequence[SettingChange], output: Output, *, is_shown: bool) -> None:
     """Say what servers tell of themselves after a change."""
     if output.as_json or not is_shown:
-        nothing = "Nothing changed: to the servers, these are the values they had."
+        nothing = "Nothing changed: the servers already had these values."
         _print_changes(changes, output, is_done=True, nothing=nothing)
     if not output.as_json and changes:
         typer.echo("Changed.")

@@ -92,7 +92,7 @@ def list_letters(
     output = Output(as_json=json)
     with administration(nameserver) as admin:
         if limit < 1:
-            raise InvalidArgument(f"limit is {limit}: at least 1 is allowed")
+            raise InvalidArgument(f"limit must be at least 1, got {limit}")
         if group is None:
             _list_groups(admin, output)
             return
@@ -106,7 +106,7 @@ def list_letters(
             ) as letters,
         ):
             rows = [_row(each) if json else _shown(each) for each in islice(letters, limit)]
-    output.rows(rows, _LETTERS, nothing=f"Group {group} has no such dead letters.")
+    output.rows(rows, _LETTERS, nothing=f"Group {group} has no matching dead letters.")
 
 
 @app.command()
@@ -173,12 +173,12 @@ def redrive(
     with administration(nameserver) as admin:
         _require(admin, group)
         span = _span(admin, group, since, until)
-        question = f"Send on up to {format_number(span.messages)} dead letters of {group} to {to}?"
+        question = f"Redrive up to {format_number(span.messages)} dead letters of {group} to {to}?"
         if not dry_run:
             confirm(question, is_sure=yes, as_json=json)
         outcomes: Counter[Outcome] = Counter()
         missing = set(letter or ())
-        with progress_bar("Sending on", span.messages) as advance:
+        with progress_bar("Redriving", span.messages) as advance:
             for done in admin.dead_letters.redrive(
                 group,
                 to=_destination(to),
@@ -237,7 +237,9 @@ def export(
                 count += 1
     if output is not None:
         value = {"group": group, "file": str(output), "letters": count}
-        Output(as_json=json).done(value, f"{format_number(count)} dead letters are in {output}.")
+        Output(as_json=json).done(
+            value, f"Exported {format_number(count)} dead letters to {output}."
+        )
 
 
 # --- inside ---------------------------------------------------------------------------------------
@@ -290,7 +292,7 @@ def _destination(text: str) -> Destination | str:
 
 def _tell_outcomes(group: str, outcomes: Counter[Outcome]) -> None:
     if not outcomes:
-        typer.echo(f"Group {group} has no such dead letters.")
+        typer.echo(f"Group {group} has no matching dead letters.")
     for outcome, count in sorted(outcomes.items(), key=lambda each: each[0].value):
         typer.echo(f"{format_number(count)} {outcome.value}")
 
@@ -299,15 +301,15 @@ def _fail_if_left(group: str, outcomes: Counter[Outcome], missing: Collection[st
     left = sum(count for outcome, count in outcomes.items() if outcome.is_left)
     if left:
         typer.echo(
-            f"turbopump: {left} dead letters of {group} have no topic to go back to\n"
-            "  --to sends them to another; --create-topic makes one again that was deleted.",
+            f"turbopump: {left} dead letters of {group} have no topic to return to\n"
+            "  Use --to for another topic, or --create-topic to re-create a deleted one.",
             err=True,
         )
     if missing:
         typer.echo(
-            f"turbopump: no dead letter of group {group} that is meant has the id "
+            f"turbopump: no matching dead letter of group {group} has the id "
             f"{', '.join(sorted(missing))}\n"
-            f"  `turbopump dlq list {group}` shows all.",
+            f"  `turbopump dlq list {group}` lists all.",
             err=True,
         )
     if left or missing:
@@ -347,7 +349,7 @@ def _writing(path: Path | None, *, force: bool) -> Iterator[TextIO]:
         yield sys.stdout
         return
     if not force and path.exists():
-        raise InvalidArgument(f"file {path} is there already: --force writes over it")
+        raise InvalidArgument(f"file {path} already exists; pass --force to overwrite it")
     if path.exists() and not path.is_file():
         # A pipe or device has no other name to take.
         with path.open("w", encoding="utf-8") as file:

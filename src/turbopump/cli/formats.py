@@ -26,8 +26,8 @@ def parse_time(text: str, now: datetime) -> datetime:
         moment.timestamp()
     except (ValueError, OverflowError, OSError):
         raise InvalidArgument(
-            f"time {text!r}: 2026-03-01T12:00:00, 15m (so long ago; s, m, h, d), now, or "
-            "milliseconds since 1970 are allowed, in the years 1 to 9999"
+            "time must be now, 2026-03-01T12:00:00, 15m (ago; s, m, h, d) or milliseconds "
+            f"since 1970, in the years 1 to 9999, got {text!r}"
         ) from None
     return moment
 
@@ -58,7 +58,7 @@ def parse_queues(texts: Sequence[str], known: Iterable[MessageQueue]) -> list[Me
         ]
         if not found:
             names = ", ".join(f"{queue.broker}:{queue.queue_id}" for queue in every)
-            raise InvalidArgument(f"queue {text!r} is not there: {names or 'none'} are")
+            raise InvalidArgument(f"queue {text!r} does not exist; there are {names or 'none'}")
         chosen += found
     return list(dict.fromkeys(chosen))
 
@@ -69,7 +69,7 @@ def parse_pairs(texts: Iterable[str], what: str) -> dict[str, str]:
     for text in texts:
         name, mark, value = text.partition("=")
         if not mark or not name.strip():
-            raise InvalidArgument(f"{what} {text!r}: name=value is allowed")
+            raise InvalidArgument(f"{what} must be name=value, got {text!r}")
         found[name.strip()] = value
     return found
 

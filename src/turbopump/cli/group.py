@@ -72,7 +72,9 @@ def list_groups(
         *_SETTINGS[1:3],
         Column("brokers", "BROKERS"),
     )
-    Output(as_json=json).rows(rows, columns, nothing="No group yet: consuming makes one.")
+    Output(as_json=json).rows(
+        rows, columns, nothing="No groups; the first consumer of a group creates it."
+    )
 
 
 @app.command()
@@ -93,7 +95,7 @@ def create(
     with administration(nameserver) as admin:
         brokers = admin.groups.create(settings, cluster)
     value = {**_settings_row(settings), "brokers": list(brokers)}
-    Output(as_json=json).done(value, f"Group {group} is made on {', '.join(brokers)}.")
+    Output(as_json=json).done(value, f"Created group {group} on {', '.join(brokers)}.")
 
 
 @app.command()
@@ -157,8 +159,9 @@ def update(
     after = [{"broker": each.broker, **_settings_row(each.after)} for each in changes]
     value = {"before": before, "after": after}
     columns = (Column("broker", "BROKER"), *_SETTINGS)
-    told = "is changed" if before != after else "was like this already"
-    Output(as_json=json).one(value, after, columns, f"Group {group} {told}.")
+    is_changed = before != after
+    done = f"Changed group {group}." if is_changed else f"Group {group} is already like this."
+    Output(as_json=json).one(value, after, columns, done)
 
 
 @app.command()
@@ -190,7 +193,7 @@ def delete(
             group, cluster=cluster, with_dead_letters=dead_letters, force=force
         )
     also = f" with {', '.join(topics)}" if topics else ""
-    output.done({**value, "topics": list(topics)}, f"Group {group} is deleted{also}.")
+    output.done({**value, "topics": list(topics)}, f"Deleted group {group}{also}.")
 
 
 @app.command()
@@ -274,7 +277,7 @@ def _progress_of_all(admin: Admin, topic: str | None, output: Output) -> None:
         Column("delay_ms", "DELAY", "duration"),
         Column("consumed_per_s", "PER S", "number"),
     )
-    output.rows(rows, columns, nothing="No group yet: consuming makes one.")
+    output.rows(rows, columns, nothing="No groups; the first consumer of a group creates it.")
 
 
 def _progress_row(found: Progress) -> dict[str, Any]:

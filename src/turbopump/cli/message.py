@@ -119,9 +119,9 @@ def send(
         "status": receipt.status.name,
     }
     if delay_level:
-        text = f"{receipt.message_id} is stored, and comes to {receipt.queue} after {delay}."
+        text = f"Stored {receipt.message_id}, to be delivered to {receipt.queue} after {delay}."
     else:
-        text = f"{receipt.message_id} is stored in {receipt.queue} at {receipt.queue_offset}."
+        text = f"Stored {receipt.message_id} in {receipt.queue} at offset {receipt.queue_offset}."
     Output(as_json=json).done(value, text)
 
 
@@ -161,7 +161,7 @@ def tail(
     with administration(nameserver) as admin, suppress(KeyboardInterrupt):
         begin = _start(start, last)
         if count is not None and count < 1:
-            raise InvalidArgument(f"count is {count}: at least 1 is allowed")
+            raise InvalidArgument(f"count must be at least 1, got {count}")
         wanted = _wanted(tags, sql)
         with closing(admin.messages.tail(topic, tags=wanted, start=begin, follow=follow)) as coming:
             for message in islice(coming, count):
@@ -217,7 +217,7 @@ def consume(
         if dry_run:
             unknown = {"result": None, "spent_ms": None, "remark": None}
             output.done(
-                {**value, **unknown, "dry_run": True}, f"{client_id} would get {message_id}."
+                {**value, **unknown, "dry_run": True}, f"Would give {message_id} to {client_id}."
             )
             return
         confirm(f"Let {client_id} consume {message_id}?", is_sure=yes, as_json=json)
@@ -269,7 +269,7 @@ def query(
     with administration(nameserver) as admin:
         _require_one_way(key, unique_key, queue, offset, since, until)
         if limit < 1:
-            raise InvalidArgument(f"limit is {limit}: at least 1 is allowed")
+            raise InvalidArgument(f"limit must be at least 1, got {limit}")
         if unique_key is not None:
             found: Sequence[MessageView] = admin.messages.by_unique_key(topic, unique_key)
         elif key is not None:
@@ -292,13 +292,13 @@ def _require_one_way(
     until: str | None,
 ) -> None:
     if (queue is None) != (offset is None):
-        raise InvalidArgument("--queue and --offset: both or none are allowed")
+        raise InvalidArgument("specify both --queue and --offset, or neither")
     in_time = key is None and (since is not None or until is not None)
     ways = [key is not None, unique_key is not None, queue is not None, in_time]
     if sum(ways) != 1:
         raise InvalidArgument(
-            f"{sum(ways)} ways to look: one of --key, --unique-key, --queue with --offset, and "
-            "--since or --until is needed"
+            "specify exactly one of --key, --unique-key, --queue with --offset, and --since or "
+            "--until"
         )
 
 
@@ -339,7 +339,7 @@ def _delay(admin: Admin, topic: str, level: int, *, may_be_missing: bool) -> str
     They would take their longest delay for it, and not say so.
     """
     if level < 0:
-        raise InvalidArgument(f"delay level is {level}: 0 or more is allowed")
+        raise InvalidArgument(f"delay level must be 0 or more, got {level}")
     if level == 0:
         return ""
     try:
@@ -353,8 +353,8 @@ def _delay(admin: Admin, topic: str, level: int, *, may_be_missing: bool) -> str
         delays = admin.configuration.broker(broker).get("messageDelayLevel", "").split()
         if delays and level > len(delays):
             raise InvalidArgument(
-                f"delay level is {level}: 1 to {len(delays)} is allowed on broker {broker}, "
-                f"for {', '.join(delays)}"
+                f"delay level must be 1–{len(delays)} on broker {broker}, got {level}; the levels "
+                f"are {', '.join(delays)}"
             )
         texts += delays[level - 1 : level]
     return " or ".join(dict.fromkeys(texts)) or f"the delay of level {level}"
@@ -365,7 +365,7 @@ def _one_queue(admin: Admin, topic: str, text: str) -> MessageQueue:
     found = parse_queues([text], known) or []
     if len(found) != 1:
         names = ", ".join(f"{queue.broker}:{queue.queue_id}" for queue in found)
-        raise InvalidArgument(f"queue {text!r} is one of several: {names}; name the broker too")
+        raise InvalidArgument(f"queue {text!r} is ambiguous; specify one of {names}")
     return found[0]
 
 
@@ -375,7 +375,7 @@ def _wanted(tags: str, sql: str | None) -> str | Sql:
     if sql is None:
         return tags
     if tags != "*":
-        raise InvalidArgument("pass either --tags or --sql, not both")
+        raise InvalidArgument("specify --tags or --sql, not both")
     return Sql(sql)
 
 
@@ -384,7 +384,7 @@ def _start(text: str, last: int | None) -> Start:
 
     if last is not None:
         if text != "now":
-            raise InvalidArgument("--from and --last: one of the two is allowed")
+            raise InvalidArgument("specify --from or --last, not both")
         return Last(last)
     if text == "now":
         return Latest()
@@ -393,12 +393,12 @@ def _start(text: str, last: int | None) -> Start:
 
 def _body(text: str | None, file: Path | None) -> bytes:
     if text is not None and text != STDIN and file is not None:
-        raise InvalidArgument("a body and --file: one of the two is allowed")
+        raise InvalidArgument("specify a body or --file, not both")
     if file is not None:
         return file.read_bytes()
     if text is not None and text != STDIN:
         # What is not UTF-8 on the command line is a body nevertheless.
         return os.fsencode(text)
     if text is None and sys.stdin.isatty():
-        raise InvalidArgument("no body: give it as text, with --file, or - to read it from stdin")
+        raise InvalidArgument("no body; pass it as text, with --file, or pass - to read stdin")
     return sys.stdin.buffer.read()

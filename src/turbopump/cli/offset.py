@@ -129,19 +129,24 @@ def clone(
         rows = _rows(changes)
         value = {"source": source, "destination": destination, "dry_run": dry_run, "queues": rows}
         if not changes:
-            raise InvalidArgument(f"group {source!r} has no progress that could be copied")
+            raise InvalidArgument(f"group {source!r} has no committed offsets to copy")
         if dry_run:
-            output.one(value, rows, _COLUMNS, f"Group {destination} would go on like this.")
+            output.one(value, rows, _COLUMNS, f"Would set these offsets of group {destination}.")
             return
         if not yes and not json:
             output.one(value, rows, _COLUMNS, "")
         confirm(
-            f"Let {destination} go on where {source} is, in {len(rows)} queues?",
+            f"Copy the offsets of {source} to {destination} in {len(rows)} queues?",
             is_sure=yes,
             as_json=json,
         )
         admin.offsets.clone(source, destination, topic, create=create)
-        output.one(value, rows if yes else [], _COLUMNS, f"Group {destination} goes on there.")
+        output.one(
+            value,
+            rows if yes else [],
+            _COLUMNS,
+            f"Copied the offsets of {source} to {destination}.",
+        )
 
 
 def _position(
@@ -160,8 +165,7 @@ def _position(
         given.append(Latest())
     if len(given) != 1:
         raise InvalidArgument(
-            f"{len(given)} places to go to: one of --to-time, --to-offset, --to-earliest and "
-            "--to-latest is needed"
+            "specify exactly one of --to-time, --to-offset, --to-earliest and --to-latest"
         )
     return given[0]
 
@@ -187,7 +191,7 @@ def _carry_out(admin: Admin, plan: Plan, output: Output, *, dry_run: bool, yes: 
         output.one(value, rows, _COLUMNS, f"{effect}; the group is {state}.")
     confirm(f"Reset group {plan.group} in {plan.topic}?", is_sure=yes, as_json=output.as_json)
     admin.offsets.apply(plan)
-    told = " Its members go on there within seconds." if plan.is_running else ""
+    told = " Its members resume there within seconds." if plan.is_running else ""
     output.one(value, [] if is_shown else rows, _COLUMNS, f"Reset: {effect}.{told}")
 
 

@@ -19,7 +19,7 @@ _PORT_MAX = 0xFFFF
 def _parse_port(text: str) -> int:
     # The parser of typer does not say what was given.
     if not text.isdecimal() or int(text) > _PORT_MAX:
-        raise typer.BadParameter(f"{text!r}: 0 to {_PORT_MAX} is allowed")
+        raise typer.BadParameter(f"must be 0–{_PORT_MAX}, got {text!r}")
     return int(text)
 
 
@@ -68,7 +68,7 @@ def settings_of(section: str, settings: Settings, *, has_plain: bool = True) -> 
     for key, value in settings.items():
         owner, dot, name = key.rpartition(".")
         if dot and owner not in SECTIONS:
-            raise InvalidArgument(f"{key}: {owner} is not a section: {' and '.join(SECTIONS)} are")
+            raise InvalidArgument(f"{key}: section must be {' or '.join(SECTIONS)}, got {owner}")
         if owner == section:
             found[name] = value
         elif not dot:

@@ -375,14 +375,14 @@ def _require_above_0(
 ) -> None:
     if value is None or 0 < value <= (most or sys.float_info.max) or (or_0 and value == 0):
         return
-    limit = "" if most is None else f", {most:.0f} at most"
-    least = "0 or more" if or_0 else "a number above 0"
-    raise InvalidArgument(f"{option} is {value}: {least} is allowed{limit}")
+    limit = "" if most is None else f" and at most {most:.0f}"
+    least = "0 or more" if or_0 else "above 0"
+    raise InvalidArgument(f"{option} must be {least}{limit}, got {value}")
 
 
 def _require_speed(speed: float | None) -> None:
     if speed is not None and not _SPEED_MIN <= speed < inf:
-        raise InvalidArgument(f"--speed is {speed}: a number is allowed, {_SPEED_MIN} at least")
+        raise InvalidArgument(f"--speed must be at least {_SPEED_MIN}, got {speed}")
 
 
 def _require_topics(nameserver: str, topics: Sequence[str]) -> None:
@@ -404,7 +404,7 @@ def _require_nameserver(nameserver: str) -> None:
 def _require_archive(path: str) -> None:
     """What lies elsewhere is for Spark to find."""
     if ":" not in path and not Path(path).is_dir():
-        raise InvalidArgument(f"archive is {path!r}: there is no such directory")
+        raise InvalidArgument(f"archive must be a directory, got {path!r}")
 
 
 def _targets(words: Sequence[str]) -> dict[str, str]:
@@ -413,7 +413,9 @@ def _targets(words: Sequence[str]) -> dict[str, str]:
         topic, mark, target = word.rpartition("=")
         key = topic if mark else _ANY
         if not target or (mark and not topic) or key in found:
-            raise InvalidArgument(f"--to {word!r}: TOPIC once, or FROM=TO once for each topic")
+            raise InvalidArgument(
+                f"--to must be TOPIC, or FROM=TO once for each topic, got {word!r}"
+            )
         found[key] = target
     return found
 

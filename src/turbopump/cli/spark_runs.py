@@ -79,9 +79,9 @@ def _check_master(master: str) -> None:
 
     if master.startswith("sc:"):
         raise InvalidArgument(
-            f"--master is {master!r}: pipelines do not run on Spark Connect, because they need "
-            "Spark's driver in their own process: local[N], spark://HOST:PORT or another master "
-            "is allowed"
+            "--master must be local[N], spark://HOST:PORT or another master, got "
+            f"{master!r}: pipelines need Spark's driver in their own process, which Spark Connect "
+            "does not have"
         )
     require_master(master)
 
@@ -153,7 +153,9 @@ def _stop_event() -> Iterator[threading.Event]:
 
     def on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - Python gives both
         stop.set()
-        sys.stderr.write("stopping after what is under way; once more to end at once\n")
+        sys.stderr.write(
+            "stopping after the current batch; press Ctrl-C again to stop immediately\n"
+        )
         for each in _STOP_SIGNALS:
             signal.signal(each, signal.SIG_DFL)
 

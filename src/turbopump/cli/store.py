@@ -67,14 +67,14 @@ def repair(
         rows = [{"topic": name, "messages": lost} for name, lost in losses.topics.items()]
         loss = f"about {format_number(losses.messages)} messages" if rows else "messages"
         if dry_run:
-            output.one(value, rows, _LOST_TOPICS, f"Would give up {loss}.")
+            output.one(value, rows, _LOST_TOPICS, f"Would abandon {loss}.")
             return
         if not json:
             output.one(value, rows, _LOST_TOPICS, f"Lost: {loss}.")
-        confirm(f"Give up {loss} of {directory}?", is_sure=yes, as_json=json)
+        confirm(f"Abandon {loss} of {directory}?", is_sure=yes, as_json=json)
         backup = store.repair(losses)
     value["backup"] = str(backup)
-    output.done(value, f"Repaired {directory}; what was changed is kept in {backup}.")
+    output.done(value, f"Repaired {directory}; backed up the changed files in {backup}.")
 
 
 def _value(directory: Path, losses: Losses | None) -> dict[str, Any]:
@@ -98,7 +98,9 @@ def verify(directory: StoreArgument, json: JsonOption = False) -> None:
 
     with reported(), progress_bar("checking", log_file_count(directory)) as step:
         if not (directory / "commitlog").is_dir():
-            raise InvalidArgument(f"{directory} must be a store: it has no directory commitlog")
+            raise InvalidArgument(
+                f"{directory} must be a store directory, but has no commitlog in it"
+            )
         found = inspect(directory, step)
     rows = [damage_row(each, directory) for each in found.damage]
     state = "running or crashed" if found.crashed else "stopped"

@@ -78,7 +78,7 @@ def list_topics(
         Column("permission", "PERM"),
         Column("brokers", "BROKERS"),
     )
-    nothing = "No topic yet: `turbopump topic create NAME` makes one."
+    nothing = "No topics; create one with `turbopump topic create NAME`."
     Output(as_json=json).rows(rows, columns, nothing=nothing)
 
 
@@ -109,7 +109,7 @@ def create(
         )
     rows = _broker_rows(made)
     Output(as_json=json).one(
-        {"topic": topic, "brokers": rows}, rows, _ON_BROKERS, f"Topic {topic} is made."
+        {"topic": topic, "brokers": rows}, rows, _ON_BROKERS, f"Created topic {topic}."
     )
 
 
@@ -154,9 +154,9 @@ def update(
         "dry_run": dry_run,
     }
     if before == after:
-        done = f"Topic {topic} is like this already."
+        done = f"Topic {topic} is already like this."
     else:
-        done = f"Topic {topic} would be like this." if dry_run else f"Topic {topic} is changed."
+        done = f"Would change topic {topic} to this." if dry_run else f"Changed topic {topic}."
     Output(as_json=json).one(value, _broker_rows(after), _ON_BROKERS, done)
 
 
@@ -185,7 +185,7 @@ def delete(
         confirm(f"Delete {loss}{readers}?", is_sure=yes, as_json=json)
         gone = admin.topics.delete(topic, cluster)
     value |= {"brokers": list(gone), "dry_run": False}
-    output.done(value, f"Topic {topic} is deleted.")
+    output.done(value, f"Deleted topic {topic}.")
 
 
 @app.command()
@@ -259,7 +259,9 @@ def groups(
     """List the groups that consume a topic, or did once."""
     with administration(nameserver) as admin:
         rows = [{"group": group} for group in admin.topics.groups(topic)]
-    Output(as_json=json).rows(rows, [Column("group", "GROUP")], nothing="No group consumes it.")
+    Output(as_json=json).rows(
+        rows, [Column("group", "GROUP")], nothing=f"No group consumes topic {topic}."
+    )
 
 
 def _broker_rows(topic: TopicInfo) -> list[dict[str, Any]]:

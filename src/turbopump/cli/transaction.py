@@ -63,7 +63,7 @@ def list_transactions(
         with closing(admin.transactions.list(group=group, broker=broker)) as found:
             wanted = (each for each in found if not given_up or _is_given_up(each))
             rows = [_row(each) if json else _shown(each) for each in islice(wanted, limit)]
-    nothing = "No transactions were given up." if given_up else "No transactions are open."
+    nothing = "No abandoned transactions." if given_up else "No open transactions."
     Output(as_json=json).rows(rows, _TRANSACTIONS, nothing=nothing)
 
 
@@ -125,7 +125,7 @@ def resume(
             value = {**_row(pending), "outcome": outcome}
             output.done(value, f"{pending.message.message_id}: {outcome}")
     if every and not chosen and not json:
-        typer.echo("No transactions were given up.")
+        typer.echo("No abandoned transactions.")
     _fail_if_left(failed, wanted - {each for pending in chosen for each in pending.ids})
 
 
@@ -144,8 +144,8 @@ def _fail_if_left(failed: int, missing: set[str]) -> None:
     if missing:
         ids = ", ".join(sorted(missing))
         typer.echo(
-            f"turbopump: no open or given up transaction has the id {ids}\n"
-            "  `turbopump transaction list` shows all.",
+            f"turbopump: no open or abandoned transaction has the id {ids}\n"
+            "  `turbopump transaction list` lists all.",
             err=True,
         )
     if missing or failed:

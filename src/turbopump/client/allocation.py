@@ -91,9 +91,7 @@ class ConsistentHash:
 
     def __post_init__(self) -> None:
         if self.virtual_nodes < 0:
-            raise InvalidArgument(
-                f"virtual_nodes is {self.virtual_nodes}: a whole number of at least 0 is allowed"
-            )
+            raise InvalidArgument(f"virtual_nodes must be 0 or more, got {self.virtual_nodes}")
 
     def __call__(
         self, queues: Sequence[MessageQueue], members: Sequence[str], me: str
@@ -196,11 +194,11 @@ def ring_hash(text: str) -> int:
 
 def _takes_part(queues: Collection[MessageQueue], members: Collection[str], me: str) -> bool:
     if not me:
-        raise InvalidArgument("me is empty: the id of this member is allowed")
+        raise InvalidArgument("me must be the id of this member, got an empty string")
     if not queues:
-        raise InvalidArgument("queues is empty: at least one queue is allowed")
+        raise InvalidArgument("queues must have at least one queue")
     if not members:
-        raise InvalidArgument("members is empty: at least one member is allowed")
+        raise InvalidArgument("members must have at least one member")
     return me in members
 
 
@@ -209,7 +207,7 @@ def _by_room(things: Iterable[T], room_of: Callable[[T], str], kind: str) -> dic
     for thing in things:
         room = room_of(thing)
         if not room:
-            raise InvalidArgument(f"{kind} {thing} has no machine room: every {kind} needs one")
+            raise InvalidArgument(f"every {kind} must have a machine room, {thing} has none")
         rooms.setdefault(room, []).append(thing)
     return rooms
 

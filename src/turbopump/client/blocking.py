@@ -19,13 +19,15 @@ import logging
 import queue
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
-from turbopump.client import lite_pull_consumer, producer, pull_consumer, push_consumer
+from turbopump.client import lite_pull_consumer, producer, pull_consumer, push_consumer, worker
 from turbopump.client.background import LoopThread, background, is_loop_thread
+from turbopump.client.config import ClientConfig
+from turbopump.client.handlers import Handler
 from turbopump.client.message_sender import MessageSender, SendIO, ThreadIO, run_to_end
 from turbopump.client.stop_signals import stop_signals
 from turbopump.clock import SYSTEM_CLOCK
@@ -50,6 +52,7 @@ class Client(Protocol):
 A = TypeVar("A")
 S = TypeVar("S")
 C = TypeVar("C", bound=Client)
+S_ = TypeVar("S_", push_consumer.PushConsumer, worker.Worker)
 T = TypeVar("T")
 P = ParamSpec("P")
 
@@ -244,6 +247,7 @@ def built_by(
             self._hold(kind(*args, **kwargs))
 
         # Where `help` and notebooks find the parameters.
+        construct.__name__ = "__init__"
         vars(construct)["__wrapped__"] = inspect.getattr_static(kind, "__init__")
         return construct
 
@@ -481,7 +485,26 @@ class LitePullConsumer(Blocking[lite_pull_consumer.LitePullConsumer]):
             raise StopIteration from None
 
 
-class PushConsumer(Blocking[push_consumer.PushConsumer]):
+class Serving(Blocking[S_]):
+    """A client that calls the application, until it is closed."""
+
+    def wait(self, *, handle_signals: bool = True) -> None:
+        """Wait until the client is closed.
+
+        In the main thread, SIGINT and SIGTERM close it: it leaves the group, waits for functions
+        that run, commits, and this returns. A second signal ends the process. Handlers that the
+        program has installed itself stay, and so do all of them with ``handle_signals=False``.
+        """
+        thread = self._running()
+        begin = functools.partial(thread.post, self._client.begin_closing)
+        with stop_signals(begin) if handle_signals else contextlib.nullcontext():
+            _result(thread, self._client.wait, handle_signals=False)
+
+    def _is_called_back(self) -> bool:
+        return super()._is_called_back() or self._client.is_calling
+
+
+class PushConsumer(Serving[push_consumer.PushConsumer]):
     """Gives every message of some topics to a listener, at least once.
 
     ::
@@ -506,13 +529,31 @@ class PushConsumer(Blocking[push_consumer.PushConsumer]):
     assignment = on_loop(push_consumer.PushConsumer.assignment)
     commit = blocking(push_consumer.PushConsumer.commit)
 
-    def wait(self, *, handle_signals: bool = True) -> None:
-        thread = self._running()
-        begin = functools.partial(thread.post, self._client.begin_closing)
-        with stop_signals(begin) if handle_signals else contextlib.nullcontext():
-            _result(thread, self._client.wait, handle_signals=False)
 
-    wait.__doc__ = push_consumer.PushConsumer.wait.__doc__
+class Worker(Serving[worker.Worker]):
+    """Consumes with functions that `turbopump.consumer` has decorated.
 
-    def _is_called_back(self) -> bool:
-        return super()._is_called_back() or self._client.is_calling
+    ::
+
+        with Worker(bill, ship, nameserver="127.0.0.1:9876") as worker:
+            worker.wait()
+    """
+
+    @built_by(worker.Worker)
+    def __init__(self) -> None: ...
+
+
+def run(
+    *handlers: Handler[..., Any],
+    nameserver: str | Sequence[str] = "",
+    namespace: str = "",
+    client: ClientConfig | None = None,
+) -> None:
+    """Consume with decorated functions until SIGINT or SIGTERM.
+
+    ::
+
+        run(bill, ship, nameserver="127.0.0.1:9876")
+    """
+    with Worker(*handlers, nameserver=nameserver, namespace=namespace, client=client) as running:
+        running.wait()

@@ -6,6 +6,7 @@ import socket
 from dataclasses import dataclass
 from random import Random
 
+from turbopump.client.arguments import joined_addresses
 from turbopump.errors import InvalidArgument
 from turbopump.machine.process import environment, process_id
 from turbopump.net.limits import require_at_least
@@ -57,6 +58,8 @@ class ClientConfig:
     """On one connection; more wait for a free place, which is what slows down a fast sender."""
 
     def __post_init__(self) -> None:
+        # A list works too; kept as text, since members with equal configurations share a session.
+        object.__setattr__(self, "nameserver", joined_addresses(self.nameserver))
         for address in self.nameserver_addresses:
             split_address(address)
         for name in _NUMBERS:
@@ -64,7 +67,7 @@ class ClientConfig:
         for name in ("namespace", "instance", "host"):
             text = getattr(self, name)
             if any(mark.isspace() or mark == "@" for mark in text):
-                raise InvalidArgument(f"{name} is {text!r}: no blank and no @ is allowed")
+                raise InvalidArgument(f"{name} must have no blanks and no @, got {text!r}")
 
     @property
     def nameserver_addresses(self) -> tuple[str, ...]:
@@ -73,7 +76,7 @@ class ClientConfig:
         addresses = tuple(part.strip() for part in text.split(";") if part.strip())
         if not addresses:
             raise InvalidArgument(
-                f"nameserver is {self.nameserver!r}: host:port;host:port is allowed, or set "
+                f"nameserver must be host:port;host:port, got {self.nameserver!r}; pass it, or set "
                 f"{NAMESERVER_VARIABLE}"
             )
         return addresses

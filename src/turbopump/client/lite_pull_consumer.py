@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import TracebackType
 from typing import Self
 
 from turbopump.client.allocation import Strategy, allocated, average
+from turbopump.client.arguments import check_callable, check_subscriptions, checked
 from turbopump.client.config import ClientConfig
 from turbopump.client.fetch_buffer import FetchBuffer
 from turbopump.client.fetcher import Fetcher
@@ -62,7 +63,7 @@ class LitePullConsumer(ConsumerMember):
         self,
         group: str,
         *,
-        nameserver: str = "",
+        nameserver: str | Sequence[str] = "",
         namespace: str = "",
         subscriptions: Mapping[str, Expression] | None = None,
         start_from: StartFrom = "last",
@@ -73,9 +74,11 @@ class LitePullConsumer(ConsumerMember):
     ) -> None:
         check_group(group)
         consume_from(start_from)
+        check_subscriptions(subscriptions)
+        check_callable("strategy", strategy, "(queues, members, me)")
         self._client = client_config(nameserver, namespace, client, session)
         self.group = with_namespace(self._client.namespace, group)
-        self._config = config or LitePullConfig()
+        self._config = checked("config", config, LitePullConfig)
         self._start_from: StartFrom = start_from
         self._strategy = strategy
         self._given_session = session
@@ -137,7 +140,7 @@ class LitePullConsumer(ConsumerMember):
         check_topic_to_subscribe(topic)
         running = self._require_running()
         if running.is_assigned_by_hand:
-            raise InvalidArgument(f"topic {topic!r}: queues are assigned by hand, do not subscribe")
+            raise InvalidArgument(f"cannot subscribe to {topic!r}: queues are assigned by assign()")
         await running.session.refresh_route(running.reader.wire_topic(topic))
         await self._note_subscription(running, topic, tags)
         self._expressions[topic] = tags
@@ -167,7 +170,7 @@ class LitePullConsumer(ConsumerMember):
         running = self._require_running()
         if self._expressions:
             raise InvalidArgument(
-                f"queues of {sorted(self._expressions)} are shared with the group: "
+                f"cannot assign queues: topics {sorted(self._expressions)} are subscribed; use "
                 "subscribe or assign, not both"
             )
         running.is_assigned_by_hand = True

@@ -118,8 +118,8 @@ class Members:
         if self.has(member):
             kind = "producer" if isinstance(member, ProducerMember) else "consumer"
             raise InvalidArgument(
-                f"group is {member.group!r}: this client has a {kind} of it already; another "
-                "instance name is needed for a second one"
+                f"this client has a {kind} of group {member.group!r} already; give the second one "
+                "another ClientConfig(instance=...)"
             )
         if isinstance(member, ProducerMember):
             self.producers[member.group] = member

@@ -36,7 +36,7 @@ def check_topic_for_sending(topic: str) -> None:
     """Refuse a name that no topic can have, and topics that only brokers write to."""
     check_topic(topic)
     if is_forbidden_to_send(topic):
-        raise InvalidArgument(f"topic is {topic!r}: only brokers send to it, choose another one")
+        raise InvalidArgument(f"topic must not be {topic!r}: only brokers send to it")
 
 
 def check_topic_to_subscribe(topic: str) -> None:
@@ -44,7 +44,7 @@ def check_topic_to_subscribe(topic: str) -> None:
     check_topic(topic)
     if topic in _UNCOMMITTED:
         raise InvalidArgument(
-            f"topic is {topic!r}: it is for messages of open transactions, not for consumers;"
+            f"topic must not be {topic!r}: it holds messages of open transactions;"
             " `turbopump transaction list` shows them"
         )
 
@@ -53,13 +53,13 @@ def check_group(group: str) -> None:
     """Refuse a name that no group can have."""
     _check("group", group, GROUP_CHARS_MAX)
     if group in _DEFAULT_GROUPS:
-        raise InvalidArgument(f"group is {group!r}: a name of your own is allowed")
+        raise InvalidArgument(f"group must be a name of your own, got {group!r}")
 
 
 def _check(kind: str, name: str, chars_max: int) -> None:
     if not has_only_allowed_characters(name) or len(name) > chars_max:
         raise InvalidArgument(
-            f"{kind} is {name!r}: 1 to {chars_max} of the characters a-z A-Z 0-9 _-%| are allowed"
+            f"{kind} must be 1–{chars_max} of the characters a-z A-Z 0-9 _-%|, got {name!r}"
         )
 
 

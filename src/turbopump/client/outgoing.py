@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
+from functools import lru_cache
+from math import ceil
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from turbopump.client.names import check_topic_for_sending, with_namespace
 from turbopump.errors import InvalidArgument
@@ -16,6 +20,7 @@ from turbopump.wire import properties
 from turbopump.wire.batch import BatchEntry, encode_batch
 from turbopump.wire.command import Buffer
 from turbopump.wire.compression import deflate
+from turbopump.wire.delay_levels import DELAY_LEVELS, parse_delay_levels
 from turbopump.wire.headers import SendMessage, SendMessageV2
 from turbopump.wire.names import RETRY_PREFIX, TEMPLATE_TOPIC
 from turbopump.wire.sysflag import (
@@ -52,15 +57,18 @@ class MessageRules:
 
     compression_level: int = 5
     new_topic_queues: int = 4
-    """How many queues a topic gets that the first message makes."""
+    """How many queues a topic gets that the first message creates."""
+
+    delay_levels: str = DELAY_LEVELS
+    """The brokers' ``messageDelayLevel``, which delays are checked against and rounded up to."""
 
     def __post_init__(self) -> None:
         for name in ("body_bytes_max", "compress_from_bytes", "new_topic_queues"):
             require_at_least(name, getattr(self, name), 1)
         if not 0 <= self.compression_level <= 9:
-            raise InvalidArgument(
-                f"compression_level is {self.compression_level!r}: 0 to 9 is allowed"
-            )
+            raise InvalidArgument(f"compression_level must be 0–9, got {self.compression_level!r}")
+        if not _delays_ms(self.delay_levels):
+            raise InvalidArgument('delay_levels must have a delay, such as "1s 5s 10s", got ""')
 
 
 class Outgoing(Struct, frozen=True):
@@ -114,6 +122,8 @@ def outgoing(
     ``extra`` are properties of the protocol that the caller adds.
     """
     check_message(message, rules)
+    if message.delay is not None:
+        message = replace(message, delay_level=_level_of(message, rules), delay=None)
     topic = with_namespace(namespace, message.topic)
     check_topic_for_sending(topic)
     text = properties_text(message, message_id, namespace, extra)
@@ -165,7 +175,7 @@ def _batch(
 ) -> Outgoing:
     if len(body) > rules.body_bytes_max:
         raise InvalidArgument(
-            f"batch of {len(body)} bytes: at most {rules.body_bytes_max} are allowed, see "
+            f"a batch must have at most {rules.body_bytes_max} bytes, got {len(body)}; see "
             "split_batch"
         )
     if namespace:
@@ -205,13 +215,14 @@ def check_message(message: Message, rules: MessageRules) -> None:
     _check_types(message)
     size = len(message.body)
     if not 0 < size <= rules.body_bytes_max:
-        raise InvalidArgument(
-            f"body of {size} bytes: 1 to {rules.body_bytes_max} bytes are allowed"
-        )
-    if message.delay_level < 0:
-        raise InvalidArgument(
-            f"delay_level is {message.delay_level}: 0 for at once, or 1 and more, is allowed"
-        )
+        raise InvalidArgument(f"body must be 1–{rules.body_bytes_max} bytes, got {size}")
+    if message.delay_level:
+        level_max = len(_delays_ms(rules.delay_levels))
+        if not 0 <= message.delay_level <= level_max:
+            raise InvalidArgument(
+                f"delay_level must be 0–{level_max}, got {message.delay_level}; if the brokers "
+                "have other levels, pass them as MessageRules(delay_levels=...)"
+            )
     if message.tags is not None:
         _check_text("tags", message.tags)
 
@@ -219,46 +230,68 @@ def check_message(message: Message, rules: MessageRules) -> None:
 def _check_types(message: Any) -> None:
     """Refuse what programs without types may give; here nothing is known of it yet."""
     if not isinstance(message, Message):
-        raise InvalidArgument(f"{message!r} is sent: a Message is allowed")
+        raise InvalidArgument(f"send() expects a Message, got {type(message).__name__}")
     if not isinstance(message.body, bytes):
-        raise InvalidArgument(f"body is {type(message.body).__name__}: bytes are allowed")
+        raise InvalidArgument(f"body must be bytes, got {type(message.body).__name__}")
     if not isinstance(message.tags, str | None):
-        raise InvalidArgument(f"tags is {message.tags!r}: one text or None is allowed")
+        raise InvalidArgument(f"tags must be one string or None, got {message.tags!r}")
     if not isinstance(message.delay_level, int):
-        raise InvalidArgument(f"delay_level is {message.delay_level!r}: a whole number is allowed")
+        raise InvalidArgument(f"delay_level must be an integer, got {message.delay_level!r}")
     given: Any = message.properties
     for name, value in given.items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise InvalidArgument(f"property {name!r} is {value!r}: texts are allowed")
+            raise InvalidArgument(f"property {name!r} must be a string, got {value!r}")
     if not all(isinstance(key, str) for key in message.keys):
-        raise InvalidArgument(f"keys is {message.keys!r}: texts are allowed")
+        raise InvalidArgument(f"keys must be strings, got {message.keys!r}")
+
+
+def _level_of(message: Message, rules: MessageRules) -> int:
+    """Return the shortest level that is not earlier than the delay of a message."""
+    delay: object = message.delay
+    if not isinstance(delay, timedelta) or delay < timedelta(0):
+        raise InvalidArgument(f"delay must be a timedelta of 0 or more, got {delay!r}")
+    if message.delay_level:
+        raise InvalidArgument("pass delay or delay_level, not both")
+    delays_ms = _delays_ms(rules.delay_levels)
+    delay_ms = ceil(delay / timedelta(milliseconds=1))
+    longer = [each for each in delays_ms if each >= delay_ms]
+    if not longer:
+        raise InvalidArgument(
+            f"delay must be at most {timedelta(milliseconds=max(delays_ms))}, the longest of the "
+            f"brokers' levels, got {delay}"
+        )
+    return delays_ms.index(min(longer)) + 1 if delay_ms else 0
+
+
+_delays_ms = lru_cache(maxsize=16)(parse_delay_levels)
 
 
 def _check_half(message: Message) -> None:
-    if message.delay_level:
+    if message.delay_level or message.delay:
+        given = message.delay or message.delay_level
         raise InvalidArgument(
-            f"delay_level of a transactional message must be 0, got {message.delay_level}: brokers "
-            "do not delay messages of transactions; send it after the local transaction instead"
+            f"the delay of a transactional message must be 0, got {given}: brokers do not delay "
+            "messages of transactions; send it after the local transaction instead"
         )
 
 
 def check_batch(messages: Sequence[Message], rules: MessageRules) -> None:
     """Refuse messages that cannot go together."""
     if not messages:
-        raise InvalidArgument("a batch without messages: at least one is needed")
+        raise InvalidArgument("a batch must have at least one message")
     first = messages[0]
     for message in messages:
         check_message(message, rules)
         if message.topic != first.topic or message.wait_stored != first.wait_stored:
             raise InvalidArgument(
-                "a batch has one topic and one wait_stored: "
+                "messages of a batch must have the same topic and wait_stored: "
                 f"{message.topic!r}, {message.wait_stored} differs from {first.topic!r}, "
                 f"{first.wait_stored}"
             )
-        if message.delay_level or message.topic.startswith(RETRY_PREFIX):
+        if message.delay_level or message.delay or message.topic.startswith(RETRY_PREFIX):
             raise InvalidArgument(
-                f"a message of topic {message.topic!r} and delay_level {message.delay_level} in a "
-                "batch: neither delays nor retry topics are allowed"
+                "messages of a batch must have no delay and no retry topic, got topic "
+                f"{message.topic!r} with delay {message.delay or message.delay_level}"
             )
 
 
@@ -303,22 +336,22 @@ def _keys(message: Message) -> Sequence[str]:
     keys = (message.keys,) if isinstance(message.keys, str) else message.keys
     for key in keys:
         if key.split() != [key]:
-            raise InvalidArgument(f"key {key!r}: it must not be empty or have blanks")
+            raise InvalidArgument(f"a key must not be empty or have blanks, got {key!r}")
         _check_text("key", key)
     return keys
 
 
 def _check_text(what: str, text: str) -> None:
     if not text.strip():
-        raise InvalidArgument(f"{what} is {text!r}: it must not be blank")
+        raise InvalidArgument(f"{what} must not be blank, got {text!r}")
     if properties.NAME_END in text or properties.ENTRY_END in text:
-        raise InvalidArgument(f"{what} {text!r}: 0x01 and 0x02 cannot be carried")
+        raise InvalidArgument(f"{what} must not contain 0x01 or 0x02, got {text!r}")
 
 
 def _checked_length(text: str) -> str:
     # No character takes more than four bytes, so most texts need not be counted.
     if len(text) * 4 > properties.BYTES_MAX and len(text.encode()) > properties.BYTES_MAX:
         raise InvalidArgument(
-            f"properties of {len(text.encode())} bytes: at most {properties.BYTES_MAX} are allowed"
+            f"properties must be at most {properties.BYTES_MAX} bytes, got {len(text.encode())}"
         )
     return text

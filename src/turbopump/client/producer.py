@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from turbopump.client import calls
+from turbopump.client.arguments import checked
 from turbopump.client.config import ClientConfig
 from turbopump.client.members import ProducerMember
 from turbopump.client.message_sender import LoopIO, MessageSender, To
@@ -45,7 +46,7 @@ class Producer(ProducerMember):
         self,
         group: str,
         *,
-        nameserver: str = "",
+        nameserver: str | Sequence[str] = "",
         namespace: str = "",
         config: ProducerConfig | None = None,
         client: ClientConfig | None = None,
@@ -55,7 +56,7 @@ class Producer(ProducerMember):
         check_group(group)
         self._client = client_config(nameserver, namespace, client, session)
         self.group = with_namespace(self._client.namespace, group)
-        self._config = config or ProducerConfig()
+        self._config = checked("config", config, ProducerConfig)
         self._given_session = session
         self._hooks = tuple(hooks)
         self._running: Running | None = None

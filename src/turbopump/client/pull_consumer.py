@@ -7,6 +7,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Self
 
+from turbopump.client.arguments import checked
 from turbopump.client.calls import PullOutcome
 from turbopump.client.config import ClientConfig
 from turbopump.client.members import ConsumerMember
@@ -17,7 +18,7 @@ from turbopump.client.retry_sender import RetrySender
 from turbopump.client.session import Session
 from turbopump.client.shared_sessions import client_config, shared_session
 from turbopump.client.subscriptions import EVERYTHING, Expression, subscription
-from turbopump.errors import ClientError, NotRunning
+from turbopump.errors import ClientError, InvalidArgument, NotRunning
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.net.limits import require_at_least
 from turbopump.wire.bodies import ConsumeFrom, ConsumerData, ConsumeType, MessageModel
@@ -47,7 +48,7 @@ class PullConsumer(ConsumerMember):
         self,
         group: str,
         *,
-        nameserver: str = "",
+        nameserver: str | Sequence[str] = "",
         namespace: str = "",
         topics: Iterable[str] = (),
         on_queues: OnQueues | None = None,
@@ -58,11 +59,13 @@ class PullConsumer(ConsumerMember):
         check_group(group)
         self._client = client_config(nameserver, namespace, client, session)
         self.group = with_namespace(self._client.namespace, group)
+        if isinstance(topics, str):
+            raise InvalidArgument(f"topics must be a list of names, got {topics!r}")
         self._topics = tuple(dict.fromkeys(topics))
         for topic in self._topics:
             check_topic(topic)
         self._on_queues = on_queues
-        self._config = config or PullConfig()
+        self._config = checked("config", config, PullConfig)
         self._given_session = session
         self._running: _Running | None = None
 

@@ -16,9 +16,7 @@ _INT_MAX = 2**31 - 1
 
 def _require_within(name: str, value: object, least: int, most: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise InvalidArgument(
-            f"{name} is {value!r}: a whole number of {least} to {most} is allowed"
-        )
+        raise InvalidArgument(f"{name} must be {least}–{most}, got {value!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +97,7 @@ class Pulling:
         _require_within("timeout_ms", self.timeout_ms, self.hold_ms + 1, _INT_MAX)
         if not isinstance(self.carries_subscription, bool):
             raise InvalidArgument(
-                f"carries_subscription is {self.carries_subscription!r}: True or False is allowed"
+                f"carries_subscription must be a bool, got {self.carries_subscription!r}"
             )
 
 

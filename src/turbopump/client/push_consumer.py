@@ -14,6 +14,13 @@ from typing import Self
 import msgspec
 
 from turbopump.client.allocation import Strategy, average
+from turbopump.client.arguments import (
+    check_callable,
+    check_listener,
+    check_subscriptions,
+    checked,
+    checked_path,
+)
 from turbopump.client.config import ClientConfig
 from turbopump.client.consumption import Consumption, Delivery
 from turbopump.client.delivery.concurrent import ConcurrentDelivery
@@ -82,7 +89,7 @@ class PushConsumer(ConsumerMember):
         listener: Listen,
         *,
         subscriptions: Mapping[str, Expression] | None = None,
-        nameserver: str = "",
+        nameserver: str | Sequence[str] = "",
         namespace: str = "",
         start_from: StartFrom = "last",
         orderly: bool = False,
@@ -93,13 +100,14 @@ class PushConsumer(ConsumerMember):
         listening: Listening | None = None,
         retries: Retries | None = None,
         hooks: Sequence[ConsumeHook] = (),
-        offsets_directory: Path | None = None,
+        offsets_directory: Path | str | None = None,
         client: ClientConfig | None = None,
         session: Session | None = None,
     ) -> None:
         check_group(group)
-        if not callable(listener):
-            raise InvalidArgument(f"listener is {listener!r}: a function is allowed")
+        check_listener(listener)
+        check_subscriptions(subscriptions)
+        check_callable("strategy", strategy, "(queues, members, me)")
         self._client = client_config(nameserver, namespace, client, session)
         if broadcast and session is None and not self._client.instance:
             self._client = replace(self._client, instance=_BROADCAST_INSTANCE)
@@ -111,11 +119,11 @@ class PushConsumer(ConsumerMember):
             strategy=strategy,
             is_orderly=orderly,
             is_broadcast=broadcast,
-            flow=flow or FlowLimits(),
-            pulling=pulling or Pulling(),
-            listening=listening or Listening(),
-            retries=retries or Retries(),
-            offsets_directory=offsets_directory,
+            flow=checked("flow", flow, FlowLimits, "FlowLimits(messages_per_queue=100)"),
+            pulling=checked("pulling", pulling, Pulling, "Pulling(batch_max=64)"),
+            listening=checked("listening", listening, Listening, "Listening(threads=4)"),
+            retries=checked("retries", retries, Retries, "Retries(attempts_max=3)"),
+            offsets_directory=checked_path("offsets_directory", offsets_directory),
         )
         self._hooks = tuple(hooks)
         self._given_session = session
@@ -136,6 +144,11 @@ class PushConsumer(ConsumerMember):
         """Join the group and begin; from then on no message that is sent is missed."""
         if self._running is not None:
             return
+        if not self._expressions:
+            raise InvalidArgument(
+                f"consumer {self.group!r} has no subscriptions; pass subscriptions="
+                '{"orders": "*"}, or call subscribe() before it starts'
+            )
         if self._closing is not None:
             # Whoever closed it was told how that went.
             await asyncio.wait([self._closing])

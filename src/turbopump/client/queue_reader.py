@@ -349,5 +349,5 @@ class QueueReader:
 def require_offset(name: str, offset: int) -> QueueOffset:
     """Refuse a negative offset."""
     if offset < 0:
-        raise InvalidArgument(f"{name} is {offset}: 0 or more is allowed")
+        raise InvalidArgument(f"{name} must be 0 or more, got {offset}")
     return QueueOffset(offset)

@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 _TIMEOUT_MS = 5000
 _RETRY_QUEUES = 4
 _FIRST_DELAY_LEVEL = 3
-_DEAD_LETTER_LEVEL = -1
+DEAD_LETTER_LEVEL = -1
 _COMPRESSION_BITS = sysflag.COMPRESSED | 0x700
 
 
@@ -49,7 +49,7 @@ class RetrySender:
         Not sent as a new message: that would give the damaged body a valid checksum.
         """
         try:
-            await self._by_position(queue, message, _DEAD_LETTER_LEVEL)
+            await self._by_position(queue, message, DEAD_LETTER_LEVEL)
         except TurbopumpError as error:
             _log.warning("%s not sent back: %s", message.message_id, error)
             return False

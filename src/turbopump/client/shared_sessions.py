@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from weakref import WeakKeyDictionary
 
+from turbopump.client.arguments import joined_addresses
 from turbopump.client.config import ClientConfig
 from turbopump.client.members import ConsumerMember, ProducerMember
 from turbopump.client.session import Session
@@ -33,18 +34,25 @@ def custom_session(config: ClientConfig) -> Session | None:
 
 
 def client_config(
-    nameserver: str, namespace: str, client: ClientConfig | None, session: Session | None
+    nameserver: str | Sequence[str],
+    namespace: str,
+    client: ClientConfig | None,
+    session: Session | None,
 ) -> ClientConfig:
     """Return the configuration of a new member, which is given in one of three ways."""
     ways = [bool(nameserver or namespace), client is not None, session is not None]
     if sum(ways) > 1:
         raise InvalidArgument(
-            "nameserver and namespace, client, session: one of these three is allowed, as each of "
-            "them says where the cluster is"
+            "pass one of nameserver (with namespace), client and session: each of them says where "
+            "the cluster is"
         )
     if session is not None:
         return session.config
-    return client or ClientConfig(nameserver, namespace)
+    if client is not None and not isinstance(client, ClientConfig):
+        raise InvalidArgument(
+            f"client must be a ClientConfig, got {client!r}; pass ClientConfig(nameserver)"
+        )
+    return client or ClientConfig(joined_addresses(nameserver), namespace)
 
 
 def shared_session(config: ClientConfig, member: ProducerMember | ConsumerMember) -> Session:

@@ -70,10 +70,10 @@ def _require_moment(start_from: datetime) -> None:
         start_from.astimezone(UTC).timestamp()
     except (ValueError, OverflowError, OSError):
         raise InvalidArgument(
-            f'start_from is {start_from!r}, before or after all time: use "first" for everything, '
-            'or "last"'
+            f'start_from must be a time that UTC can express, got {start_from!r}; use "first" for '
+            'everything, or "last"'
         ) from None
 
 
 def _refusal(value: object) -> str:
-    return f'start_from is {value!r}: "last", "first" or a datetime is allowed'
+    return f'start_from must be "last", "first" or a datetime, got {value!r}'

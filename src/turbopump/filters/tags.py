@@ -6,9 +6,12 @@ be read; two tags may share a hash. The client compares the tags themselves.
 
 from __future__ import annotations
 
+import re
+
 from msgspec import Struct
 
 from turbopump.errors import InvalidArgument
+from turbopump.filters.sql92 import compile_sql
 from turbopump.wire.hashing import string_hash
 
 EVERYTHING = "*"
@@ -16,6 +19,7 @@ TAG = "TAG"
 SQL92 = "SQL92"
 
 _OR = "||"
+_SQL_MARK = re.compile(r"[<>=]|\s(?:AND|OR|IN|IS|BETWEEN)\b", re.IGNORECASE)
 _INSTEAD = "write tags such as 'created || paid', or '*' for every message"
 
 
@@ -51,8 +55,24 @@ def wanted_tags(expression: object, what: str) -> TagFilter:
     if expression and not expression.replace(_OR, "").strip():
         raise InvalidArgument(f"{what} is {expression!r}, which has no tag: {_INSTEAD}")
     wanted = parse_tags(expression)
+    if expression and _is_sql(expression):
+        raise InvalidArgument(
+            f"{what} is {expression!r}, which is SQL92, not tags: pass Sql({expression!r});"
+            f" for a tag of that name, write {expression + ' ' + _OR!r}"
+        )
     if wanted.tags == (EVERYTHING,):
         raise InvalidArgument(
             f"{what} is {expression!r}, which asks for a tag named {EVERYTHING}: {_INSTEAD}"
         )
     return wanted
+
+
+def _is_sql(expression: str) -> bool:
+    """Whether an expression compiles as SQL92; many tags do, so it must have an operator too."""
+    if _OR in expression or not _SQL_MARK.search(expression):
+        return False
+    try:
+        compile_sql(expression)
+    except InvalidArgument:
+        return False
+    return True

@@ -11,7 +11,6 @@ from turbopump.store.config import (
     ReadLimits,
     RetentionConfig,
     StoreConfig,
-    parse_delay_levels,
 )
 from turbopump.store.outcomes import (
     Appended,
@@ -29,6 +28,7 @@ from turbopump.store.outcomes import (
     UpToDate,
 )
 from turbopump.store.store import Store
+from turbopump.wire.delay_levels import parse_delay_levels
 
 __all__ = [
     "DEFAULT_DELAY_LEVELS",

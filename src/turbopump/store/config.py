@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Self
 
 from turbopump.errors import InvalidArgument
 from turbopump.machine.process import memory_bytes
+from turbopump.wire.delay_levels import DELAY_LEVELS, parse_delay_levels
 
 UNIT_BYTES = 20
 """Size of one entry of a consume queue."""
 
 _BLANK_BYTES = 8
-_UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_LEVEL = re.compile(r"(\d+)([smhd])")
 
-
-def parse_delay_levels(text: str) -> tuple[int, ...]:
-    """Read delay levels as in ``1s 5s 10s``; level n is the nth, in milliseconds."""
-    levels = []
-    for part in text.split():
-        match = _LEVEL.fullmatch(part)
-        if match is None:
-            raise InvalidArgument(
-                f"delay level must be a number and one of s, m, h, d, got {part!r}"
-            )
-        levels.append(int(match[1]) * _UNIT_MS[match[2]])
-    return tuple(levels)
-
-
-DEFAULT_DELAY_LEVELS = parse_delay_levels(
-    "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
-)
+DEFAULT_DELAY_LEVELS = parse_delay_levels(DELAY_LEVELS)
 
 
 def _check_positive(config: object, *names: str) -> None:

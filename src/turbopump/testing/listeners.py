@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from turbopump.client.delivery.listener import Listen, is_async
@@ -11,7 +11,7 @@ from turbopump.client.delivery.results import ConsumeContext, ConsumeResult
 from turbopump.errors import InvalidArgument
 from turbopump.wire.record import MessageView
 
-Messages = Sequence[MessageView]
+Messages = list[MessageView]
 
 
 class InjectedFailure(Exception):

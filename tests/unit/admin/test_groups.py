@@ -52,13 +52,13 @@ async def test_group_is_made_changed_and_deleted(tmp_path: Path) -> None:
             with pytest.raises(NotThere, match="no group 'g'"):
                 await refused
         for bad, named in (
-            (GroupSettings("h", retry_queues=-1), "retry_queues is -1: 0 to 1024"),
-            (GroupSettings("h", retry_queues=1025), "retry_queues is 1025"),
+            (GroupSettings("h", retry_queues=-1), "retry_queues must be 0–1024, got -1"),
+            (GroupSettings("h", retry_queues=1025), "retry_queues must be 0–1024, got 1025"),
             (GroupSettings("h", retries_max=-2), "retries_max is -2: -1 to"),
         ):
             with pytest.raises(InvalidArgument, match=named):
                 await admin.groups.create(bad)
-        with pytest.raises(InvalidArgument, match="nothing to change is given"):
+        with pytest.raises(InvalidArgument, match="nothing to change; specify"):
             await admin.groups.update("h")
 
 
@@ -145,7 +145,7 @@ async def test_members_and_their_queues(tmp_path: Path) -> None:
             assert [each.queue for each in inside.queues] == list(found.members[0].queues or ())
             assert inside.settings["PROP_CONSUMEORDERLY"] == "false"
             assert inside.stacks is None
-            with pytest.raises(InvalidArgument, match=r"several members: 10\.0\.1\.1@test"):
+            with pytest.raises(InvalidArgument, match=r"several members; .* 10\.0\.1\.1@test"):
                 await admin.groups.inspect("g")
             with pytest.raises(NotThere, match="no member of group 'g' 'x'"):
                 await admin.groups.inspect("g", "x")

@@ -14,7 +14,6 @@ from turbopump.broker.delays import Level
 from turbopump.errors import WriteFailed
 from turbopump.machine.files import REAL_FILES
 from turbopump.message import PhysicalOffset, QueueOffset
-from turbopump.store.config import parse_delay_levels
 from turbopump.testing import (
     MemoryNetwork,
     VirtualClock,
@@ -25,6 +24,7 @@ from turbopump.testing import (
 from turbopump.wire.bodies import KeyValues
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import whole_body
+from turbopump.wire.delay_levels import parse_delay_levels
 
 
 def delivered(broker: Broker) -> int:

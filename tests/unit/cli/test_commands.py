@@ -100,7 +100,7 @@ def test_printed_settings_can_be_read_back(tmp_path: Path) -> None:
         ("topicsMax=-1", "topicsMax must be at least 1, got -1"),
         ("orderMessageEnable=1", "orderMessageEnable must be true or false, got '1'"),
         ("listenport=1", "unknown setting listenport; expected one of bindAddress"),
-        ("other.listenPort=1", "other is not a section"),
+        ("other.listenPort=1", "section must be nameserver or broker, got other"),
         ("listenPort", "line 1"),
     ],
 )
@@ -117,7 +117,7 @@ def test_bad_setting_is_named(tmp_path: Path, text: str, named: str) -> None:
 def test_bad_port_is_named(port: str) -> None:
     result = run("nameserver", "--port", port)
     assert result.exit_code == 2
-    assert f"'--port': '{port}': 0 to 65535 is allowed" in result.stderr
+    assert f"'--port': must be 0–65535, got '{port}'" in result.stderr
 
 
 @pytest.mark.parametrize("arguments", [["nameserver", "--prot", "1"], ["nonsense"]])

@@ -26,7 +26,7 @@ def test_plain_setting_wins_because_changes_from_afar_are_written_plain() -> Non
 
 @pytest.mark.parametrize("key", ["namserver.a", "nameserver.tls.a", ".a"])
 def test_section_that_does_not_exist_is_named(key: str) -> None:
-    with pytest.raises(InvalidArgument, match="nameserver and broker are"):
+    with pytest.raises(InvalidArgument, match="must be nameserver or broker"):
         settings_of("nameserver", {key: "1"})
 
 

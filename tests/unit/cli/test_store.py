@@ -36,7 +36,7 @@ def test_repair_shows_what_is_lost_before_it_changes_anything(root: Path) -> Non
     assert shown.exit_code == 0, shown.output
     assert f"{4096:020d}" in shown.stdout
     assert "Topic              4" in shown.stdout
-    assert "Would give up about 4 messages." in shown.stdout
+    assert "Would abandon about 4 messages." in shown.stdout
     told = json.loads(run("repair", str(root), "--dry-run", "--json").stdout)
     assert (told["messages"], told["topics"], told["dry_run"]) == (4, {"Topic": 4}, True)
     assert told["backup"] is None

@@ -125,6 +125,6 @@ def test_a_user_defined_function_is_a_strategy() -> None:
 
 def test_a_ring_without_nodes_gives_nothing_and_a_negative_number_is_refused() -> None:
     assert ConsistentHash(0)([MessageQueue("T", "b", 0)], ["a"], "a") == []
-    with pytest.raises(InvalidArgument, match="virtual_nodes is -1"):
+    with pytest.raises(InvalidArgument, match="virtual_nodes must be 0 or more, got -1"):
         ConsistentHash(-1)
     assert allocation.ring_hash("a-0") == allocation.ring_hash("a-0")

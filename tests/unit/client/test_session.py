@@ -241,11 +241,11 @@ async def test_members_are_known_at_once_and_gone_when_they_leave(tmp_path: Path
 async def test_a_group_is_in_a_session_once(tmp_path: Path) -> None:
     async with cluster(tmp_path) as world, world.session() as session:
         await session.join(Reader())
-        with pytest.raises(InvalidArgument, match="has a consumer of it already"):
+        with pytest.raises(InvalidArgument, match="has a consumer of group 'g' already"):
             await session.join(Reader())
         async with Producer("pg", session=session):
             other = Producer("pg", session=session)
-            with pytest.raises(InvalidArgument, match="has a producer of it already"):
+            with pytest.raises(InvalidArgument, match="has a producer of group 'pg' already"):
                 await other.start()
 
 
@@ -309,7 +309,7 @@ async def test_a_named_instance_is_one_session_and_a_collision_an_error() -> Non
 
 
 def test_a_client_is_told_of_its_cluster_in_one_way() -> None:
-    with pytest.raises(InvalidArgument, match="one of these three"):
+    with pytest.raises(InvalidArgument, match="pass one of nameserver"):
         client_config("127.0.0.1:9876", "", ClientConfig("127.0.0.1:9876"), None)
 
 
@@ -328,9 +328,9 @@ def test_the_environment_names_the_name_server(monkeypatch: pytest.MonkeyPatch) 
     ("config", "text"),
     [
         ({"nameserver": "nowhere"}, "nowhere"),
-        ({"namespace": "a b"}, "namespace is 'a b'"),
-        ({"instance": "a@b"}, "instance is 'a@b'"),
-        ({"host": " "}, "host is ' '"),
+        ({"namespace": "a b"}, "namespace must .* got 'a b'"),
+        ({"instance": "a@b"}, "instance must .* got 'a@b'"),
+        ({"host": " "}, "host must .* got ' '"),
         ({"request_timeout_ms": 0}, "request_timeout_ms must be .*, got 0"),
         ({"route_interval_ms": 0}, "route_interval_ms must be .*, got 0"),
         ({"heartbeat_interval_ms": 0}, "heartbeat_interval_ms must be .*, got 0"),

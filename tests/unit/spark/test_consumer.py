@@ -140,7 +140,7 @@ class AsyncHandler:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"group": "no blanks"}, "group is 'no blanks'"),
+        ({"group": "no blanks"}, ", got 'no blanks'"),
         ({"handler": 7}, "handler must be a function, got 7"),
         ({"handler": handle_async}, "an async function"),
         ({"handler": AsyncHandler()}, "an async function"),
@@ -155,7 +155,7 @@ class AsyncHandler:
         ({"tasks_min": 4, "ordered": True}, "cannot be combined with ordered=True"),
         ({"topics": {}}, "topics must map topics"),
         ({"topics": "orders"}, "got 'orders'"),
-        ({"topics": {"no blanks": "*"}}, "topic is 'no blanks'"),
+        ({"topics": {"no blanks": "*"}}, ", got 'no blanks'"),
         (
             {"topics": {"orders": " "}},
             "the tag expression of topic 'orders' is ' ', which has no tag",
@@ -167,9 +167,9 @@ class AsyncHandler:
         ({"topics": {"orders": " * "}}, "the tag expression of topic 'orders' is ' * '"),
         ({"topics": {"orders": 7}}, "the tag expression of topic 'orders' is 7"),
         ({"checkpoint": ""}, "checkpoint must be a directory that survives restarts, got ''"),
-        ({"start_from": "end"}, "start_from is 'end'"),
-        ({"start_from": datetime.min.replace(tzinfo=EAST)}, "before or after all time: use"),
-        ({"start_from": datetime.max.replace(tzinfo=WEST)}, "before or after all time: use"),
+        ({"start_from": "end"}, "a datetime, got 'end'"),
+        ({"start_from": datetime.min.replace(tzinfo=EAST)}, "a time that UTC can express"),
+        ({"start_from": datetime.max.replace(tzinfo=WEST)}, "a time that UTC can express"),
         ({"nameserver": "nowhere"}, "address 'nowhere'"),
         ({"options": {"startingOffsets": "earliest"}}, "use the argument start_from"),
         ({"options": {"minPartitions": "4"}}, "use the argument tasks_min"),

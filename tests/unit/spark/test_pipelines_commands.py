@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -55,27 +56,39 @@ def test_nobody_answers(arguments: list[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["archive", "orders", "--to", "x", "--every", "0"], "--every is 0.0"),
-        (["archive", "orders", "--to", "x", "--every", "1e300"], "--every is 1e+300"),
-        (["archive", "orders", "--to", "x", "--batch", "0"], "--batch is 0"),
-        (["compact", ".", "--target-mib", "0"], "--target-mib is 0.0"),
-        (["compact", ".", "--target-mib", "nan"], "--target-mib is nan"),
-        (["compact", ".", "--target-mib", "inf"], "--target-mib is inf"),
-        (["replay", ".", "--to", "copy", "--rate", "0"], "--rate is 0.0"),
-        (["replay", ".", "--to", "copy", "--speed", "-1"], "--speed is -1.0"),
-        (["replay", ".", "--to", "copy", "--speed", "nan"], "--speed is nan"),
-        (["replay", ".", "--to", "copy", "--speed", "1e-300"], "--speed is 1e-300: a number is"),
-        (["redrive", "billing", "--rate", "inf"], "--rate is inf"),
-        (["lag", "--samples", "0"], "--samples is 0"),
-        (["lag", "--every", "-1"], "--every is -1.0"),
-        (["lag", "--every", "nan"], "--every is nan"),
-        (["archive", "orders", "--to", "x", "--option", "tags"], "--option 'tags'"),
-        (["compact", "/nowhere"], "archive is '/nowhere': there is no such directory"),
-        (["replay", "x", "--to", "a=b", "--to", "a=c"], "--to 'a=c'"),
-        (["replay", "x", "--to", "=c"], "--to '=c'"),
-        (["replay", "x", "--to", "copy", "--since", "soon"], "time 'soon'"),
-        (["replay", "/nowhere", "--to", "copy"], "archive is '/nowhere'"),
-        (["redrive", "billing", "--until", "soon"], "time 'soon'"),
+        (["archive", "orders", "--to", "x", "--every", "0"], "--every must be .*got 0.0"),
+        (["archive", "orders", "--to", "x", "--every", "1e300"], "--every must be .*got 1e.300"),
+        (["archive", "orders", "--to", "x", "--batch", "0"], "--batch must be .*got 0"),
+        (["compact", ".", "--target-mib", "0"], "--target-mib must be .*got 0.0"),
+        (["compact", ".", "--target-mib", "nan"], "--target-mib must be .*got nan"),
+        (["compact", ".", "--target-mib", "inf"], "--target-mib must be .*got inf"),
+        (["replay", ".", "--to", "copy", "--rate", "0"], "--rate must be .*got 0.0"),
+        (
+            ["replay", ".", "--to", "copy", "--speed", "-1"],
+            "--speed must be at least 0.001, got -1.0",
+        ),
+        (
+            ["replay", ".", "--to", "copy", "--speed", "nan"],
+            "--speed must be at least 0.001, got nan",
+        ),
+        (
+            ["replay", ".", "--to", "copy", "--speed", "1e-300"],
+            "--speed must be at least 0.001, got 1e-300",
+        ),
+        (["redrive", "billing", "--rate", "inf"], "--rate must be .*got inf"),
+        (["lag", "--samples", "0"], "--samples must be .*got 0"),
+        (["lag", "--every", "-1"], "--every must be .*got -1.0"),
+        (["lag", "--every", "nan"], "--every must be .*got nan"),
+        (
+            ["archive", "orders", "--to", "x", "--option", "tags"],
+            "must be name=value, got 'tags'",
+        ),
+        (["compact", "/nowhere"], "archive must be a directory, got '/nowhere'"),
+        (["replay", "x", "--to", "a=b", "--to", "a=c"], "each topic, got 'a=c'"),
+        (["replay", "x", "--to", "=c"], "each topic, got '=c'"),
+        (["replay", "x", "--to", "copy", "--since", "soon"], "time must be .*got 'soon'"),
+        (["replay", "/nowhere", "--to", "copy"], "archive must be a directory, got '/nowhere'"),
+        (["redrive", "billing", "--until", "soon"], "time must be .*got 'soon'"),
     ],
 )
 def test_bad_input_is_named(
@@ -85,7 +98,7 @@ def test_bad_input_is_named(
     monkeypatch.setattr(pipeline, "spark_run", None)
     result = run(*arguments)
     assert result.exit_code == 2
-    assert named in result.stderr
+    assert re.search(named, result.stderr)
 
 
 @dataclass(slots=True)
@@ -194,7 +207,7 @@ def test_missing_pyspark_is_told_with_what_to_do(
 @pytest.mark.parametrize(
     ("master", "told"),
     [
-        ("sc://h:15002", "--master is 'sc://h:15002': pipelines do not run on Spark Connect"),
+        ("sc://h:15002", "another master, got 'sc://h:15002': pipelines"),
         ("foo", "master must be local[N]"),
         ("local[x]", "got 'local[x]'"),
     ],

@@ -99,7 +99,7 @@ def test_the_drivers_environment_is_what_counts(monkeypatch: pytest.MonkeyPatch)
     parsed = SinkOptions.parse({})
     monkeypatch.delenv("NAMESRV_ADDR")
     assert parsed.client().nameserver_addresses == ("10.0.0.9:9876",)
-    with pytest.raises(InvalidArgument, match="nameserver is ''"):
+    with pytest.raises(InvalidArgument, match="nameserver must be host:port;host:port, got ''"):
         SinkOptions.parse({})
 
 
@@ -138,10 +138,10 @@ def test_the_drivers_environment_is_what_counts(monkeypatch: pytest.MonkeyPatch)
         ("stamp", "yes", "stamp must be one of true, property, false, got 'yes'"),
         ("reservedProperties", "keep", "reservedProperties must be one of fail, drop, got 'keep'"),
         ("writeId", "a b", "writeId must be text without whitespace, got 'a b'"),
-        ("group", "a b", "group is 'a b'"),
-        ("topic", "a b", "topic is 'a b'"),
+        ("group", "a b", ", got 'a b'"),
+        ("topic", "a b", ", got 'a b'"),
         ("topic", "SCHEDULE_TOPIC_XXXX", "only brokers send to it"),
-        ("namespace", "a b", "namespace is 'a b'"),
+        ("namespace", "a b", ", got 'a b'"),
         ("nameserver", "nowhere", "nowhere"),
         ("acks", "all", "no option 'acks'; options are nameserver, namespace, topic"),
         ("batchsizes", "1", "'batchsizes' (did you mean batchSize?)"),

@@ -15,7 +15,7 @@ from turbopump.wire.record import MessageView
 
 _log = logging.getLogger(__name__)
 
-Messages = Sequence[MessageView]
+Messages = list[MessageView]
 SyncListen = Callable[[Messages, ConsumeContext], ConsumeResult | None]
 AsyncListen = Callable[[Messages, ConsumeContext], Awaitable[ConsumeResult | None]]
 Listen = SyncListen | AsyncListen

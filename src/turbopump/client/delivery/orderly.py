@@ -30,7 +30,7 @@ from turbopump.client.delivery.workers import TaskWorkers, ThreadWorkers, Worker
 from turbopump.client.offsets import Positions
 from turbopump.client.owned_queue import OwnedQueue
 from turbopump.client.push_config import Listening, Retries
-from turbopump.client.retry_sender import RetrySender
+from turbopump.client.retry_sender import DEAD_LETTER_LEVEL, RetrySender
 from turbopump.client.stats import ConsumerStats
 from turbopump.clock import Clock
 from turbopump.supervisor import Supervisor, Watch
@@ -239,16 +239,19 @@ class OrderlyDelivery:
             self._positions.replace(owned.queue, position)
 
     async def _suspend(self, owned: OwnedQueue, call: Call) -> None:
-        """Make the messages come again after a pause, those tried often enough excepted."""
-        limit = self._retries.attempts(is_orderly=True)
+        """Redeliver the messages after a pause, except those to give up."""
+        is_rejected = call.context.delay_level < 0
+        limit = 0 if is_rejected else self._retries.attempts(is_orderly=True)
         tried = attempts(call.messages, limit)
         again = tried.again + [
-            message for message in tried.exhausted if not await self._dead_letter(message)
+            message
+            for message in tried.exhausted
+            if not await self._dead_letter(owned, message, is_rejected=is_rejected)
         ]
         if owned.is_dropped:
             return
         if again:
-            # Those that were buried stay taken, and are committed with what comes after them.
+            # Dead letters stay taken, and are committed with what comes after them.
             owned.cache.again(again)
             await asyncio.sleep(self._pause_ms(call) / 1000)
         elif call.context.auto_commit:
@@ -256,10 +259,14 @@ class OrderlyDelivery:
             owned.note_room()
         self._next(owned)
 
-    async def _dead_letter(self, message: MessageView) -> bool:
+    async def _dead_letter(
+        self, owned: OwnedQueue, message: MessageView, *, is_rejected: bool
+    ) -> bool:
         if self._retry_sender is None:
             _log.warning("broadcast message %s failed too often", message.message_id)
             return True
+        if is_rejected:
+            return await self._retry_sender.send_back(owned.queue, message, DEAD_LETTER_LEVEL)
         return await self._retry_sender.dead_letter(message)
 
     def _pause_ms(self, call: Call) -> int:

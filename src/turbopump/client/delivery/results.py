@@ -58,8 +58,8 @@ class ConsumeContext(Struct):
     """Concurrent: how many of the messages, from the first on, a SUCCESS means; None means all."""
 
     delay_level: int = 0
-    """Concurrent: how long until messages that failed come again; 0 lets the delay grow with each
-    attempt, -1 gives up at once, which makes them dead letters."""
+    """Concurrent: the delay of messages that failed; 0 lets it grow with each attempt. -1, also
+    when orderly, makes dead letters of them immediately."""
 
     auto_commit: bool = True
     """Orderly: whether a SUCCESS commits, or only a COMMIT does."""

@@ -1,0 +1,81 @@
+"""Checks of what programs pass to clients: errors name the argument, its value and what to pass."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar, cast
+
+from turbopump.errors import InvalidArgument
+
+T = TypeVar("T")
+
+
+def checked(name: str, value: T | None, kind: type[T], example: str = "") -> T:
+    """Return a settings object, the default one for None; refuse any other type.
+
+    ::
+
+        checked("retries", 3, Retries, "Retries(attempts_max=3)")
+    """
+    if value is None:
+        return kind()
+    if not isinstance(value, kind):
+        hint = f"; pass {example}" if example else ""
+        raise InvalidArgument(f"{name} must be a {kind.__name__}, got {value!r}{hint}")
+    return value
+
+
+def check_listener(listener: object) -> None:
+    """Refuse what cannot be called with the messages and a context."""
+    expected = "listener must be a function of (messages, context)"
+    if not callable(listener):
+        raise InvalidArgument(f"{expected}, got {listener!r}")
+    try:
+        signature = inspect.signature(listener)
+    except (TypeError, ValueError):
+        # Functions written in C have none.
+        return
+    try:
+        signature.bind((), None)
+    except TypeError:
+        name = getattr(listener, "__name__", type(listener).__name__)
+        raise InvalidArgument(
+            f"{expected}, got {name}{signature}; for one message per call see turbopump.consumer"
+        ) from None
+
+
+def check_subscriptions(subscriptions: object) -> None:
+    """Refuse subscriptions that are not a mapping of topics to expressions."""
+    if subscriptions is not None and not isinstance(subscriptions, Mapping):
+        raise InvalidArgument(
+            "subscriptions must be a mapping of topics to expressions, got "
+            f'{subscriptions!r}; pass {{"orders": "*"}} for all messages of a topic'
+        )
+
+
+def checked_path(name: str, value: object) -> Path | None:
+    """Return a path, which may be written as text."""
+    if value is not None and (not isinstance(value, Path | str) or not str(value)):
+        raise InvalidArgument(f"{name} must be a path, got {value!r}")
+    return None if value is None else Path(value)
+
+
+def check_callable(name: str, value: object, expected: str) -> None:
+    """Refuse what cannot be called; ``expected`` says what the function is to take."""
+    if not callable(value) or isinstance(value, type):
+        raise InvalidArgument(f"{name} must be a function of {expected}, got {value!r}")
+
+
+def joined_addresses(nameserver: object) -> str:
+    """Return addresses of name servers as one text, given as such or one by one."""
+    if isinstance(nameserver, str):
+        return nameserver
+    is_list = isinstance(nameserver, list | tuple)
+    addresses = cast("list[object]", nameserver) if is_list else [None]
+    if not all(isinstance(address, str) for address in addresses):
+        raise InvalidArgument(
+            f'nameserver must be "host:port;host:port" or a list of addresses, got {nameserver!r}'
+        )
+    return ";".join(cast("list[str]", addresses))

@@ -1,0 +1,186 @@
+"""Running decorated functions: a consumer for each group, and a producer for their results."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import functools
+import logging
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from turbopump.client.config import ClientConfig
+from turbopump.client.delivery.listener import ConsumeHook, Listen
+from turbopump.client.delivery.results import ConsumeContext, ConsumeResult
+from turbopump.client.handlers import Handler, HandlerGroup, grouped
+from turbopump.client.producer import Producer
+from turbopump.client.push_consumer import PushConsumer
+from turbopump.client.retry_sender import DEAD_LETTER_LEVEL
+from turbopump.client.send_hooks import SendHook
+from turbopump.client.shared_sessions import client_config
+from turbopump.client.stop_signals import stop_signals
+from turbopump.machine.threads import DaemonThreads
+from turbopump.message import Message
+from turbopump.wire.record import MessageView
+
+_log = logging.getLogger(__name__)
+
+
+class Worker:
+    """Consumes with functions that `turbopump.consumer` has decorated.
+
+    ::
+
+        async with Worker(bill, ship, nameserver="127.0.0.1:9876") as worker:
+            await worker.wait()
+    """
+
+    def __init__(
+        self,
+        *handlers: Handler[..., Any],
+        nameserver: str | Sequence[str] = "",
+        namespace: str = "",
+        client: ClientConfig | None = None,
+        hooks: Sequence[ConsumeHook] = (),
+        send_hooks: Sequence[SendHook] = (),
+    ) -> None:
+        groups = grouped(handlers)
+        config = client_config(nameserver, namespace, client, None)
+        self._producer = Producer(groups[0].group, client=config, hooks=send_hooks)
+        self._consumers = [
+            PushConsumer(
+                group.group,
+                self._listener(group),
+                subscriptions={topic: each.tags for topic, each in group.by_topic.items()},
+                start_from=group.settings.start_from,
+                orderly=group.settings.orderly,
+                listening=group.settings.listening,
+                retries=group.settings.retries,
+                hooks=hooks,
+                client=config,
+            )
+            for group in groups
+        ]
+        self._threads_max = sum(group.settings.listening.threads for group in groups)
+        self._threads: DaemonThreads | None = None
+        """Runs plain functions while the worker runs; results are published on the loop."""
+        self._closing: asyncio.Task[None] | None = None
+        self._closed = asyncio.Event()
+
+    # --- life -------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Join the groups and begin to consume."""
+        if self._threads is not None:
+            return
+        self._closed.clear()
+        self._threads = DaemonThreads(self._threads_max, "turbopump-function")
+        try:
+            await self._producer.start()
+            for consumer in self._consumers:
+                await consumer.start()
+        except BaseException:
+            await self._close()
+            raise
+
+    async def close(self) -> None:
+        """Wait for functions that run, commit, and leave the groups.
+
+        When one of the functions calls it, it does not wait: the worker closes after that call.
+        """
+        closing = self.begin_closing()
+        if closing is not None and not self.is_calling:
+            await asyncio.shield(closing)
+
+    def begin_closing(self) -> asyncio.Task[None] | None:
+        """Close in a task of its own; return it, or None when there is nothing to close."""
+        if self._threads is not None and self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        return self._closing
+
+    @property
+    def is_calling(self) -> bool:
+        """Whether the caller is one of the functions, or a hook."""
+        return any(consumer.is_calling for consumer in self._consumers)
+
+    async def wait(self, *, handle_signals: bool = True) -> None:
+        """Wait until the worker is closed; SIGINT and SIGTERM close it, see `PushConsumer.wait`."""
+        loop = asyncio.get_running_loop()
+        begin = functools.partial(loop.call_soon_threadsafe, self.begin_closing)
+        with stop_signals(begin) if handle_signals else contextlib.nullcontext():
+            await self._closed.wait()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def _close(self) -> None:
+        closing = [consumer.begin_closing() for consumer in self._consumers]
+        try:
+            # The producer last: functions that still run may return something to publish.
+            await asyncio.gather(*(each for each in closing if each is not None))
+        finally:
+            await self._producer.close()
+            if self._threads is not None:
+                self._threads.shutdown(wait=False)
+            self._threads = self._closing = None
+            self._closed.set()
+
+    # --- calling ----------------------------------------------------------------------------------
+
+    def _listener(self, group: HandlerGroup) -> Listen:
+        async def listen(messages: list[MessageView], context: ConsumeContext) -> ConsumeResult:
+            (message,) = messages
+            handler = group.by_topic[message.topic]
+            arguments = _decoded(handler, message, context)
+            if arguments is None:
+                return ConsumeResult.RETRY_LATER
+            returned = await self._called(handler, arguments)
+            if isinstance(returned, ConsumeResult):
+                return returned
+            await self._publish(handler.results(returned))
+            return ConsumeResult.SUCCESS
+
+        return listen
+
+    async def _called(self, handler: Handler[..., Any], arguments: dict[str, Any]) -> object:
+        """Call a function: on the loop if it is async, in a thread otherwise."""
+        call = functools.partial(handler.function, **arguments)
+        if handler.is_async:
+            return await call()
+        in_context = functools.partial(contextvars.copy_context().run, call)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, in_context)
+
+    async def _publish(self, messages: Iterable[Message]) -> None:
+        for message in messages:
+            await self._producer.send(message)
+
+
+def _decoded(
+    handler: Handler[..., Any], message: MessageView, context: ConsumeContext
+) -> dict[str, Any] | None:
+    """Return a function's arguments; None if the body is none of them, however often it comes."""
+    try:
+        return handler.arguments(message, context)
+    except (ValueError, msgspec.MsgspecError) as error:
+        _log.error(
+            "message %s of topic %s does not fit %r, made a dead letter: %s",
+            message.message_id,
+            message.topic,
+            handler,
+            error,
+        )
+        context.delay_level = DEAD_LETTER_LEVEL
+        return None

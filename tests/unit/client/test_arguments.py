@@ -1,0 +1,197 @@
+"""What programs without types may pass by mistake: an error says what was expected."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import turbopump
+from turbopump import (
+    ClientConfig,
+    ConsistentHash,
+    ConsumeContext,
+    ConsumeResult,
+    LitePullConsumer,
+    Message,
+    MessageRules,
+    MessageView,
+    Producer,
+    PullConsumer,
+    PushConsumer,
+    Sql,
+    aio,
+)
+from turbopump.client.outgoing import outgoing
+from turbopump.errors import InvalidArgument
+
+NAMESERVER = "127.0.0.1:9876"
+
+
+def listen(messages: list[MessageView], context: ConsumeContext) -> ConsumeResult:
+    """Take messages; typed as a list, which every type checker accepts."""
+    return ConsumeResult.SUCCESS
+
+
+def push(**given: Any) -> PushConsumer:
+    listener = given.pop("listener", listen)
+    subscriptions = given.pop("subscriptions", {"orders": "*"})
+    return PushConsumer(
+        "billing", listener, nameserver=NAMESERVER, subscriptions=subscriptions, **given
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"listener": lambda messages: None}, r"listener must be .*\(messages, context\), got"),
+        ({"listener": "handle"}, "listener must be a function .* got 'handle'"),
+        ({"subscriptions": ["orders"]}, "subscriptions must be a mapping .* got \\['orders'\\]"),
+        ({"subscriptions": "orders"}, "subscriptions must be a mapping"),
+        ({"subscriptions": {"orders": "amount > 100"}}, r"SQL92, not tags: pass Sql\('amount"),
+        ({"subscriptions": {"orders": "a IS NULL"}}, r"pass Sql\('a IS NULL'\)"),
+        ({"retries": 3}, r"retries must be a Retries, got 3; pass Retries\(attempts_max=3\)"),
+        ({"listening": 4}, r"listening must be a Listening, got 4"),
+        ({"flow": 1}, "flow must be a FlowLimits"),
+        ({"pulling": 1}, "pulling must be a Pulling"),
+        ({"strategy": "average"}, "strategy must be a function"),
+        ({"strategy": ConsistentHash}, "strategy must be a function"),
+        ({"offsets_directory": 7}, "offsets_directory must be a path, got 7"),
+    ],
+)
+def test_a_push_consumer_refuses_what_it_would_misunderstand(
+    given: dict[str, Any], error: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=error):
+        push(**given)
+
+
+def test_expressions_that_look_like_sql_may_be_tags() -> None:
+    push(subscriptions={"orders": "a=b ||", "more": "paid in full", "other": "order-created"})
+    push(subscriptions={"orders": Sql("amount > 100")})
+
+
+def test_a_push_consumer_without_subscriptions_does_not_start() -> None:
+    consumer = push(subscriptions={})
+    with pytest.raises(InvalidArgument, match="'billing' has no subscriptions; pass"):
+        consumer.start()
+
+
+def test_offsets_directory_may_be_text(tmp_path: Path) -> None:
+    consumer = aio.PushConsumer(
+        "billing",
+        listen,
+        nameserver=NAMESERVER,
+        subscriptions={"orders": "*"},
+        broadcast=True,
+        offsets_directory=str(tmp_path),
+    )
+    assert consumer._settings.offsets_directory == tmp_path
+
+
+@pytest.mark.parametrize("kind", [Producer, PullConsumer, LitePullConsumer])
+def test_settings_of_another_kind_are_refused(kind: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"config must be a .*Config, got 3"):
+        kind("group", nameserver=NAMESERVER, config=3)
+    with pytest.raises(InvalidArgument, match="client must be a ClientConfig, got"):
+        kind("group", client=NAMESERVER)
+
+
+def test_topics_of_a_pull_consumer_are_a_list() -> None:
+    with pytest.raises(InvalidArgument, match="topics must be a list of names, got 'orders'"):
+        PullConsumer("audit", nameserver=NAMESERVER, topics="orders")
+
+
+def test_name_servers_may_be_a_list() -> None:
+    producer = aio.Producer("group", nameserver=["a:1", "b:2"])
+    assert producer._client.nameserver_addresses == ("a:1", "b:2")
+    given: Any = ("a:1", "b:2")
+    assert ClientConfig(given) == ClientConfig("a:1;b:2")
+
+
+def test_name_servers_of_another_kind_are_refused() -> None:
+    given: Any = {"a": 1}
+    with pytest.raises(InvalidArgument, match=r"nameserver must be .* got {'a': 1}"):
+        Producer("group", nameserver=given)
+
+
+# --- delays ---------------------------------------------------------------------------------------
+
+
+def delay_of(message: Message, rules: MessageRules | None = None) -> str | None:
+    text = outgoing(message, "0" * 32, rules or MessageRules()).properties
+    entries = dict(entry.split("\x01") for entry in text.split("\x02") if entry)
+    return entries.get("DELAY")
+
+
+@pytest.mark.parametrize(
+    ("delay", "level"),
+    [
+        (timedelta(0), None),
+        (timedelta(microseconds=1), "1"),
+        (timedelta(seconds=1), "1"),
+        (timedelta(seconds=1, microseconds=1), "2"),
+        (timedelta(minutes=11), "15"),
+        (timedelta(hours=2), "18"),
+    ],
+)
+def test_a_delay_becomes_the_shortest_level_that_is_not_earlier(
+    delay: timedelta, level: str | None
+) -> None:
+    assert delay_of(Message("orders", b"x", delay=delay)) == level
+
+
+def test_delays_follow_the_levels_that_brokers_have() -> None:
+    rules = MessageRules(delay_levels="1m 10s 3d")
+    assert delay_of(Message("orders", b"x", delay=timedelta(seconds=8)), rules) == "2"
+    assert delay_of(Message("orders", b"x", delay=timedelta(days=2)), rules) == "3"
+    assert delay_of(Message("orders", b"x", delay_level=3), rules) == "3"
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"delay_level": 99}, "delay_level must be 0–18, got 99"),
+        ({"delay_level": -1}, "delay_level must be 0–18, got -1"),
+        ({"delay": timedelta(hours=3)}, "delay must be at most 2:00:00, .* got 3:00:00"),
+        ({"delay": timedelta(seconds=-1)}, "delay must be a timedelta of 0 or more"),
+        ({"delay": 5}, "delay must be a timedelta of 0 or more, got 5"),
+        ({"delay": timedelta(seconds=1), "delay_level": 1}, "delay or delay_level, not both"),
+    ],
+)
+def test_delays_that_no_broker_keeps_are_refused(given: dict[str, Any], error: str) -> None:
+    with pytest.raises(InvalidArgument, match=error):
+        delay_of(Message("orders", b"x", **given))
+
+
+# --- what people see ------------------------------------------------------------------------------
+
+
+def test_dir_shows_every_public_name() -> None:
+    code = "import turbopump; print(set(turbopump.__all__) - set(dir(turbopump)))"
+    shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert shown.stdout == "set()\n"
+
+
+@pytest.mark.parametrize(
+    "name", ["Producer", "PullConsumer", "LitePullConsumer", "PushConsumer", "TransactionProducer"]
+)
+def test_blocking_clients_show_the_signatures_of_the_asynchronous_ones(name: str) -> None:
+    kind, other = getattr(turbopump, name), getattr(aio, name)
+    assert inspect.signature(kind) == inspect.signature(other)
+    assert kind.__init__.__name__ == "__init__"
+    for method, value in vars(other).items():
+        if not method.startswith("_") and asyncio.iscoroutinefunction(value):
+            own = getattr(kind, method, None)
+            if own is None:
+                continue
+            assert own.__name__ == method
+            assert own.__doc__
+            shown = inspect.signature(own).parameters
+            assert list(shown) == list(inspect.signature(value).parameters), method

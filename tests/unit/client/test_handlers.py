@@ -1,0 +1,331 @@
+"""Decorated functions: what they take, what they return, and how a worker runs them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import Struct
+
+import turbopump
+from turbopump import Listening, Message, Retries
+from turbopump.aio import ConsumeContext, ConsumeResult, MessageView, Worker, consumer
+from turbopump.client.handlers import encoded
+from turbopump.errors import InvalidArgument
+from turbopump.testing import Cluster, running_server
+
+
+class Order(Struct):
+    """A body."""
+
+    number: int
+    tags: list[str] = []
+
+
+class Receipt(Struct):
+    """What becomes of an order."""
+
+    number: int
+
+
+class Validated:
+    """A class that validates itself, as the models of Pydantic do."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    @classmethod
+    def model_validate(cls, value: Any) -> Validated:
+        if value["number"] < 0:
+            raise ValueError("number must be 0 or more")
+        return cls(value["number"])
+
+    def model_dump(self, mode: str) -> dict[str, int]:
+        return {"number": self.number}
+
+
+def view(cluster: Cluster, topic: str) -> list[bytes]:
+    return sorted(message.body for message in cluster.messages(topic))
+
+
+# --- running --------------------------------------------------------------------------------------
+
+
+async def test_a_function_gets_the_decoded_body(turbopump_cluster: Cluster) -> None:
+    seen: list[object] = []
+
+    @consumer("orders", group="billing", start_from="first")
+    async def bill(order: Order, message: MessageView, context: ConsumeContext) -> None:
+        seen.append((order, message.keys, context.group))
+
+    async with Worker(bill, nameserver=turbopump_cluster.nameserver):
+        await turbopump_cluster.send(Message("orders", b'{"number": 7}', keys=["k"]))
+        await turbopump_cluster.until_consumed("billing")
+    assert seen == [(Order(7), ["k"], "billing")]
+
+
+async def test_plain_functions_run_in_threads_and_publish_what_they_return(
+    turbopump_cluster: Cluster,
+) -> None:
+    threads = set()
+
+    @consumer("orders", group="billing", to="receipts", start_from="first")
+    def bill(order: Order) -> Receipt:
+        threads.add(threading.current_thread().name)
+        return Receipt(order.number)
+
+    async with Worker(bill, nameserver=turbopump_cluster.nameserver):
+        await turbopump_cluster.send(Message("orders", b'{"number": 7}'))
+        await turbopump_cluster.until_consumed("billing")
+    assert view(turbopump_cluster, "receipts") == [b'{"number":7}']
+    assert "MainThread" not in threads
+
+
+async def test_functions_may_return_messages_of_their_own(turbopump_cluster: Cluster) -> None:
+    @consumer("orders", group="billing", start_from="first")
+    async def bill(order: dict[str, int]) -> list[Message]:
+        return [Message("a", b"1"), Message("b", b"%d" % order["number"], keys=["x"])]
+
+    async with Worker(bill, nameserver=turbopump_cluster.nameserver):
+        await turbopump_cluster.send(Message("orders", b'{"number": 7}'))
+        await turbopump_cluster.until_consumed("billing")
+    assert view(turbopump_cluster, "a") == [b"1"]
+    assert view(turbopump_cluster, "b") == [b"7"]
+
+
+async def test_functions_of_a_group_share_its_consumer(turbopump_cluster: Cluster) -> None:
+    seen: list[tuple[str, object]] = []
+
+    @consumer("orders", group="shop", tags="created", start_from="first")
+    async def created(body: bytes) -> None:
+        seen.append(("created", body))
+
+    @consumer("payments", group="shop", start_from="first")
+    def paid(text: str) -> None:
+        seen.append(("paid", text))
+
+    @consumer("orders", group="audit", start_from="first")
+    async def audit(message: MessageView) -> None:
+        seen.append(("audit", message.body))
+
+    async with Worker(created, paid, audit, nameserver=turbopump_cluster.nameserver):
+        await turbopump_cluster.send(Message("orders", b"1", tags="created"))
+        await turbopump_cluster.send(Message("orders", b"2", tags="paid"))
+        await turbopump_cluster.send(Message("payments", "grün".encode()))
+        await turbopump_cluster.until_consumed("shop")
+        await turbopump_cluster.until_consumed("audit")
+    assert sorted(seen, key=str) == [
+        ("audit", b"1"),
+        ("audit", b"2"),
+        ("created", b"1"),
+        ("paid", "grün"),
+    ]
+
+
+@pytest.mark.parametrize("orderly", [False, True])
+async def test_a_body_of_another_type_is_a_dead_letter_and_the_rest_is_consumed(
+    turbopump_cluster: Cluster, orderly: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen = []
+
+    @consumer("orders", group="billing", start_from="first", orderly=orderly)
+    async def bill(order: Order) -> None:
+        seen.append(order.number)
+
+    caplog.set_level(logging.ERROR, "turbopump.client.worker")
+    async with Worker(bill, nameserver=turbopump_cluster.nameserver):
+        for body in (b'{"number": "x"}', b"not JSON", b'{"number": 1}'):
+            await turbopump_cluster.send(Message("orders", body))
+        await turbopump_cluster.until(lambda: seen == [1], minutes=1)
+        await turbopump_cluster.until(
+            lambda: len(turbopump_cluster.dead_letters("billing")) == 2, minutes=1
+        )
+    assert "does not fit <consumer" in caplog.text
+
+
+async def test_an_exception_redelivers(turbopump_cluster: Cluster) -> None:
+    calls = []
+
+    @consumer("orders", group="billing", start_from="first", retries=Retries(attempts_max=2))
+    async def bill(order: Order) -> None:
+        calls.append(order.number)
+        raise RuntimeError("not today")
+
+    async with Worker(bill, nameserver=turbopump_cluster.nameserver):
+        await turbopump_cluster.send(Message("orders", b'{"number": 1}'))
+        await turbopump_cluster.until_consumed("billing")
+    assert calls == [1, 1, 1]
+    assert len(turbopump_cluster.dead_letters("billing")) == 1
+
+
+async def test_a_result_that_cannot_be_published_redelivers(turbopump_cluster: Cluster) -> None:
+    calls = []
+
+    @consumer("orders", group="billing", start_from="first", to="receipts")
+    async def bill(order: Order) -> object:
+        calls.append(order.number)
+        return object() if len(calls) == 1 else Receipt(order.number)
+
+    async with Worker(bill, nameserver=turbopump_cluster.nameserver):
+        await turbopump_cluster.send(Message("orders", b'{"number": 1}'))
+        await turbopump_cluster.until_consumed("billing")
+    assert calls == [1, 1]
+    assert view(turbopump_cluster, "receipts") == [b'{"number":1}']
+
+
+async def test_a_function_may_answer_with_a_result_and_close_the_worker(
+    turbopump_cluster: Cluster,
+) -> None:
+    calls = []
+
+    @consumer("orders", group="billing", start_from="first")
+    async def bill(order: Order) -> ConsumeResult:
+        calls.append(order.number)
+        if len(calls) == 2:
+            await worker.close()
+        return ConsumeResult.RETRY_LATER if len(calls) == 1 else ConsumeResult.SUCCESS
+
+    worker = Worker(bill, nameserver=turbopump_cluster.nameserver)
+    await worker.start()
+    await turbopump_cluster.send(Message("orders", b'{"number": 1}'))
+    await worker.wait()
+    assert calls == [1, 1]
+    await worker.start()
+    await worker.close()
+
+
+@pytest.mark.slow
+def test_blocking_programs_run_functions_until_they_are_closed(tmp_path: Path) -> None:
+    seen = threading.Event()
+
+    @turbopump.consumer("orders", group="billing", start_from="first", to="receipts")
+    def bill(order: Order) -> Receipt:
+        seen.set()
+        return Receipt(order.number)
+
+    with running_server(tmp_path) as server:
+        with turbopump.Producer("shop", nameserver=server.nameserver) as producer:
+            producer.send(Message("orders", encoded(Order(3))))
+        with turbopump.Worker(bill, nameserver=[server.nameserver]):
+            assert seen.wait(30)
+            server.until(lambda: len(server.messages("receipts")) == 1)
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+def handler(group: str = "g", topic: str = "t", **given: Any) -> Any:
+    return consumer(topic, group=group, **given)(lambda body: None)
+
+
+def test_a_decorated_function_can_be_called() -> None:
+    @consumer("orders", group="billing")
+    def bill(order: Order) -> int:
+        """Bill it."""
+        return order.number
+
+    assert bill(Order(3)) == 3
+    assert bill.__doc__ == "Bill it."
+    assert repr(bill).endswith("bill of orders>")
+
+
+@pytest.mark.parametrize(
+    ("handlers", "error"),
+    [
+        ([], "pass at least one function"),
+        ([print], "expected functions decorated with @consumer"),
+        ([handler(), handler()], "group 'g' has two functions for topic 't'"),
+        ([handler(), handler(topic="u", orderly=True)], "must have the same start_from, orderly"),
+    ],
+)
+def test_functions_that_cannot_run_together_are_refused(handlers: list[Any], error: str) -> None:
+    with pytest.raises(InvalidArgument, match=error):
+        Worker(*handlers, nameserver="127.0.0.1:9876")
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"topic": "a b"}, "topic must be"),
+        ({"group": ""}, "group must be"),
+        ({"to": "a b"}, "topic must be"),
+        ({"tags": "a > 1"}, "pass Sql"),
+        ({"retries": 3}, "retries must be a Retries"),
+        ({"listening": Listening(batch_max=2)}, "batch_max must be 1, got 2"),
+    ],
+)
+def test_settings_are_checked(given: dict[str, Any], error: str) -> None:
+    with pytest.raises(InvalidArgument, match=error):
+        handler(**given)
+
+
+def no_parameter() -> None: ...
+def two_bodies(first: int, second: int) -> None: ...
+def any_number(*bodies: int) -> None: ...
+def unknown_type(order: Missing) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+def two_structs(order: Order | Receipt) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "error"),
+    [
+        (no_parameter, "must have one parameter for the body"),
+        (two_bodies, "must have one parameter for the body"),
+        (any_number, "must name its parameters"),
+        (unknown_type, "'Missing' is not defined"),
+        (two_structs, "multiple Struct types"),
+        (3, "decorates a function, got 3"),
+    ],
+)
+def test_functions_that_cannot_be_called_with_a_message(function: Any, error: str) -> None:
+    with pytest.raises(InvalidArgument, match=error):
+        consumer("t", group="g")(function)
+
+
+def test_results_without_a_topic_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="which has no topic: return None or a Message"):
+        handler().results(7)
+
+
+# --- bodies ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "body"),
+    [
+        (b"\xff", b"\xff"),
+        ("ü", b"\xc3\xbc"),
+        ({"a": 1}, b'{"a":1}'),
+        (Validated(2), b'{"number":2}'),
+    ],
+)
+def test_bodies_are_json_unless_they_are_bytes_or_text(value: object, body: bytes) -> None:
+    assert encoded(value) == body
+
+
+def test_what_is_no_json_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="cannot be written as JSON"):
+        encoded(object())
+
+
+def test_models_validate_themselves() -> None:
+    @consumer("t", group="g")
+    def take(order: Validated) -> int:
+        return order.number
+
+    class Body:
+        """A message with a body."""
+
+        body = b'{"number": 4}'
+
+    message = Body()
+    context: Any = None
+    given: Any = message
+    assert take.arguments(given, context)["order"].number == 4
+    Body.body = b'{"number": -4}'
+    with pytest.raises(msgspec.ValidationError, match="must be 0 or more"):
+        take.arguments(given, context)
