@@ -168,7 +168,7 @@ def test_body_comes_from_a_file(shell: Shell, tmp_path: Path) -> None:
         ("topic create t --queues 99999999", 2, "queues must be 1–65536, got 99999999"),
         ("message send t x --delay-level -1", 2, "delay level must be 0 or more, got -1"),
         ("topic update t", 2, "nothing to change; specify"),
-        ("group create g --retry-queues -1", 2, "retry_queues must be 0–1024, got -1"),
+        ("group create g --retry-queues -1", 2, "retry_queues must be 0 to 1024, got -1"),
         ("message send t x --property nonsense", 2, "property must be name=value, got 'nonsense'"),
         ("message show 123", 1, "An id that a producer gave is found with --topic only"),
         ("topic create 'a b'", 2, "_-%|, got 'a b'"),

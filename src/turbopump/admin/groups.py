@@ -464,7 +464,7 @@ def _check_numbers(settings: GroupSettings) -> None:
         ("slow_broker_id", settings.slow_broker_id, 0, _INT_MAX),
     ):
         if not least <= number <= most:
-            raise InvalidArgument(f"{name} must be {least}–{most}, got {number}")
+            raise InvalidArgument(f"{name} must be {least} to {most}, got {number}")
 
 
 def _settings(config: GroupConfig) -> GroupSettings:

@@ -52,9 +52,9 @@ async def test_group_is_made_changed_and_deleted(tmp_path: Path) -> None:
             with pytest.raises(NotThere, match="no group 'g'"):
                 await refused
         for bad, named in (
-            (GroupSettings("h", retry_queues=-1), "retry_queues must be 0–1024, got -1"),
-            (GroupSettings("h", retry_queues=1025), "retry_queues must be 0–1024, got 1025"),
-            (GroupSettings("h", retries_max=-2), "retries_max is -2: -1 to"),
+            (GroupSettings("h", retry_queues=-1), "retry_queues must be 0 to 1024, got -1"),
+            (GroupSettings("h", retry_queues=1025), "retry_queues must be 0 to 1024, got 1025"),
+            (GroupSettings("h", retries_max=-2), "retries_max must be -1 to"),
         ):
             with pytest.raises(InvalidArgument, match=named):
                 await admin.groups.create(bad)
