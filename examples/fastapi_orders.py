@@ -3,10 +3,10 @@
 ::
 
     python examples/fastapi_orders.py                                   # runs a self-test
-    TURBOPUMP_NAMESERVER=127.0.0.1:9876 uvicorn fastapi_orders:app      # from this directory
+    NAMESRV_ADDR=127.0.0.1:9876 uvicorn fastapi_orders:app      # from this directory
 
 The lifespan starts a producer and a push consumer with the application and closes them with it:
-closing waits for the calls of the listener that run, and commits. Without TURBOPUMP_NAMESERVER it
+closing waits for the calls of the listener that run, and commits. Without NAMESRV_ADDR it
 brings a cluster of its own.
 """
 
@@ -71,7 +71,7 @@ class Shop:
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    given = os.environ.get("TURBOPUMP_NAMESERVER")
+    given = os.environ.get("NAMESRV_ADDR")
     with nullcontext(given) if given else own_cluster() as nameserver:
         async with Producer("web", nameserver=nameserver) as producer:
             shop = app.state.shop = Shop(producer)

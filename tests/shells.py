@@ -39,7 +39,7 @@ class Shell:
         self.lines: list[str] = []
 
     def run(self, line: str, stdin: str | bytes | None = None) -> Result:
-        env = {"TURBOPUMP_NAMESERVER": self.nameserver, "COLUMNS": "80"}
+        env = {"NAMESRV_ADDR": self.nameserver, "COLUMNS": "80"}
         return CliRunner().invoke(app, shlex.split(line), input=stdin, env=env)
 
     def ok(self, line: str, stdin: str | bytes | None = None) -> str:

@@ -32,6 +32,11 @@ _KEY = "key"
 _TEXTS_OF_BOOL = {"true": True, "false": False}
 
 
+def data_directory() -> Path:
+    """Return where servers keep their data unless they are given a directory."""
+    return Path.home() / ".turbopump"
+
+
 def keyed(key: str, default: T) -> T:
     """Declare a dataclass field whose key is not its name in camelCase."""
     declared: T = field(default=default, metadata={_KEY: key})

@@ -333,7 +333,7 @@ def test_tail_ends_well_when_interrupted(shell: Shell) -> None:
     for _ in range(2):
         shell.ok("message send long news")
     command = [sys.executable, "-m", "turbopump", "message", "tail", "long", "--last", "2"]
-    env = {**os.environ, "TURBOPUMP_NAMESERVER": shell.nameserver}
+    env = {**os.environ, "NAMESRV_ADDR": shell.nameserver}
     pipe = subprocess.PIPE
     with subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True) as process:
         try:

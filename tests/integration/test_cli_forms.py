@@ -21,7 +21,7 @@ def process(
     shell: Shell, *arguments: str | bytes, encoding: str = "utf-8"
 ) -> subprocess.Popen[bytes]:
     """Run a command as a process of its own, whose output is as its surroundings want it."""
-    env = {**os.environ, "TURBOPUMP_NAMESERVER": shell.nameserver, "PYTHONIOENCODING": encoding}
+    env = {**os.environ, "NAMESRV_ADDR": shell.nameserver, "PYTHONIOENCODING": encoding}
     return subprocess.Popen(
         [sys.executable, "-m", "turbopump", *arguments],
         stdout=subprocess.PIPE,
@@ -170,7 +170,7 @@ def test_body_comes_from_a_file(shell: Shell, tmp_path: Path) -> None:
         ("topic update t", 2, "nothing to change; specify"),
         ("group create g --retry-queues -1", 2, "retry_queues must be 0 to 1024, got -1"),
         ("message send t x --property nonsense", 2, "property must be name=value, got 'nonsense'"),
-        ("message show 123", 1, "An id that a producer gave is found with --topic only"),
+        ("message show 123", 1, "No topic has a message with this id"),
         ("topic create 'a b'", 2, "_-%|, got 'a b'"),
         ("topic create t --permission x", 2, "permission must be one of r, w, rw, got 'x'"),
         ("topic create t --broker nobody", 1, "no broker 'nobody'"),
@@ -192,7 +192,6 @@ def test_advice_fits_what_was_asked(shell: Shell) -> None:
     shell.ok("message send closed x")
     missing = shell.run("message show 123 --topic closed").stderr
     assert "no message of topic 'closed' with id '123'" in missing
-    assert "--topic only" not in missing
     refused = shell.run("message tail closed --from earliest --no-follow")
     assert refused.exit_code == 1
     assert "`topic update --permission`" in refused.stderr
@@ -235,7 +234,7 @@ def test_missing_name_server_is_reported_with_advice() -> None:
     assert (result.exit_code, result.stdout) == (1, "")
     assert "no name server answers at 127.0.0.1:1" in result.stderr
     assert "turbopump standalone" in result.stderr
-    assert "TURBOPUMP_NAMESERVER" in result.stderr
+    assert "NAMESRV_ADDR" in result.stderr
     result = CliRunner().invoke(app, ["topic", "list", "--nameserver", "nonsense"])
     assert (result.exit_code, "nonsense" in result.stderr) == (2, True)
 
@@ -246,10 +245,31 @@ def test_names_are_completed(shell: Shell) -> None:
         "_TURBOPUMP_COMPLETE": "complete_bash",
         "COMP_WORDS": "turbopump topic status comple",
         "COMP_CWORD": "3",
-        "TURBOPUMP_NAMESERVER": shell.nameserver,
+        "NAMESRV_ADDR": shell.nameserver,
     }
     result = CliRunner().invoke(app, [], env=env, prog_name="turbopump")
     assert result.stdout.split() == ["completed"]
-    env["TURBOPUMP_NAMESERVER"] = "127.0.0.1:1"
+    env["NAMESRV_ADDR"] = "127.0.0.1:1"
     result = CliRunner().invoke(app, [], env=env, prog_name="turbopump")
     assert result.stdout.split() == []
+
+
+def test_queues_that_no_consumer_reads_are_warned_of(shell: Shell) -> None:
+    made = shell.run("topic create unread --queues 3 --read-queues 1 --broker a")
+    assert made.exit_code == 0
+    assert "warning: no consumer reads queue 1, 2 of topic unread on broker a" in made.stderr
+    changed = shell.run("topic update unread --read-queues 3")
+    assert (changed.exit_code, changed.stderr) == (0, "")
+
+
+def test_a_message_is_found_by_the_id_that_send_prints(shell: Shell) -> None:
+    shell.ok("topic create known --queues 1 --broker a")
+    message_id = shell.ok("message send known hello").split()[1]
+    assert "hello" in shell.ok(f"message show {message_id}")
+
+
+def test_changes_of_settings_say_whether_they_survive_a_restart(shell: Shell) -> None:
+    changed = shell.ok("config update-broker fileReservedTime=49 --broker a --yes")
+    assert "Changed until the next restart of a: started without a --config file" in changed
+    (row,) = shell.json_lines("config update-broker fileReservedTime=48 --broker a --yes")
+    assert row["is_stored"] is False

@@ -53,9 +53,7 @@ def run(broker: Standalone, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Re
     monkeypatch.setattr(SparkSession, "stop", lambda _: None)
 
     def call(*line: str) -> Result:
-        return CliRunner().invoke(
-            app, ["pipeline", *line], env={"TURBOPUMP_NAMESERVER": broker.nameserver}
-        )
+        return CliRunner().invoke(app, ["pipeline", *line], env={"NAMESRV_ADDR": broker.nameserver})
 
     return call
 

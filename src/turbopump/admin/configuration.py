@@ -26,6 +26,8 @@ class SettingChange:
     key: str
     old: str | None
     new: str
+    is_stored: bool | None = None
+    """Whether it survives a restart; None where the server does not say."""
 
 
 class Configuration:
@@ -162,7 +164,8 @@ def _require_known(server: str, current: Mapping[str, str], settings: Mapping[st
 
 def _check_values(current: Mapping[str, str], settings: Mapping[str, str]) -> None:
     try:
-        config = config_keys.parse(current)
+        reported = config_keys.REPORTED_KEYS
+        config = config_keys.parse({k: v for k, v in current.items() if k not in reported})
     except InvalidArgument:
         # Not one of ours: only itself knows what it allows.
         return
@@ -171,7 +174,7 @@ def _check_values(current: Mapping[str, str], settings: Mapping[str, str]) -> No
 
 def _planned(before: _ByServer, settings: Mapping[str, str]) -> tuple[SettingChange, ...]:
     return tuple(
-        SettingChange(server, key, current.get(key), value)
+        SettingChange(server, key, current.get(key), value, _is_stored(current))
         for server, current in before.items()
         for key, value in settings.items()
         if current.get(key) != value
@@ -182,8 +185,13 @@ def _happened(
     before: _ByServer, after: _ByServer, keys: Iterable[str]
 ) -> tuple[SettingChange, ...]:
     return tuple(
-        SettingChange(server, key, before[server].get(key), current[key])
+        SettingChange(server, key, before[server].get(key), current[key], _is_stored(current))
         for server, current in after.items()
         for key in keys
         if key in current and current[key] != before[server].get(key)
     )
+
+
+def _is_stored(current: Mapping[str, str]) -> bool | None:
+    path = current.get("brokerConfigPath", current.get("configStorePath"))
+    return None if path is None else bool(path)

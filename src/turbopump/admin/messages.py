@@ -122,19 +122,32 @@ class Messages:
     # --- finding ----------------------------------------------------------------------------------
 
     async def find(self, message_id: str, topic: str | None = None) -> tuple[MessageView, ...]:
-        """Find a message by any of its ids; a unique id needs the topic. Raises NotThere.
+        """Find a message by any of its ids; raises NotThere.
 
-        Several are found when it was delivered again or sent again by a retrying producer.
+        Without ``topic``, an id that a producer gave is looked up in all topics. Several
+        are found when it was redelivered, or sent again by a retrying producer.
         """
         by_place = await self.by_offset_id(message_id)
         if by_place is not None:
             return (by_place,)
         if topic is None:
-            raise NotThere("message", message_id)
+            return await self._in_any_topic(message_id)
         found = await self.by_unique_key(topic, message_id)
         if not found:
             raise NotThere(f"message of topic {topic!r} with id", message_id)
         return found
+
+    async def _in_any_topic(self, message_id: str) -> tuple[MessageView, ...]:
+        """Look an id up in one topic after the other: brokers index it by topic."""
+        for topic in await self._servers.topic_names():
+            try:
+                found = await self.by_unique_key(topic, message_id)
+            except NotThere:
+                # Deleted meanwhile, or no broker has it.
+                continue
+            if found:
+                return found
+        raise NotThere("message", message_id)
 
     async def by_offset_id(self, offset_id: str) -> MessageView | None:
         """Read the message whose id says where it lies; None when it says nothing of the kind."""

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from turbopump.admin.groups import Groups, GroupSettings
-from turbopump.admin.positions import AtTime, Latest, Position
+from turbopump.admin.positions import AtOffset, AtTime, Earliest, Latest, Position
 from turbopump.admin.range_reader import RangeReader
 from turbopump.admin.servers import ANSWER_MS, BrokerNode, Servers, gathered
 from turbopump.admin.topics import QueueLimits, Topics
@@ -20,6 +20,7 @@ from turbopump.wire.command import whole_body
 from turbopump.wire.names import retry_topic
 
 _NEWEST = -1
+_OLDEST = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,8 +233,13 @@ class Offsets:
             if await self._is_ours(node):
                 await self._tell_members(node, plan, targets)
             else:
-                await self._tell_by_time(node, plan)
+                await self._tell_by_time(node, plan, targets)
             return
+        await self._commit(node, plan, targets)
+
+    async def _commit(
+        self, node: BrokerNode, plan: Plan, targets: Mapping[MessageQueue, int]
+    ) -> None:
         for queue, target in targets.items():
             await calls.commit_offset(
                 self._servers.session,
@@ -263,16 +269,22 @@ class Offsets:
         answer = await self._servers.ask(node, RequestCode.GET_BROKER_RUNTIME_INFO)
         return "turbopumpVersion" in KeyValues.decode(whole_body(answer)).table
 
-    async def _tell_by_time(self, node: BrokerNode, plan: Plan) -> None:
-        """Reset a running group as every broker can: all queues of a topic, to a moment."""
-        if not plan.is_whole or not isinstance(plan.to, AtTime | Latest):
+    async def _tell_by_time(
+        self, node: BrokerNode, plan: Plan, targets: Mapping[MessageQueue, int]
+    ) -> None:
+        """Reset a running group as every broker can: all queues of a topic, to a time."""
+        if not plan.is_whole or isinstance(plan.to, AtOffset):
             raise AdministrationError(
-                f"broker {node.broker} at {node.address} resets the offsets of running groups "
-                f"by time only: stop the members of {plan.group!r} and repeat the reset"
+                f"broker {node.broker} at {node.address} resets running groups only as a whole and "
+                f"by time; stop the members of {plan.group!r} and repeat the reset"
             )
-        timestamp_ms = plan.to.epoch_ms if isinstance(plan.to, AtTime) else _NEWEST
+        # Such a broker refuses the whole reset if the group has no offset in one of the queues.
+        missing = {each.queue for each in plan.changes if each.current is None}
+        await self._commit(
+            node, plan, {queue: targets[queue] for queue in targets if queue in missing}
+        )
         header = headers.ResetOffset(
-            topic=plan.topic, group=plan.group, timestamp=timestamp_ms, is_force=True
+            topic=plan.topic, group=plan.group, timestamp=_timestamp_ms(plan.to), is_force=True
         )
         await self._servers.ask(node, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
 
@@ -281,6 +293,17 @@ class Offsets:
             src_group=source, dest_group=destination, topic=topic, offline=True
         )
         await self._servers.ask(node, RequestCode.CLONE_GROUP_OFFSET, header)
+
+
+def _timestamp_ms(to: AtTime | Earliest | Latest) -> int:
+    """Return how brokers are told a position."""
+    match to:
+        case AtTime():
+            return to.epoch_ms
+        case Earliest():
+            return _OLDEST
+        case Latest():
+            return _NEWEST
 
 
 def _chosen(

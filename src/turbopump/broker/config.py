@@ -19,6 +19,7 @@ from turbopump.broker.setting_checks import (
 from turbopump.errors import InvalidArgument
 from turbopump.filters.server_config import MEMORY_BYTES_MIN, CodeLimits
 from turbopump.net.limits import RECEIVE_BYTES_MAX, RECEIVE_BYTES_MIN
+from turbopump.settings import data_directory
 from turbopump.store.config import StoreConfig
 from turbopump.wire.bodies import QUEUES_MAX
 from turbopump.wire.hosts import ANY_HOST, split_address
@@ -431,7 +432,7 @@ class BrokerConfig:
     network: NetworkConfig = NetworkConfig()
     limits: LimitsConfig = LimitsConfig()
     intervals: IntervalsConfig = IntervalsConfig()
-    directory: Path = field(default_factory=lambda: Path.home() / "store")
+    directory: Path = field(default_factory=lambda: data_directory() / "store")
     """Where everything is kept [storePathRootDir]."""
     store: StoreConfig = field(default_factory=StoreConfig)
 

@@ -292,6 +292,11 @@ def load(path: Path) -> BrokerConfig:
         raise InvalidArgument(f"configuration {path}: {error}") from error
 
 
+REPORTED_KEYS = ("useTLS", "brokerConfigPath")
+"""What brokers report besides their settings: `mqadmin exportConfigs` reads the first, and the
+second is the file that keeps changes made while the broker runs."""
+
+
 def as_properties(config: BrokerConfig) -> dict[str, str]:
     """Return all keys and their values as texts, in the order of the documentation."""
     return {setting.key: setting.kind.write(_field(config, setting)) for setting in SETTINGS}

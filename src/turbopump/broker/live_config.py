@@ -49,6 +49,11 @@ class LiveConfig:
     def current(self) -> BrokerConfig:
         return self._current
 
+    @property
+    def stored_in(self) -> str:
+        """The file that keeps changes for the next start; empty if there is none."""
+        return "" if self._path is None or is_toml(self._path) else str(self._path)
+
     def listen(self, listener: OnConfigChange) -> None:
         """Call a function after each change."""
         self._listeners.append(listener)
@@ -61,7 +66,7 @@ class LiveConfig:
             if fresh == self._current:
                 return
             known = {key: text for key, text in settings.items() if key in KEYS}
-            if self._path is None or is_toml(self._path):
+            if self._path is None or not self.stored_in:
                 _log.info(
                     "%s: changed until the next restart; change the configuration file too",
                     ", ".join(known),

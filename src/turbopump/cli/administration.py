@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from turbopump.cli.formats import printable
+from turbopump.cli.options import NAMESERVER_VARIABLE
 from turbopump.errors import (
     AlreadyThere,
     ConnectFailed,
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from turbopump.admin.blocking import Admin
 
 NAMESERVER = "127.0.0.1:9876"
-NAMESERVER_VARIABLE = "TURBOPUMP_NAMESERVER"
 
 FAILED = 1
 BAD_INPUT = 2
@@ -161,7 +161,7 @@ def _where_to_look(kind: str, name: str) -> str | None:
         case "cluster" | "broker":
             return "`turbopump cluster list` lists all."
         case "message":
-            return "An id that a producer gave is found with --topic only."
+            return "No topic has a message with this id; brokers delete old messages."
         case _ if kind.startswith("message of topic"):
             return "Brokers delete old messages; `turbopump message query` finds others."
         case _:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,12 +16,16 @@ from turbopump.cli.administration import (
     administration,
     confirm,
 )
+from turbopump.cli.logs import LogFormat, LogLevel, LogSettings
 from turbopump.cli.options import (
+    NAMESERVER_VARIABLE,
     AdvertiseOption,
+    BrokerPortOption,
     ConfigOption,
     DirOption,
     HostOption,
-    PortOption,
+    LogFormatOption,
+    LogLevelOption,
     PrintConfigOption,
     file_settings,
     given,
@@ -38,15 +43,19 @@ def broker(
     context: typer.Context,
     dir: DirOption = None,  # noqa: A002 - the option's name
     host: HostOption = None,
-    port: PortOption = None,
+    port: BrokerPortOption = None,
     advertise: AdvertiseOption = None,
     nameserver: Annotated[
         str | None,
         typer.Option(
-            metavar="HOST:PORT;...", help="Name servers to register with.", show_default=False
+            metavar="HOST:PORT;...",
+            help="Name servers to register with.",
+            show_default=f"{NAMESERVER_VARIABLE}, or none",
         ),
     ] = None,
     config: ConfigOption = None,
+    log_level: LogLevelOption = LogLevel.INFO,
+    log_format: LogFormatOption = LogFormat.TEXT,
     print_config: PrintConfigOption = False,
 ) -> None:
     """Run a broker, which keeps messages and hands them out."""
@@ -61,6 +70,7 @@ def broker(
     with reported_errors():
         chosen = parse(
             {
+                **given(namesrvAddr=os.environ.get(NAMESERVER_VARIABLE) or None),
                 **settings_of("broker", file_settings(config)),
                 **given(storePathRootDir=dir and dir / "store"),
                 **given(bindAddress=host, listenPort=port, namesrvAddr=nameserver),
@@ -71,7 +81,12 @@ def broker(
             typer.echo(render_properties(as_properties(chosen)), nl=False)
             return
         server = ReplicatedBroker(chosen, SocketNetwork(), config_path=config)
-        serve(server, lambda running: ready_line(broker=running.address))
+        serve(
+            server,
+            lambda running: ready_line(broker=running.address),
+            log=LogSettings(log_level, log_format),
+            directory=chosen.directory,
+        )
 
 
 @app.command()

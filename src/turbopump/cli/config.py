@@ -214,7 +214,19 @@ def _tell_changed(changes: Sequence[SettingChange], output: Output, *, is_shown:
         nothing = "Nothing changed: the servers already had these values."
         _print_changes(changes, output, is_done=True, nothing=nothing)
     if not output.as_json and changes:
-        typer.echo("Changed.")
+        typer.echo(_lasting(changes))
+
+
+def _lasting(changes: Sequence[SettingChange]) -> str:
+    """Say which changes survive a restart."""
+    lost = sorted({each.server for each in changes if each.is_stored is False})
+    if lost:
+        return (
+            f"Changed until the next restart of {', '.join(lost)}: started without a --config file "
+            "of key=value lines, which would keep the change."
+        )
+    is_known = all(each.is_stored for each in changes)
+    return "Changed, and stored in the configuration file." if is_known else "Changed."
 
 
 def _print_changes(
@@ -226,6 +238,7 @@ def _print_changes(
             "key": each.key,
             "old": each.old,
             "new": each.new,
+            "is_stored": each.is_stored,
             "is_done": is_done,
         }
         for each in changes

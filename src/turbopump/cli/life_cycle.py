@@ -9,14 +9,19 @@ import logging
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
+from pathlib import Path
 from typing import TypeVar
 
 import typer
 
+from turbopump.cli.logs import LogSettings, configure_logging
 from turbopump.errors import InvalidArgument, TurbopumpError
 from turbopump.net.loop import run
+from turbopump.settings import data_directory
 
 S = TypeVar("S")
+
+_log = logging.getLogger(__name__)
 
 FAILED = 1
 BAD_INPUT = 2
@@ -29,11 +34,22 @@ _KEPT_PIECE_BYTES_MAX = 4 * 1024 * 1024
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def serve(server: AbstractAsyncContextManager[S], ready: Callable[[S], str]) -> None:
-    """Run a server until the process is told to stop; ``ready`` makes the line that it is up."""
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+def serve(
+    server: AbstractAsyncContextManager[S],
+    ready: Callable[[S], str],
+    *,
+    log: LogSettings = LogSettings(),  # noqa: B008 - frozen
+    directory: Path | None = None,
+) -> None:
+    """Run a server until a signal stops it; ``ready`` returns the line that it is up."""
+    configure_logging(log)
+    if directory is not None:
+        _log.info("data directory: %s", directory)
+        old = Path.home() / "store" / "commitlog"
+        if directory == data_directory() / "store" and not directory.exists() and old.is_dir():
+            _log.warning(
+                "%s has messages and is not used; pass --dir %s to use it", old.parent, Path.home()
+            )
     run(_serve(server, ready))
 
 

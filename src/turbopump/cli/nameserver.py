@@ -6,10 +6,13 @@ from pathlib import Path
 
 import typer
 
+from turbopump.cli.logs import LogFormat, LogLevel, LogSettings
 from turbopump.cli.options import (
     ConfigOption,
     HostOption,
-    PortOption,
+    LogFormatOption,
+    LogLevelOption,
+    NameServerPortOption,
     PrintConfigOption,
     file_settings,
     given,
@@ -20,8 +23,10 @@ from turbopump.settings import is_toml
 
 def nameserver(
     host: HostOption = None,
-    port: PortOption = None,
+    port: NameServerPortOption = None,
     config: ConfigOption = None,
+    log_level: LogLevelOption = LogLevel.INFO,
+    log_format: LogFormatOption = LogFormat.TEXT,
     print_config: PrintConfigOption = False,
 ) -> None:
     """Run a name server, which tells clients where topics are."""
@@ -41,7 +46,8 @@ def nameserver(
             typer.echo(render_properties(described(chosen)), nl=False)
             return
         server = NameServer(chosen, SocketNetwork())
-        serve(server, lambda running: ready_line(nameserver=running.address))
+        log = LogSettings(log_level, log_format)
+        serve(server, lambda running: ready_line(nameserver=running.address), log=log)
 
 
 def _store_path(config: Path | None) -> dict[str, str]:

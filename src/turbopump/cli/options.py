@@ -7,11 +7,15 @@ from typing import Annotated, TypeAlias
 
 import typer
 
+from turbopump.cli.logs import LogFormat, LogLevel
 from turbopump.errors import InvalidArgument
 from turbopump.settings import Settings, read_settings
 
 SECTIONS = ("nameserver", "broker")
 """Tables of a TOML file, and what precedes a key and a dot in a file of ``key=value`` lines."""
+
+NAMESERVER_VARIABLE = "NAMESRV_ADDR"
+"""The environment variable of clients, commands and brokers, as Apache RocketMQ has it."""
 
 _PORT_MAX = 0xFFFF
 
@@ -26,11 +30,23 @@ def _parse_port(text: str) -> int:
 HostOption: TypeAlias = Annotated[
     str | None, typer.Option(help="Name or IP address to listen at.", show_default="127.0.0.1")
 ]
-PortOption: TypeAlias = Annotated[
+NameServerPortOption: TypeAlias = Annotated[
     int | None,
     typer.Option(
-        parser=_parse_port, metavar="PORT", help="0 takes any that is free.", show_default=False
+        parser=_parse_port, metavar="PORT", help="0 takes any that is free.", show_default="9876"
     ),
+]
+BrokerPortOption: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        parser=_parse_port, metavar="PORT", help="0 takes any that is free.", show_default="10911"
+    ),
+]
+LogLevelOption: TypeAlias = Annotated[
+    LogLevel, typer.Option(help="Log messages of this severity and above.")
+]
+LogFormatOption: TypeAlias = Annotated[
+    LogFormat, typer.Option(help="Log lines of text, or JSON objects.")
 ]
 AdvertiseOption: TypeAlias = Annotated[
     str | None,
@@ -43,7 +59,7 @@ AdvertiseOption: TypeAlias = Annotated[
 ]
 DirOption: TypeAlias = Annotated[
     Path | None,
-    typer.Option(help="Where everything is kept.", show_default="the home directory"),
+    typer.Option(help="Where everything is kept.", show_default="~/.turbopump"),
 ]
 ConfigOption: TypeAlias = Annotated[
     Path | None,

@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from turbopump.cli.logs import LogFormat, LogLevel, LogSettings
 from turbopump.cli.options import (
     AdvertiseOption,
+    BrokerPortOption,
     ConfigOption,
     DirOption,
     HostOption,
-    PortOption,
+    LogFormatOption,
+    LogLevelOption,
+    NameServerPortOption,
     PrintConfigOption,
     file_settings,
     given,
@@ -35,8 +39,8 @@ _PORT_STEP = 10
 def standalone(
     dir: DirOption = None,  # noqa: A002 - the option's name
     host: HostOption = None,
-    nameserver_port: PortOption = None,
-    broker_port: PortOption = None,
+    nameserver_port: NameServerPortOption = None,
+    broker_port: BrokerPortOption = None,
     advertise: AdvertiseOption = None,
     replicas: Annotated[
         int,
@@ -47,6 +51,8 @@ def standalone(
         ),
     ] = 0,
     config: ConfigOption = None,
+    log_level: LogLevelOption = LogLevel.INFO,
+    log_format: LogFormatOption = LogFormat.TEXT,
     print_config: PrintConfigOption = False,
 ) -> None:
     """Run a name server and a broker in one process: all that a small system needs."""
@@ -75,7 +81,9 @@ def standalone(
         if print_config:
             _print_sections(nameserver=described(nameserver), broker=as_properties(checked))
             return
-        serve(_running(nameserver, broker, slaves, config), str)
+        log = LogSettings(log_level, log_format)
+        running = _running(nameserver, broker, slaves, config)
+        serve(running, str, log=log, directory=checked.directory)
 
 
 def _slave_settings(master: BrokerConfig, number: int) -> dict[str, str]:

@@ -107,6 +107,7 @@ def create(
             cluster=cluster,
             brokers=broker or (),
         )
+    _warn_of_unread(made)
     rows = _broker_rows(made)
     Output(as_json=json).one(
         {"topic": topic, "brokers": rows}, rows, _ON_BROKERS, f"Created topic {topic}."
@@ -147,6 +148,7 @@ def update(
             brokers=broker or (),
             dry_run=dry_run,
         )
+    _warn_of_unread(after)
     value = {
         "topic": topic,
         "before": _broker_rows(before),
@@ -262,6 +264,19 @@ def groups(
     Output(as_json=json).rows(
         rows, [Column("group", "GROUP")], nothing=f"No group consumes topic {topic}."
     )
+
+
+def _warn_of_unread(topic: TopicInfo) -> None:
+    """Say on stderr which queues producers write and no consumer reads."""
+    for each in topic.on_brokers:
+        if each.read_queues < each.write_queues:
+            unread = ", ".join(map(str, range(each.read_queues, each.write_queues)))
+            typer.echo(
+                f"turbopump: warning: no consumer reads queue {unread} of topic {topic.name} on "
+                f"broker {each.broker}: {each.write_queues} queues are written, "
+                f"{each.read_queues} read",
+                err=True,
+            )
 
 
 def _broker_rows(topic: TopicInfo) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from turbopump.errors import InvalidArgument
 from turbopump.net.limits import RECEIVE_BYTES_MAX, RECEIVE_BYTES_MIN
-from turbopump.settings import keyed
+from turbopump.settings import data_directory, keyed
 
 PORT = 9876
 LOCKED_KEYS = frozenset({"configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome"})
@@ -17,7 +17,7 @@ _PORT_MAX = 0xFFFF
 
 
 def _default_kv_path() -> Path:
-    return Path.home() / "namesrv" / "kvConfig.json"
+    return data_directory() / "namesrv" / "kvConfig.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

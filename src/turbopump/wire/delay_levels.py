@@ -19,6 +19,8 @@ def parse_delay_levels(text: str) -> tuple[int, ...]:
     for part in text.split():
         match = _LEVEL.fullmatch(part)
         if match is None:
-            raise InvalidArgument(f"delay level {part!r}: expected a number and one of s, m, h, d")
+            raise InvalidArgument(
+                f"delay level must be a number and one of s, m, h, d, got {part!r}"
+            )
         levels.append(int(match[1]) * _UNIT_MS[match[2]])
     return tuple(levels)

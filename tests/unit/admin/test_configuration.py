@@ -10,6 +10,7 @@ from administered import administered
 from turbopump.admin import (
     Admin,
 )
+from turbopump.admin.configuration import _is_stored
 from turbopump.errors import (
     InvalidArgument,
     NotThere,
@@ -63,3 +64,24 @@ async def test_key_values_are_on_every_name_server(tmp_path: Path) -> None:
         await admin.configuration.delete_key_value("n", "k")
         with pytest.raises(NotThere, match="no key 'n k'"):
             await admin.configuration.delete_key_value("n", "k")
+
+
+@virtual_time()
+async def test_brokers_report_what_mqadmin_exports(tmp_path: Path) -> None:
+    exported = (
+        "brokerClusterName brokerId brokerName brokerRole fileReservedTime filterServerNums "
+        "flushDiskType maxMessageSize messageDelayLevel msgTraceTopicName slaveReadEnable traceOn "
+        "traceTopicEnable useTLS autoCreateTopicEnable autoCreateSubscriptionGroup"
+    )
+    async with administered(tmp_path, "a") as (_, admin):
+        assert set(exported.split()) <= (await admin.configuration.broker("a")).keys()
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_stored"),
+    [({}, None), ({"brokerConfigPath": ""}, False), ({"brokerConfigPath": "/b.conf"}, True)],
+)
+def test_servers_say_whether_changes_are_stored(
+    settings: dict[str, str], is_stored: bool | None
+) -> None:
+    assert _is_stored(settings) is is_stored

@@ -186,10 +186,33 @@ async def test_other_brokers_reset_running_groups_by_time_only(
         async with consuming(world, seen):
             await wait_until(lambda: seen.count == 3, 60)
             await virtual_sleep(11)
-            with pytest.raises(AdministrationError, match=r"broker a at .* by time only"):
+            with pytest.raises(AdministrationError, match=r"broker a at .* by time; stop"):
                 await admin.offsets.reset("g", "T", AtOffset(1))
             await admin.offsets.reset("g", "T", AtTime(datetime.fromtimestamp(0, UTC)))
             await wait_until(lambda: seen.count == 6, 60)
+            await virtual_sleep(11)
+            await admin.offsets.reset("g", "T", Earliest())
+            await wait_until(lambda: seen.count == 9, 60)
+
+
+@virtual_time()
+async def test_other_brokers_reset_queues_that_have_no_offset_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = RuntimeInfo.__call__
+    monkeypatch.setattr(
+        RuntimeInfo,
+        "__call__",
+        lambda self: {k: v for k, v in ours(self).items() if k != "turbopumpVersion"},
+    )
+    async with administered(tmp_path, "a") as (world, admin):
+        await admin.topics.create("T", queues=2)
+        await send(world, [b"1"], to=queue(0))
+        seen = Seen()
+        async with consuming(world, seen):
+            await wait_until(lambda: seen.count == 1, 60)
+            await admin.offsets.reset("g", "T", Earliest())
+            await wait_until(lambda: seen.count == 2, 60)
 
 
 @virtual_time()

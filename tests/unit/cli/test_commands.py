@@ -253,7 +253,7 @@ def test_groups_and_common_options_are_documented() -> None:
     common = section_of_daily_work()
     for option in (*COMMON, "--dry-run", "--yes"):
         assert f"| `{option}`" in common
-    for option in ("--install-completion", "--show-completion", "TURBOPUMP_NAMESERVER"):
+    for option in ("--install-completion", "--show-completion", "NAMESRV_ADDR"):
         assert option in common
 
 

@@ -127,7 +127,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> Called:
 
 def done(called: Called, *arguments: str) -> list[tuple[str, tuple[Any, ...], dict[str, Any]]]:
     """Run a command and return the pipelines that it called, without the session."""
-    environment = {"TURBOPUMP_NAMESERVER": NOBODY}
+    environment = {"NAMESRV_ADDR": NOBODY}
     result = CliRunner().invoke(app, ["pipeline", *arguments], env=environment)
     assert result.exit_code == 0, result.output
     return [(name, values[1:], named) for name, values, named in called.calls]

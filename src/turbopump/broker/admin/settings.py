@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from turbopump.broker.config_keys import as_properties, blacklisted
+from turbopump.broker.config_keys import REPORTED_KEYS, as_properties, blacklisted
 from turbopump.broker.handlers.common import answer_with, as_remote_error
 from turbopump.broker.live_config import LiveConfig
 from turbopump.errors import InvalidArgument, RemoteError
@@ -44,7 +44,8 @@ class SettingRequests:
     def all(self, request: Command, _peer: Connection) -> Command:
         """Return all settings, and how often they were changed."""
         header = headers.ConfigVersion(version=self._live.version.encode().decode())
-        body = render_properties(as_properties(self._live.current)).encode()
+        reported = dict(zip(REPORTED_KEYS, ("false", self._live.stored_in), strict=True))
+        body = render_properties({**as_properties(self._live.current), **reported}).encode()
         return request.answer(ResponseCode.SUCCESS, header, body=body)
 
     def runtime_info(self, request: Command, _peer: Connection) -> Command:
