@@ -35,14 +35,14 @@ class LogSettings:
 def configure_logging(log: LogSettings) -> None:
     """Log to stderr from now on."""
     handler = logging.StreamHandler()
-    if log.format is LogFormat.JSON:
-        handler.setFormatter(_JsonLines())
-    else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(JsonLines() if log.format is LogFormat.JSON else TEXT_LINES)
     logging.basicConfig(level=log.level.name, handlers=[handler])
 
 
-class _JsonLines(logging.Formatter):
+TEXT_LINES = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+
+class JsonLines(logging.Formatter):
     """Formats a record as a JSON object: time, level, logger, message and, if any, exception."""
 
     def format(self, record: logging.LogRecord) -> str:

@@ -86,8 +86,10 @@ async def test_messages_that_are_not_there(tmp_path: Path) -> None:
         receipt = await admin.messages.send(Message("T", b"x", keys=["k"]))
         with pytest.raises(NotThere, match="no message of topic 'T' with id 'nonsense'"):
             await admin.messages.find("nonsense", "T")
+        (found,) = await admin.messages.find(receipt.message_id)
+        assert found.body == b"x", "found without its topic"
         with pytest.raises(NotThere, match="no message"):
-            await admin.messages.find(receipt.message_id)
+            await admin.messages.find("nonsense")
         last = receipt.offset_id[:-1] + "1"
         with pytest.raises(NotThere, match="no message"):
             await admin.messages.find(last)

@@ -6,6 +6,7 @@ import json
 import logging
 import platform
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -15,7 +16,14 @@ from turbopump.broker.broker import Broker
 from turbopump.broker.config import BrokerConfig, IdentityConfig
 from turbopump.cli import life_cycle
 from turbopump.cli.life_cycle import keep_freed_memory, reported_errors, serve
-from turbopump.cli.logs import LogFormat, LogLevel, LogSettings, configure_logging
+from turbopump.cli.logs import (
+    TEXT_LINES,
+    JsonLines,
+    LogFormat,
+    LogLevel,
+    LogSettings,
+    configure_logging,
+)
 from turbopump.net.sockets import SocketNetwork
 
 
@@ -48,39 +56,33 @@ def test_a_broker_that_fails_for_good_ends_its_process_with_an_error(
     assert "stops: store maintenance keeps failing with LookupError('a bug')" in printed.err
 
 
-@pytest.fixture
-def bare_logging(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a test configure logging for itself."""
-    monkeypatch.setattr(logging, "root", logging.RootLogger(logging.WARNING))
+def record(level: int, text: str, error: Exception | None = None) -> logging.LogRecord:
+    cause = None if error is None else (type(error), error, None)
+    return logging.LogRecord("turbopump.x", level, "x.py", 1, text, ("y",), cause)
 
 
-@pytest.mark.usefixtures("bare_logging")
-def test_logs_can_be_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_logs_can_be_json_lines() -> None:
+    line = JsonLines().format(record(logging.ERROR, "failed for %s", ValueError("a bug")))
+    value = json.loads(line)
+    assert (value["level"], value["message"]) == ("error", "failed for y")
+    assert (value["logger"], value["exception"]) == ("turbopump.x", "ValueError: a bug")
+    assert "exception" not in json.loads(JsonLines().format(record(logging.INFO, "%s")))
+    assert TEXT_LINES.format(record(logging.INFO, "%s")).endswith(" INFO turbopump.x: y")
+
+
+def test_logging_is_configured_as_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(logging, "basicConfig", given.update)
     configure_logging(LogSettings(LogLevel.WARNING, LogFormat.JSON))
-    root = logging.root
-    root.info("not this")
-    root.error("failed for %s", "x", exc_info=ValueError("a bug"))
-    value = json.loads(capsys.readouterr().err)
-    assert value["level"] == "error"
-    assert value["message"] == "failed for x"
-    assert "ValueError: a bug" in value["exception"]
-    assert {"time", "logger"} < value.keys()
+    assert given["level"] == "WARNING"
+    assert isinstance(given["handlers"][0].formatter, JsonLines)
 
 
-@pytest.mark.usefixtures("bare_logging")
-def test_logs_are_lines_of_text_by_default(capsys: pytest.CaptureFixture[str]) -> None:
-    configure_logging(LogSettings())
-    logging.root.info("hello")
-    logging.root.debug("not this")
-    assert capsys.readouterr().err.endswith(" INFO root: hello\n")
-
-
-@pytest.mark.usefixtures("bare_logging")
 @pytest.mark.parametrize("has_old", [False, True])
 def test_the_data_directory_is_logged(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
     has_old: bool,
 ) -> None:
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
@@ -89,9 +91,7 @@ def test_the_data_directory_is_logged(
         (tmp_path / "store" / "commitlog").mkdir(parents=True)
     directory = BrokerConfig().directory
     assert directory == tmp_path / ".turbopump" / "store"
-    monkeypatch.setattr(life_cycle._log, "parent", logging.root)
-    server = Broker(BrokerConfig(), SocketNetwork())
-    serve(server, str, directory=directory)
-    logged = capsys.readouterr().err
-    assert f"data directory: {directory}" in logged
-    assert ("and is not used; pass --dir" in logged) == has_old
+    caplog.set_level(logging.INFO, "turbopump.cli.life_cycle")
+    serve(Broker(BrokerConfig(), SocketNetwork()), str, directory=directory)
+    assert f"data directory: {directory}" in caplog.text
+    assert ("and is not used; pass --dir" in caplog.text) == has_old
