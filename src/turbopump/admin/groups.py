@@ -101,7 +101,7 @@ class QueueProgress:
     """How long the next message has been waiting; 0 when there is none."""
 
     client_id: str | None = None
-    """The member that owns the queue, as far as it told."""
+    """The member that owns the queue, if it reported that."""
 
     @property
     def lag(self) -> int:
@@ -372,7 +372,7 @@ class Groups:
         return inside(chosen, info)
 
     async def producers(self, group: str) -> tuple[Connection, ...]:
-        """Return who is in a producer group; nobody when no broker has heard of it."""
+        """Return the members of a producer group; none if no broker knows it."""
         header = headers.ProducerGroup(producer_group=group)
         found: list[ClientConnection] = []
         for node in await self._servers.readable():

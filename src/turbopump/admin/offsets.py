@@ -1,4 +1,4 @@
-"""Where a group goes on: sending it back or forward, after a look at what that means."""
+"""Reset the offsets of groups, after a plan that shows the effect."""
 
 from __future__ import annotations
 

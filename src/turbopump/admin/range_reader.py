@@ -1,4 +1,4 @@
-"""Reading queues page by page, as tools do: nobody's progress changes."""
+"""Read queues page by page, without committing anything."""
 
 from __future__ import annotations
 

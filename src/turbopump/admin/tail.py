@@ -107,7 +107,7 @@ class TopicTail:
             try:
                 limits = (await self._topics.status(self._topic)).queues
             except TurbopumpError as error:
-                # Whoever reads the queues tells of a broker that is away.
+                # The readers of the queues report a broker that is away.
                 _log.debug("%s: queues cannot be looked for now: %s", self._topic, error)
                 continue
             for each in limits:

@@ -4,7 +4,7 @@ import os
 import sys
 
 _PIPE_CLOSED = 141
-"""What shells make of a program that ended because nobody read on: 128 and SIGPIPE."""
+"""The exit code of a program whose reader closed the pipe: 128 + SIGPIPE."""
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ def _is_flushed() -> bool:
 
 
 def _end_unread() -> None:
-    """End without a word: who reads has had enough, as `head` has."""
+    """Exit silently: the reader has closed the pipe, as `head` does."""
     # What is still in the buffer would fail once more when Python ends.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.__stdout__.fileno() if sys.__stdout__ else 1)

@@ -40,25 +40,27 @@ NameServerOption: TypeAlias = Annotated[
         "--nameserver",
         envvar=NAMESERVER_VARIABLE,
         metavar="HOST:PORT;...",
-        help="Where the name servers are.",
+        help="Addresses of the name servers.",
     ),
 ]
 JsonOption: TypeAlias = Annotated[
-    bool, typer.Option("--json", help="Print JSON, for machines, in place of tables.")
+    bool, typer.Option("--json", help="Print JSON instead of tables.")
 ]
-YesOption: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first.")]
+YesOption: TypeAlias = Annotated[
+    bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")
+]
 DryRunOption: TypeAlias = Annotated[
-    bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")
+    bool, typer.Option("--dry-run", help="Show what would be done without doing it.")
 ]
 
 
 def complete_topic(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the topics that a word may become."""
+    """Complete the name of a topic."""
     return _names(ctx, incomplete, lambda admin: admin.topics.names())
 
 
 def complete_group(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the groups that a word may become."""
+    """Complete the name of a group."""
     return _names(
         ctx, incomplete, lambda admin: [each.settings.group for each in admin.groups.list()]
     )
@@ -77,7 +79,7 @@ ClusterOption: TypeAlias = Annotated[
 
 @contextmanager
 def administration(nameserver: str) -> Iterator[Admin]:
-    """Connect; what goes wrong becomes a line on stderr, advice, and an exit code."""
+    """Connect; report failures on stderr with advice and an exit code."""
     from turbopump.admin.blocking import Admin
 
     with reported(), Admin(nameserver) as admin:
@@ -86,13 +88,13 @@ def administration(nameserver: str) -> Iterator[Admin]:
 
 @contextmanager
 def reported() -> Iterator[None]:
-    """Turn errors that people can mend into lines on stderr and an exit code."""
+    """Turn errors that users can fix into lines on stderr and an exit code."""
     try:
         yield
     except InvalidArgument as error:
         _fail(error, BAD_INPUT)
     except BrokenPipeError:
-        # Who reads has had enough, as `head` has; there is nobody to tell.
+        # The reader has closed the pipe, as `head` does.
         raise
     except UnicodeEncodeError as error:
         # Bytes on the command line that are not UTF-8 get here as half characters.
@@ -105,7 +107,7 @@ def reported() -> Iterator[None]:
 
 
 def confirm(question: str, *, is_sure: bool, as_json: bool) -> None:
-    """Ask before something is done; where nobody can answer, say how to go on without."""
+    """Ask for confirmation; without a terminal, raise an error that names the options to pass."""
     if is_sure:
         return
     if as_json or not is_interactive():
@@ -117,7 +119,7 @@ def confirm(question: str, *, is_sure: bool, as_json: bool) -> None:
 
 
 def is_interactive() -> bool:
-    """Whether somebody sits at the terminal."""
+    """Whether a user can answer on a terminal."""
     return sys.stdin.isatty()
 
 
@@ -178,7 +180,7 @@ def _fail(error: Exception, code: int) -> None:
 
 
 def _names(ctx: typer.Context, incomplete: str, ask: Callable[[Admin], Sequence[str]]) -> list[str]:
-    """Ask for names while somebody types; whatever goes wrong, there is just no help."""
+    """Complete names; any failure just means no completion."""
     from turbopump.admin.blocking import Admin
 
     nameserver = ctx.params.get("nameserver") or os.environ.get(NAMESERVER_VARIABLE) or NAMESERVER

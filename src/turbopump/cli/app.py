@@ -16,7 +16,7 @@ app = typer.Typer(
     help="A RocketMQ-compatible messaging system.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
-    # Errors that people can mend are reported without one; the others need it plain.
+    # Errors that users can fix are reported without a traceback; others need a plain one.
     pretty_exceptions_enable=False,
 )
 for command in (standalone, nameserver):
@@ -24,12 +24,12 @@ for command in (standalone, nameserver):
 app.add_typer(broker_app, name="broker")
 
 SUB_APPS = {
-    "cluster": ("turbopump.cli.cluster", "See clusters and how their brokers are doing."),
-    "topic": ("turbopump.cli.topic", "Make, change, delete and look at topics."),
+    "cluster": ("turbopump.cli.cluster", "Show clusters and the state of their brokers."),
+    "topic": ("turbopump.cli.topic", "Create, change, delete and show topics."),
     "group": ("turbopump.cli.group", "Consumer groups: lag, members, settings."),
-    "offset": ("turbopump.cli.offset", "Send a group back or forward in a topic."),
-    "message": ("turbopump.cli.message", "Send, watch and find messages."),
-    "dlq": ("turbopump.cli.dlq", "Dead letters: look at them, send them on, export them."),
+    "offset": ("turbopump.cli.offset", "Reset, skip and copy the offsets of groups."),
+    "message": ("turbopump.cli.message", "Send, tail and find messages."),
+    "dlq": ("turbopump.cli.dlq", "Show, redrive and export dead letters."),
     "transaction": ("turbopump.cli.transaction", "Transactions that have not ended."),
     "pipeline": ("turbopump.cli.pipeline", "Archive, replay, redrive and analyse, on Spark."),
     "store": ("turbopump.cli.store", "Examine and repair the store of a stopped broker."),

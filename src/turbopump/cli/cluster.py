@@ -88,7 +88,7 @@ def status(
 def info(
     broker: BrokerArgument, nameserver: NameServerOption = NAMESERVER, json: JsonOption = False
 ) -> None:
-    """Show everything that a broker tells of itself, in its own words."""
+    """Show all runtime information that a broker reports."""
     with administration(nameserver) as admin:
         table = admin.clusters.runtime_info(broker)
     columns = [Column(key, key) for key in sorted(table)]
@@ -103,9 +103,9 @@ def drain(
     nameserver: NameServerOption = NAMESERVER,
     json: JsonOption = False,
 ) -> None:
-    """Let producers find a broker no more, so that it runs empty and can be stopped.
+    """Stop routing producers to a broker so that it drains.
 
-    It lasts until `restore`, or until the broker registers its topics anew.
+    Lasts until `restore`, or until the broker registers its topics again.
     """
     with administration(nameserver) as admin:
         output = Output(as_json=json)
@@ -128,7 +128,7 @@ def drain(
 def restore(
     broker: BrokerArgument, nameserver: NameServerOption = NAMESERVER, json: JsonOption = False
 ) -> None:
-    """Let producers find a broker again."""
+    """Route producers to a broker again."""
     with administration(nameserver) as admin:
         count = admin.clusters.add_write_permission(broker)
     Output(as_json=json).done(

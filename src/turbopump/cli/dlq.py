@@ -45,7 +45,7 @@ TagsOption = Annotated[
 KeyOption = Annotated[str | None, typer.Option(help="Only with this key.", show_default=False)]
 OriginOption = Annotated[
     str | None,
-    typer.Option(help="Only those that were sent to this topic.", show_default=False),
+    typer.Option(help="Only letters originally sent to this topic.", show_default=False),
 ]
 IdOption = Annotated[
     list[str] | None,
@@ -53,11 +53,13 @@ IdOption = Annotated[
 ]
 SinceOption = Annotated[
     str | None,
-    typer.Option(metavar="TIME", help="Only those that died since.", show_default=False),
+    typer.Option(metavar="TIME", help="Only letters dead-lettered since then.", show_default=False),
 ]
 UntilOption = Annotated[
     str | None,
-    typer.Option(metavar="TIME", help="Only those that died before.", show_default=False),
+    typer.Option(
+        metavar="TIME", help="Only letters dead-lettered before then.", show_default=False
+    ),
 ]
 
 _LETTERS = (
@@ -84,7 +86,7 @@ def list_letters(
     origin: OriginOption = None,
     since: SinceOption = None,
     until: UntilOption = None,
-    limit: Annotated[int, typer.Option(help="Show no more than so many.")] = 100,
+    limit: Annotated[int, typer.Option(help="Show at most N.")] = 100,
     nameserver: NameServerOption = NAMESERVER,
     json: JsonOption = False,
 ) -> None:
@@ -116,7 +118,7 @@ def show(
     nameserver: NameServerOption = NAMESERVER,
     json: JsonOption = False,
 ) -> None:
-    """Show everything about a dead letter, and whether it was sent on: to its origin or retries."""
+    """Show a dead letter, and whether it was redriven to its origin or the retry topic."""
     from turbopump.cli.message_rows import FIELDS, shown_row
 
     with administration(nameserver) as admin:
@@ -154,20 +156,20 @@ def redrive(
     since: SinceOption = None,
     until: UntilOption = None,
     again: Annotated[
-        bool, typer.Option("--again", help="Those that were sent on before, too.")
+        bool, typer.Option("--again", help="Also letters that were redriven before.")
     ] = False,
     create_topic: Annotated[
-        bool, typer.Option("--create-topic", help="Let the broker make a deleted origin again.")
+        bool, typer.Option("--create-topic", help="Let the broker re-create a deleted origin.")
     ] = False,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
     nameserver: NameServerOption = NAMESERVER,
     json: JsonOption = False,
 ) -> None:
-    """Send dead letters on their way again; each once, however often this is called.
+    """Send dead letters again, each once, no matter how often the command runs.
 
-    To `origin` all groups of the topic get it again, to `retry` only this group. Ends with 1 when
-    letters are left that could not be sent, or ids are given that no letter has.
+    `origin` redelivers to all groups of the topic, `retry` only to this group. Exits with 1 if
+    letters could not be sent, or no letter has a given id.
     """
     output = Output(as_json=json)
     with administration(nameserver) as admin:
@@ -205,7 +207,7 @@ def export(
         Path | None,
         typer.Option("--output", "-o", help="A file; without it, stdout.", show_default=False),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Write over a file that exists.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     tags: TagsOption = "*",
     key: KeyOption = None,
     origin: OriginOption = None,
@@ -216,7 +218,7 @@ def export(
 ) -> None:
     """Write dead letters as JSON lines, as `dlq list --json` does, all of them.
 
-    With `--json` and a file, what was written is told as JSON.
+    With `--json` and a file, the summary is printed as JSON.
     """
     # A file is in UTF-8, whatever stdout is in.
     written = json_line if output is None else partial(json_text.dumps, ensure_ascii=False)

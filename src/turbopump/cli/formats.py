@@ -1,4 +1,4 @@
-"""How people write moments and queues, and how values are written for people. Pure."""
+"""Parse times and queues from options; format values for people. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 _AGO = re.compile(r"-?(\d+)\s*(ms|s|m|h|d)(?:\s+ago)?")
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _EPOCH_MS_DIGITS = 12
-"""A whole number of so many digits or more counts milliseconds since 1970."""
+"""A whole number with at least this many digits is milliseconds since 1970."""
 
 
 def parse_time(text: str, now: datetime) -> datetime:
-    """Read a moment: ISO, local unless it has a zone; so long ago, as ``15m``; or epoch in ms."""
+    """Parse a time: ISO, local unless it has a zone; ``15m`` ago; or milliseconds since 1970."""
     try:
         moment = _parse_time(text.strip(), now)
         # Some that can be written have no such number.
@@ -75,7 +75,7 @@ def parse_pairs(texts: Iterable[str], what: str) -> dict[str, str]:
 
 
 def format_time(epoch_ms: int | None) -> str:
-    """Write a moment in local time, as `parse_time` reads it."""
+    """Format a timestamp in local time, as `parse_time` reads it."""
     if epoch_ms is None:
         return "-"
     try:
@@ -124,7 +124,7 @@ def format_value(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """Write what others made up on one line, so that it cannot steer a terminal."""
+    """Escape control characters of untrusted text, which could steer a terminal."""
     return "".join(mark if mark.isprintable() else repr(mark)[1:-1] for mark in text)
 
 

@@ -43,9 +43,7 @@ _SETTINGS = (
 
 @app.command("list")
 def list_groups(
-    all_kinds: Annotated[
-        bool, typer.Option("--all", help="Groups that brokers have for themselves as well.")
-    ] = False,
+    all_kinds: Annotated[bool, typer.Option("--all", help="Include system groups.")] = False,
     cluster: ClusterOption = None,
     nameserver: NameServerOption = NAMESERVER,
     json: JsonOption = False,
@@ -80,7 +78,7 @@ def list_groups(
 @app.command()
 def create(
     group: Annotated[str, typer.Argument(help="Name of the consumer group.")],
-    retries: Annotated[int, typer.Option(help="How often a failed message is tried again.")] = 16,
+    retries: Annotated[int, typer.Option(help="How often a failed message is redelivered.")] = 16,
     retry_queues: Annotated[
         int, typer.Option(help="Queues for retries on each broker; 0 drops what fails.")
     ] = 1,
@@ -88,7 +86,7 @@ def create(
     nameserver: NameServerOption = NAMESERVER,
     json: JsonOption = False,
 ) -> None:
-    """Make a consumer group; needed where brokers do not make them by themselves."""
+    """Create a consumer group; needed if brokers do not create groups automatically."""
     from turbopump.admin import GroupSettings
 
     settings = GroupSettings(group, retries, retry_queues)
@@ -103,7 +101,7 @@ def update(
     group: GroupArgument,
     retries: Annotated[
         int | None,
-        typer.Option(help="How often a failed message is tried again.", show_default=False),
+        typer.Option(help="How often a failed message is redelivered.", show_default=False),
     ] = None,
     retry_queues: Annotated[
         int | None,
@@ -143,7 +141,7 @@ def update(
     nameserver: NameServerOption = NAMESERVER,
     json: JsonOption = False,
 ) -> None:
-    """Change a consumer group, only in what is given."""
+    """Change the given settings of a consumer group."""
     with administration(nameserver) as admin:
         changes = admin.groups.update(
             group,
@@ -214,7 +212,7 @@ def progress(
     nameserver: NameServerOption = NAMESERVER,
     json: JsonOption = False,
 ) -> None:
-    """Show how far a group is behind, queue by queue, its retries included."""
+    """Show the lag of a group by queue, including its retry topic."""
     with administration(nameserver) as admin:
         if group is None:
             _progress_of_all(admin, topic, Output(as_json=json))
@@ -294,7 +292,7 @@ def _progress_row(found: Progress) -> dict[str, Any]:
 def members(
     group: GroupArgument, nameserver: NameServerOption = NAMESERVER, json: JsonOption = False
 ) -> None:
-    """Show who is in a group, from where, and which queues each owns."""
+    """Show the members of a group, their addresses and their queues."""
     with administration(nameserver) as admin:
         found = admin.groups.members(group)
     rows = [
@@ -346,12 +344,12 @@ def inspect(
         str | None, typer.Argument(help="Which member; needed when there are several.")
     ] = None,
     stacks: Annotated[
-        bool, typer.Option("--stacks", help="Where each of its threads is at the moment.")
+        bool, typer.Option("--stacks", help="Include the stack of each of its threads.")
     ] = False,
     nameserver: NameServerOption = NAMESERVER,
     json: JsonOption = False,
 ) -> None:
-    """Look inside a member: what it holds of each queue, how fast it is, how it is set up."""
+    """Show the state of a member: cached messages per queue, rates and settings."""
     with administration(nameserver) as admin:
         found = admin.groups.inspect(group, client_id, with_stacks=stacks)
     rows = [_held_row(each) for each in found.queues]
@@ -387,7 +385,7 @@ def producers(
     nameserver: NameServerOption = NAMESERVER,
     json: JsonOption = False,
 ) -> None:
-    """Show who is in a producer group."""
+    """Show the members of a producer group."""
     with administration(nameserver) as admin:
         rows = [_connection_row(each) for each in admin.groups.producers(group)]
     nothing = f"No producer of group {group} is connected."

@@ -60,7 +60,7 @@ def ready_line(**addresses: str) -> str:
 
 @contextmanager
 def reported_errors() -> Iterator[None]:
-    """Turn errors that people can mend into a line on stderr and an exit code."""
+    """Turn errors that users can fix into a line on stderr and an exit code."""
     try:
         yield
     except InvalidArgument as error:
@@ -111,7 +111,7 @@ def keep_freed_memory() -> bool:
 
 @contextmanager
 def _stop_signal() -> Iterator[asyncio.Event]:
-    """Set the event at the first signal; a second one ends the process the hard way."""
+    """Set the event at the first signal; a second one kills the process."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 

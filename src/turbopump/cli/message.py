@@ -86,7 +86,7 @@ def send(
         typer.Option(help="To the queue of this key, as by_hash chooses.", show_default=False),
     ] = None,
     create_topic: Annotated[
-        bool, typer.Option("--create-topic", help="Let the broker make a topic that is new.")
+        bool, typer.Option("--create-topic", help="Let the broker create a missing topic.")
     ] = False,
     nameserver: NameServerOption = NAMESERVER,
     json: JsonOption = False,
@@ -139,22 +139,22 @@ def tail(
     ] = None,
     start: Annotated[
         str,
-        typer.Option("--from", metavar="now|earliest|TIME", help="Where to begin."),
+        typer.Option("--from", metavar="now|earliest|TIME", help="Where to start."),
     ] = "now",
     last: Annotated[
         int | None,
-        typer.Option(help="Begin with the last so many messages.", show_default=False),
+        typer.Option(help="Start with the last N messages.", show_default=False),
     ] = None,
     count: Annotated[
-        int | None, typer.Option(help="End after so many messages.", show_default=False)
+        int | None, typer.Option(help="Stop after N messages.", show_default=False)
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow/--no-follow", help="Wait for what comes.")
+        bool, typer.Option("--follow/--no-follow", help="Wait for new messages.")
     ] = True,
     nameserver: NameServerOption = NAMESERVER,
     json: JsonOption = False,
 ) -> None:
-    """Watch a topic; nobody's progress changes. Ctrl-C ends it."""
+    """Print messages of a topic as they arrive; commits nothing. Ctrl-C stops."""
     from turbopump.cli.message_rows import message_line, message_row
 
     output = Output(as_json=json)
@@ -179,7 +179,7 @@ def show(
     nameserver: NameServerOption = NAMESERVER,
     json: JsonOption = False,
 ) -> None:
-    """Show everything about a message, and its later versions if it was retried."""
+    """Show a message, and its retries."""
     from turbopump.cli.message_rows import FIELDS, message_row, shown_row
 
     with administration(nameserver) as admin:
@@ -208,7 +208,7 @@ def consume(
     nameserver: NameServerOption = NAMESERVER,
     json: JsonOption = False,
 ) -> None:
-    """Let a member of a group consume a message now, and tell what its listener made of it."""
+    """Give a message to a member of a group now, and print the result of its listener."""
     with administration(nameserver) as admin:
         message = admin.messages.find(message_id, topic)[0]
         client_id = admin.groups.inspect(group, client).client_id
@@ -256,13 +256,13 @@ def query(
         typer.Option(metavar="TIME", help="Stored before this time.", show_default=False),
     ] = None,
     tags: TagsOption = "*",
-    limit: Annotated[int, typer.Option(help="Show no more than so many.")] = 64,
+    limit: Annotated[int, typer.Option(help="Show at most N.")] = 64,
     nameserver: NameServerOption = NAMESERVER,
     json: JsonOption = False,
 ) -> None:
-    """Find messages: by key, by id, by place in a queue, or by time.
+    """Find messages by key, id, position in a queue, or time.
 
-    Times are as in 2026-03-01T12:00, 15m for so long ago, or epoch in ms.
+    Times are 2026-03-01T12:00, 15m (ago), or milliseconds since 1970.
     """
     from turbopump.cli.message_rows import COLUMNS, message_row, shown_row
 

@@ -29,7 +29,7 @@ def nameserver(
     log_format: LogFormatOption = LogFormat.TEXT,
     print_config: PrintConfigOption = False,
 ) -> None:
-    """Run a name server, which tells clients where topics are."""
+    """Run a name server, which routes clients to brokers."""
     from turbopump.cli.life_cycle import ready_line, reported_errors, serve
     from turbopump.nameserver import NameServer, NameServerConfig
     from turbopump.net.sockets import SocketNetwork

@@ -74,9 +74,9 @@ def reset(
     nameserver: NameServerOption = NAMESERVER,
     json: JsonOption = False,
 ) -> None:
-    """Let a group go on elsewhere in a topic, whether it runs or not.
+    """Reset a group's offsets in a topic, whether it runs or not.
 
-    What each queue's offset becomes, and how many messages that repeats or skips, is shown first.
+    First shows the new offset of each queue, and how many messages are repeated or skipped.
     """
     with administration(nameserver) as admin:
         to = _position(to_time, to_offset, is_earliest=to_earliest, is_latest=to_latest)
@@ -94,7 +94,7 @@ def skip(
     nameserver: NameServerOption = NAMESERVER,
     json: JsonOption = False,
 ) -> None:
-    """Let a group skip everything that it has not consumed yet."""
+    """Skip all messages that a group has not consumed yet."""
     from turbopump.admin import Latest
 
     with administration(nameserver) as admin:
@@ -104,21 +104,21 @@ def skip(
 
 @app.command()
 def clone(
-    source: Annotated[str, typer.Argument(help="The group whose progress is copied.")],
-    destination: Annotated[str, typer.Argument(help="The group that goes on from there.")],
+    source: Annotated[str, typer.Argument(help="The group to copy offsets from.")],
+    destination: Annotated[str, typer.Argument(help="The group to copy offsets to.")],
     topic: Annotated[
         str | None,
         typer.Option(help="Only in this topic.", autocompletion=complete_topic, show_default=False),
     ] = None,
     create: Annotated[
-        bool, typer.Option("--create", help="Make the destination if it is not there.")
+        bool, typer.Option("--create", help="Create the destination if it does not exist.")
     ] = False,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
     nameserver: NameServerOption = NAMESERVER,
     json: JsonOption = False,
 ) -> None:
-    """Give a stopped group the progress of another."""
+    """Copy the offsets of a group to another, stopped one."""
     with administration(nameserver) as admin:
         output = Output(as_json=json)
         admin.groups.require(source)

@@ -33,13 +33,13 @@ HostOption: TypeAlias = Annotated[
 NameServerPortOption: TypeAlias = Annotated[
     int | None,
     typer.Option(
-        parser=_parse_port, metavar="PORT", help="0 takes any that is free.", show_default="9876"
+        parser=_parse_port, metavar="PORT", help="0 takes any free port.", show_default="9876"
     ),
 ]
 BrokerPortOption: TypeAlias = Annotated[
     int | None,
     typer.Option(
-        parser=_parse_port, metavar="PORT", help="0 takes any that is free.", show_default="10911"
+        parser=_parse_port, metavar="PORT", help="0 takes any free port.", show_default="10911"
     ),
 ]
 LogLevelOption: TypeAlias = Annotated[
@@ -53,20 +53,20 @@ AdvertiseOption: TypeAlias = Annotated[
     typer.Option(
         metavar="HOST",
         envvar="TURBOPUMP_ADVERTISE",
-        help="Host that clients are told to connect to, when it is another one.",
+        help="Host that clients connect to, if it differs.",
         show_default=False,
     ),
 ]
 DirOption: TypeAlias = Annotated[
     Path | None,
-    typer.Option(help="Where everything is kept.", show_default="~/.turbopump"),
+    typer.Option(help="Data directory.", show_default="~/.turbopump"),
 ]
 ConfigOption: TypeAlias = Annotated[
     Path | None,
-    typer.Option(help="File of settings: TOML, or key=value lines.", show_default=False),
+    typer.Option(help="Configuration file: TOML, or key=value lines.", show_default=False),
 ]
 PrintConfigOption: TypeAlias = Annotated[
-    bool, typer.Option("--print-config", help="Print all settings as they would be used, and exit.")
+    bool, typer.Option("--print-config", help="Print the resulting settings and exit.")
 ]
 
 

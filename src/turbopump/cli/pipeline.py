@@ -59,7 +59,7 @@ UntilOption = Annotated[
 ]
 RateOption = Annotated[
     float | None,
-    typer.Option(metavar="N", help="At most so many messages a second.", show_default=False),
+    typer.Option(metavar="N", help="At most N messages per second.", show_default=False),
 ]
 SourceOption = Annotated[
     list[str] | None,
@@ -83,7 +83,7 @@ def archive(
     topics: Annotated[
         list[str], typer.Argument(help="Topics to archive.", autocompletion=complete_topic)
     ],
-    to: Annotated[str, typer.Option(metavar="DIR", help="Where the Parquet files go.")],
+    to: Annotated[str, typer.Option(metavar="DIR", help="Directory for the Parquet files.")],
     partition_by: Annotated[
         str, typer.Option(metavar="COLUMNS", help="Folders: columns of the source, date, hour.")
     ] = "topic,date",
@@ -111,7 +111,7 @@ def archive(
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="Go on for ever, with a batch so often; else end when all is archived.",
+            help="Run forever with a batch every N seconds; otherwise stop when all is archived.",
             show_default=False,
         ),
     ] = None,
@@ -124,7 +124,7 @@ def archive(
     nameserver: NameServerOption = NAMESERVER,
     json: JsonOption = False,
 ) -> None:
-    """Archive topics to Parquet files, each message once; the next run goes on from there."""
+    """Archive topics to Parquet files, each message once; the next run resumes there."""
     with reported():
         source = {
             "nameserver": nameserver,
@@ -166,7 +166,7 @@ def compact(
     conf: ConfOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Merge the small files of an archive; it may go on being written and read meanwhile."""
+    """Merge the small files of an archive, which may be written and read meanwhile."""
     with reported():
         _require_above_0("--target-mib", target_mib, most=_MIB_MAX)
         _require_archive(str(directory))
@@ -206,7 +206,7 @@ def replay(
     nameserver: NameServerOption = NAMESERVER,
     json: JsonOption = False,
 ) -> None:
-    """Send an archive to topics again: as fast as possible, at a rate, or as it once came."""
+    """Replay an archive to topics: as fast as possible, at a rate, or with its original timing."""
     with reported():
         targets = _targets(to)
         _require_above_0("--rate", rate)
@@ -246,7 +246,7 @@ def redrive(
         ),
     ] = "origin",
     again: Annotated[
-        bool, typer.Option("--again", help="Those that were sent on before, too.")
+        bool, typer.Option("--again", help="Also letters that were redriven before.")
     ] = False,
     rate: RateOption = None,
     dry_run: DryRunOption = False,
@@ -256,7 +256,7 @@ def redrive(
     nameserver: NameServerOption = NAMESERVER,
     json: JsonOption = False,
 ) -> None:
-    """Send dead letters that match on their way again, each once; on all cores of a cluster."""
+    """Redrive matching dead letters, each once, on all cores of a cluster."""
     with reported():
         _require_above_0("--rate", rate)
         first, last = _parse_time(since), _parse_time(until)
@@ -295,7 +295,7 @@ def lag(
     history: Annotated[
         str | None,
         typer.Option(
-            metavar="DIR", help="Keep samples there, and count those of before.", show_default=False
+            metavar="DIR", help="Keep samples there, and include earlier ones.", show_default=False
         ),
     ] = None,
     plot: PlotOption = None,
@@ -304,7 +304,7 @@ def lag(
     nameserver: NameServerOption = NAMESERVER,
     json: JsonOption = False,
 ) -> None:
-    """Show how far groups are behind over time, and how fast they consume."""
+    """Show the lag of groups over time, and how fast they consume."""
     with reported():
         _require_above_0("--samples", samples)
         _require_above_0("--every", every, most=threading.TIMEOUT_MAX, or_0=True)

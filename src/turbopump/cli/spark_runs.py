@@ -148,7 +148,7 @@ def _plain(cell: object) -> Any:
 
 @contextmanager
 def _stop_event() -> Iterator[threading.Event]:
-    """Set the event at the first signal; a second one ends the process the hard way."""
+    """Set the event at the first signal; a second one kills the process."""
     stop = threading.Event()
 
     def on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - Python gives both

@@ -47,7 +47,7 @@ def repair(
     yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Make a store startable again that has lost files of its commit log.
+    """Repair a store that has lost files of its commit log, so that it starts again.
 
     Shows which messages are lost and asks before it changes anything. Everything else is kept.
     """

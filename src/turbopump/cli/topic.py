@@ -36,7 +36,7 @@ PermissionOption = Annotated[
 ]
 ReadQueuesOption = Annotated[
     int | None,
-    typer.Option(help="Queues that consumers read, when there are more.", show_default=False),
+    typer.Option(help="Queues that consumers read, if it differs.", show_default=False),
 ]
 
 _ON_BROKERS = (
@@ -89,14 +89,15 @@ def create(
     read_queues: ReadQueuesOption = None,
     permission: PermissionOption = None,
     ordered: Annotated[
-        bool, typer.Option("--ordered", help="Keep the queues fixed while brokers come and go.")
+        bool,
+        typer.Option("--ordered", help="Keep the list of queues fixed while brokers come and go."),
     ] = False,
     cluster: ClusterOption = None,
     broker: BrokerOption = None,
     nameserver: NameServerOption = NAMESERVER,
     json: JsonOption = False,
 ) -> None:
-    """Make a topic, on all brokers unless told otherwise."""
+    """Create a topic, by default on all brokers."""
     with administration(nameserver) as admin:
         made = admin.topics.create(
             topic,
@@ -132,10 +133,10 @@ def update(
     nameserver: NameServerOption = NAMESERVER,
     json: JsonOption = False,
 ) -> None:
-    """Change a topic, only in what is given.
+    """Change the given settings of a topic.
 
-    With fewer queues, consumers go on reading those that producers leave; once they are empty,
-    `--read-queues` closes them.
+    With fewer queues, consumers keep reading the queues that producers no longer use; once they
+    are drained, close them with `--read-queues`.
     """
     with administration(nameserver) as admin:
         before, after = admin.topics.update(
@@ -194,7 +195,7 @@ def delete(
 def route(
     topic: TopicArgument, nameserver: NameServerOption = NAMESERVER, json: JsonOption = False
 ) -> None:
-    """Show where clients find a topic."""
+    """Show the brokers and queues of a topic."""
     with administration(nameserver) as admin:
         found = admin.topics.route(topic)
     rows = [
@@ -227,7 +228,7 @@ def route(
 def status(
     topic: TopicArgument, nameserver: NameServerOption = NAMESERVER, json: JsonOption = False
 ) -> None:
-    """Show what each queue holds, and when a message came last."""
+    """Show the offsets of each queue, and when its last message was stored."""
     with administration(nameserver) as admin:
         found = admin.topics.status(topic)
     rows = [
@@ -258,7 +259,7 @@ def status(
 def groups(
     topic: TopicArgument, nameserver: NameServerOption = NAMESERVER, json: JsonOption = False
 ) -> None:
-    """List the groups that consume a topic, or did once."""
+    """List the groups that consume a topic, or once did."""
     with administration(nameserver) as admin:
         rows = [{"group": group} for group in admin.topics.groups(topic)]
     Output(as_json=json).rows(

@@ -105,9 +105,9 @@ def resume(
     nameserver: NameServerOption = NAMESERVER,
     json: JsonOption = False,
 ) -> None:
-    """Have producers asked again about transactions, as often as about new ones.
+    """Resume the checks of transactions, as often as for new ones.
 
-    Fix the producers first: they are asked again from the next round of checks on.
+    Fix the producers first: checks resume with the next round.
     """
     output = Output(as_json=json)
     with administration(nameserver) as admin:

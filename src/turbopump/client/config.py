@@ -16,12 +16,12 @@ from turbopump.wire.hosts import split_address
 NAMESERVER_VARIABLE = "NAMESRV_ADDR"
 
 _TEST_NET_ADDRESS = ("192.0.2.1", 9)
-"""An address for documentation: asking the way to it tells the own address."""
+"""An address for documentation: the route to it has this machine's own address."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
-    """Where the cluster is, who this client is, and how often it looks after itself.
+    """Where the cluster is, who this client is, and its intervals.
 
     ::
 
@@ -36,7 +36,7 @@ class ClientConfig:
     """Precedes the names of topics and groups, so that several systems can share a cluster."""
 
     instance: str = ""
-    """The second half of the client id; empty makes one that nobody else has."""
+    """The second half of the client id; empty makes a unique one."""
 
     host: str = ""
     """The first half of the client id, normally the own IP address; empty finds it."""

@@ -1,4 +1,4 @@
-"""Fetches queues ahead for a lite pull consumer: one task for each queue."""
+"""Prefetch queues for a lite pull consumer: one task for each queue."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Fetcher:
         self._last: dict[MessageQueue, LastPulled | None] = {}
 
     def start(self, queue: MessageQueue) -> None:
-        """Begin to fetch a queue, or begin anew: a pull that is held would hold up a seek."""
+        """Start or restart fetching a queue: a waiting long poll would delay a seek."""
         self.stop(queue)
         self._last.pop(queue, None)
         self._by_queue[queue] = self.work.keep(
@@ -56,7 +56,7 @@ class Fetcher:
         )
 
     def stop(self, queue: MessageQueue) -> None:
-        """Fetch a queue no more; what is on its way is thrown away."""
+        """Stop fetching a queue; drop messages on their way."""
         task = self._by_queue.pop(queue, None)
         if task is not None:
             task.cancel()
@@ -66,7 +66,7 @@ class Fetcher:
         await self.work.stop()
 
     def wake(self) -> None:
-        """Let those go on that wait for room or for being resumed."""
+        """Wake the fetches that wait for room or for a resume."""
         self._room.set()
         self._room = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""Who shares a session: producers and consumers, and what a session asks of them."""
+"""The producers and consumers that share a session, and what a session calls on them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ProducerMember:
     def check_transaction(
         self, broker_address: str, asked: CheckTransactionState, message: MessageView
     ) -> None:
-        """Hear that a broker wants to know what became of a half message (39)."""
+        """Handle a broker's check of a half message (39)."""
 
 
 class ConsumerMember:
@@ -58,13 +58,13 @@ class ConsumerMember:
         return ()
 
     def members_changed(self) -> None:
-        """Hear that the group has other members now (40)."""
+        """Handle a change of the group's members (40)."""
 
     def route_changed(self, topic: str) -> None:
-        """Hear that a topic has other queues or brokers now."""
+        """Handle a change of a topic's queues or brokers."""
 
     async def reset_offsets(self, topic: str, offsets: Mapping[MessageQueue, QueueOffset]) -> None:
-        """Go on from other offsets, as an operator wishes (220)."""
+        """Reset offsets at an operator's request (220)."""
 
     def progress(self, topic: str) -> Mapping[MessageQueue, int]:  # noqa: ARG002 - for who overrides
         """Return how far each owned queue has come, in memory (221)."""
@@ -83,7 +83,7 @@ class ConsumerMember:
         message: MessageView,  # noqa: ARG002 - for who overrides
         broker_name: str | None,  # noqa: ARG002 - for who overrides
     ) -> DirectConsumption:
-        """Consume one message now, as an operator wishes (309)."""
+        """Consume one message at an operator's request (309)."""
         raise RemoteError(ResponseCode.SYSTEM_ERROR, f"{self.group} does not consume by push")
 
 
@@ -114,7 +114,7 @@ class Members:
         self._joining.add(member)
 
     def add(self, member: ProducerMember | ConsumerMember) -> None:
-        """Take one in; raises InvalidArgument when its group is taken."""
+        """Add a member; raises InvalidArgument if its group is taken."""
         if self.has(member):
             kind = "producer" if isinstance(member, ProducerMember) else "consumer"
             raise InvalidArgument(
@@ -127,7 +127,7 @@ class Members:
             self.consumers[member.group] = member
 
     def remove(self, member: ProducerMember | ConsumerMember) -> bool:
-        """Let one go; return whether it was there."""
+        """Remove a member; return whether it was there."""
         self._joining.discard(member)
         if self._of_kind(member).get(member.group) is not member:
             return False
@@ -143,7 +143,7 @@ class Members:
         return found.union(*(consumer.topics() for consumer in self.consumers.values()))
 
     def heartbeat(self, client_id: str) -> Heartbeat:
-        """Return what brokers are told."""
+        """Return the heartbeat for brokers."""
         return Heartbeat(
             client_id=client_id,
             producer_data_set=[

@@ -26,8 +26,16 @@ from turbopump.client.selectors import Selector
 from turbopump.client.send_hooks import SendHook, SendReceipt, SendScope
 from turbopump.client.send_retries import SendRetries
 from turbopump.client.session import Session
-from turbopump.errors import NetworkError, NoRoute, RemoteError, RequestTimeout, TurbopumpError
+from turbopump.errors import (
+    InvalidArgument,
+    NetworkError,
+    NoRoute,
+    RemoteError,
+    RequestTimeout,
+    TurbopumpError,
+)
 from turbopump.message import Message, MessageQueue
+from turbopump.net.limits import require_at_least
 from turbopump.wire.command import Command
 from turbopump.wire.headers import SendMessage
 from turbopump.wire.hosts import host
@@ -164,7 +172,14 @@ class MessageSender:
 
     def end_ms(self, timeout_ms: int | None) -> int:
         """Return the deadline of a call."""
-        return self._clock.monotonic_ms() + (timeout_ms or self._config.send_timeout_ms)
+        return self._clock.monotonic_ms() + self.limit_ms(timeout_ms)
+
+    def limit_ms(self, timeout_ms: int | None) -> int:
+        """Return how long a call may take; raises InvalidArgument for less than 1 ms."""
+        if timeout_ms is None:
+            return self._config.send_timeout_ms
+        require_at_least("timeout_ms", timeout_ms, 1)
+        return timeout_ms
 
     def broker_topic(self, topic: str) -> str:
         """Return the name that brokers have for a topic."""
@@ -198,7 +213,7 @@ class MessageSender:
         timeout_ms: int | None,
         attempt: Callable[[SendIO, Outgoing, MessageQueue, int], Awaitable[R]],
     ) -> R:
-        limit_ms = timeout_ms or self._config.send_timeout_ms
+        limit_ms = self.limit_ms(timeout_ms)
         end_ms = self.end_ms(limit_ms)
         retries: SendRetries | None = None
         while True:
@@ -277,6 +292,10 @@ class MessageSender:
         queues = await self.route(io, sent.topic, end_ms)
         if to is None:
             return self._choice.next(queues, avoided, self._clock.monotonic_ms())
+        if not callable(to):
+            raise InvalidArgument(
+                f'to must be a MessageQueue or a function such as by_hash("key"), got {to!r}'
+            )
         chosen = to(tuple(map(self.user_queue, queues)) if self._namespace else queues)
         return MessageQueue(sent.topic, chosen.broker, chosen.queue_id)
 

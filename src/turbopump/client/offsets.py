@@ -1,4 +1,4 @@
-"""The fifth stage: how far the group has come, on the broker or, broadcasting, in a local file."""
+"""The fifth stage: committed offsets, on the broker or, broadcasting, in a local file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from turbopump.wire.bodies import QueueOffsets
 _log = logging.getLogger(__name__)
 
 COMMIT_AGAIN_MS = 30_000
-"""How often brokers are told an offset that stays the same, as they may have lost it."""
+"""How often an unchanged offset is committed again, since brokers may have lost it."""
 
 _COMMIT_TIMES = 2
 _COMMIT_TIMEOUT_MS = 5000
@@ -73,26 +73,26 @@ class OffsetStore(Protocol):
         ...
 
     def has_uncommitted(self, queues: Collection[MessageQueue]) -> bool:
-        """Whether `persist` has anything to do that is done again and again."""
+        """Whether a routine `persist` has anything to commit."""
         ...
 
     async def persist(self, queues: Collection[MessageQueue], *, is_routine: bool = False) -> None:
-        """Let the positions of these queues survive; what fails is logged, and tried next time.
+        """Commit the positions of these queues; failures are logged and retried next time.
 
-        What is done again and again may leave out what survives already for all that is known.
+        A routine commit may leave out what is known to be committed.
         """
         ...
 
     def close(self) -> None:
-        """Let go of what `open` took."""
+        """Release what `open` acquired."""
         ...
 
 
 class CommitHistory:
-    """What brokers have been told of one queue, to tell them no more often than it needs.
+    """The commits of one queue, to repeat them no more often than needed.
 
-    Nobody confirms an offset, and a broker that crashes forgets the latest: so each is told twice
-    in a row, and now and then for as long as it stays the same.
+    Commits are one-way, and a broker that crashes loses the latest: so each offset is committed
+    twice in a row, and again every `COMMIT_AGAIN_MS` while it stays the same.
     """
 
     __slots__ = ("_at_ms", "_offset", "_times")
@@ -108,7 +108,7 @@ class CommitHistory:
 
     @property
     def due_ms(self) -> int:
-        """When to tell again what stays the same."""
+        """When an unchanged offset is committed again."""
         return self._at_ms + COMMIT_AGAIN_MS
 
     def note(self, offset: QueueOffset, now_ms: int) -> None:
@@ -125,18 +125,18 @@ class RemoteOffsets:
         self._session = session
         self._group = group
         self._seen: tuple[int, int] | None = None
-        """What there was when all had been told, which is enough until the time below."""
+        """The state in which all was committed, valid until the time below."""
         self._settled_until_ms = 0
 
     async def open(self) -> None:
         """Nothing to do: brokers are asked for each queue."""
 
     def close(self) -> None:
-        """Have nothing to let go of."""
+        """Do nothing: brokers keep the offsets."""
 
     async def stored(self, queue: MessageQueue) -> QueueOffset | None:
-        # The original takes any error for "none", and then skips all there is. An error is not an
-        # answer: it is raised, and the queue is not begun before the broker has said what it knows.
+        # Apache RocketMQ's client takes any error for "none" and then skips all messages. Here it
+        # is raised, and the queue is not started before its broker has answered.
         address = await self._session.address_of(queue)
         timeout_ms = self._session.config.request_timeout_ms
         return await calls.committed_offset(self._session, address, self._group, queue, timeout_ms)
@@ -173,7 +173,7 @@ class RemoteOffsets:
                 group.create_task(self._commit(offsets))
 
     async def _commit(self, offsets: Mapping[MessageQueue, QueueOffset]) -> None:
-        """Tell one broker, one offset after the other, until it cannot be told."""
+        """Commit to one broker, one offset after the other, until the network fails."""
         for queue, offset in offsets.items():
             try:
                 replica = await self._session.replica_to_commit(queue)
@@ -193,7 +193,7 @@ class RemoteOffsets:
 
 
 class LocalOffsets:
-    """Offsets in a file of this client's own, in the form that the Java client reads and writes."""
+    """Offsets in a file of this client's own, in the format of Apache RocketMQ's client."""
 
     def __init__(self, path: Path, machine: Machine | None = None) -> None:
         machine = machine or Machine()

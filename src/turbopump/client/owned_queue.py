@@ -63,7 +63,7 @@ class OwnedQueue:
         return now_ms if self._waits or self.is_dropped else self.last_pull_ms
 
     def drop(self) -> None:
-        """Make all stages stop: the queue is another's, or will start anew."""
+        """Stop all stages: the queue is another member's, or will be restarted."""
         self.is_dropped = True
         self.note_room()
 
@@ -98,7 +98,7 @@ class OwnedQueue:
             self._room = None
 
     def note_room(self) -> None:
-        """Wake who waits for room."""
+        """Wake the puller that waits for room."""
         if self._room is not None and not self._room.done():
             self._room.set_result(None)
 

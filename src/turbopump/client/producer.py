@@ -199,7 +199,7 @@ class Producer(ProducerMember):
         """
         running = self.running
         session, sender = running.session, running.sender
-        limit_ms = timeout_ms or self._config.send_timeout_ms
+        limit_ms = sender.limit_ms(timeout_ms)
         topic = sender.broker_topic(message.topic)
         if session.cached_route(topic) is None:
             # Brokers push replies to clients that they know.
@@ -230,7 +230,7 @@ class Producer(ProducerMember):
         # To the broker that has the request: it knows the client that sent it.
         queue, address = MessageQueue(sent.topic, "", 0), str(request.store_host)
         header = running.sender.header(sent, queue)
-        limit_ms = timeout_ms or self._config.send_timeout_ms
+        limit_ms = running.sender.limit_ms(timeout_ms)
         await calls.send_reply(running.session, address, header, sent.body, limit_ms)
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:

@@ -51,7 +51,7 @@ _UNKNOWN = frozenset(
 
 
 class Delivery(Protocol):
-    """Who gets what was pulled."""
+    """Takes what was pulled."""
 
     is_orderly: bool
 
@@ -141,7 +141,7 @@ class Puller:
         return is_locking and self._owned.locked_ms is None
 
     async def _wait(self) -> None:
-        """Wait for what keeps from pulling; then everything is to be looked at anew."""
+        """Wait until pulling may continue; the caller checks all conditions again."""
         owned, context = self._owned, self._context
         if not context.resumed.is_set():
             with owned.waiting():

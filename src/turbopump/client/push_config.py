@@ -57,7 +57,7 @@ class FlowLimits:
             _require_within("mebibytes_per_topic", self.mebibytes_per_topic, 1, 102_400)
 
     def of_queue(self, queues_owned: int) -> QueueLimits:
-        """Return the limits of each of so many queues of a topic."""
+        """Return the limits of each of n queues of a topic."""
         messages, mebibytes = self.messages_per_queue, self.mebibytes_per_queue
         if self.messages_per_topic is not None:
             messages = max(1, self.messages_per_topic // max(1, queues_owned))
@@ -117,10 +117,10 @@ class Listening:
     """Most messages of one call."""
 
     timeout_minutes: int = 15
-    """Concurrent: a message that takes longer is sent back, and comes again elsewhere."""
+    """Concurrent: a message that takes longer is sent back and redelivered elsewhere."""
 
     close_wait_ms: int = 10_000
-    """How long closing waits for calls that run; 0 does not wait, and their messages come again."""
+    """How long closing waits for running calls; 0 does not wait: their messages are redelivered."""
 
     def __post_init__(self) -> None:
         _require_within("threads", self.threads, 1, 1000)
@@ -139,11 +139,11 @@ class Retries:
     """
 
     attempts_max: int | None = None
-    """How often a message comes again before it is a dead letter; None means 16 times when
+    """How often a message is redelivered before it is dead-lettered; None means 16 times when
     concurrent and no limit when orderly."""
 
     suspend_ms: int = 1000
-    """Orderly: how long a queue pauses before its messages come again."""
+    """Orderly: how long a queue pauses before its messages are redelivered."""
 
     def __post_init__(self) -> None:
         if self.attempts_max is not None:
@@ -151,7 +151,7 @@ class Retries:
         _require_within("suspend_ms", self.suspend_ms, 10, 30_000)
 
     def attempts(self, *, is_orderly: bool) -> int:
-        """Return how often a message may come again."""
+        """Return how often a message may be redelivered."""
         if self.attempts_max is not None:
             return self.attempts_max
         return ATTEMPTS_MAX_ORDERLY if is_orderly else ATTEMPTS_MAX_CONCURRENT

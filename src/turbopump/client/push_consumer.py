@@ -80,7 +80,7 @@ class PushConsumer(ConsumerMember):
             await consumer.wait()
 
     Members of one group share the queues of a topic; a plain function is called in threads, an
-    ``async def`` on the loop. What fails comes again, see `ConsumeResult`.
+    ``async def`` on the loop. Failed messages are redelivered, see `ConsumeResult`.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class PushConsumer(ConsumerMember):
                 '{"orders": "*"}, or call subscribe() before it starts'
             )
         if self._closing is not None:
-            # Whoever closed it was told how that went.
+            # The caller of close() got its outcome.
             await asyncio.wait([self._closing])
             self._closing = None
         session = self._given_session or shared_session(self._client, self)
@@ -200,7 +200,7 @@ class PushConsumer(ConsumerMember):
 
     @property
     def is_calling(self) -> bool:
-        """Whether whoever asks is called by this consumer, as its listener or a hook."""
+        """Whether the caller runs in a listener or hook of this consumer."""
         return self._listener is not None and self._listener.is_calling
 
     async def wait(self, *, handle_signals: bool = True) -> None:
@@ -260,7 +260,7 @@ class PushConsumer(ConsumerMember):
         self._expressions[name] = expression
 
     async def unsubscribe(self, topic: str) -> None:
-        """Want a topic no more; its queues are given up."""
+        """Unsubscribe from a topic and release its queues."""
         name = with_namespace(self._client.namespace, topic)
         self._expressions.pop(name, None)
         if self._running is not None and self._session is not None:

@@ -21,10 +21,11 @@ _log = logging.getLogger(__name__)
 
 INTERVAL_MS = 20_000
 PULL_IDLE_MS_MAX = 120_000
+"""A queue that was not pulled for this long is released, and gained again."""
 SOON_MS = 500
+"""A route that is missing is asked for again this soon, `SOON_MAX` times: the first heartbeat of
+a group creates its retry topic."""
 SOON_MAX = 10
-"""A new group's retry topic is made by its first heartbeat: its route comes at any moment."""
-"""A queue that was not pulled for so long is given up and begun anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +54,12 @@ def changes(
 
 
 class Owner(Protocol):
-    """Who holds the queues."""
+    """The owner of the queues."""
 
     owned: dict[MessageQueue, OwnedQueue]
 
     async def lose(self, owned: OwnedQueue) -> bool:
-        """Drop a queue; return False when it cannot be let go of yet."""
+        """Drop a queue; return False if it cannot be released yet."""
         ...
 
     async def gain(self, queues: Sequence[MessageQueue]) -> list[OwnedQueue]:
@@ -66,7 +67,7 @@ class Owner(Protocol):
         ...
 
     async def begin(self, topic: str, gained: Sequence[OwnedQueue]) -> None:
-        """Hear that a topic's queues have changed, and begin to pull those that are new."""
+        """Start to pull the new queues of a topic."""
         ...
 
 
@@ -133,7 +134,7 @@ class Rebalancer:
             try:
                 await self._balance_topic(topic)
             except NoRoute as error:
-                # Nobody has sent to it yet, or the broker has not told of it yet.
+                # No message was sent to it yet, or its broker has not registered it yet.
                 is_retry = topic.startswith(RETRY_PREFIX)
                 self._look_soon |= is_retry
                 level = logging.DEBUG if is_retry else logging.WARNING
@@ -153,7 +154,7 @@ class Rebalancer:
         }
         change = changes(pulled, wanted, now_ms)
         lost = [queue for queue in change.lost if await self._owner.lose(table[queue])]
-        # One that could not be let go of is still in the table, and not to be gained twice.
+        # A queue that could not be released is still in the table and must not be gained twice.
         gained = await self._owner.gain([queue for queue in change.gained if queue not in table])
         if lost or gained:
             _log.info("%s in %s: gained %s, lost %s", self._group, topic, gained, lost)

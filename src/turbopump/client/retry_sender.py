@@ -1,4 +1,4 @@
-"""Giving messages back that the listener could not handle, with two ways to fall back on."""
+"""Send failed messages back to the broker for redelivery, with two fallbacks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COMPRESSION_BITS = sysflag.COMPRESSED | 0x700
 
 
 class RetrySender:
-    """Gives messages of one group back to where they came from."""
+    """Sends messages of one group back to their broker."""
 
     def __init__(self, session: Session, group: str, attempts_max: int) -> None:
         self._session = session
@@ -32,14 +32,14 @@ class RetrySender:
         self._attempts_max = attempts_max
 
     async def send_back(self, queue: MessageQueue, message: MessageView, delay_level: int) -> bool:
-        """Let the broker deliver it again later, or else send it anew; return whether it worked.
+        """Have the broker redeliver it later, or send it again; return whether that worked.
 
         A level of 0 lets the delay grow with each attempt, one below makes a dead letter of it.
         """
         try:
             await self._by_position(queue, message, delay_level)
         except TurbopumpError as error:
-            _log.warning("%s not sent back, sending it anew: %s", message.message_id, error)
+            _log.warning("%s not sent back, sending it again: %s", message.message_id, error)
             return await self._resend(message, self._resent_properties(message, delay_level))
         return True
 
@@ -90,12 +90,12 @@ class RetrySender:
             address = self._session.address_to_write(target.broker)
             await calls.send(self._session, address, header, message.stored_body, _TIMEOUT_MS)
         except TurbopumpError as error:
-            _log.warning("%s not sent anew either: %s", message.message_id, error)
+            _log.warning("%s not sent again either: %s", message.message_id, error)
             return False
         return True
 
     def _resent_properties(self, message: MessageView, delay_level: int) -> dict[str, str]:
-        """Return the properties of a message that is sent anew in place of being sent back."""
+        """Return the properties of a message that is sent again instead of sent back."""
         if delay_level >= 0:
             named = self._retry_properties(message, message.reconsume_times + 1)
             # Brokers compare the count of a message that is sent, but that of the failed attempt

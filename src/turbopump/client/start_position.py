@@ -1,4 +1,4 @@
-"""Where to start in a queue that nobody of the group has consumed from. Pure."""
+"""Where to start in a queue that the group has not consumed from. Pure."""
 
 from __future__ import annotations
 

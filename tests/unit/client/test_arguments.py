@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import turbopump
+from clusters import cluster
 from turbopump import (
     ClientConfig,
     ConsistentHash,
@@ -30,6 +31,7 @@ from turbopump import (
 )
 from turbopump.client.outgoing import outgoing
 from turbopump.errors import InvalidArgument
+from turbopump.testing import virtual_time
 
 NAMESERVER = "127.0.0.1:9876"
 
@@ -119,6 +121,23 @@ def test_name_servers_of_another_kind_are_refused() -> None:
     given: Any = {"a": 1}
     with pytest.raises(InvalidArgument, match=r"nameserver must be .* got {'a': 1}"):
         Producer("group", nameserver=given)
+
+
+@virtual_time()
+async def test_sends_refuse_what_they_would_misunderstand(tmp_path: Path) -> None:
+    text: Any = "q"
+    async with (
+        cluster(tmp_path) as world,
+        aio.Producer("group", session=world.session()) as producer,
+    ):
+        message = Message("T", b"x")
+        for send in (producer.send, producer.send_oneway, producer.request):
+            with pytest.raises(InvalidArgument, match=r"to must be a MessageQueue .* got 'q'"):
+                await send(message, to=text)
+            with pytest.raises(InvalidArgument, match=r"timeout_ms .*1"):
+                await send(message, timeout_ms=0)
+        with pytest.raises(InvalidArgument, match=r"to must be a MessageQueue"):
+            await producer.send_batch([message], to=text)
 
 
 # --- delays ---------------------------------------------------------------------------------------
