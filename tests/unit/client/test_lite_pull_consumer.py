@@ -317,7 +317,10 @@ NEW: Any = "new"
         (lambda: FetchLimits(bytes_per_queue=0), "bytes_per_queue must be .*, got 0"),
         (lambda: FetchLimits(messages_of_all=0), "messages_of_all must be .*, got 0"),
         (lambda: PullTimes(hold_ms=10, held_timeout_ms=10), "held_timeout_ms must be .*, got 10"),
-        (lambda: LitePullConsumer("g", nameserver="a:1", start_from=NEW), "start_from .* got 'new'"),
+        (
+            lambda: LitePullConsumer("g", nameserver="a:1", start_from=NEW),
+            "start_from .* got 'new'",
+        ),
         (lambda: LitePullConsumer("", nameserver="a:1"), "group must .* got ''"),
     ],
 )
