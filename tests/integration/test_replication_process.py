@@ -31,7 +31,7 @@ def turbopump(nameserver: str, *words: str) -> str:
         capture_output=True,
         text=True,
         timeout=60,
-        env={**os.environ, "TURBOPUMP_NAMESERVER": nameserver},
+        env={**os.environ, "NAMESRV_ADDR": nameserver},
         check=False,
     )
     assert done.returncode == 0, done.stderr

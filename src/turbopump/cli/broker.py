@@ -58,7 +58,7 @@ def broker(
     log_format: LogFormatOption = LogFormat.TEXT,
     print_config: PrintConfigOption = False,
 ) -> None:
-    """Run a broker, which keeps messages and hands them out."""
+    """Run a broker, which stores and delivers messages."""
     if context.invoked_subcommand is not None:
         return
     from turbopump.broker.config_keys import as_properties, parse
