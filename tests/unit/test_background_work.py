@@ -22,6 +22,7 @@ OWNERS = {
     "client/background.py": "the event loop of blocking clients, and the calls that wait for it",
     "client/blocking.py": "closes a client that was not closed, at the end of the process",
     "client/push_consumer.py": "closing: whoever closes waits for it",
+    "client/worker.py": "closing: the caller of close waits for it",
     "filter_server/sandbox.py": "batches: awaited by the pull, and over when the process ends",
     "client/delivery/workers.py": "calls of listeners: watched",
     "spark/pipelines/send_progress.py": "the display of progress: watched",

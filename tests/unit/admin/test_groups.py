@@ -87,7 +87,7 @@ async def test_the_replicas_that_a_group_reads_from(tmp_path: Path) -> None:
             assert (config.broker_id, config.which_broker_when_consume_slowly) == (1, 2)
         [change] = {each.after for each in await admin.groups.update("g", slow_broker_id=3)}
         assert (change.broker_id, change.slow_broker_id) == (1, 3)
-        with pytest.raises(InvalidArgument, match="slow_broker_id is -1: 0 to"):
+        with pytest.raises(InvalidArgument, match="slow_broker_id must be 0 to"):
             await admin.groups.update("g", slow_broker_id=-1)
 
 

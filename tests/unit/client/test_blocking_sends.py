@@ -199,7 +199,7 @@ def test_errors_are_those_of_asynchronous_sends() -> None:
     with producing(no_answer, config=config) as (_, producer):
         with pytest.raises(RequestTimeout, match="no answer to request 310"):
             producer.send(MESSAGE, timeout_ms=50)
-        with pytest.raises(InvalidArgument, match="body of 0 bytes"):
+        with pytest.raises(InvalidArgument, match="body must be 1–4194304 bytes, got 0"):
             producer.send(Message("T", b""))
     wrong: Decide = lambda batch: refused(batch, ResponseCode.MESSAGE_ILLEGAL)  # noqa: E731
     with producing(wrong) as (broker, producer):

@@ -314,7 +314,9 @@ async def test_a_row_that_is_too_large_with_its_properties_is_told_with_its_numb
         assert rows is not None
         task = RetryingSender(session, options, partition=3)
         try:
-            with pytest.raises(InvalidArgument, match="row 42 of partition 3: batch of"):
+            with pytest.raises(
+                InvalidArgument, match="row 42 of partition 3: a batch must have at most"
+            ):
                 await sent(task, rows)
         finally:
             await task.close()
