@@ -1,6 +1,7 @@
 """Topics read and written by Spark, beside what its Python interface can do and beside Parquet.
 
-    python benchmarks/spark.py [--rows 300000] [--only read,stream,write,latency] [--cores 1,2]
+    python benchmarks/spark.py [--rows 300000] [--cores 1,2]
+                               [--only read,stream,write,latency,queues]
 
 The broker is a process of its own and shares the processors with Spark, as do Spark's JVM and its
 Python workers: what a row costs each of them is shown, too.
@@ -25,6 +26,7 @@ import pyarrow as pa
 
 from measure import print_table
 from spark_queries import Bodies, Setting
+from spark_queues import fill_queues, queue_results
 from turbopump.client.outgoing import split_batch
 from turbopump.client.producer import Producer
 from turbopump.errors import RemoteError
@@ -35,10 +37,11 @@ from turbopump.spark.reading.partition_planner import QueueRange
 from turbopump.spark.reading.partition_reader import PartitionReader
 
 HERE = Path(__file__).parent
-PARTS = ("read", "stream", "write", "latency")
+PARTS = ("read", "stream", "write", "latency", "queues")
 BODIES = (Bodies(128, 128), Bodies(1024, 1024), Bodies(64, 192))
 QUEUES = 4
 """What a topic has by default."""
+MANY_QUEUES = 10_000
 READY_ROWS = 8192
 LATENCY_S = 10.0
 BROKER = "brokerName=broker-a\n"
@@ -153,6 +156,13 @@ def results(rows: int, parts: tuple[str, ...], numbers_of_cores: tuple[int, ...]
     return found
 
 
+def measure_queues() -> list[list[str]]:
+    """Measure what many queues cost, without Spark."""
+    with tempfile.TemporaryDirectory() as name, server(Path(name)) as (nameserver, pid):
+        run(fill_queues(nameserver, "many", MANY_QUEUES))
+        return list(queue_results(nameserver, pid, "many", MANY_QUEUES))
+
+
 # --- tables ---------------------------------------------------------------------------------------
 
 
@@ -199,7 +209,9 @@ def main() -> None:
         parser.error(f"--only {', '.join(unknown)}: {', '.join(PARTS)} are allowed")
     if options.rows < READY_ROWS * QUEUES:
         parser.error(f"--rows {options.rows}: {READY_ROWS * QUEUES} or more are allowed")
-    found = results(options.rows, parts, tuple(map(int, options.cores.split(","))))
+    with_spark = tuple(part for part in parts if part != "queues")
+    cores = tuple(map(int, options.cores.split(",")))
+    found = results(options.rows, with_spark, cores) if with_spark else []
     print()
     for part, title, ceiling in (
         ("read", "batch read: cores, body, source", "ready rows"),
@@ -210,6 +222,9 @@ def main() -> None:
             print_rates(found, part, title, ceiling)
     if "latency" in parts:
         print_latencies(found)
+        print()
+    if "queues" in parts:
+        print_table(["many queues", "CPU driver or task", "CPU broker"], measure_queues())
 
 
 if __name__ == "__main__":

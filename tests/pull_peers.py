@@ -18,6 +18,7 @@ from turbopump.net.sockets import SocketNetwork
 from turbopump.spark.reading.blocking_pull import BlockingPull
 from turbopump.spark.reading.options import Pulling
 from turbopump.spark.reading.partition_planner import QueueRange
+from turbopump.spark.reading.partition_reader import whole_run
 from turbopump.spark.records.arrow_arrays import cells
 from turbopump.spark.records.record_columns import RecordColumns
 from turbopump.wire.codes import ResponseCode
@@ -116,7 +117,17 @@ def pull_of(
     follows_suggestions: bool = True,
     **options: Any,
 ) -> BlockingPull:
-    pulling = Pulling(**options)
+    of = QueueRange("T", "a", 0, start, end)
+    return pull_of_ranges(connection, [of], follows_suggestions=follows_suggestions, **options)
+
+
+def pull_of_ranges(
+    connection: BlockingConnection,
+    ranges: list[QueueRange],
+    *,
+    follows_suggestions: bool = True,
+    **options: Any,
+) -> BlockingPull:
     header = PullMessage(
         consumer_group="g",
         topic="T",
@@ -130,10 +141,13 @@ def pull_of(
         sub_version=0,
         expression_type="TAG",
     )
-    of = QueueRange("T", "a", 0, start, end)
-    pool = BlockingPool(SocketNetwork())
     return BlockingPull(
-        connection, of, header, pulling, pool, follows_suggestions=follows_suggestions
+        connection,
+        ranges,
+        {"T": header},
+        Pulling(**options),
+        BlockingPool(SocketNetwork()),
+        follows_suggestions=follows_suggestions,
     )
 
 
@@ -142,8 +156,8 @@ def rows_of(pull: BlockingPull) -> list[tuple[int, bytes]]:
     columns = RecordColumns(["queueOffset", "body"])
     rows: list[tuple[int, bytes]] = []
     while (chunk := pull.next_chunk()) is not None:
-        run = columns.found(chunk.data, chunk.spans, start=chunk.start, end=chunk.end)
-        assert len(run) == chunk.end - chunk.start
+        run = whole_run(columns, chunk)
+        assert run is not None
         for batch in columns.batches_of(run, broker="a"):
             offsets, bodies = map(cells, batch.columns)
             rows += zip(offsets, bodies, strict=True)

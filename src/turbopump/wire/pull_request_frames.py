@@ -1,4 +1,4 @@
-"""Requests for the messages of one queue, of which many are sent one after the other."""
+"""Requests for the messages of a topic's queues, of which many are sent one after the other."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ _PREFIX = struct.Struct(">ii")
 
 
 class PullRequestFrames:
-    """Makes whole frames that say all the same but from where on and how many.
+    """Makes whole frames that are the same except for queue, offset and count.
 
     The text around what differs is taken once from a frame that was encoded the usual way, so the
     bytes are the same.
     """
 
     def __init__(self, header: PullMessage) -> None:
-        same = replace(header, queue_offset=0, max_msg_nums=0)
+        same = replace(header, queue_id=0, queue_offset=0, max_msg_nums=0)
         sample = request(RequestCode.PULL_MESSAGE, same)
         assert sample.serialize is Serialize.JSON
         text = encode(sample)[_PREFIX.size :].replace(b"%", b"%%")
         # Quotes within values are escaped, so each of these is there once.
-        for place in (b'"queueOffset":"0"', b'"maxMsgNums":"0"', b'"opaque":0'):
-            text = text.replace(place, place.replace(b"0", b"%d"))
+        for name in (b'"queueId":"', b'"queueOffset":"', b'"maxMsgNums":"', b'"opaque":'):
+            text = text.replace(name + b"0", name + b"%d")
         self._text = text
 
-    def frame(self, opaque: int, queue_offset: int, count_max: int) -> bytes:
-        """Return the request with a number for so many messages from an offset on."""
-        header = self._text % (queue_offset, count_max, opaque)
+    def frame(self, opaque: int, queue_id: int, queue_offset: int, count_max: int) -> bytes:
+        """Return the request with a number for up to ``count_max`` messages from an offset on."""
+        header = self._text % (queue_id, queue_offset, count_max, opaque)
         # The header's own length stands behind that of the frame, and 0 above it says JSON.
         return _PREFIX.pack(len(header) + 4, len(header)) + header

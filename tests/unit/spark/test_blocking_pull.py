@@ -18,6 +18,7 @@ from pull_peers import (
     offset_of,
     peer,
     pull_of,
+    pull_of_ranges,
     rows_of,
 )
 from turbopump import Message, Producer
@@ -26,7 +27,7 @@ from turbopump.spark.reading import blocking_pull, response_buffer
 from turbopump.spark.reading.blocking_pull import BlockingPull
 from turbopump.spark.reading.options import SourceOptions
 from turbopump.spark.reading.partition_planner import QueueRange
-from turbopump.spark.reading.partition_reader import PartitionReader
+from turbopump.spark.reading.partition_reader import PartitionReader, whole_run
 from turbopump.spark.records.arrow_arrays import cells
 from turbopump.spark.records.record_columns import RecordColumns
 from turbopump.spark.shared_session import shared_session
@@ -35,6 +36,7 @@ from turbopump.testing.server import RunningServer
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command, Serialize, request
 from turbopump.wire.framing import encode
+from turbopump.wire.pull_request_frames import PullRequestFrames
 
 
 def backwards(asked: list[Command]) -> list[bytes]:
@@ -103,6 +105,100 @@ def test_frames_come_in_any_pieces_and_are_larger_than_the_buffer(
     monkeypatch.setattr(response_buffer, "BUFFER_BYTES", 300)
     with peer(replies, piece_bytes) as connection:
         assert rows_of(pull_of(connection, 0, 100, in_flight_max=3)) == expected(0, 100)
+
+
+def several(count: int = 60) -> list[QueueRange]:
+    """Return ranges that are small, but for a few."""
+    sizes = Random(7).choices([1, 2, 3, 45], [9, 9, 9, 1], k=count)
+    starts = Random(8).sample(range(COUNT - 45), count)
+    return [QueueRange("T", "a", 0, at, at + n) for at, n in zip(starts, sizes, strict=True)]
+
+
+def rows_in(ranges: list[QueueRange]) -> list[tuple[int, bytes]]:
+    return [row for each in ranges for row in expected(each.start, each.end)]
+
+
+@pytest.mark.parametrize("chunk_rows", [8192, 70, 1])
+@pytest.mark.parametrize(
+    ("replies", "options"),
+    [
+        (in_order, {}),
+        (in_order, {"in_flight_max": 1}),
+        (in_order, {"count_max": 3, "in_flight_max": 7}),
+        (backwards, {"in_flight_max": 9}),
+        (cut_by_bytes_backwards, {"in_flight_max": 5}),
+        (of_any_length, {"count_max": 40}),
+    ],
+)
+def test_many_ranges_come_whole_and_in_order(
+    monkeypatch: pytest.MonkeyPatch, replies: Replies, options: dict[str, Any], chunk_rows: int
+) -> None:
+    monkeypatch.setattr(blocking_pull, "CHUNK_ROWS", chunk_rows)
+    monkeypatch.setattr(blocking_pull, "ENOUGH_ROWS", 1 + chunk_rows // 2)
+    with peer(replies) as connection:
+        pull = pull_of_ranges(connection, several(), **options)
+        assert rows_of(pull) == rows_in(several())
+        assert pull.unread() == []
+
+
+def test_small_ranges_are_requested_together_and_make_one_chunk() -> None:
+    together: list[int] = []
+
+    def replies(asked: list[Command]) -> list[bytes]:
+        together.append(len(asked))
+        return in_order(asked)
+
+    ranges = [QueueRange("T", "a", 0, at, at + 2) for at in range(0, COUNT, 5)]
+    with peer(replies) as connection:
+        pull = pull_of_ranges(connection, ranges)
+        chunk = pull.next_chunk()
+        assert chunk is not None
+        assert chunk.ranges == ranges
+        assert max(together) == len(ranges)
+        assert pull.next_chunk() is None
+        pull.close()
+        assert connection.is_usable()
+
+
+def test_not_all_ranges_are_requested_ahead() -> None:
+    waiting: list[int] = []
+
+    def replies(asked: list[Command]) -> list[bytes]:
+        waiting.append(len(asked))
+        return in_order(asked)
+
+    with peer(replies) as connection:
+        assert rows_of(pull_of_ranges(connection, several(), in_flight_max=8)) == rows_in(several())
+    assert max(waiting) <= 8
+
+
+def test_what_is_unusual_in_one_range_leaves_it_and_the_later_ones_unread() -> None:
+    def replies(asked: list[Command]) -> list[bytes]:
+        return [
+            frame
+            for each in asked
+            for frame in (other_code if offset_of(each) == 200 else lambda a: in_order([a]))(each)
+        ]
+
+    ranges = [QueueRange("T", "a", 0, at, at + 2) for at in range(100, 300, 10)]
+    with peer(replies) as connection:
+        pull = pull_of_ranges(connection, ranges)
+        assert rows_of(pull) == rows_in(ranges[:10])
+        assert pull.unread() == ranges[10:]
+        assert not connection.is_open
+
+
+def test_records_of_other_ranges_are_not_taken_for_those_of_these() -> None:
+    def replies(asked: list[Command]) -> list[bytes]:
+        return [encode(found(each, 3, is_generous=True)) for each in asked]
+
+    ranges = [QueueRange("T", "a", 0, at, at + 2) for at in range(100, 300, 10)]
+    with peer(replies) as connection:
+        pull = pull_of_ranges(connection, ranges)
+        chunk = pull.next_chunk()
+        assert chunk is not None
+        assert whole_run(RecordColumns(["queueOffset"]), chunk) is None
+        pull.close()
 
 
 def other_code(asked: Command) -> list[bytes]:
@@ -236,7 +332,7 @@ def direct_chunks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     def noted(self: BlockingPull) -> blocking_pull.BufferedChunk | None:
         chunk = next_chunk(self)
         if chunk is not None:
-            seen.append((chunk.start, chunk.end))
+            seen.append((chunk.ranges[0].start, chunk.ranges[-1].end))
         return chunk
 
     monkeypatch.setattr(BlockingPull, "next_chunk", noted)
@@ -295,13 +391,13 @@ def test_large_answers_are_wanted(
     turbopump_server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    ask = BlockingPull._ask
+    frame = PullRequestFrames.frame
 
-    def noted(self: BlockingPull, offset: int, count: int) -> int:
+    def noted(self: PullRequestFrames, opaque: int, queue: int, offset: int, count: int) -> bytes:
         asked.append(offset)
-        return ask(self, offset, count)
+        return frame(self, opaque, queue, offset, count)
 
-    monkeypatch.setattr(BlockingPull, "_ask", noted)
+    monkeypatch.setattr(PullRequestFrames, "frame", noted)
     assert len(bodies(filled(turbopump_server), WHOLE)) == 400
     assert asked == [0], "and not one request for each 32"
 
@@ -323,3 +419,31 @@ def test_damaged_and_missing_messages_are_left_to_the_other_way(
     monkeypatch.setattr(RecordColumns, "found", damaged)
     assert len(bodies(reader, WHOLE)) == 400
     assert direct_chunks
+
+
+@pytest.mark.slow
+def test_many_ranges_of_several_topics_come_in_few_batches(
+    turbopump_server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = filled(turbopump_server)
+    with Producer("pg", nameserver=turbopump_server.nameserver) as producer:
+        messages = [Message("U", b"u%d" % n) for n in range(50)]
+        producer.send_batch(messages, to=lambda queues: queues[1])
+    ranges = (
+        *(QueueRange("T", BROKER, 0, at, at + 3) for at in range(0, 300, 3)),
+        *(QueueRange("U", BROKER, 1, at, at + 1) for at in range(50)),
+    )
+    wanted = [b"%d" % n for n in range(300)] + [b"u%d" % n for n in range(50)]
+    batches = list(reader.read(ranges))
+    assert [body for batch in batches for body in cells(batch.column("body"))] == wanted
+    assert len(batches) == 1
+
+    found = RecordColumns.found
+
+    def damaged(self: RecordColumns, *args: object, **options: object) -> object:
+        if len(args) > 1:
+            raise RecordError("damaged")
+        return found(self, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(RecordColumns, "found", damaged)
+    assert bodies(reader, ranges) == wanted, "and one by one"

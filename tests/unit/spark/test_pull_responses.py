@@ -77,9 +77,18 @@ def test_a_queue_that_is_written_to_meanwhile_gives_answers_that_are_alike(
     assert made == [frames[1][4:-1]]
 
 
-def test_answers_that_all_differ_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layouts_that_come_in_turn_are_known_when_they_come_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made = noted_samples(monkeypatch)
     frames = [answer(100 + n, 320 + n, (0, 10 ** (n % 2))) for n in range(10)]
+    assert len(read_all(frames)) == 11
+    assert made == [frames[2][4:-1], frames[3][4:-1]]
+
+
+def test_layouts_that_never_come_again_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = noted_samples(monkeypatch)
+    frames = [answer(100 + n, 320 + n, (0, 10**n)) for n in range(10)]
     assert len(read_all(frames)) == 11
     assert made == []
 

@@ -12,7 +12,7 @@ from turbopump.wire.pull_request_frames import PullRequestFrames
 HEADER = PullMessage(
     consumer_group='g"queueOffset":"0"',
     topic='%RETRY%"opaque":0',
-    queue_id=0,
+    queue_id=3,
     queue_offset=5,
     max_msg_nums=7,
     sys_flag=4,
@@ -24,10 +24,13 @@ HEADER = PullMessage(
 )
 
 
-@pytest.mark.parametrize(("opaque", "offset", "count"), [(0, 0, 0), (2**31 - 1, 2**63 - 1, 32)])
+@pytest.mark.parametrize(
+    ("opaque", "queue", "offset", "count"), [(0, 0, 0, 0), (2**31 - 1, 65535, 2**63 - 1, 32)]
+)
 def test_the_frames_are_those_that_are_encoded_the_usual_way(
-    opaque: int, offset: int, count: int
+    opaque: int, queue: int, offset: int, count: int
 ) -> None:
-    fields = replace(HEADER, queue_offset=offset, max_msg_nums=count).to_ext_fields()
+    asked = replace(HEADER, queue_id=queue, queue_offset=offset, max_msg_nums=count)
+    fields = asked.to_ext_fields()
     usual = encode(Command(RequestCode.PULL_MESSAGE, opaque=opaque, ext_fields=fields))
-    assert PullRequestFrames(HEADER).frame(opaque, offset, count) == usual
+    assert PullRequestFrames(HEADER).frame(opaque, queue, offset, count) == usual

@@ -1,4 +1,4 @@
-"""Pulling a range without an event loop: the usual case, where every answer has messages.
+"""Pulling ranges without an event loop: the usual case, where every answer has messages.
 
 A task only waits for messages and decodes them, so it reads the socket itself: no thread to wake
 up, no object per message, no copy between the socket and the columns. Anything unexpected ends the
@@ -9,7 +9,11 @@ deleted messages.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from msgspec import Struct
 
 from turbopump.client.names import with_namespace
 from turbopump.client.pull_config import PullTimes
@@ -24,7 +28,7 @@ from turbopump.net.blocking_connection import BlockingConnection
 from turbopump.net.blocking_pool import BlockingPool
 from turbopump.spark.reading.options import Pulling
 from turbopump.spark.reading.partition_planner import QueueRange
-from turbopump.spark.reading.prefetch import Prefetch
+from turbopump.spark.reading.prefetch import ROWS_AHEAD, Prefetch
 from turbopump.spark.reading.pull_responses import PullResponse, UnexpectedResponse
 from turbopump.spark.reading.response_buffer import ResponseBuffer
 from turbopump.spark.records.record_run import Span
@@ -44,22 +48,34 @@ CHUNK_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class BufferedChunk:
-    """Records from ``start`` to before ``end`` in some stretches of a buffer, until the next."""
+    """Records of some ranges in some stretches of a buffer, until the next.
+
+    Only where it has a single range may others lie before its start.
+    """
 
     data: memoryview
     spans: list[Span]
-    start: int
-    end: int
+    ranges: list[QueueRange]
+
+
+class _RangePull(Struct):
+    """A range of which messages are requested."""
+
+    of: QueueRange
+    prefetch: Prefetch[int]
 
 
 class BlockingPull:
-    """Pulls one range over a connection of its own, as long as nothing unusual happens."""
+    """Pulls ranges of one broker over a connection of its own, while nothing unusual happens.
+
+    Small ranges are requested together: one after the other, each would cost a round trip.
+    """
 
     def __init__(
         self,
         connection: BlockingConnection,
-        of: QueueRange,
-        header: PullMessage,
+        ranges: Iterable[QueueRange],
+        headers: Mapping[str, PullMessage],
         pulling: Pulling,
         pool: BlockingPool,
         *,
@@ -68,18 +84,15 @@ class BlockingPull:
         self._connection = connection
         self._buffer = ResponseBuffer(connection, follows_suggestions=follows_suggestions)
         self._pool = pool
-        self._range = of
-        self._requests = PullRequestFrames(header)
-        self._timeout_ms = pulling.timeout_ms
-        self._prefetch: Prefetch[int] = Prefetch(
-            of.start,
-            of.end,
-            self._ask,
-            count_max=pulling.count_max,
-            in_flight_max=pulling.in_flight_max,
-        )
+        self._pulling = pulling
+        self._requests = {topic: PullRequestFrames(header) for topic, header in headers.items()}
+        self._unopened = deque(ranges)
+        self._open: deque[_RangePull] = deque()
+        self._rows_open = 0
         self._answers: dict[int, PullResponse | int] = {}
         """To what was asked, by its number; until it comes, the offset that was asked for."""
+        self._unwanted: set[int] = set()
+        """The numbers of requests whose answers are dropped when they come."""
         self._trouble: str | None = None
 
     def next_chunk(self) -> BufferedChunk | None:
@@ -89,29 +102,39 @@ class BlockingPull:
         """
         self._keep_early()
         self._buffer.forget()
-        ahead, start = self._prefetch, self._prefetch.at
         parts: list[PullResponse] = []
-        size = 0
-        while ahead.at < ahead.end:
-            ahead.ask()
-            taken = self._take(parts)
+        ranges: list[QueueRange] = []
+        rows = size = 0
+        has_repeats = False
+        while self._open or self._unopened:
+            self._ask()
+            head = self._open[0]
+            ahead, start = head.prefetch, head.prefetch.at
+            has_repeats |= not parts and ahead.asked[0].offset < start
+            taken = self._take(ahead, parts)
             if taken is not None:
-                size += taken
+                rows, size = rows + ahead.at - start, size + taken
+                _extend(ranges, head.of, start, ahead.at)
+                if ahead.at < ahead.end:
+                    continue
+                self._close_first()
+                if has_repeats or rows >= CHUNK_ROWS or size >= CHUNK_BYTES:
+                    break
                 continue
             if isinstance(self._answers[ahead.asked[0].answer], PullResponse):
                 # What it repeats can be cut off only where a chunk begins.
                 break
-            if ahead.at - start >= CHUNK_ROWS or size >= CHUNK_BYTES:
+            if rows >= CHUNK_ROWS or size >= CHUNK_BYTES:
                 break
-            is_enough = ahead.at - start >= ENOUGH_ROWS or size >= ENOUGH_BYTES
+            is_enough = rows >= ENOUGH_ROWS or size >= ENOUGH_BYTES
             if not self._receive(is_enough=is_enough, is_begun=bool(parts)):
                 break
         self._flush()
-        return self._chunk(parts, start) if parts else None
+        return self._chunk(parts, ranges) if parts else None
 
-    def _take(self, parts: list[PullResponse]) -> int | None:
+    def _take(self, ahead: Prefetch[int], parts: list[PullResponse]) -> int | None:
         """Take the answers that are next, return the bytes of their records; None if none is."""
-        ahead, answers = self._prefetch, self._answers
+        answers = self._answers
         size = None
         while ahead.asked:
             head = ahead.asked[0]
@@ -128,9 +151,14 @@ class BlockingPull:
                 size += answer.end - answer.start
         return size
 
+    def unread(self) -> list[QueueRange]:
+        """Return what no chunk had yet."""
+        begun = [replace(each.of, start=each.prefetch.at) for each in self._open]
+        return [*begun, *self._unopened]
+
     def close(self) -> None:
         """Release the connection; one with requests in flight cannot be used again."""
-        if self._trouble is not None or self._answers:
+        if self._trouble is not None or self._answers or self._unwanted:
             self._connection.close()
         else:
             self._pool.give_back(self._connection)
@@ -138,11 +166,51 @@ class BlockingPull:
 
     # --- out --------------------------------------------------------------------------------------
 
-    def _ask(self, offset: int, count: int) -> int:
-        number = self._connection.unused_opaque()
-        self._connection.put(self._requests.frame(number, offset, count))
-        self._answers[number] = offset
-        return number
+    def _ask(self) -> None:
+        """Request more of the first range, and the ranges behind it once all of it is requested."""
+        if not self._open:
+            self._open_next()
+        self._open[0].prefetch.ask()
+        in_flight_max = self._pulling.in_flight_max
+        if len(self._answers) > in_flight_max // 2:
+            # Requests that leave together cost one write, and the broker one wake-up.
+            return
+        while (
+            self._unopened
+            and len(self._answers) < in_flight_max
+            and self._rows_open < ROWS_AHEAD
+            and self._open[-1].prefetch.is_all_asked
+        ):
+            self._open_next()
+            self._open[-1].prefetch.ask()
+
+    def _open_next(self) -> None:
+        of = self._unopened.popleft()
+        frames = self._requests[of.topic]
+        self._rows_open += of.rows
+
+        def ask(offset: int, count: int) -> int:
+            number = self._connection.unused_opaque()
+            self._connection.put(frames.frame(number, of.queue_id, offset, count))
+            self._answers[number] = offset
+            return number
+
+        prefetch = Prefetch(
+            of.start,
+            of.end,
+            ask,
+            count_max=self._pulling.count_max,
+            in_flight_max=self._pulling.in_flight_max,
+        )
+        self._open.append(_RangePull(of, prefetch))
+
+    def _close_first(self) -> None:
+        closed = self._open.popleft()
+        self._rows_open -= closed.of.rows
+        # Messages that came with another answer, too.
+        for asked in closed.prefetch.asked:
+            if isinstance(self._answers.pop(asked.answer), int):
+                self._unwanted.add(asked.answer)
 
     def _flush(self) -> None:
         """Let requests leave before the time that decoding takes."""
@@ -164,7 +232,7 @@ class BlockingPull:
             self._buffer.forget()
         try:
             self._connection.flush()
-            if not self._buffer.receive(0 if is_enough else self._timeout_ms):
+            if not self._buffer.receive(0 if is_enough else self._pulling.timeout_ms):
                 return False
             self._note_all()
         except (TurbopumpError, UnexpectedResponse) as error:
@@ -175,6 +243,9 @@ class BlockingPull:
         answers = self._answers
         for answer in self._buffer.responses():
             number, offset = answer.number, answers.get(answer.number)
+            if number in self._unwanted:
+                self._unwanted.remove(number)
+                continue
             if not isinstance(offset, int):
                 raise UnexpectedResponse(f"frame {number} answers no pending request")
             if answer.next_offset <= offset:
@@ -191,48 +262,54 @@ class BlockingPull:
                 kept = bytes(data[each.start : each.end])
                 self._answers[number] = PullResponse(number, each.next_offset, 0, len(kept), kept)
 
-    def _chunk(self, parts: list[PullResponse], start: int) -> BufferedChunk:
+    def _chunk(self, parts: list[PullResponse], ranges: list[QueueRange]) -> BufferedChunk:
         data = self._buffer.data
         spans = [(part.start, part.end) for part in parts]
         if any(part.kept is not None for part in parts) or spans != sorted(spans):
             found = [part.kept or data[part.start : part.end] for part in parts]
             data = memoryview(b"".join(found))
             spans = [(0, len(data))]
-        return BufferedChunk(data, spans, start, self._prefetch.at)
+        return BufferedChunk(data, spans, ranges)
 
     def _stop(self, why: str) -> None:
-        _log.info(
-            "%s: retrying through the session from offset %d: %s",
-            self._range,
-            self._prefetch.at,
-            why,
-        )
+        unread = self.unread()
+        _log.info("%s: retrying through the session: %s", unread[0] if unread else "end", why)
         self._trouble = why
         self._connection.close()
 
 
+def _extend(ranges: list[QueueRange], of: QueueRange, start: int, end: int) -> None:
+    """Add a part of a range to those of a chunk."""
+    if ranges and start > of.start and ranges[-1].queue == of.queue:
+        ranges[-1] = replace(of, start=ranges[-1].start, end=end)
+    elif end > start:
+        ranges.append(of if end - start == of.rows else replace(of, start=start, end=end))
+
+
 def start_blocking_pull(
-    shared: SharedSession, of: QueueRange, group: str, pulling: Pulling
+    shared: SharedSession, ranges: Sequence[QueueRange], group: str, pulling: Pulling
 ) -> BlockingPull | None:
-    """Begin to pull a range directly; None if that is not possible, or not worth trying."""
-    pulling = pulling.of(of.topic)
+    """Begin to pull ranges of one broker; None if that is not possible, or not worth trying."""
     session = shared.session
-    if not session.has_blocking_pool or pulling.is_filtered or of.start >= of.end:
+    if not session.has_blocking_pool or pulling.is_filtered:
         return None
     pool = session.blocking_pool()
     if pool.has_hooks:
         # They must see each request, and these are made from a template.
         return None
+    first = ranges[0]
     try:
-        replica = shared.run(lambda session: _replica(session, of, pulling))
+        replica = shared.run(lambda session: _replica(session, first, pulling))
         connection = pool.take(replica.address)
     except TurbopumpError as error:
-        _log.info("%s: no direct connection: %s", of, error)
+        _log.info("%s: no direct connection: %s", first, error)
         return None
-    header = _header(session, of, group, pulling)
+    # One of each topic: in a template, any queue and offset will do.
+    samples = {each.topic: each for each in reversed(ranges)}
+    headers = {topic: _header(session, of, group, pulling) for topic, of in samples.items()}
     # Whoever reads from a slave has a reason that outweighs the group's.
     return BlockingPull(
-        connection, of, header, pulling, pool, follows_suggestions=replica.is_master
+        connection, ranges, headers, pulling, pool, follows_suggestions=replica.is_master
     )
 
 

@@ -77,6 +77,11 @@ class Prefetch(Generic[T]):
             return
         self._ask_behind()
 
+    @property
+    def is_all_asked(self) -> bool:
+        """Whether the last request reaches the end, if it is answered in full."""
+        return bool(self.asked) and self.asked[-1].offset + self.asked[-1].limit >= self.end
+
     def take(self, next_offset: int) -> None:
         """Go on from where the answer to the first request leads."""
         asked = self.asked.popleft()
