@@ -226,10 +226,10 @@ def delay_progress_not_loaded(right: Function, self: Delays) -> bool:
 
 @bug(OrderlyDelivery, "_dead_letter", "every message ends")
 async def failed_dead_letter_committed(
-    right: Function, self: OrderlyDelivery, message: Any
+    right: Function, self: OrderlyDelivery, *arguments: Any, **options: Any
 ) -> bool:
     """An orderly consumer commits a message that could not be sent to the dead letters."""
-    await right(self, message)
+    await right(self, *arguments, **options)
     return True
 
 

@@ -255,10 +255,10 @@ def test_names_are_completed(shell: Shell) -> None:
 
 
 def test_queues_that_no_consumer_reads_are_warned_of(shell: Shell) -> None:
-    made = shell.run("topic create unread --queues 3 --read-queues 1 --broker a")
-    assert made.exit_code == 0
-    assert "warning: no consumer reads queue 1, 2 of topic unread on broker a" in made.stderr
-    changed = shell.run("topic update unread --read-queues 3")
+    made = shell.run("topic create unreadable --queues 3 --read-queues 1 --broker a")
+    assert made.exit_code == 0, made.stderr
+    assert "warning: no consumer reads queue 1, 2 of topic unreadable on broker a" in made.stderr
+    changed = shell.run("topic update unreadable --read-queues 3")
     assert (changed.exit_code, changed.stderr) == (0, "")
 
 

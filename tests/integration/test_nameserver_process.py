@@ -42,7 +42,7 @@ def test_serves_until_it_is_told_to_stop(tmp_path: Path, stop: signal.Signals) -
         stdout, stderr = process.communicate()
         assert stdout == ""
         assert "Traceback" not in stderr
-    assert (tmp_path / "namesrv" / "kvConfig.json").exists()
+    assert (tmp_path / ".turbopump" / "namesrv" / "kvConfig.json").exists()
 
 
 def test_port_in_use(tmp_path: Path) -> None:
@@ -60,8 +60,8 @@ def test_port_in_use(tmp_path: Path) -> None:
 
 
 def test_damaged_file(tmp_path: Path) -> None:
-    path = tmp_path / "namesrv" / "kvConfig.json"
-    path.parent.mkdir()
+    path = tmp_path / ".turbopump" / "namesrv" / "kvConfig.json"
+    path.parent.mkdir(parents=True)
     path.write_text("{")
     with started(tmp_path, "nameserver", "--port", "0") as process:
         stdout, stderr = process.communicate(timeout=DEADLINE_S)

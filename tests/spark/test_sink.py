@@ -188,8 +188,8 @@ def test_driver_refuses_what_cannot_work(
     ("select", "column", "words"),
     [
         ("if(id = 7, null, 'x') body", "body", "null"),
-        ("if(id = 7, '', 'x') body", "body", "0 bytes"),
-        ("if(id = 7, repeat('x', 5000), 'x') body", "body", "5000 bytes"),
+        ("if(id = 7, '', 'x') body", "body", "bytes, got 0"),
+        ("if(id = 7, repeat('x', 5000), 'x') body", "body", "bytes, got 5000"),
         ("'x' body, if(id = 7, 'a\\u0001', 'x') tags", "tags", "0x01"),
         ("'x' body, map(if(id = 7, 'KEYS', 'x'), 'y') properties", "properties", "reserved"),
         ("'x' body, map('SPARK_ROW', 'y') properties", "properties", "SPARK_ROW"),
