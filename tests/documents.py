@@ -58,7 +58,11 @@ class Block:
     @property
     def waits(self) -> bool:
         """Whether it runs until a signal stops it."""
-        return bool(re.search(r"^ *(consumer|worker)\.wait\(\)$|^run\(", self.text, re.MULTILINE))
+        return bool(
+            re.search(
+                r"^ *(consumer|worker)\.wait\(\)$|^run\(.*nameserver=", self.text, re.MULTILINE
+            )
+        )
 
 
 def blocks(kind: str) -> list[Block]:
