@@ -217,7 +217,7 @@ class Table:
         return await set_within(self._news, timeout_ms)
 
     def wake_waiters(self) -> None:
-        """Let everyone go on who waits for a change."""
+        """Wake up all who wait for a change."""
         self._news.set()
 
     async def save(self) -> None:

@@ -56,7 +56,7 @@ _NOT_COPIED = properties.RESERVED - {
     properties.INSTANCE_ID,
     properties.BUYER_ID,
 }
-"""What brokers and clients wrote on a message on its way; a copy begins anew."""
+"""Properties that brokers and clients add in transit; a copy is sent without them."""
 
 
 _NodesByTopic = dict[str, Sequence[BrokerNode]]

@@ -170,7 +170,7 @@ class Groups:
         masters = await self._servers.masters(cluster)
         for node in masters:
             if settings.group in await self._table(node):
-                raise AlreadyThere(f"group {settings.group!r} is there already, on {node.broker}")
+                raise AlreadyThere(f"group {settings.group!r} already exists on {node.broker}")
         base = GroupConfig(group_name=settings.group)
         await gathered(self._put(node, base, settings) for node in masters)
         return tuple(node.broker for node in masters)

@@ -278,7 +278,7 @@ class Messages:
     ) -> AsyncGenerator[MessageView, None]:
         """Read a topic from a position on, and everything that comes later if it is followed.
 
-        Nobody's progress changes. What is there already comes in the order of storing, at first.
+        No committed offset changes. Messages already stored come first, in the order of storing.
         A broker that is away is waited for; queues that are added later are seen within half a
         minute, with all that was stored in them since.
         """

@@ -45,7 +45,7 @@ Position = Earliest | Latest | AtTime | AtOffset
 
 @dataclass(frozen=True, slots=True)
 class Last:
-    """Before the last so many messages of a topic."""
+    """The position of the last ``count`` messages of a topic."""
 
     count: int
 

@@ -65,7 +65,7 @@ class RangeReader:
             case Found(messages=messages, next_offset=after):
                 return messages, after
             case OffsetIllegal(next_offset=after) if after < offset:
-                # The queue was made anew, and is shorter now.
+                # The queue was re-created, and is shorter now.
                 return (), after
             case _:
                 return (), QueueOffset(max(offset, outcome.next_offset))

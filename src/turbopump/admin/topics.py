@@ -169,7 +169,7 @@ class Topics:
         cluster: str | None = None,
         brokers: Sequence[str] = (),
     ) -> TopicInfo:
-        """Make a topic with so many queues on each broker; raises AlreadyThere.
+        """Create a topic with ``queues`` queues on each broker; raise `AlreadyThere` if it exists.
 
         Without ``cluster`` and ``brokers`` it is made on all brokers there are. ``read_queues``
         differs from ``queues`` while a topic shrinks: producers stop using queues first.
@@ -185,7 +185,7 @@ class Topics:
         )
         there = [node.broker for node in nodes if topic in await self._table(node)]
         if there:
-            raise AlreadyThere(f"topic {topic!r} is there already, on {', '.join(there)}")
+            raise AlreadyThere(f"topic {topic!r} already exists on {', '.join(there)}")
         await self._put([(node, wanted) for node in nodes])
         return TopicInfo(topic, kind_of(topic), tuple(_on_broker(n, wanted) for n in nodes))
 

@@ -43,7 +43,7 @@ class HeldPull(Struct, eq=False):
 RESUMED_PER_TURN = 64
 
 _Held = dict[HeldPull, None]
-"""A dict as an ordered set: who waits longest is answered first."""
+"""A dict as an ordered set: the longest-waiting pull is answered first."""
 
 
 class _Queue(Watch):

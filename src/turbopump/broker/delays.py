@@ -179,7 +179,7 @@ class Delays:
         for level in self._levels:
             level.settle(self._store.flushed_end)
         used = {level.number: int(level.safe_offset) for level in self._levels if level.offset}
-        # Levels that are not configured at the moment may be again, and must not start anew then.
+        # Levels that are not configured now may be again later, and must keep their progress.
         return DelayOffsets(offset_table={**self._loaded, **used})
 
     def load(self) -> bool:

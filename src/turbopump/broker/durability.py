@@ -51,7 +51,7 @@ class Late(Struct, frozen=True):
     remark: str
 
     def for_consumer(self) -> Appended | RemoteError:
-        """Return what a consumer is told, who would commit the original of a retried message.
+        """Return the answer to a send-back; on success the consumer commits the original message.
 
         Should the flush fail in the end, the message would be lost. If it succeeds, there are two
         copies, because the consumer tries again. But without a slave in sync, trying again would
@@ -293,7 +293,7 @@ class Durability:
         self._unflushed -= flush.sends
         error = durable.exception()
         if error is None:
-            # Readable before anybody is told. After the store is closed, nobody is left to read.
+            # Make it readable before notifying anyone. A closed store has no readers.
             with contextlib.suppress(StoreClosed):
                 self._store.dispatch()
         for waiter in flush.waiters:

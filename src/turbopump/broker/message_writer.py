@@ -172,7 +172,7 @@ class MessageWriter:
             on_outcome(refusal(error), *args)
             return
         self._durability.acknowledge(appended, promise, on_outcome, *args)
-        # Whoever waits for messages is told after their senders, who wait longer already.
+        # Notify waiting pulls after the senders, which have waited longer already.
         self._store.dispatch()
 
     def append_soon(

@@ -183,7 +183,7 @@ class Background:
         thread.stop()
 
     def after_fork(self) -> None:
-        """Begin anew in a child; the parent's loop is left alone, as its sockets are shared."""
+        """Start over in a child process; leave the parent's loop alone: its sockets are shared."""
         self._lock = threading.RLock()
         self._of_parents.append(self._current)
         self._current = None

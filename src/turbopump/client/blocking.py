@@ -280,7 +280,7 @@ def promising(
 ) -> Callable[Concatenate[Any, P], concurrent.futures.Future[T]]:
     """Make a method of one that returns a promise: threads can wait for the promise.
 
-    Returns at once, unless so many promises are not kept yet that the caller has to wait.
+    Returns immediately unless too many sends are in flight; then it blocks.
     """
 
     async def fulfil(client: A, /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -325,7 +325,7 @@ class Consumption:
         await asyncio.shield(self._tasks.start(self._reset(topic, offsets)))
 
     async def _reset(self, topic: str, offsets: Mapping[MessageQueue, QueueOffset]) -> None:
-        # Also those that are not owned now: another reset may be about to gain them anew.
+        # Also queues not owned now: another reset may be about to gain them again.
         chosen = [queue for queue in offsets if queue.topic == topic]
         self._targets.update((queue, offsets[queue]) for queue in chosen)
         self._resets += 1
@@ -364,7 +364,7 @@ class Consumption:
         self.rebalancer.wake()
 
     async def _seek(self, owned: OwnedQueue, offset: QueueOffset) -> None:
-        """Let a dropped queue be gained anew, at another offset."""
+        """Allow a dropped queue to be gained again, at another offset."""
         # An orderly listener that still runs must end first, or two would run on one queue.
         await owned.idle.wait()
         if self.owned.get(owned.queue) is owned:

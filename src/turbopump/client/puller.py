@@ -226,7 +226,7 @@ class Puller:
             sys_flag, commit_offset = sys_flag | PULL_COMMIT_OFFSET, position
         carried = context.pulling.carries_subscription
         if wanted.class_filter_mode:
-            # A filter server is told which filter, and commits nothing.
+            # A pull from a filter server names the filter, and commits nothing.
             carried, sys_flag, commit_offset = True, PULL_SUSPEND | PULL_CLASS_FILTER, 0
         return PullMessage(
             consumer_group=context.group,

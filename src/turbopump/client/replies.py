@@ -1,4 +1,4 @@
-"""Requests that are messages: who waits for which reply, and how a reply finds its way back."""
+"""Request and reply messages: pending requests, and the path of a reply back to its sender."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ class Transaction:
         await self.end(TransactionState.UNKNOWN)
 
     async def end(self, state: TransactionState, error: BaseException | None = None) -> None:
-        """End in a state; ``error`` is the reason, which the broker is told.
+        """End in a state; ``error`` is the reason, sent to the broker.
 
         ::
 

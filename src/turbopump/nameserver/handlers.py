@@ -23,7 +23,7 @@ STANDARD_JSON_VERSION = release(4, 9, 4)
 """Older clients want bare integers as keys in a route: some take it apart by hand."""
 
 _TEXTS_MAX = 10_000
-"""Routes that are kept as texts; when there are more, all are made anew."""
+"""Routes cached as encoded bodies; when there are more, the cache is cleared."""
 
 ROUTE_MISSING = "No topic route info in name server for the topic: "
 

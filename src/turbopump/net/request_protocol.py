@@ -55,7 +55,7 @@ class RequestProtocol(Generic[W]):
         return command
 
     def begin(self, waiter: W) -> int:
-        """Reserve a request id, and remember who waits for its response."""
+        """Reserve a request id, and register the waiter for its response."""
         opaque = self.unused_opaque() if self._next_opaque in self.in_flight else self._next_opaque
         self._next_opaque = (opaque + 1) & _OPAQUE_BITS
         self.in_flight[opaque] = waiter

@@ -101,7 +101,7 @@ class ConsumeQueue:
     def add(
         self, offset: QueueOffset, physical_offset: PhysicalOffset, size: int, tags_code: int
     ) -> bool:
-        """Enter a message; False when it is there already, as after a replay of the log."""
+        """Add a message's unit; return False if it is present, as after a replay of the log."""
         end = physical_offset + size
         if end <= self.physical_end or offset < self.max_offset:
             return False

@@ -100,7 +100,7 @@ class Dispatcher:
         self.listener: Listener | None = None
         self.watched = _NO_QUEUE
         self.crowded: list[ConsumeQueue] = []
-        """Queues with so many units in memory that they should be written."""
+        """Queues with enough units in memory to be worth a write."""
         self.store_timestamp_ms = 0
         """Of the last message entered."""
 

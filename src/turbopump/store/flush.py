@@ -1,4 +1,4 @@
-"""The flusher: forces written bytes to disk, for everyone who waits at once."""
+"""The flusher: one fsync for all waiters at a time."""
 
 from __future__ import annotations
 

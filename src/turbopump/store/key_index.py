@@ -166,7 +166,7 @@ class KeyIndex:
         return tuple(self._index_files)
 
     def crowded(self) -> bool:
-        """Whether so many messages wait that they should be entered."""
+        """Whether enough messages wait to be worth indexing."""
         return self._pending_count >= PENDING_MAX
 
     @property

@@ -76,7 +76,7 @@ class _Answered(Struct, frozen=True, kw_only=True):
 
 
 class Found(_Answered, frozen=True, kw_only=True):
-    """Messages, as views into the log: hand them to the socket and let go of them."""
+    """Messages as views into the log: pass them to the socket and release them."""
 
     pieces: Sequence[memoryview]
     """All messages in order; those that lie one behind the other may be one piece."""

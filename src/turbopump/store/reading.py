@@ -196,7 +196,7 @@ def fitting(
 
 
 def positions_and_sizes(data: bytes, first: int, count: int) -> Sequence[int]:
-    """Return position and size of so many units, one behind the other."""
+    """Return position and size of consecutive units."""
     if count <= _FEW_UNITS:
         return _few_units(count).unpack_from(data, first * UNIT_BYTES)
     # As fast, and nothing has to be kept for each number of units that somebody asks for.
@@ -209,7 +209,7 @@ def positions_and_sizes(data: bytes, first: int, count: int) -> Sequence[int]:
 
 @lru_cache(maxsize=_FEW_UNITS + 1)
 def _few_units(count: int) -> struct.Struct:
-    """Return how so many units are read, without what they keep of tags."""
+    """Return the format of ``count`` units without their tag codes."""
     return struct.Struct(">" + "qi8x" * count)
 
 
@@ -255,7 +255,7 @@ def _pieces(
 
 
 def unknown_queue(topic: str, queue_id: int) -> ReadOutcome:
-    """Return what a reader of a queue is told that has never had messages, or cannot have any."""
+    """Return the outcome of reading a queue that has no messages, or cannot have any."""
     zero = QueueOffset(0)
     try:
         possible = queue_id >= 0 and is_topic_name(topic.encode())

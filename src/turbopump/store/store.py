@@ -421,7 +421,7 @@ class Store:
         It is given those that are waited for, which may change, and all delayed ones; none, should
         others have come. It must not raise: they are stored whatever it thinks of them.
         """
-        # Of what was readable before, nobody is told.
+        # Messages that were readable before are not announced again.
         self.dispatch()
         self._dispatcher.tell(listener, watched)
 

@@ -101,7 +101,7 @@ class Disk(Files):
         self.fail(*_SYNCING, number=number, matching=matching)
 
     def stall(self) -> None:
-        """Let nothing be forced to disk, until `heal`: who waits for it goes on waiting."""
+        """Block all syncs until `heal`: callers keep waiting."""
         self._is_stalled = True
 
     def heal(self) -> None:
@@ -148,7 +148,7 @@ class Disk(Files):
     # --- the end of processes ---------------------------------------------------------------------
 
     def die(self) -> None:
-        """Let nothing reach the disk any more, though nobody is told: its process is gone."""
+        """Discard all later writes without an error, as of a killed process."""
         self._is_dead = True
         self.heal()
 

@@ -17,7 +17,7 @@ class Chances:
     sync_fails: float = 0.0
     """Of each sync, with `errno.EIO`."""
     sync_ms_max: int = 0
-    """Each sync takes from nothing to so many milliseconds, in virtual time."""
+    """Each sync takes up to this many milliseconds of virtual time."""
     bit_flips: float = 0.0
     """Of each file, that a loss of power flips one of its bits."""
 

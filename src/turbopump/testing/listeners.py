@@ -21,7 +21,7 @@ class InjectedFailure(Exception):
 def failing(
     listener: Listen, times: int, answer: ConsumeResult | BaseException | None = None
 ) -> Listen:
-    """Return a listener that fails so many times before it does what the given one does.
+    """Return a listener that fails ``times`` times before it does what the given one does.
 
     It raises `InjectedFailure`, or raises or answers what is given; the listener itself is not
     called by then. It runs where the given one would: in threads, or on the loop.

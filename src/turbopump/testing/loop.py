@@ -288,7 +288,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             self._idle.remove(idle)
 
     def limit_real_time(self, seconds: float | None) -> None:
-        """Raise `Deadlock` if the loop still runs after so many seconds of real time."""
+        """Raise `Deadlock` if the loop still runs after this many seconds of real time."""
         self._end_real_s = math.inf if seconds is None else time.monotonic() + seconds
 
     @property

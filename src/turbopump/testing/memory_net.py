@@ -107,7 +107,7 @@ class MemoryNetwork:
         self._catch_up()
 
     def lose(self, source: str, target: str) -> None:
-        """Let all that one host sends to another vanish from now on; nobody is told."""
+        """Drop everything one host sends to another from now on, without an error."""
         self._losing.add((source, target))
 
     def silence(self, host: str) -> None:

@@ -44,7 +44,7 @@ class Link(Protocol):
         ...
 
     def cut(self, bytes_max: int) -> int:
-        """Return how many of so many bytes travel together."""
+        """Return how many of ``bytes_max`` bytes travel together."""
         ...
 
     @property

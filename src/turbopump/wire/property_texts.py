@@ -191,7 +191,7 @@ class PropertyTexts:
         return found
 
     def _windows(self, width: int) -> NDArray[np.uint8]:
-        """Look at the text as so many letters from each position on."""
+        """View the text as overlapping windows of ``width`` bytes."""
         return np.ndarray((len(self._text) - width + 1, width), np.uint8, self._text, 0, (1, 1))
 
     def foreign(self, starts: Ints, ends: Ints) -> list[int]:

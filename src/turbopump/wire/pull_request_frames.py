@@ -32,7 +32,7 @@ class PullRequestFrames:
         self._text = text
 
     def frame(self, opaque: int, queue_id: int, queue_offset: int, count_max: int) -> bytes:
-        """Return the request with a number for up to ``count_max`` messages from an offset on."""
+        """Return a request, with its id, for up to ``count_max`` messages from an offset."""
         header = self._text % (queue_id, queue_offset, count_max, opaque)
         # The header's own length stands behind that of the frame, and 0 above it says JSON.
         return _PREFIX.pack(len(header) + 4, len(header)) + header

@@ -1,4 +1,4 @@
-"""Answers to pulls: with messages, or after a wait in vain, as idle consumers get them."""
+"""Responses to pulls: with messages, or empty after a long poll, as idle consumers get them."""
 
 from __future__ import annotations
 

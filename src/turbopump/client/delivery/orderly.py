@@ -141,7 +141,7 @@ class OrderlyDelivery:
             return
         messages = owned.cache.peek(self._config.batch_max * _BATCHES_PER_RUN)
         if not messages:
-            owned.cache.take(1)  # Taking nothing ends consuming: the next messages begin it anew.
+            owned.cache.take(1)  # Taking nothing ends the run; the next messages start another.
             return
         size = self._config.batch_max
         batches = [messages[at : at + size] for at in range(0, len(messages), size)]
