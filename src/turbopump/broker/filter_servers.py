@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import sys
 
@@ -12,6 +11,7 @@ import msgspec
 from turbopump.broker.config import FiltersConfig, IdentityConfig
 from turbopump.errors import ServerFailed
 from turbopump.filters.server_config import FilterServerConfig
+from turbopump.machine.child_process import wait_or_kill
 from turbopump.net.network import address_text
 from turbopump.supervisor import Supervisor
 from turbopump.wire.hosts import ANY_HOST
@@ -57,7 +57,7 @@ class FilterServerProcesses:
         finally:
             # Without its input it ends; one that hangs is killed.
             process.stdin.close()
-            await _ended(process)
+            await wait_or_kill(process, _END_MS / 1000)
         raise ServerFailed(f"filter server {slot} exited with {code}; see its log above")
 
     def _config(self, slot: int) -> FilterServerConfig:
@@ -68,13 +68,3 @@ class FilterServerProcesses:
             port=self._ports[slot],
             limits=self._filters.code_limits,
         )
-
-
-async def _ended(process: asyncio.subprocess.Process) -> None:
-    try:
-        async with asyncio.timeout(_END_MS / 1000):
-            await process.wait()
-    except TimeoutError:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()

@@ -7,6 +7,7 @@ import ctypes
 import gc
 import logging
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
@@ -40,8 +41,12 @@ def serve(
     *,
     log: LogSettings = LogSettings(),  # noqa: B008 - frozen
     directory: Path | None = None,
+    ends_with_input: bool = False,
 ) -> None:
-    """Run a server until a signal stops it; ``ready`` returns the line that it is up."""
+    """Run a server until a signal stops it; ``ready`` returns the line that it is up.
+
+    With ``ends_with_input``, the end of standard input stops it too.
+    """
     configure_logging(log)
     if directory is not None:
         _log.info("data directory: %s", directory)
@@ -50,7 +55,7 @@ def serve(
             _log.warning(
                 "%s has messages and is not used; pass --dir %s to use it", old.parent, Path.home()
             )
-    run(_serve(server, ready))
+    run(_serve(server, ready, ends_with_input=ends_with_input))
 
 
 def ready_line(**addresses: str) -> str:
@@ -74,8 +79,12 @@ def _fail(error: Exception, code: int) -> None:
     raise typer.Exit(code) from error
 
 
-async def _serve(server: AbstractAsyncContextManager[S], ready: Callable[[S], str]) -> None:
+async def _serve(
+    server: AbstractAsyncContextManager[S], ready: Callable[[S], str], *, ends_with_input: bool
+) -> None:
     with _stop_signal() as stop:
+        if ends_with_input:
+            asyncio.get_running_loop().add_reader(sys.stdin.fileno(), stop.set)
         async with server as running:
             _collect_garbage_rarely()
             keep_freed_memory()

@@ -1,4 +1,4 @@
-"""``turbopump standalone``: a name server and a broker, with slaves if asked, in one process."""
+"""``turbopump standalone``: a name server and a broker in one process, or several brokers."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from turbopump.cli.options import (
     given,
     settings_of,
 )
+from turbopump.errors import InvalidArgument
 from turbopump.settings import Settings, configured, described, render_properties
 from turbopump.wire.hosts import ANY_HOST
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from turbopump.nameserver import NameServerConfig
 
 REPLICAS_MAX = 8
+BROKERS_MAX = 64
 _PORT_STEP = 10
 
 
@@ -50,12 +52,20 @@ def standalone(
             help="Slaves of the broker, each with a copy of everything in a directory of its own.",
         ),
     ] = 0,
+    brokers: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=BROKERS_MAX,
+            help="Brokers that share the topics; more than one run as processes of their own.",
+        ),
+    ] = 1,
     config: ConfigOption = None,
     log_level: LogLevelOption = LogLevel.INFO,
     log_format: LogFormatOption = LogFormat.TEXT,
     print_config: PrintConfigOption = False,
 ) -> None:
-    """Run a name server and a broker in one process: all that a small system needs."""
+    """Run a name server and a broker in one process, or several brokers in processes."""
     from turbopump.broker.config_keys import as_properties, parse
     from turbopump.cli.life_cycle import reported_errors, serve
     from turbopump.nameserver import NameServerConfig
@@ -78,12 +88,51 @@ def standalone(
         # Before anything is started: a wrong setting must not leave half a system behind.
         checked = parse(broker)
         slaves = [_slave_settings(checked, number) for number in range(1, replicas + 1)]
+        others = further_brokers(broker, checked, brokers, replicas)
         if print_config:
             _print_sections(nameserver=described(nameserver), broker=as_properties(checked))
             return
         log = LogSettings(log_level, log_format)
+        if others:
+            serve(_running_processes(nameserver, [broker, *others], config, log), str, log=log)
+            return
         running = _running(nameserver, broker, slaves, config)
         serve(running, str, log=log, directory=checked.directory)
+
+
+def further_brokers(
+    first: Settings, checked: BrokerConfig, count: int, replicas: int
+) -> Sequence[Settings]:
+    """Return the settings of the brokers after the first, which is as if it were alone.
+
+    Raises InvalidArgument if one of them cannot run.
+    """
+    from turbopump.broker.config_keys import parse
+
+    if count > 1 and replicas:
+        raise InvalidArgument(
+            f"--brokers {count} and --replicas {replicas} cannot be combined; use one of them, or "
+            "run each broker with `turbopump broker`"
+        )
+    if count > 1 and checked.identity.is_slave:
+        raise InvalidArgument(f"--brokers {count} needs masters, got brokerRole=SLAVE")
+    others = [{**first, **_broker_changes(checked, number)} for number in range(2, count + 1)]
+    for each in others:
+        parse(each)
+    return others
+
+
+def _broker_changes(first: BrokerConfig, number: int) -> dict[str, str]:
+    """Return what is different for a further broker: its name, its directory and its ports."""
+    port, filters = first.identity.port, first.filters
+    return given(
+        brokerName=f"{first.identity.broker_name}-{number}",
+        storePathRootDir=first.directory.with_name(f"{first.directory.name}-{number}"),
+        listenPort=port and port + _PORT_STEP * (number - 1),
+        haListenPort=0,
+        filterServerPort=filters.server_port
+        and filters.server_port + filters.servers * (number - 1),
+    )
 
 
 def _slave_settings(master: BrokerConfig, number: int) -> dict[str, str]:
@@ -127,6 +176,35 @@ async def _running(
         master, *others = addresses
         roles = {"broker": master, **({"slave": ",".join(others)} if others else {})}
         yield ready_line(nameserver=names.address, **roles)
+
+
+@asynccontextmanager
+async def _running_processes(
+    nameserver: NameServerConfig,
+    brokers: Sequence[Settings],
+    config_path: Path | None,
+    log: LogSettings,
+) -> AsyncIterator[str]:
+    """Run a name server here and each broker in a process, and give the line that says so."""
+    from turbopump.cli.broker_process import BrokerJob, broker_processes
+    from turbopump.cli.life_cycle import ready_line
+    from turbopump.nameserver import NameServer
+    from turbopump.net.sockets import SocketNetwork
+
+    async with NameServer(nameserver, SocketNetwork()) as names:
+        own = reachable(names.address)
+        jobs = [
+            BrokerJob(
+                {**each, "namesrvAddr": _joined(each.get("namesrvAddr", ""), own)},
+                log.level,
+                log.format,
+                # Changes of settings are written to the first broker's file only.
+                None if number else config_path,
+            )
+            for number, each in enumerate(brokers)
+        ]
+        async with broker_processes(jobs) as addresses:
+            yield ready_line(nameserver=names.address, broker=",".join(addresses))
 
 
 def reachable(address: str) -> str:

@@ -17,9 +17,10 @@ from typer.core import TyperGroup
 from typer.main import get_group
 from typer.testing import CliRunner, Result
 
+from turbopump.broker.config_keys import parse
 from turbopump.cli.app import SUB_APPS, app
 from turbopump.cli.lazy import add_lazily
-from turbopump.cli.standalone import reachable
+from turbopump.cli.standalone import further_brokers, reachable
 from turbopump.settings import parse_properties
 from turbopump.version import __version__
 
@@ -181,6 +182,44 @@ def test_bad_setting_of_a_broker_is_named(tmp_path: Path, command: str) -> None:
     assert result.stdout == ""
 
 
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (("--brokers", "0"), "0 is not in the range 1<=x<=64"),
+        (("--brokers", "65"), "65 is not in the range 1<=x<=64"),
+        (("--brokers", "two"), "Invalid value for '--brokers'"),
+        (("--brokers", "2", "--replicas", "1"), "--brokers 2 and --replicas 1 cannot be combined"),
+        (
+            ("--brokers", "3", "--broker-port", "65520"),
+            "listenPort must be a whole number, 0 to 65535, got 65540",
+        ),
+    ],
+)
+def test_brokers_that_cannot_run_are_refused(options: tuple[str, ...], error: str) -> None:
+    result = run("standalone", *options)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert error in result.stderr
+
+
+def test_several_brokers_cannot_be_slaves(tmp_path: Path) -> None:
+    path = tmp_path / "broker.conf"
+    path.write_text("brokerRole=SLAVE\nbrokerId=1\n")
+    result = run("standalone", "--brokers", "2", "--config", str(path))
+    assert result.exit_code == 2
+    assert "--brokers 2 needs masters, got brokerRole=SLAVE" in result.stderr
+
+
+def test_further_brokers_have_names_directories_and_ports_of_their_own() -> None:
+    settings = {"storePathRootDir": "/d/store", "brokerName": "b", "filterServerPort": "7000"}
+    first = {**settings, "filterServerNums": "2", "listenPort": "100", "haListenPort": "5"}
+    second, third = (parse(each) for each in further_brokers(first, parse(first), 3, 0))
+    assert second.identity.broker_name == "b-2"
+    assert third.directory == Path("/d/store-3")
+    assert [each.identity.port for each in (second, third)] == [110, 120]
+    assert [each.filters.server_port for each in (second, third)] == [7002, 7004]
+    assert second.replication.port == 0
+
+
 def test_name_server_listening_everywhere_is_reached_here() -> None:
     assert reachable("0.0.0.0:1") == "127.0.0.1:1"
     assert reachable("[::]:1") == "127.0.0.1:1"
@@ -280,6 +319,7 @@ def test_help_shows_groups_without_importing_them() -> None:
     program = f"""
 import sys
 from typer.testing import CliRunner
+from turbopump.broker.config_keys import parse
 from turbopump.cli.app import SUB_APPS, app
 from turbopump.cli.lazy import add_lazily
 result = CliRunner().invoke(app, ["--help"])
