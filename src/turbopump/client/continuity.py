@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from turbopump.client import calls
 from turbopump.client.calls import Caller, Found, OffsetIllegal, PullOutcome
-from turbopump.client.replicas import Replica
+from turbopump.client.replicas import Replica, is_refused
 from turbopump.client.routes import MASTER_ID
 from turbopump.errors import DamagedMessage
 from turbopump.filters.tags import EVERYTHING
@@ -77,7 +77,7 @@ async def continued(
     if asked < outcome.min_offset:
         return outcome
     is_short = isinstance(outcome, OffsetIllegal) or outcome.max_offset < asked
-    if is_short and not replica.is_master:
+    if is_short and (not replica.is_master or is_refused(outcome, asked)):
         # It lags.
         return outcome
     if not is_short and await _has(place, last):

@@ -14,7 +14,7 @@ from turbopump.client.continuity import Place, continued, last_pulled
 from turbopump.client.offsets import Positions
 from turbopump.client.owned_queue import OwnedQueue
 from turbopump.client.push_config import Pulling, QueueLimits
-from turbopump.client.replicas import Replica, lacks_offset
+from turbopump.client.replicas import Replica, is_refused, lacks_offset
 from turbopump.client.routes import MASTER_ID
 from turbopump.client.session import Session
 from turbopump.client.stats import ConsumerStats
@@ -244,7 +244,8 @@ class Puller:
 
     async def _take(self, outcome: PullOutcome, wanted: Subscription, spent_ms: int) -> None:
         owned, context, asked = self._owned, self._context, self._owned.next_offset
-        if not self._replica.is_master and lacks_offset(outcome, asked, wanted):
+        is_slave = not self._replica.is_master or is_refused(outcome, asked)
+        if is_slave and lacks_offset(outcome, asked, wanted):
             await self._return_to_master(
                 f"it has offsets {outcome.min_offset} to {outcome.max_offset}, not {asked}"
             )
@@ -274,7 +275,10 @@ class Puller:
         """Pull the same from the master; without one, wait for it or for the slave's copy."""
         owned, session = self._owned, self._context.session
         owned.broker_id = MASTER_ID
-        if session.replica_to_read(owned.queue.broker) != self._replica:
+        if self._replica.is_master:
+            # It was replaced, and follows another one now.
+            await session.refresh_route(owned.queue.topic)
+        if session.replica_to_read(owned.queue.broker).address != self._replica.address:
             return
         if not self._is_stalled:
             self._is_stalled = True

@@ -21,7 +21,7 @@ from turbopump.client.calls import (
 from turbopump.client.continuity import LastPulled, Place, continued, last_pulled
 from turbopump.client.names import with_namespace, without_namespace
 from turbopump.client.pull_config import PullTimes
-from turbopump.client.replicas import Replica, first_slave_id, lacks_offset
+from turbopump.client.replicas import Replica, first_slave_id, is_refused, lacks_offset
 from turbopump.client.routes import MASTER_ID
 from turbopump.client.session import Session
 from turbopump.client.start_position import At, AtEnd, AtTime, StartFrom, start_in
@@ -149,11 +149,15 @@ class QueueReader:
         replica = self._session.replica_to_read(on_wire.broker, self._broker_id(queue))
         try:
             outcome = await self._ask(replica, header, wanted, limit_ms)
-            if not replica.is_master and self._is_lacking(outcome, offset, wanted, how):
+            was_replaced = replica.is_master and is_refused(outcome, offset)
+            if was_replaced:
+                await self._session.refresh_route(on_wire.topic)
+            is_slave = not replica.is_master
+            if was_replaced or (is_slave and self._is_lacking(outcome, offset, wanted, how)):
                 self.back_to_master(queue)
                 refused, asked = replica, outcome
                 replica = self._session.replica_to_read(on_wire.broker)
-                if replica == refused:
+                if replica.address == refused.address:
                     await asyncio.sleep(how.is_held * min(_STALLED_MS, times.hold_ms) / 1000)
                     limits = asked.min_offset, asked.max_offset
                     return replica, NothingNew(offset, *limits, MASTER_ID)

@@ -40,6 +40,14 @@ def first_slave_id(addresses: Mapping[int, str]) -> int:
     return min((each for each in addresses if each != MASTER_ID), default=MASTER_ID)
 
 
+def is_refused(outcome: PullOutcome | RecordsOutcome, asked: int) -> bool:
+    """Whether an answer is one that only slaves give: ask for the same offset again, elsewhere.
+
+    From a server that was the master, it says that it was replaced.
+    """
+    return isinstance(outcome, NothingMatched) and outcome.next_offset <= asked
+
+
 def lacks_offset(outcome: PullOutcome | RecordsOutcome, asked: int, wanted: Subscription) -> bool:
     """Whether a slave's answer to a pull only says that it does not have what was asked for."""
     match outcome:
