@@ -149,6 +149,24 @@ async def test_broker_that_moves_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 @virtual_time()
+async def test_a_displaced_broker_has_to_connect_and_register_everything_again(
+    tmp_path: Path,
+) -> None:
+    network = MemoryNetwork()
+    async with (
+        name_server_on(network, config_at(tmp_path)) as server,
+        peer_on(network) as first,
+        peer_on(network) as second,
+    ):
+        await first.register(server)
+        before = await first.pool.connection(server.address)
+        await second.register(server)
+        await asyncio.sleep(1)
+        # A broker registers only what has changed over the connection of its last registration.
+        assert await first.pool.connection(server.address) is not before
+
+
+@virtual_time()
 async def test_idle_connection_removes_the_broker(tmp_path: Path) -> None:
     network = MemoryNetwork()
     async with (

@@ -236,7 +236,7 @@ class Broker:
             pool=self._pool,
             address=self.address,
             ha_address=self.replication.ha_address,
-            epoch=lambda: self._mastership.record.epoch,
+            epoch=self._mastership.record.epoch,
         )
         self.administration = Administration(
             self.state,

@@ -78,9 +78,10 @@ class Registration:
         pool: NameServers,
         address: str,
         ha_address: str,
-        epoch: Callable[[], int] = lambda: 0,
+        epoch: int = 0,
     ) -> None:
         self.config = config
+        # Not a newer one that it hears of: that belongs to the master that replaces it.
         self._epoch = epoch
         self._topics = topics
         self._identity = headers.BrokerIdentity(
@@ -168,7 +169,7 @@ class Registration:
             ha_server_addr=self._ha_address,
             compressed=self.config.registration.compressed,
             body_crc32=body_crc(body),
-            broker_epoch=None if self.config.identity.is_slave else self._epoch() or None,
+            broker_epoch=None if self.config.identity.is_slave else self._epoch or None,
         )
         return request(RequestCode.REGISTER_BROKER, header, body)
 

@@ -93,7 +93,10 @@ def _register(
         return request.answer(ResponseCode.SYSTEM_BUSY, remark=outcome.reason)
     connections.put(registration.address, peer)
     if outcome.displaced is not None:
-        connections.pop(outcome.displaced)
+        displaced = connections.pop(outcome.displaced)
+        if displaced is not None and displaced is not peer:
+            # Over a new connection it registers all of its topics again, and not only changes.
+            displaced.close()
         _log.warning("broker at %s replaced by %s", outcome.displaced, registration.address)
     if is_new:
         name = f"{registration.cluster}/{registration.name}/{registration.broker_id}"

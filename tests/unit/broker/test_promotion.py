@@ -333,6 +333,42 @@ async def test_older_claims_fence_nobody(tmp_path: Path) -> None:
 
 
 @virtual_time()
+async def test_the_last_promoted_master_is_fenced_by_slaves_that_follow_another(
+    tmp_path: Path,
+) -> None:
+    async with promotable_brokers(tmp_path, slaves=2) as replicas:
+        await until_known(replicas)
+        await replicas.crash(0)
+        details(await replicas.promote(1))
+        await until_roles(replicas, b1=MASTER)
+        await wait_until(lambda: replicas.broker(1).path.writer.suspension is None)
+        # Name servers have not told it yet.
+        old = f"{replicas.host_of(0)}:10911"
+        replicas.broker(2).replica.copies.master = old
+        done = details(await replicas.promote(2))
+        assert done.old_master == f"{replicas.host_of(1)}:10911"
+        assert done.missing_bytes == 0
+        assert await can_send(replicas, 1) == REFUSED
+        assert replicas.broker(2)._mastership.unfenced == [old]
+        await until_roles(replicas, b1=(Role.SLAVE, 2), b2=MASTER)
+        await replicas.start(0)
+        await wait_until(lambda: not replicas.broker(2)._mastership.unfenced)
+
+
+@virtual_time()
+async def test_a_master_registers_with_the_epoch_that_it_started_with(tmp_path: Path) -> None:
+    async with promotable_brokers(tmp_path) as replicas:
+        await until_known(replicas)
+        broker = replicas.broker(0)
+        # As while it writes down that it was replaced, on a slow disk.
+        broker._mastership.record = broker._mastership.demoted(claim(2))
+        header = headers.RegisterBroker.from_ext_fields(
+            broker._registration.command(None).ext_fields
+        )
+        assert (header.broker_id, header.broker_epoch) == (0, None)
+
+
+@virtual_time()
 async def test_a_role_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
     async with promotable_brokers(tmp_path) as replicas:
         await until_known(replicas)

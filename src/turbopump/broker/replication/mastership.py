@@ -125,9 +125,15 @@ class Mastership:
         if epoch > self.record.epoch:
             self._note(replace(self.record, epoch=epoch))
 
-    def note_fenced(self) -> None:
-        """Remember that the master before this one takes no more writes."""
-        self._note(replace(self.record, unfenced=""))
+    @property
+    def unfenced(self) -> list[str]:
+        """Masters before this one that may not know that they were replaced."""
+        return self.record.unfenced.split(";") if self.record.unfenced else []
+
+    def note_fenced(self, master: str) -> None:
+        """Remember that a master before this one takes no more writes."""
+        rest = [each for each in self.unfenced if each != master]
+        self._note(replace(self.record, unfenced=";".join(rest)))
 
     def _note(self, record: RoleRecord) -> None:
         self.record = record

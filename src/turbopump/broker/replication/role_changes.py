@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -114,13 +114,16 @@ class RoleChanges:
                 raise RemoteError(ResponseCode.SYSTEM_ERROR, text)
             newest = await self._mastership.newest_claim()
             claim = self._mastership.next_claim(newest, self._address, self._broker_id)
-            old_master = self._old_master(newest)
-            master_end = await self._fenced_end(old_master, claim) if old_master else None
+            masters = self._old_masters(newest)
+            ends = await asyncio.gather(*(self._fenced_end(each, claim) for each in masters))
+            master_end = next((end for end in ends if end is not None), None)
             if master_end is not None:
                 await self._catch_up(master_end)
             end = self._store.written_end
-            unfenced = old_master if master_end is None else ""
-            record = self._mastership.promoted(claim, role, unfenced)
+            unfenced = [
+                each for each, its_end in zip(masters, ends, strict=True) if its_end is None
+            ]
+            record = self._mastership.promoted(claim, role, ";".join(unfenced))
             await self._mastership.save(record)
             self._is_over = True
         _log.warning("promoted to %s with epoch %d, log end %d", role.value, claim.epoch, end)
@@ -129,13 +132,17 @@ class RoleChanges:
             epoch=claim.epoch,
             log_end=end,
             missing_bytes=None if master_end is None else max(0, master_end - end),
-            old_master=old_master,
+            old_master=masters[0] if masters else "",
         )
 
-    def _old_master(self, newest: MasterClaim | None) -> str:
-        """Return the address of the master to fence; empty if it is not known."""
-        known = self._master_address() or ("" if newest is None else newest.master_address)
-        return "" if known == self._address else known
+    def _old_masters(self, newest: MasterClaim | None) -> list[str]:
+        """Return the addresses of masters to fence: the last one promoted comes first.
+
+        It may not be the one that this slave follows, if it was promoted a moment ago.
+        """
+        claimed = "" if newest is None else newest.master_address
+        known = (claimed, self._master_address())
+        return [each for each in dict.fromkeys(known) if each not in ("", self._address)]
 
     async def fence(self, claim: MasterClaim) -> PhysicalOffset:
         """Take no more writes, because another broker becomes master; return where the log ends.
@@ -214,15 +221,16 @@ class RoleChanges:
             self._on_confirmed()
 
     def fence_predecessor(self) -> Awaitable[None] | None:
-        """Tell the master before this one that it was replaced, unless it knows; to be repeated."""
-        master = self._mastership.record.unfenced
-        return self._fence(master) if master else None
+        """Tell masters before this one that they were replaced, unless they know; repeatedly."""
+        masters = self._mastership.unfenced
+        return self._fence(masters) if masters else None
 
-    async def _fence(self, master: str) -> None:
+    async def _fence(self, masters: Sequence[str]) -> None:
         claim = self._mastership.own_claim(self._address)
-        if await self._fenced_end(master, claim) is not None:
-            _log.info("the master before this one, %s, knows that it was replaced", master)
-            self._mastership.note_fenced()
+        for master in masters:
+            if await self._fenced_end(master, claim) is not None:
+                _log.info("the master before this one, %s, knows that it was replaced", master)
+                self._mastership.note_fenced(master)
 
 
 def replaced_by(claim: MasterClaim) -> RemoteError:

@@ -37,8 +37,8 @@ class RoleRecord(Body, frozen=True, kw_only=True):
     token: str = ""
     """Of a promoted broker: the id that it had as a slave, and its claim's token."""
     unfenced: str = ""
-    """Of a promoted broker: the address of the master before it that has not confirmed yet that it
-    takes no more writes; empty if it has."""
+    """Of a promoted broker: the addresses of masters before it that have not confirmed yet that
+    they take no more writes, joined by ";"; empty if they have."""
 
 
 class Verdict(Enum):
