@@ -19,6 +19,8 @@ from turbopump.broker.durability import Durability, Promise
 from turbopump.broker.membership_file import MembershipFile
 from turbopump.broker.queue_locks import QueueLocks
 from turbopump.broker.replication.copying import Copying
+from turbopump.broker.replication.mastership import Mastership
+from turbopump.broker.replication.role_changes import RoleChanges
 from turbopump.broker.replication.slave import Follower, MasterConnection
 from turbopump.broker.retries import Dropped, Retries
 from turbopump.client import rebalance
@@ -267,3 +269,35 @@ def divergence_not_noticed(
 def whole_log_dropped(right: Function, self: Follower, position: PhysicalOffset, how: str) -> None:
     """A slave whose last messages differ from its master's drops all of its log."""
     self._drop(None, how)
+
+
+@bug(Store, "append_raw", "nothing unexpected: not in sync", "replicas agree", near=13)
+def part_of_a_frame_skipped(
+    right: Function, self: Store, position: PhysicalOffset, data: bytes | memoryview
+) -> Any:
+    """A slave stores zeros in place of the second half of what its master sends."""
+    half = len(data) // 2
+    return right(self, position, bytes(data[:half]) + bytes(len(data) - half))
+
+
+@bug(
+    RoleChanges,
+    "_demote",
+    "replaced masters are silent",
+    "nothing unexpected: no settled roles",
+    near=18,
+)
+async def fencing_ignored(right: Function, self: RoleChanges, claim: Any) -> None:
+    """A master that hears that it was replaced continues as before."""
+
+
+@bug(
+    Mastership,
+    "assume",
+    "replaced masters are silent",
+    "nothing unexpected: no settled roles",
+    near=35,
+)
+async def start_without_asking(right: Function, self: Mastership, address: str) -> Any:
+    """A master that starts does not ask name servers whether it was replaced."""
+    return self.load(), None

@@ -141,7 +141,7 @@ class Cluster:
         for number in range(self._nameserver_count):
             path = self.directory / f"ns{number}" / "kvConfig.json"
             config = NameServerConfig(host=f"ns{number}{entry.suffix}", kv_config_path=path)
-            machine = self._machine(Disk(loop), number)
+            machine = self._machine(self._nameserver_disk(number), number)
             server = NameServer(config, self.network.host(config.host), machine)
             self.nameservers.append(await self._stack.enter_async_context(server))
         self._stack.enter_context(entry.open(self.nameserver, self._client_session))
@@ -365,10 +365,19 @@ class Cluster:
         host = self.network.host(f"10.0.0.{number}")
         disk = known.disk if known is not None else Disk(self._loop)
         place = self._places[name] = _Place(number, host, disk)
-        broker = Broker(self._config_of(name, place), host, self._machine(disk, number))
-        await broker.start()
+        broker = await self._started(
+            name, self._config_of(name, place), self._machine(disk, number)
+        )
         self.brokers[name] = broker
         return broker
+
+    async def _started(self, name: str, config: BrokerConfig, machine: Machine) -> Broker:
+        broker = Broker(config, self._places[name].host, machine)
+        await broker.start()
+        return broker
+
+    async def _close(self, name: str, broker: Broker) -> None:  # noqa: ARG002 - by name in subclasses
+        await broker.close()
 
     async def stop_broker(self, name: str | None = None) -> None:
         """Stop a broker in order: it unregisters and saves its state."""
@@ -378,7 +387,7 @@ class Cluster:
         del self.brokers[name]
         # Closing waits for the disk on the loop's own thread: time could not pass meanwhile.
         disk.heal()
-        await broker.close()
+        await self._close(name, broker)
         left = disk.close_all()
         assert not left, f"broker {name} has stopped and left files open: {left}"
 
@@ -395,10 +404,13 @@ class Cluster:
         place.disk.die()
         self.network.kill(place.host)
         # Only frees memory, threads and files: neither disk nor network take anything any more.
-        await broker.close()
+        await self._close(name, broker)
         if lose_unflushed:
             place.disk.lose_unsynced()
         place.disk.close_all()
+
+    def _nameserver_disk(self, number: int) -> Disk:  # noqa: ARG002 - by number in subclasses
+        return Disk(self._loop)
 
     def _machine(self, disk: Disk, seed: int) -> Machine:
         random = Random(seed)  # noqa: S311 - the same in every run

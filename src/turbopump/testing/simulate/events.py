@@ -73,6 +73,8 @@ class Acknowledged(Event):
     key: str
     queue: MessageQueue
     offset: int
+    machine: str = ""
+    """Which machine of the broker's name has stored it; empty if there is one master only."""
 
     @property
     def who(self) -> str:
@@ -278,6 +280,8 @@ class BrokerUp(Event):
     contents: Mapping[MessageQueue, tuple[int, tuple[Stored, ...]]]
     """By queue: the lowest offset, and the messages from there on."""
     committed: Mapping[tuple[str, MessageQueue], int]
+    promoted: str = ""
+    """The machine that has become master of this broker name, if it was another one before."""
 
     @property
     def who(self) -> str:
@@ -285,6 +289,8 @@ class BrokerUp(Event):
 
     def __str__(self) -> str:
         count = sum(len(messages) for _, messages in self.contents.values())
+        if self.promoted:
+            return f"has {self.promoted} as its master now, with {count} messages"
         return f"has started with {count} messages in {len(self.contents)} queues"
 
 
@@ -355,6 +361,22 @@ class LogsCompared(Event):
 
     def __str__(self) -> str:
         return f"compared with the master: {self.difference or 'the same'}"
+
+
+@dataclass(frozen=True, slots=True)
+class StaleWrite(Event):
+    """A machine that is not the master has written messages of its own."""
+
+    machine: str
+    must_know: str
+    """Why it must know that it is not the master; empty if it may not have been told."""
+
+    @property
+    def who(self) -> str:
+        return self.machine
+
+    def __str__(self) -> str:
+        return f"writes although it was replaced: {self.must_know or 'it does not know yet'}"
 
 
 # --- faults ---------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ class FaultKind(Enum):
     KILL_PRODUCER = "kill producer"
     CRASH_AT_CHANGE = "crash at a change on the disk of"
     NEW_DISK = "new disk of"
+    PROMOTE = "promotion of a slave of"
     # Disks
     SLOW_DISK = "slow disk of"
     STALL_DISK = "stalled disk of"
@@ -61,7 +62,7 @@ DISK_FAULTS = (
 WORK_FAULTS = (FaultKind.BROKEN_WORK,)
 HOST_FAULTS = (FaultKind.RESET, FaultKind.ISOLATE, FaultKind.FREEZE)
 LINK_FAULTS = (FaultKind.PARTITION, FaultKind.LOSE)
-SLAVE_FAULTS = (FaultKind.NEW_DISK,)
+SLAVE_FAULTS = (FaultKind.NEW_DISK, FaultKind.PROMOTE)
 """Of slaves only: a master without its disk has lost its messages."""
 
 _CALM_SHARE = 0.08

@@ -27,6 +27,9 @@ from turbopump.testing.simulate.world import World
 _FULL = 0.97
 _DOOM_S = 10.0
 _MEMBERS_MAX = 4
+_PROMOTIONS_MAX = 10
+_SETTLE_S = 20.0
+"""Longer than a broker takes to change its role."""
 _DOWN = {
     FaultKind.KILL_BROKER: Down.KILLED,
     FaultKind.POWER_LOSS: Down.POWER_LOST,
@@ -55,6 +58,8 @@ class Faults:
         for name in self._world.plan.machines:
             self._world.calm_disk(name)
         self._world.network.quality = self._calm_quality
+        if self._world.plan.replicas.promotes:
+            await self._complete_promotions()
         self._note(Healed(self._world.now_us))
 
     async def _happen(self, fault: Fault) -> None:
@@ -85,6 +90,7 @@ class Faults:
             FaultKind.KILL_PRODUCER: self._kill_producer,
             FaultKind.CRASH_AT_CHANGE: self._crash_at_change,
             FaultKind.NEW_DISK: self._replace_disk,
+            FaultKind.PROMOTE: self._promote,
             FaultKind.BROKEN_WORK: self._break_work,
             FaultKind.CLOCK_JUMP: self._jump_clock,
         }
@@ -178,8 +184,35 @@ class Faults:
         name = fault.target
         if name in self._restarting or name not in self._world.brokers:
             return False
+        if name in self._world.roles.masters.values():
+            # Promoted since the fault was planned.
+            return False
         await self._restart(name, Down.KILLED, fault.duration_s, is_new=True)
         return True
+
+    async def _promote(self, fault: Fault) -> bool:
+        """Promote a slave, as an operator does; what fails half way is completed at the end."""
+        self._began(fault)
+        is_done = await self._world.promote(fault.target)
+        self._ended(fault)
+        return is_done
+
+    async def _complete_promotions(self) -> None:
+        """Have a master for each broker name, as promotions may have failed half way."""
+        world = self._world
+        for name in world.plan.brokers:
+            for _ in range(_PROMOTIONS_MAX):
+                await self.restart_failed()
+                await asyncio.sleep(_SETTLE_S)
+                if world.roles.has_master(name):
+                    break
+                await world.promote(name)
+
+    async def restart_failed(self) -> None:
+        """Start processes again that have ended because they could not change their roles."""
+        for name in self._world.failed_machines():
+            if name not in self._restarting:
+                await self._restart(name, Down.KILLED, 0)
 
     async def _crash_at_change(self, fault: Fault) -> bool:
         """Let a broker die at one of the next changes on its disk, even while it starts."""

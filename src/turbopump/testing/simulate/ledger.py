@@ -28,6 +28,7 @@ from turbopump.testing.simulate.events import (
     Replicated,
     Result,
     SendBegan,
+    StaleWrite,
     Stored,
 )
 from turbopump.testing.simulate.fault_plan import DISK_FAULTS, FaultKind
@@ -37,6 +38,9 @@ from turbopump.wire.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, SCHEDULE_TOPI
 
 UNFLUSHED_US = 11 * US_PER_S
 """So much may be lost with the power in asynchronous mode: 10 s, and the flush itself."""
+
+_STALE_SIGHT_US = US_PER_S
+"""A replaced master has written a message at most so long before or after it was stored."""
 
 _DISK_FAULTS = frozenset(kind.value for kind in DISK_FAULTS)
 
@@ -114,6 +118,16 @@ class Ledger:
         )
         """What each slave ever had: keys with their places, and without."""
         self._disk_faults: defaultdict[str, list[list[int]]] = defaultdict(list)
+        self.masters = {name: name for name in plan.brokers}
+        """By broker name: the machine that is master."""
+        self.former_masters: set[str] = set()
+        self.removed: list[tuple[MessageQueue, Stored]] = []
+        """What a broker had before the last start of any, and not after it."""
+        self._left_behind: set[str] = set()
+        """Keys of messages of which a copy was not on a slave that was promoted."""
+        self._stale_us: list[tuple[int, int]] = []
+        """When a replaced master has written messages of its own: from its last sign before."""
+        self._new_disks_us: defaultdict[str, list[int]] = defaultdict(list)
 
     def handlers(self) -> Mapping[type[Event], Handler]:
         return {
@@ -130,6 +144,7 @@ class Ledger:
             Left: self._members_changed,
             FaultBegan: self._fault_began,
             FaultEnded: self._fault_ended,
+            StaleWrite: self._stale_write,
         }
 
     # --- questions --------------------------------------------------------------------------------
@@ -167,6 +182,24 @@ class Ledger:
     ) -> bool:
         """Whether a slave has or had a message, at a place or anywhere."""
         return (key, place) in self._copied[replica]
+
+    def must_have(self, machine: str, key: str, queue: MessageQueue, offset: int) -> bool:
+        """Whether a slave that is promoted must have a message, given what it ever had."""
+        if not self.was_copied(machine, key, (queue, offset)):
+            return False
+        acknowledged = self.acknowledged.get(key)
+        since_us = 0 if acknowledged is None else acknowledged.at_us
+        if any(at_us >= since_us for at_us in self._new_disks_us[machine]):
+            return False
+        return self.plan.is_sync or not self.may_be_lost(machine, since_us)
+
+    def was_left_behind(self, key: str) -> bool:
+        """Whether a copy of a message was on a master only that was replaced since."""
+        return key in self._left_behind or any(
+            begin_us <= at_us <= end_us
+            for begin_us, end_us in self._stale_us
+            for at_us in self._stored_by_us.get(key, ())
+        )
 
     def is_reused(self, queue: MessageQueue, offset: int) -> bool:
         return offset in self._reused.get(queue, ())
@@ -231,7 +264,7 @@ class Ledger:
 
     def _down(self, event: BrokerDown) -> None:
         self._unsettled_us[""] = event.at_us
-        if event.how is Down.POWER_LOST and event.broker in self.plan.brokers:
+        if event.how is Down.POWER_LOST and event.broker in self.masters.values():
             self.power_losses_us.append(event.at_us)
         before = self.downs.get(event.broker)
         if before is not None and event.broker not in self._up_since_us:
@@ -244,24 +277,50 @@ class Ledger:
             self._up_us[event.broker].append((up_us, event.at_us))
 
     def _up(self, event: BrokerUp) -> None:
-        self._up_since_us[event.broker] = event.at_us
+        if event.promoted:
+            self._promoted(event)
+        machine = self.masters[event.broker]
+        if machine in self._up_since_us:
+            # It has started again within its process.
+            self._up_us[machine].append((self._up_since_us[machine], event.at_us))
+        self._up_since_us[machine] = event.at_us
         self._unsettled_us[""] = event.at_us
+        self.removed.clear()
         for queue in [queue for queue in self.stored if queue.broker == event.broker]:
             begin, messages = event.contents.get(queue, (0, ()))
             now = dict(enumerate(messages, begin))
             for offset, message in self.stored.pop(queue).items():
-                if now.get(offset) != message:
+                if now.get(offset) == message:
+                    continue
+                self.removed.append((queue, message))
+                del self.stored_us[queue, offset]
+                if event.promoted:
+                    self._left_behind.add(message.key or "")
+                else:
                     self._reused[queue].add(offset)
-                    del self.stored_us[queue, offset]
                     self.lost.add(message.key or "")
         for queue, (begin, messages) in event.contents.items():
             self.stored[queue] = dict(enumerate(messages, begin))
             self.doubtful[queue].clear()
             for offset in self.stored[queue]:
                 since_us = self.stored_us.setdefault((queue, offset), event.at_us)
-                if self.may_be_lost(event.broker, min(since_us, self._down_us(event.broker))):
+                if self.may_be_lost(machine, min(since_us, self._down_us(machine))):
                     self.doubtful[queue].add(offset)
                     self.stored_us[queue, offset] = event.at_us
+
+    def _promoted(self, event: BrokerUp) -> None:
+        """Take another machine for the master: what it has, it has since it was copied."""
+        self.former_masters.add(self.masters[event.broker])
+        machine = self.masters[event.broker] = event.promoted
+        for place, (_, since_us) in self.copies.pop(machine, {}).items():
+            if place in self.stored_us:
+                self.stored_us[place] = since_us
+        for queue in self.doubtful:
+            if queue.broker == event.broker:
+                self.doubtful[queue].clear()
+
+    def _stale_write(self, event: StaleWrite) -> None:
+        self._stale_us.append((event.at_us - _STALE_SIGHT_US, event.at_us + _STALE_SIGHT_US))
 
     def _replicated(self, event: Replicated) -> None:
         self._note_copy(event.replica, event.queue, event.offset, event.message, event.at_us)
@@ -292,6 +351,7 @@ class Ledger:
         self._unsettled_us[""] = event.at_us
         if event.kind == FaultKind.NEW_DISK.value:
             self.copies.pop(event.target, None)
+            self._new_disks_us[event.target].append(event.at_us)
         if event.kind in _DISK_FAULTS:
             self._disk_faults[event.target].append([event.at_us, 1 << 62])
 

@@ -44,15 +44,18 @@ class Observer:
         self._seen: dict[str, _Seen] = {}
         self.replicas = ReplicaObserver(world)
         self._assigned: dict[str, tuple[MessageQueue, ...]] = {}
+        self._terms: dict[str, int] = {}
 
     def look(self) -> bool:
         """Look at all brokers; called when everything else is done at an instant."""
+        self._world.follow_roles()
         for name, broker in self._world.masters.items():
-            if name in self._world.doomed:
+            machine = self._world.roles.masters[name]
+            if machine in self._world.doomed:
                 continue
             seen = self._seen.get(name)
             if seen is None or seen.broker is not broker:
-                self._note_start(name, broker)
+                self._note_start(name, machine, broker)
                 continue
             marks = (broker.store.readable_end, broker.state.offsets.changes)
             if marks != seen.marks:
@@ -68,13 +71,17 @@ class Observer:
             self._assigned[member] = queues
             self._world.history.add(Assigned(self._world.now_us, group, member, queues))
 
-    def _note_start(self, name: str, broker: Broker) -> None:
+    def _note_start(self, name: str, machine: str, broker: Broker) -> None:
         contents, committed = contents_of(broker.store, name), _committed(broker, name)
         ends = {queue: begin + len(found) for queue, (begin, found) in contents.items()}
         marks = (broker.store.readable_end, broker.state.offsets.changes)
         self._seen[name] = _Seen(broker, marks, ends, committed)
-        self._compare_with_abandoned(name, contents)
-        self._world.history.add(BrokerUp(self._world.now_us, name, contents, committed))
+        terms = self._world.roles.terms[name]
+        promoted = machine if terms != self._terms.get(name, 0) else ""
+        self._terms[name] = terms
+        self._compare_with_abandoned(machine, contents)
+        now_us = self._world.now_us
+        self._world.history.add(BrokerUp(now_us, name, contents, committed, promoted))
 
     def _compare_with_abandoned(self, name: str, contents: Contents) -> None:
         """Compare with what was there before a recovery was repeated; it may have grown since."""

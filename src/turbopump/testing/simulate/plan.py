@@ -8,7 +8,7 @@ from enum import Enum
 from random import Random
 
 from turbopump.testing.simulate.events import Down
-from turbopump.testing.simulate.fault_plan import Fault, planned_faults
+from turbopump.testing.simulate.fault_plan import Fault, FaultKind, planned_faults
 from turbopump.testing.simulate.replica_plan import ReplicaPlan, planned_replicas
 
 PLAIN = "plain"
@@ -190,11 +190,15 @@ def planned(seed: int) -> Plan:
 def _with_replicas(plan: Plan) -> Plan:
     """Add the slaves that the seed decides on, with their faults and settings."""
     found = planned_replicas(plan.seed, plan.brokers, plan.load_s, is_calm=not plan.faults)
+    faults = (*plan.faults, *found.faults)
+    if found.promotes:
+        # Consumers find what two masters have in common by times, and clocks have to agree.
+        faults = tuple(fault for fault in faults if fault.kind is not FaultKind.CLOCK_JUMP)
     return replace(
         plan,
         replicas=found,
         settings={**plan.settings, **found.settings},
-        faults=tuple(sorted((*plan.faults, *found.faults), key=lambda fault: fault.at_s)),
+        faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
     )
 
 

@@ -22,6 +22,7 @@ from turbopump.testing.simulate.events import (
 )
 from turbopump.testing.simulate.plan import DELAYS_S, Send, SendMode
 from turbopump.testing.simulate.world import World
+from turbopump.wire.ids import parse_offset_id
 
 
 class Sender:
@@ -120,8 +121,16 @@ class Sender:
                         key,
                         receipt.queue,
                         receipt.queue_offset + number,
+                        self._machine_of(receipt),
                     )
                 )
+
+    def _machine_of(self, receipt: SendReceipt) -> str:
+        """Return which machine has stored a message, where that is not always the same."""
+        if not self._world.plan.replicas.promotes:
+            return ""
+        store_host, _ = parse_offset_id(receipt.offset_id.partition(",")[0])
+        return self._world.machine_at(store_host.address)
 
     def _failed(self, send: Send, reason: str) -> None:
         for key in send.keys:

@@ -9,7 +9,7 @@ from turbopump.broker.replication.copying import first_difference
 from turbopump.message import MessageQueue, PhysicalOffset
 from turbopump.net.network import address_text
 from turbopump.store.store import Store
-from turbopump.testing.simulate.events import LogsCompared, ReplicaHolds, Replicated
+from turbopump.testing.simulate.events import LogsCompared, ReplicaHolds, Replicated, StaleWrite
 from turbopump.testing.simulate.replica_plan import Slave
 from turbopump.testing.simulate.store_contents import contents_of, messages_of, queues_of
 from turbopump.testing.simulate.world import World
@@ -32,20 +32,32 @@ class _Seen:
     compared: PhysicalOffset = field(default=PhysicalOffset(0))
 
 
+@dataclass(slots=True)
+class _Stale:
+    """What is known of a machine that takes itself for a master."""
+
+    broker: Broker
+    end: PhysicalOffset
+    started_us: int
+
+
 class ReplicaObserver:
     """Looks into slaves, and adds what is new to the history."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._seen: dict[str, _Seen] = {}
+        self._stale: dict[str, _Stale] = {}
 
     def look(self) -> None:
         """Look at all slaves that run."""
-        for slave in self._world.plan.replicas.slaves:
+        for slave in self._world.slaves:
             broker = self._world.brokers.get(slave.name)
             if broker is None or slave.name in self._world.doomed:
                 continue
             self._look_at(slave, broker)
+        if self._world.plan.replicas.promotes:
+            self._look_for_stale_writes()
 
     def _look_at(self, slave: Slave, broker: Broker) -> None:
         seen, cut_bytes = self._seen.get(slave.name), _cut_bytes(broker)
@@ -55,6 +67,8 @@ class ReplicaObserver:
             ends = {queue: begin + len(found) for queue, (begin, found) in contents.items()}
             seen = _Seen(broker, cut_bytes, broker.store.readable_end, ends)
             self._seen[slave.name] = seen
+            # Its log may be cut before it is promoted, if it ever is.
+            self._world.abandoned.pop(slave.name, None)
             now_us = self._world.now_us
             self._world.history.add(ReplicaHolds(now_us, slave.name, contents, is_start))
         elif seen.end != broker.store.readable_end:
@@ -77,8 +91,9 @@ class ReplicaObserver:
 
     def _compare_reported(self, slave: Slave, seen: _Seen) -> None:
         """Compare what the slave has reported over its connection, and was not compared yet."""
-        master, address = self._world.brokers.get(slave.master), _link_address(seen.broker)
-        if master is None or slave.master in self._world.doomed or not address:
+        master, address = self._world.masters.get(slave.master), _link_address(seen.broker)
+        machine = self._world.roles.masters[slave.master]
+        if master is None or machine in self._world.doomed or not address:
             return
         if seen.master is not master or seen.address != address:
             seen.master, seen.address, seen.compared = master, address, PhysicalOffset(0)
@@ -96,11 +111,30 @@ class ReplicaObserver:
 
     def compare_all(self) -> None:
         """Compare whole logs, when nothing is sent any more."""
-        for slave in self._world.plan.replicas.slaves:
-            master, copy = (self._world.broker(name).store for name in (slave.master, slave.name))
+        for slave in self._world.slaves:
+            master = self._world.masters[slave.master].store
+            copy = self._world.broker(slave.name).store
             end = max(master.readable_end, copy.readable_end)
             text = _difference(master, copy, PhysicalOffset(0), end)
             self._world.history.add(LogsCompared(self._world.now_us, slave.name, text))
+
+    # --- replaced masters -------------------------------------------------------------------------
+
+    def _look_for_stale_writes(self) -> None:
+        """Note what is written by machines that take themselves for masters and are not."""
+        now_us = self._world.now_us
+        for name, machine, broker in self._world.roles.others():
+            known, end = self._stale.get(machine), broker.store.written_end
+            if known is None or known.broker is not broker:
+                self._stale[machine] = _Stale(broker, end, now_us)
+            elif end > known.end and machine not in self._world.doomed:
+                known.end = end
+                must_know = ""
+                if broker.path.writer.suspension is not None:
+                    must_know = "its writes are suspended"
+                elif known.started_us > self._world.roles.since_us.get(name, now_us):
+                    must_know = "it has started since the promotion"
+                self._world.history.add(StaleWrite(now_us, machine, must_know))
 
 
 def _cut_bytes(slave: Broker) -> int:

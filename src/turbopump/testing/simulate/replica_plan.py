@@ -6,7 +6,7 @@ Decided by random numbers of its own, so that everything else that a seed decide
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from turbopump.testing.simulate.fault_plan import DISK_FAULTS, Fault, FaultKind, planned_fault
@@ -22,6 +22,18 @@ _CRASHES = (
 _LINKS = (FaultKind.PARTITION, FaultKind.LOSE, FaultKind.RESET, FaultKind.FREEZE, FaultKind.ISOLATE)
 _AWAY_S = (1.0, 15.0, 40.0)
 """How long a master is away: consumers move to the slave after a few seconds."""
+
+_PROMOTED_SHARE = 0.4
+"""Of the runs with slaves and faults."""
+_LOSSES = (
+    None,
+    FaultKind.KILL_BROKER,
+    FaultKind.POWER_LOSS,
+    FaultKind.ISOLATE,
+    FaultKind.RESTART_BROKER,
+    FaultKind.FREEZE,
+)
+"""Why a slave is promoted; None is a switch-over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +57,8 @@ class ReplicaPlan:
     """Whoever reads messages that are further from the end of the log is sent to a slave; with
     None, only those who are far behind, as it is by default."""
     faults: tuple[Fault, ...] = ()
+    promotes: bool = False
+    """Whether slaves are promoted."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -53,6 +67,10 @@ class ReplicaPlan:
     def of(self, master: str) -> list[Slave]:
         """Return the slaves of a master."""
         return [slave for slave in self.slaves if slave.master == master]
+
+    def machines_of(self, broker: str) -> list[str]:
+        """Return the machines that may be master of a broker name."""
+        return [broker, *(slave.name for slave in self.of(broker))]
 
     def described(self) -> list[str]:
         """Describe the slaves for people; nothing if there are none."""
@@ -86,8 +104,33 @@ def planned_replicas(
         "flushIntervalCommitLog": chance.choice(("500", "5000")),
     }
     recent_bytes = chance.choice((1, 5000, None))
-    faults = () if is_calm else _faults(chance, slaves, load_s)
-    return ReplicaPlan(slaves, is_sync_master, settings, recent_bytes, faults)
+    if is_calm:
+        return ReplicaPlan(slaves, is_sync_master, settings, recent_bytes)
+    faults, promotions = _faults(chance, slaves, load_s), _promotions(seed, brokers, load_s)
+    return ReplicaPlan(
+        slaves, is_sync_master, settings, recent_bytes, (*faults, *promotions), bool(promotions)
+    )
+
+
+def _promotions(seed: int, brokers: tuple[str, ...], load_s: float) -> tuple[Fault, ...]:
+    """Choose promotions, each after a fault of the machine that is configured as master.
+
+    Decided by random numbers of their own: runs without promotions stay the same.
+    """
+    chance = Random(f"promotions of {seed}")  # noqa: S311 - the same in every run
+    if chance.random() >= _PROMOTED_SHARE:
+        return ()
+    found = []
+    for _ in range(chance.choice((1, 1, 2, 3))):
+        broker, loss = chance.choice(brokers), chance.choice(_LOSSES)
+        promotion = planned_fault(chance, FaultKind.PROMOTE, broker, "", load_s)
+        if loss is not None:
+            fault = planned_fault(chance, loss, broker, "", load_s, _AWAY_S)
+            found.append(fault)
+            at_s = fault.at_s + chance.choice((0.0, 0.05, 1.0, 5.0, 12.0))
+            promotion = replace(promotion, at_s=at_s)
+        found.append(promotion)
+    return tuple(found)
 
 
 def _faults(chance: Random, slaves: tuple[Slave, ...], load_s: float) -> tuple[Fault, ...]:

@@ -198,6 +198,8 @@ class _Run:
         faults = Faults(world, load, self._broken)
         self._faults = faults.injected
         await asyncio.gather(load.send_all(), faults.run())
+        if self.plan.replicas.promotes:
+            await self._settle_roles(world, faults)
         healed_s = virtual_loop().time()
         await self._drain(world)
         await asyncio.sleep(max(0.0, healed_s + _SETTLE_S - virtual_loop().time()))
@@ -215,11 +217,25 @@ class _Run:
         await self._catch_up(world)
         observer.replicas.compare_all()
 
+    async def _settle_roles(self, world: World, faults: Faults) -> None:
+        """Wait until each broker name has one master, and all others follow it."""
+        try:
+            async with asyncio.timeout(_DRAIN_S):
+                while not world.roles.are_settled():
+                    await faults.restart_failed()
+                    await asyncio.sleep(1)
+        except TimeoutError:
+            roles = {
+                name: (made.config.identity.role.value, made.replica.roles.epoch)
+                for name, made in world.brokers.items()
+            }
+            self._unexpected(f"no settled roles {_DRAIN_S:g} s after the faults: {roles}")
+
     async def _restart_in_calm(self, world: World, how: Down) -> None:
         """Restart a broker when nothing else happens: no member may notice."""
         # Until the latest offsets are saved, and until members that are missed are given up.
         await asyncio.sleep(_SAVED_S)
-        name = self.plan.brokers[-1]
+        name = world.roles.masters[self.plan.brokers[-1]]
         await world.end_broker(name, how)
         await world.begin_broker(name)
         await asyncio.sleep(_RECONNECTED_S)
@@ -236,13 +252,13 @@ class _Run:
 
     async def _catch_up(self, world: World) -> None:
         """Wait until all slaves have what their masters have."""
-        for slave in self.plan.replicas.slaves:
+        for slave in world.slaves:
             if not self.plan.is_sync and _is_refused(world, slave):
                 # Its master has lost all that they had in common: do what the error asks for.
                 await world.end_broker(slave.name, Down.STOPPED)
                 world.replace_disk(slave.name)
                 await world.begin_broker(slave.name)
-        slaves = self.plan.replicas.slaves
+        slaves = world.slaves
         try:
             await until(lambda: all(map(world.is_copied, slaves)), _DRAIN_S, pause_s=1)
         except AssertionError:

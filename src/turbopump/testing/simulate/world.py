@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from turbopump.admin import Admin
 from turbopump.broker.broker import Broker
 from turbopump.broker.config import BrokerConfig, Role
+from turbopump.broker.replicated import ReplicatedBroker
 from turbopump.client.session import Session
 from turbopump.errors import StoreDamaged, TurbopumpError
+from turbopump.machine import Machine
 from turbopump.nameserver import NameServer, NameServerConfig
 from turbopump.store.store import Store
 from turbopump.testing.cluster import Cluster, _Place, broker_config
@@ -31,11 +34,13 @@ from turbopump.testing.simulate.fault_plan import FaultKind
 from turbopump.testing.simulate.history import History
 from turbopump.testing.simulate.plan import Plan
 from turbopump.testing.simulate.replica_plan import Slave
+from turbopump.testing.simulate.roles import Roles, is_ready
 from turbopump.testing.simulate.store_contents import Contents, contents_of, differences
 
 _DIRECTORY = Path("/")
 """On the disks in memory, of which each broker has its own."""
 _START_AGAIN_S = 1.0
+_PROMOTION_MS = 20_000
 
 _CHANGES = frozenset(
     {
@@ -79,12 +84,19 @@ class World(Cluster):
         """Brokers that died in the midst of something, and still have to be cleared away."""
         self.abandoned: dict[str, Contents] = {}
         """What brokers held that recovered, and crashed before they served."""
+        self.roles = Roles(plan, self.brokers)
+        self._lives: dict[str, ReplicatedBroker] = {}
+        """Where slaves are promoted: what changes the roles of each machine that runs."""
+        self._nameserver_disks: dict[int, Disk] = {}
 
     async def start(self) -> None:
         """Start all servers."""
         await super().start()
         for name in self._names:
             self._set_up_disk(name)
+
+    def _nameserver_disk(self, number: int) -> Disk:
+        return self._nameserver_disks.setdefault(number, super()._nameserver_disk(number))
 
     def _set_up_disk(self, name: str) -> None:
         if self.plan.keeps_some:
@@ -107,16 +119,65 @@ class World(Cluster):
 
     @property
     def masters(self) -> dict[str, Broker]:
-        """The masters that run, by name."""
+        """The masters that run, by broker name."""
         if not self._slaves:
             return self.brokers
+        if self.plan.replicas.promotes:
+            return self.roles.serving()
         return {name: made for name, made in self.brokers.items() if name not in self._slaves}
+
+    @property
+    def slaves(self) -> Sequence[Slave]:
+        """The slaves: as planned, or as it is after promotions."""
+        plan = self.plan.replicas
+        return self.roles.slaves() if plan.promotes else plan.slaves
 
     async def start_broker(self, name: str | None = None) -> Broker:
         """Start a broker, and remember it for as long as it is in memory."""
         broker = await super().start_broker(name)
         self.made.append(weakref.ref(broker))
         return broker
+
+    async def _started(self, name: str, config: BrokerConfig, machine: Machine) -> Broker:
+        if not self.plan.replicas.promotes:
+            return await super()._started(name, config, machine)
+        lives = ReplicatedBroker(config, self._places[name].host, machine)
+        await lives.start()
+        self._lives[name] = lives
+        return lives.current
+
+    async def _close(self, name: str, broker: Broker) -> None:
+        lives = self._lives.pop(name, None)
+        await (broker if lives is None else lives).close()
+
+    def follow_roles(self) -> None:
+        """Take notice of brokers that have started again in another role."""
+        for name, lives in self._lives.items():
+            current = lives.current
+            if self.brokers.get(name) not in (None, current) and is_ready(current):
+                self.brokers[name] = current
+                self.made.append(weakref.ref(current))
+        self.roles.update(self.now_us)
+
+    def failed_machines(self) -> list[str]:
+        """Return the machines whose processes have ended because they could not change roles."""
+        return [
+            name
+            for name, lives in self._lives.items()
+            if name in self.brokers and name not in self.doomed
+            if lives.current.failure is not None
+        ]
+
+    async def promote(self, broker: str) -> bool:
+        """Promote the slave of a broker name that has most of the log; False if that fails."""
+        role = "SYNC_MASTER" if self.plan.replicas.is_sync_master else "ASYNC_MASTER"
+        async with Admin(session=self.session(request_timeout_ms=_PROMOTION_MS)) as admin:
+            try:
+                node = await admin.clusters.promotable(broker)
+                await admin.clusters.promote(node, role)
+            except TurbopumpError:
+                return False
+        return True
 
     @property
     def now_us(self) -> int:
@@ -157,9 +218,13 @@ class World(Cluster):
         names = [_host(server) for server in self.nameservers]
         return [*brokers, *names, *(host for hosts in self.hosts.values() for host in hosts)]
 
-    def broker_at(self, address: str) -> str:
-        """Return the broker of an address."""
+    def machine_at(self, address: str) -> str:
+        """Return the machine of an address."""
         return next(name for name, at in self._places.items() if at.host.name == address)
+
+    def broker_at(self, address: str) -> str:
+        """Return the broker name of an address."""
+        return self.roles.name_of(self.machine_at(address))
 
     # --- brokers ----------------------------------------------------------------------------------
 
@@ -206,7 +271,7 @@ class World(Cluster):
 
     def is_copied(self, slave: Slave) -> bool:
         """Whether a slave has all that its master has, and the master knows it."""
-        master, copy = self.brokers.get(slave.master), self.brokers.get(slave.name)
+        master, copy = self.masters.get(slave.master), self.brokers.get(slave.name)
         if master is None or copy is None:
             return False
         end = master.store.readable_end
@@ -278,7 +343,7 @@ class World(Cluster):
         config, machine = self._config_of(name, self._places[name]), self._machine(disk, 0)
         store = Store.open(config.directory, config.store, machine)
         try:
-            return contents_of(store, name)
+            return contents_of(store, self.roles.name_of(name))
         finally:
             disk.die()
             store.close()
@@ -302,7 +367,8 @@ class World(Cluster):
             port=int(old.address.rpartition(":")[2]),
             kv_config_path=self.directory / f"ns{number}" / "kvConfig.json",
         )
-        machine = self._machine(Disk(self._loop), number)
+        # Key-values are kept, and with them who is master; routes are not.
+        machine = self._machine(self._nameserver_disk(number), number)
         server = NameServer(config, self.network.host(config.host), machine)
         self.nameservers[number] = await self._stack.enter_async_context(server)
         self.down_nameservers.discard(number)

@@ -34,6 +34,7 @@ from turbopump.testing.simulate.events import (
     Result,
     SendBegan,
     SendTried,
+    StaleWrite,
     Stored,
     Unexpected,
 )
@@ -511,3 +512,70 @@ def test_a_slave_with_a_new_disk_has_lost_everything() -> None:
 def test_logs_that_differ() -> None:
     assert violations([LogsCompared(s(0), "a-1", "")]) == set()
     assert violations([LogsCompared(s(0), "a-1", "differs at 7")]) == {"replicas agree"}
+
+
+# --- promotions -----------------------------------------------------------------------------------
+
+
+def promoted(at: float, *keys: str) -> BrokerUp:
+    contents = {QUEUE: (0, tuple(map(Stored, keys)))} if keys else {}
+    return BrokerUp(s(at), "a", contents, {}, promoted="a-1")
+
+
+@pytest.mark.parametrize("replicas", [SYNC_MASTER, ASYNC_MASTER])
+def test_a_promoted_slave_has_what_it_had(replicas: ReplicaPlan) -> None:
+    events = [up(0), holds(0), copied("m0"), *sent("m0"), down(1)]
+    assert violations([*events, promoted(2, "m0")], plan(replicas=replicas)) == set()
+    lost = violations([*events, promoted(2)], plan(replicas=replicas))
+    assert lost == {"readable messages stay", "acknowledged messages are kept"}
+
+
+def test_what_a_slave_never_had_is_left_behind() -> None:
+    events = [up(0), holds(0), *sent("m0"), down(1), promoted(2), *sent("m1", 3)]
+    assert violations(events, plan(replicas=ASYNC_MASTER)) == set()
+    assert violations(events[:6], plan(replicas=SYNC_MASTER)) == {
+        "acknowledged messages have a copy"
+    }
+
+
+def test_power_and_new_disks_excuse_promoted_slaves() -> None:
+    events = [up(0), holds(0), copied("m0"), *sent("m0")]
+    lost = [*events, slave_down(1, Down.POWER_LOST), holds(2), promoted(3)]
+    assert violations(lost, plan(is_sync=False, replicas=SYNC_MASTER)) == set()
+    assert "copies stay" in violations(lost, plan(is_sync=True, replicas=SYNC_MASTER))
+    new = FaultBegan(s(1), FaultKind.NEW_DISK.value, "a-1")
+    lost = [*events, slave_down(1, Down.KILLED), new, holds(2), promoted(3)]
+    assert violations(lost, plan(replicas=SYNC_MASTER)) == set()
+
+
+def test_after_a_promotion_the_other_machine_counts() -> None:
+    events = [up(0), holds(0), copied("m0"), *sent("m0"), promoted(1, "m0")]
+    old_fails = [*events, down(2, Down.POWER_LOST), up(3)]
+    assert "readable messages stay" in violations(old_fails, plan(is_sync=False))
+    new_fails = [*events, slave_down(2, Down.POWER_LOST), up(3)]
+    assert violations(new_fails, plan(is_sync=False)) == set()
+
+
+def test_what_a_replaced_master_acknowledges_is_left_behind() -> None:
+    stale = Acknowledged(s(2), "p", "m0", QUEUE, 0, machine="a")
+    events = [up(0), holds(0), promoted(1), SendBegan(s(1), "p", "m0", "plain"), stale]
+    assert violations([*events, Calm(s(9))], plan(replicas=ASYNC_MASTER)) == set()
+    own = Acknowledged(s(2), "p", "m0", QUEUE, 0, machine="a-1")
+    found = violations([*events[:-1], own, Calm(s(9))], plan(replicas=ASYNC_MASTER))
+    assert found == {"acknowledged messages are kept"}
+
+
+@pytest.mark.parametrize(
+    ("must_know", "at", "is_kept"), [("", 5, True), ("", 60, False), ("it was told", 5, False)]
+)
+def test_a_replaced_master_that_writes(must_know: str, at: float, is_kept: bool) -> None:
+    events = [up(0), holds(0), promoted(1), StaleWrite(s(at), "a", must_know)]
+    found = violations(events, plan(replicas=ASYNC_MASTER))
+    assert found == (set() if is_kept else {"replaced masters are silent"})
+
+
+def test_what_was_left_behind_may_be_stored_again() -> None:
+    events = [up(0), *sent("m0"), promoted(1), Readable(s(2), QUEUE, 0, Stored("m0"))]
+    assert violations(events, plan(replicas=ASYNC_MASTER)) == set()
+    twice = [up(0), *sent("m0"), Readable(s(2), QUEUE, 1, Stored("m0"))]
+    assert violations(twice) == {"duplicates are bounded"}

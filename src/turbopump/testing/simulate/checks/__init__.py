@@ -16,6 +16,7 @@ from turbopump.testing.simulate.checks.queues import ProducerOrder, QueuesDense
 from turbopump.testing.simulate.checks.replicas import (
     AcknowledgedCopied,
     CopiesKept,
+    ReplacedMastersSilent,
     ReplicasAgree,
 )
 from turbopump.testing.simulate.history import Check
@@ -33,6 +34,7 @@ def all_checks(ledger: Ledger) -> Sequence[Check]:
         AcknowledgedKept(ledger),
         AcknowledgedCopied(ledger),
         ReplicasAgree(),
+        ReplacedMastersSilent(ledger),
         ProducerOrder(ledger),
         EveryMessageEnds(ledger),
         DeadLettersExact(ledger),

@@ -73,6 +73,8 @@ class CommitsBehindConsumption:
 class CommitsKept:
     """Committed offsets do not go back, but for a crash, which may set them back by 5 s.
 
+    A promoted slave has those that it has copied.
+
     A member that gets a queue begins at what is committed then. If the owner of before commits
     after that, the next commit of the new one may be lower.
     """
@@ -100,12 +102,16 @@ class CommitsKept:
             yield f"{event.group} committed {event.offset} in {event.queue} after {event.before}"
 
     def _came_up(self, event: BrokerUp) -> Iterator[str]:
-        down = self._ledger.downs.get(event.broker)
+        if event.promoted:
+            self._start_over(event)
+            return
+        machine = self._ledger.masters[event.broker]
+        down = self._ledger.downs.get(machine)
         if down is None:
             return
         is_clean = down.how is Down.STOPPED
-        saves = 2 if event.broker in self._save_fails else 1
-        self._save_fails.discard(event.broker)
+        saves = 2 if machine in self._save_fails else 1
+        self._save_fails.discard(machine)
         saved_until_us = down.at_us - (0 if is_clean else SAVED_US * saves)
         for (group, queue), commits in self._commits.items():
             if queue.broker != event.broker or not commits:
@@ -118,6 +124,12 @@ class CommitsKept:
             if now < least and not self._is_late(saved_until_us):
                 yield f"{group} had committed {least} in {queue}, after the start it is {now}"
             commits[:] = [(event.at_us, now)]
+
+    def _start_over(self, event: BrokerUp) -> None:
+        """Begin with what a promoted slave has copied, every 10 s if nothing was wrong."""
+        for (group, queue), commits in self._commits.items():
+            if queue.broker == event.broker:
+                commits[:] = [(event.at_us, event.committed.get((group, queue), 0))]
 
     def _is_late(self, saved_until_us: int) -> bool:
         """Whether saves may have failed, or waited for a broker that starts on a slow disk."""

@@ -45,9 +45,8 @@ class BoundedDuplicates:
             Readable: self._stored,
             ConsumeEnded: self._consumed,
             # While a broker starts on a slow disk, all others wait: they share its loop.
-            **dict.fromkeys(
-                (BrokerDown, BrokerUp, FaultBegan, Joined, Left, ClockJumped), self._cause
-            ),
+            **dict.fromkeys((BrokerDown, FaultBegan, Joined, Left, ClockJumped), self._cause),
+            BrokerUp: self._up,
         }
 
     @property
@@ -88,6 +87,14 @@ class BoundedDuplicates:
                 f"{event.group} has consumed {event.key} {count} times, "
                 f"{bound} are explained by {causes} faults"
             )
+
+    def _up(self, event: BrokerUp) -> None:
+        self._cause(event)
+        if event.promoted:
+            # What only the master before had is delivered or sent again.
+            for queue, message in self._ledger.removed:
+                if self._ledger.is_own(queue.topic):
+                    self._copies[message.key or ""] -= 1
 
     def _cause(self, event: Event) -> None:
         self._causes.append(event.at_us)

@@ -12,7 +12,8 @@ from turbopump.testing.simulate.ledger import Ledger
 class ReadableKept:
     """Nothing that was readable disappears or changes.
 
-    But for what had not been flushed in asynchronous mode, when the power fails.
+    But for what had not been flushed in asynchronous mode, when the power fails, and for what a
+    slave never had that is promoted.
     """
 
     name = "readable messages stay"
@@ -33,13 +34,24 @@ class ReadableKept:
             for offset, message in messages.items():
                 if now.get(offset) == message:
                     continue
-                since_us = ledger.stored_us[queue, offset]
-                if ledger.plan.is_sync or not ledger.may_be_lost(event.broker, since_us):
+                if event.promoted:
+                    is_kept = ledger.must_have(event.promoted, message.key or "", queue, offset)
+                else:
+                    machine, since_us = (
+                        ledger.masters[queue.broker],
+                        ledger.stored_us[queue, offset],
+                    )
+                    is_kept = ledger.plan.is_sync or not ledger.may_be_lost(machine, since_us)
+                if is_kept:
                     yield f"{queue} offset {offset} was {message.key}, now {now.get(offset)}"
 
 
 class AcknowledgedKept:
-    """Every acknowledged message is at the offset that was acknowledged."""
+    """Every acknowledged message is at the offset that was acknowledged.
+
+    But for what a slave never had that is promoted: with SYNC_MASTER and one slave, that is
+    nothing (see `AcknowledgedCopied`).
+    """
 
     name = "acknowledged messages are kept"
 
@@ -52,14 +64,25 @@ class AcknowledgedKept:
 
     def _note(self, event: Acknowledged) -> None:
         # The receipt of a delayed message is about a topic of the broker's own.
-        if not self._ledger.sends[event.key].delay_us:
+        if not self._ledger.sends[event.key].delay_us and not self._is_left_behind(event):
             self._waiting[event.key] = event
+
+    def _is_left_behind(self, event: Acknowledged) -> bool:
+        """Whether a replaced master has acknowledged what the one of now never had."""
+        ledger, master = self._ledger, self._ledger.masters[event.queue.broker]
+        is_stale = event.machine not in ("", master)
+        return is_stale and not ledger.must_have(master, event.key, event.queue, event.offset)
 
     def _after_start(self, event: BrokerUp) -> Iterator[str]:
         for key, acknowledged in tuple(self._waiting.items()):
             if acknowledged.queue.broker != event.broker or self._is_there(acknowledged):
                 continue
-            if self._may_be_lost(acknowledged):
+            queue, offset = acknowledged.queue, acknowledged.offset
+            if event.promoted:
+                may_be_lost = not self._ledger.must_have(event.promoted, key, queue, offset)
+            else:
+                may_be_lost = self._may_be_lost(acknowledged)
+            if may_be_lost:
                 del self._waiting[key]
             else:
                 yield self._text(acknowledged)
@@ -75,12 +98,12 @@ class AcknowledgedKept:
 
     def _may_be_lost(self, acknowledged: Acknowledged) -> bool:
         ledger = self._ledger
-        is_sync, broker = ledger.plan.is_sync, acknowledged.queue.broker
+        is_sync, machine = ledger.plan.is_sync, ledger.masters[acknowledged.queue.broker]
         if is_sync and ledger.sends[acknowledged.key].is_durable:
             return False
         # A flush that fails in synchronous mode takes back what was sent without waiting for it.
-        is_taken_back = is_sync and ledger.disk_failed(broker, acknowledged.at_us)
-        return is_taken_back or ledger.may_be_lost(broker, acknowledged.at_us)
+        is_taken_back = is_sync and ledger.disk_failed(machine, acknowledged.at_us)
+        return is_taken_back or ledger.may_be_lost(machine, acknowledged.at_us)
 
     def _text(self, acknowledged: Acknowledged) -> str:
         queue, offset = acknowledged.queue, acknowledged.offset

@@ -15,7 +15,8 @@ class EveryMessageEnds:
     """Each message that can be read is consumed or dead-lettered by each group that wants it.
 
     In asynchronous mode a loss of power may take a message that was about to be retried, or one
-    that has the offset of a lost one: a consumer that runs is already beyond that offset.
+    that has the offset of a lost one: a consumer that runs is already beyond that offset. So may
+    the promotion of a slave take one that was about to be retried, if it was not copied.
     """
 
     name = "every message ends"
@@ -55,7 +56,11 @@ class EveryMessageEnds:
                 yield f"{group.name} has neither consumed nor dead-lettered {fates}"
 
     def _may_be_lost(self, group: Group, key: str) -> bool:
-        ledger = self._ledger
+        ledger, fate = self._ledger, group.fates.get(key)
+        fails = fate is not None and fate.fails(0)
+        if fails and ledger.was_left_behind(key):
+            # Sent back to a master, and not copied before a slave was promoted.
+            return True
         if ledger.plan.is_sync:
             return False
         copies = [
@@ -68,11 +73,12 @@ class EveryMessageEnds:
         if any(ledger.is_reused(queue, offset) for queue, offset in copies):
             return True
         # Sent back, and lost before it was flushed.
-        fate = group.fates.get(key)
-        return fate is not None and fate.fails(0) and self._delay_may_be_lost(key)
+        return fails and self._delay_may_be_lost(key)
 
     def _delay_may_be_lost(self, key: str) -> bool:
         ledger = self._ledger
+        if ledger.was_left_behind(key):
+            return True
         is_promised = ledger.plan.is_sync and ledger.sends[key].is_durable
         return not is_promised and ledger.has_lost(key)
 

@@ -61,7 +61,7 @@ class ProducerOrder:
     def _follow(self, event: Acknowledged) -> Iterator[str]:
         send = self._ledger.sends[event.key]
         # A flush that fails takes back what was sent without waiting for it.
-        if send.delay_us or not send.is_durable:
+        if send.delay_us or not send.is_durable or self._is_stale(event):
             return
         last = self._last.get((event.producer, event.queue))
         self._last[event.producer, event.queue] = event
@@ -73,8 +73,18 @@ class ProducerOrder:
 
     def _forget_lost(self, event: BrokerDown | BrokerUp) -> None:
         """Expect lower offsets from a broker that may have lost what it has acknowledged."""
-        down = self._ledger.downs.get(event.broker)
+        masters = self._ledger.masters
+        name, machine = event.broker, masters.get(event.broker, "")
+        if isinstance(event, BrokerDown):
+            name = next((name for name, at in masters.items() if at == event.broker), "")
+            machine = event.broker
+        down = self._ledger.downs.get(machine)
         is_lossy = down is not None and down.how is Down.POWER_LOST
-        if is_lossy and not self._ledger.plan.is_sync:
-            for place in [place for place in self._last if place[1].broker == event.broker]:
+        is_promotion = isinstance(event, BrokerUp) and event.promoted
+        if is_promotion or (is_lossy and not self._ledger.plan.is_sync):
+            for place in [place for place in self._last if place[1].broker == name]:
                 del self._last[place]
+
+    def _is_stale(self, event: Acknowledged) -> bool:
+        """Whether another machine has become master since."""
+        return event.machine not in ("", self._ledger.masters[event.queue.broker])

@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from turbopump.testing.simulate.events import (
+    US_PER_S,
     Acknowledged,
     Event,
     LogsCompared,
     ReplicaHolds,
+    StaleWrite,
 )
 from turbopump.testing.simulate.history import Handler
 from turbopump.testing.simulate.ledger import Ledger
+
+TOLD_US = 25 * US_PER_S
+"""A master that was replaced asks name servers every 10 s, and its successor tells it every 5 s."""
 
 
 class AcknowledgedCopied:
@@ -33,7 +38,10 @@ class AcknowledgedCopied:
         send, replicas = ledger.sends[event.key], ledger.plan.replicas
         if not replicas.is_sync_master or not send.is_durable:
             return
-        slaves = [slave.name for slave in replicas.of(event.queue.broker)]
+        broker = event.queue.broker
+        slaves = [
+            name for name in replicas.machines_of(broker) if name != (event.machine or broker)
+        ]
         # The receipt of a delayed message is about a topic of the broker's own.
         place = None if send.delay_us else (event.queue, event.offset)
         if not any(ledger.was_copied(slave, event.key, place) for slave in slaves):
@@ -60,6 +68,10 @@ class CopiesKept:
 
     def _compare(self, event: ReplicaHolds) -> Iterator[str]:
         ledger = self._ledger
+        is_own = not event.is_start and event.replica in ledger.former_masters
+        if is_own or event.replica in ledger.masters.values():
+            # What it cuts off, it has written itself as a master that was replaced.
+            return
         for (queue, offset), (message, since_us) in ledger.copies[event.replica].items():
             begin, found = event.contents.get(queue, (0, ()))
             if 0 <= offset - begin < len(found) and found[offset - begin] == message:
@@ -72,6 +84,25 @@ class CopiesKept:
             may_be_lost = is_newer or ledger.may_be_lost(event.replica, since_us)
             if ledger.plan.is_sync or not may_be_lost:
                 yield f"{event.replica} no longer has {message.key} at {queue} offset {offset}"
+
+
+class ReplacedMastersSilent:
+    """A master that was replaced writes nothing once it knows it, or could know it."""
+
+    name = "replaced masters are silent"
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def handlers(self) -> Mapping[type[Event], Handler]:
+        return {StaleWrite: self._wrote}
+
+    def _wrote(self, event: StaleWrite) -> Iterator[str]:
+        quiet_us = event.at_us - self._ledger.unsettled_us("")
+        if event.must_know:
+            yield f"{event.machine} has written: {event.must_know}"
+        elif quiet_us > TOLD_US:
+            yield f"{event.machine} has written {quiet_us / US_PER_S:g} s after the last fault"
 
 
 class ReplicasAgree:
