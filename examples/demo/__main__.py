@@ -185,18 +185,18 @@ class Demo:
         """Leave the cluster running until Ctrl-C or SIGTERM."""
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         options = f"--nameserver {addresses.nameserver}"
-        self._console.print(
-            f"\nThe cluster is running: name server {addresses.nameserver}, "
-            f"broker {addresses.broker}.\n"
-            "Try in another terminal:\n"
-            f"  .venv/bin/turbopump topic status {TOPIC} {options}\n"
-            f"  .venv/bin/turbopump group progress {BILLING} {options}\n"
-            f"  .venv/bin/turbopump message tail {TOPIC} --last 5 --no-follow {options}\n"
-            f"  .venv/bin/turbopump dlq list {BILLING} {options}\n"
-            "Press Ctrl-C to stop it.",
-            soft_wrap=True,
-        )
         try:
+            self._console.print(
+                f"\nThe cluster is running: name server {addresses.nameserver}, "
+                f"broker {addresses.broker}.\n"
+                "Try in another terminal:\n"
+                f"  .venv/bin/turbopump topic status {TOPIC} {options}\n"
+                f"  .venv/bin/turbopump group progress {BILLING} {options}\n"
+                f"  .venv/bin/turbopump message tail {TOPIC} --last 5 --no-follow {options}\n"
+                f"  .venv/bin/turbopump dlq list {BILLING} {options}\n"
+                "Press Ctrl-C to stop it.",
+                soft_wrap=True,
+            )
             signal.pause()
         except KeyboardInterrupt:
             self._console.print("Stopping the cluster.")

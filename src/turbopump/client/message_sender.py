@@ -35,6 +35,7 @@ from turbopump.errors import (
     TurbopumpError,
 )
 from turbopump.message import Message, MessageQueue
+from turbopump.net.in_order import InOrder
 from turbopump.net.limits import require_at_least
 from turbopump.wire.command import Command
 from turbopump.wire.headers import SendMessage
@@ -111,6 +112,8 @@ class MessageSender:
         self._scopes = tuple(hook for hook in hooks if isinstance(hook, SendScope))
         self._faults = BrokerFaults() if config.avoid_slow_brokers else None
         self._choice = QueueChoice(session.random, self._faults)
+        self._lookups: dict[str, InOrder] = {}
+        """The sends that wait for the route of a topic."""
         self.ids = unique_ids(session)
 
     async def send(
@@ -161,7 +164,7 @@ class MessageSender:
     async def route(self, io: SendIO, topic: str, end_ms: int) -> tuple[MessageQueue, ...]:
         """Return the queues to write to of a topic, as brokers name them."""
         cached = self._session.cached_route(topic)
-        if cached is not None and cached.writable:
+        if cached is not None and cached.writable and topic not in self._lookups:
             return cached.writable
         return await io.wait(functools.partial(self._find_route, topic, end_ms))
 
@@ -302,13 +305,18 @@ class MessageSender:
     async def _find_route(self, topic: str, end_ms: int) -> tuple[MessageQueue, ...]:
         wanted = self._config.messages.new_topic_queues
         left_ms = max(end_ms - self._clock.monotonic_ms(), 0)
+        waiting = self._lookups.setdefault(topic, InOrder())
         try:
             async with asyncio.timeout(left_ms / 1000):
-                return (await self._session.route_to_send(topic, wanted)).writable
+                found = await waiting.after(self._session.route_to_send(topic, wanted))
+                return found.writable
         except TimeoutError as error:
             raise RequestTimeout(
                 f"no name server answered in time where topic {topic} is"
             ) from error
+        finally:
+            if waiting.is_empty:
+                self._lookups.pop(topic, None)
 
     def _note_latency(self, broker: str, latency_ms: int) -> None:
         if self._faults is not None:

@@ -18,6 +18,8 @@ class Admission:
         self._deadlines = deadlines
         self._writable = True
         self._waiting: OrderedDict[asyncio.Future[None], None] = OrderedDict()
+        self._admitted = 0
+        """Waiters with a place that have not continued yet; nobody may overtake them."""
 
     @property
     def writable(self) -> bool:
@@ -31,7 +33,7 @@ class Admission:
 
     def try_enter(self) -> bool:
         """Take a place if one is free."""
-        if self._free and self._writable and not self._waiting:
+        if self._free and self._writable and not self._waiting and not self._admitted:
             self._free -= 1
             return True
         return False
@@ -57,6 +59,7 @@ class Admission:
         finally:
             deadline.cancel()
             self._waiting.pop(waiter, None)
+            self._admitted -= _was_granted(waiter)
         # The next request is admitted after this one has sent: its bytes may fill the transport.
         asyncio.get_running_loop().call_soon(self._admit_next)
 
@@ -85,6 +88,7 @@ class Admission:
             # A cancelled waiter stays until its task runs.
             if not waiter.done():
                 self._free -= 1
+                self._admitted += 1
                 waiter.set_result(None)
                 return
 

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from types import TracebackType
 from typing import Any, Self
@@ -16,6 +16,7 @@ from turbopump.errors import ConnectFailed
 from turbopump.net.connection import Connection
 from turbopump.net.deadlines import Deadlines
 from turbopump.net.hooks import Hook
+from turbopump.net.in_order import InOrder
 from turbopump.net.network import Network
 from turbopump.net.pool_config import Backoff, PoolConfig
 from turbopump.net.router import Router
@@ -36,6 +37,13 @@ class _Peer:
     backoff: Backoff
     connection: Connection | None = None
     dial: asyncio.Task[Connection | None] | None = None
+    waiting: InOrder = field(default_factory=InOrder)
+
+    @property
+    def ready(self) -> Connection | None:
+        """The open connection, if no request still waits for it."""
+        connection = self.connection
+        return connection if connection and connection.is_open and self.waiting.is_empty else None
 
 
 class ConnectionPool:
@@ -100,8 +108,9 @@ class ConnectionPool:
     ) -> Coroutine[Any, Any, Command]:
         """Connect if necessary, send a request and return its answer, all within the timeout."""
         peer = self._peers.get(address)
-        if peer is not None and peer.connection is not None and peer.connection.is_open:
-            return peer.connection.request(command, timeout_ms)
+        connection = None if peer is None else peer.ready
+        if connection is not None:
+            return connection.request(command, timeout_ms)
         return self._connect_and_request(address, command, timeout_ms)
 
     async def _connect_and_request(
@@ -113,8 +122,9 @@ class ConnectionPool:
     def oneway(self, address: str, command: Command, timeout_ms: int) -> Coroutine[Any, Any, None]:
         """Connect if necessary and send a one-way request, all within the timeout."""
         peer = self._peers.get(address)
-        if peer is not None and peer.connection is not None and peer.connection.is_open:
-            return peer.connection.oneway_in_time(command, timeout_ms)
+        connection = None if peer is None else peer.ready
+        if connection is not None:
+            return connection.oneway_in_time(command, timeout_ms)
         return self._connect_and_send(address, command, timeout_ms)
 
     async def _connect_and_send(self, address: str, command: Command, timeout_ms: int) -> None:
@@ -145,7 +155,7 @@ class ConnectionPool:
         start_ms = self._clock.monotonic_ms()
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                connection = await self.connection(address)
+                connection = await self._peer(address).waiting.after(self.connection(address))
         except TimeoutError as error:
             raise ConnectFailed(f"{address}: not connected within {timeout_ms} ms") from error
         return connection, max(timeout_ms - (self._clock.monotonic_ms() - start_ms), 1)

@@ -155,6 +155,35 @@ async def test_submitted_messages_run_together_and_each_callback_comes_once(tmp_
 
 
 @virtual_time()
+async def test_submitted_messages_of_a_queue_are_stored_in_their_order(tmp_path: Path) -> None:
+    """Also those that come just when the route of their topic is found."""
+    promises: list[asyncio.Future[SendReceipt]] = []
+    later: list[asyncio.Task[None]] = []
+
+    async def submit(count: int) -> None:
+        for _ in range(count):
+            message = Message("T", b"%d" % len(promises))
+            promises.append(await producer.submit(message, to=by_hash("customer")))
+            # One in each turn of the loop.
+            await asyncio.sleep(0)
+
+    class AtRoutes(Recorder):
+        def after_response(self, address: str, request: Command, response: Command) -> None:
+            if request.code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
+                later.append(asyncio.create_task(submit(20)))
+
+    async with cluster(tmp_path) as world:
+        session = world.session(hooks=[AtRoutes()])
+        async with Producer("pg", session=session) as producer:
+            await submit(20)
+            await asyncio.gather(*promises)
+            await asyncio.gather(*later)
+            receipts = await asyncio.gather(*promises)
+    assert len(receipts) > 40
+    assert [receipt.queue_offset for receipt in receipts] == list(range(len(receipts)))
+
+
+@virtual_time()
 async def test_a_submitted_message_that_is_refused_tells_its_callback(tmp_path: Path) -> None:
     heard: list[Exception | None] = []
     async with cluster(tmp_path) as world, Producer("pg", session=world.session()) as producer:

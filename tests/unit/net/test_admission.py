@@ -113,3 +113,23 @@ async def test_what_stood_in_the_way_is_said() -> None:
             await admission.enter(100, "peer:1")
         except Overloaded as error:
             assert str(error) == f"peer:1: {text} for 100 ms"
+
+
+@virtual_time()
+async def test_nobody_overtakes_one_who_was_admitted() -> None:
+    admission = Admission(2, Deadlines(virtual_loop().clock))
+    order: list[str] = []
+
+    async def enter(name: str) -> None:
+        if not admission.try_enter():
+            await admission.enter(1000, "peer:1")
+        order.append(name)
+
+    admission.pause()
+    first = asyncio.create_task(enter("first"))
+    await asyncio.sleep(0)
+    second = asyncio.create_task(enter("second"))
+    # Admits the first one, which goes on after the second one has begun.
+    admission.resume()
+    await asyncio.gather(first, second)
+    assert order == ["first", "second"]

@@ -17,7 +17,7 @@ from turbopump.net.pool import ConnectionPool, Greeting
 from turbopump.net.pool_config import PoolConfig
 from turbopump.net.router import Router
 from turbopump.testing import virtual_loop, virtual_time, wait_until
-from turbopump.wire.command import Command
+from turbopump.wire.command import Command, whole_body
 
 GREETING = 9999
 
@@ -52,6 +52,35 @@ async def test_all_share_one_connection_and_one_dial() -> None:
         calls = (pool.request(address, Command(ECHO), 1000) for _ in range(20))
         assert all(answer.code == 0 for answer in await asyncio.gather(*calls))
         assert len(here.connected) == 1
+
+
+@virtual_time()
+async def test_nobody_overtakes_requests_that_waited_for_the_connection() -> None:
+    seen: list[bytes] = []
+    calls: list[asyncio.Task[Command]] = []
+
+    def note(request: Command, _: Connection) -> Command:
+        seen.append(bytes(whole_body(request)))
+        return request.answer(0)
+
+    async def begin(count: int) -> None:
+        for _ in range(count):
+            command = Command(ECHO, body=b"%d" % len(calls))
+            calls.append(asyncio.create_task(pool.request(here.server.address, command, 1000)))
+            # One in each turn of the loop.
+            await asyncio.sleep(0)
+
+    def greet(_: str) -> None:
+        # The connection is open, and those who wait for it do not know that yet.
+        later.append(asyncio.create_task(begin(20)))
+
+    later: list[asyncio.Task[None]] = []
+    async with pooled(server=Router({ECHO: note}), greeting=greet) as (here, pool):
+        await begin(20)
+        await wait_until(lambda: bool(later))
+        await asyncio.gather(*later)
+        await asyncio.gather(*calls)
+    assert [int(body) for body in seen] == list(range(40))
 
 
 @virtual_time()

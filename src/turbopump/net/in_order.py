@@ -1,0 +1,46 @@
+"""Order among those who wait for the same thing, such as a connection that is being opened."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class InOrder:
+    """Lets waiters continue in the order in which they came.
+
+    What they wait for is there before the first of them runs again; without this, whoever comes in
+    between would overtake them.
+    """
+
+    def __init__(self) -> None:
+        self._last: asyncio.Future[None] | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody waits."""
+        return self._last is None
+
+    async def after(self, work: Awaitable[T]) -> T:
+        """Await work, and return its result when all earlier waiters have continued."""
+        before, done = self._last, asyncio.get_running_loop().create_future()
+        self._last = done
+        try:
+            result = await work
+            if before is not None and not before.done():
+                await asyncio.wait([before])
+            return result
+        finally:
+            if before is None or before.done():
+                self._release(done)
+            else:
+                # Failed or cancelled: who comes after still has to wait for those before.
+                before.add_done_callback(lambda _: self._release(done))
+
+    def _release(self, done: asyncio.Future[None]) -> None:
+        done.set_result(None)
+        if self._last is done:
+            self._last = None
