@@ -238,7 +238,10 @@ def test_killed_between_writing_and_noting(
     written = numbers(spark.read.parquet(str(path)))
     assert (sum(written.values()), max(written.values())) == (30, 1)
 
+    # As if it had been killed while writing.
+    (path / ".spark-staging-1" / "_temporary").mkdir(parents=True)
     report = archive(spark, path, {"nameserver": broker.nameserver, "topic": topic})
+    assert not list(path.glob(".spark-staging-*"))
     assert numbers(spark.read.parquet(str(path))) == Counter(range(40))
     assert numbers(read_archive(spark, path)) == Counter(range(40))
     assert report.rows == 25, "the second batch was not noted, and is written again"

@@ -18,9 +18,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamReader
 from pyspark.sql.types import StructType
 
+import shells
 from servers import Standalone, standalone
 from source_topics import fill, fresh_topic, made_topic, wait_for
 from turbopump.admin.blocking import Admin
+from turbopump.spark import LagListener, SourceLag, lag
+from turbopump.spark.query_lag import Spread, lag_of
 from turbopump.spark.source import DefaultSource, StreamReader
 
 PATIENCE_S = 120.0
@@ -75,13 +78,27 @@ def test_a_stream_goes_on_where_it_was_and_keeps_its_limits(
     into = Collected()
     # One of the three queues stays empty.
     fill(broker.nameserver, topic, range(200), queues=2)
-    rows = stream(spark, broker.nameserver, topic=topic, maxOffsetsPerTrigger="70").load()
+    options = {"topic": topic, "group": f"lag-of-{topic}", "maxOffsetsPerTrigger": "70"}
+    rows = stream(spark, broker.nameserver, **options).load()
+    reported: list[SourceLag] = []
+    listener = LagListener(reported.append)
+    spark.streams.addListener(listener)
     query = run_now(rows, into, tmp_path)
     assert into.numbers == list(range(200))
     assert [len(into.batches[batch]) for batch in sorted(into.batches)] == [0, 70, 70, 60]
     first = query.recentProgress[1]["sources"][0]
     assert ends(first["latestOffset"]) == [100, 100, 0], "the lag is seen"
     assert ends(first["endOffset"]) == [35, 35, 0]
+    behind = [source for progress in query.recentProgress for source in lag_of(progress)]
+    assert [each.offsets.max for each in behind] == [100, 65, 30, 0]
+    assert [each.offsets_total for each in behind] == [200, 130, 60, 0]
+    assert behind[0].seconds == Spread(0, 0, 0), "only the empty queue is known"
+    assert behind[1].seconds is not None
+    assert 0 == behind[1].seconds.min < behind[1].seconds.avg < behind[1].seconds.max < PATIENCE_S
+    assert lag(query) == (behind[-1],)
+    assert behind[-1].name == f"{topic} (group lag-of-{topic})"
+    shells.wait_for(lambda: reported == behind, PATIENCE_S)
+    spark.streams.removeListener(listener)
     run_now(rows, into, tmp_path)
     assert into.numbers == list(range(200)), "nothing comes twice"
     fill(broker.nameserver, topic, range(200, 300))

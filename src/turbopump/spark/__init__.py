@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from turbopump.spark.consumer import ConsumerRun, SparkConsumer
     from turbopump.spark.consuming.outcomes import GiveUp, RetryLater
     from turbopump.spark.consuming.progress import ConsumerReport
+    from turbopump.spark.lag_listeners import LagListener, PrometheusListener
+    from turbopump.spark.query_lag import SourceLag, lag
     from turbopump.spark.session_builder import session
     from turbopump.spark.source import register
     from turbopump.spark.writing.deduplication import without_duplicates
@@ -19,8 +21,12 @@ else:
         "ConsumerReport": "turbopump.spark.consuming.progress",
         "ConsumerRun": "turbopump.spark.consumer",
         "GiveUp": "turbopump.spark.consuming.outcomes",
+        "LagListener": "turbopump.spark.lag_listeners",
+        "PrometheusListener": "turbopump.spark.lag_listeners",
         "RetryLater": "turbopump.spark.consuming.outcomes",
+        "SourceLag": "turbopump.spark.query_lag",
         "SparkConsumer": "turbopump.spark.consumer",
+        "lag": "turbopump.spark.query_lag",
         "register": "turbopump.spark.source",
         "session": "turbopump.spark.session_builder",
         "without_duplicates": "turbopump.spark.writing.deduplication",
@@ -37,8 +43,12 @@ __all__ = [
     "ConsumerReport",
     "ConsumerRun",
     "GiveUp",
+    "LagListener",
+    "PrometheusListener",
     "RetryLater",
+    "SourceLag",
     "SparkConsumer",
+    "lag",
     "register",
     "session",
     "without_duplicates",

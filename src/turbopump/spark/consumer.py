@@ -41,6 +41,7 @@ from turbopump.spark.consuming.progress import (
     start_watched,
 )
 from turbopump.spark.consuming.send_back import SendBack
+from turbopump.spark.query_lag import source_name
 from turbopump.spark.reading.options import SourceOptions
 from turbopump.wire.names import retry_topic
 
@@ -114,6 +115,7 @@ class SparkConsumer:
                     "tasks_min splits queues, so it cannot be combined with ordered=True"
                 )
         self.group = group
+        self._topics = tuple(topics)
         self._handler = handler
         self._spark = spark
         self._checkpoint = _checkpoint(checkpoint)
@@ -181,7 +183,7 @@ class SparkConsumer:
         writer = (
             # All that is to be done happens in the tasks: nothing is left to be written.
             counted.writeStream.format("noop")
-            .queryName(f"turbopump {self.group}")
+            .queryName(source_name(self._topics, self.group))
             .option("checkpointLocation", self._checkpoint)
         )
         if available_now:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import sys
 import warnings
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from turbopump.errors import InvalidArgument, MissingPackage
+from turbopump.errors import InvalidArgument, MissingPackage, SparkError
 from turbopump.spark.java import ensure_java
 
 try:
@@ -53,11 +54,15 @@ _CONNECT = "sc://"
 _CONNECT_PACKAGES = ("grpc", "grpc_status", "google.rpc", "zstandard")
 """What PySpark imports for a client of Spark Connect, besides what it needs anyway."""
 
+_MASTER_TIMEOUT_S = 5
+_HADOOP_SETTINGS = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
+
 _COUNT = r"0*[1-9]\d*"
+_HOST_PORT = r"(\[[0-9a-fA-F:.]+\]|[^\s:,/\[\]]+):\d{1,5}"
 _MASTER = re.compile(
     rf"local(\[({_COUNT}|\*)(\s*,\s*{_COUNT})?\])?"
     rf"|local-cluster\[\s*{_COUNT}\s*(,\s*{_COUNT}\s*){{2}}\]"
-    r"|(spark|k8s)://.+|yarn",
+    rf"|spark://{_HOST_PORT}(,{_HOST_PORT})*|k8s://(https?://)?[^\s/]+.*|yarn",
     re.ASCII,
 )
 
@@ -111,6 +116,29 @@ def require_master(master: str) -> None:
         )
 
 
+def require_reachable(master: str, environment: Mapping[str, str]) -> None:
+    """Raise unless a master could be found: Spark itself tries for minutes, or prints pages."""
+    if master == "yarn" and not any(environment.get(name) for name in _HADOOP_SETTINGS):
+        raise InvalidArgument(
+            f"master yarn needs {' or '.join(_HADOOP_SETTINGS)} in the environment: the directory "
+            "with the settings of the Hadoop cluster"
+        )
+    if not master.startswith("spark://"):
+        return
+    failures = []
+    for address in master.removeprefix("spark://").split(","):
+        host, _, port = address.rpartition(":")
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), _MASTER_TIMEOUT_S):
+                return
+        except (OSError, OverflowError, UnicodeError) as error:
+            failures.append(f"{address}: {error}")
+    raise SparkError(
+        f"no Spark master answers at {master}: {'; '.join(failures)}; start it, or correct the "
+        "address"
+    )
+
+
 def _require_connect() -> None:
     """Raise MissingPackage unless PySpark can be a client of Spark Connect.
 
@@ -142,6 +170,7 @@ def _require_remote(remote: str) -> None:
 def _made(app_name: str, master: str, remote: str | None, own: Mapping[str, str]) -> SparkSession:
     if remote is None:
         require_master(master)
+        require_reachable(master, os.environ)
     else:
         _require_remote(remote)
     builder = SparkSession.builder.appName(app_name)

@@ -25,6 +25,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from turbopump.spark.worker_exit import end_quietly
 from turbopump.spark.worker_gc import begin_call
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 # for every query of whatever source, and must not fail or wait because of it.
 
 NAME = "rocketmq"
+
+# Every worker that plans, reads or writes for the source imports this module.
+end_quietly()
 
 
 def register(spark: SparkSession) -> None:
@@ -195,15 +199,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._on_driver().run(lambda follow: follow.freeze(), is_first=True)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        from turbopump.spark.reading.offsets import nested
+        from turbopump.spark.reading.offsets import reported
 
-        return None if self._driver is None else nested(self._driver.latest_known) or None
+        if self._driver is None:
+            return None
+        return reported(self._driver.latest_known, self._options.group)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         from turbopump.spark.reading.offsets import flat
         from turbopump.spark.reading.partition_planner import plan, ranges_between
 
-        planned = plan(ranges_between(flat(start), flat(end)), self._options.plan)
+        known = flat(start)
+        ranges = ranges_between(known, flat(end))
+        planned = plan(ranges, self._options.plan, queues=len(known))
         return [InputPartition(partition) for partition in planned]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from turbopump.message import MessageQueue
 from turbopump.spark.reading.partition_planner import (
     PACKED_ROWS_MAX,
+    SKEW_ROWS_MIN,
+    Partition,
     PlanLimits,
     QueueRange,
     plan,
@@ -101,3 +103,37 @@ def test_what_lies_between_two_offsets() -> None:
     assert ranges_between(start, end) == [of(0, 5, 9)]
     assert ranges_between({}, end) == []
     assert plan([]) == []
+
+
+def sizes(planned: list[Partition]) -> list[list[int]]:
+    return [[piece.rows for piece in partition] for partition in planned]
+
+
+def test_a_queue_that_dwarfs_the_others_is_split_as_if_messages_were_spread_evenly() -> None:
+    million = 1_000_000
+    others = [of(number, 0, 1000) for number in (1, 2, 3)]
+    assert sizes(plan([of(0, 7, million + 7), *others])) == [[million // 4]] * 4 + [
+        [1000] * 2,
+        [1000],
+    ]
+    assert sizes(plan([of(0, 0, million), of(1, 0, 1)])) == [[million // 2]] * 2 + [[1]]
+    assert sizes(plan([of(0, 0, million)], queues=8)) == [[million // 8]] * 8, "others are empty"
+
+
+@pytest.mark.parametrize(
+    ("rows", "queues"),
+    [
+        ([1_000_000], 1),
+        ([1_000_000, 250_000, 200_000, 200_000], 4),
+        ([SKEW_ROWS_MIN * 7 // 5, 10, 10, 10], 4),
+    ],
+    ids=["only one queue", "within five times the average", "small"],
+)
+def test_other_queues_stay_whole(rows: list[int], queues: int) -> None:
+    planned = plan([of(number, 0, each) for number, each in enumerate(rows)], queues=queues)
+    assert planned[0][0] == of(0, 0, rows[0])
+
+
+def test_a_task_per_queue_is_never_split() -> None:
+    many = of(0, 0, 10_000_000)
+    assert plan([many, of(1, 0, 1)], PlanLimits(is_per_queue=True), queues=9)[0] == (many,)

@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 
 from turbopump.spark.pipelines.archive_layout import COMPACTION, SETTINGS_FILE
-from turbopump.spark.pipelines.local_files import folders_stay, local_directory, moving_folders
+from turbopump.spark.pipelines.local_files import (
+    folders_stay,
+    local_directory,
+    moving_folders,
+    writing_archive,
+)
 
 
 def is_free(directory: Path, how: int) -> bool:
@@ -56,3 +61,28 @@ def test_nothing_is_left_behind_in_what_is_no_archive(tmp_path: Path) -> None:
 )
 def test_which_paths_are_of_this_machine(path: str, local: Path | None) -> None:
     assert local_directory(path) == local
+
+
+def test_the_first_writer_removes_what_killed_ones_left(tmp_path: Path) -> None:
+    stale = tmp_path / ".spark-staging-1" / "_temporary"
+    stale.mkdir(parents=True)
+    (tmp_path / "topic=orders").mkdir()
+    with writing_archive(tmp_path):
+        assert [each.name for each in tmp_path.iterdir()] == ["topic=orders"]
+        stale.mkdir(parents=True)
+        with writing_archive(tmp_path):
+            assert stale.exists(), "it may be the first writer's"
+    with writing_archive(tmp_path):
+        assert not stale.exists()
+
+
+def test_a_file_system_without_locks_is_left_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    (tmp_path / ".spark-staging-1").mkdir()
+    with writing_archive(tmp_path):
+        assert (tmp_path / ".spark-staging-1").exists()

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import sys
+from contextlib import closing
 from importlib.util import find_spec
 
 import pytest
 
-from turbopump.errors import InvalidArgument, MissingPackage
+from turbopump.errors import InvalidArgument, MissingPackage, SparkError
 from turbopump.spark import session_builder
 from turbopump.spark.session_builder import (
     LOCAL_SETTINGS,
     SETTINGS,
     require_master,
+    require_reachable,
     session_settings,
 )
 
@@ -90,6 +93,8 @@ def test_a_program_without_connect_does_not_end_in_silence() -> None:
         "local[*,3]",
         "local-cluster[2, 1, 1024]",
         "spark://a:7077,b:7077",
+        "spark://[::1]:7077",
+        "k8s://10.0.0.1:6443",
         "k8s://https://10.0.0.1:6443",
         "yarn",
     ],
@@ -99,12 +104,63 @@ def test_masters_that_spark_knows(master: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "master", ["", "foo", "local[x]", "local[0]", "local[]", "local-cluster[2]", "spark://", "Yarn"]
+    "master",
+    [
+        "",
+        "foo",
+        "local[x]",
+        "local[0]",
+        "local[]",
+        "local-cluster[2]",
+        "spark://",
+        "spark://host",
+        "spark://host:",
+        "spark://a:7077,b",
+        "spark://http://a:7077",
+        "k8s://",
+        "Yarn",
+    ],
 )
 def test_masters_that_spark_would_refuse(master: str) -> None:
     told = re.escape(f"or yarn, got {master!r}")
     with pytest.raises(InvalidArgument, match=told):
         session_builder._made("x", master, None, {})
+
+
+def started_java() -> None:
+    raise AssertionError("Java was started")
+
+
+def test_a_master_that_does_not_answer_is_an_error_before_java_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session_builder, "ensure_java", started_java)
+    with closing(socket.create_server(("127.0.0.1", 0))) as free:
+        port = free.getsockname()[1]
+    master = f"spark://127.0.0.1:{port},127.0.0.1:99999"
+    with pytest.raises(
+        SparkError, match=rf"no Spark master answers at {master}: .*{port}: .*refused"
+    ):
+        session_builder._made("x", master, None, {})
+
+
+def test_one_master_that_answers_is_enough() -> None:
+    with (
+        closing(socket.create_server(("127.0.0.1", 0))) as free,
+        closing(socket.create_server(("127.0.0.1", 0))) as master,
+    ):
+        port = free.getsockname()[1]
+        free.close()
+        require_reachable(f"spark://127.0.0.1:{port},127.0.0.1:{master.getsockname()[1]}", {})
+
+
+def test_yarn_needs_the_settings_of_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_builder, "ensure_java", started_java)
+    for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR"):
+        monkeypatch.delenv(name, raising=False)
+        require_reachable("yarn", {name: "/etc/hadoop"})
+    with pytest.raises(InvalidArgument, match="yarn needs HADOOP_CONF_DIR or YARN_CONF_DIR"):
+        session_builder._made("x", "yarn", None, {})
 
 
 def test_a_server_of_connect_is_no_master() -> None:

@@ -13,9 +13,9 @@ import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
-import msgspec
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 from pyspark.sql.column import Column
@@ -29,14 +29,16 @@ from turbopump.spark.pipelines.archive_settings import (
     keep_settings,
     require_no_file_list,
 )
-from turbopump.spark.pipelines.local_files import full_path, local_directory
+from turbopump.spark.pipelines.local_files import full_path, local_directory, writing_archive
 from turbopump.spark.pipelines.preconditions import require_driver, require_interval
 from turbopump.spark.pipelines.progress import Step, Watch, unwatched
 from turbopump.spark.pipelines.reports import Table, bytes_text, facts, moment, per_second
 from turbopump.spark.pipelines.spark_errors import explain_errors
+from turbopump.spark.query_lag import lag_of, source_name
 
 PARTITION_BY = ("topic", "date")
 
+_TOPIC_OPTIONS = ("topic", "topics", "topicpattern", "assign")
 _QUERY_ID = "sql.streaming.queryId"
 _LOOK_S = 1
 _SECONDS_PER_HOUR = 3600
@@ -111,14 +113,27 @@ def archive(
         partitions = _checked(partition_by, frame.columns)
         keep_settings(spark, text, ArchiveSettings(partitions, tuple(frame.columns)))
         writer = _Writer(text, partitions)
-        stream = frame.writeStream.foreachBatch(writer.write).option("checkpointLocation", noted)
+        stream = (
+            frame.writeStream.foreachBatch(writer.write)
+            .queryName(_query_name(source, text))
+            .option("checkpointLocation", noted)
+        )
         timed = (
             stream.trigger(availableNow=True)
             if every_s is None
             else stream.trigger(processingTime=f"{round(every_s * 1000)} milliseconds")
         )
-        _run(timed.start(), writer, watch, stop or threading.Event())
+        directory = local_directory(text)
+        with nullcontext() if directory is None else writing_archive(directory):
+            _run(timed.start(), writer, watch, stop or threading.Event())
     return _report(text, noted, writer, time.monotonic() - started_s)
+
+
+def _query_name(source: Mapping[str, str], path: str) -> str:
+    """Return the name of the query in Spark's UI, unique for each archive."""
+    given = {name.lower(): value for name, value in source.items()}
+    topics = [given[name] for name in _TOPIC_OPTIONS if name in given]
+    return f"archive of {source_name(topics, given.get('group'))} in {path}"
 
 
 @dataclass(slots=True)
@@ -225,19 +240,8 @@ def _step(query: StreamingQuery, writer: _Writer) -> Step:
     progress = query.lastProgress
     if progress is None:
         return Step("messages archived", writer.rows)
-    left = sum(_backlog(each.endOffset, each.latestOffset) for each in progress.sources)
+    left = sum(each.offsets_total for each in lag_of(progress))
     return Step("messages archived", writer.rows, writer.rows + left)
-
-
-def _backlog(end: str | None, latest: str | None) -> int:
-    """Return how many messages lie between two offsets of the source, which may be unknown."""
-    reached, there = (msgspec.json.decode(each or "null") or {} for each in (end, latest))
-    return sum(
-        max(0, offset - reached.get(topic, {}).get(broker, {}).get(queue, 0))
-        for topic, brokers in there.items()
-        for broker, queues in brokers.items()
-        for queue, offset in queues.items()
-    )
 
 
 def _report(path: str, checkpoint: str, writer: _Writer, seconds: float) -> ArchiveReport:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from turbopump.spark.pipelines.archive_layout import COMPACTION, SETTINGS_FILE
 
 _MOVING = "moving"
+_STAGING = ".spark-staging-*"
+"""Where Spark writes a batch that replaces folders as a whole."""
 
 
 def local_directory(path: str) -> Path | None:
@@ -44,6 +47,29 @@ def sync_directory(directory: Path) -> None:
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# --- what killed writers leave behind -------------------------------------------------------------
+
+
+@contextmanager
+def writing_archive(directory: Path) -> Iterator[None]:
+    """Hold a shared lock on an archive while a query writes it.
+
+    The first writer removes the staging directories of writers that were killed: nobody else needs
+    them, since a batch is written again as a whole. A file system without locks keeps them.
+    """
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for staging in directory.glob(_STAGING):
+                shutil.rmtree(staging, ignore_errors=True)
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield
     finally:
         os.close(descriptor)
 

@@ -18,7 +18,7 @@ async def plan_batch(cluster: Cluster, options: SourceOptions) -> list[Partition
     if not isinstance(options.start, OfGroup) and not isinstance(options.end, OfGroup):
         # A group's committed offset is not the user's choice.
         _require_order(start, end)
-    return plan(ranges_between(start, end), options.plan)
+    return plan(ranges_between(start, end), options.plan, queues=len(start))
 
 
 def _require_order(start: dict[MessageQueue, int], end: dict[MessageQueue, int]) -> None:

@@ -28,6 +28,9 @@ Marks = Mapping[MessageQueue, Mark]
 Nested = dict[str, dict[str, Any]]
 _MARKS = ""
 
+GROUP = "group"
+"""What the report of the latest offsets has below the key ``""``: the group, or null."""
+
 NO_QUEUES: Nested = {"": {}}
 """Where a stream is that has begun before there were queues: all that come are read as a whole.
 
@@ -40,6 +43,17 @@ def nested(offsets: Offsets, marks: Marks | None = None) -> Nested:
     noted = {queue: f"{time_ms}@{position}" for queue, (time_ms, position) in (marks or {}).items()}
     written = _nested(noted)
     return ({_MARKS: written} if written else {}) | _nested(offsets)
+
+
+def reported(latest: Offsets, group: str | None) -> Nested:
+    """Return the latest offsets as Spark's progress shows them, with the group that reads them."""
+    return {_MARKS: {GROUP: group}} | _nested(latest)
+
+
+def report_of(written: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return what `reported` wrote besides offsets; None for the offsets of other sources."""
+    report = written.get(_MARKS)
+    return report if isinstance(report, dict) and GROUP in report else None
 
 
 def _nested(values: Mapping[MessageQueue, int | str]) -> Nested:

@@ -16,6 +16,11 @@ from turbopump.spark.reading.offsets import Offsets
 PACKED_ROWS_MAX = 2000
 """Ranges are put together into one task up to so many rows: a task costs more than they do."""
 
+SKEW_FACTOR = 5
+"""A range is split by default if it has this many times the average of the other queues, ..."""
+SKEW_ROWS_MIN = 50_000
+"""... and pieces of at least this many rows remain: about a quarter of a second's work."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class QueueRange:
@@ -67,12 +72,24 @@ def ranges_between(start: Offsets, end: Offsets) -> list[QueueRange]:
     ]
 
 
-def plan(ranges: Iterable[QueueRange], limits: PlanLimits = _AS_IT_IS) -> list[Partition]:
-    """Divide ranges into partitions: large ranges split, small ones of a batch put together."""
+def plan(
+    ranges: Iterable[QueueRange], limits: PlanLimits = _AS_IT_IS, *, queues: int = 0
+) -> list[Partition]:
+    """Divide ranges into partitions: large ranges split, small ones of a batch put together.
+
+    ``queues`` counts the queues with nothing to read, too.
+    """
     whole = sorted(ranges)
     if limits.is_per_queue:
         return [(each,) for each in whole]
-    pieces = [piece for each in whole for piece in _split(each, _pieces(each, whole, limits))]
+    queues, total = max(queues, len(whole)), sum(each.rows for each in whole)
+    pieces = [
+        piece
+        for each in whole
+        for piece in _split(
+            each, max(_pieces(each, whole, limits), _skew_pieces(each, queues, total))
+        )
+    ]
     partitions_min = limits.partitions_min or 0
     if len(pieces) <= partitions_min:
         return [(piece,) for piece in pieces]
@@ -90,6 +107,16 @@ def _pieces(of: QueueRange, whole: list[QueueRange], limits: PlanLimits) -> int:
         total = sum(each.rows for each in whole)
         pieces = max(pieces, -(-limits.partitions_min * of.rows // total))
     return max(1, min(pieces, of.rows))
+
+
+def _skew_pieces(of: QueueRange, queues: int, total: int) -> int:
+    """Return into how many pieces a range is split because it dwarfs those of the other queues.
+
+    Pieces have the size that all ranges would have if messages were spread evenly.
+    """
+    if of.rows * (queues - 1) <= SKEW_FACTOR * (total - of.rows):
+        return 1
+    return max(1, round(of.rows / max(SKEW_ROWS_MIN, total / queues)))
 
 
 def _split(of: QueueRange, pieces: int) -> list[QueueRange]:

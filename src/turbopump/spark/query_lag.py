@@ -1,0 +1,141 @@
+"""How far a streaming query is behind the latest messages, from the progress that Spark reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from statistics import mean
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from turbopump.spark.reading.offsets import GROUP, flat, flat_marks, report_of
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.listener import SourceProgress, StreamingQueryProgress
+    from pyspark.sql.streaming.query import StreamingQuery
+
+
+def source_name(topics: Iterable[str], group: str | None) -> str:
+    """Return how a source is named, also in Spark's UI if the query is ours."""
+    return ", ".join(topics) + ("" if group is None else f" (group {group})")
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Minimum, average and maximum over the queues of a source."""
+
+    min: float
+    avg: float
+    max: float
+
+    def __str__(self) -> str:
+        return f"{_number(self.min)} / {_number(self.avg)} / {_number(self.max)}"
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread | None:
+        """Return the spread of values, None without any."""
+        found = list(values)
+        return cls(min(found), mean(found), max(found)) if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLag:
+    """How far one source of a query was behind after planning a batch."""
+
+    query: str
+    """The query's name, or its id if it has none."""
+
+    run_id: str
+    batch_id: int
+    topics: tuple[str, ...]
+    group: str | None
+    rows: int
+    """Messages of the batch."""
+
+    queues: int
+    offsets: Spread
+    """Messages that a queue has after the end of the batch."""
+
+    offsets_total: int
+    seconds: Spread | None
+    """Age of the last message read, 0 for a queue that is read to its end.
+
+    A queue that has unread messages, but none that was read, does not count; None without others.
+    """
+
+    @property
+    def name(self) -> str:
+        """The topics and the group, as in ``orders, payments (group billing)``."""
+        return source_name(self.topics, self.group)
+
+    def __str__(self) -> str:
+        seconds = "unknown" if self.seconds is None else f"{self.seconds}"
+        return (
+            f"{self.name}, batch {self.batch_id}: {self.rows} rows from {self.queues} queues; "
+            f"min / avg / max behind: {self.offsets} messages, {seconds} seconds"
+        )
+
+
+def lag(query: StreamingQuery) -> tuple[SourceLag, ...]:
+    """Return how far the last batch of a query left each of its ``rocketmq`` sources behind.
+
+    Empty before the first batch. Makes no request: Spark's progress has the figures.
+
+    ::
+
+        for source in turbopump.spark.lag(query):
+            print(source.name, source.offsets.max, source.seconds)
+    """
+    progress = query.lastProgress
+    return () if progress is None else lag_of(progress)
+
+
+def lag_of(progress: StreamingQueryProgress) -> tuple[SourceLag, ...]:
+    """Return the lag in the progress of one batch, for each ``rocketmq`` source."""
+    found = (_source_lag(progress, source) for source in progress.sources)
+    return tuple(each for each in found if each is not None)
+
+
+def _source_lag(progress: StreamingQueryProgress, source: SourceProgress) -> SourceLag | None:
+    reported, ended = _decoded(source.latestOffset), _decoded(source.endOffset)
+    report = report_of(reported)
+    if report is None:
+        return None
+    latest, end, marks = flat(reported), flat(ended), flat_marks(ended)
+    behind = {queue: max(0, at - end[queue]) for queue, at in latest.items() if queue in end}
+    offsets = Spread.of(behind.values())
+    if offsets is None:
+        return None
+    planned_ms = datetime.fromisoformat(progress.timestamp).timestamp() * 1000
+    seconds = Spread.of(
+        max(0.0, planned_ms - marks[queue][0]) / 1000 if left else 0.0
+        for queue, left in behind.items()
+        if not left or queue in marks
+    )
+    return SourceLag(
+        query=progress.name or str(progress.id),
+        run_id=str(progress.runId),
+        batch_id=progress.batchId,
+        topics=tuple(sorted({queue.topic for queue in latest})),
+        group=report[GROUP],
+        rows=source.numInputRows,
+        queues=len(behind),
+        offsets=offsets,
+        offsets_total=sum(behind.values()),
+        seconds=seconds,
+    )
+
+
+def _decoded(offsets: str | None) -> Mapping[str, Any]:
+    """Return an offset of any source; what is not JSON of an object is not ours."""
+    try:
+        found = msgspec.json.decode(offsets or "{}")
+    except msgspec.DecodeError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _number(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")
