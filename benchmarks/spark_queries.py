@@ -277,6 +277,7 @@ class Queries:
             "counting": Place("counting", {}),
             "converting": Place("converting", {}),
             "topic": Place("rocketmq", topic),
+            "topic, idempotent": Place("rocketmq", {**topic, "idempotent": "true"}),
             "Parquet": Place("parquet", files),
         }
         queries = {}

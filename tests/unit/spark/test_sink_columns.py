@@ -43,6 +43,12 @@ def test_all_columns_are_taken() -> None:
     assert sink_columns(rows, OPTIONS).names == set(COLUMNS) - {"shardingKey"}
 
 
+def test_delayed_rows_cannot_be_looked_up() -> None:
+    options = SinkOptions(nameserver="127.0.0.1:9876", topic="orders", idempotent=True)
+    with pytest.raises(InvalidArgument, match="delayLevel cannot be combined with idempotent"):
+        sink_columns(schema(body=StringType(), delayLevel=IntegerType()), options)
+
+
 def test_what_need_not_be_converted_is_left_out() -> None:
     rows = schema(topic=StringType(), body=StringType(), tags=NullType())
     assert sink_columns(rows, WITH_TOPIC).names == {"body"}

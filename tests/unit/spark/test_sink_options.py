@@ -28,6 +28,7 @@ def test_every_option_is_read_in_any_case() -> None:
         "sendTimeoutMs": "500",
         "retries": "0",
         "retryUnlessOk": "true",
+        "idempotent": "false",
         "compression": "zstd",
         "compressFromBytes": "100",
         "bodyBytesMax": "2000",
@@ -138,6 +139,9 @@ def test_the_drivers_environment_is_what_counts(monkeypatch: pytest.MonkeyPatch)
         ("stamp", "yes", "stamp must be one of true, property, false, got 'yes'"),
         ("reservedProperties", "keep", "reservedProperties must be one of fail, drop, got 'keep'"),
         ("writeId", "a b", "writeId must be text without whitespace, got 'a b'"),
+        ("writeId", "", "writeId must be text without whitespace, got ''"),
+        ("idempotent", "maybe", "idempotent must be true or false, got 'maybe'"),
+        ("idempotent", "true", "idempotent needs the option topic"),
         ("group", "a b", ", got 'a b'"),
         ("topic", "a b", ", got 'a b'"),
         ("topic", "SCHEDULE_TOPIC_XXXX", "only brokers send to it"),
@@ -153,6 +157,18 @@ def test_what_makes_no_sense_is_named(key: str, value: str, words: str) -> None:
     with pytest.raises(InvalidArgument, match="invalid options of the rocketmq sink") as raised:
         SinkOptions.parse({**NAMESERVER, key: value})
     assert words in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"stamp": "false"}, "stamp must be true or property"),
+        ({"retryUnlessOk": "true"}, "idempotent and retryUnlessOk exclude each other"),
+    ],
+)
+def test_what_idempotent_writes_cannot_do_is_refused(more: dict[str, str], words: str) -> None:
+    with pytest.raises(InvalidArgument, match=words):
+        SinkOptions.parse({**NAMESERVER, "topic": "orders", "idempotent": "true", **more})
 
 
 def test_the_largest_numbers_are_allowed() -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, dataclass, fields, replace
-from itertools import zip_longest
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import Any
 
 from turbopump.client.config import ClientConfig
 from turbopump.client.names import check_group, check_topic
@@ -29,6 +28,7 @@ from turbopump.spark.option_values import (
     size_bytes,
     text_of,
 )
+from turbopump.spark.pickled_fields import restore, unpickled_by
 from turbopump.spark.reading.partition_planner import PlanLimits
 from turbopump.spark.reading.positions import (
     AtTime,
@@ -128,32 +128,11 @@ _FIELDS_0_1, _PUSH_FILTERS_0_1 = 15, 12
 """Pickles of version 0.1 have this number of fields, and one that no longer exists."""
 
 
-_Kind = TypeVar("_Kind", bound=type)
-
-
-def _restore(value: Pulling | SourceOptions, state: Iterable[object]) -> None:
-    """Open a pickle, perhaps of an older version: new fields come last and take their defaults."""
-    pairs: Iterable[tuple[Any, object]] = zip_longest(fields(value), state, fillvalue=MISSING)
-    for field, saved in pairs:
-        assert field is not MISSING, "pickled by a newer version"
-        object.__setattr__(value, field.name, field.default if saved is MISSING else saved)
-
-
 def _restore_source(value: SourceOptions, state: Iterable[object]) -> None:
     values = list(state)
     if len(values) == _FIELDS_0_1:
         del values[_PUSH_FILTERS_0_1]
-    _restore(value, values)
-
-
-def _unpickled_by(restore: Callable[[Any, Iterable[object]], None]) -> Callable[[_Kind], _Kind]:
-    """Set ``__setstate__`` of a finished dataclass: Python 3.11.2 replaces one in its body."""
-
-    def decorated(kind: _Kind) -> _Kind:
-        kind.__setstate__ = restore  # type: ignore[attr-defined]
-        return kind
-
-    return decorated
+    restore(value, values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +145,7 @@ class TriggerLimits:
     delay_max_ms: int = 900_000
 
 
-@_unpickled_by(_restore)
+@unpickled_by(restore)
 @dataclass(frozen=True, slots=True)
 class Pulling:
     """How tasks ask for messages."""
@@ -201,7 +180,7 @@ class Pulling:
         return self.tags is not None or isinstance(self.expression, Sql)
 
 
-@_unpickled_by(_restore_source)
+@unpickled_by(_restore_source)
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
     """Everything that is set about a read, checked."""

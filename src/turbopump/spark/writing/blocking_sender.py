@@ -82,6 +82,7 @@ class BlockingSender:
             if self._failed:
                 self.finish()
                 self._ask_for_targets(rows)
+            self._sending.require_lease()
             self._send(send, self._targets)
 
     def finish(self) -> None:

@@ -15,6 +15,7 @@ from turbopump.net.limits import require_at_least
 from turbopump.settings import configured, keys_of
 from turbopump.spark.option_hints import SINK_HINTS
 from turbopump.spark.option_values import duration_ms, size_bytes, with_hint
+from turbopump.spark.pickled_fields import restore, unpickled_by
 from turbopump.wire.sysflag import Compression
 
 _OF_SPARK = frozenset({"checkpointlocation", "path", "queryname", "outputmode", "trigger"})
@@ -47,6 +48,7 @@ _MOST = 2**31 - 1
 """Of all numbers. The system waits no longer at once than so many ms; frames have no more bytes."""
 
 
+@unpickled_by(restore)
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
     """How rows are sent; travels to the executors with the writer."""
@@ -94,6 +96,9 @@ class SinkOptions:
     reserved_properties: str = "fail"
     """Whether properties with a name of the protocol fail the write or are left out."""
 
+    idempotent: bool = False
+    """Whether rows that an earlier attempt of the same write has stored are skipped."""
+
     def __post_init__(self) -> None:
         keys = dict(zip((field.name for field in fields(self)), OPTIONS, strict=True))
         for name, allowed in _CHOICES.items():
@@ -113,6 +118,24 @@ class SinkOptions:
             check_topic_for_sending(with_namespace(self.namespace, self.topic))
         if self.write_id is not None:
             _check_write_id(self.write_id)
+        if self.idempotent:
+            self._check_idempotent()
+
+    def _check_idempotent(self) -> None:
+        if self.topic is None:
+            raise InvalidArgument(
+                "idempotent needs the option topic: it is where rows of earlier attempts are "
+                "looked up"
+            )
+        if self.stamp == "false":
+            raise InvalidArgument(
+                "idempotent needs stamps to recognize rows: stamp must be true or property"
+            )
+        if self.retry_unless_ok:
+            raise InvalidArgument(
+                "idempotent and retryUnlessOk exclude each other: the one never sends again what "
+                "may be stored, the other does"
+            )
 
     @classmethod
     def parse(cls, options: Mapping[str, object]) -> SinkOptions:

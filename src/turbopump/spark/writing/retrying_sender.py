@@ -36,6 +36,8 @@ from turbopump.spark.writing.row_converter import ConvertedRows
 from turbopump.spark.writing.row_encoder import EncodedRows
 from turbopump.spark.writing.send_planner import BatchLimits, EncodedSend, Send, sends, topic_of
 from turbopump.spark.writing.send_window import SendWindow
+from turbopump.spark.writing.write_lease import WriteLease
+from turbopump.wire.codes import ResponseCode
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +48,8 @@ Passing = NetworkError | NoRoute | RemoteError
 """Errors that a retry, later or on another broker, may fix."""
 
 Refused = Passing | InvalidArgument
+
+_LOOKED_UP = "; whether it was stored is looked up when Spark retries the task"
 
 
 @dataclass(slots=True)
@@ -123,7 +127,7 @@ class RetryingSender:
         self._session = session
         self._options = options
         self._partition = partition
-        self._producer = Producer(options.group, session=session, config=options.producer())
+        self.producer = Producer(options.group, session=session, config=options.producer())
         rules = options.rules()
         self._rules = rules
         # A batch is checked like a body.
@@ -135,6 +139,13 @@ class RetryingSender:
         self._running: set[asyncio.Task[None]] = set()
         self._last_of_queue: dict[MessageQueue, asyncio.Task[None]] = {}
         self._failure: BaseException | None = None
+        self.lease: WriteLease | None = None
+        """Of an idempotent write: without it nothing is sent."""
+
+    def require_lease(self) -> None:
+        """Raise SparkError if another attempt of the task may send."""
+        if self.lease is not None:
+            self.lease.require()
 
     async def take(self, rows: ConvertedRows | EncodedRows) -> None:
         """Send rows, waiting for room in the send window; raises if any send has failed."""
@@ -146,7 +157,7 @@ class RetryingSender:
 
     async def targets(self, rows: ConvertedRows | EncodedRows) -> Targets:
         """Look up the queues of rows; raises SparkError after all retries."""
-        await self._producer.start()
+        await self.producer.start()
         queues = {topic: await self._queues(topic, rows) for topic in dict.fromkeys(rows.topics)}
         brokers = {queue.broker for of_topic in queues.values() for queue in of_topic}
         session = self._session
@@ -171,7 +182,7 @@ class RetryingSender:
         """Abandon pending sends and close the producer."""
         self._give_up()
         await asyncio.gather(*self._running, return_exceptions=True)
-        await self._producer.close()
+        await self.producer.close()
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -233,7 +244,8 @@ class RetryingSender:
                 if queue is not None:
                     refused.add(queue.broker)
                 if not self._is_worth_a_try(send, error, refused) or not budget.allows(error):
-                    raise self._failed(send, queue, str(error)) from error
+                    looked_up = _LOOKED_UP if self._must_be_looked_up(error) else ""
+                    raise self._failed(send, queue, f"{error}{looked_up}") from error
                 why = str(error)
             else:
                 if status is SendStatus.OK or not self._options.retry_unless_ok:
@@ -248,6 +260,7 @@ class RetryingSender:
         clock = self._session.clock
         async with self.window.place() as cuts:
             start_ms = clock.monotonic_ms()
+            self.require_lease()
             try:
                 receipt = await self._handed_over(send, queue)
             except (NetworkError, RemoteError) as error:
@@ -261,21 +274,31 @@ class RetryingSender:
         if isinstance(send, EncodedSend):
             topic, namespace = topic_of(send.destination), self._options.namespace
             ready = encoded_batch(topic, send.message_id, send.body, self._rules, namespace)
-            return await self._producer.send_ready(ready, to=queue)
+            return await self.producer.send_ready(ready, to=queue)
         if len(send.messages) == 1:
-            return await self._producer.send(send.messages[0], to=queue)
-        return await self._producer.send_batch(send.messages, to=queue)
+            return await self.producer.send(send.messages[0], to=queue)
+        return await self.producer.send_batch(send.messages, to=queue)
 
     async def _next_queue(
         self, send: Send | EncodedSend, failed: MessageQueue | None
     ) -> MessageQueue:
         if isinstance(send.destination, MessageQueue):
             return send.destination
-        queues = await self._producer.queues(topic_of(send.destination))
+        queues = await self.producer.queues(topic_of(send.destination))
         now_ms = self._session.clock.monotonic_ms()
         return self._choice.next(queues, () if failed is None else {failed.broker}, now_ms)
 
+    def _must_be_looked_up(self, error: Passing) -> bool:
+        """Whether an idempotent write does not know if a send was stored."""
+        if self.lease is None:
+            return False
+        if isinstance(error, RemoteError):
+            return error.code == ResponseCode.SYSTEM_ERROR
+        return not is_refusal(error)
+
     def _is_worth_a_try(self, send: Send | EncodedSend, error: Passing, refused: set[str]) -> bool:
+        if self._must_be_looked_up(error):
+            return False
         if error.retriable:
             return True
         if isinstance(send.destination, MessageQueue) or not isinstance(error, RemoteError):
@@ -312,7 +335,7 @@ class RetryingSender:
         budget = RetryBudget(self._options, self._session.clock)
         for pauses in itertools.count():
             try:
-                return await self._producer.queues(topic)
+                return await self.producer.queues(topic)
             except (NetworkError, NoRoute) as error:
                 # An unknown topic is a mistake more often than a restart.
                 if not budget.allows(None if isinstance(error, NoRoute) else error):

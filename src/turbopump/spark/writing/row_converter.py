@@ -6,7 +6,7 @@ same rows in the same order get the same stamps when a task is tried again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, repeat
 from typing import Any
@@ -50,6 +50,8 @@ class ConvertedRows:
     sharding_keys: Sequence[str | int | None] | None = None
     queue_ids: Sequence[int | None] | None = None
     brokers: Sequence[str | None] | None = None
+    sent: Collection[int] = ()
+    """Numbers of rows that are stored already."""
 
     @property
     def topics(self) -> Sequence[str]:

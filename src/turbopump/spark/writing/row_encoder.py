@@ -6,7 +6,7 @@ large enough to be compressed, and all rows of a record batch with such a row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,8 @@ class EncodedRows:
     sharding_keys: Sequence[str | int | None] | None = None
     queue_ids: Sequence[int | None] | None = None
     brokers: Sequence[str | None] | None = None
+    sent: Collection[int] = ()
+    """Numbers of rows that are stored already."""
 
     def message_id(self, place: int) -> str:
         """Return the unique id of a row."""

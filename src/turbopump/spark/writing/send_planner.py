@@ -136,7 +136,20 @@ def _numbers(first_row: int, places: Sequence[int]) -> Sequence[int]:
 def _by_destination(
     rows: ConvertedRows | EncodedRows, queues: Mapping[str, Sequence[MessageQueue]], partition: int
 ) -> Mapping[Destination, Sequence[int]]:
-    """Return the places of rows by destination."""
+    """Return the places of rows by destination, without those that are stored."""
+    found = _all_by_destination(rows, queues, partition)
+    if not rows.sent:
+        return found
+    left = {
+        destination: [place for place in places if rows.first_row + place not in rows.sent]
+        for destination, places in found.items()
+    }
+    return {destination: places for destination, places in left.items() if places}
+
+
+def _all_by_destination(
+    rows: ConvertedRows | EncodedRows, queues: Mapping[str, Sequence[MessageQueue]], partition: int
+) -> Mapping[Destination, Sequence[int]]:
     topics = rows.topics
     if rows.sharding_keys is None and rows.queue_ids is None and len(set(topics)) == 1:
         return {topics[0]: range(len(topics))}

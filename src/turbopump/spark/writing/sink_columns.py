@@ -45,7 +45,7 @@ def sink_columns(schema: StructType, options: SinkOptions) -> SinkColumns:
         *_missing(present, options),
         *_unknown(types),
         *_mistyped(types),
-        *_contradicting(present),
+        *_contradicting(present, options),
     ]
     if len(types) < len(schema.fields):
         problems.append("a column appears twice")
@@ -81,8 +81,11 @@ def _mistyped(types: dict[str, str]) -> list[str]:
     ]
 
 
-def _contradicting(present: frozenset[str]) -> list[str]:
+def _contradicting(present: frozenset[str], options: SinkOptions) -> list[str]:
     problems = []
+    if options.idempotent and "delayLevel" in present:
+        # They are not in the topic before their time.
+        problems.append("delayLevel cannot be combined with idempotent: delayed rows are not found")
     if {"queueId", "shardingKey"} <= present:
         problems.append("queueId and shardingKey both choose the queue: keep one")
     if "broker" in present and "queueId" not in present:

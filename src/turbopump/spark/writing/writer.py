@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -20,12 +21,15 @@ from turbopump.errors import InvalidArgument, SparkError
 from turbopump.spark.shared_session import SharedSession, shared_session
 from turbopump.spark.worker_gc import begin_call
 from turbopump.spark.writing.blocking_sender import BlockingSender
+from turbopump.spark.writing.idempotent_write import Begun, TaskWrite, finish, survey
 from turbopump.spark.writing.options import SinkOptions
 from turbopump.spark.writing.retrying_sender import RetryingSender
-from turbopump.spark.writing.row_converter import Origin, RowConverter
-from turbopump.spark.writing.row_encoder import ROWS_MAX, RowEncoder
+from turbopump.spark.writing.row_converter import ConvertedRows, Origin, RowConverter
+from turbopump.spark.writing.row_encoder import ROWS_MAX, EncodedRows, RowEncoder
 from turbopump.spark.writing.send_paths import SendPaths
+from turbopump.spark.writing.sent_rows import SentRows
 from turbopump.spark.writing.sink_columns import SinkColumns, sink_columns
+from turbopump.spark.writing.write_marks import MarkSurvey
 
 _QUERY_ID = "sql.streaming.queryId"
 _BATCH_ID = "streaming.sql.batchId"
@@ -40,6 +44,10 @@ class Written(WriterCommitMessage):
     sends: int
     body_bytes: int
     repeated: int
+    skipped: int = 0
+    """Rows that an earlier attempt has stored."""
+    begun: Begun | None = None
+    """What an idempotent write is known by."""
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType) -> BatchWriter:
@@ -48,7 +56,12 @@ def batch_writer(options: Mapping[str, str], schema: StructType) -> BatchWriter:
     parsed = SinkOptions.parse(options)
     # Made once, on the driver: every try of every task of this write has it.
     write_id = parsed.write_id or str(uuid.uuid4())
-    return BatchWriter(parsed, sink_columns(schema, parsed), write_id)
+    columns = sink_columns(schema, parsed)
+    found = None
+    if parsed.idempotent:
+        shared = shared_session(parsed.client())
+        found = shared.run(lambda session: survey(session, parsed, write_id))
+    return BatchWriter(parsed, columns, write_id, found)
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType) -> StreamWriter:
@@ -66,21 +79,30 @@ def stream_writer(options: Mapping[str, str], schema: StructType) -> StreamWrite
 class BatchWriter(DataSourceArrowWriter):
     """Writes a DataFrame to topics."""
 
-    def __init__(self, options: SinkOptions, columns: SinkColumns, write_id: str) -> None:
+    def __init__(
+        self,
+        options: SinkOptions,
+        columns: SinkColumns,
+        write_id: str,
+        marks: MarkSurvey | None = None,
+    ) -> None:
         self.options = options
         self.columns = columns
         self.write_id = write_id
+        self.marks = marks
 
     # PySpark's Arrow writers take other arguments than the writers they derive from, too.
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:  # type: ignore[override]
         """Send the rows of one task; called on an executor."""
         begin_call()
         origin = Origin(self.write_id, _OF_NO_BATCH, _context().partitionId())
-        return write_rows(iterator, self.columns, self.options, origin)
+        shared = shared_session(self.options.client())
+        return send_rows(shared, iterator, self.columns, self.options, origin, self.marks)
 
-    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:  # noqa: ARG002 - the arguments are Spark's
-        """Have nothing left to do: what tasks have sent is stored."""
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Mark an idempotent write complete; what tasks have sent is stored in any case."""
         begin_call()
+        _finish(self.options, messages, is_stream=False)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -106,14 +128,25 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return write_rows(iterator, self.columns, self.options, origin)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803 - the names are Spark's
-        """Have nothing left to do: what tasks have sent is stored."""
+        """Mark an idempotent batch complete; what tasks have sent is stored in any case."""
         begin_call()
+        _finish(self.options, messages, is_stream=True)
+
+
+def _finish(
+    options: SinkOptions, messages: Sequence[WriterCommitMessage | None], *, is_stream: bool
+) -> None:
+    written = [each for each in messages if isinstance(each, Written)]
+    begun = [each.begun for each in written if each.begun is not None]
+    if begun:
+        shared = shared_session(options.client())
+        shared.run(lambda session: finish(session, options, begun, is_stream=is_stream))
 
 
 def write_rows(
     batches: Iterator[pa.RecordBatch], columns: SinkColumns, options: SinkOptions, origin: Origin
 ) -> Written:
-    """Send the rows of one task, and return when all are stored; raises the first failure."""
+    """Do what `send_rows` does over this process's session."""
     return send_rows(shared_session(options.client()), batches, columns, options, origin)
 
 
@@ -123,21 +156,66 @@ def send_rows(
     columns: SinkColumns,
     options: SinkOptions,
     origin: Origin,
+    marks: MarkSurvey | None = None,
 ) -> Written:
-    """Do that over a session; rows are converted while those before them are on their way."""
+    """Send the rows of one task, and return when all are stored; raises the first failure.
+
+    Rows are converted while those before them are on their way.
+    """
+    sending = RetryingSender(shared.session, options, origin.partition)
+    parts = _parts(batches)
+    if not options.idempotent:
+        return _send(shared, parts, columns, options, origin, sending, SentRows(origin))
+    first = next(parts, None)
+    if first is None:
+        # Most tasks behind a shuffle of little data: they have nothing to look up.
+        return Written(0, 0, 0, 0)
+    task = TaskWrite(shared.session, sending.producer, options, origin, marks)
+    try:
+        sent = shared.run(lambda _: task.begin())
+        sending.lease = task.lease
+        parts = chain([first], parts)
+        written = _send(shared, parts, columns, options, origin, sending, sent)
+    finally:
+        shared.run(lambda _: sending.close())
+        shared.run(lambda _: task.lease.stop())
+    return replace(written, begun=task.begun())
+
+
+def _send(
+    shared: SharedSession,
+    batches: Iterator[pa.RecordBatch],
+    columns: SinkColumns,
+    options: SinkOptions,
+    origin: Origin,
+    sending: RetryingSender,
+    sent: SentRows,
+) -> Written:
     reader = RowConverter(columns, options, origin)
     encoder = RowEncoder(columns, options, origin, unique_ids(shared.session))
-    sending = RetryingSender(shared.session, options, origin.partition)
     paths = SendPaths(shared, sending, BlockingSender(shared, sending, options, origin.partition))
     first_row = 0
     try:
-        for batch in _parts(batches):
-            paths.take(encoder.rows(batch, first_row) or reader.rows(batch, first_row))
+        for batch in batches:
+            if not sent.is_all:
+                paths.take(_unsent(encoder, reader, batch, first_row, sent))
             first_row += batch.num_rows
         counts = paths.finish()
     finally:
         paths.close()
-    return Written(counts.rows, counts.sends, counts.body_bytes, counts.repeated)
+    sent.require_no_more(first_row)
+    skipped = first_row - counts.rows
+    return Written(counts.rows, counts.sends, counts.body_bytes, counts.repeated, skipped)
+
+
+def _unsent(
+    encoder: RowEncoder, reader: RowConverter, batch: pa.RecordBatch, first_row: int, sent: SentRows
+) -> ConvertedRows | EncodedRows:
+    if not sent.has_any(first_row, batch.num_rows):
+        return encoder.rows(batch, first_row) or reader.rows(batch, first_row)
+    converted = reader.rows(batch, first_row)
+    sent.require_same(converted)
+    return replace(converted, sent=sent.rows)
 
 
 def _parts(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
