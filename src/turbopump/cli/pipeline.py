@@ -349,7 +349,7 @@ def trace(
     """Show latencies, failures and retries by topic, group and tag, from the message trace."""
     with reported():
         first, last = _parse_time(since), _parse_time(until)
-        _require_topics(nameserver, [topic])
+        _require_trace_topic(nameserver, topic)
         source = {
             "nameserver": nameserver,
             "topic": topic,
@@ -389,6 +389,14 @@ def _require_topics(nameserver: str, topics: Sequence[str]) -> None:
     with administration(nameserver) as admin:
         for topic in topics:
             admin.topics.route(topic)
+
+
+def _require_trace_topic(nameserver: str, topic: str) -> None:
+    from turbopump.spark.pipelines.trace_records import no_trace_topic
+
+    with administration(nameserver) as admin:
+        if topic not in admin.topics.names():
+            raise no_trace_topic(topic)
 
 
 def _require_group(nameserver: str, group: str) -> None:

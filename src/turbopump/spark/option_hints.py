@@ -6,9 +6,16 @@ from collections.abc import Mapping
 
 _TIMESTAMP = "a timestamp in {0}, as {0}=2026-01-31T08:00:00Z"
 
+_TIMESTAMPS = 'timestamps in {0}, as {0}={{"orders": {{"0": "2026-01-31T08:00:00Z"}}}}'
+_NAMESERVER = "nameserver, the addresses of the name servers"
+
 _CONNECTION: Mapping[str, str] = {
-    "kafka.bootstrap.servers": "nameserver, the addresses of the name servers",
+    "kafka.bootstrap.servers": _NAMESERVER,
+    "bootstrap.servers": _NAMESERVER,
+    "bootstrapServers": _NAMESERVER,
 }
+
+_SECURITY = ("kafka.security.", "kafka.sasl.", "kafka.ssl.")
 
 SOURCE_HINTS: Mapping[str, str] = {
     **_CONNECTION,
@@ -16,8 +23,8 @@ SOURCE_HINTS: Mapping[str, str] = {
     "subscribePattern": "topicPattern",
     "startingTimestamp": _TIMESTAMP.format("startingOffsets"),
     "endingTimestamp": _TIMESTAMP.format("endingOffsets"),
-    "startingOffsetsByTimestamp": _TIMESTAMP.format("startingOffsets") + ", for all queues",
-    "endingOffsetsByTimestamp": _TIMESTAMP.format("endingOffsets") + ", for all queues",
+    "startingOffsetsByTimestamp": _TIMESTAMPS.format("startingOffsets"),
+    "endingOffsetsByTimestamp": _TIMESTAMPS.format("endingOffsets"),
     "startingOffsetsByTimestampStrategy": "not needed: a time after the newest message is the end",
     "kafka.group.id": "group",
     "groupIdPrefix": "group",
@@ -30,6 +37,10 @@ SOURCE_HINTS: Mapping[str, str] = {
     "kafka.max.partition.fetch.bytes": "pullBatchSize",
     "kafka.auto.offset.reset": "startingOffsets",
     "kafka.isolation.level": "not needed: uncommitted messages are never read",
+    "kafka.enable.auto.commit": "commitOffsets",
+    "path": "topic, or topics for several; load() takes no path",
+    "checkpointLocation": "it with writeStream: readStream has no checkpoint",
+    "ignoreDamage": "onBadRecord=skip",
     "pushFilters": (
         "startingOffsets, endingOffsets, tags, sql or assign; Spark applies pushed filters to "
         "other queries of the same DataFrame, too"
@@ -50,6 +61,18 @@ SINK_HINTS: Mapping[str, str] = {
     "kafka.enable.idempotence": "stamp, and turbopump.spark.without_duplicates when reading",
     "kafka.partitioner.class": "the columns queueId or shardingKey",
     "includeHeaders": "the column properties",
+    "subscribe": "topic, or the column topic",
+    "topics": "topic, or the column topic for several",
+    "tags": "the column tags",
+    "keys": "the column keys",
+    "columns": "select() before writing",
+}
+
+COLUMN_HINTS: Mapping[str, str] = {
+    "value": "body",
+    "key": "shardingKey to choose the queue, keys to search by",
+    "partition": "queueId",
+    "headers": "properties, a map of strings",
 }
 
 
@@ -57,6 +80,8 @@ def hint(key: str, hints: Mapping[str, str]) -> str | None:
     """Return what to do instead of setting an option, None if nothing is known about it."""
     found = {name.lower(): text for name, text in hints.items()}.get(key.lower())
     if found is None:
+        if key.lower().startswith(_SECURITY):
+            return "TLS and credentials are not supported"
         is_kafka = key.lower().startswith("kafka.")
         return "options are not passed on to Kafka's clients" if is_kafka else None
     return found if found.startswith("not needed") else f"use {found}"

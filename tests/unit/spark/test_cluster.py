@@ -203,9 +203,15 @@ def test_a_time_is_the_first_message_since(tmp_path: Path, pause_ms: int) -> Non
                 assert since == {Q0: expected}
             empty = await found.since(begin_ms, {MessageQueue("T", "a", 1): Limits(0, 0)})
             assert empty == {MessageQueue("T", "a", 1): 0}
-            assert await found.resolve("startingOffsets", AtTime(stored[20]), [Q0]) == {
-                Q0: stored.index(stored[20])
-            }
+            of_20 = {Q0: stored.index(stored[20])}
+            assert await found.resolve("startingOffsets", AtTime(stored[20]), [Q0]) == of_20
+            # Beside it, a queue with an offset of its own.
+            other = MessageQueue("T", "a", 1)
+            each = parse_position(
+                "startingOffsets", f'{{"T": {{"a": {{"0": "{stored[20]}", "1": -2}}}}}}'
+            )
+            both = await found.resolve("startingOffsets", each, [Q0, other])
+            assert both == {**of_20, other: 0}
 
     run()
 

@@ -114,8 +114,8 @@ class Called:
 @pytest.fixture
 def called(monkeypatch: pytest.MonkeyPatch) -> Called:
     found = Called()
-    for check in ("_require_nameserver", "_require_topics", "_require_group", "_require_archive"):
-        monkeypatch.setattr(pipeline, check, lambda *_: None)
+    for check in ("nameserver", "topics", "trace_topic", "group", "archive"):
+        monkeypatch.setattr(pipeline, f"_require_{check}", lambda *_: None)
     for name in ("archive", "compact", "replay", "redrive", "lag", "trace"):
         # Into the module's names, because asking it for the old ones would import all of PySpark.
         monkeypatch.setitem(vars(pipelines), name, found.instead_of(name))

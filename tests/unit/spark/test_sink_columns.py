@@ -69,7 +69,14 @@ def test_what_need_not_be_converted_is_left_out() -> None:
         ),
         (
             schema(topic=StringType(), body=BinaryType(), msgId=StringType(), Tags=StringType()),
-            ["msgId, Tags are unknown (drop them)", "Expected topic (string), body"],
+            [
+                "'msgId', 'Tags' (did you mean tags?) are unknown: rename or drop them",
+                "Expected topic (string), body",
+            ],
+        ),
+        (
+            schema(topic=StringType(), value=BinaryType(), key=StringType()),
+            ["body is missing", "'value' (use body), 'key' (use shardingKey to choose the queue"],
         ),
         (
             schema(

@@ -149,8 +149,12 @@ def test_the_drivers_environment_is_what_counts(monkeypatch: pytest.MonkeyPatch)
         ("nameserver", "nowhere", "nowhere"),
         ("acks", "all", "no option 'acks'; options are nameserver, namespace, topic"),
         ("batchsizes", "1", "'batchsizes' (did you mean batchSize?)"),
+        ("stamp", "propety", "got 'propety' (did you mean property?)"),
+        ("subscribe", "a", "'subscribe' (use topic, or the column topic)"),
+        ("tags", "a", "'tags' (use the column tags)"),
+        ("kafka.ssl.key.password", "a", "(TLS and credentials are not supported)"),
         ("kafka.acks", "all", "'kafka.acks' (use the broker's flushDiskType"),
-        ("kafka.ssl.key", "x", "(options are not passed on to Kafka's clients)"),
+        ("kafka.client.id", "x", "(options are not passed on to Kafka's clients)"),
     ],
 )
 def test_what_makes_no_sense_is_named(key: str, value: str, words: str) -> None:

@@ -10,10 +10,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from turbopump.errors import InvalidArgument
+
 RECORD_END = "\x02"
 FIELD_END = "\x01"
 
 _NONE = ("null", "")
+
+
+def no_trace_topic(topic: str) -> InvalidArgument:
+    """Return the error for a trace topic that does not exist, with how to switch tracing on."""
+    return InvalidArgument(
+        f"trace topic {topic!r} does not exist, so message tracing is off: set "
+        "traceTopicEnable=true on the brokers and restart them, and switch tracing on in the "
+        "RocketMQ clients (in Java, the argument enableMsgTrace=true of DefaultMQProducer and "
+        "DefaultMQPushConsumer); if the clients write to another topic, pass its name"
+    )
 
 
 class Kind(StrEnum):

@@ -178,14 +178,28 @@ class Cluster:
                 return await self._or_else(otherwise, limits, is_start=is_start)
             case Explicit():
                 named = offsets_named(name, position, limits)
-                return {
-                    queue: _at(
-                        named.get(queue, EARLIEST_OFFSET if is_start else LATEST_OFFSET), ends
-                    )
-                    for queue, ends in limits.items()
-                }
+                default = EARLIEST_OFFSET if is_start else LATEST_OFFSET
+                return await self._named(
+                    {queue: named.get(queue, default) for queue in limits}, limits
+                )
             case _:
                 assert_never(position)
+
+    async def _named(
+        self, named: Mapping[MessageQueue, int | AtTime], limits: Mapping[MessageQueue, Limits]
+    ) -> dict[MessageQueue, int]:
+        """Return the offsets of queues that are given by number or by time."""
+        offsets = {
+            queue: _at(at, limits[queue]) for queue, at in named.items() if isinstance(at, int)
+        }
+        by_time: dict[int, dict[MessageQueue, Limits]] = {}
+        for queue, at in named.items():
+            if isinstance(at, AtTime):
+                by_time.setdefault(at.timestamp_ms, {})[queue] = limits[queue]
+        found = await gather_by_key(by_time, lambda time_ms: self.since(time_ms, by_time[time_ms]))
+        for each in found.values():
+            offsets |= each
+        return offsets
 
     async def _or_else(
         self,

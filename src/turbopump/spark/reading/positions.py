@@ -17,7 +17,13 @@ EARLIEST_OFFSET = -2
 _FORMS = (
     "earliest, latest, group, group with a fallback such as group,earliest, a timestamp such as "
     "2026-01-31T08:00:00Z, milliseconds since 1970, or "
-    'JSON such as {"orders": {"broker-a": {"0": 17, "1": -2}}}'
+    'JSON such as {"orders": {"broker-a": {"0": 17, "1": -2, "2": "2026-01-31T08:00:00Z"}}}'
+)
+
+
+_TIME_FORMS = (
+    "offsets as numbers and timestamps as quoted text, such as "
+    '{"orders": {"0": 17, "1": "2026-01-31T08:00:00Z"}}'
 )
 
 
@@ -47,9 +53,9 @@ class OfGroup:
 
 @dataclass(frozen=True, slots=True)
 class Explicit:
-    """At offsets, as (topic, broker, queue, offset); the broker is empty if there is only one."""
+    """At (topic, broker, queue, offset or time); the broker is empty if there is only one."""
 
-    entries: tuple[tuple[str, str, int, int], ...]
+    entries: tuple[tuple[str, str, int, int | AtTime], ...]
 
 
 Position = Earliest | Latest | OfGroup | AtTime | Explicit
@@ -77,14 +83,14 @@ def parse_position(name: str, text: str) -> Position:
     return AtTime(timestamp_ms(name, plain, _FORMS))
 
 
-def _entries(name: str, text: str) -> Iterable[tuple[str, str, int, int]]:
+def _entries(name: str, text: str) -> Iterable[tuple[str, str, int, int | AtTime]]:
     for topic, below in _object(name, text, _parsed(name, text)).items():
         for key, value in _object(name, text, below).items():
-            if isinstance(value, int):
-                yield topic, "", *_offset(name, text, key, value)
+            if isinstance(value, int | str):
+                yield topic, "", *_place(name, text, key, value)
             else:
-                for queue, offset in _object(name, text, value).items():
-                    yield topic, key, *_offset(name, text, queue, offset)
+                for queue, place in _object(name, text, value).items():
+                    yield topic, key, *_place(name, text, queue, place)
 
 
 def _parsed(name: str, text: str) -> object:
@@ -102,23 +108,29 @@ def _object(name: str, text: str, value: object) -> dict[str, object]:
     return value
 
 
-def _offset(name: str, text: str, queue: str, offset: object) -> tuple[int, int]:
-    is_number = isinstance(offset, int) and not isinstance(offset, bool)
-    if not queue.isdecimal() or not is_number or int(str(offset)) < EARLIEST_OFFSET:
+def _place(name: str, text: str, queue: str, place: object) -> tuple[int, int | AtTime]:
+    is_number = isinstance(place, int) and not isinstance(place, bool)
+    if (
+        not queue.isdecimal()
+        or not (is_number or isinstance(place, str))
+        or (is_number and int(str(place)) < EARLIEST_OFFSET)
+    ):
         raise InvalidArgument(
-            f"option {name} must map queue numbers to offsets, 0 or more, -1 for the latest or -2 "
-            f"for the earliest: got {queue!r} at {offset!r} in {text!r}"
+            f"option {name} must map queue numbers to offsets, 0 or more, -1 for the latest, -2 "
+            f"for the earliest, or to quoted timestamps: got {queue!r} at {place!r} in {text!r}"
         )
-    return int(queue), int(str(offset))
+    if isinstance(place, str):
+        return int(queue), AtTime(timestamp_ms(name, place.strip(), _TIME_FORMS))
+    return int(queue), int(str(place))
 
 
 def offsets_named(
     name: str, position: Explicit, queues: Iterable[MessageQueue]
-) -> dict[MessageQueue, int]:
-    """Return the offsets by queue; raises InvalidArgument if one is of no queue that is read."""
+) -> dict[MessageQueue, int | AtTime]:
+    """Return offsets or times by queue; raises InvalidArgument for a queue that is not read."""
     known = sorted(queues)
-    found: dict[MessageQueue, int] = {}
-    for topic, broker, number, offset in position.entries:
+    found: dict[MessageQueue, int | AtTime] = {}
+    for topic, broker, number, place in position.entries:
         fitting = [
             queue
             for queue in known
@@ -131,5 +143,5 @@ def offsets_named(
             )
             there = ", ".join(map(str, known)) or "none"
             raise InvalidArgument(f"option {name}: {what} {why}; queues are {there}")
-        found[fitting[0]] = offset
+        found[fitting[0]] = place
     return found

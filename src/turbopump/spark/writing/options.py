@@ -104,8 +104,9 @@ class SinkOptions:
         for name, allowed in _CHOICES.items():
             value = getattr(self, name)
             if value not in allowed:
+                guess = with_hint(str(value), {each: each for each in allowed}, {})
                 raise InvalidArgument(
-                    f"{keys[name]} must be one of {', '.join(allowed)}, got {value!r}"
+                    f"{keys[name]} must be one of {', '.join(allowed)}, got {guess}"
                 )
         for name, least in _LEAST.items():
             value = getattr(self, name)

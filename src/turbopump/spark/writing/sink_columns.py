@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pyspark.sql.types import StructType
 
 from turbopump.errors import InvalidArgument
+from turbopump.spark.option_hints import COLUMN_HINTS
+from turbopump.spark.option_values import with_hint
 from turbopump.spark.writing.options import SinkOptions
 
 _WHOLE_NUMBERS = ("int", "bigint", "smallint", "tinyint")
@@ -67,10 +69,12 @@ def _missing(present: frozenset[str], options: SinkOptions) -> list[str]:
 
 
 def _unknown(types: dict[str, str]) -> list[str]:
-    unknown = [name for name in types if name not in COLUMNS]
+    by_lower = {name.lower(): name for name in COLUMNS}
+    unknown = [with_hint(name, by_lower, COLUMN_HINTS) for name in types if name not in COLUMNS]
     if not unknown:
         return []
-    return [f"{', '.join(unknown)} {'is' if len(unknown) == 1 else 'are'} unknown (drop them)"]
+    verb, what = ("is", "it") if len(unknown) == 1 else ("are", "them")
+    return [f"{', '.join(unknown)} {verb} unknown: rename or drop {what}"]
 
 
 def _mistyped(types: dict[str, str]) -> list[str]:
