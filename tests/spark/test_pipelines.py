@@ -490,3 +490,5 @@ def test_trace_is_analysed_by_topic_group_and_tag(
     assert len({each["window_ms"] for each in second_half["sends_by_window"]}) == 3
     with pytest.raises(InvalidArgument, match=r"window must be a length .*, got 'soon'"):
         trace(spark, {"nameserver": NOBODY}, window="soon")
+    with pytest.raises(InvalidArgument, match="tracing is off: set traceTopicEnable=true"):
+        trace(spark, {"nameserver": broker.nameserver})

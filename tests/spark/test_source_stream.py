@@ -114,6 +114,16 @@ def ends(offsets: Any) -> list[int]:
     return [numbers[key] for key in sorted(numbers)]
 
 
+@pytest.mark.parametrize("options", [{}, {"maxOffsetsPerTrigger": "10"}], ids=["all", "limited"])
+def test_a_query_of_one_batch_is_refused(
+    spark: SparkSession, broker: Standalone, topic: str, tmp_path: Path, options: dict[str, str]
+) -> None:
+    rows = stream(spark, broker.nameserver, topic=topic, **options).load()
+    writer = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path))
+    with pytest.raises(StreamingQueryException, match=r"use trigger\(availableNow=True\)"):
+        writer.trigger(once=True).start().awaitTermination()
+
+
 @pytest.mark.parametrize(
     "options",
     [

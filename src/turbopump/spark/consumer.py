@@ -6,6 +6,7 @@ import inspect
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC
 from os import PathLike, fspath
 from types import TracebackType
@@ -42,7 +43,9 @@ from turbopump.spark.consuming.progress import (
 )
 from turbopump.spark.consuming.send_back import SendBack
 from turbopump.spark.query_lag import source_name
-from turbopump.spark.reading.options import SourceOptions
+from turbopump.spark.reading.counted_bad_records import counted_options
+from turbopump.spark.reading.options import SourceOptions, on_bad_record_of
+from turbopump.spark.records.bad_records import OnBadRecord
 from turbopump.wire.names import retry_topic
 
 if TYPE_CHECKING:
@@ -136,6 +139,9 @@ class SparkConsumer:
             "namespace": namespace,
             "nameserver": nameserver,
         }
+        _require_rows_for_null(mode, self._options)
+        self._options, leaves_out_bad = counted_options(self._options)
+        self._plan = replace(self._plan, leaves_out_bad=leaves_out_bad)
         # Checked here, on the driver, and not in the middle of a query.
         client = SourceOptions.for_stream(self._options).client
         # An executor's environment may know no name server, or another one.
@@ -177,7 +183,7 @@ class SparkConsumer:
             _work(self._handler, self._plan, send_back), COUNTS_SCHEMA
         ).observe(
             METRICS,
-            *(sql.sum(name).alias(name) for name in ("handled", "retried", "dead")),
+            *(sql.sum(name).alias(name) for name in ("handled", "retried", "dead", "bad")),
             sql.max("error").alias("error"),
         )
         writer = (
@@ -320,6 +326,14 @@ def _checked_options(options: Mapping[str, str]) -> dict[str, str]:
             )
             raise InvalidArgument(f"option {name!r} is set by the consumer: {why}")
     return {name: str(value) for name, value in options.items()}
+
+
+def _require_rows_for_null(mode: Mode, options: Mapping[str, str]) -> None:
+    if on_bad_record_of(options) is OnBadRecord.NULL and mode in ("row", "batch"):
+        raise InvalidArgument(
+            f"option onBadRecord=null needs mode pandas or arrow, got {mode!r}, whose messages "
+            "have no null: use skip or deadLetter"
+        )
 
 
 def _checkpoint(path: str | PathLike[str]) -> str:

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from turbopump.errors import InvalidArgument
 from turbopump.spark.option_hints import hint
+from turbopump.spark.records.bad_records import OnBadRecord
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -125,15 +126,22 @@ def boolean(name: str, text: str) -> bool:
 
 def one_of(*allowed: str) -> Callable[[str, str], str]:
     """Return what reads one of some words, in any case."""
+    words = {each.lower(): each for each in allowed}
 
     def read(name: str, text: str) -> str:
         word = text.lower()
-        if word not in allowed:
-            guess = with_hint(text, {each: each for each in allowed}, NO_HINTS)
+        if word not in words:
+            guess = with_hint(text, {each.lower(): each for each in allowed}, NO_HINTS)
             raise InvalidArgument(f"option {name} must be {' or '.join(allowed)}, got {guess}")
-        return word
+        return words[word]
 
     return read
+
+
+def on_bad_record(*allowed: OnBadRecord) -> Callable[[str, str], OnBadRecord]:
+    """Return what reads what to do about bad records."""
+    read = one_of(*allowed)
+    return lambda name, text: OnBadRecord(read(name, text))
 
 
 def natural(name: str, text: str) -> int:

@@ -104,15 +104,26 @@ def _with_columns(options: SourceOptions, schema: StructType) -> SourceOptions:
     from dataclasses import replace
 
     from turbopump.errors import InvalidArgument
-    from turbopump.spark.records.schema import COLUMNS, spark_schema
+    from turbopump.spark.records.schema import KNOWN_COLUMNS, spark_schema
 
     columns = tuple(schema.fieldNames())
-    types = {field.name: field.dataType for field in spark_schema()}
-    wrong = [field.name for field in schema if types.get(field.name) != field.dataType]
-    if wrong or len(set(columns)) < len(columns):
+    types = {field.name: field.dataType for field in spark_schema(KNOWN_COLUMNS)}
+    unknown = [name for name in columns if name not in types]
+    if unknown or len(set(columns)) < len(columns):
         raise InvalidArgument(
-            f"the schema has {', '.join(wrong) or 'a column twice'}, which messages do not: "
-            f"columns are {', '.join(f'{name} {types[name].simpleString()}' for name in COLUMNS)}"
+            f"the schema has {', '.join(unknown) or 'a column twice'}, which messages do not: "
+            f"columns are {', '.join(f'{each} {types[each].simpleString()}' for each in types)}"
+        )
+    wrong = [
+        f"{field.name} as {field.dataType.simpleString()}, expected "
+        f"{field.name} {types[field.name].simpleString()}"
+        for field in schema
+        if types[field.name] != field.dataType
+    ]
+    if wrong:
+        raise InvalidArgument(
+            f"the schema has the wrong type: {', '.join(wrong)}; convert columns in the query, as "
+            "in CAST(body AS STRING)"
         )
     others = [name for name in columns if name not in options.columns]
     if others:
@@ -157,6 +168,19 @@ def _read(options: SourceOptions, partition: InputPartition) -> Iterator[pa.Reco
 
 # --- stream ---------------------------------------------------------------------------------------
 
+_NO_LIMIT = 2**63 - 1
+
+
+def _refuse_once(limit: ReadLimit) -> None:
+    """Refuse a query of one batch: the first batch of a stream only records where it starts."""
+    from turbopump.errors import InvalidArgument
+
+    if isinstance(limit, ReadAllAvailable):
+        raise InvalidArgument(
+            "trigger(once=True) is not supported: its only batch would record where the stream "
+            "starts and read nothing; use trigger(availableNow=True)"
+        )
+
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Follows queues; everything but `read` happens in one process of the driver."""
@@ -176,24 +200,25 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         from turbopump.spark.reading.offsets import NO_QUEUES, flat, flat_marks, nested
 
+        _refuse_once(limit)
         known, marks, has_begun = flat(start), flat_marks(start), bool(start)
-        is_limited = not isinstance(limit, ReadAllAvailable)
         end = self._on_driver().run(
-            lambda planner: planner.latest(
-                known, is_limited=is_limited, has_begun=has_begun, marks=marks
-            ),
+            lambda planner: planner.latest(known, has_begun=has_begun, marks=marks),
             is_first=not has_begun,
         )
         return nested(end, self._on_driver().marks) or NO_QUEUES
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return a limit of the options; `latestOffset` keeps all of them."""
+        """Return a limit of the options; `latestOffset` keeps all of them.
+
+        Never "all available", by which Spark tells ``trigger(once=True)`` to a source.
+        """
         trigger = self._options.trigger
-        if trigger.rows_max is not None:
-            return ReadMaxRows(trigger.rows_max)
-        if trigger.bytes_max is not None:
+        if trigger.rows_max is None and trigger.bytes_max is not None:
             return ReadMaxBytes(trigger.bytes_max)
-        return ReadMinRows(trigger.rows_min) if trigger.rows_min else ReadAllAvailable()
+        if trigger.rows_max is None and trigger.rows_min:
+            return ReadMinRows(trigger.rows_min)
+        return ReadMaxRows(_NO_LIMIT if trigger.rows_max is None else trigger.rows_max)
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._on_driver().run(lambda follow: follow.freeze(), is_first=True)

@@ -6,7 +6,7 @@ import inspect
 import json
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, cast
@@ -175,6 +175,8 @@ class AsyncHandler:
         ({"options": {"minPartitions": "4"}}, "use the argument tasks_min"),
         ({"options": {"Columns": "body"}}, "the handler always gets all columns"),
         ({"options": {"maxOffsetPerTrigger": "1"}}, "did you mean maxOffsetsPerTrigger"),
+        ({"options": {"onBadRecord": "none"}}, "onBadRecord must be fail or null or skip or dead"),
+        ({"options": {"onBadRecord": "null"}}, "onBadRecord=null needs mode pandas or arrow"),
     ],
 )
 def test_wrong_arguments_are_told(changes: dict[str, Any], told: str) -> None:
@@ -260,16 +262,23 @@ def test_every_argument_is_documented() -> None:
 # --- reports --------------------------------------------------------------------------------------
 
 
-NAMES = ("handled", "retried", "dead", "error")
+NAMES = ("handled", "retried", "dead", "error", "bad")
+
+
+def padded(counts: Sequence[object]) -> list[object]:
+    """Return counts, perhaps without that of bad records, with it."""
+    return [*counts, 0][: len(NAMES)]
 
 
 class Event:
     """As much of Spark's events as is read."""
 
-    def __init__(self, run: str, counts: Iterable[object] | None = None) -> None:
+    def __init__(self, run: str, counts: Sequence[object] | None = None) -> None:
         self.runId = run
         self.progress = self
-        self.observedMetrics = {} if counts is None else {METRICS: Row(*NAMES)(*counts)}
+        self.observedMetrics = {}
+        if counts is not None:
+            self.observedMetrics[METRICS] = Row(*NAMES)(*padded(counts))
 
 
 def told(totals: ProgressListener, run: str, *counts: object) -> None:
@@ -288,7 +297,7 @@ def test_waiting_ends_with_the_fact_or_with_the_run() -> None:
 def test_report_adds_up_the_batches_of_a_run() -> None:
     totals = ProgressListener()
     told(totals, "a", 3, 1, 0, "ValueError: bad")
-    told(totals, "a", 2, 0, 1, None)
+    told(totals, "a", 2, 0, 1, None, 3)
     told(totals, "b", 9, 9, 9, None)
     # Of empty batches there are no sums.
     told(totals, "a", None, None, None, None)
@@ -296,11 +305,11 @@ def test_report_adds_up_the_batches_of_a_run() -> None:
     totals.onQueryTerminated(cast("QueryTerminatedEvent", Event("a")))
     totals.await_end("a")
     report = totals.report("a")
-    assert report == ConsumerReport(2, 5, 1, 1, "ValueError: bad")
+    assert report == ConsumerReport(2, 5, 1, 1, "ValueError: bad", 3)
     assert report.received == 7
     assert str(report) == (
-        "7 messages in 2 batches: 5 handled, 1 sent back for redelivery, 1 dead letters; "
-        "ValueError: bad"
+        "7 messages in 2 batches: 5 handled, 1 sent back for redelivery, 1 dead letters, "
+        "3 bad records; ValueError: bad"
     )
     assert totals.report("c") == ConsumerReport()
     assert ConsumerReport().plus(Counts(1, 0, 0)).error is None
@@ -312,7 +321,7 @@ class Progress:
     def __init__(self, batch_id: int, counts: Sequence[object]) -> None:
         self.batchId = batch_id
         schema = {"type": "struct", "fields": [{"name": name} for name in NAMES]}
-        self.observedMetrics = {METRICS: Row("values", "schema")(counts, schema)}
+        self.observedMetrics = {METRICS: Row("values", "schema")(padded(counts), schema)}
 
 
 class Query:

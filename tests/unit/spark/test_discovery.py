@@ -8,7 +8,6 @@ import sys
 
 import pytest
 from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
     ReadLimit,
     ReadMaxBytes,
     ReadMaxRows,
@@ -65,7 +64,7 @@ def test_a_schema_chooses_among_the_columns_of_the_options() -> None:
 @pytest.mark.parametrize(
     ("options", "limit"),
     [
-        ({}, ReadAllAvailable()),
+        ({}, ReadMaxRows(2**63 - 1)),
         ({"minOffsetsPerTrigger": "50"}, ReadMinRows(50)),
         ({"maxBytesPerTrigger": "1k", "minOffsetsPerTrigger": "5"}, ReadMaxBytes(1024)),
         ({"maxOffsetsPerTrigger": "70", "maxBytesPerTrigger": "1k"}, ReadMaxRows(70)),
@@ -74,7 +73,7 @@ def test_a_schema_chooses_among_the_columns_of_the_options() -> None:
 def test_spark_hears_of_limits_and_so_asks_for_them(
     options: dict[str, str], limit: ReadLimit
 ) -> None:
-    # With `ReadAllAvailable` none of them is kept.
+    # Never `ReadAllAvailable`, which is for `trigger(once=True)`.
     plain = {"nameserver": "127.0.0.1:1", "topic": "orders"}
     assert StreamReader(SourceOptions.for_stream(plain | options)).getDefaultReadLimit() == limit
 

@@ -22,8 +22,9 @@ from turbopump.spark.consuming.handler_runner import (
 )
 from turbopump.spark.consuming.message_rows import delivered, split_by_queue, with_original_topic
 from turbopump.spark.consuming.outcomes import GiveUp, RetryLater
+from turbopump.spark.records.bad_records import BadRecords, OnBadRecord
 from turbopump.spark.records.record_columns import RecordColumns
-from turbopump.spark.records.schema import COLUMNS
+from turbopump.spark.records.schema import COLUMNS, KNOWN_COLUMNS
 from turbopump.wire import properties
 from turbopump.wire.compression import deflate
 from turbopump.wire.hosts import host
@@ -341,6 +342,48 @@ def test_in_order_calls_never_mix_queues() -> None:
 
 
 def test_counts_are_told_as_one_row() -> None:
-    row = counts_batch(Counts(1, 2, 3, "ValueError"))
-    assert row.to_pylist() == [{"handled": 1, "retried": 2, "dead": 3, "error": "ValueError"}]
+    row = counts_batch(Counts(1, 2, 3, "ValueError", 4))
+    assert row.to_pylist() == [
+        {"handled": 1, "retried": 2, "dead": 3, "error": "ValueError", "bad": 4}
+    ]
     assert [part.split()[0] for part in COUNTS_SCHEMA.split(", ")] == row.schema.names
+
+
+# --- records that could not be decoded ------------------------------------------------------------
+
+
+def with_bad(*bodies: bytes) -> pa.RecordBatch:
+    """Return rows of which those with an exclamation mark do not inflate."""
+    flag = with_compression(0, Compression.ZLIB)
+    data = [record(each, at, sys_flag=flag * (b"!" in each)) for at, each in enumerate(bodies)]
+    made = RecordColumns(KNOWN_COLUMNS, bad=BadRecords(OnBadRecord.NULL, keeps_rows=True))
+    return made.batch(b"".join(data), broker="broker-a")
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_bad_records_are_counted_and_left_out(*, ordered: bool) -> None:
+    seen: list[bytes] = []
+
+    def handle(message: MessageView) -> bool:
+        seen.append(message.body)
+        return True
+
+    desk = Desk(handle, leaves_out_bad=True, ordered=ordered)
+    counts = desk.run(with_bad(b"a", b"b!", b"c"), with_bad(b"d!"), batch([b"e"]))
+    assert counts == Counts(handled=3, bad=2)
+    assert seen == [b"a", b"c", b"e"]
+
+
+def test_handlers_of_tables_see_bad_records_but_cannot_have_them_again() -> None:
+    seen: list[Any] = []
+
+    def handle(rows: pa.RecordBatch) -> bool:
+        seen.append(rows.column("body").to_pylist())
+        return True
+
+    desk = Desk(handle, mode="arrow")
+    assert desk.run(with_bad(b"a", b"b!")) == Counts(handled=2, bad=1)
+    assert seen == [[b"a", None]]
+    failing = Desk(lambda rows: [False] * len(rows), mode="arrow")
+    with pytest.raises(SparkError, match="queue 0, offset 1 could not be decoded, so it cannot"):
+        failing.run(with_bad(b"a", b"b!"))

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from turbopump.errors import InvalidArgument
-from turbopump.spark.reading.options import OPTIONS as SOURCE_OPTIONS
+from turbopump.spark.reading.option_table import OPTIONS as SOURCE_OPTIONS
 from turbopump.spark.reading.options import SourceOptions
-from turbopump.spark.records.schema import COLUMNS as SOURCE_COLUMNS
+from turbopump.spark.records.schema import KNOWN_COLUMNS as SOURCE_COLUMNS
 from turbopump.spark.writing.options import OPTIONS as SINK_OPTIONS
 from turbopump.spark.writing.options import SinkOptions
 from turbopump.spark.writing.sink_columns import COLUMNS as SINK_COLUMNS

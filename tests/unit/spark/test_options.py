@@ -11,7 +11,8 @@ import pytest
 
 from turbopump.errors import InvalidArgument
 from turbopump.message import MessageQueue
-from turbopump.spark.reading.options import OPTIONS, SourceOptions, columns_of
+from turbopump.spark.reading.option_table import OPTIONS
+from turbopump.spark.reading.options import SourceOptions, columns_of
 from turbopump.spark.reading.positions import AtTime, Earliest, Explicit, Latest, OfGroup
 from turbopump.spark.reading.queue_selection import Assigned, TopicPattern, Topics
 from turbopump.spark.records.schema import COLUMNS
@@ -89,6 +90,16 @@ def test_queues_of_a_checkpoint_are_still_chosen_or_not() -> None:
             Explicit((("orders", "b", 0, 5), ("orders", "b", 1, -2))),
         ),
         ('{"orders": {"0": -1}}', Explicit((("orders", "", 0, -1),))),
+        (
+            '{"orders": {"0": "2026-01-31T08:00:00Z", "1": " 1769846400000", "2": 7}}',
+            Explicit(
+                (
+                    ("orders", "", 0, AtTime(1769846400000)),
+                    ("orders", "", 1, AtTime(1769846400000)),
+                    ("orders", "", 2, 7),
+                )
+            ),
+        ),
     ],
 )
 def test_positions_are_said_in_several_ways(text: str, meant: object) -> None:
@@ -161,7 +172,8 @@ def test_a_shared_group_is_left_where_it_is() -> None:
 
 @pytest.mark.parametrize("option", [option.name for option in OPTIONS])
 def test_names_are_the_same_in_any_case(option: str) -> None:
-    assert columns_of({option.upper(): "true" if option == "includeProperties" else "body"})
+    values = {"includeProperties": "true", "onBadRecord": "skip"}
+    assert columns_of({option.upper(): values.get(option, "body")})
 
 
 def test_an_unknown_option_is_told_with_all_that_exist() -> None:
@@ -194,6 +206,19 @@ def test_contradictions_are_told_together() -> None:
         ({"startingOffsets": '{"orders": 3}'}, "option startingOffsets must be earliest"),
         ({"startingOffsets": '{"orders": {"0": -3}}'}, "got '0' at -3"),
         ({"startingOffsets": '{"orders": {"b": {"x": 3}}}'}, "got 'x' at 3"),
+        ({"startingOffsets": '{"orders": {"0": true}}'}, "got '0' at True"),
+        ({"startingOffsets": '{"orders": {"b": {"0": "17"}}}'}, "between 1973 and 9999, got '17'"),
+        (
+            {"startingOffsets": '{"orders": {"0": "noon"}}'},
+            "must be offsets as numbers and timestamps as quoted text",
+        ),
+        ({"path": "orders"}, "'path' (use topic, or topics for several; load() takes no path)"),
+        ({"checkpointLocation": "x"}, "'checkpointLocation' (use it with writeStream"),
+        ({"kafka.sasl.mechanism": "x"}, "(TLS and credentials are not supported)"),
+        (
+            {"startingOffsetsByTimestamp": "{}"},
+            '(use timestamps in startingOffsets, as startingOffsets={"orders": {"0": "2026-01-31',
+        ),
         ({"maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger is for streams only"),
         ({"minPartitions": "0"}, "option minPartitions must be a whole number, 1 or more, got '0'"),
         ({"minPartitions": "9" * 5000}, "a whole number, 1 or more"),

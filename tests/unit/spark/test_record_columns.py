@@ -196,7 +196,7 @@ def test_damage_in_a_stretch_is_found_where_it_lies() -> None:
         damaged = bytearray(buffer)
         damaged[at] ^= 0x55
         with pytest.raises(RecordError, match=told):
-            made.found(memoryview(damaged), spans)
+            made.batch_of(made.found(memoryview(damaged), spans), broker="b")
     with pytest.raises(RecordError, match="record"):
         made.found(buffer[: len(good)], [(2, len(good))])
 
@@ -317,7 +317,9 @@ def test_rows_of_other_tags_are_left_out() -> None:
 def test_a_body_that_is_not_its_checksums_is_named() -> None:
     data = bytearray(stored(plain(body=b"hello"), 41))
     data[88] ^= 1
-    with pytest.raises(RecordError, match="topic T, queue 3, offset 41: body does not match"):
+    with pytest.raises(
+        RecordError, match="topic T, broker broker-a, queue 3, offset 41: body does not match"
+    ):
         rows_of(bytes(data), ["queueOffset"])
     assert rows_of(bytes(data), ["body"], check_bodies=False) == [{"body": b"iello"}]
 
@@ -326,7 +328,9 @@ def test_a_body_that_is_not_its_checksums_is_named() -> None:
 def test_a_body_that_does_not_inflate_is_named(kind: Compression) -> None:
     flag = with_compression(0, kind)
     data = stored(plain(b"good", sys_flag=0), 1) + stored(plain(b"broken", sys_flag=flag), 2)
-    with pytest.raises(RecordError, match=r"topic T, queue 3, offset 2: body .*" + kind.name):
+    with pytest.raises(
+        RecordError, match=r"topic T, broker broker-a, queue 3, offset 2: body .*" + kind.name
+    ):
         rows_of(data)
 
 

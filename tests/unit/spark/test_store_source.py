@@ -181,7 +181,7 @@ def test_the_log_ends_at_the_first_damage_of_its_last_file(store: Path) -> None:
     wanted = whole[: whole.index(in_last[1])]
     for part_bytes in (1 << 30, 500, 1):
         assert rows_of(store, bytesPerPartition=part_bytes) == wanted
-    assert rows_of(store, ignoreDamage=True) == [row for row in whole if row is not in_last[1]]
+    assert rows_of(store, onBadRecord="skip") == [row for row in whole if row is not in_last[1]]
 
 
 def test_properties_that_never_reached_the_disk_end_the_log(store: Path) -> None:
@@ -217,10 +217,21 @@ def test_damage_in_older_files_is_an_error_unless_it_is_to_be_passed_over(store:
     damaged[position_of(whole[8]) + 95] ^= 0xFF
     first.write_bytes(damaged)
     for part_bytes in (1 << 30, 700):
-        with pytest.raises(StoreDamaged, match=rf"{first.name} at byte .*ignoreDamage=true"):
+        with pytest.raises(StoreDamaged, match=rf"{first.name} at byte .*onBadRecord=skip"):
             rows_of(store, bytesPerPartition=part_bytes)
         wanted = [row for row in whole if row not in (whole[3], whole[8])]
-        assert rows_of(store, ignoreDamage=True, bytesPerPartition=part_bytes) == wanted
+        rows = rows_of(store, onBadRecord="null", bytesPerPartition=part_bytes)
+        assert len(rows) == len(whole)
+        # Of a damaged body the rest is known; of a record without its magic number, nothing is.
+        assert {name for name, cell in rows[3].items() if cell is not None} == {
+            "broker",
+            "size",
+            "decodeError",
+        }
+        same = {**whole[8], "body": None, "decodeError": rows[8]["decodeError"]}
+        assert rows[8] == same
+        assert rows[8]["decodeError"].endswith("body does not match its checksum")
+        assert rows_of(store, onBadRecord="skip", bytesPerPartition=part_bytes) == wanted
 
 
 def test_an_older_file_that_just_ends_is_damaged(store: Path) -> None:
@@ -232,7 +243,7 @@ def test_an_older_file_that_just_ends_is_damaged(store: Path) -> None:
     first.write_bytes(content[:end] + bytes(SEGMENT_BYTES - end))
     with pytest.raises(StoreDamaged, match=f"at byte {end}: unwritten bytes"):
         rows_of(store)
-    assert rows_of(store, ignoreDamage=True) == whole
+    assert rows_of(store, onBadRecord="skip") == whole
 
 
 def test_what_lies_behind_a_filler_is_not_read(store: Path) -> None:
@@ -280,14 +291,14 @@ def test_missing_and_cut_files_are_an_error(store: Path) -> None:
         rows_of(store)
     start = int(files[1].name)
     wanted = [row for row in whole if not start <= position_of(row) < start + SEGMENT_BYTES]
-    assert rows_of(store, ignoreDamage=True) == wanted
+    assert rows_of(store, onBadRecord="skip") == wanted
 
 
 def test_foreign_files_are_an_error(store: Path) -> None:
     (store / "commitlog" / "notes.txt").write_text("hello")
     with pytest.raises(StoreDamaged, match=r"notes\.txt is not a file"):
         rows_of(store)
-    assert len(rows_of(store, ignoreDamage=True)) == COUNT
+    assert len(rows_of(store, onBadRecord="skip")) == COUNT
 
 
 def test_files_made_in_advance_are_passed_over(store: Path) -> None:
@@ -380,6 +391,9 @@ def test_a_path_may_be_an_address(store: Path) -> None:
         ({"topicPattern": "("}, "must be a regular expression"),
         ({"includeInternal": "yes"}, "true or false"),
         ({"ignoreDamage": "1"}, "true or false"),
+        ({"ignoreDamage": "true", "onBadRecord": "skip"}, "mutually exclusive"),
+        ({"onBadRecord": "ignore"}, "onBadRecord must be fail or null or skip, got 'ignore'"),
+        ({"onBadRecord": "deadletter"}, "onBadRecord=deadLetter needs a broker"),
         ({"tags": "||"}, r"option tags is '\|\|', which has no tag"),
         ({"tags": " "}, "option tags is ' ', which has no tag"),
         ({"topic": "a,b"}, "use option topics for several"),
@@ -426,13 +440,20 @@ def test_a_body_that_does_not_inflate(
     content = bytearray(file.read_bytes())
     content[position_of(rows_of(store)[number]) - int(file.name) + 39] |= 1
     file.write_bytes(content)
-    with pytest.raises(StoreDamaged, match=rf"offset {number}: body is not .*ignoreDamage=true"):
+    with pytest.raises(StoreDamaged, match=rf"offset {number}: body is not .*set onBadRecord"):
         rows_of(store)
     assert len(rows_of(store, columns="queueOffset")) == COUNT
     wanted = [offset for offset in range(COUNT) if offset != number]
-    assert offsets(store, ignoreDamage=True) == wanted
-    assert f"offset {number}: body is not valid ZLIB" in caplog.text
-    assert "messages skipped: 1" in caplog.text
+    assert offsets(store, onBadRecord="skip") == wanted
+    assert (
+        f"onBadRecord=skip: topic orders, broker , queue {number % 3}, offset {number}: body"
+        in (caplog.text)
+    )
+    assert offsets(store, ignoreDamage=True) == wanted, "the name it had at first"
+    kept = rows_of(store, onBadRecord="null")
+    assert [row["queueOffset"] for row in kept if row["body"] is None] == [number]
+    assert [row["queueOffset"] for row in kept if row["decodeError"]] == [number]
+    assert "not valid ZLIB" in kept[number]["decodeError"]
 
 
 def outcome(store: Path, **options: object) -> list[Row] | type[StoreDamaged]:
@@ -497,5 +518,5 @@ def test_damage_that_was_passed_over_is_told(store: Path, caplog: pytest.LogCapt
     first = log_files(store)[0]
     first.write_bytes(b"\xff" + first.read_bytes()[1:])
     with caplog.at_level(logging.WARNING):
-        assert offsets(store, ignoreDamage=True) == list(range(1, COUNT))
+        assert offsets(store, onBadRecord="skip") == list(range(1, COUNT))
     assert "at byte 0" in caplog.text

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias, assert_never, get_args
 
 import pyarrow as pa
@@ -32,6 +32,7 @@ from turbopump.spark.consuming.outcomes import (
     outcome_of,
     outcomes_of,
 )
+from turbopump.spark.records.schema import DECODE_ERROR
 
 _log = logging.getLogger(__name__)
 
@@ -82,6 +83,8 @@ class HandlerConfig:
     attempts_max: int = 16
     suspend_ms: int = 1000
     exhausted: Exhausted = "dead letter"
+    leaves_out_bad: bool = False
+    """Whether records that could not be decoded are only counted, and not handled."""
 
     def __post_init__(self) -> None:
         _require_one_of("mode", self.mode, MODES)
@@ -115,6 +118,8 @@ class Counts:
     retried: int = 0
     dead: int = 0
     error: str | None = None
+    bad: int = 0
+    """Records that could not be decoded."""
 
     @property
     def received(self) -> int:
@@ -126,27 +131,23 @@ class Counts:
             self.retried + other.retried,
             self.dead + other.dead,
             self.error or other.error,
+            self.bad + other.bad,
         )
 
 
-COUNTS_SCHEMA = "handled long, retried long, dead long, error string"
+COUNTS_SCHEMA = "handled long, retried long, dead long, error string, bad long"
 _COUNTS_TYPES: dict[str, pa.DataType] = {
     "handled": pa.int64(),
     "retried": pa.int64(),
     "dead": pa.int64(),
     "error": pa.string(),
+    "bad": pa.int64(),
 }
 
 
 def counts_batch(counts: Counts) -> pa.RecordBatch:
     """Return counts as the one row that a task tells the driver."""
-    row = {
-        "handled": counts.handled,
-        "retried": counts.retried,
-        "dead": counts.dead,
-        "error": counts.error,
-    }
-    return pa.RecordBatch.from_pylist([row], pa.schema(_COUNTS_TYPES))
+    return pa.RecordBatch.from_pylist([asdict(counts)], pa.schema(_COUNTS_TYPES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,10 +179,21 @@ class HandlerRunner:
         settle = self._settle_in_order if self._plan.ordered else self._settle
         for batch in batches:
             if batch.num_rows:
-                counts = Counts()
-                for piece in self._pieces(batch):
+                rows, counts = self._without_bad(batch)
+                for piece in self._pieces(rows) if rows.num_rows else ():
                     counts = counts.plus(settle(piece))
                 yield counts
+
+    def _without_bad(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Counts]:
+        """Count the records that could not be decoded, and leave them out if that is wanted."""
+        at = batch.schema.get_field_index(DECODE_ERROR)
+        if at < 0:
+            return batch, Counts()
+        errors = batch.column(at)
+        counts = Counts(bad=batch.num_rows - errors.null_count)
+        if not self._plan.leaves_out_bad:
+            return batch, counts
+        return batch.filter(errors.is_null()).remove_column(at), counts
 
     def _pieces(self, batch: pa.RecordBatch) -> Iterator[RowSlice]:
         plan = self._plan

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from turbopump.client.delivery.results import with_next_attempt
 from turbopump.client.names import without_namespace
+from turbopump.errors import SparkError
 from turbopump.message import QueueOffset
 from turbopump.wire import properties, sysflag
 from turbopump.wire.hosts import Host, host, split_address
@@ -156,9 +157,9 @@ def _delivered(
     broker: str,
     queue_id: int,
     queue_offset: QueueOffset,
-    offset_id: str,
+    offset_id: str | None,
     named: list[tuple[str, str]] | None,
-    body: bytes,
+    body: bytes | None,
     born_ms: int,
     store_ms: int,
     born_host: str,
@@ -167,6 +168,12 @@ def _delivered(
     size: int,
 ) -> Delivered:
     """Make a message of the cells of a row, which stand in the order of `_MESSAGE_COLUMNS`."""
+    if body is None or offset_id is None:
+        raise SparkError(
+            f"topic {topic}, broker {broker}, queue {queue_id}, offset {queue_offset} could not be "
+            "decoded, so it cannot be redelivered: let the handler succeed for rows with a "
+            "decodeError, or set onBadRecord to skip or deadLetter"
+        )
     store_host, physical_offset = parse_offset_id(offset_id)
     born = _host(born_host)
     message = MessageView(

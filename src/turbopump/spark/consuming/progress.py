@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import repeat
 from typing import Protocol, TypeAlias
 
@@ -46,6 +46,9 @@ class ConsumerReport:
     error: str | None = None
     """One of the errors that the function raised in the last batch that had any."""
 
+    bad: int = 0
+    """Records that could not be decoded, whatever ``onBadRecord`` makes of them."""
+
     @property
     def received(self) -> int:
         return self.handled + self.retried + self.dead
@@ -55,6 +58,7 @@ class ConsumerReport:
             f"{self.received} messages in {self.batches} batches: {self.handled} handled, "
             f"{self.retried} sent back for redelivery, {self.dead} dead letters"
         )
+        text += f", {self.bad} bad records" if self.bad else ""
         return f"{text}; {self.error}" if self.error else text
 
     def plus(self, counts: Counts) -> ConsumerReport:
@@ -65,6 +69,7 @@ class ConsumerReport:
             self.retried + counts.retried,
             self.dead + counts.dead,
             counts.error or self.error,
+            self.bad + counts.bad,
         )
 
 
@@ -115,7 +120,7 @@ def counts_of(progress: StreamingQueryProgress) -> Counts | None:
         told = dict(zip(names, told["values"], strict=True))
     if told["handled"] is None:
         return None
-    return Counts(told["handled"], told["retried"], told["dead"], told["error"])
+    return Counts(**{field.name: told[field.name] for field in fields(Counts)})
 
 
 # --- by what Spark tells --------------------------------------------------------------------------

@@ -59,8 +59,16 @@ def plan(
     return parts
 
 
-def records_of(part: LogPart) -> Iterator[RecordRun]:
-    """Read a part; raises StoreDamaged."""
+@dataclass(frozen=True, slots=True)
+class DamagedBytes:
+    """A stretch of a file that no message can be read from, or only a damaged one."""
+
+    data: bytes
+    reason: str
+
+
+def records_of(part: LogPart) -> Iterator[RecordRun | DamagedBytes]:
+    """Read a part, with what is passed over; raises StoreDamaged."""
     with opened(part.file) as reader:
         at: int | None = part.start
         while at is not None:
@@ -72,6 +80,9 @@ def records_of(part: LogPart) -> Iterator[RecordRun]:
                 else:
                     stop = item
             at = _resumed(reader, part, stop)
+            if part.damage is Damage.IS_PASSED_OVER and stop.end is End.DAMAGED:
+                data = reader.data(stop.at, part.end if at is None else at)
+                yield DamagedBytes(data, f"{part.file.path} at byte {stop.at}: {stop.reason}")
 
 
 def _resumed(reader: LogReader, part: LogPart, stop: Stop) -> int | None:
@@ -90,7 +101,7 @@ def _resumed(reader: LogReader, part: LogPart, stop: Stop) -> int | None:
         return None
     if part.damage is Damage.FAILS:
         raise StoreDamaged(
-            f"{path} at byte {stop.at}: {reason}; ignoreDamage=true skips damaged messages"
+            f"{path} at byte {stop.at}: {reason}; onBadRecord=skip leaves out damaged messages"
         )
     following = reader.next_record(stop.at + 1, part.end)
     if stop.end is not End.UNWRITTEN or following is not None:

@@ -136,6 +136,10 @@ class LogReader:
             place = data.find(_BLANK_MAGIC, place + 1)
         return None
 
+    def data(self, start: int, end: int) -> bytes:
+        """Return the bytes of a damaged stretch, as many as a message may have."""
+        return os.pread(self._fd, min(end - start, READ_BYTES), start)
+
     def first_store_time_ms(self) -> int | None:
         """Return when the first message of the file was stored."""
         found = self._records_at(0, 1, 64 * 1024)
@@ -179,8 +183,10 @@ class LogReader:
             row = int(placed.argmin())
             told = int(run.physical_offsets()[row])
             wrong.append((row, RecordError(f"message claims position {told}")))
-        if (row_or_none := run.first_damaged_body()) is not None:
-            wrong.append((row_or_none, RecordError("body does not match its checksum")))
+        wrong += [
+            (row, RecordError("body does not match its checksum"))
+            for row in run.damaged_bodies()[:1]
+        ]
         topics, codes = run.topics()
         unreadable = [code for code, topic in enumerate(topics) if not _is_utf8(topic)]
         if unreadable:

@@ -15,12 +15,14 @@ from turbopump.spark.option_values import (
     boolean,
     expression,
     not_empty,
+    on_bad_record,
     one_topic,
     positive,
     size_bytes,
     text_of,
     timestamp_ms,
 )
+from turbopump.spark.records.bad_records import OnBadRecord
 from turbopump.spark.records.schema import chosen_columns
 from turbopump.wire.names import SYSTEM_PREFIX, is_forbidden_to_send
 
@@ -38,6 +40,7 @@ OPTIONS = (
     "broker",
     "bytesPerPartition",
     "maxRowsPerBatch",
+    "onBadRecord",
     "ignoreDamage",
 )
 _TOPIC_OPTIONS = ("topic", "topics", "topicPattern")
@@ -89,7 +92,12 @@ class StoreOptions:
     broker: str | None
     partition_bytes: int
     batch_rows_max: int
-    ignore_damage: bool
+    on_bad_record: OnBadRecord
+
+    @property
+    def ignore_damage(self) -> bool:
+        """Whether to read on behind damage."""
+        return self.on_bad_record is not OnBadRecord.FAIL
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> StoreOptions:
@@ -98,17 +106,40 @@ class StoreOptions:
         return cls(
             directory=_directory(given.find("path", not_empty, None)),
             wanted=_wanted(given),
-            columns=chosen_columns(given.find("columns", text_of, None)),
+            columns=_columns(given),
             broker=given.find("broker", text_of, None),
             partition_bytes=given.find("bytesPerPartition", size_bytes, _PARTITION_BYTES),
             batch_rows_max=given.find("maxRowsPerBatch", positive, _BATCH_ROWS),
-            ignore_damage=given.find("ignoreDamage", boolean, default=False),
+            on_bad_record=_on_bad_record(given),
         )
 
 
 def columns_of(options: Mapping[str, str]) -> tuple[str, ...]:
     """Return the columns that are asked for."""
-    return chosen_columns(Given(options, OPTIONS, FORMAT).find("columns", text_of, None))
+    return _columns(Given(options, OPTIONS, FORMAT))
+
+
+def _columns(given: Given) -> tuple[str, ...]:
+    keeps_rows = _on_bad_record(given) is OnBadRecord.NULL
+    return chosen_columns(given.find("columns", text_of, None), with_errors=keeps_rows)
+
+
+def _on_bad_record(given: Given) -> OnBadRecord:
+    if "ignoreDamage" in given:
+        # The name that this option had at first.
+        if "onBadRecord" in given:
+            raise InvalidArgument(
+                "options onBadRecord and ignoreDamage are mutually exclusive; set onBadRecord"
+            )
+        is_ignored = boolean("ignoreDamage", given["ignoreDamage"])
+        return OnBadRecord.SKIP if is_ignored else OnBadRecord.FAIL
+    if given["onBadRecord"].lower() == OnBadRecord.DEAD_LETTER.lower():
+        raise InvalidArgument(
+            f"option onBadRecord=deadLetter needs a broker, which format {FORMAT} does not have: "
+            "use fail, null or skip"
+        )
+    allowed = OnBadRecord.FAIL, OnBadRecord.NULL, OnBadRecord.SKIP
+    return given.find("onBadRecord", on_bad_record(*allowed), OnBadRecord.FAIL)
 
 
 def _directory(path: str | None) -> Path:

@@ -18,11 +18,13 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from turbopump.errors import InvalidArgument, RecordError, StoreDamaged
-from turbopump.spark.offline.log_partitions import Damage, LogPart, plan, records_of
+from turbopump.errors import DamagedMessage, InvalidArgument, StoreDamaged
+from turbopump.spark.offline.log_partitions import DamagedBytes, LogPart, plan, records_of
 from turbopump.spark.offline.options import FORMAT, StoreOptions, Wanted, columns_of
 from turbopump.spark.offline.store_files import broker_name, log_files, require_stopped
-from turbopump.spark.records.record_columns import RecordColumns, unreadable
+from turbopump.spark.records.bad_records import BadRecords, OnBadRecord
+from turbopump.spark.records.record_columns import RecordColumns
+from turbopump.spark.records.record_finder import find_records
 from turbopump.spark.records.record_run import RecordRun
 from turbopump.spark.records.schema import spark_schema
 from turbopump.spark.worker_exit import end_quietly
@@ -89,7 +91,6 @@ class StoreReader(DataSourceReader):
 
     def __init__(self, options: StoreOptions) -> None:
         self._options = options
-        self._columns = RecordColumns(options.columns, tags=options.wanted.tags, check_bodies=False)
 
     def partitions(self) -> Sequence[InputPartition]:
         """Look at the directory and divide it; refuses one that is no store, or is open."""
@@ -108,36 +109,42 @@ class StoreReader(DataSourceReader):
             return
         name, part = partition.value
         assert isinstance(part, LogPart)
-        yield from _joined(self._batches(part, name), self._options.batch_rows_max)
+        mode = self._options.on_bad_record
+        bad = BadRecords(mode, keeps_rows=mode is OnBadRecord.NULL, remedies="null or skip")
+        made = RecordColumns(
+            self._options.columns, tags=self._options.wanted.tags, check_bodies=False, bad=bad
+        )
+        try:
+            yield from _joined(self._batches(made, part, name), self._options.batch_rows_max)
+        except DamagedMessage as error:
+            raise StoreDamaged(f"{part.file.path}: {error}") from error
+        finally:
+            bad.close()
 
-    def _batches(self, part: LogPart, broker: str) -> Iterator[pa.RecordBatch]:
+    def _batches(self, made: RecordColumns, part: LogPart, broker: str) -> Iterator[pa.RecordBatch]:
         rows_max = self._options.batch_rows_max
-        for run in records_of(part):
-            chosen = _chosen(run, self._options.wanted)
+        for item in records_of(part):
+            if isinstance(item, DamagedBytes):
+                if made.bad.keeps_rows:
+                    yield from self._damaged(made, item, broker)
+                continue
+            chosen = _chosen(item, self._options.wanted)
             for first in range(0, len(chosen), rows_max):
                 piece = chosen.where(slice(first, first + rows_max))
-                if part.damage is Damage.IS_PASSED_OVER:
-                    piece = self._readable(piece, part)
-                yield from self._decoded(piece, part, broker)
+                yield from made.batches_of(piece, broker=broker)
 
-    def _readable(self, run: RecordRun, part: LogPart) -> RecordRun:
-        """Leave out messages whose bodies do not inflate, if bodies are wanted."""
-        bad = unreadable(run) if "body" in self._columns.columns else {}
-        if not bad:
-            return run
-        first = next(iter(bad.values()))
-        _log.warning("%s: %s; messages skipped: %d", part.file.path, first.reason, len(bad))
-        good = np.ones(len(run), np.bool_)
-        good[list(bad)] = False
-        return run.where(good)
-
-    def _decoded(self, run: RecordRun, part: LogPart, broker: str) -> Iterator[pa.RecordBatch]:
-        try:
-            yield from self._columns.batches_of(run, broker=broker)
-        except RecordError as error:
-            raise StoreDamaged(
-                f"{part.file.path}: {error.reason}; ignoreDamage=true skips such messages"
-            ) from error
+    def _damaged(
+        self, made: RecordColumns, item: DamagedBytes, broker: str
+    ) -> Iterator[pa.RecordBatch]:
+        """Return rows for a stretch of bytes: damaged messages as far as they can be read."""
+        run, _ = find_records(item.data)
+        if len(run):
+            chosen = _chosen(run, self._options.wanted)
+            yield from made.batches_of(chosen, broker=broker, reason=item.reason)
+        else:
+            # Of whatever topic and time it was.
+            size = len(item.data.rstrip(b"\0"))
+            yield made.row(broker=broker, size=size, decodeError=item.reason)
 
 
 def _chosen(run: RecordRun, wanted: Wanted) -> RecordRun:
@@ -151,7 +158,8 @@ def _chosen(run: RecordRun, wanted: Wanted) -> RecordRun:
 
 def _of_topics(run: RecordRun, wanted: Wanted) -> npt.NDArray[np.bool_]:
     topics, codes = run.topics()
-    return np.array([wanted.has_topic(topic.decode()) for topic in topics], np.bool_)[codes]
+    names = (topic.decode("utf-8", "replace") for topic in topics)
+    return np.array([wanted.has_topic(name) for name in names], np.bool_)[codes]
 
 
 def _joined(batches: Iterable[pa.RecordBatch], rows_max: int) -> Iterator[pa.RecordBatch]:

@@ -72,7 +72,7 @@ def _require_row(files: Sequence[LogFile]) -> None:
         if file.start + file.size != following.start:
             raise StoreDamaged(
                 f"{file.path} has {file.size} bytes and the next file starts at {following.start}: "
-                "files are missing or cut; restore them, or read the rest with ignoreDamage=true"
+                "files are missing or cut; restore them, or read the rest with onBadRecord=skip"
             )
 
 

@@ -33,6 +33,7 @@ from turbopump.spark.pipelines.replay_sender import (
 from turbopump.spark.pipelines.reports import Table, bytes_text, facts, moment, per_second
 from turbopump.spark.pipelines.send_progress import SendProgress
 from turbopump.spark.pipelines.spark_errors import explain_errors
+from turbopump.spark.records.schema import DECODE_ERROR
 from turbopump.spark.writing.options import SinkOptions
 
 ANY_TOPIC = "*"
@@ -191,6 +192,9 @@ def _chosen(
             f"the messages to replay have no column {', '.join(missing)}: archive it, or omit "
             "speed, since and until"
         )
+    if DECODE_ERROR in frame.columns:
+        # Records that could not be decoded have no body to send.
+        frame = frame.where(F.col(DECODE_ERROR).isNull())
     if since is not None:
         frame = frame.where(F.col("storeTimestamp") >= F.lit(since))
     if until is not None:

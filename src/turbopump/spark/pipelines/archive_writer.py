@@ -35,6 +35,8 @@ from turbopump.spark.pipelines.progress import Step, Watch, unwatched
 from turbopump.spark.pipelines.reports import Table, bytes_text, facts, moment, per_second
 from turbopump.spark.pipelines.spark_errors import explain_errors
 from turbopump.spark.query_lag import lag_of, source_name
+from turbopump.spark.reading.counted_bad_records import counted_options
+from turbopump.spark.records.schema import DECODE_ERROR
 
 PARTITION_BY = ("topic", "date")
 
@@ -65,12 +67,15 @@ class ArchiveReport:
 
     file_bytes: int | None
     seconds: float
+    bad_records: int = 0
+    """Records that could not be decoded, whatever ``onBadRecord`` made of them."""
 
     def tables(self) -> tuple[Table, ...]:
         return (
             facts(
                 f"archive {self.path}",
                 messages=self.rows,
+                **({"bad_records": self.bad_records} if self.bad_records else {}),
                 bodies=bytes_text(self.body_bytes),
                 first_stored=moment(self.first_stored_ms),
                 last_stored=moment(self.last_stored_ms),
@@ -108,11 +113,13 @@ def archive(
     noted = full_path(f"{text.rstrip('/')}/{CHECKPOINT}" if checkpoint is None else checkpoint)
     started_s = time.monotonic()
     with explain_errors():
-        options = {"startingOffsets": "earliest", **source}
+        options, leaves_out_bad = counted_options({"startingOffsets": "earliest", **source})
         frame = spark.readStream.format("rocketmq").options(**options).load()
-        partitions = _checked(partition_by, frame.columns)
-        keep_settings(spark, text, ArchiveSettings(partitions, tuple(frame.columns)))
-        writer = _Writer(text, partitions)
+        left_out = (DECODE_ERROR,) if leaves_out_bad else ()
+        columns = tuple(name for name in frame.columns if name not in left_out)
+        partitions = _checked(partition_by, columns)
+        keep_settings(spark, text, ArchiveSettings(partitions, columns))
+        writer = _Writer(text, partitions, leaves_out_bad)
         stream = (
             frame.writeStream.foreachBatch(writer.write)
             .queryName(_query_name(source, text))
@@ -142,6 +149,9 @@ class _Writer:
 
     path: str
     partition_by: tuple[str, ...]
+    leaves_out_bad: bool = False
+    """Whether records that could not be decoded are only counted."""
+    bad: int = 0
     batches: list[str] = field(default_factory=list)
     rows: int = 0
     body_bytes: int | None = None
@@ -162,10 +172,12 @@ class _Writer:
 
     def _write(self, frame: DataFrame, batch: str) -> None:
         seen = Observation()
+        rows = frame.observe(seen, *_counts(frame.columns))
+        if self.leaves_out_bad:
+            rows = rows.where(F.col(DECODE_ERROR).isNull()).drop(DECODE_ERROR)
         (
-            frame.withColumns(_derived(self.partition_by))
+            rows.withColumns(_derived(self.partition_by))
             .withColumn(BATCH, F.lit(batch))
-            .observe(seen, *_counts(frame.columns))
             .write.mode("overwrite")
             .option("partitionOverwriteMode", "dynamic")
             .partitionBy(*self.partition_by, BATCH)
@@ -177,8 +189,10 @@ class _Writer:
         if not seen["rows"]:
             # The first batch of a query only notes where queues begin.
             return
+        bad = seen.get("bad") or 0
         self.batches.append(batch)
-        self.rows += seen["rows"]
+        self.bad += bad
+        self.rows += seen["rows"] - (bad if self.leaves_out_bad else 0)
         if "body_bytes" in seen:
             self.body_bytes = (self.body_bytes or 0) + (seen["body_bytes"] or 0)
         first, last = seen.get("first_ms"), seen.get("last_ms")
@@ -191,6 +205,8 @@ def _counts(columns: Sequence[str]) -> list[Column]:
     counts = [F.count(F.lit(1)).alias("rows")]
     if "body" in columns:
         counts.append(F.sum(F.length("body")).alias("body_bytes"))
+    if DECODE_ERROR in columns:
+        counts.append(F.count(DECODE_ERROR).alias("bad"))
     if "storeTimestamp" in columns:
         stored = F.unix_millis("storeTimestamp")
         counts += [F.min(stored).alias("first_ms"), F.max(stored).alias("last_ms")]
@@ -257,6 +273,7 @@ def _report(path: str, checkpoint: str, writer: _Writer, seconds: float) -> Arch
         files=None if size is None else size.files,
         file_bytes=None if size is None else size.file_bytes,
         seconds=seconds,
+        bad_records=writer.bad,
     )
 
 

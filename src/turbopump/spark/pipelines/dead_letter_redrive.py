@@ -175,7 +175,12 @@ async def _require_letters(session: Session, group: str) -> None:
 
 
 def _letters(spark: SparkSession, group: str, nameserver: str) -> DataFrame:
-    source = {"nameserver": nameserver, "topic": dead_letter_topic(group)}
+    source = {
+        "nameserver": nameserver,
+        "topic": dead_letter_topic(group),
+        # A letter may be one because its body is damaged.
+        "onBadRecord": "null",
+    }
     return spark.read.format("rocketmq").options(**source).load()
 
 

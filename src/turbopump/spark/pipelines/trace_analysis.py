@@ -15,13 +15,18 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 from pyspark.sql.column import Column
 
+from turbopump.admin.administration import Admin
+from turbopump.client.names import with_namespace
+from turbopump.client.session import Session
 from turbopump.spark.pipelines.preconditions import require_driver, require_window, to_utc
 from turbopump.spark.pipelines.progress import Step, Watch, unwatched
 from turbopump.spark.pipelines.reports import Cell, Table, facts
 from turbopump.spark.pipelines.spark_errors import explain_errors
-from turbopump.spark.pipelines.trace_records import Kind, TraceRecord, parsed
-
-TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
+from turbopump.spark.pipelines.trace_records import Kind, TraceRecord, no_trace_topic, parsed
+from turbopump.spark.reading.options import SourceOptions
+from turbopump.spark.reading.queue_selection import Topics
+from turbopump.spark.shared_session import shared_session
+from turbopump.wire.names import TRACE_TOPIC
 
 _ARROW_TYPES: dict[str, pa.DataType] = {
     "kind": pa.string(),
@@ -155,9 +160,10 @@ def trace(
     since, until = to_utc("since", since), to_utc("until", until)
     require_window(spark, window)
     started_s = time.monotonic()
-    options = {"columns": "body", **source}
+    options = {"columns": "body", "onBadRecord": "null", **source}
     if not {"topic", "topics", "topicPattern", "assign"} & set(options):
         options["topic"] = TRACE_TOPIC
+    _require_topic(options)
     with explain_errors():
         watch(Step("reading trace messages"))
         bodies = spark.read.format("rocketmq").options(**options).load().select("body")
@@ -181,6 +187,21 @@ def trace(
             )
         finally:
             records.unpersist()
+
+
+def _require_topic(options: Mapping[str, str]) -> None:
+    """Raise InvalidArgument that says how to switch tracing on, if there is no trace topic."""
+    parsed_options = SourceOptions.for_batch(options)
+
+    async def names(session: Session) -> list[str]:
+        return await Admin(session=session).topics.names()
+
+    if isinstance(parsed_options.chosen, Topics):
+        client = parsed_options.client
+        known = shared_session(client).run(names)
+        for topic in parsed_options.chosen.names:
+            if with_namespace(client.namespace, topic) not in known:
+                raise no_trace_topic(topic)
 
 
 def _parse(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

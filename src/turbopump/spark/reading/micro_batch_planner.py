@@ -130,7 +130,7 @@ class MicroBatchPlanner:
         self,
         start: Offsets,
         *,
-        is_limited: bool,
+        is_limited: bool = True,
         has_begun: bool = False,
         marks: Marks | None = None,
     ) -> Offsets:

@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import Any
 
 from turbopump.client.config import ClientConfig
-from turbopump.client.names import check_group, check_topic
+from turbopump.client.names import check_group, check_topic, check_topic_for_sending
 from turbopump.errors import InvalidArgument, InvalidExpression
 from turbopump.filters.sql92 import Sql
 from turbopump.filters.tags import wanted_tags
@@ -22,6 +22,7 @@ from turbopump.spark.option_values import (
     expression,
     natural,
     not_empty,
+    on_bad_record,
     one_of,
     one_topic,
     positive,
@@ -29,6 +30,7 @@ from turbopump.spark.option_values import (
     text_of,
 )
 from turbopump.spark.pickled_fields import restore, unpickled_by
+from turbopump.spark.reading.option_table import BATCH_ONLY, OPTIONS, STREAM_ONLY
 from turbopump.spark.reading.partition_planner import PlanLimits
 from turbopump.spark.reading.positions import (
     AtTime,
@@ -39,6 +41,7 @@ from turbopump.spark.reading.positions import (
     parse_position,
 )
 from turbopump.spark.reading.queue_selection import Assigned, Chosen, TopicPattern, Topics
+from turbopump.spark.records.bad_records import OnBadRecord
 from turbopump.spark.records.schema import chosen_columns
 
 FORMAT = "rocketmq"
@@ -46,79 +49,6 @@ READER_GROUP = "turbopump-spark"
 """Pulls name a group in any case: this one where the user names none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One option as users write it; ``default`` is what the documentation says of it."""
-
-    name: str
-    default: str
-    meaning: str
-
-
-OPTIONS = (
-    Option("nameserver", "`NAMESRV_ADDR`", "name servers, `host:port;host:port`"),
-    Option("namespace", "none", "prefixes the names of topics and groups"),
-    Option("topic", "", "the topic to read"),
-    Option("topics", "", "topics to read, `a,b,c`"),
-    Option("topicPattern", "", "a regular expression that must match the whole topic name"),
-    Option("assign", "", "the queues to read, JSON `{topic: {broker: [0, 1]}}`"),
-    Option("group", "none", "the consumer group of the query"),
-    Option("allowSharedGroup", "`false`", "whether push consumers may use the same group"),
-    Option("startingOffsets", "see below", "where a read starts"),
-    Option("endingOffsets", "`latest`", "where a batch read ends; batch only"),
-    Option(
-        "tags",
-        "all",
-        "the tags to read, `a || b`, or JSON by topic, `{topic: a || b}`; the broker filters",
-    ),
-    Option(
-        "sql",
-        "none",
-        "an SQL92 expression over properties, evaluated by the broker, or JSON by topic",
-    ),
-    Option("maxOffsetsPerTrigger", "no limit", "maximum messages per micro-batch"),
-    Option("maxBytesPerTrigger", "no limit", "approximate maximum bytes per micro-batch"),
-    Option("minOffsetsPerTrigger", "0", "minimum messages per micro-batch; fewer wait for more"),
-    Option("maxTriggerDelay", "`15m`", "maximum wait for `minOffsetsPerTrigger`"),
-    Option("minPartitions", "none", "minimum tasks per batch; large ranges are split"),
-    Option("maxRecordsPerPartition", "none", "maximum messages per task"),
-    Option("partitionPerQueue", "`false`", "whether each queue gets its own task, in order"),
-    Option("failOnDataLoss", "`true`", "whether lost messages fail the query"),
-    Option(
-        "commitOffsets",
-        "`true` with a `group` of its own",
-        "whether the group's offsets are committed",
-    ),
-    Option("pullBatchSize", "1000", "maximum messages per pull; the broker may return fewer"),
-    Option(
-        "pullsInFlight",
-        "128",
-        "maximum pending pulls per task; fewer once they cover 4,096 messages",
-    ),
-    Option("includeProperties", "`true`", "`false` omits the column `properties`"),
-    Option("columns", "all", "the columns to read, `a,b,c`"),
-    Option(
-        "readFrom",
-        "`master`",
-        "the replica that tasks read: `master`, or `slave` to spare the master; see below",
-    ),
-    Option("requestTimeout", "`10s`", "timeout of one request"),
-    Option("retries", "8", "retries of a failed request"),
-    Option("discoveryInterval", "`30s`", "how often to look up new queues, brokers and topics"),
-    Option(
-        "idleWait", "`500ms`", "how long an idle stream waits for messages before it plans again"
-    ),
-)
-
-_BATCH_ONLY = ("endingOffsets",)
-_STREAM_ONLY = (
-    "maxOffsetsPerTrigger",
-    "maxBytesPerTrigger",
-    "minOffsetsPerTrigger",
-    "maxTriggerDelay",
-    "commitOffsets",
-    "idleWait",
-)
 _TOPIC_OPTIONS = ("topic", "topics", "topicPattern", "assign")
 _REQUEST_LEAST_MS = 100
 _INTERVAL_LEAST_MS = 100
@@ -199,6 +129,8 @@ class SourceOptions:
     columns: tuple[str, ...]
     idle_wait_ms: int
     is_stream: bool
+    on_bad_record: OnBadRecord = OnBadRecord.FAIL
+    dead_letter_topic: str | None = None
 
     @property
     def reader_group(self) -> str:
@@ -219,6 +151,11 @@ class SourceOptions:
 def columns_of(options: Mapping[str, str]) -> tuple[str, ...]:
     """Return the columns that options ask for, before it is known what kind of read it will be."""
     return _columns(_given(options))
+
+
+def on_bad_record_of(options: Mapping[str, str]) -> OnBadRecord:
+    """Return what options say about records that cannot be decoded."""
+    return _on_bad_record(_given(options))
 
 
 def _given(options: Mapping[str, str]) -> Given:
@@ -249,6 +186,8 @@ def _parsed(given: Given, *, is_stream: bool) -> SourceOptions:
         columns=_columns(given),
         idle_wait_ms=given.find("idleWait", duration_ms_from(_IDLE_LEAST_MS), 500),
         is_stream=is_stream,
+        on_bad_record=_on_bad_record(given),
+        dead_letter_topic=given.find("deadLetterTopic", _topic_to_send, None),
     )
 
 
@@ -258,7 +197,7 @@ def _end(given: Given) -> Position:
 
 def _require_consistent(given: Given, *, is_stream: bool) -> None:
     """Refuse what contradicts itself, all of it in one text."""
-    others, of_others = (_BATCH_ONLY, "batch reads") if is_stream else (_STREAM_ONLY, "streams")
+    others, of_others = (BATCH_ONLY, "batch reads") if is_stream else (STREAM_ONLY, "streams")
     wrong = [f"{name} is for {of_others} only" for name in others if name in given]
     chosen = [name for name in _TOPIC_OPTIONS if name in given]
     if len(chosen) != 1:
@@ -278,6 +217,7 @@ def _require_consistent(given: Given, *, is_stream: bool) -> None:
         ]
     if "group" not in given:
         wrong += _without_group(given)
+    wrong += _about_dead_letters(given)
     if all(
         given.find(name, boolean, default=False) for name in ("allowSharedGroup", "commitOffsets")
     ):
@@ -302,6 +242,15 @@ def _without_group(given: Given) -> list[str]:
     if "allowSharedGroup" in given:
         wrong.append("allowSharedGroup needs a group")
     return wrong
+
+
+def _about_dead_letters(given: Given) -> list[str]:
+    sends = _on_bad_record(given) is OnBadRecord.DEAD_LETTER
+    if "deadLetterTopic" in given and not sends:
+        return ["deadLetterTopic needs onBadRecord=deadLetter"]
+    if sends and "deadLetterTopic" not in given and "group" not in given:
+        return ["onBadRecord=deadLetter needs a group or the option deadLetterTopic"]
+    return []
 
 
 def _without_rows(given: Given) -> list[str]:
@@ -456,10 +405,20 @@ def _trigger(given: Given) -> TriggerLimits:
 
 
 def _columns(given: Given) -> tuple[str, ...]:
-    columns = chosen_columns(given.find("columns", text_of, None))
+    keeps_rows = _on_bad_record(given) is OnBadRecord.NULL
+    columns = chosen_columns(given.find("columns", text_of, None), with_errors=keeps_rows)
     if given.find("includeProperties", boolean, default=True):
         return columns
     return tuple(name for name in columns if name != "properties")
+
+
+def _on_bad_record(given: Given) -> OnBadRecord:
+    return given.find("onBadRecord", on_bad_record(*OnBadRecord), OnBadRecord.FAIL)
+
+
+def _topic_to_send(name: str, text: str) -> str:
+    check_topic_for_sending(one_topic(name, text))
+    return text
 
 
 def _group(name: str, text: str) -> str:  # noqa: ARG001 - as all who read a value

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
@@ -13,12 +14,16 @@ from turbopump.client.config import ClientConfig
 from turbopump.client.names import without_namespace
 from turbopump.errors import RecordError
 from turbopump.spark.reading.blocking_pull import BufferedChunk, start_blocking_pull
+from turbopump.spark.reading.dead_letters import DeadLetterTopic
 from turbopump.spark.reading.options import Pulling, SourceOptions
 from turbopump.spark.reading.partition_planner import Partition, QueueRange
 from turbopump.spark.reading.retrying_pull import Chunk, RetryingPull
 from turbopump.spark.records.arrow_arrays import Encoded, cells, keep_freed_memory
+from turbopump.spark.records.bad_records import BadRecord, BadRecords, OnBadRecord
 from turbopump.spark.records.record_columns import RecordColumns
+from turbopump.spark.records.record_finder import damage_at
 from turbopump.spark.records.record_run import RecordRun
+from turbopump.spark.records.schema import DECODE_ERROR
 from turbopump.spark.shared_session import SharedSession, shared_session
 
 _FAILURES_MAX = 3
@@ -34,6 +39,8 @@ class PartitionReader:
     pulling: Pulling
     columns: tuple[str, ...]
     fail_on_data_loss: bool
+    on_bad_record: OnBadRecord = OnBadRecord.FAIL
+    dead_letters: DeadLetterTopic | None = None
 
     @classmethod
     def of(cls, options: SourceOptions) -> PartitionReader:
@@ -43,6 +50,8 @@ class PartitionReader:
             options.pulling,
             options.columns,
             options.fail_on_data_loss,
+            options.on_bad_record,
+            DeadLetterTopic.of(options),
         )
 
     def read(self, partition: Partition) -> Iterator[pa.RecordBatch]:
@@ -51,9 +60,16 @@ class PartitionReader:
         shared = shared_session(self.client)
         nonempty = [(each, self.pulling.of(each.topic)) for each in partition if each.rows]
         by_broker = sorted(nonempty, key=lambda each: each[0].broker)
-        for (_, pulling), ranges in groupby(by_broker, lambda each: (each[0].broker, each[1])):
-            made = RecordColumns(self.columns, tags=pulling.tags)
-            yield from self._read_ranges(shared, made, [of for of, _ in ranges], pulling)
+        with closing(self._bad_records()) as bad:
+            for (_, pulling), ranges in groupby(by_broker, lambda each: (each[0].broker, each[1])):
+                made = RecordColumns(self.columns, tags=pulling.tags, bad=bad)
+                yield from self._read_ranges(shared, made, [of for of, _ in ranges], pulling)
+
+    def _bad_records(self) -> BadRecords:
+        keeps_rows = self.on_bad_record is OnBadRecord.NULL or (
+            self.on_bad_record is OnBadRecord.DEAD_LETTER and DECODE_ERROR in self.columns
+        )
+        return BadRecords(self.on_bad_record, self.dead_letters, keeps_rows=keeps_rows)
 
     def _read_ranges(
         self,
@@ -69,8 +85,8 @@ class PartitionReader:
                 failures = failures + 1 if unread == ranges else 0
                 ranges = unread
             if ranges:
-                yield from self._read_with_retries(shared, made, ranges[0])
-                ranges = ranges[1:]
+                unread = yield from self._read_with_retries(shared, made, ranges[0])
+                ranges = [*unread, *ranges[1:]]
 
     def _read_blocking(
         self,
@@ -96,23 +112,59 @@ class PartitionReader:
 
     def _read_with_retries(
         self, shared: SharedSession, made: RecordColumns, of: QueueRange
-    ) -> Iterator[pa.RecordBatch]:
+    ) -> Generator[pa.RecordBatch, None, list[QueueRange]]:
+        """Read to the end, or to behind a malformed record; return what is left."""
         pull = RetryingPull(
             shared.session, of, self.group, self.pulling, fail_on_data_loss=self.fail_on_data_loss
         )
         try:
             while (chunk := shared.run(lambda _: pull.next_chunk())) is not None:
-                rows = 0
-                for batch in made.batches(
-                    chunk.records, broker=of.broker, start=chunk.start, end=chunk.end
-                ):
-                    rows += batch.num_rows
+                run, is_whole = made.readable(chunk.records, start=chunk.start, end=chunk.end)
+                for batch in made.batches_of(run, broker=of.broker):
                     if batch.num_rows:
                         yield self._named(batch)
+                if not is_whole:
+                    at = int(run.queue_offsets()[-1]) + 1 if len(run) else chunk.start
+                    rest = replace(of, start=at)
+                    return (yield from self._read_malformed(shared, made, pull, rest))
                 if not self.pulling.of(of.topic).is_filtered:
-                    self._require_all(pull, chunk, rows)
+                    self._require_all(pull, chunk, len(run))
         finally:
             shared.run(lambda _: pull.close())
+        return []
+
+    def _read_malformed(
+        self, shared: SharedSession, made: RecordColumns, pull: RetryingPull, of: QueueRange
+    ) -> Generator[pa.RecordBatch, None, list[QueueRange]]:
+        """Read the next record alone, since nothing tells where it ends; return what is left."""
+        found = shared.run(lambda _: pull.pull_one(of.start))
+        if found is None:
+            pull.lost(of.start, of.start + 1, "it is malformed, and cannot be read alone")
+            return [replace(of, start=of.start + 1)] if of.rows > 1 else []
+        raw, offset = found
+        if offset < of.end:
+            run, is_whole = made.readable(raw)
+            for batch in made.batches_of(run, broker=of.broker):
+                if batch.num_rows:
+                    yield self._named(batch)
+            if not is_whole:
+                yield from self._malformed(made, of, offset, raw)
+        return [replace(of, start=offset + 1)] if offset + 1 < of.end else []
+
+    def _malformed(
+        self, made: RecordColumns, of: QueueRange, offset: int, raw: bytes
+    ) -> Iterator[pa.RecordBatch]:
+        reason = damage_at(raw, 0).reason
+        made.bad.take([BadRecord(of.topic, of.broker, of.queue_id, offset, reason, raw)])
+        if made.bad.keeps_rows:
+            yield made.row(
+                topic=of.topic,
+                broker=of.broker,
+                queueId=of.queue_id,
+                queueOffset=offset,
+                size=len(raw),
+                decodeError=reason,
+            )
 
     def _require_all(self, pull: RetryingPull, chunk: Chunk, rows: int) -> None:
         """Offsets have no gaps: fewer messages than offsets means that some are gone."""

@@ -95,6 +95,13 @@ class RetryingPull:
         self._coming = None if chunk is None else asyncio.create_task(self._chunk())
         return chunk
 
+    async def pull_one(self, offset: int) -> tuple[bytes, int] | None:
+        """Return the first record from an offset on, alone, and its offset."""
+        outcome = await self._pull(offset, 1)
+        if not isinstance(outcome, FoundRecords):
+            return None
+        return bytes(outcome.records), outcome.next_offset - 1
+
     async def close(self) -> None:
         """Give up what is on its way."""
         tasks: list[asyncio.Task[Any]] = [each.answer for each in self._prefetch.asked]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +22,11 @@ from turbopump.spark.records.arrow_arrays import (
     repeated,
     same_width_texts,
 )
+from turbopump.spark.records.bad_records import BadRecord, BadRecords, OnBadRecord
 from turbopump.spark.records.property_columns import PropertyColumns, property_columns
 from turbopump.spark.records.record_finder import damage_at, find_in_spans
 from turbopump.spark.records.record_run import Hosts, RecordRun, Span
-from turbopump.spark.records.schema import arrow_schema
+from turbopump.spark.records.schema import DECODE_ERROR, arrow_schema
 from turbopump.wire import properties, sysflag
 from turbopump.wire.compression import inflate
 from turbopump.wire.hashing import INT_MAX
@@ -50,10 +52,12 @@ class RecordColumns:
         *,
         tags: frozenset[str] | None = None,
         check_bodies: bool = True,
+        bad: BadRecords | None = None,
     ) -> None:
         self.columns = tuple(columns)
         self.tags = tags
         self.check_bodies = check_bodies
+        self.bad = bad or BadRecords(OnBadRecord.FAIL)
         self.schema = arrow_schema(self.columns)
 
     def batch(
@@ -67,7 +71,8 @@ class RecordColumns:
         """Decode whole records that lie back to back, as in the answer to a pull.
 
         Left out are messages outside the queue offsets from ``start`` to before ``end``, and those
-        of other tags: a broker compares hashes only. Raises RecordError for damage.
+        of other tags: a broker compares hashes only. Raises RecordError for malformed records;
+        others that cannot be decoded are up to ``bad``, by default an error as well.
         """
         return self.batch_of(self.found(records, start=start, end=end), broker=broker)
 
@@ -82,14 +87,14 @@ class RecordColumns:
         """Decode the same into as many batches as it takes for none of them to be too large."""
         return self.batches_of(self.found(records, start=start, end=end), broker=broker)
 
-    def batches_of(self, run: RecordRun, *, broker: str) -> Iterator[pa.RecordBatch]:
-        """Decode records that have been found already into batches that are not too large."""
-        made = self._wanted(run, broker)
-        if "body" not in self.columns or not len(made.run.compressed_rows()):
-            yield self._batch(made)
-            return
-        for piece, bodies in _inflated_pieces(made.run):
-            yield self._batch(_Cells(piece, broker, bodies))
+    def batches_of(
+        self, run: RecordRun, *, broker: str, reason: str | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Decode records that have been found already into batches that are not too large.
+
+        ``reason`` is why all of them are known to be bad.
+        """
+        return self._batches(run, broker, BATCH_BYTES, reason)
 
     def found(
         self,
@@ -99,20 +104,28 @@ class RecordColumns:
         start: int | None = None,
         end: int | None = None,
     ) -> RecordRun:
-        """Find and check the records of a buffer, or of some stretches of it."""
+        """Find the records of a buffer, or of some stretches of it; raises RecordError."""
         run, damaged_at = find_in_spans(records, spans or [(0, len(records))])
         if damaged_at is not None:
             raise damage_at(records, damaged_at)
-        run = _between(run, start, end)
-        if self.check_bodies:
-            damaged = run.first_damaged_body()
-            if damaged is not None:
-                raise placed(damage_at(records, int(run.starts[damaged])), run, damaged)
-        return run
+        return _between(run, start, end)
+
+    def readable(
+        self, records: bytes | memoryview, *, start: int | None = None, end: int | None = None
+    ) -> tuple[RecordRun, bool]:
+        """Return the records before the first malformed one, and whether these are all."""
+        run, damaged_at = find_in_spans(records, [(0, len(records))])
+        return _between(run, start, end), damaged_at is None
 
     def batch_of(self, run: RecordRun, *, broker: str) -> pa.RecordBatch:
-        """Decode records that have been found already; bodies are not checked, tags are."""
-        return self._batch(self._wanted(run, broker))
+        """Decode records that have been found already into one batch."""
+        (batch,) = self._batches(run, broker, None)
+        return batch
+
+    def row(self, **known: object) -> pa.RecordBatch:
+        """Return a row with the columns that are known of a malformed record."""
+        cells = {name: known.get(name) for name in self.columns}
+        return pa.RecordBatch.from_pylist([cells], schema=self.schema)
 
     def _wanted(self, run: RecordRun, broker: str) -> _Cells:
         made = _Cells(run, broker)
@@ -121,18 +134,107 @@ class RecordColumns:
         wanted = _is_one_of(made.property(properties.TAGS), self.tags)
         return made if wanted.all() else _Cells(run.where(wanted), broker)
 
+    def _batches(
+        self, run: RecordRun, broker: str, bytes_max: int | None, reason: str | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        made = self._wanted(run, broker)
+        errors = self._errors(made.run) if reason is None else _all_bad(made.run, reason)
+        for piece in self._pieces(made.run, errors, bytes_max):
+            if piece.errors:
+                self.bad.take(bad_rows(piece.run, piece.errors, broker))
+            kept = piece if self.bad.keeps_rows else piece.good()
+            # What was worked out to find the wanted records is not worked out again.
+            cells = made if kept.run is made.run else _Cells(kept.run, broker)
+            cells.piece = kept
+            yield self._batch(cells)
+
+    def _errors(self, run: RecordRun) -> dict[int, str]:
+        """Return which records have a body or a topic that cannot be right, and why."""
+        found = _wrong_topics(run) if "topic" in self.columns else {}
+        if self.check_bodies:
+            for row in run.damaged_bodies():
+                found[row] = damage_at(run.data, int(run.starts[row])).reason
+        return found
+
+    def _pieces(
+        self, run: RecordRun, errors: dict[int, str], bytes_max: int | None
+    ) -> Iterator[_Piece]:
+        """Cut a run behind the record with which its bodies become too large, while they inflate.
+
+        Plain ones do not count: a run of them is as large as what was pulled.
+        """
+        begin = size = 0
+        bodies: list[bytes] = []
+        for row, stored, flag in _compressed(run) if "body" in self.columns else ():
+            bodies.append(b"" if row in errors else _inflated(row, stored, flag, errors))
+            size += len(bodies[-1])
+            if bytes_max is not None and size >= bytes_max:
+                yield _Piece.of(run, slice(begin, row + 1), bodies, errors)
+                begin, size, bodies = row + 1, 0, []
+        if begin < len(run) or not begin:
+            yield _Piece.of(run, slice(begin, len(run)), bodies, errors)
+
     def _batch(self, made: _Cells) -> pa.RecordBatch:
         arrays = [_COLUMNS[name](made) for name in self.columns]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
-def placed(error: RecordError, run: RecordRun, row: int) -> RecordError:
-    """Return the error with the words to find the message by."""
-    at = slice(row, row + 1)
-    one = run.where(at)
-    topic = run.binary(run.topic.where(at))[0].as_py().decode("utf-8", "replace")
-    where = f"topic {topic}, queue {one.queue_ids()[0]}, offset {one.queue_offsets()[0]}"
-    return RecordError(f"{where}: {error.reason}", error.position)
+class _Piece(NamedTuple):
+    """Records for one batch."""
+
+    run: RecordRun
+    inflated: Sequence[bytes]
+    """The bodies of those that are compressed."""
+    errors: Mapping[int, str]
+    """Which cannot be decoded, and why."""
+
+    @classmethod
+    def of(
+        cls, run: RecordRun, rows: slice, inflated: Sequence[bytes], errors: Mapping[int, str]
+    ) -> _Piece:
+        """Return some rows of a run."""
+        if not rows.start and rows.stop == len(run):
+            return cls(run, inflated, errors)
+        within = range(rows.start, rows.stop)
+        own = {row - rows.start: why for row, why in errors.items() if row in within}
+        return cls(run.where(rows), inflated, own)
+
+    def good(self) -> _Piece:
+        """Return the same without records that cannot be decoded."""
+        if not self.errors:
+            return self
+        rows = self.run.compressed_rows().tolist() if self.inflated else []
+        bodies = [
+            body for row, body in zip(rows, self.inflated, strict=True) if row not in self.errors
+        ]
+        return _Piece(self.run.where(~_mask(len(self.run), self.errors)), bodies, {})
+
+
+def _all_bad(run: RecordRun, reason: str) -> dict[int, str]:
+    return dict.fromkeys(range(len(run)), reason)
+
+
+def _mask(count: int, rows: Iterable[int]) -> npt.NDArray[np.bool_]:
+    found = np.zeros(count, np.bool_)
+    found[list(rows)] = True
+    return found
+
+
+def bad_rows(run: RecordRun, errors: Mapping[int, str], broker: str) -> list[BadRecord]:
+    """Describe records that cannot be decoded, in the order of the log."""
+    ids, offsets = run.queue_ids(), run.queue_offsets()
+    topics = run.binary(run.topic)
+    return [
+        BadRecord(
+            topics[row].as_py().decode("utf-8", "replace"),
+            broker,
+            int(ids[row]),
+            int(offsets[row]),
+            reason,
+            bytes(run.data[run.starts[row] : run.starts[row] + run.sizes[row]]),
+        )
+        for row, reason in sorted(errors.items())
+    ]
 
 
 def _between(run: RecordRun, start: int | None, end: int | None) -> RecordRun:
@@ -155,12 +257,10 @@ def _is_one_of(column: Column, values: frozenset[str]) -> npt.NDArray[np.bool_]:
 class _Cells:
     """The columns of a run of records; what several of them need is worked out once."""
 
-    def __init__(
-        self, run: RecordRun, broker: str, inflated: Sequence[bytes] | None = None
-    ) -> None:
+    def __init__(self, run: RecordRun, broker: str) -> None:
         self.run = run
         self.broker = broker
-        self._inflated = inflated
+        self.piece = _Piece(run, (), {})
         self._properties: PropertyColumns | None = None
         self._offset_ids: Column | None = None
 
@@ -179,9 +279,17 @@ class _Cells:
         return self._offset_ids
 
     def bodies(self) -> Column:
-        if self._inflated is None:
-            self._inflated = [_inflated(self.run, *one) for one in _compressed(self.run)]
-        return _bodies(self.run, self.run.compressed_rows(), self._inflated)
+        errors = self.piece.errors
+        found = _bodies(self.run, self.run.compressed_rows(), self.piece.inflated)
+        if errors:
+            found = pc.if_else(_mask(len(found), errors), pa.scalar(None, found.type), found)
+        return found
+
+    def errors(self) -> Column:
+        errors = self.piece.errors
+        if not errors:
+            return pa.nulls(len(self.run), pa.string())
+        return pa.array([errors.get(row) for row in range(len(self.run))], pa.string())
 
     def message_ids(self) -> Column:
         unique = self.property(properties.UNIQUE_KEY)
@@ -197,13 +305,26 @@ def _topics(run: RecordRun) -> Column:
             else repeated((only.decode(),), len(run))
         )
     except (pa.ArrowInvalid, UnicodeDecodeError):
-        for row, topic in enumerate(cells(run.binary(run.topic))):
-            try:
-                topic.decode()
-            except UnicodeDecodeError:
-                error = RecordError("topic is not UTF-8", int(run.topic.start[row]))
-                raise placed(error, run, row) from None
-        raise
+        names = [topic.decode("utf-8", "replace") for topic in cells(run.binary(run.topic))]
+        return pa.array(names, pa.string())
+
+
+def _wrong_topics(run: RecordRun) -> dict[int, str]:
+    only = run.only_topic()
+    if only is not None and _is_utf8(only):
+        return {}
+    topics, codes = run.topics()
+    wrong = [code for code, topic in enumerate(topics) if not _is_utf8(topic)]
+    rows = np.flatnonzero(np.isin(codes, wrong)).tolist() if wrong else []
+    return dict.fromkeys(rows, "topic is not UTF-8")
+
+
+def _is_utf8(raw: bytes) -> bool:
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _offset_ids(run: RecordRun) -> Column:
@@ -255,48 +376,24 @@ def _bodies(run: RecordRun, rows: npt.NDArray[np.int64], inflated: Sequence[byte
     return in_order([plain, pa.array(inflated, pa.binary())], [np.flatnonzero(is_plain), rows])
 
 
-def _inflated_pieces(run: RecordRun) -> Iterator[tuple[RecordRun, list[bytes]]]:
-    """Cut a run behind the record with which its bodies become too large, while they are inflated.
-
-    Plain ones do not count: a run of them is as large as what was pulled.
-    """
-    begin = size = 0
-    bodies: list[bytes] = []
-    for row, stored, flag in _compressed(run):
-        bodies.append(_inflated(run, row, stored, flag))
-        size += len(bodies[-1])
-        if size >= BATCH_BYTES:
-            yield run.where(slice(begin, row + 1)), bodies
-            begin, size, bodies = row + 1, 0, []
-    if begin < len(run):
-        yield run.where(slice(begin, None)), bodies
-
-
-def unreadable(run: RecordRun) -> dict[int, RecordError]:
-    """Return which records have bodies that do not inflate, and why not."""
-    found = {}
-    for row, stored, flag in _compressed(run):
-        try:
-            _inflated(run, row, stored, flag)
-        except RecordError as error:
-            found[row] = error
-    return found
-
-
 def _compressed(run: RecordRun) -> Iterator[tuple[int, bytes, int]]:
     """Yield each compressed body: which record's it is, as it is stored, and the flags."""
     rows = run.compressed_rows()
+    if not len(rows):
+        return
     columns = rows, run.body.start[rows], run.body.end[rows], run.sys_flags()[rows]
     for row, start, end, flag in zip(*(each.tolist() for each in columns), strict=True):
         yield row, bytes(run.data[start:end]), flag
 
 
-def _inflated(run: RecordRun, row: int, stored: bytes, flag: int) -> bytes:
+def _inflated(row: int, stored: bytes, flag: int, errors: dict[int, str]) -> bytes:
+    """Return a body, or nothing with an entry among the errors."""
     try:
         compression = sysflag.compression_of(flag)
         return stored if compression is None else inflate(stored, compression)
     except RecordError as error:
-        raise placed(error, run, row) from error
+        errors[row] = error.reason
+        return b""
 
 
 def _brokers(made: _Cells) -> Column:
@@ -321,4 +418,5 @@ _COLUMNS: dict[str, Callable[[_Cells], Column]] = {
     "reconsumeTimes": lambda made: pa.array(made.run.reconsume_times()),
     "sysFlag": lambda made: pa.array(made.run.sys_flags()),
     "size": lambda made: pa.array(made.run.sizes.astype(np.int32)),
+    DECODE_ERROR: _Cells.errors,
 }

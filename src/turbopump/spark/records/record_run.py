@@ -234,13 +234,14 @@ class RecordRun:
         found = self.binary(self.topic).dictionary_encode()
         return cells(found.dictionary), found.indices.to_numpy()
 
-    def first_damaged_body(self) -> int | None:
-        """Return the first record whose body is not what its checksum says, None if all are."""
+    def damaged_bodies(self) -> list[int]:
+        """Return the records whose bodies are not what their checksums say."""
         # As `body_crc` has it, without a call for each message.
         sums = array("I")
         for bodies in self._bodies_to_check():
             sums.extend(map(crc32, bodies))
-        return first_of((np.array(sums, np.int64) & INT_MAX) != self._heads["crc"])
+        is_damaged = (np.array(sums, np.int64) & INT_MAX) != self._heads["crc"]
+        return np.flatnonzero(is_damaged).tolist() if is_damaged.any() else []
 
     def _bodies_to_check(self) -> Iterator[Iterable[Buffer]]:
         """Yield bodies in the form that is made fastest, a few at a time."""

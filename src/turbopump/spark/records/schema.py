@@ -43,9 +43,15 @@ _TYPES: dict[str, tuple[DataType, pa.DataType]] = {
     "reconsumeTimes": _INT,
     "sysFlag": _INT,
     "size": _INT,
+    "decodeError": _STRING,
 }
 
-COLUMNS: tuple[str, ...] = tuple(_TYPES)
+DECODE_ERROR = "decodeError"
+"""Why a record could not be decoded; only there if it is asked for."""
+
+KNOWN_COLUMNS: tuple[str, ...] = tuple(_TYPES)
+COLUMNS: tuple[str, ...] = tuple(name for name in _TYPES if name != DECODE_ERROR)
+"""The columns of messages, those of a read that chooses none."""
 
 
 def spark_schema(columns: Sequence[str] = COLUMNS) -> StructType:
@@ -58,16 +64,21 @@ def arrow_schema(columns: Sequence[str] = COLUMNS) -> pa.Schema:
     return pa.schema([pa.field(name, _TYPES[name][1]) for name in columns])
 
 
-def chosen_columns(text: str | None) -> tuple[str, ...]:
-    """Read the option ``columns``: names joined by commas, None for all; in the order given."""
+def chosen_columns(text: str | None, *, with_errors: bool = False) -> tuple[str, ...]:
+    """Read the option ``columns``: names joined by commas, None for all; in the order given.
+
+    ``with_errors`` is whether the column of decoding errors is one of all.
+    """
     if text is None:
-        return COLUMNS
+        return KNOWN_COLUMNS if with_errors else COLUMNS
     names = tuple(name.strip() for name in text.split(",") if name.strip())
-    known = {name.lower(): name for name in COLUMNS}
+    known = {name.lower(): name for name in KNOWN_COLUMNS}
     unknown = [name for name in names if name.lower() not in known]
     if unknown or not names:
         wrong = f"unknown column {', '.join(map(repr, unknown))}" if unknown else "it is empty"
-        raise InvalidArgument(f"option columns={text!r}: {wrong}; columns are {', '.join(COLUMNS)}")
+        raise InvalidArgument(
+            f"option columns={text!r}: {wrong}; columns are {', '.join(KNOWN_COLUMNS)}"
+        )
     chosen = tuple(known[name.lower()] for name in names)
     if len(set(chosen)) < len(chosen):
         raise InvalidArgument(f"option columns={text!r} names a column twice")
