@@ -53,10 +53,6 @@ class StoreDirectory:
         return self.root / "removed-topics.json"
 
     @property
-    def index_coverage(self) -> Path:
-        return self.root / "index-coverage.json"
-
-    @property
     def unfinished_repair(self) -> Path:
         return self.root / "repair-unfinished"
 

@@ -170,11 +170,6 @@ class KeyIndex:
         return self._pending_count >= PENDING_MAX
 
     @property
-    def is_absorbed(self) -> bool:
-        """Whether all keys are in files, where a search finds them."""
-        return not self._pending and not self._keys.size
-
-    @property
     def newest_header(self) -> IndexHeader | None:
         """The header of the newest file that has entries; None when the index is empty."""
         used = (file.header for file in reversed(self.good_files) if file.header.count > 1)
@@ -404,11 +399,6 @@ def _keys(waiting: Sequence[RecordEntry | _Run]) -> Ints:
                 some.add_run(run)
     found.append(some.keys())
     return np.concatenate(found, axis=1)
-
-
-def has_keys(entry: RecordEntry) -> bool:
-    """Whether a message is entered into the index at all."""
-    return bool(_keys([entry]).size)
 
 
 def is_index_name(name: str) -> bool:

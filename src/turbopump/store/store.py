@@ -30,7 +30,6 @@ from turbopump.store.dispatch import EVERY_QUEUE, Dispatcher, Listener, Watches
 from turbopump.store.entry_batch import EntryBatch
 from turbopump.store.flush import Flusher, done
 from turbopump.store.health import Health, refusal
-from turbopump.store.index_coverage import IndexCoverage
 from turbopump.store.key_index import KeyIndex
 from turbopump.store.losses import check_files
 from turbopump.store.maintenance import Maintenance
@@ -113,7 +112,6 @@ class Store:
         self._flusher = flusher = Flusher(log.sync, machine.background.worker("store-flusher"))
         self._appender = Appender(config, clock, log, queues)
         self._deferred = deferred = DeferredSteps()
-        self._coverage = IndexCoverage(directory.index_coverage, files, deferred)
         self._health = health = Health(
             config, clock, log, queues, dispatcher, flusher, behind, deferred
         )
@@ -165,9 +163,7 @@ class Store:
             if self._index is not None:
                 self._index.load()
             self._behind.load()
-            is_ours = self._behind.checkpoint.end > 0
             self.recovered = self._recovery.run(crashed=self._directory.has_crashed)
-            self._indexed_from = self._coverage.settle(self._index, self._log, is_ours=is_ours)
             self.steady_clock.begin(self._log.written)
             self._deferred.attempt(self._directory.mark_running)
             self._retention.refuse_if_full()
@@ -550,14 +546,6 @@ class Store:
         positions = self._index.search(topic, key, count_max, begin_ms, end_ms)
         found = (self.message_at(PhysicalOffset(position)) for position in positions)
         return [message for message in found if message is not None]
-
-    @property
-    def index_is_complete(self) -> bool:
-        """Whether every message of the log that has keys is found by them."""
-        index = self._index
-        if index is None or not index.is_absorbed or self._behind.failure is not None:
-            return False
-        return self._indexed_from <= self._log.min_offset
 
     @property
     def indexed_to(self) -> tuple[int, PhysicalOffset]:

@@ -179,8 +179,6 @@ class QueryMessage(Header, frozen=True, kw_only=True):
     begin_timestamp: I64
     end_timestamp: I64
     unique_key_query: bool | None = field(name="_UNIQUE_KEY_QUERY", default=None)
-    wants_index_complete: bool | None = None
-    """Ours: whether the answer is to tell about the index; other brokers do not look at it."""
 
 
 class QueryMessageAnswer(Header, frozen=True, kw_only=True):
@@ -188,8 +186,6 @@ class QueryMessageAnswer(Header, frozen=True, kw_only=True):
 
     index_last_update_timestamp: I64
     index_last_update_phyoffset: I64
-    index_complete: bool | None = None
-    """Ours, if it was asked for: whether the index has every stored message that has keys."""
 
 
 class ViewMessage(Header, frozen=True, kw_only=True):

@@ -70,8 +70,6 @@ class QueryRequests:
         answer = QueryMessageAnswer(
             index_last_update_timestamp=indexed_ms,
             index_last_update_phyoffset=indexed_to,
-            # After the search, which enters what waits.
-            index_complete=self._store.index_is_complete if header.wants_index_complete else None,
         )
         if not found:
             remark = f"can not find message, maybe time range not correct: key {header.key}"
