@@ -422,19 +422,6 @@ async def offset_at(
     return _offset(await caller.request(broker, command, timeout_ms))
 
 
-async def earliest_store_time_ms(
-    caller: Caller, broker: str, queue: MessageQueue, timeout_ms: int
-) -> int | None:
-    """Return when the oldest message of a queue was stored, None when it is empty (32)."""
-    header = headers.QueueOfTopic(
-        topic=queue.topic, queue_id=queue.queue_id, broker_name=queue.broker
-    )
-    command = request(RequestCode.GET_EARLIEST_MSG_STORETIME, header)
-    answer = require_success(await caller.request(broker, command, timeout_ms))
-    found = headers.TimestampAnswer.from_ext_fields(answer.ext_fields).timestamp
-    return None if found < 0 else found
-
-
 async def _queue_offset(
     caller: Caller, broker: str, code: RequestCode, queue: MessageQueue, timeout_ms: int
 ) -> QueueOffset:
