@@ -1,16 +1,15 @@
-"""A broker in a process of its own, and clients in this one: sends, pulls, waiting, latency.
+"""A broker in a process of its own, and clients in this one: pulls, waiting, latency, delays.
 
-    python benchmarks/broker.py [--seconds 1] [--only sends,batches,pulls,held,latency,delays]
+    python benchmarks/broker.py [--seconds 1] [--only pulls,held,latency,delays]
 
-Clients speak in plain frames, so that what is measured is the broker. The Java original's figures
-on a machine of this size are printed beside ours.
+Clients exchange bare frames, so that what is measured is the broker. `benchmarks/run` measures
+sends.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import statistics
 import subprocess
 import sys
@@ -19,52 +18,26 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import cast
 
-from msgspec.structs import replace
-
+from bare_frames import PROPERTIES, flood, send_request
 from measure import print_table
+from turbopump.bench.sample import process_cpu_s
 from turbopump.net.connection import Connection
 from turbopump.net.loop import run
 from turbopump.net.pool import ConnectionPool
 from turbopump.net.sockets import SocketNetwork
-from turbopump.wire.batch import BatchEntry, encode_batch
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.command import Command, request, whole_body
-from turbopump.wire.framing import FrameDecoder, encode
-from turbopump.wire.headers import PullMessage, PullMessageAnswer, SendMessageV2
-from turbopump.wire.hosts import split_address
+from turbopump.wire.headers import PullMessage, PullMessageAnswer
 from turbopump.wire.record import decode_records
 from turbopump.wire.sysflag import PULL_SUBSCRIPTION, PULL_SUSPEND
 
 TIMEOUT_MS = 10_000
-BODY = b"x" * 128
-PROPERTIES = "UNIQ_KEY\x017F00000100002A9F0000000000000000\x02WAIT\x01true\x02TAGS\x01TagA"
-BATCH = 32
 HELD = 50_000
 HOLDERS = 50
 DUE_PER_SECOND = 10_000
-JAVA_SENDS = {1: "2,500–4,000", 8: "9,400–11,500", 64: "18,000–19,000 (32)", 512: "51,000–59,000"}
 
 Ask = Callable[[Command], Awaitable[Command]]
-
-
-def send_request(
-    queue_id: int = 0, body: bytes = BODY, *, batch: bool = False, properties: str = PROPERTIES
-) -> Command:
-    header = SendMessageV2(
-        producer_group="benchmark",
-        topic="Bench",
-        default_topic="TBW102",
-        default_topic_queue_nums=4,
-        queue_id=queue_id,
-        sys_flag=0,
-        born_timestamp=int(time.time() * 1000),
-        flag=0,
-        properties=properties,
-        batch=batch,
-    )
-    return request(320 if batch else 310, header, body)
 
 
 def pull_request(offset: int, queue_id: int = 0, hold_ms: int = 0, tags: str = "*") -> Command:
@@ -86,14 +59,14 @@ def pull_request(offset: int, queue_id: int = 0, hold_ms: int = 0, tags: str = "
 class Server:
     """The broker's process."""
 
-    def __init__(self, process: subprocess.Popen[str], address: str) -> None:
+    def __init__(self, process: subprocess.Popen[str], address: str, nameserver: str = "") -> None:
         self.process = process
         self.address = address
+        self.nameserver = nameserver
 
     @property
     def cpu_s(self) -> float:
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return process_cpu_s(self.process.pid)
 
     @property
     def memory_mib(self) -> float:
@@ -115,7 +88,8 @@ def server(*options: str) -> Iterator[Server]:
         assert process.stdout is not None
         ready = process.stdout.readline()
         try:
-            yield Server(process, ready.rpartition("broker=")[2].strip())
+            addresses = dict(word.split("=") for word in ready.split()[1:])
+            yield Server(process, addresses["broker"], addresses["nameserver"])
         finally:
             process.terminate()
             process.wait(10)
@@ -125,60 +99,6 @@ def server(*options: str) -> Iterator[Server]:
 async def connected(address: str) -> AsyncIterator[Connection]:
     async with ConnectionPool(SocketNetwork()) as pool:
         yield await pool.connection(address)
-
-
-class Flood(asyncio.Protocol):
-    """Keeps requests in flight: each answer is checked, and makes room for the next request."""
-
-    def __init__(self, command: Command, in_flight: int, seconds: float) -> None:
-        self.answered = 0
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._command = command
-        self._in_flight = in_flight
-        self._end = time.perf_counter() + seconds
-        self._decoder = FrameDecoder()
-        self._waiting: set[int] = set()
-        self._opaque = 0
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self._send(self._in_flight)
-
-    def data_received(self, data: bytes) -> None:
-        before = len(self._waiting)
-        for answer in self._decoder.feed(data):
-            assert answer.code == ResponseCode.SUCCESS, answer
-            self._waiting.remove(answer.opaque)
-        answered = before - len(self._waiting)
-        self.answered += answered
-        if time.perf_counter() < self._end:
-            self._send(answered)
-        elif not self._waiting:
-            self.done.set_result(None)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if not self.done.done():
-            self.done.set_exception(error or ConnectionResetError("closed by the broker"))
-
-    def _send(self, count: int) -> None:
-        numbers = range(self._opaque, self._opaque + count)
-        self._opaque += count
-        self._waiting.update(numbers)
-        frames = [encode(replace(self._command, opaque=number)) for number in numbers]
-        self._transport.write(b"".join(frames))
-
-
-async def flood(address: str, in_flight: int, seconds: float, command: Command) -> int:
-    """Keep so many requests in flight on a connection; return how many were answered."""
-    host, port = split_address(address)
-    transport, requests = await asyncio.get_running_loop().create_connection(
-        lambda: Flood(command, in_flight, seconds), host, port
-    )
-    try:
-        await requests.done
-    finally:
-        transport.close()
-    return requests.answered
 
 
 async def measured(
@@ -191,28 +111,6 @@ async def measured(
     rate = done / (time.perf_counter() - started)
     server_us = (running.cpu_s - server_s) / done * 1e6
     return rate, server_us, (time.process_time() - client_s) / done * 1e6
-
-
-async def sends(seconds: float) -> None:
-    rows = []
-    with server() as running:
-        for in_flight in (1, 8, 64, 512):
-            rate, server_us, client_us = await measured(running, in_flight, seconds, send_request())
-            row = [str(in_flight), f"{rate:,.0f}", JAVA_SENDS[in_flight]]
-            rows.append([*row, f"{server_us:.1f}", f"{client_us:.1f}"])
-    print("\nSends of 128 bytes, asynchronous flush\n")
-    columns = ["in flight", "sends/s", "Java original", "server CPU µs", "client CPU µs"]
-    print_table(columns, rows)
-
-
-async def batches(seconds: float) -> None:
-    entries = [BatchEntry(BODY, PROPERTIES.encode()) for _ in range(BATCH)]
-    command = send_request(body=encode_batch(entries), batch=True)
-    with server() as running:
-        rate, server_us, _ = await measured(running, 16, seconds, command)
-    print(f"\nBatches of {BATCH}\n")
-    columns = ["batches/s", "messages/s", "server CPU µs per message"]
-    print_table(columns, [[f"{rate:,.0f}", f"{rate * BATCH:,.0f}", f"{server_us / BATCH:.1f}"]])
 
 
 async def pulls(seconds: float) -> None:
@@ -380,8 +278,6 @@ async def stored(connection: Connection, command: Command) -> None:
 
 
 PARTS: dict[str, Callable[[float], Awaitable[None]]] = {
-    "sends": sends,
-    "batches": batches,
     "pulls": pulls,
     "held": held,
     "latency": latency,

@@ -22,7 +22,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from broker import TIMEOUT_MS, Flood, Server, connected, send_request
+from bare_frames import Flood, send_request
+from broker import TIMEOUT_MS, Server, connected
 from measure import print_table
 from turbopump.net.loop import run
 from turbopump.net.sockets import SocketNetwork

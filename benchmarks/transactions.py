@@ -18,7 +18,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import cast
 
-from broker import BODY, TIMEOUT_MS, Server, connected, send_request, server
+from bare_frames import BODY, send_request
+from broker import TIMEOUT_MS, Server, connected, server
 from measure import print_table
 from turbopump.broker.broker import Broker
 from turbopump.broker.clients import Member, Peer

@@ -31,6 +31,7 @@ SUB_APPS = {
     "message": ("turbopump.cli.message", "Send, tail and find messages."),
     "dlq": ("turbopump.cli.dlq", "Show, redrive and export dead letters."),
     "transaction": ("turbopump.cli.transaction", "Transactions that have not ended."),
+    "bench": ("turbopump.cli.bench", "Measure throughput and latency of a cluster."),
     "pipeline": ("turbopump.cli.pipeline", "Archive, replay, redrive and analyse, on Spark."),
     "store": ("turbopump.cli.store", "Examine and repair the store of a stopped broker."),
     "config": ("turbopump.cli.config", "Settings of brokers and name servers, key-values."),

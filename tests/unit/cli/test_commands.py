@@ -319,7 +319,6 @@ def test_help_shows_groups_without_importing_them() -> None:
     program = f"""
 import sys
 from typer.testing import CliRunner
-from turbopump.broker.config_keys import parse
 from turbopump.cli.app import SUB_APPS, app
 from turbopump.cli.lazy import add_lazily
 result = CliRunner().invoke(app, ["--help"])

@@ -1,0 +1,246 @@
+"""Medians, spreads, ratios and targets of a comparison, as tables, JSON and a plot."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from measure import print_table
+
+BARE = "bare frames"
+ASYNCIO, THREADS = "turbopump asyncio", "turbopump threads"
+TWO = "turbopump asyncio, 2 processes"
+PEERS = ("nats", "redis", "rabbitmq")
+LEVEL = {"send": "in flight", "batch": "in flight", "drain": "batch", "latency": "per second"}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One kind of work, done by one system, at one level of concurrency or batch size."""
+
+    work: str
+    system: str
+    level: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.work}, {self.system}, {self.level} {LEVEL[self.work]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A case and what each round gave."""
+
+    case: Case
+    rounds: Sequence[dict[str, Any]]
+
+    def values(self, key: str) -> list[float]:
+        return [each[key] for each in self.rounds if each[key] is not None]
+
+    def median(self, key: str) -> float | None:
+        values = self.values(key)
+        return statistics.median(values) if values else None
+
+    def ratio_to(self, base: Measured, key: str = "messages_per_second") -> float:
+        """Return the median of the ratios of each round, which other work disturbs least."""
+        pairs = zip(self.values(key), base.values(key), strict=True)
+        return statistics.median(own / other for own, other in pairs)
+
+    def as_json(self, every: Sequence[Measured]) -> dict[str, Any]:
+        rates, base = self.values("messages_per_second"), bare(every, self.case)
+        return {
+            "work": self.case.work,
+            "system": self.case.system,
+            "level": self.case.level,
+            "median": statistics.median(rates),
+            "min": min(rates),
+            "max": max(rates),
+            "to_bare_frames": None if base is None else round(self.ratio_to(base), 3),
+            "rounds": list(self.rounds),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is wanted of a figure, and what it was."""
+
+    name: str
+    wanted: float
+    found: float
+    is_limit: bool = False
+    """Whether less is better."""
+
+    @property
+    def is_met(self) -> bool:
+        return self.found <= self.wanted if self.is_limit else self.found >= self.wanted
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "wanted": self.wanted,
+            "found": round(self.found, 3),
+            "is_limit": self.is_limit,
+            "is_met": self.is_met,
+        }
+
+
+def find(every: Iterable[Measured], work: str, system: str, level: int) -> Measured | None:
+    return next((each for each in every if each.case == Case(work, system, level)), None)
+
+
+def bare(every: Iterable[Measured], case: Case) -> Measured | None:
+    """Return what bare frames did at the same level, if they do such work."""
+    return find(every, case.work, BARE, case.level)
+
+
+def targets(every: Sequence[Measured]) -> list[Target]:
+    """Return the targets of all that was measured, with what was found."""
+    return [*_ratios(every), *_costs(every), *_latencies(every)]
+
+
+def _ratios(every: Sequence[Measured]) -> Iterable[Target]:
+    wanted: list[tuple[tuple[str, str, int], tuple[str, str, int], float]] = [
+        *(
+            (("send", THREADS, level), ("send", BARE, level), ratio)
+            for level, ratio in ((1, 0.75), (8, 0.7), (32, 0.6))
+        ),
+        *((("send", ASYNCIO, level), ("send", BARE, level), 0.9) for level in (1, 8, 32, 512)),
+        *((("batch", ASYNCIO, level), ("batch", BARE, level), 0.8) for level in (1, 8)),
+        *((("drain", TWO, batch), ("drain", ASYNCIO, batch), 1.7) for batch in (1, 32)),
+        *(
+            (("send", ASYNCIO, level), ("send", peer, level), 1.3)
+            for peer in PEERS
+            for level in (1, 8, 32, 512)
+        ),
+        *((("drain", ASYNCIO, 1), ("drain", peer, 1), 1.3) for peer in PEERS),
+    ]
+    for own, base, ratio in wanted:
+        ours, theirs = find(every, *own), find(every, *base)
+        if ours is not None and theirs is not None:
+            name = f"{ours.case.name}, relative to {theirs.case.system}"
+            yield Target(name, ratio, ours.ratio_to(theirs))
+
+
+def _costs(every: Sequence[Measured]) -> Iterable[Target]:
+    wanted = [
+        ("send", BARE, 64, "watched_cpu_us", "broker CPU µs", 12.0),
+        ("batch", BARE, 8, "watched_cpu_us", "broker CPU µs", 3.0),
+        *(
+            ("drain", system, batch, "client_cpu_us", "client CPU µs", limit)
+            for system in (ASYNCIO, THREADS)
+            for batch, limit in ((1, 5.0), (32, 3.0))
+        ),
+    ]
+    for work, system, level, key, title, limit in wanted:
+        found = find(every, work, system, level)
+        value = None if found is None else found.median(key)
+        if found is not None and value is not None:
+            yield Target(f"{found.case.name}, {title}", limit, value, is_limit=True)
+
+
+def _latencies(every: Sequence[Measured]) -> Iterable[Target]:
+    for measured in every:
+        if measured.case.work == "latency":
+            for key, limit in (("p50_ms", 0.45), ("p99_ms", 1.0)):
+                value = measured.median(key)
+                if value is not None:
+                    name = f"{measured.case.name}, {key.replace('_', ' ')}"
+                    yield Target(name, limit, value, is_limit=True)
+
+
+def print_report(
+    every: Sequence[Measured], absent: dict[str, str], machine: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """Print targets first, then all figures; return the targets."""
+    known = targets(every)
+    print(f"{machine['cpus']} CPUs, Python {machine['python']}, load {machine['load_average']:.1f}")
+    for name, why in absent.items():
+        print(f"absent: {name} ({why})")
+    print("\nTargets, in this run\n")
+    rows = [
+        [
+            each.name,
+            f"{'at most' if each.is_limit else 'at least'} {each.wanted:g}",
+            f"{each.found:.2f}",
+            "yes" if each.is_met else "no",
+        ]
+        for each in known
+    ]
+    print_table(["", "target", "found", "met"], rows)
+    for work in dict.fromkeys(each.case.work for each in every):
+        print(f"\n{work}: medians, and the spread of all rounds\n")
+        print_table(
+            [f"system, {LEVEL[work]}", *(title for title, _ in _CELLS), "to bare frames"],
+            [_row(each, every) for each in every if each.case.work == work],
+        )
+    return [each.as_json() for each in known]
+
+
+def _rate(measured: Measured) -> str:
+    return _number(measured.median("messages_per_second"), 0)
+
+
+def _mebibytes(measured: Measured) -> str:
+    sent = measured.median("bytes")
+    return _number(None if sent is None else sent / 2**20, 1)
+
+
+def _spread(measured: Measured) -> str:
+    rates = measured.values("messages_per_second")
+    return f"{min(rates):,.0f}–{max(rates):,.0f}"
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:,.{digits}f}"
+
+
+_CELLS: tuple[tuple[str, Callable[[Measured], str]], ...] = (
+    ("messages/s", _rate),
+    ("spread", _spread),
+    ("MiB", _mebibytes),
+    ("client CPU µs", lambda each: _number(each.median("client_cpu_us"), 1)),
+    ("server CPU µs", lambda each: _number(each.median("watched_cpu_us"), 1)),
+    ("p50 ms", lambda each: _number(each.median("p50_ms"), 2)),
+    ("p99 ms", lambda each: _number(each.median("p99_ms"), 2)),
+)
+
+
+def _row(measured: Measured, every: Sequence[Measured]) -> list[str]:
+    base = bare(every, measured.case)
+    ratio = "" if base is None else f"{measured.ratio_to(base):.2f}"
+    cells = [cell(measured) for _, cell in _CELLS]
+    return [f"{measured.case.system}, {measured.case.level}", *cells, ratio]
+
+
+def write_plot(every: Sequence[Measured], path: Path) -> None:
+    """Draw a panel for each kind of work: medians as bars, the spread of all rounds as lines."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    works = list(dict.fromkeys(each.case.work for each in every))
+    sizes = [sum(each.case.work == work for each in every) for work in works]
+    figure, panels = plt.subplots(
+        len(works),
+        1,
+        figsize=(9, 1.2 * len(works) + 0.25 * sum(sizes)),
+        height_ratios=sizes,
+        squeeze=False,
+        layout="constrained",
+    )
+    for work, panel in zip(works, panels[:, 0], strict=True):
+        key = "p50_ms" if work == "latency" else "messages_per_second"
+        drawn = [each for each in every if each.case.work == work]
+        names = [f"{each.case.system}, {each.case.level}" for each in drawn]
+        medians = [statistics.median(each.values(key)) for each in drawn]
+        below = [m - min(each.values(key)) for m, each in zip(medians, drawn, strict=True)]
+        above = [max(each.values(key)) - m for m, each in zip(medians, drawn, strict=True)]
+        ours = ["C0" if name.startswith("turbopump") else "0.7" for name in names]
+        panel.barh(names, medians, xerr=[below, above], color=ours)
+        panel.invert_yaxis()
+        panel.set_title(f"{work}: {key.replace('_', ' ')} ({LEVEL[work]})", loc="left")
+    figure.savefig(path)

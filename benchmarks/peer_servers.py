@@ -1,0 +1,122 @@
+"""The servers of other messaging systems, started for one run if they are installed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+START_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """Where it listens, and the processes whose processor time is its own."""
+
+    address: str
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PeerServer:
+    """How to start a server, and which Python package its client is in."""
+
+    program: str
+    package: str
+
+    @property
+    def missing(self) -> str | None:
+        """What has to be installed; None if nothing has."""
+        wanted = [f"Python package {self.package}"] * (find_spec(self.package) is None)
+        wanted += [f"program {self.program}"] * (_program(self.program) is None)
+        return " and ".join(wanted) or None
+
+    def command(self, directory: str, port: int) -> list[str]:
+        program = _program(self.program)
+        assert program is not None
+        match self.program:
+            case "nats-server":
+                return [program, "-js", "-sd", directory, "-a", "127.0.0.1", "-p", str(port)]
+            case "redis-server":
+                listen = ["--bind", "127.0.0.1", "--port", str(port), "--dir", directory]
+                durable = ["--appendonly", "yes", "--appendfsync", "everysec", "--save", ""]
+                return [program, *listen, *durable]
+            case _:
+                return [program]
+
+    def environment(self, directory: str, port: int) -> dict[str, str]:
+        """Return RabbitMQ's settings; the others have none."""
+        return {
+            **os.environ,
+            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODE_PORT": str(port),
+            "RABBITMQ_DIST_PORT": str(port + 20_000 if port < 45_000 else port - 20_000),
+            "RABBITMQ_NODENAME": f"bench{port}@localhost",
+            "RABBITMQ_MNESIA_BASE": directory,
+            "RABBITMQ_LOG_BASE": directory,
+            "RABBITMQ_ENABLED_PLUGINS_FILE": f"{directory}/plugins",
+            "HOME": directory,
+        }
+
+
+PEER_SERVERS = {
+    "nats": PeerServer("nats-server", "nats"),
+    "redis": PeerServer("redis-server", "redis"),
+    "rabbitmq": PeerServer("rabbitmq-server", "aio_pika"),
+}
+
+
+@contextmanager
+def peer_server(name: str, directory: Path) -> Iterator[RunningServer]:
+    """Run one of them until the context ends; TimeoutError if it does not listen in time."""
+    server, place = PEER_SERVERS[name], directory / name
+    place.mkdir()
+    port = _free_port()
+    with (place / "log").open("wb") as log:
+        process = subprocess.Popen(
+            server.command(str(place), port),
+            env=server.environment(str(place), port),
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        _wait_listening(name, process, port)
+        yield RunningServer(f"127.0.0.1:{port}", tuple(_family(process.pid)))
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def _program(name: str) -> str | None:
+    # Debian puts some servers where only root looks by default.
+    return shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/lib/rabbitmq/bin")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_listening(name: str, process: subprocess.Popen[bytes], port: int) -> None:
+    end_s = time.monotonic() + START_S
+    while time.monotonic() < end_s and process.poll() is None:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.1)
+    raise TimeoutError(f"{name} does not listen on port {port}; exit code {process.poll()}")
+
+
+def _family(pid: int) -> Iterator[int]:
+    """Yield a process and all its descendants."""
+    yield pid
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        yield from _family(int(child))

@@ -1,0 +1,1 @@
+"""Measure producing, consuming and latency against a running cluster."""

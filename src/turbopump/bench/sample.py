@@ -1,0 +1,128 @@
+"""What one client process measured, and the processor time of others meanwhile."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from turbopump.errors import InvalidArgument, TurbopumpError
+
+Gate = Callable[[], object]
+"""Called when a client is connected and warm, just before it is measured."""
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """The messages of one client process between two times of the machine's monotonic clock."""
+
+    messages: int
+    started_s: float
+    ended_s: float
+    cpu_s: float
+    latencies_s: list[float]
+    """Of each send, batch or delivery; empty where none is measured."""
+
+
+class Stopwatch:
+    """Measures from its creation to `sample`."""
+
+    def __init__(self) -> None:
+        self.started_s = time.monotonic()
+        self._cpu_s = time.process_time()
+
+    def sample(
+        self, messages: int, latencies_s: Sequence[float] = (), ended_s: float | None = None
+    ) -> Sample:
+        """Return what was done since; ``ended_s`` if that was not now."""
+        return Sample(
+            messages,
+            self.started_s,
+            time.monotonic() if ended_s is None else ended_s,
+            time.process_time() - self._cpu_s,
+            list(latencies_s),
+        )
+
+
+class Quota:
+    """How much is to be sent: for some seconds, or a number of messages; threads may share one."""
+
+    def __init__(self, batch: int, seconds: float | None, count: int | None) -> None:
+        self._batch = batch
+        self._end_s = time.monotonic() + (seconds or 0.0)
+        self._sizes = None if count is None else iter(_sizes(count, batch))
+
+    def take(self) -> int:
+        """Return how many messages to send next; 0 if no more."""
+        if self._sizes is not None:
+            return next(self._sizes, 0)
+        return self._batch if time.monotonic() < self._end_s else 0
+
+
+def _sizes(count: int, batch: int) -> list[int]:
+    whole, rest = divmod(count, batch)
+    return [batch] * whole + [rest] * bool(rest)
+
+
+class WatchedProcesses:
+    """Other processes of this machine whose processor time is measured, such as brokers."""
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self._pids = pids
+        self._before = self._cpu_s()
+
+    def restart(self) -> None:
+        self._before = self._cpu_s()
+
+    def used_s(self) -> float:
+        """Return the processor time since the last restart, of all processes together."""
+        return self._cpu_s() - self._before
+
+    def _cpu_s(self) -> float:
+        return sum(map(process_cpu_s, self._pids))
+
+
+def process_cpu_s(pid: int) -> float:
+    """Return the processor time of a process; InvalidArgument if there is none of this id."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        raise InvalidArgument(f"no process has the id {pid} on this machine") from None
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def summary(
+    samples: Sequence[Sample], size_bytes: int | None, watched_s: float | None
+) -> dict[str, Any]:
+    """Return the figures of all client processes together; TurbopumpError if nothing was done."""
+    messages = sum(each.messages for each in samples)
+    started, ended = min(each.started_s for each in samples), max(each.ended_s for each in samples)
+    if messages <= 0 or ended <= started:
+        raise TurbopumpError(
+            "no messages were left to measure after the warm-up; use more messages or a shorter "
+            "--warm-up"
+        )
+    seconds = ended - started
+    latencies_ms = sorted(1000 * each for sample in samples for each in sample.latencies_s)
+    return {
+        "messages": messages,
+        "seconds": round(seconds, 6),
+        "messages_per_second": round(messages / seconds, 1),
+        "bytes": None if size_bytes is None else messages * size_bytes,
+        "client_cpu_us": _micros(sum(each.cpu_s for each in samples), messages),
+        "watched_cpu_us": None if watched_s is None else _micros(watched_s, messages),
+        "p50_ms": _percentile(latencies_ms, 0.5),
+        "p99_ms": _percentile(latencies_ms, 0.99),
+        "max_ms": _percentile(latencies_ms, 1.0),
+    }
+
+
+def _micros(cpu_s: float, messages: int) -> float:
+    return round(cpu_s / messages * 1e6, 3)
+
+
+def _percentile(ordered: Sequence[float], part: float) -> float | None:
+    return round(ordered[int((len(ordered) - 1) * part)], 4) if ordered else None
