@@ -28,12 +28,17 @@ def fill_with_bad(nameserver: str, store: Path, topic: str) -> str:
     with Producer("tests", nameserver=nameserver) as producer:
         for number in range(COUNT):
             if number == NOT_INFLATING:
-                asyncio.run(_send_not_inflating(nameserver, topic))
+                send_not_inflating(nameserver, topic)
                 continue
             receipt = producer.send(Message(topic, b"%d" % number, keys=[f"k{number}"]))
             if number == DAMAGED:
                 _damage(store, parse_offset_id(receipt.offset_id)[1])
     return topic
+
+
+def send_not_inflating(nameserver: str, topic: str) -> None:
+    """Send a message whose body is said to be compressed, and is not."""
+    asyncio.run(_send_not_inflating(nameserver, topic))
 
 
 async def _send_not_inflating(nameserver: str, topic: str) -> None:

@@ -10,13 +10,20 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
-from bad_records import COUNT, DAMAGED, GOOD, NOT_INFLATING, fill_with_bad
+from bad_records import (
+    COUNT,
+    DAMAGED,
+    GOOD,
+    NOT_INFLATING,
+    fill_with_bad,
+    send_not_inflating,
+)
 from servers import Standalone
 from source_topics import fresh_topic
 from stored_messages import stored
 from turbopump.errors import InvalidArgument, SparkError
 from turbopump.spark import SparkConsumer
-from turbopump.spark.pipelines import archive, read_archive, replay
+from turbopump.spark.pipelines import archive, read_archive, redrive, replay
 from turbopump.spark.records.schema import COLUMNS
 from turbopump.wire.names import dead_letter_topic
 from turbopump.wire.record import decode_record
@@ -151,6 +158,11 @@ def test_a_consumer(
     assert (report.handled, report.bad, report.dead) == (len(GOOD), len(BAD), 0)
     assert "2 bad records" in str(report)
     require_letters(broker, dead_letter_topic(group))
+    # Neither these letters nor one that does not inflate itself stop a redrive, or are sent.
+    send_not_inflating(broker.nameserver, dead_letter_topic(group))
+    redriven = redrive(spark, group, broker.nameserver)
+    assert (redriven.letters, redriven.sent) == (len(BAD) + 1, 0)
+    assert sum(each.origin_unknown for each in redriven.topics) == len(BAD) + 1
 
     def agree(batch: Any) -> bool:
         errors, bodies = batch.column("decodeError"), batch.column("body")

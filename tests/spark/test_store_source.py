@@ -23,6 +23,25 @@ def loaded(spark: SparkSession, path: Path, **options: object) -> DataFrame:
     return reader.options(**{key: str(value) for key, value in options.items()}).load(str(path))
 
 
+def test_bad_records_fail_are_null_or_are_skipped(spark: SparkSession, tmp_path: Path) -> None:
+    store = written(tmp_path, map(message, range(12)), 1024)
+    first, *_ = sorted((store / "commitlog").iterdir())
+    damaged = bytearray(first.read_bytes())
+    at = position_of(loaded(spark, store, columns="offsetMsgId").collect()[1].asDict())
+    damaged[at + 88] ^= 0x55
+    first.write_bytes(damaged)
+    with pytest.raises(PySparkException, match="onBadRecord=skip leaves out damaged messages"):
+        loaded(spark, store).collect()
+    kept = loaded(spark, store, onBadRecord="null", columns="queueOffset,body,decodeError")
+    (bad,) = kept.where("decodeError IS NOT NULL").collect()
+    assert (bad.queueOffset, bad.body) == (1, None)
+    assert "body does not match its checksum" in bad.decodeError
+    rows = loaded(spark, store, onBadRecord="skip").collect()
+    assert sorted(row.queueOffset for row in rows) == [0, *range(2, 12)]
+    with pytest.raises(PySparkException, match="onBadRecord=deadLetter needs a broker"):
+        loaded(spark, store, onBadRecord="deadLetter")
+
+
 def test_a_brokers_store_is_what_its_inspection_shows(spark: SparkSession, tmp_path: Path) -> None:
     store = unpacked("store", tmp_path)
     asked = [sys.executable, "-m", "turbopump.store", "inspect", str(store), "--messages"]

@@ -129,6 +129,11 @@ def test_the_column_of_errors_is_there_where_it_makes_sense() -> None:
         ({"deadLetterTopic": "bad"}, "deadLetterTopic needs onBadRecord=deadLetter"),
         ({"onBadRecord": "deadLetter", "deadLetterTopic": "a,b"}, "must be one topic"),
         ({"onBadRecord": "deadLetter", "deadLetterTopic": "a b"}, "'a b'"),
+        ({"onBadRecord": "deadLetter", "deadLetterTopic": ""}, "deadLetterTopic must not be empty"),
+        (
+            {"onBadRecord": "deadLetter", "deadLetterTopic": "orders"},
+            "deadLetterTopic must not be a topic that is read",
+        ),
         ({"ignoreDamage": "true"}, r"'ignoreDamage' \(use onBadRecord=skip\)"),
     ],
 )

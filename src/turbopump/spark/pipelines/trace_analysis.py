@@ -207,9 +207,7 @@ def _require_topic(options: Mapping[str, str]) -> None:
 def _parse(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     names = [field.name for field in fields(TraceRecord)]
     for batch in batches:
-        records = [
-            record for body in batch.column("body").to_pylist() for record in parsed(body or b"")
-        ]
+        records = [record for body in batch.column("body").to_pylist() for record in parsed(body)]
         columns = {name: [getattr(record, name) for record in records] for name in names}
         yield pa.RecordBatch.from_pydict(columns, schema=_ARROW)
 

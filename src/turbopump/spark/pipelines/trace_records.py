@@ -60,8 +60,11 @@ class TraceRecord:
     body_bytes: int | None = None
 
 
-def parsed(body: bytes) -> Iterator[TraceRecord]:
-    """Read the records of one trace message."""
+def parsed(body: bytes | None) -> Iterator[TraceRecord]:
+    """Read the records of one trace message, which has no body if that cannot be decoded."""
+    if body is None:
+        yield TraceRecord(Kind.UNREADABLE)
+        return
     for text in body.decode("utf-8", errors="replace").split(RECORD_END):
         if text:
             yield _record(text.split(FIELD_END))

@@ -250,6 +250,9 @@ def _about_dead_letters(given: Given) -> list[str]:
         return ["deadLetterTopic needs onBadRecord=deadLetter"]
     if sends and "deadLetterTopic" not in given and "group" not in given:
         return ["onBadRecord=deadLetter needs a group or the option deadLetterTopic"]
+    read = [name.strip() for name in f"{given['topic']},{given['topics']}".split(",")]
+    if sends and given["deadLetterTopic"] in filter(None, read):
+        return ["deadLetterTopic must not be a topic that is read"]
     return []
 
 
