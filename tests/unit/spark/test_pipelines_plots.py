@@ -60,3 +60,11 @@ def test_thousands_of_windows_share_points_that_show_the_highest() -> None:
 def test_no_window_is_drawn_as_such() -> None:
     (axes,) = drawn(0).axes
     assert [text.get_text() for text in axes.texts] == ["no data"]
+
+
+def test_a_line_without_points_leaves_room_for_the_others() -> None:
+    values = [Value(NOON_MS, "g0", 3), Value(NOON_MS, "g1", 4)]
+    picture = Picture("Lag", values, lambda each: each.group)
+    picture.panel("latency", lambda each: each.height if each.group == "g0" else None)
+    # Warnings are errors here: without room the layout is given up with one.
+    picture.figure().draw_without_rendering()

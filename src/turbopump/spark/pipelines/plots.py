@@ -114,6 +114,8 @@ class Picture(Generic[W]):
             (line,) = axes.plot(times, heights, f"C{number}-", label=name, linewidth=1, **style)  # type: ignore[arg-type]
             # A point at zero would be hidden behind the axis.
             line.set_clip_on(False)
+            # A line without points has no finite extent, and would leave no room for the axes.
+            line.set_in_layout(False)
         drawn = [point for points in lines.values() for point in points]
         if drawn:
             _time_axis(axes, [time for time, _ in drawn])
