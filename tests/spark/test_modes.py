@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import threading
+import venv
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ import pytest
 
 import spark_mode
 from servers import STOP_S, Standalone
+from turbopump.spark.executor_package import write_package
 from turbopump.spark.java import find_java
 
 PROGRAM = Path(spark_mode.__file__)
@@ -30,7 +32,12 @@ TIMEOUT_S = 400
 SMALL = {"spark.executor.memory": "512m", "spark.sql.shuffle.partitions": "2"}
 
 
-def run(mode: Mapping[str, Any], nameserver: str, folder: Path) -> None:
+def run(
+    mode: Mapping[str, Any],
+    nameserver: str,
+    folder: Path,
+    environment: Mapping[str, str] = os.environ,
+) -> None:
     """Run the program and compare what it counts; it must not print anything else."""
     done = subprocess.run(
         [sys.executable, "-W", "error", PROGRAM, json.dumps(mode), nameserver, str(folder)],
@@ -39,9 +46,11 @@ def run(mode: Mapping[str, Any], nameserver: str, folder: Path) -> None:
         timeout=TIMEOUT_S,
         check=False,
         cwd=folder.parent,
+        env=environment,
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [spark_mode.ROWS] * 5
+    assert "BrokenPipeError" not in done.stderr, done.stderr
     # On a busy machine Spark complains of workers and sessions that ended early; we must not.
     assert not re.search(r"[/.]turbopump[/.](client|spark|wire)", done.stderr), done.stderr
 
@@ -56,33 +65,62 @@ def test_connect(broker: Standalone, tmp_path: Path) -> None:
     run({"remote": "local[2]"}, broker.nameserver, tmp_path / "checkpoint")
 
 
-def test_standalone_master_and_worker(broker: Standalone, tmp_path: Path) -> None:
+def test_standalone_master_and_workers_without_packages(broker: Standalone, tmp_path: Path) -> None:
+    """The Python of driver processes and workers has nothing but what the archive brings."""
+    archive = write_package(tmp_path / "turbopump-spark.tar.gz").path
+    # Where the driver runs; Spark unpacks it for executors.
+    (tmp_path / "turbopump").mkdir()
+    subprocess.run(["tar", "-xzf", archive, "-C", tmp_path / "turbopump"], check=True)
+    environment = {**os.environ, "PATH": f"{bare_python(tmp_path)}:{os.environ['PATH']}"}
+    environment.pop("PYTHONPATH", None)
     with ExitStack() as stack:
         ports = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
-        master = stack.enter_context(
-            spark_class("master.Master", ports, tmp_path, r"Starting Spark master at (spark://\S+)")
-        )
-        size = ["--cores", "2", "--memory", "1g", "--work-dir", str(tmp_path / "work")]
-        stack.enter_context(
-            spark_class(
-                "worker.Worker", [*ports, *size, master], tmp_path, "(registered with master)"
-            )
-        )
+        ready = r"Starting Spark master at (spark://\S+)"
+        master = stack.enter_context(spark_class("master.Master", ports, environment, ready))
+        for number in range(2):
+            size = ["--cores", "1", "--memory", "1g", "--work-dir", str(tmp_path / f"work{number}")]
+            arguments = [*ports, *size, master]
+            ready = "(registered with master)"
+            stack.enter_context(spark_class("worker.Worker", arguments, environment, ready))
         settings = {
             **SMALL,
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.ui.enabled": "false",
+            "spark.archives": f"{archive}#turbopump",
         }
         mode = {"master": master, "settings": settings}
-        run(mode, broker.nameserver, tmp_path / "checkpoint")
+        environment["PYSPARK_PYTHON"] = "./turbopump/bin/python"
+        run(mode, broker.nameserver, tmp_path / "checkpoint", environment)
+    for number in range(2):
+        assert list(tmp_path.glob(f"work{number}/app-*/*/turbopump/bin/python")), "not used"
+
+
+def bare_python(folder: Path) -> Path:
+    """Return a directory for the PATH whose Python has no packages."""
+    venv.create(folder / "bare")
+    programs = folder / "bare" / "bin"
+    imports = subprocess.run(
+        [programs / "python3", "-c", "import msgspec, pyarrow, turbopump"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": os.environ["PATH"]},
+    )
+    assert "No module named 'msgspec'" in imports.stderr
+    version = ".".join(map(str, sys.version_info[:2]))
+    if not (programs / f"python{version}").exists():
+        (programs / f"python{version}").symlink_to(programs / "python3")
+    return programs
 
 
 @contextmanager
-def spark_class(name: str, arguments: Sequence[str], folder: Path, ready: str) -> Iterator[str]:
+def spark_class(
+    name: str, arguments: Sequence[str], environment: Mapping[str, str], ready: str
+) -> Iterator[str]:
     """Run a part of a Spark cluster from the pip package; give what it says when it is ready."""
     environment = {
-        **os.environ,
+        **environment,
         "SPARK_HOME": str(SPARK_HOME),
         "JAVA_HOME": str(find_java(os.environ)),
         "SPARK_LOCAL_IP": "127.0.0.1",

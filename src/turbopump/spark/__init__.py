@@ -7,6 +7,8 @@ a missing PySpark is told by whoever needs it.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from turbopump.spark.worker_exit import end_quietly
+
 if TYPE_CHECKING:
     from turbopump.spark.consumer import ConsumerRun, SparkConsumer
     from turbopump.spark.consuming.outcomes import GiveUp, RetryLater
@@ -38,6 +40,9 @@ else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(import_module(home), name)
 
+
+# Every worker that reads, writes or handles messages imports this package.
+end_quietly()
 
 __all__ = [
     "ConsumerReport",

@@ -25,7 +25,6 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from turbopump.spark.worker_exit import end_quietly
 from turbopump.spark.worker_gc import begin_call
 
 if TYPE_CHECKING:
@@ -39,9 +38,6 @@ if TYPE_CHECKING:
 # for every query of whatever source, and must not fail or wait because of it.
 
 NAME = "rocketmq"
-
-# Every worker that plans, reads or writes for the source imports this module.
-end_quietly()
 
 
 def register(spark: SparkSession) -> None:

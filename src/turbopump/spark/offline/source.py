@@ -27,11 +27,8 @@ from turbopump.spark.records.record_columns import RecordColumns
 from turbopump.spark.records.record_finder import find_records
 from turbopump.spark.records.record_run import RecordRun
 from turbopump.spark.records.schema import spark_schema
-from turbopump.spark.worker_exit import end_quietly
 
 _log = logging.getLogger(__name__)
-
-end_quietly()
 
 _BATCH_BYTES = 16 * 1024 * 1024
 """Batches are not made larger than this by putting small ones together."""
