@@ -26,7 +26,7 @@ OWNERS = {
     "filter_server/sandbox.py": "batches: awaited by the pull, and over when the process ends",
     "client/delivery/workers.py": "calls of listeners: watched",
     "spark/pipelines/send_progress.py": "the display of progress: watched",
-    "spark/reading/cluster.py": "requests to several queues: awaited together",
+    "spark/reading/arrival_wait.py": "requests to several queues: awaited together",
     "spark/reading/retry.py": "requests to several brokers: awaited together",
     "spark/reading/retrying_pull.py": "reads ahead: awaited in order by the same reader",
     "spark/writing/retrying_sender.py": "sends: awaited before the task of Spark ends",

@@ -42,6 +42,9 @@ class HeldPull(Struct, eq=False):
 
 RESUMED_PER_TURN = 64
 
+WHOLE_TOPIC = -1
+"""In place of a queue id: waits for a message in any queue of a topic."""
+
 _Held = dict[HeldPull, None]
 """A dict as an ordered set: the longest-waiting pull is answered first."""
 
@@ -98,6 +101,7 @@ class Arrivals:
         self._by_owner: dict[object, _Held] = {}
         self._woken: _Held = {}
         self._behind: _Held = {}
+        self._whole_topics = 0
         self._count = 0
 
     def __len__(self) -> int:
@@ -111,13 +115,22 @@ class Arrivals:
     @property
     def queues(self) -> Watches:
         """A live view of what pulls wait for, by queue."""
-        return self._by_queue
+        return self
+
+    def get(self, key: QueueKey, /) -> Watch | None:
+        """Return what is waited for in a queue, or in its topic."""
+        if self._whole_topics:
+            whole = self._by_queue.get((key[0], WHOLE_TOPIC))
+            if whole is not None:
+                return whole
+        return self._by_queue.get(key)
 
     def hold(self, pull: HeldPull, timeout_ms: int) -> None:
         """Hold a pull until a matching message arrives or it times out."""
         queue = self._by_queue.get(pull.queue)
         if queue is None:
             queue = self._by_queue[pull.queue] = _Queue()
+            self._whole_topics += pull.queue[1] == WHOLE_TOPIC
         queue.add(pull)
         self._by_owner.setdefault(pull.owner, {})[pull] = None
         if pull.is_behind:
@@ -127,10 +140,13 @@ class Arrivals:
 
     def notify(self, arrival: Arrival) -> None:
         """Wake the pulls whose filter matches this message."""
-        queue = self._by_queue.get((arrival.topic, arrival.queue_id))
-        if queue is not None:
-            for pull in queue.wanting(arrival):
-                self._wake(pull)
+        for queue_id in (
+            (arrival.queue_id, WHOLE_TOPIC) if self._whole_topics else (arrival.queue_id,)
+        ):
+            queue = self._by_queue.get((arrival.topic, queue_id))
+            if queue is not None:
+                for pull in queue.wanting(arrival):
+                    self._wake(pull)
 
     def wake_stale(self) -> None:
         """Retry the pulls that wait for units missing from their queue."""
@@ -197,6 +213,7 @@ class Arrivals:
         queue.remove(pull)
         if not queue.all:
             del self._by_queue[pull.queue]
+            self._whole_topics -= pull.queue[1] == WHOLE_TOPIC
         owned = self._by_owner[pull.owner]
         del owned[pull]
         if not owned:

@@ -11,6 +11,7 @@ from turbopump.broker.durability import Durability, Limits
 from turbopump.broker.handlers.common import Requests, handler_table
 from turbopump.broker.handlers.pull import PullRequests
 from turbopump.broker.handlers.queries import QueryRequests
+from turbopump.broker.handlers.queue_ends import QueueEndsRequests
 from turbopump.broker.handlers.reply import ReplyRequests, push_reply
 from turbopump.broker.handlers.send import SendRequests
 from turbopump.broker.handlers.send_back import SendBackRequests
@@ -73,6 +74,7 @@ class MessagePath:
             SendBackRequests(self.retries),
             ReplyRequests(state.live, store_host, self.replies),
             QueryRequests(state.live, store),
+            QueueEndsRequests(state.live, state.topics, store, self.pulls, self.arrivals),
             TransactionRequests(config.identity, self.transactions),
         )
 

@@ -30,7 +30,7 @@ from turbopump.store.config import ReadLimits
 from turbopump.store.outcomes import Filter, ReadOutcome
 from turbopump.store.store import Store
 from turbopump.wire import properties as names
-from turbopump.wire.bodies import GroupConfig, MessageModel, Subscription
+from turbopump.wire.bodies import GroupConfig, MessageModel, Subscription, TopicConfig
 from turbopump.wire.codes import ResponseCode
 from turbopump.wire.hosts import Host
 from turbopump.wire.names import OFFSET_MOVED_TOPIC
@@ -186,34 +186,7 @@ class Pulls:
     # --- checks, in the order of the protocol -----------------------------------------------------
 
     def _check(self, pull: Pull) -> GroupConfig:
-        config = self._config.current
-        if not config.access.can_read:
-            raise RemoteError(
-                ResponseCode.NO_PERMISSION,
-                f"the broker[{config.identity.reachable_host}] pulling message is forbidden",
-            )
-        group = self._groups.find(pull.group, pull.client.peer_address)
-        if group is None:
-            raise RemoteError(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-                f"subscription group [{pull.group}] does not exist",
-            )
-        if not group.consume_enable:
-            raise RemoteError(
-                ResponseCode.NO_PERMISSION,
-                f"subscription group no permission, {pull.group}",
-            )
-        topic = self._topics.find(pull.topic)
-        if topic is None:
-            raise RemoteError(
-                ResponseCode.TOPIC_NOT_EXIST,
-                f"topic[{pull.topic}] not exist, apply first please!",
-            )
-        if not is_readable(topic):
-            raise RemoteError(
-                ResponseCode.NO_PERMISSION,
-                f"the topic[{pull.topic}] pulling message is forbidden",
-            )
+        group, topic = self.require_readable(pull.group, pull.topic, pull.client)
         if not 0 <= pull.queue_id < topic.read_queue_nums:
             raise RemoteError(
                 ResponseCode.SYSTEM_ERROR,
@@ -222,6 +195,40 @@ class Pulls:
                 f" consumer:[{pull.group}]",
             )
         return group
+
+    def require_readable(
+        self, group_name: str, topic_name: str, client: Peer
+    ) -> tuple[GroupConfig, TopicConfig]:
+        """Return group and topic; raises RemoteError if the group may not read the topic."""
+        config = self._config.current
+        if not config.access.can_read:
+            raise RemoteError(
+                ResponseCode.NO_PERMISSION,
+                f"the broker[{config.identity.reachable_host}] pulling message is forbidden",
+            )
+        group = self._groups.find(group_name, client.peer_address)
+        if group is None:
+            raise RemoteError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"subscription group [{group_name}] does not exist",
+            )
+        if not group.consume_enable:
+            raise RemoteError(
+                ResponseCode.NO_PERMISSION,
+                f"subscription group no permission, {group_name}",
+            )
+        topic = self._topics.find(topic_name)
+        if topic is None:
+            raise RemoteError(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"topic[{topic_name}] not exist, apply first please!",
+            )
+        if not is_readable(topic):
+            raise RemoteError(
+                ResponseCode.NO_PERMISSION,
+                f"the topic[{topic_name}] pulling message is forbidden",
+            )
+        return group, topic
 
     def _wanted(self, pull: Pull, group: GroupConfig) -> Filter:
         if pull.expression is not None:

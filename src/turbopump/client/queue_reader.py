@@ -82,7 +82,7 @@ class QueueReader:
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """Return the queues of a topic to read from."""
         found = await self._session.readable_queues(self.wire_topic(topic))
-        return tuple(map(self.user_queue, found))
+        return tuple(map(self.user_queue, found)) if self._session.config.namespace else found
 
     async def pull(
         self,

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
+    from turbopump.spark.reading.offsets import Marks, Offsets
     from turbopump.spark.reading.options import SourceOptions
     from turbopump.spark.reading.stream_driver import StreamDriver
 
@@ -184,6 +185,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._driver: StreamDriver | None = None
+        self._written: dict[str, Any] = {}
+        self._read: tuple[Offsets, Marks] = {}, {}
+        """The offsets that Spark has last, as they are written and as they are read."""
 
     def initialOffset(self) -> dict[str, Any]:
         """Return that nothing is known yet, always.
@@ -197,12 +201,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         from turbopump.spark.reading.offsets import NO_QUEUES, flat, flat_marks, nested
 
         _refuse_once(limit)
-        known, marks, has_begun = flat(start), flat_marks(start), bool(start)
+        # Of thousands of queues, the same offsets are not read again.
+        if start != self._written:
+            self._read, self._written = (flat(start), flat_marks(start)), start
+        (known, marks), has_begun = self._read, bool(start)
         end = self._on_driver().run(
             lambda planner: planner.latest(known, has_begun=has_begun, marks=marks),
             is_first=not has_begun,
         )
-        return nested(end, self._on_driver().marks) or NO_QUEUES
+        found = end, self._on_driver().marks
+        if found[0] is not known or found[1] is not marks:
+            self._read, self._written = found, nested(*found) or NO_QUEUES
+        return self._written
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return a limit of the options; `latestOffset` keeps all of them.
@@ -241,7 +251,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: dict[str, Any]) -> None:
         from turbopump.spark.reading.offsets import flat
 
-        offsets = flat(end)
+        offsets = self._read[0] if end == self._written else flat(end)
         self._on_driver().run(lambda follow: follow.commit(offsets))
 
     def stop(self) -> None:

@@ -43,7 +43,7 @@ from turbopump.store.retention import Retention, Verdict
 from turbopump.store.scrubber import Scrubber
 from turbopump.store.segments import Segments
 from turbopump.store.steady_clock import SteadyClock
-from turbopump.store.time_lookup import offset_by_time, store_timestamp_at
+from turbopump.store.time_lookup import mark_at, offset_by_time, store_timestamp_at
 from turbopump.store.unit_repair import UnitRepair
 from turbopump.store.write_behind import WriteBehind
 from turbopump.wire.ids import parse_offset_id
@@ -498,6 +498,21 @@ class Store:
             return QueueOffset(0), QueueOffset(0)
         return queue.min_offset, queue.max_offset
 
+    @translate_disk_errors
+    def topic_ranges(self, topic: str, queues: int) -> tuple[list[int], list[int], PhysicalOffset]:
+        """Return `queue_range` of queues 0 to before ``queues``: all first offsets, then all ends.
+
+        And the position in the log behind the last of their messages, -1 if there is none.
+        """
+        self._catch_up()
+        find = self._queues.find
+        found = [find(topic, queue_id) for queue_id in range(queues)]
+        return (
+            [0 if queue is None else queue.min_offset for queue in found],
+            [0 if queue is None else queue.max_offset for queue in found],
+            max((q.physical_end for q in found if q is not None), default=PhysicalOffset(-1)),
+        )
+
     def queue_ids(self) -> list[tuple[str, int]]:
         """Return topic and number of all queues that have had messages."""
         self._catch_up()
@@ -514,6 +529,16 @@ class Store:
         """Return when the message at an offset was stored; None if it is not there."""
         queue = self._queue(topic, queue_id)
         return None if queue is None else store_timestamp_at(self._log, queue, offset)
+
+    @translate_disk_errors
+    def message_mark(
+        self, topic: str, queue_id: int, offset: QueueOffset
+    ) -> tuple[int, PhysicalOffset] | None:
+        """Return when and where the message at an offset was stored; None if it is not there."""
+        queue = self._queue(topic, queue_id)
+        mark = None if queue is None else mark_at(self._log, queue, offset)
+        # Where units were missing, a message has another offset than its place says.
+        return None if mark is None or mark[2] != offset else mark[:2]
 
     @translate_disk_errors
     def message_at(self, position: PhysicalOffset) -> memoryview | None:

@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
-from turbopump.message import QueueOffset
+import struct
+
+from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.commit_log import CommitLog
 from turbopump.store.consume_queue import ConsumeQueue
-from turbopump.store.unit_check import unit_matches
+from turbopump.store.unit_check import matching_record
+from turbopump.wire.hosts import V4_BYTES, V6_BYTES
+from turbopump.wire.sysflag import BORN_HOST_V6
+
+_QUEUE_OFFSET_TO_FLAGS = struct.Struct(">20xqqi")
+_STORE_TIME = struct.Struct(">q")
+_STORE_TIME_AT = 56
+
+
+def mark_at(
+    log: CommitLog, queue: ConsumeQueue, offset: QueueOffset
+) -> tuple[int, PhysicalOffset, QueueOffset] | None:
+    """Return when and where the message at an offset was stored, and the offset that it has itself.
+
+    None when it is not there.
+    """
+    unit = queue.unit(offset)
+    record = None if unit is None else matching_record(log, queue, offset, unit[0], unit[1])
+    if record is None:
+        return None
+    own_offset, position, flags = _QUEUE_OFFSET_TO_FLAGS.unpack_from(record)
+    time_at = _STORE_TIME_AT + (V6_BYTES - V4_BYTES if flags & BORN_HOST_V6 else 0)
+    return _STORE_TIME.unpack_from(record, time_at)[0], position, own_offset
 
 
 def store_timestamp_at(log: CommitLog, queue: ConsumeQueue, offset: QueueOffset) -> int | None:
     """Return when the message at an offset was stored; None when it is not there."""
-    unit = queue.unit(offset)
-    if unit is None or not unit_matches(log, queue, offset, unit[0], unit[1]):
-        return None
-    entry = log.entry_at(unit[0])
-    return None if entry is None else entry.store_timestamp_ms
+    mark = mark_at(log, queue, offset)
+    return None if mark is None else mark[0]
 
 
 def offset_by_time(log: CommitLog, queue: ConsumeQueue, timestamp_ms: int) -> QueueOffset:

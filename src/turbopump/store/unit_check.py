@@ -62,13 +62,17 @@ def unit_matches(
     log: CommitLog, queue: ConsumeQueue, offset: int, position: int, size: int
 ) -> bool:
     """Whether the record at a position is the message of a queue at an offset."""
-    window = log.window(position)
-    if window is None:
-        return False
-    start, end, view = window
-    return position + size <= end and _matches(
-        view, position - start, position, size, queue, offset
-    )
+    return matching_record(log, queue, offset, position, size) is not None
+
+
+def matching_record(
+    log: CommitLog, queue: ConsumeQueue, offset: int, position: int, size: int
+) -> memoryview | None:
+    """Return the record at a position, None if it is not the message of a queue at an offset."""
+    view = log.view(position, size)
+    if view is None or not _matches(view, 0, position, size, queue, offset):
+        return None
+    return view
 
 
 def _matching_few(log: CommitLog, queue: ConsumeQueue, offset: int, data: bytes, count: int) -> int:

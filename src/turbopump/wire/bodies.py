@@ -518,3 +518,30 @@ class ConsumeQueuePage(Body, frozen=True, kw_only=True):
     min_queue_index: I64
     queue_data: list[QueueUnit] = []
     subscription_data: Subscription | None = None
+
+
+class QueueEnds(Body, frozen=True, kw_only=True):
+    """The ends of a topic's queues, by queue id (91004)."""
+
+    min_offsets: list[I64] = []
+    max_offsets: list[I64] = []
+
+
+class QueuePositions(Body, frozen=True, kw_only=True):
+    """An offset in each of several queues (91005, 91006, 91007)."""
+
+    queue_ids: list[I32] = []
+    offsets: list[I64] = []
+
+
+class MessageMarks(Body, frozen=True, kw_only=True):
+    """When messages were stored, and where in the log; -1 for those that are not there (91005)."""
+
+    store_timestamps: list[I64] = []
+    positions: list[I64] = []
+
+
+class RefusedOffsets(Body, frozen=True, kw_only=True):
+    """The queues whose offsets were not committed (91006)."""
+
+    queue_ids: list[I32] = []

@@ -93,6 +93,10 @@ REQUEST_HEADERS: dict[int, type[Header]] = {
     Code.GET_ALL_CONSUMER_FILTERS: h.TableCopy,
     Code.PROMOTE_BROKER: m.PromoteBroker,
     Code.FENCE_BROKER: m.FenceBroker,
+    Code.GET_QUEUE_ENDS: h.QueueEndsOf,
+    Code.GET_MESSAGE_MARKS: h.TopicName,
+    Code.UPDATE_CONSUMER_OFFSETS: h.OffsetsOfGroup,
+    Code.GET_CONSUMER_OFFSETS: h.OffsetsOfGroup,
 }
 
 RESPONSE_HEADERS: dict[int, type[Header]] = {
@@ -118,6 +122,7 @@ RESPONSE_HEADERS: dict[int, type[Header]] = {
     Code.ADD_WRITE_PERM_OF_BROKER: h.AddWritePermAnswer,
     Code.PROMOTE_BROKER: m.PromoteBrokerAnswer,
     Code.FENCE_BROKER: m.FenceBrokerAnswer,
+    Code.GET_QUEUE_ENDS: h.QueueEndsAnswer,
 }
 
 REQUEST_BODIES: dict[int, type[Body] | BodyKind] = {
@@ -140,6 +145,8 @@ REQUEST_BODIES: dict[int, type[Body] | BodyKind] = {
     Code.SEND_REPLY_MESSAGE: BodyKind.MESSAGE,
     Code.SEND_REPLY_MESSAGE_V2: BodyKind.MESSAGE,
     Code.PUSH_REPLY_MESSAGE_TO_CLIENT: BodyKind.MESSAGE,
+    Code.GET_MESSAGE_MARKS: b.QueuePositions,
+    Code.UPDATE_CONSUMER_OFFSETS: b.QueuePositions,
 }
 
 RESPONSE_BODIES: dict[int, type[Body] | BodyKind] = {
@@ -183,4 +190,8 @@ RESPONSE_BODIES: dict[int, type[Body] | BodyKind] = {
     Code.QUERY_CONSUME_QUEUE: b.ConsumeQueuePage,
     Code.QUERY_DATA_VERSION: b.DataVersion,
     Code.GET_ALL_PRODUCER_INFO: b.ProducerTable,
+    Code.GET_QUEUE_ENDS: b.QueueEnds,
+    Code.GET_MESSAGE_MARKS: b.MessageMarks,
+    Code.UPDATE_CONSUMER_OFFSETS: b.RefusedOffsets,
+    Code.GET_CONSUMER_OFFSETS: b.QueuePositions,
 }

@@ -107,6 +107,10 @@ class RequestCode(IntEnum):
     """Turbopump's own, like all from 91001 on; Apache brokers answer that they do not know it."""
     PROMOTE_BROKER = 91002
     FENCE_BROKER = 91003
+    GET_QUEUE_ENDS = 91004
+    GET_MESSAGE_MARKS = 91005
+    UPDATE_CONSUMER_OFFSETS = 91006
+    GET_CONSUMER_OFFSETS = 91007
 
 
 class ResponseCode(IntEnum):

@@ -204,6 +204,32 @@ class QueueOfTopic(Routed, frozen=True, kw_only=True):
     queue_id: I32
 
 
+class QueueEndsOf(Header, frozen=True, kw_only=True):
+    """All queues of a topic (91004).
+
+    With ``wait_ms``, the answer waits until a group can read a message behind ``since``.
+    """
+
+    topic: str
+    consumer_group: str = ""
+    since: I64 = -1
+    wait_ms: I32 = 0
+
+
+class QueueEndsAnswer(Header, frozen=True, kw_only=True):
+    """The position in the log behind the topic's last message, and the queues that can be read."""
+
+    position: I64
+    read_queue_nums: I32
+
+
+class OffsetsOfGroup(Header, frozen=True, kw_only=True):
+    """A group's offsets in several queues of a topic (91006, 91007)."""
+
+    consumer_group: str
+    topic: str
+
+
 class QueryConsumerOffset(QueueOfTopic, frozen=True, kw_only=True):
     """A group's committed offset in one queue (14)."""
 

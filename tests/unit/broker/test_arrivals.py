@@ -7,8 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from turbopump.broker.arrivals import RESUMED_PER_TURN, Arrivals, HeldPull
+from turbopump.broker.arrivals import RESUMED_PER_TURN, WHOLE_TOPIC, Arrivals, HeldPull
 from turbopump.message import QueueOffset
+from turbopump.store.dispatch import ANY_TAG
 from turbopump.store.outcomes import Arrival
 from turbopump.testing import VirtualTimeLoop, virtual_loop, virtual_time
 
@@ -51,6 +52,31 @@ async def test_an_arrival_wakes_exactly_the_pulls_that_want_it() -> None:
     assert [held.answers for held in (everything, red, blue, elsewhere)] == [1, 1, 0, 0]
     assert len(arrivals) == 2
     arrivals.release_all()
+
+
+@virtual_time()
+async def test_any_arrival_in_a_topic_wakes_who_waits_for_the_whole_topic() -> None:
+    arrivals = Arrivals(virtual_loop().clock, held_max=10)
+    whole, red, other = Held(WHOLE_TOPIC), Held(tag=1), Held(queue_id=7, owner="d")
+    for held in (whole, red, other):
+        arrivals.hold(held.pull, 15_000)
+    watched = arrivals.queues.get(("T", 5))
+    assert watched is not None
+    assert ANY_TAG in watched.tags_codes
+    assert watched is arrivals.queues.get(("T", 0)), "all of its messages are reported"
+    assert arrivals.queues.get(("U", 5)) is None
+    arrivals.notify(arrival(topic="U"))
+    await asyncio.sleep(0)
+    assert whole.answers == 0
+    arrivals.notify(arrival(tags_code=2))
+    await asyncio.sleep(0)
+    assert [held.answers for held in (whole, red, other)] == [1, 0, 0]
+    assert arrivals.queues.get(("T", 5)) is None
+    arrivals.notify(arrival(tags_code=1))
+    await asyncio.sleep(0)
+    assert red.answers == 1
+    arrivals.forget("d")
+    assert not len(arrivals)
 
 
 @virtual_time()

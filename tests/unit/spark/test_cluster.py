@@ -33,6 +33,7 @@ from turbopump.testing import virtual_time
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command
 
+COMMITS = RequestCode.UPDATE_CONSUMER_OFFSET, RequestCode.UPDATE_CONSUMER_OFFSETS
 Q0 = MessageQueue("T", "a", 0)
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
@@ -269,7 +270,7 @@ async def test_a_broker_that_is_silent_is_not_asked_what_it_has_no_longer(tmp_pa
             raise RequestTimeout(f"{address} does not answer {command.code}")
 
         asked.refuse = refuse
-        assert await found.known_limits([Q0], {}) == {}
+        assert await found.known_limits([Q0]) == {}
         asked.refuse = None
         asked.requests.clear()
         assert await found.unreadable([Q0], [Q0]) == {}
@@ -295,13 +296,13 @@ async def test_what_brokers_do_not_note_is_told_once(
         refusal: TurbopumpError = ConnectFailed("the broker is away")
 
         def refuse(_address: str, command: Command) -> None:
-            if command.code == RequestCode.UPDATE_CONSUMER_OFFSET:
+            if command.code in COMMITS:
                 raise refusal
 
         asked.refuse = refuse
         for _ in range(3):
             assert await found.commit({Q0: 5}) == {}
-        assert caplog.text.count("T@a:0: offset 5 not committed: the broker is away") == 1
+        assert caplog.text.count("T@a:0: offset not committed: the broker is away") == 1
         refusal = RemoteError(ResponseCode.TOPIC_NOT_EXIST, "there is none")
         assert await found.commit({Q0: 5}) == {}
         assert await found.commit({Q0: 0}) == {Q0: 0}, "there the group begins at the beginning"
@@ -346,25 +347,25 @@ async def test_little_is_asked_about_queues_without_news_and_brokers_that_are_si
         found = asking(session, group="g")
         queues = await found.queues()
         at = {queue: 3 if queue == Q0 else 0 for queue in queues}
-        limits = await found.known_limits(queues, at)
+        limits = await found.known_limits(queues)
         assert {queue: ends.high for queue, ends in limits.items()} == at
-        assert len(asked.of(RequestCode.GET_MAX_OFFSET)) == 4
-        assert asked.of(RequestCode.GET_MIN_OFFSET) == []
-        assert (await found.known_limits([Q0], {Q0: 2}))[Q0] == Limits(0, 3)
+        assert len(asked.of(RequestCode.GET_QUEUE_ENDS)) == 1
+        assert await found.known_limits(queues) is limits, "nothing has changed"
+        assert (await found.known_limits([Q0]))[Q0] == Limits(0, 3)
 
         def hang(address: str, command: Command) -> None:
-            if command.code == RequestCode.GET_MAX_OFFSET:
+            if command.code == RequestCode.GET_QUEUE_ENDS:
                 raise RequestTimeout(f"{address} does not answer")
 
         asked.refuse = hang
-        before = len(asked.of(RequestCode.GET_MAX_OFFSET))
+        before = len(asked.of(RequestCode.GET_QUEUE_ENDS))
         for _ in range(3):
-            assert await found.known_limits(queues, at) == {}
+            assert await found.known_limits(queues) == {}
             assert await found.commit({Q0: 1}) == {}
-        assert len(asked.of(RequestCode.GET_MAX_OFFSET)) == before + 4, "asked once"
-        assert asked.of(RequestCode.UPDATE_CONSUMER_OFFSET) == []
-        assert caplog.text.count("4 queues are unavailable") == 1
+        assert len(asked.of(RequestCode.GET_QUEUE_ENDS)) == before + 1, "asked once"
+        assert not any(asked.of(code) for code in COMMITS)
+        assert caplog.text.count("T@a:0 and 3 more queues: not available") == 1
         asked.refuse = None
         await asyncio.sleep(3 * session.config.request_timeout_ms / 1000)
-        assert await found.known_limits(queues, at) == limits
+        assert await found.known_limits(queues) == limits
         assert await found.commit({Q0: 1}) == {Q0: 1}

@@ -429,11 +429,11 @@ async def test_what_was_found_out_is_doubted_when_a_broker_refuses(
         await found.topics.topics.delete("T")
         assert await doubts.find_unreadable([T0]) == {}, "it is believed for a while"
         for _ in range(2):
-            doubts.refuse(T0, refusal)
+            doubts.refuse([T0], str(refusal))
             assert await doubts.find_unreadable([T0]) == {T0: Unreadable.DELETED}
         await found.made.crash("a")
         for _ in range(3):
-            doubts.refuse(T0, refusal)
+            doubts.refuse([T0], str(refusal))
             assert await doubts.find_unreadable([T0]) == {T0: Unreadable.DELETED}, (
                 "nobody says otherwise"
             )
@@ -447,7 +447,7 @@ async def test_a_slave_is_left_when_the_master_knows_better(tmp_path: Path) -> N
         reader = QueueReader(found.session, "g", PullTimes())
         reader._broker_ids[T0] = 1
         doubts = QueueChecks(found.session, reader)
-        doubts.refuse(T0, RemoteError(ResponseCode.TOPIC_NOT_EXIST, "not here yet"))
+        doubts.refuse([T0], "not here yet")
         assert await doubts.find_unreadable([T0]) == {}
         assert doubts.refused == frozenset()
         assert not reader.back_to_master(T0), "the master is asked next in any case"

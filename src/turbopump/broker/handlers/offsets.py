@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from turbopump.broker.handlers.common import answer_with
+from turbopump.broker.handlers.common import answer_fast, answer_with, positions_of
 from turbopump.broker.offsets import Offsets
 from turbopump.broker.progress import Commit, Progress
+from turbopump.errors import RemoteError
 from turbopump.net.connection import Connection
 from turbopump.net.router import Handler
 from turbopump.wire import headers
-from turbopump.wire.bodies import CorrectionOffsets
+from turbopump.wire.bodies import CorrectionOffsets, QueuePositions, RefusedOffsets
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command
 
@@ -24,6 +25,8 @@ class OffsetRequests:
         return {
             RequestCode.QUERY_CONSUMER_OFFSET: self.query,
             RequestCode.UPDATE_CONSUMER_OFFSET: self.update,
+            RequestCode.UPDATE_CONSUMER_OFFSETS: self.update_all,
+            RequestCode.GET_CONSUMER_OFFSETS: self.query_all,
             RequestCode.QUERY_CORRECTION_OFFSET: self.correction,
             RequestCode.CLONE_GROUP_OFFSET: self.clone,
         }
@@ -51,6 +54,32 @@ class OffsetRequests:
             )
         )
         return request.answer(ResponseCode.SUCCESS, headers.NoFields())
+
+    def query_all(self, request: Command, _peer: Connection) -> Command:
+        """Return a group's committed offsets in the queues of a topic where it has any."""
+        header = headers.OffsetsOfGroup.from_ext_fields(request.ext_fields)
+        found = self._offsets.of_topic(header.consumer_group, header.topic)
+        body = QueuePositions(queue_ids=list(found), offsets=list(found.values()))
+        return answer_fast(request, body)
+
+    def update_all(self, request: Command, peer: Connection) -> Command:
+        """Commit a group's offsets in several queues of a topic; return which were refused."""
+        header = headers.OffsetsOfGroup.from_ext_fields(request.ext_fields)
+        refused: list[int] = []
+        for queue_id, offset in positions_of(request):
+            commit = Commit(
+                client=peer.peer_address,
+                group=header.consumer_group,
+                topic=header.topic,
+                queue_id=queue_id,
+                offset=offset,
+            )
+            try:
+                self._progress.commit(commit)
+            except RemoteError:
+                # A commit of this offset alone is told why.
+                refused.append(queue_id)
+        return answer_fast(request, RefusedOffsets(queue_ids=refused))
 
     def correction(self, request: Command, _peer: Connection) -> Command:
         """Return the lowest committed offset of each queue, ignoring some groups."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from turbopump.broker.handlers.common import answer_fast, positions_of
 from turbopump.broker.live_config import LiveConfig
 from turbopump.errors import RemoteError
-from turbopump.message import PhysicalOffset
+from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.net.connection import Connection
 from turbopump.net.router import Handler
 from turbopump.store.store import Store
+from turbopump.wire.bodies import MessageMarks
 from turbopump.wire.codes import RequestCode, ResponseCode
 from turbopump.wire.command import Command
 from turbopump.wire.framing import FRAME_BYTES_MAX
@@ -20,10 +22,12 @@ from turbopump.wire.headers import (
     QueueOfTopic,
     SearchOffset,
     TimestampAnswer,
+    TopicName,
     ViewMessage,
 )
 
 _NO_TIME = -1
+_NO_MARK = (-1, -1)
 _ANSWER_BYTES_MAX = FRAME_BYTES_MAX // 2
 """Messages of one answer, so that it fits into a frame with room to spare."""
 
@@ -55,6 +59,7 @@ class QueryRequests:
             RequestCode.GET_MAX_OFFSET: self.max_offset,
             RequestCode.GET_MIN_OFFSET: self.min_offset,
             RequestCode.GET_EARLIEST_MSG_STORETIME: self.earliest_time,
+            RequestCode.GET_MESSAGE_MARKS: self.marks,
         }
 
     def by_key(self, request: Command, _peer: Connection) -> Command:
@@ -107,3 +112,18 @@ class QueryRequests:
         time_ms = self._store.store_timestamp_ms(header.topic, header.queue_id, offset)
         answer = TimestampAnswer(timestamp=_NO_TIME if time_ms is None else time_ms)
         return request.answer(ResponseCode.SUCCESS, answer)
+
+    def marks(self, request: Command, _peer: Connection) -> Command:
+        """Return when and where messages were stored, one in each of several queues."""
+        topic = TopicName.from_ext_fields(request.ext_fields).topic
+        found = [
+            self._store.message_mark(topic, queue_id, QueueOffset(offset)) or _NO_MARK
+            for queue_id, offset in positions_of(request)
+        ]
+        return answer_fast(
+            request,
+            MessageMarks(
+                store_timestamps=[time_ms for time_ms, _ in found],
+                positions=[position for _, position in found],
+            ),
+        )

@@ -10,6 +10,7 @@ from turbopump.wire.command import Command
 
 _CHANGES_OFFSETS = (
     RequestCode.UPDATE_CONSUMER_OFFSET,
+    RequestCode.UPDATE_CONSUMER_OFFSETS,
     RequestCode.CLONE_GROUP_OFFSET,
     RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
 )

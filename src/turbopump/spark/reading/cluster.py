@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from typing import TypeVar, assert_never
 
-from turbopump.client import calls
 from turbopump.client.calls import Found, require_success
 from turbopump.client.names import with_namespace
 from turbopump.client.pull_config import PullTimes
@@ -23,6 +28,8 @@ from turbopump.errors import (
 )
 from turbopump.message import MessageQueue, QueueOffset
 from turbopump.spark.reading import offset_commit
+from turbopump.spark.reading.arrival_wait import ArrivalWait
+from turbopump.spark.reading.last_result import LastResult
 from turbopump.spark.reading.offsets import Limits, Mark, Offsets, inside, inside_for_group
 from turbopump.spark.reading.options import SourceOptions
 from turbopump.spark.reading.positions import (
@@ -38,7 +45,12 @@ from turbopump.spark.reading.positions import (
 )
 from turbopump.spark.reading.queue_discovery import QueueDiscovery
 from turbopump.spark.reading.retry import gather_available, gather_by_key, with_retries
-from turbopump.spark.reading.unreadable_queues import QueueChecks, Unreadable, unreadable_reason
+from turbopump.spark.reading.topic_queries import Place, TopicQueries, by_place
+from turbopump.spark.reading.unreadable_queues import (
+    QueueChecks,
+    Unreadable,
+    first_of,
+)
 from turbopump.wire.bodies import ConsumerOffsets
 from turbopump.wire.codes import RequestCode
 from turbopump.wire.command import request, whole_body
@@ -53,6 +65,9 @@ _NO_OFFSETS = "no consumer offset"
 _ANSWER_MARGIN_MS = 10_000
 _SAMPLE_ROWS = 32
 _SILENCE_TIMEOUTS = 3
+
+_Cause = tuple[type[TurbopumpError], int | None]
+"""What an error is, and its code."""
 
 
 class Cluster:
@@ -70,8 +85,13 @@ class Cluster:
         self._reader = QueueReader(session, group, times)
         self._checks = QueueChecks(session, self._reader)
         self._discovery = QueueDiscovery(session, options, self._reader, self._checks)
-        self._unknown: frozenset[MessageQueue] = frozenset()
-        self._uncommitted: dict[MessageQueue, str] = {}
+        self._topics = TopicQueries(session, self._reader, group)
+        self._by_place = LastResult(by_place)
+        self._join = LastResult(lambda *found: _joined(found))
+        self._arrivals = ArrivalWait(session, options, self._reader, self._topics, self._checks)
+        self._unavailable: dict[str, _Cause] = {}
+        self._uncommitted: dict[str, _Cause] = {}
+        """Why brokers could not be asked last, or did not commit; each is logged once."""
         self._silent_until_ms: dict[str, int] = {}
 
     # --- queues -----------------------------------------------------------------------------------
@@ -91,7 +111,10 @@ class Cluster:
 
         Only those are asked about that are doubtful, or whose brokers refused to wait for news.
         """
-        asked = self._checks.refused.union(doubtful).intersection(queues)
+        refused = self._checks.refused
+        if not (refused or doubtful):
+            return {}
+        asked = refused.union(doubtful).intersection(queues)
         return await self._checks.find_unreadable(
             sorted(queue for queue in asked if not self._is_silent(queue.broker))
         )
@@ -100,40 +123,48 @@ class Cluster:
 
     async def limits(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, Limits]:
         """Return the ends of queues; raises if a broker does not answer after all retries."""
-        return await gather_by_key(
-            queues, lambda queue: self._with_retries(lambda: self._limits(queue), str(queue))
+        places = by_place(queues)
+        found = await gather_by_key(
+            places,
+            lambda place: self._with_retries(
+                lambda: self._topics.limits(places[place]), "@".join(place)
+            ),
         )
+        return _joined(found.values())
 
-    async def known_limits(
-        self, queues: Iterable[MessageQueue], at: Offsets
-    ) -> dict[MessageQueue, Limits]:
+    async def known_limits(self, queues: Iterable[MessageQueue]) -> Mapping[MessageQueue, Limits]:
         """Return the ends of queues whose brokers answer; log the others.
 
-        For a queue that was read to its end, at ``at``, the lower end is not requested: it is
-        returned as the same.
+        The same object as before if nothing has changed and the queues are the same object.
         """
-        wanted = frozenset(queues)
-        asked = sorted(queue for queue in wanted if not self._is_silent(queue.broker))
+        places: dict[Place, list[MessageQueue]] = self._by_place(queues)
+        asked = [place for place in places if not self._is_silent(place[1])]
         found, failed = await gather_available(
-            asked, lambda queue: self._limits(queue, at.get(queue))
+            asked, lambda place: self._topics.limits(places[place])
         )
-        for queue, error in failed.items():
-            self._note_silence(queue.broker, error)
-        if failed.keys() - self._unknown:
-            queue, error = next(iter(failed.items()))
-            _log.warning(
-                "%d queues are unavailable, the first is %s: %s", len(failed), queue, error
-            )
-        self._unknown = (self._unknown - wanted) | (wanted - found.keys())
-        return dict(found)
+        errors: dict[str, list[tuple[MessageQueue, TurbopumpError]]] = {b: [] for _, b in asked}
+        for place, error in failed.items():
+            errors[place[1]] += ((queue, error) for queue in places[place])
+        self._log_once(self._unavailable, errors, "not available")
+        return next(iter(found.values())) if len(found) == 1 else self._join(*found.values())
 
-    async def _limits(self, queue: MessageQueue, at: int | None = None) -> Limits:
-        wire_queue = self._reader.wire_queue(queue)
-        replica = await self._session.replica_of(wire_queue)
-        asked = replica.address, wire_queue, self._session.config.request_timeout_ms
-        high = await calls.max_offset(self._session, *asked)
-        low = high if high == at else await calls.min_offset(self._session, *asked)
-        return Limits(low, high, is_certain=replica.is_master)
+    def _log_once(
+        self,
+        causes: dict[str, _Cause],
+        errors: Mapping[str, Sequence[tuple[MessageQueue, TurbopumpError]]],
+        what: str,
+    ) -> None:
+        """Log what happened to queues by broker, unless it had the same cause the last time."""
+        for broker, failed in errors.items():
+            if not failed:
+                causes.pop(broker, None)
+                continue
+            queues, (error, *_) = zip(*failed, strict=True)
+            self._note_silence(broker, error)
+            cause = type(error), error.code if isinstance(error, RemoteError) else None
+            if causes.get(broker) != cause:
+                _log.warning("%s: %s: %s", first_of(queues), what, error)
+            causes[broker] = cause
 
     def _is_silent(self, broker: str) -> bool:
         return self._silent_until_ms.get(broker, 0) > self._session.clock.monotonic_ms()
@@ -231,19 +262,29 @@ class Cluster:
         }
 
     async def committed(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int | None]:
-        """Return the group's committed offsets, None where there is none.
+        """Return the group's committed offsets, None where there is none."""
+        places = by_place(queues)
+        found = await gather_by_key(places, lambda place: self._committed(places[place]))
+        return _joined(found.values())
 
-        Brokers also return 0 for unknown groups while a queue still has its first message; so a 0
+    async def _committed(self, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, int | None]:
+        """Ask one broker about one topic; an Apache broker about each queue.
+
+        That also returns 0 for unknown groups while a queue still has its first message; so a 0
         is looked up in the table of all committed offsets.
         """
+        at_once = await self._with_retries(lambda: self._topics.committed(queues), first_of(queues))
+        if at_once is not None:
+            return at_once
         found: Mapping[MessageQueue, int | None] = await gather_by_key(
             queues,
             lambda queue: self._with_retries(lambda: self._reader.committed(queue), str(queue)),
         )
-        doubtful = {queue.broker: queue for queue, at in found.items() if at == 0}
-        tables = await gather_by_key(doubtful, lambda broker: self._all_committed(doubtful[broker]))
+        if 0 not in found.values():
+            return found
+        table = await self._all_committed(queues[0])
         return {
-            queue: None if at == 0 and not self._is_in(tables[queue.broker], queue) else at
+            queue: None if at == 0 and not self._is_in(table, queue) else at
             for queue, at in found.items()
         }
 
@@ -267,24 +308,43 @@ class Cluster:
 
         A failure is logged once: the checkpoint has the offset, and the next batch commits again.
         """
-        noted = await gather_by_key(offsets, lambda queue: self._commit(queue, offsets[queue]))
-        return {queue: offsets[queue] for queue, is_noted in noted.items() if is_noted}
+        places = by_place(queue for queue in offsets if not self._is_silent(queue.broker))
+        failed = await gather_by_key(
+            places, lambda place: self._commit({queue: offsets[queue] for queue in places[place]})
+        )
+        errors: dict[str, list[tuple[MessageQueue, TurbopumpError]]] = {b: [] for _, b in places}
+        for (_, broker), each in failed.items():
+            errors[broker] += each.items()
+        self._log_once(self._uncommitted, errors, "offset not committed")
+        return {
+            queue: offsets[queue]
+            for place, queues in places.items()
+            for queue in queues
+            if queue not in failed[place]
+        }
 
-    async def _commit(self, queue: MessageQueue, offset: int) -> bool:
-        if self._is_silent(queue.broker):
-            return False
+    async def _commit(self, offsets: Offsets) -> Mapping[MessageQueue, TurbopumpError]:
+        """Commit offsets of one topic on one broker; return those that failed."""
+        left: Iterable[MessageQueue] | None = None
         try:
-            await offset_commit.commit(
-                self._session, self._reader, self._group, queue, QueueOffset(offset)
-            )
+            left = await self._topics.commit(offsets)
+        except (NoRoute, RemoteError) as error:
+            _log.info("%s: committing one by one: %s", first_of(tuple(offsets)), error)
         except TurbopumpError as error:
-            self._note_silence(queue.broker, error)
-            if self._uncommitted.get(queue) != str(error):
-                _log.warning("%s: offset %d not committed: %s", queue, offset, error)
-            self._uncommitted[queue] = str(error)
-            return False
-        self._uncommitted.pop(queue, None)
-        return True
+            return dict.fromkeys(offsets, error)
+        # A deleted topic, or an Apache broker.
+        found = await gather_by_key(
+            offsets if left is None else left, lambda queue: self._commit_one(queue, offsets[queue])
+        )
+        return {queue: error for queue, error in found.items() if error is not None}
+
+    async def _commit_one(self, queue: MessageQueue, offset: int) -> TurbopumpError | None:
+        at = QueueOffset(offset)
+        try:
+            await offset_commit.commit(self._session, self._reader, self._group, queue, at)
+        except TurbopumpError as error:
+            return error
+        return None
 
     # --- times ------------------------------------------------------------------------------------
 
@@ -330,12 +390,26 @@ class Cluster:
 
         Queues are missing whose broker does not answer.
         """
+        places = by_place(offsets)
         found, failed = await gather_available(
-            offsets, lambda queue: self._mark(queue, offsets[queue] - 1)
+            places, lambda place: self._marks({q: offsets[q] - 1 for q in places[place]})
         )
-        for queue, error in failed.items():
-            _log.info("%s: cannot check for a re-created topic: %s", queue, error)
-        return dict(found)
+        for place, error in failed.items():
+            queues = first_of(places[place])
+            _log.info("%s: cannot check for a re-created topic: %s", queues, error)
+        return _joined(found.values())
+
+    async def _marks(self, offsets: Offsets) -> Mapping[MessageQueue, Mark | None]:
+        """Return the marks of messages of one topic on one broker."""
+        found = await self._topics.marks(offsets)
+        if found is not None:
+            return found
+        each, failed = await gather_available(
+            offsets, lambda queue: self._mark(queue, offsets[queue])
+        )
+        if failed and not each:
+            raise next(iter(failed.values()))
+        return each
 
     async def _mark(self, queue: MessageQueue, offset: int) -> Mark | None:
         if offset < 0:
@@ -380,42 +454,9 @@ class Cluster:
             return view and Found(QueueOffset(error.next_offset), at, at, 0, messages=(view,))
         return outcome if isinstance(outcome, Found) and outcome.messages else None
 
-    # --- waiting ----------------------------------------------------------------------------------
-
     async def wait_for_messages(self, at: Offsets, wait_ms: int) -> bool:
-        """Return True when a message arrives at one of the offsets, False after the timeout.
-
-        Waits in a long poll per queue. A queue that its broker says is gone does not count:
-        `unreadable` checks it. Other refusals are raised.
-        """
-        held = [asyncio.ensure_future(self._held(queue, at[queue], wait_ms)) for queue in at]
-        sleeping = asyncio.ensure_future(asyncio.sleep(wait_ms / 1000))
-        try:
-            pending = {sleeping, *held}
-            while sleeping in pending:
-                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                if any(task.result() for task in done if task is not sleeping):
-                    return True
-            return False
-        finally:
-            for task in (sleeping, *held):
-                task.cancel()
-            await asyncio.gather(sleeping, *held, return_exceptions=True)
-
-    async def _held(self, queue: MessageQueue, offset: int, wait_ms: int) -> bool:
-        pulling = self._options.pulling.of(queue.topic)
-        wanted = subscription(self._reader.wire_topic(queue.topic), pulling.expression, 0)
-        try:
-            outcome = await self._reader.pull_records(
-                queue, QueueOffset(offset), wanted, 1, is_held=True, timeout_ms=wait_ms
-            )
-        except TurbopumpError as error:
-            if isinstance(error, RemoteError) and unreadable_reason(queue, error) is not None:
-                self._checks.refuse(queue, error)
-            elif not error.retriable:
-                raise
-            return False
-        return outcome.max_offset > offset
+        """Return whether a message arrives at one of the offsets; see `ArrivalWait`."""
+        return await self._arrivals.wait(at, wait_ms)
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -425,3 +466,7 @@ class Cluster:
 
 def _at(offset: int, ends: Limits) -> int:
     return {EARLIEST_OFFSET: ends.low, LATEST_OFFSET: ends.high}.get(offset, offset)
+
+
+def _joined(found: Iterable[Mapping[MessageQueue, T]]) -> dict[MessageQueue, T]:
+    return {queue: value for each in found for queue, value in each.items()}

@@ -15,6 +15,7 @@ from typing import Protocol
 from turbopump.clock import Clock
 from turbopump.errors import DataLost
 from turbopump.message import MessageQueue
+from turbopump.spark.reading.last_result import LastResult
 from turbopump.spark.reading.offsets import (
     Limits,
     Mark,
@@ -44,8 +45,8 @@ class ClusterQueries(Protocol):
     ) -> dict[MessageQueue, Unreadable]: ...
     async def limits(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, Limits]: ...
     async def known_limits(
-        self, queues: Iterable[MessageQueue], at: Offsets
-    ) -> dict[MessageQueue, Limits]: ...
+        self, queues: Iterable[MessageQueue]
+    ) -> Mapping[MessageQueue, Limits]: ...
     async def resolve(
         self, name: str, position: Position, queues: Iterable[MessageQueue]
     ) -> dict[MessageQueue, int]: ...
@@ -70,9 +71,16 @@ class _QueueSnapshot:
     anew: frozenset[MessageQueue] = frozenset()
     """Queues that were deleted and re-created."""
 
-    @property
-    def waiting(self) -> dict[MessageQueue, int]:
-        return backlog(self.start, self.target)
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What a look was based on; the next one finds the same while these are the same objects."""
+
+    start: Offsets
+    known: tuple[MessageQueue, ...]
+    read: list[MessageQueue]
+    limits: Mapping[MessageQueue, Limits]
+    seen: _QueueSnapshot
 
 
 class MicroBatchPlanner:
@@ -106,6 +114,10 @@ class MicroBatchPlanner:
         """The end of each queue as far as it is known, for lag metrics."""
         self._reported: frozenset[str] = frozenset()
         """Unreadable queues that have been logged."""
+        self._last_look: _Look | None = None
+        self._all_committed: Offsets | None = None
+        self._backlog = LastResult(backlog)
+        self._ends = LastResult(self._ends_to_wait_at)
 
     async def freeze(self) -> None:
         """Stop the stream at the current ends of its queues."""
@@ -121,10 +133,13 @@ class MicroBatchPlanner:
         """
         if not (self._options.commit_offsets and self._may_commit()):
             return
+        if offsets is self._all_committed and not self._left:
+            return
         wanted = {**offsets, **dict.fromkeys(self._left, 0)}
         changed = {queue: at for queue, at in wanted.items() if self.committed.get(queue) != at}
-        if changed:
-            self.committed.update(await self._cluster.commit(changed))
+        accepted = await self._cluster.commit(changed) if changed else {}
+        self.committed.update(accepted)
+        self._all_committed = offsets if len(accepted) == len(changed) else None
 
     async def latest(
         self,
@@ -151,17 +166,20 @@ class MicroBatchPlanner:
         seen = await self._look(start, is_first=not self._has_begun)
         self._has_begun = True
         end = await self._end(seen, is_limited=is_limited)
-        if end == start and self._frozen is None:
+        if (end is start or end == start) and self._frozen is None:
             if await self._wait(seen):
                 seen = await self._look(start)
             end = await self._end(seen, is_limited=is_limited)
-        if end != start:
+        if end is not start and end != start:
             self._last_batch_ms = self._clock.monotonic_ms()
         self._left -= seen.anew
         return await self._marked(start, end)
 
     async def _marked(self, start: Offsets, end: Offsets) -> Offsets:
         """Note the last message before each offset that has changed."""
+        if end is start:
+            self._marked_at = end
+            return end
         changed = {queue: at for queue, at in end.items() if start.get(queue) != at}
         found = await self._cluster.marks(changed) if changed else {}
         marks = {queue: self.marks.get(queue) for queue in end.keys() - changed.keys()} | found
@@ -190,10 +208,17 @@ class MicroBatchPlanner:
     # --- state of queues --------------------------------------------------------------------------
 
     async def _look(self, start: Offsets, *, is_first: bool = False) -> _QueueSnapshot:
-        queues = frozenset(await self._cluster.known_queues(start))
+        known = await self._cluster.known_queues(start)
+        last = self._last_look
+        if last is not None and last.start is start and last.known is known:
+            unreadable = await self._cluster.unreadable(last.read, ())
+            if not unreadable and await self._limits(last.read) is last.limits:
+                return last.seen
+        self._last_look = None
+        queues = frozenset(known)
         new = await self._new_queues(start, queues)
         read = [queue for queue in start if self._options.chosen.has(queue)]
-        limits = await self._limits(read, start)
+        limits = found = await self._limits(read)
         doubtful = {
             queue
             for queue in read
@@ -202,15 +227,18 @@ class MicroBatchPlanner:
         unreadable = await self._cluster.unreadable(read, doubtful)
         if is_first:
             self._require_frozen(read, unreadable)
-        closed = await self._closed(start, limits, unreadable)
+        closed = await self._closed(limits, unreadable)
         self._require_nothing_lost(start, closed, unreadable)
         deleted = (queue for queue, why in unreadable.items() if why is Unreadable.DELETED)
         gone = await self._forget(deleted)
-        kept = {queue: at for queue, at in start.items() if queue not in gone}
-        limits = {queue: ends for queue, ends in limits.items() if queue not in unreadable}
+        kept = {queue: at for queue, at in start.items() if queue not in gone} if gone else start
+        if unreadable:
+            limits = {queue: ends for queue, ends in limits.items() if queue not in unreadable}
         again = {queue: limits[queue].low for queue in self._left & kept.keys() & limits.keys()}
         recreated, unchecked = await self._recreated(kept, limits)
-        reached = {**self._past_losses(kept, {**limits, **closed}, recreated), **again}
+        reached = self._past_losses(kept, {**limits, **closed}, recreated)
+        if again:
+            reached = {**reached, **again}
         highs = {queue: ends.high for queue, ends in limits.items() if queue not in unchecked}
         self.latest_known = {**kept, **highs, **new}
         # A re-created queue moves back in this batch and is read in the next: a range that ends
@@ -221,18 +249,20 @@ class MicroBatchPlanner:
             if reached[queue] >= kept[queue]
         }
         anew = self._left & (new.keys() | again.keys())
-        return _QueueSnapshot(reached, new, target, closed=frozenset(unreadable), anew=anew)
+        seen = _QueueSnapshot(reached, new, target, closed=frozenset(unreadable), anew=anew)
+        if not (unreadable or new or unchecked or anew or doubtful or self._frozen):
+            self._last_look = _Look(start, known, read, found, seen)
+        return seen
 
     async def _closed(
         self,
-        start: Offsets,
         limits: Mapping[MessageQueue, Limits],
         unreadable: Mapping[MessageQueue, Unreadable],
     ) -> Mapping[MessageQueue, Limits]:
         """Return the known ends of closed queues."""
         closed = [queue for queue, why in unreadable.items() if why is Unreadable.CLOSED]
         asked = [queue for queue in closed if queue not in limits]
-        ends = {**limits, **(await self._cluster.known_limits(asked, start) if asked else {})}
+        ends = {**limits, **(await self._cluster.known_limits(asked) if asked else {})}
         return {queue: ends[queue] for queue in closed if queue in ends}
 
     def _require_nothing_lost(
@@ -259,15 +289,13 @@ class MicroBatchPlanner:
             _log.warning("%s; reading the others", "; ".join(untold))
         self._reported = frozenset(lost)
 
-    async def _limits(
-        self, queues: Iterable[MessageQueue], at: Offsets
-    ) -> Mapping[MessageQueue, Limits]:
+    async def _limits(self, queues: Iterable[MessageQueue]) -> Mapping[MessageQueue, Limits]:
         """Return the ends of queues whose brokers are available; the next look asks again.
 
         With `freeze` there is no next look, so all brokers are waited for.
         """
         if self._frozen is None:
-            return await self._cluster.known_limits(queues, at)
+            return await self._cluster.known_limits(queues)
         return await self._cluster.limits(queue for queue in queues if queue in self._frozen)
 
     def _as_frozen(self, queue: MessageQueue, high: int) -> int:
@@ -296,7 +324,7 @@ class MicroBatchPlanner:
         The group may have read a queue that was unavailable when the stream started. Offsets of a
         shared group belong to others, and those of a deleted queue say nothing of a re-created one.
         """
-        limits = await self._limits((queue for queue in queues if queue not in start), {})
+        limits = await self._limits(queue for queue in queues if queue not in start)
         if not limits:
             return {}
         options = self._options
@@ -343,10 +371,14 @@ class MicroBatchPlanner:
     # --- end of the batch -------------------------------------------------------------------------
 
     async def _end(self, seen: _QueueSnapshot, *, is_limited: bool) -> Offsets:
-        waiting: Mapping[MessageQueue, int] = seen.waiting
+        waiting: Mapping[MessageQueue, int] = self._waiting(seen)
         if is_limited:
             waiting = {} if self._is_too_few(sum(waiting.values())) else await self._cut(seen)
-        return {**forward(seen.start, waiting), **seen.new}
+        end = forward(seen.start, waiting)
+        return {**end, **seen.new} if seen.new else end
+
+    def _waiting(self, seen: _QueueSnapshot) -> dict[MessageQueue, int]:
+        return self._backlog(seen.start, seen.target)
 
     def _is_too_few(self, rows: int) -> bool:
         """Whether to wait for more messages; never for a frozen stream."""
@@ -359,7 +391,7 @@ class MicroBatchPlanner:
         return self._options.trigger.delay_max_ms - waited_ms
 
     async def _cut(self, seen: _QueueSnapshot) -> Mapping[MessageQueue, int]:
-        trigger, rows = self._options.trigger, seen.waiting
+        trigger, rows = self._options.trigger, self._waiting(seen)
         if trigger.bytes_max is not None:
             rows = await self._cut_by_bytes(seen, rows, trigger.bytes_max)
         return rows if trigger.rows_max is None else shares(rows, trigger.rows_max)
@@ -377,11 +409,13 @@ class MicroBatchPlanner:
     async def _wait(self, seen: _QueueSnapshot) -> bool:
         """Wait for messages, not longer than until new queues are to be looked up."""
         wait_ms = min(self._options.idle_wait_ms, self._options.client.route_interval_ms)
-        if seen.waiting:
+        if self._waiting(seen):
             wait_ms = min(wait_ms, max(1, self._delay_left_ms()))
-        ends = {
+        return await self._cluster.wait_for_messages(self._ends(seen), wait_ms)
+
+    def _ends_to_wait_at(self, seen: _QueueSnapshot) -> Offsets:
+        return {
             queue: max(at, seen.target.get(queue, at))
             for queue, at in seen.start.items()
             if self._options.chosen.has(queue) and queue not in seen.closed
         }
-        return await self._cluster.wait_for_messages(ends, wait_ms)

@@ -12,6 +12,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
+
 from turbopump.errors import DataLost, InvalidArgument
 from turbopump.message import MessageQueue
 
@@ -90,8 +92,7 @@ def _flat(topics: Mapping[str, Any]) -> Iterator[tuple[MessageQueue, Any]]:
                 yield MessageQueue(topic, broker, int(number)), value
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Struct, frozen=True, gc=False):
     """The ends of a queue: its oldest message, and where its next one will be."""
 
     low: int
@@ -136,8 +137,10 @@ def losses(
 ) -> list[Loss]:
     """Return what is gone of queues that were read to ``start``."""
     found = []
-    for queue in sorted(start.keys() & limits.keys()):
-        at, ends = start[queue], limits[queue]
+    for queue, ends in limits.items():
+        at = start.get(queue)
+        if at is None:
+            continue
         if queue in recreated:
             found.append(Loss(queue, at, ends.low, is_recreated=True))
         elif not ends.is_certain:
@@ -146,7 +149,7 @@ def losses(
             found.append(Loss(queue, at, ends.high))
         elif at < ends.low:
             found.append(Loss(queue, at, ends.low))
-    return found
+    return sorted(found, key=lambda loss: loss.queue)
 
 
 def inside_for_group(
@@ -214,11 +217,8 @@ def backlog(start: Offsets, target: Offsets) -> dict[MessageQueue, int]:
 
     A queue that has not been read from has none: where it begins is decided first.
     """
-    return {
-        queue: target[queue] - at
-        for queue, at in sorted(start.items())
-        if target.get(queue, at) > at
-    }
+    waiting = [queue for queue, end in target.items() if end > start.get(queue, end)]
+    return {queue: target[queue] - start[queue] for queue in sorted(waiting)}
 
 
 def shares(backlogs: Mapping[MessageQueue, int], rows_max: int) -> dict[MessageQueue, int]:
@@ -249,6 +249,6 @@ def shares(backlogs: Mapping[MessageQueue, int], rows_max: int) -> dict[MessageQ
     return given
 
 
-def forward(start: Offsets, steps: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
-    """Return the offsets after so many messages of each queue."""
-    return {queue: at + steps.get(queue, 0) for queue, at in start.items()}
+def forward(start: Offsets, steps: Mapping[MessageQueue, int]) -> Offsets:
+    """Return the offsets after so many messages of each queue; the same object if none moves."""
+    return start if not steps else {queue: at + steps.get(queue, 0) for queue, at in start.items()}

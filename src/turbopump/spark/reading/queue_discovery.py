@@ -13,6 +13,7 @@ from turbopump.client.route_cache import NameServers
 from turbopump.client.session import Session
 from turbopump.errors import NetworkError, NoRoute
 from turbopump.message import MessageQueue
+from turbopump.spark.reading.last_result import LastResult
 from turbopump.spark.reading.offsets import Offsets
 from turbopump.spark.reading.options import SourceOptions
 from turbopump.spark.reading.queue_selection import (
@@ -34,6 +35,10 @@ _log = logging.getLogger(__name__)
 _REPLY_TOPIC_SUFFIX = "_REPLY_TOPIC"
 
 
+def _sorted(*found: Collection[MessageQueue]) -> tuple[MessageQueue, ...]:
+    return tuple(sorted(queue for each in found for queue in each))
+
+
 class QueueDiscovery:
     """Finds the queues to read; remembers topics that matched a pattern, and those not found."""
 
@@ -47,6 +52,7 @@ class QueueDiscovery:
         self._servers = NameServers(session.config.nameserver_addresses, session.random)
         self._routeless: frozenset[str] = frozenset()
         self._topics_found: tuple[int, tuple[str, ...]] | None = None
+        self._sort = LastResult(_sorted)
 
     async def queues(self) -> tuple[MessageQueue, ...]:
         """Return the queues to read, sorted; raises NoRoute for an unknown topic."""
@@ -65,7 +71,7 @@ class QueueDiscovery:
 
         async def routed(topic: str) -> Collection[MessageQueue]:
             try:
-                return await self._queues_of([topic])
+                return await self._queues_of_topic(topic)
             except NoRoute as error:
                 routeless[topic] = error
                 return ()
@@ -75,7 +81,7 @@ class QueueDiscovery:
             text = "; ".join(map(str, routeless.values()))
             _log.warning("cannot look up new queues: %s", text)
         self._routeless = frozenset(routeless)
-        named = sorted(queue for each in found.values() for queue in each)
+        named = self._sort(*found.values())
         queues = await self._checks.without_deleted(named)
         chosen = self._options.chosen
         return assigned_among(chosen, queues, at) if isinstance(chosen, Assigned) else queues
@@ -92,17 +98,13 @@ class QueueDiscovery:
                 assert_never(self._options.chosen)
 
     async def _queues_of(self, topics: Iterable[str]) -> tuple[MessageQueue, ...]:
-        found = await gather_by_key(
-            topics,
-            lambda topic: with_retries(
-                lambda: self._queues_in(topic),
-                self._options.pulling.retries,
-                topic,
-                # A misspelt topic fails immediately.
-                fatal=NoRoute,
-            ),
-        )
-        return tuple(sorted(queue for queues in found.values() for queue in queues))
+        found = await gather_by_key(topics, self._queues_of_topic)
+        return _sorted(*found.values())
+
+    async def _queues_of_topic(self, topic: str) -> Collection[MessageQueue]:
+        retries = self._options.pulling.retries
+        # A misspelt topic fails immediately.
+        return await with_retries(lambda: self._queues_in(topic), retries, topic, fatal=NoRoute)
 
     async def _queues_in(self, topic: str) -> Collection[MessageQueue]:
         try:

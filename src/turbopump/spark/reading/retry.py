@@ -17,6 +17,8 @@ _log = logging.getLogger(__name__)
 FIRST_BACKOFF_S = 0.1
 BACKOFF_MAX_S = 5.0
 _LONGEST_FROM = 6
+IN_FLIGHT_MAX = 256
+"""Calls at the same time: of thousands, those that wait for the others would time out."""
 
 
 def backoff_s(attempt: int) -> float:
@@ -56,8 +58,8 @@ async def _ignore_failure(call: Callable[[], Awaitable[object]]) -> None:
 
 
 async def gather_by_key(keys: Iterable[K], ask: Callable[[K], Awaitable[T]]) -> dict[K, T]:
-    """Call ``ask`` for all keys concurrently; raises the first error."""
-    wanted = list(keys)
+    """Call ``ask`` for all keys, many at a time; raises the first error."""
+    wanted, ask = list(keys), _limited(ask)
     tasks = [asyncio.ensure_future(ask(key)) for key in wanted]
     try:
         return dict(zip(wanted, await asyncio.gather(*tasks), strict=True))
@@ -69,9 +71,9 @@ async def gather_by_key(keys: Iterable[K], ask: Callable[[K], Awaitable[T]]) -> 
 async def gather_available(
     keys: Iterable[K], ask: Callable[[K], Awaitable[T]]
 ) -> tuple[Mapping[K, T], Mapping[K, TurbopumpError]]:
-    """Call ``ask`` for all keys concurrently; return results and, separately, retriable errors."""
+    """Call ``ask`` for all keys, many at a time; return results and retriable errors apart."""
     wanted = list(keys)
-    answers = await asyncio.gather(*map(ask, wanted), return_exceptions=True)
+    answers = await asyncio.gather(*map(_limited(ask), wanted), return_exceptions=True)
     found: dict[K, T] = {}
     failed: dict[K, TurbopumpError] = {}
     for key, answer in zip(wanted, answers, strict=True):
@@ -82,3 +84,13 @@ async def gather_available(
         else:
             found[key] = answer
     return found, failed
+
+
+def _limited(ask: Callable[[K], Awaitable[T]]) -> Callable[[K], Awaitable[T]]:
+    room = asyncio.Semaphore(IN_FLIGHT_MAX)
+
+    async def asked(key: K) -> T:
+        async with room:
+            return await ask(key)
+
+    return asked

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import Enum
 
 from turbopump.client import calls
@@ -89,6 +89,11 @@ def unreadable_reason(queue: MessageQueue, error: RemoteError) -> Unreadable | N
     return Unreadable.CLOSED if is_closed else None
 
 
+def first_of(queues: Sequence[MessageQueue]) -> str:
+    """Return the words for queues of which thousands may have the same problem."""
+    return str(queues[0]) + (f" and {len(queues) - 1} more queues" if len(queues) > 1 else "")
+
+
 class QueueChecks:
     """Checks suspicious queues with their brokers, and remembers the results."""
 
@@ -104,13 +109,15 @@ class QueueChecks:
         """Queues whose broker refused a long poll."""
         return frozenset(self._refused)
 
-    def refuse(self, queue: MessageQueue, error: RemoteError) -> None:
-        """Record that a broker refused a long poll; the same error is logged once."""
-        if self._refused.get(queue) == str(error):
+    def refuse(self, queues: Iterable[MessageQueue], why: str) -> None:
+        """Record that a broker refused long polls; the same reason is logged once."""
+        new = [queue for queue in queues if self._refused.get(queue) != why]
+        if not new:
             return
-        _log.warning("%s: the broker refuses long polls: %s", queue, error)
-        self._refused[queue] = str(error)
-        self._found.pop(queue, None)
+        _log.warning("%s: the broker refuses long polls: %s", first_of(new), why)
+        for queue in new:
+            self._refused[queue] = why
+            self._found.pop(queue, None)
 
     async def without_deleted(self, queues: Iterable[MessageQueue]) -> tuple[MessageQueue, ...]:
         """Return the queues except deleted ones, which old routes still contain.
@@ -118,6 +125,8 @@ class QueueChecks:
         They may be re-created, and are checked once per route interval.
         """
         named = tuple(queues)
+        if not any(why is Unreadable.DELETED for _, why in self._found.values()):
+            return named
         deleted = [queue for queue in named if self._last(queue) is Unreadable.DELETED]
         await gather_by_key((queue for queue in deleted if not self._is_fresh(queue)), self._look)
         return tuple(queue for queue in named if self._last(queue) is not Unreadable.DELETED)

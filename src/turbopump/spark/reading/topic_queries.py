@@ -1,0 +1,262 @@
+"""Queries for many queues of a topic on a broker, in one request where the broker knows how.
+
+Apache brokers refuse these requests, and are then asked in their own ways: for the statistics of
+the topic, or for queue after queue.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from typing import TypeVar
+
+from msgspec import Struct
+
+from turbopump.client import bulk_calls, calls
+from turbopump.client.queue_reader import QueueReader
+from turbopump.client.replicas import Replica
+from turbopump.client.session import Session
+from turbopump.errors import RemoteError
+from turbopump.message import MessageQueue
+from turbopump.spark.reading.offsets import Limits, Mark, Offsets
+from turbopump.spark.reading.retry import gather_by_key
+from turbopump.wire.bodies import QueueEnds, TopicStats
+from turbopump.wire.codes import RequestCode, ResponseCode
+from turbopump.wire.command import request, whole_body
+from turbopump.wire.headers import QueueEndsAnswer, QueueEndsOf, TopicName
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+QUEUES_PER_REQUEST = 2000
+"""A broker serves nothing else while it answers."""
+_WAIT_MARGIN_MS = 10_000
+_NO_MARK = (-1, -1)
+
+Place = tuple[str, str]
+"""A topic, by the application's name, and a broker."""
+
+
+def by_place(queues: Iterable[MessageQueue]) -> dict[Place, list[MessageQueue]]:
+    """Group queues by what is asked about together."""
+    places: dict[Place, list[MessageQueue]] = {}
+    for queue in queues:
+        places.setdefault((queue.topic, queue.broker), []).append(queue)
+    return places
+
+
+class _Ends(Struct, frozen=True):
+    """What a broker said about all queues of a topic."""
+
+    address: str
+    lows: list[int]
+    """By queue id; queues that are not there are to be asked about one by one."""
+    highs: list[int]
+    position: int | None = None
+    """Behind the topic's last message in the log; None if the broker cannot wait for more."""
+    read_queues: int = 0
+
+
+class _Known(Struct, frozen=True):
+    """The last answer for some queues."""
+
+    ends: _Ends
+    queues: Sequence[MessageQueue]
+    limits: Mapping[MessageQueue, Limits]
+
+
+class TopicQueries:
+    """Asks about queues; all queues of one call are of one topic on one broker.
+
+    None is returned for what only a broker of Turbopump can answer.
+    """
+
+    def __init__(self, session: Session, reader: QueueReader, group: str) -> None:
+        self._session = session
+        self._reader = reader
+        self._group = group
+        self._timeout_ms = session.config.request_timeout_ms
+        self._without_bulk: set[str] = set()
+        """Addresses of brokers that know no such requests."""
+        self._known: dict[Place, _Known] = {}
+
+    # --- ends -------------------------------------------------------------------------------------
+
+    async def limits(self, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, Limits]:
+        """Return the ends of queues."""
+        place, replica = await self._place(queues[0])
+        ends = await self._ends(replica.address, self._reader.wire_topic(place[0]), queues)
+        known = self._known.get(place)
+        if known is not None and known.ends == ends and known.queues == queues:
+            return known.limits
+        limits = await self._limits(replica, ends, queues)
+        # What was asked about one by one is asked again.
+        is_complete = all(queue.queue_id < len(ends.lows) for queue in queues)
+        self._known[place] = _Known(ends, queues if is_complete else (), limits)
+        return limits
+
+    async def _limits(
+        self, replica: Replica, ends: _Ends, queues: Sequence[MessageQueue]
+    ) -> Mapping[MessageQueue, Limits]:
+        lows, highs, is_master = ends.lows, ends.highs, replica.is_master
+        count = len(lows)
+        limits = {
+            queue: Limits(lows[queue.queue_id], highs[queue.queue_id], is_master)
+            for queue in queues
+            if queue.queue_id < count
+        }
+        missing = (queue for queue in queues if queue.queue_id >= count)
+        return limits | await gather_by_key(missing, lambda queue: self._queue(replica, queue))
+
+    async def _queue(self, replica: Replica, queue: MessageQueue) -> Limits:
+        asked = replica.address, self._reader.wire_queue(queue), self._timeout_ms
+        high = await calls.max_offset(self._session, *asked)
+        return Limits(await calls.min_offset(self._session, *asked), high, replica.is_master)
+
+    async def _ends(self, address: str, topic: str, queues: Sequence[MessageQueue]) -> _Ends:
+        try:
+            found = await self._bulk(
+                address,
+                lambda: bulk_calls.queue_ends(
+                    self._session, address, QueueEndsOf(topic=topic), self._timeout_ms
+                ),
+            )
+            if found is None:
+                return await self._statistics(address, topic)
+        except RemoteError as error:
+            if error.code != ResponseCode.TOPIC_NOT_EXIST:
+                raise
+            # So do brokers say that are asked about one queue.
+            zeros = [0] * (1 + max(queue.queue_id for queue in queues))
+            return _Ends(address, zeros, zeros)
+        return _ends(address, *found)
+
+    async def _statistics(self, address: str, topic: str) -> _Ends:
+        """Ask as Apache's tools do; of queues that are only read, there are no statistics."""
+        command = request(RequestCode.GET_TOPIC_STATS_INFO, TopicName(topic=topic))
+        answer = await self._session.request(address, command, self._timeout_ms)
+        if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            return _Ends(address, [], [])
+        table = TopicStats.decode(whole_body(calls.require_success(answer))).offset_table
+        by_id = {queue.queue_id: stats for queue, stats in table.items()}
+        found = [by_id[number] for number in range(len(by_id)) if number in by_id]
+        if len(found) < len(by_id):
+            return _Ends(address, [], [])
+        lows, highs = [each.min_offset for each in found], [each.max_offset for each in found]
+        return _Ends(address, lows, highs)
+
+    # --- waiting ----------------------------------------------------------------------------------
+
+    def can_wait(self, place: Place) -> bool:
+        """Whether a broker can wait for messages behind what it said last."""
+        known = self._known.get(place)
+        return known is not None and known.ends.position is not None
+
+    async def wait(self, place: Place, wait_ms: int) -> None:
+        """Wait for a message behind what the broker said last."""
+        known = self._known[place].ends
+        header = QueueEndsOf(
+            topic=self._reader.wire_topic(place[0]),
+            consumer_group=self._group,
+            since=-1 if known.position is None else known.position,
+            wait_ms=wait_ms,
+        )
+        found = await bulk_calls.queue_ends(
+            self._session, known.address, header, wait_ms + _WAIT_MARGIN_MS
+        )
+        ends = _ends(known.address, *found)
+        if ends != known:
+            # The limits are made by the next look.
+            self._known[place] = _Known(ends, (), {})
+
+    def news(self, place: Place, at: Offsets) -> tuple[bool, list[MessageQueue]]:
+        """Return whether the broker has messages behind some offsets, and queues now closed."""
+        ends = self._known[place].ends
+        highs, count, read_queues = ends.highs, len(ends.highs), ends.read_queues
+        has_news = any(
+            queue.queue_id < count and highs[queue.queue_id] > offset
+            for queue, offset in at.items()
+        )
+        return has_news, [queue for queue in at if queue.queue_id >= read_queues]
+
+    # --- messages and groups ----------------------------------------------------------------------
+
+    async def marks(self, offsets: Offsets) -> dict[MessageQueue, Mark | None] | None:
+        """Return the marks of the messages at some offsets, None where there are none."""
+        found: dict[MessageQueue, Mark | None] = {}
+        for place, address, part in await self._parts(offsets):
+            by_id = {queue.queue_id: at for queue, at in part.items()}
+            topic = self._reader.wire_topic(place[0])
+            asked = self._session, address, topic, by_id, self._timeout_ms
+            marks = await self._bulk(address, partial(bulk_calls.message_marks, *asked))
+            if marks is None:
+                return None
+            found |= {
+                queue: None if mark == _NO_MARK else mark
+                for queue, mark in zip(part, marks, strict=True)
+            }
+        return found
+
+    async def commit(self, offsets: Offsets) -> list[MessageQueue] | None:
+        """Commit the group's offsets; return the queues of which they were refused."""
+        refused: list[MessageQueue] = []
+        for place, address, part in await self._parts(offsets, to_commit=True):
+            by_id = {queue.queue_id: at for queue, at in part.items()}
+            topic = self._reader.wire_topic(place[0])
+            asked = self._session, address, self._group, topic, by_id, self._timeout_ms
+            answer = await self._bulk(address, partial(bulk_calls.commit_offsets, *asked))
+            if answer is None:
+                return None
+            refused += (MessageQueue(*place, number) for number in answer)
+        return refused
+
+    async def committed(
+        self, queues: Sequence[MessageQueue]
+    ) -> dict[MessageQueue, int | None] | None:
+        """Return the group's committed offsets, None where there are none."""
+        place, replica = await self._place(queues[0])
+        asked = self._session, replica.address, self._group, self._reader.wire_topic(place[0])
+        found = await self._bulk(
+            replica.address, lambda: bulk_calls.committed_offsets(*asked, self._timeout_ms)
+        )
+        return None if found is None else {queue: found.get(queue.queue_id) for queue in queues}
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    async def _place(self, queue: MessageQueue) -> tuple[Place, Replica]:
+        replica = await self._session.replica_of(self._reader.wire_queue(queue))
+        return (queue.topic, queue.broker), replica
+
+    async def _parts(
+        self, offsets: Offsets, *, to_commit: bool = False
+    ) -> Iterator[tuple[Place, str, Offsets]]:
+        """Divide what is asked about; a broker answers the parts one after another."""
+        first = next(iter(offsets))
+        place, on_wire = (first.topic, first.broker), self._reader.wire_queue(first)
+        find = self._session.replica_to_commit if to_commit else self._session.replica_of
+        address = (await find(on_wire)).address
+        left = iter(offsets.items())
+        parts = iter(lambda: dict(islice(left, QUEUES_PER_REQUEST)), {})
+        return ((place, address, part) for part in parts)
+
+    async def _bulk(self, address: str, call: Callable[[], Awaitable[T]]) -> T | None:
+        """Call, unless the broker knows no such requests."""
+        if address in self._without_bulk:
+            return None
+        try:
+            return await call()
+        except RemoteError as error:
+            if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                raise
+            _log.info("%s: no bulk requests: %s", address, error)
+            self._without_bulk.add(address)
+            return None
+
+
+def _ends(address: str, header: QueueEndsAnswer, body: QueueEnds) -> _Ends:
+    return _Ends(
+        address, body.min_offsets, body.max_offsets, header.position, header.read_queue_nums
+    )
