@@ -77,7 +77,7 @@ def test_results_are_a_table_for_people(shell: Shell) -> None:
     assert title.split()[:3] == ["MESSAGES", "SECONDS", "MESSAGES/S"]
     assert row.split()[0] == "10"
     assert summary == (
-        "produce bench: 1 client process(es), mode asyncio, concurrency 2, batch 1, size_bytes 128."
+        "produce bench: 1 client process, mode asyncio, concurrency 2, batch 1, size_bytes 128."
     )
 
 

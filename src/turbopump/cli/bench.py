@@ -234,7 +234,8 @@ def _measure(
 
 def _described(name: str, topic: str, processes: int, used: dict[str, Any]) -> str:
     settings = [f"{key} {value}" for key, value in used.items() if value not in (None, False)]
-    return f"{name} {topic}: {processes} client process(es), {', '.join(settings)}."
+    clients = "1 client process" if processes == 1 else f"{processes} client processes"
+    return f"{name} {topic}: {clients}, {', '.join(settings)}."
 
 
 def _require(name: str, value: int, least: int, most: int | None = None) -> None:
