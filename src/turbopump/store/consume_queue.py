@@ -103,8 +103,12 @@ class ConsumeQueue:
     ) -> bool:
         """Add a message's unit; return False if it is present, as after a replay of the log."""
         end = physical_offset + size
-        if end <= self.physical_end or offset < self.max_offset:
+        if end <= self.physical_end:
             return False
+        if offset < self.max_offset:
+            if not self._is_made_again(offset, physical_offset):
+                return False
+            self.destroy()
         if offset > self.max_offset and self._is_without_units():
             self._begin_at(offset)
         # A gap anywhere else is closed: the unit's place is the next one, as in the original.
@@ -115,6 +119,17 @@ class ConsumeQueue:
             # A slave's messages come with their offsets; once a master, it goes on from there.
             self.next_offset = after
         return True
+
+    def _is_made_again(self, offset: QueueOffset, physical_offset: PhysicalOffset) -> bool:
+        """Whether a message has the offset of an earlier one: its topic was deleted in between.
+
+        Only slaves see this: a master drops the queues of a topic that it deletes.
+        """
+        if not 0 <= self.physical_end <= physical_offset:
+            return False
+        unit = self.unit(offset)
+        is_expired = offset < self.min_offset
+        return is_expired or (unit is not None and not _is_filler(unit[1]))
 
     def add_units(self, units: bytes, end: PhysicalOffset) -> None:
         """Enter messages that follow the last one, and end at a position of the log."""

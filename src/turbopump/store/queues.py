@@ -129,12 +129,15 @@ class Queues:
         del self._queues[queue.key]
         del self._by_stored_topic[queue.topic.encode(), queue.queue_id]
 
-    def remove_topic(self, topic: str, log_min: PhysicalOffset, log_end: PhysicalOffset) -> None:
-        """Delete a topic's queues; its messages in the log up to now do not count any more."""
-        queues = [queue for queue in self if queue.topic == topic]
+    def remove_topic(self, topic: str, end: PhysicalOffset, log_min: PhysicalOffset) -> None:
+        """Delete a topic's queues; its messages in the log up to a position do not count any more.
+
+        Queues with messages behind the position have only such, and stay.
+        """
+        queues = [queue for queue in self if queue.topic == topic and queue.physical_end <= end]
         if queues:
             # First: killed in between, the next start finishes this and brings nothing back.
-            self.removed.add(topic.encode(), log_min, log_end)
+            self.removed.add(topic.encode(), log_min, end)
         for queue in queues:
             self.remove(queue)
 

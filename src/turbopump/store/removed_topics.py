@@ -38,9 +38,10 @@ class RemovedTopics:
         """Whether the message at a position was removed with its topic."""
         return position < self._ends.get(topic, 0)
 
-    def add(self, topic: bytes, log_min: PhysicalOffset, log_end: PhysicalOffset) -> None:
-        """Remember that all messages of a topic so far are gone; on disk when this returns."""
-        self._replace({**self._within(log_min, log_end), topic: log_end})
+    def add(self, topic: bytes, log_min: PhysicalOffset, end: PhysicalOffset) -> None:
+        """Remember that a topic's messages up to a position are gone; on disk when it returns."""
+        kept = {other: known for other, known in self._ends.items() if known > log_min}
+        self._replace({**kept, topic: end})
 
     def fit(self, log_min: PhysicalOffset, log_end: PhysicalOffset) -> None:
         """Follow a log that was cut: what comes to lie behind its end is new, whatever its topic.

@@ -306,23 +306,21 @@ class Store:
         """Drop all messages from a position on, which begins one; with None, all there are.
 
         Returns the directory where the bytes of the log are kept. Queues and index follow. Waits
-        for the disk, and reads as much of the log again as after a crash.
+        for the disk, and reads as much of the log again as after a crash. If it fails, as on a
+        full disk, it can be called again.
         """
         self.flush()
         listener, watched = self._dispatcher.listener, self._dispatcher.watched
         self._open = False
         self._flusher.stop()
         try:
-            kept = self._cut_log(end)
-        except BaseException:
-            self._release()
-            raise
-        self._close_files()
-        self._make_files()
-        self._make_workers()
-        self._recover()
-        self._dispatcher.tell(listener, watched)
-        return kept
+            return self._cut_log(end)
+        finally:
+            self._close_files()
+            self._make_files()
+            self._make_workers()
+            self._recover()
+            self._dispatcher.tell(listener, watched)
 
     def _cut_log(self, end: PhysicalOffset | None) -> Path:
         """Set aside the log from a position on; killed half-way, the next start goes on."""
@@ -441,10 +439,14 @@ class Store:
         return end if oldest is None else min(end, oldest[1].physical_offset)
 
     @translate_disk_errors
-    def remove_topic(self, topic: str) -> None:
-        """Delete a topic's queues; its messages expire with the log. Offsets restart at 0."""
+    def remove_topic(self, topic: str, end: PhysicalOffset | None = None) -> None:
+        """Delete a topic's queues; its messages expire with the log. Offsets restart at 0.
+
+        With a position, as on a slave: messages behind it are of a topic that was made again.
+        """
         self.dispatch()
-        self._queues.remove_topic(topic, self._log.min_offset, self._log.written)
+        written = self._log.written
+        self._queues.remove_topic(topic, written if end is None else end, self._log.min_offset)
 
     # Reading
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -100,3 +101,17 @@ def test_a_cut_that_is_interrupted_is_repeated(is_whole: bool, power_fails: bool
         assert bodies(slave.store) == slave.all[:kept]
         assert len(slave.store.messages_by_key("Topic", "k", 64, 0, 1 << 60)) == kept
         slave.store.close()
+
+
+def test_a_cut_that_fails_leaves_the_store_open() -> None:
+    slave = Slave()
+    slave.disk.fail_writes(errno.ENOSPC)
+    with pytest.raises(StoreError):
+        slave.store.cut(slave.common)
+    slave.disk.heal()
+    assert bodies(slave.store) == slave.all
+    slave.clock.advance(1000)
+    slave.store.cut(slave.common)
+    slave.store.append([record(b"next", KEYS="k")]).durable.result()
+    assert bodies(slave.store) == [*slave.all[:COMMON], b"next"]
+    slave.store.close()

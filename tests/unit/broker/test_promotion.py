@@ -369,6 +369,22 @@ async def test_a_master_registers_with_the_epoch_that_it_started_with(tmp_path: 
 
 
 @virtual_time()
+async def test_a_slave_with_a_fixed_master_says_that_the_master_has_moved(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with promotable_brokers(tmp_path) as replicas:
+        await until_known(replicas)
+        config, address = replicas.config_of(2), replicas.broker(0).replication.ha_address
+        fixed = replace(config.replication, master_address=address)
+        await replicas.start(2, replace(config, replication=fixed))
+        details(await replicas.promote(1))
+        await until_roles(replicas, b1=MASTER)
+        moved = f"the master has moved to {replicas.host_of(1)}:10912"
+        await wait_until(lambda: moved in caplog.text, 120)
+        assert f"but this slave follows haMasterAddress={address}" in caplog.text
+
+
+@virtual_time()
 async def test_a_role_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
     async with promotable_brokers(tmp_path) as replicas:
         await until_known(replicas)

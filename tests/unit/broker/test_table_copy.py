@@ -214,7 +214,9 @@ def versioned(version: str, log_end: int, body: bytes) -> Callable[[Command], Co
 
 def one_table(adopted: list[bytes], **changes: bool) -> CopiedTable:
     code = RequestCode.GET_ALL_CONSUMER_OFFSET
-    return CopiedTable(what="offsets", code=code, adopt=adopted.append, **changes)
+    return CopiedTable(
+        what="offsets", code=code, adopt=lambda copy: adopted.append(copy.body), **changes
+    )
 
 
 @virtual_time()

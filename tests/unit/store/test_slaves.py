@@ -199,3 +199,48 @@ def test_an_unfinished_message_or_filler_is_dropped(tmp_path: Path) -> None:
             assert slave.written_end == expected.get(position, position // size * size)
         copied(master, slave)
         assert bodies(slave) == bodies(master)
+
+
+def copy_all(master: Store, slave: Store) -> None:
+    while (piece := master.raw(slave.written_end, 1 << 20)) is not None:
+        slave.append_raw(slave.written_end, piece)
+
+
+@pytest.mark.parametrize("is_told_of_it", [True, False])
+def test_a_topic_made_again_before_the_slave_heard_of_its_deletion(
+    tmp_path: Path, *, is_told_of_it: bool
+) -> None:
+    config = small_config()
+    with Store.open(tmp_path / "a", config) as master:
+        with Store.open(tmp_path / "b", config) as slave:
+            stored(master, b"old 0", b"old 1", b"old 2")
+            stored(master, b"other", topic="Other")
+            master.remove_topic("Topic")
+            end = master.written_end
+            stored(master, b"new 0", b"new 1")
+            copy_all(master, slave)
+            if is_told_of_it:
+                # The table of topics from then comes late.
+                slave.remove_topic("Topic", end)
+            assert bodies(slave) == bodies(master) == [b"new 0", b"new 1"]
+            stored(master, b"new 2", b"new 3")
+            copy_all(master, slave)
+            assert bodies(slave) == bodies(master)
+            assert bodies(slave, topic="Other") == [b"other"]
+        with Store.open(tmp_path / "b", config) as slave:
+            assert bodies(slave) == bodies(master)
+            assert slave.append([record(b"mine")]).queue_offset == 4
+
+
+def test_a_deletion_hides_no_message_that_comes_after_it(tmp_path: Path) -> None:
+    config = small_config()
+    with Store.open(tmp_path / "a", config) as master, Store.open(tmp_path / "b", config) as slave:
+        stored(master, b"old 0")
+        copy_all(master, slave)
+        stored(master, b"old 1")
+        master.remove_topic("Topic")
+        # The slave lags: what it has not copied yet is deleted too.
+        slave.remove_topic("Topic", master.written_end)
+        stored(master, b"new 0")
+        copy_all(master, slave)
+        assert bodies(slave) == bodies(master) == [b"new 0"]

@@ -95,7 +95,15 @@ class Follower:
 
     def master_is_at(self, ha_address: str) -> None:
         """Take notice of where name servers say the master is."""
-        before, self._reported = self.address, ha_address
+        before, known, self._reported = self.address, self._reported, ha_address
+        fixed = self.config.master_address
+        if fixed and known and ha_address != known:
+            _log.warning(
+                "the master has moved to %s, but this slave follows haMasterAddress=%s: change or"
+                " remove that setting if another broker was promoted",
+                ha_address,
+                fixed,
+            )
         if self.address != before:
             self._address_changed.set()
             if self._connection is not None:

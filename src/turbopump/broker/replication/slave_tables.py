@@ -8,8 +8,9 @@ from typing import Protocol
 from turbopump.broker.consumer_filters import ConsumerFilterTable
 from turbopump.broker.delay_recovery import SavedDelays
 from turbopump.broker.delays import Delays
-from turbopump.broker.replication.table_copy import CopiedTable
+from turbopump.broker.replication.table_copy import CopiedTable, Copy
 from turbopump.broker.state import State
+from turbopump.message import PhysicalOffset
 from turbopump.wire.bodies import ConsumerOffsets, GroupConfigTable, TopicConfigTable
 from turbopump.wire.codes import RequestCode
 
@@ -19,17 +20,19 @@ _log = logging.getLogger(__name__)
 class QueueStore(Protocol):
     """What is asked of the store."""
 
-    def remove_topic(self, topic: str) -> None: ...
+    def remove_topic(self, topic: str, end: PhysicalOffset | None = None) -> None: ...
 
 
 def copied_tables(state: State, delays: Delays, store: QueueStore) -> tuple[CopiedTable, ...]:
     """Return the tables of a slave, to be copied from its master."""
     topics, groups, offsets = state.topics, state.groups, state.offsets
 
-    def adopt_topics(body: bytes) -> None:
-        for name in topics.adopt_copy(TopicConfigTable.decode(body)):
+    def adopt_topics(copy: Copy) -> None:
+        # A master of Apache's does not say where its log ended then.
+        end = PhysicalOffset(copy.log_end) if copy.version else None
+        for name in topics.adopt_copy(TopicConfigTable.decode(copy.body)):
             _log.info("topic %s was deleted on the master: its queues are deleted here too", name)
-            store.remove_topic(name)
+            store.remove_topic(name, end)
 
     return (
         CopiedTable(
@@ -41,25 +44,27 @@ def copied_tables(state: State, delays: Delays, store: QueueStore) -> tuple[Copi
         CopiedTable(
             what="groups",
             code=RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
-            adopt=lambda body: groups.adopt_copy(GroupConfigTable.decode(body)),
+            adopt=lambda copy: groups.adopt_copy(GroupConfigTable.decode(copy.body)),
             is_watched=True,
         ),
         CopiedTable(
             what="offsets",
             code=RequestCode.GET_ALL_CONSUMER_OFFSET,
-            adopt=lambda body: offsets.adopt_copy(ConsumerOffsets.decode(body)),
+            adopt=lambda copy: offsets.adopt_copy(ConsumerOffsets.decode(copy.body)),
             follows_log=True,
         ),
         CopiedTable(
             what="delay progress",
             code=RequestCode.GET_ALL_DELAY_OFFSET,
-            adopt=lambda body: delays.adopt_copy(SavedDelays.decode(body)),
+            adopt=lambda copy: delays.adopt_copy(SavedDelays.decode(copy.body)),
             follows_log=True,
         ),
         CopiedTable(
             what="consumer filters",
             code=RequestCode.GET_ALL_CONSUMER_FILTERS,
-            adopt=lambda body: state.consumer_filters.merge_copy(ConsumerFilterTable.decode(body)),
+            adopt=lambda copy: state.consumer_filters.merge_copy(
+                ConsumerFilterTable.decode(copy.body)
+            ),
             is_optional=True,
         ),
     )

@@ -37,23 +37,6 @@ Ask = Callable[[str, Command, int], Awaitable[Command]]
 """Sends a request to an address and waits for the answer; as `ConnectionPool.request` does."""
 
 
-class CopiedTable(Struct, frozen=True, kw_only=True):
-    """One table of a slave."""
-
-    what: str
-    code: int
-    adopt: Callable[[bytes], None]
-    """Takes over the master's table; raises WireError if it cannot be read."""
-    is_watched: bool = False
-    """Whether the master is asked to hold the request until the table changes."""
-    follows_log: bool = False
-    """Whether it tells of messages: it counts only when the slave's log holds them too. A level of
-    delays whose copies have not arrived yet would otherwise never be delivered after a promotion,
-    and offsets would lie beyond the ends of their queues."""
-    is_optional: bool = False
-    """Whether a master may not know the request, as Apache's does not know ours."""
-
-
 class Copy(Struct, frozen=True):
     """What a master answered."""
 
@@ -64,6 +47,23 @@ class Copy(Struct, frozen=True):
     log_end: int = 0
     epoch: int = 0
     """Of the master; 0 if it was never promoted."""
+
+
+class CopiedTable(Struct, frozen=True, kw_only=True):
+    """One table of a slave."""
+
+    what: str
+    code: int
+    adopt: Callable[[Copy], None]
+    """Takes over the master's table; raises WireError if it cannot be read."""
+    is_watched: bool = False
+    """Whether the master is asked to hold the request until the table changes."""
+    follows_log: bool = False
+    """Whether it tells of messages: it counts only when the slave's log holds them too. A level of
+    delays whose copies have not arrived yet would otherwise never be delivered after a promotion,
+    and offsets would lie beyond the ends of their queues."""
+    is_optional: bool = False
+    """Whether a master may not know the request, as Apache's does not know ours."""
 
 
 async def fetch(ask: Ask, master: str, table: CopiedTable, known_version: str) -> Copy:
@@ -155,7 +155,7 @@ class TableCopies:
         if is_new and table.follows_log:
             is_new = await self._log_reaches(copy.log_end)
         if is_new and master == self.master:
-            table.adopt(copy.body)
+            table.adopt(copy)
             self.versions[table.what] = version
         return table.is_watched and bool(copy.version)
 
