@@ -75,24 +75,32 @@ class Server:
 
 
 @contextmanager
+def started(*arguments: str) -> Iterator[Server]:
+    """Run a command that prints where its broker listens, in a process of its own."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "turbopump", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdout is not None
+    ready = process.stdout.readline()
+    try:
+        addresses = dict(word.split("=") for word in ready.split()[1:])
+        yield Server(process, addresses["broker"], addresses.get("nameserver", ""))
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+@contextmanager
 def server(*options: str) -> Iterator[Server]:
-    with tempfile.TemporaryDirectory() as directory:
-        command = [sys.executable, "-m", "turbopump", "standalone", "--dir", directory]
-        ports = ["--nameserver-port", "0", "--broker-port", "0"]
-        process = subprocess.Popen(
-            [*command, *ports, *options],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        assert process.stdout is not None
-        ready = process.stdout.readline()
-        try:
-            addresses = dict(word.split("=") for word in ready.split()[1:])
-            yield Server(process, addresses["broker"], addresses["nameserver"])
-        finally:
-            process.terminate()
-            process.wait(10)
+    ports = ("--nameserver-port", "0", "--broker-port", "0")
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        started("standalone", "--dir", directory, *ports, *options) as made,
+    ):
+        yield made
 
 
 @asynccontextmanager

@@ -13,8 +13,6 @@ import asyncio
 import os
 import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -23,7 +21,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from bare_frames import Flood, send_request
-from broker import TIMEOUT_MS, Server, connected
+from broker import TIMEOUT_MS, Server, connected, started
 from measure import print_table
 from turbopump.net.loop import run
 from turbopump.net.sockets import SocketNetwork
@@ -56,19 +54,8 @@ def broker(directory: Path, **settings: object) -> Iterator[Server]:
     file = directory.with_suffix(".conf")
     lines = {"brokerName": "bench", "listenPort": 0, "storePathRootDir": directory, **settings}
     file.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "turbopump", "broker", "--config", str(file)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert process.stdout is not None
-    ready = process.stdout.readline()
-    try:
-        yield Server(process, ready.rpartition("broker=")[2].strip())
-    finally:
-        process.terminate()
-        process.wait(20)
+    with started("broker", "--config", str(file)) as made:
+        yield made
 
 
 @contextmanager
