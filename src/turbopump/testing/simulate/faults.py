@@ -184,9 +184,6 @@ class Faults:
         name = fault.target
         if name in self._restarting or name not in self._world.brokers:
             return False
-        if name in self._world.roles.masters.values():
-            # Promoted since the fault was planned.
-            return False
         await self._restart(name, Down.KILLED, fault.duration_s, is_new=True)
         return True
 

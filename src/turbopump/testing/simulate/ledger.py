@@ -127,7 +127,6 @@ class Ledger:
         """Keys of messages of which a copy was not on a slave that was promoted."""
         self._stale_us: list[tuple[int, int]] = []
         """When a replaced master has written messages of its own: from its last sign before."""
-        self._new_disks_us: defaultdict[str, list[int]] = defaultdict(list)
 
     def handlers(self) -> Mapping[type[Event], Handler]:
         return {
@@ -189,8 +188,6 @@ class Ledger:
             return False
         acknowledged = self.acknowledged.get(key)
         since_us = 0 if acknowledged is None else acknowledged.at_us
-        if any(at_us >= since_us for at_us in self._new_disks_us[machine]):
-            return False
         return self.plan.is_sync or not self.may_be_lost(machine, since_us)
 
     def was_left_behind(self, key: str) -> bool:
@@ -351,7 +348,6 @@ class Ledger:
         self._unsettled_us[""] = event.at_us
         if event.kind == FaultKind.NEW_DISK.value:
             self.copies.pop(event.target, None)
-            self._new_disks_us[event.target].append(event.at_us)
         if event.kind in _DISK_FAULTS:
             self._disk_faults[event.target].append([event.at_us, 1 << 62])
 

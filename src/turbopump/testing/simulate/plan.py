@@ -192,8 +192,10 @@ def _with_replicas(plan: Plan) -> Plan:
     found = planned_replicas(plan.seed, plan.brokers, plan.load_s, is_calm=not plan.faults)
     faults = (*plan.faults, *found.faults)
     if found.promotes:
-        # Consumers find what two masters have in common by times, and clocks have to agree.
-        faults = tuple(fault for fault in faults if fault.kind is not FaultKind.CLOCK_JUMP)
+        # Consumers find what two masters have in common by times, and clocks have to agree. And no
+        # operator promotes a slave that has just got a new disk: it has neither log nor topics.
+        left_out = (FaultKind.CLOCK_JUMP, FaultKind.NEW_DISK)
+        faults = tuple(fault for fault in faults if fault.kind not in left_out)
     return replace(
         plan,
         replicas=found,

@@ -538,14 +538,11 @@ def test_what_a_slave_never_had_is_left_behind() -> None:
     }
 
 
-def test_power_and_new_disks_excuse_promoted_slaves() -> None:
+def test_a_loss_of_power_excuses_promoted_slaves() -> None:
     events = [up(0), holds(0), copied("m0"), *sent("m0")]
     lost = [*events, slave_down(1, Down.POWER_LOST), holds(2), promoted(3)]
     assert violations(lost, plan(is_sync=False, replicas=SYNC_MASTER)) == set()
     assert "copies stay" in violations(lost, plan(is_sync=True, replicas=SYNC_MASTER))
-    new = FaultBegan(s(1), FaultKind.NEW_DISK.value, "a-1")
-    lost = [*events, slave_down(1, Down.KILLED), new, holds(2), promoted(3)]
-    assert violations(lost, plan(replicas=SYNC_MASTER)) == set()
 
 
 def test_after_a_promotion_the_other_machine_counts() -> None:
