@@ -150,6 +150,28 @@ async def test_a_slave_that_checks_offsets_corrects_them(tmp_path: Path) -> None
 
 
 @virtual_time()
+async def test_a_slave_serves_no_reader_of_messages_that_it_has_cut_off(tmp_path: Path) -> None:
+    async with replicas(tmp_path) as cluster, plain_clients(cluster) as (master, slave):
+        await send(master, 3)
+        await cluster.copy()
+        common = cluster.slave.store.written_end
+        await send(master, 2)
+        cluster.copy_log()
+        held = asyncio.create_task(slave.pull(5, hold_ms=10_000))
+        await asyncio.sleep(1)
+        cluster.slave.store.cut(common)
+        # Others in their places, for all that it knows.
+        await send(master, 2)
+        cluster.copy_log()
+        for answer, offset in ((await held, 5), (await slave.pull(4), 4)):
+            assert answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY
+            assert pulled(answer).next_begin_offset == offset
+            assert pulled(answer).suggest_which_broker_id == 0
+        for offset in (3, 6):
+            assert views(await slave.pull(offset))[0].queue_offset == offset
+
+
+@virtual_time()
 async def test_a_slave_answers_as_apache_rocketmq_did(tmp_path: Path) -> None:
     """The recorded messages lie at the recorded positions, other messages between them."""
     asked, answer = (frame(f"slave_pull.{kind}") for kind in ("request", "response"))

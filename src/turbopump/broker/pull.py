@@ -272,7 +272,18 @@ class Pulls:
             wanted,
             self._limits(pull),
         )
+        if self._store.cut_ranges and self._was_cut(pull):
+            # It may have read messages of this slave that the master never had, or has lost: the
+            # master tells.
+            limits = outcome.min_offset, outcome.max_offset
+            outcome = outcomes.OffsetTooLarge(
+                next_offset=QueueOffset(pull.offset), min_offset=limits[0], max_offset=limits[1]
+            )
         return self._rules.reported(outcome, pull.offset)
+
+    def _was_cut(self, pull: Pull) -> bool:
+        was_cut = self._store.was_cut(pull.topic, pull.queue_id, pull.offset)
+        return was_cut and not self._rules.corrects_offsets
 
     def _limits(self, pull: Pull) -> ReadLimits | None:
         return self._bulk if pull.is_bulk else None

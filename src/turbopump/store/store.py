@@ -21,7 +21,7 @@ from turbopump.message import PhysicalOffset, QueueOffset
 from turbopump.store.append import Appender, Group
 from turbopump.store.commit_log import CommitLog, scan
 from turbopump.store.config import FlushMode, ReadLimits, StoreConfig
-from turbopump.store.consume_queue import ConsumeQueue
+from turbopump.store.consume_queue import ConsumeQueue, QueueKey
 from turbopump.store.damage import DamageLog
 from turbopump.store.deferred_steps import DeferredSteps
 from turbopump.store.directory import StoreDirectory
@@ -72,6 +72,8 @@ class Store:
         self._synchronous = config.flush.mode is FlushMode.SYNC
         self._done = done()
         self._ticked_ms = 0
+        self.cut_ranges: dict[QueueKey, tuple[int, int]] = {}
+        """Queues that were cut while the store was open: their shortest and their longest end."""
         self._open = False
 
     def _make_files(self) -> None:
@@ -311,6 +313,7 @@ class Store:
         """
         self.flush()
         listener, watched = self._dispatcher.listener, self._dispatcher.watched
+        ends = {queue.key: queue.max_offset for queue in self._queues}
         self._open = False
         self._flusher.stop()
         try:
@@ -321,6 +324,14 @@ class Store:
             self._make_workers()
             self._recover()
             self._dispatcher.tell(listener, watched)
+            for key, before in ends.items():
+                low, high = self.cut_ranges.get(key, (before, before))
+                self.cut_ranges[key] = min(low, self.queue_range(*key)[1]), max(high, before)
+
+    def was_cut(self, topic: str, queue_id: int, offset: int) -> bool:
+        """Whether a reader that has come to an offset may have read messages that were cut off."""
+        shortest, longest = self.cut_ranges.get((topic, queue_id), (0, 0))
+        return shortest < offset <= longest
 
     def _cut_log(self, end: PhysicalOffset | None) -> Path:
         """Set aside the log from a position on; killed half-way, the next start goes on."""
