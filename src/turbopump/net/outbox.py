@@ -8,6 +8,7 @@ first frame of a turn is written alone and immediately, then the next 8 together
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Sequence
 
 from turbopump.net.limits import ConnectionLimits
@@ -15,6 +16,11 @@ from turbopump.wire.command import Buffer
 
 _JOINED_BYTES_MAX = 4 * 1024
 """Larger pieces are not joined: copying them costs more than a longer list."""
+
+# asyncio's own transports do not pause their protocol in `writelines` of 3.12.1 and 3.13.0: a peer
+# that does not read would fill the memory.
+_ALWAYS_JOINED = ("asyncio.selector_events",) if sys.hexversion >= 0x030C0000 else ()
+"""Modules of transports whose `write` has to be used."""
 
 _BURST_GROWTH = 8
 _BURST_FRAMES_MAX = 256
@@ -45,6 +51,8 @@ class Outbox:
         self._corked_frames = 0
         self._burst = 1
         self._flush_is_due = False
+        is_joined = type(transport).__module__ in _ALWAYS_JOINED
+        self._joined_bytes_max = sys.maxsize if is_joined else _JOINED_BYTES_MAX
 
     @property
     def unwritten_bytes(self) -> int:
@@ -102,7 +110,7 @@ class Outbox:
         if self._transport.is_closing() or (self._has_hung_up is not None and self._has_hung_up()):
             return
         self._on_write(length)
-        if length <= _JOINED_BYTES_MAX:
+        if length <= self._joined_bytes_max:
             self._transport.write(b"".join(parts))
         else:
             self._transport.writelines(coalesced(parts))
