@@ -12,6 +12,7 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -219,22 +220,67 @@ def test_archive_elsewhere_keeps_its_settings_and_is_read(
         read_archive(spark, "nowhere://lake/archive")
 
 
+def killed(*arguments: object) -> None:
+    """Run a program that archives until it kills itself."""
+    program = ROOT / "tests" / "spark" / "archive_to_kill.py"
+    paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+    ended = subprocess.run(
+        [sys.executable, str(program), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=480,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        check=False,
+    )
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+
+
+def test_delta_table_has_each_message_once_whenever_it_is_killed(
+    spark: SparkSession, broker: Standalone, producer: Producer, topic: str, tmp_path: Path
+) -> None:
+    # By name: mypy checks this where the package is not installed, too.
+    DeltaTable = import_module("deltalake").DeltaTable  # noqa: N806 - a class
+
+    def rows() -> Counter[int]:
+        table = DeltaTable(path).to_pyarrow_table(columns=["body"])
+        return Counter(map(int, table.column("body").to_pylist()))
+
+    path = tmp_path / "table"
+    source = {"nameserver": broker.nameserver, "topic": topic}
+    send(producer, topic, range(40))
+    killed(path, broker.nameserver, topic, "files")
+    assert (sum(rows().values()), max(rows().values())) == (15, 1)
+    # Repeats the second batch, and is killed after it has committed the third one.
+    killed(path, broker.nameserver, topic, "commit")
+    assert rows() == Counter(range(40))
+    report = archive(spark, path, source, format="delta")
+    assert (report.rows, report.files) == (0, 0), "the table has the batch that was not noted"
+    send(producer, topic, range(40, 43))
+    report = archive(spark, path, source, format="delta")
+    assert (report.rows, rows()) == (3, Counter(range(43)))
+    found = DeltaTable(path).to_pyarrow_table()
+    dates = [each.date() for each in found.column("storeTimestamp").to_pylist()]
+    assert found.column("date").to_pylist() == dates
+    assert set(found.column("topic").to_pylist()) == {topic}
+    with pytest.raises(InvalidArgument, match="has the format delta, got parquet"):
+        archive(spark, path, source)
+    with pytest.raises(InvalidArgument, match="is a Delta table: use deltalake"):
+        read_archive(spark, path)
+    with pytest.raises(InvalidArgument, match="is a Delta table: use deltalake"):
+        compact(spark, path)
+    with pytest.raises(InvalidArgument, match="format must be one of parquet, delta, got 'orc'"):
+        archive(spark, path, source, format="orc")
+    with pytest.raises(InvalidArgument, match=r"must be a directory of this machine, got 's3a:"):
+        archive(spark, "s3a://lake/table", source, format="delta")
+
+
 def test_killed_between_writing_and_noting(
     spark: SparkSession, broker: Standalone, producer: Producer, topic: str, tmp_path: Path
 ) -> None:
     """The process is gone at once, with its Java; another one goes on from what it left."""
     path = tmp_path / "archive"
     send(producer, topic, range(40))
-    program = ROOT / "tests" / "spark" / "archive_to_kill.py"
-    killed = subprocess.run(
-        [sys.executable, str(program), str(path), broker.nameserver, topic],
-        capture_output=True,
-        text=True,
-        timeout=480,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-        check=False,
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    killed(path, broker.nameserver, topic)
     written = numbers(spark.read.parquet(str(path)))
     assert (sum(written.values()), max(written.values())) == (30, 1)
 

@@ -118,6 +118,9 @@ def archive(
     compact: Annotated[
         bool, typer.Option("--compact", help="Merge small files afterwards.")
     ] = False,
+    format: Annotated[  # noqa: A002 - the name of the option
+        str, typer.Option(metavar="FORMAT", help="parquet, or delta for a Delta table.")
+    ] = "parquet",
     option: SourceOption = None,
     master: MasterOption = _MASTER,
     conf: ConfOption = None,
@@ -136,6 +139,7 @@ def archive(
         }
         _require_above_0("--every", every, most=threading.TIMEOUT_MAX)
         _require_above_0("--batch", batch)
+        _require_format(format, compact=compact)
         _require_topics(nameserver, topics)
         with spark_run("archive", master, conf) as run:
             from turbopump.spark import pipelines
@@ -147,6 +151,7 @@ def archive(
                 partition_by=_names(partition_by),
                 checkpoint=checkpoint,
                 every_s=every,
+                format=format,
                 watch=run.watch,
                 stop=run.stop,
             )
@@ -407,6 +412,16 @@ def _require_group(nameserver: str, group: str) -> None:
 def _require_nameserver(nameserver: str) -> None:
     with administration(nameserver) as admin:
         admin.clusters.list()
+
+
+def _require_format(format: str, *, compact: bool) -> None:  # noqa: A002 - the name of the option
+    if format not in ("parquet", "delta"):
+        raise InvalidArgument(f"--format must be parquet or delta, got {format!r}")
+    if format == "delta" and compact:
+        raise InvalidArgument(
+            "--compact is for Parquet archives; compact a Delta table with deltalake's "
+            "DeltaTable(...).optimize.compact()"
+        )
 
 
 def _require_archive(path: str) -> None:

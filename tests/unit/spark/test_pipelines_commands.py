@@ -59,6 +59,11 @@ def test_nobody_answers(arguments: list[str]) -> None:
         (["archive", "orders", "--to", "x", "--every", "0"], "--every must be .*got 0.0"),
         (["archive", "orders", "--to", "x", "--every", "1e300"], "--every must be .*got 1e.300"),
         (["archive", "orders", "--to", "x", "--batch", "0"], "--batch must be .*got 0"),
+        (["archive", "orders", "--to", "x", "--format", "orc"], "--format must be .*got 'orc'"),
+        (
+            ["archive", "orders", "--to", "x", "--format", "delta", "--compact"],
+            "--compact is for Parquet archives",
+        ),
         (["compact", ".", "--target-mib", "0"], "--target-mib must be .*got 0.0"),
         (["compact", ".", "--target-mib", "nan"], "--target-mib must be .*got nan"),
         (["compact", ".", "--target-mib", "inf"], "--target-mib must be .*got inf"),
@@ -147,7 +152,7 @@ def test_options_of_an_archive_reach_it(called: Called) -> None:
         "maxOffsetsPerTrigger": "50",
         "tags": "paid",
     }
-    assert (named["checkpoint"], named["every_s"]) == ("c", 60.0)
+    assert (named["checkpoint"], named["every_s"], named["format"]) == ("c", 60.0, "parquet")
     assert named["partition_by"] == ("topic", "hour")
     assert second[:2] == ("compact", ("x",))
 

@@ -26,6 +26,7 @@ from turbopump.spark.pipelines.archive_layout import (
 from turbopump.spark.pipelines.archive_settings import (
     ArchiveSettings,
     noted_settings,
+    require_parquet,
 )
 from turbopump.spark.pipelines.local_files import folders_stay, full_path, local_directory
 from turbopump.spark.pipelines.preconditions import require_driver
@@ -74,6 +75,7 @@ def read_archive(spark: SparkSession, path: str | os.PathLike[str]) -> DataFrame
 def _read(spark: SparkSession, archive: str, paths: Sequence[str]) -> DataFrame:
     reader = spark.read.option("basePath", archive)
     settings = noted_settings(spark, archive)
+    require_parquet(archive, settings)
     if settings is not None and settings.columns:
         return reader.schema(_noted(settings)).parquet(*paths)
     try:

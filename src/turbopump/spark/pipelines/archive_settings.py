@@ -14,6 +14,8 @@ from turbopump.errors import InvalidArgument, SparkError
 from turbopump.spark.pipelines.archive_layout import SETTINGS_FILE
 from turbopump.spark.pipelines.local_files import local_directory, write_in_one_step
 
+PARQUET, DELTA = FORMATS = ("parquet", "delta")
+
 _FILE_LIST = "_spark_metadata"
 
 
@@ -23,6 +25,7 @@ class ArchiveSettings(msgspec.Struct, frozen=True):
     partition_by: tuple[str, ...]
     columns: tuple[str, ...] = ()
     """Of the source; empty if they were not noted."""
+    format: str = PARQUET
 
 
 def require_no_file_list(spark: SparkSession, path: str) -> None:
@@ -55,6 +58,15 @@ def keep_settings(spark: SparkSession, path: str, wanted: ArchiveSettings) -> No
         _compare(path, noted, wanted)
 
 
+def require_parquet(path: str, noted: ArchiveSettings | None) -> None:
+    """Raise InvalidArgument for an archive whose files are not to be listed."""
+    if noted is not None and noted.format == DELTA:
+        raise InvalidArgument(
+            f"archive {path!r} is a Delta table: use deltalake, or Spark with Delta Lake, to read "
+            "or compact it"
+        )
+
+
 def noted_settings(spark: SparkSession, path: str) -> ArchiveSettings | None:
     """Return what an archive was begun with, None if that was not noted."""
     content = _content(spark, path)
@@ -69,6 +81,11 @@ def noted_settings(spark: SparkSession, path: str) -> ArchiveSettings | None:
 
 
 def _compare(path: str, noted: ArchiveSettings, wanted: ArchiveSettings) -> None:
+    if noted.format != wanted.format:
+        raise InvalidArgument(
+            f"archive {path!r} has the format {noted.format}, got {wanted.format}: use the same, "
+            "or another directory"
+        )
     if noted.partition_by != wanted.partition_by:
         raise InvalidArgument(
             f"archive {path!r} is partitioned by {','.join(noted.partition_by)}, got partition_by "

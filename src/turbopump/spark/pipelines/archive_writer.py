@@ -22,9 +22,13 @@ from pyspark.sql.column import Column
 from pyspark.sql.streaming.query import StreamingQuery
 
 from turbopump.errors import InvalidArgument, SparkError
+from turbopump.spark.pipelines.archive_delta import DeltaArchive, require_delta
 from turbopump.spark.pipelines.archive_layout import BATCH, CHECKPOINT, batch_value
 from turbopump.spark.pipelines.archive_reader import Size, batch_folders
 from turbopump.spark.pipelines.archive_settings import (
+    DELTA,
+    FORMATS,
+    PARQUET,
     ArchiveSettings,
     keep_settings,
     require_no_file_list,
@@ -96,19 +100,26 @@ def archive(
     partition_by: Sequence[str] = PARTITION_BY,
     checkpoint: str | os.PathLike[str] | None = None,
     every_s: float | None = None,
+    format: str = PARQUET,  # noqa: A002 - the name that Spark and the command have for it
     watch: Watch = unwatched,
     stop: threading.Event | None = None,
 ) -> ArchiveReport:
     """Append what topics have to Parquet files below ``path``, each message exactly once.
+
+    With ``format="delta"`` they are a Delta table, which needs the extra ``delta``.
 
     ``source`` are the options of the source. Without ``every_s`` it ends when all that was there
     at the start is archived; with it, a batch is written every so many seconds until ``stop`` is
     set. The next run goes on where the checkpoint says, ``_checkpoint`` below ``path`` by default.
     """
     require_driver(spark, "archive")
+    if format not in FORMATS:
+        raise InvalidArgument(f"format must be one of {', '.join(FORMATS)}, got {format!r}")
     if every_s is not None:
         require_interval(every_s)
     text = full_path(path)
+    if format == DELTA:
+        require_delta(text)
     require_no_file_list(spark, text)
     noted = full_path(f"{text.rstrip('/')}/{CHECKPOINT}" if checkpoint is None else checkpoint)
     started_s = time.monotonic()
@@ -118,8 +129,9 @@ def archive(
         left_out = (DECODE_ERROR,) if leaves_out_bad else ()
         columns = tuple(name for name in frame.columns if name not in left_out)
         partitions = _checked(partition_by, columns)
-        keep_settings(spark, text, ArchiveSettings(partitions, columns))
-        writer = _Writer(text, partitions, leaves_out_bad)
+        keep_settings(spark, text, ArchiveSettings(partitions, columns, format))
+        delta = DeltaArchive(text, columns, partitions) if format == DELTA else None
+        writer = _Writer(text, partitions, leaves_out_bad, delta)
         stream = (
             frame.writeStream.foreachBatch(writer.write)
             .queryName(_query_name(source, text))
@@ -151,6 +163,7 @@ class _Writer:
     partition_by: tuple[str, ...]
     leaves_out_bad: bool = False
     """Whether records that could not be decoded are only counted."""
+    delta: DeltaArchive | None = None
     bad: int = 0
     batches: list[str] = field(default_factory=list)
     rows: int = 0
@@ -166,23 +179,28 @@ class _Writer:
             raise SparkError(f"Spark does not set {_QUERY_ID}: PySpark 4.2 or newer is required")
         self.is_writing = True
         try:
-            self._write(frame, batch_value(query_id, batch_id))
+            self._write(frame, query_id, batch_id)
         finally:
             self.is_writing = False
 
-    def _write(self, frame: DataFrame, batch: str) -> None:
-        seen = Observation()
+    def _write(self, frame: DataFrame, query_id: str, batch_id: int) -> None:
+        if self.delta is not None and self.delta.has(query_id, batch_id):
+            return
+        seen, batch = Observation(), batch_value(query_id, batch_id)
         rows = frame.observe(seen, *_counts(frame.columns))
         if self.leaves_out_bad:
             rows = rows.where(F.col(DECODE_ERROR).isNull()).drop(DECODE_ERROR)
-        (
-            rows.withColumns(_derived(self.partition_by))
-            .withColumn(BATCH, F.lit(batch))
-            .write.mode("overwrite")
-            .option("partitionOverwriteMode", "dynamic")
-            .partitionBy(*self.partition_by, BATCH)
-            .parquet(self.path)
-        )
+        rows = rows.withColumns(_derived(self.partition_by))
+        if self.delta is not None:
+            self.delta.add(rows, query_id, batch_id)
+        else:
+            (
+                rows.withColumn(BATCH, F.lit(batch))
+                .write.mode("overwrite")
+                .option("partitionOverwriteMode", "dynamic")
+                .partitionBy(*self.partition_by, BATCH)
+                .parquet(self.path)
+            )
         self._note(batch, seen.get)
 
     def _note(self, batch: str, seen: Mapping[str, int | None]) -> None:
@@ -261,7 +279,7 @@ def _step(query: StreamingQuery, writer: _Writer) -> Step:
 
 
 def _report(path: str, checkpoint: str, writer: _Writer, seconds: float) -> ArchiveReport:
-    size = _written(path, writer.batches)
+    size = _written(path, writer.batches) if writer.delta is None else writer.delta.size
     return ArchiveReport(
         path=path,
         checkpoint=checkpoint,

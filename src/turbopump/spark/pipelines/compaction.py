@@ -37,7 +37,11 @@ from turbopump.spark.pipelines.archive_reader import (
     pending_merges,
     size_of,
 )
-from turbopump.spark.pipelines.archive_settings import require_no_file_list
+from turbopump.spark.pipelines.archive_settings import (
+    noted_settings,
+    require_no_file_list,
+    require_parquet,
+)
 from turbopump.spark.pipelines.local_files import (
     full_path,
     local_directory,
@@ -119,6 +123,7 @@ def compact(
         )
     require_count("target_bytes", target_bytes)
     require_no_file_list(spark, full_path(path))
+    require_parquet(full_path(path), noted_settings(spark, full_path(path)))
     started_s = time.monotonic()
     with _alone(directory):
         finished = finish_pending(directory)
