@@ -265,7 +265,7 @@ def divergence_not_noticed(
     return max(0, min(len(data), self._end - position))
 
 
-@bug(Follower, "_drop_tail", "copies stay", near=53)
+@bug(Follower, "_drop_tail", "copies stay", near=316)
 def whole_log_dropped(right: Function, self: Follower, position: PhysicalOffset, how: str) -> None:
     """A slave whose last messages differ from its master's drops all of its log."""
     self._drop(None, how)
