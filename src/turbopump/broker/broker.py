@@ -93,7 +93,7 @@ class Broker:
         self._warned_of: set[str] = set()
         self._router = Router(unknown=self._unknown, body_bytes_max=BODY_BYTES_MAX)
         self._vip_router = Router(unknown=self._unknown, body_bytes_max=BODY_BYTES_MAX)
-        self._pool = ConnectionPool(network, clock=clock)
+        self._pool = ConnectionPool(network, clock=clock, random=machine.random)
         self._server = Server(
             network,
             self._router,
